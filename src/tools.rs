@@ -8,4 +8,5 @@ pub mod simulate;
 pub mod recommend;
 pub mod html_report;
 pub mod why;
+pub mod envoy_check;
 pub mod cli;

@@ -12,6 +12,7 @@ use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
+use crate::rules::rule::near_miss::{MissReason, NearMiss, PossibleEntry};
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::rules::rule::trace::{MismatchReason, NodeRef, TraceEnd, TraceStep};
 use crate::settings::decisions::DecisionSettings;
@@ -71,10 +72,46 @@ pub struct ExplainedDescriptor {
     pub steps: Vec<ExplainedEntryMatch>,
     /// Result, in a sentence.
     pub outcome: String,
+    /// The rule for which the descriptor was probably meant, in a sentence; absent if a rule matched or none is near.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub near_miss: Option<ExplainedNearMiss>,
     /// The rule that matched.
     pub rule: Option<ExplainedRule>,
     /// Limits that decide, with their counters.
     pub limits: Vec<ExplainedLimit>,
+}
+
+/// A rule that a descriptor nearly matches.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct ExplainedNearMiss {
+    /// What differs: `case`, `order`, `too_short`, `too_long`, `key`, `domain` or `value`.
+    pub reason: String,
+    /// The difference in a sentence, with what would match.
+    pub why: String,
+    /// `file:line:column` of the rule; absent for a domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// Descriptor, or domain, that would match.
+    pub suggestion: String,
+}
+
+impl ExplainedNearMiss {
+    /// The rule that a descriptor without one nearly matches.
+    fn find(rules: &RuleSet, domain: &DomainRules, descriptor: &Descriptor<'_>) -> Option<Self> {
+        let entries: Vec<PossibleEntry<'_>> = descriptor.entries.iter().map(PossibleEntry::from).collect();
+        let near = rules.find_near_miss(domain, &entries)?;
+        let why = near.describe();
+        let NearMiss { reason, location, suggestion, .. } = near;
+        let origin = location.map(|location| location.to_string());
+        Some(Self { reason: reason.name().to_owned(), why, origin, suggestion })
+    }
+
+    /// The domain for which that of a request was probably meant.
+    fn find_domain(rules: &RuleSet, domain: &str) -> Option<Self> {
+        let suggestion = rules.find_similar_domain(domain)?.to_owned();
+        let why = format!("did you mean the domain {suggestion}?");
+        Some(Self { reason: MissReason::Domain.name().to_owned(), why, origin: None, suggestion })
+    }
 }
 
 /// Match of one entry of a descriptor, or the nodes that nearly matched it.
@@ -179,7 +216,7 @@ impl Explanation {
                 };
                 let limits = deciding.chain(candidates).map(with_counter).collect();
                 match domain {
-                    None => explain_unknown_domain(descriptor),
+                    None => explain_unknown_domain(rules, request.domain, descriptor),
                     Some(domain) => explain_descriptor(rules, domain, descriptor, selection, limits),
                 }
             });
@@ -264,8 +301,9 @@ impl Decider {
     }
 }
 
-fn explain_unknown_domain(descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
+fn explain_unknown_domain(rules: &RuleSet, domain: &str, descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
     ExplainedDescriptor {
+        near_miss: ExplainedNearMiss::find_domain(rules, domain),
         descriptor: descriptor.to_string(),
         steps: Vec::new(),
         outcome: "no rule file has this domain, so everything passes".to_owned(),
@@ -316,8 +354,10 @@ fn explain_descriptor(
             )
         }
     };
+    let near_miss = selection.matches_nothing.then(|| ExplainedNearMiss::find(rules, domain, descriptor)).flatten();
     ExplainedDescriptor {
         descriptor: descriptor.to_string(),
+        near_miss,
         steps: trace
             .steps
             .iter()

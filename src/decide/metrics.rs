@@ -27,6 +27,7 @@ use crate::store::charge::DecidedBy;
 use crate::telemetry::metrics::limit_stats::{LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::top_keys::KeyRejection;
+use crate::telemetry::unmatched_descriptors::UnmatchedDescriptor;
 
 /// Records outcomes in the metrics.
 #[derive(Clone, Copy, Debug)]
@@ -91,8 +92,8 @@ impl<'d> MetricsRecorder<'d> {
     ) {
         let RequestWithSelections { request, selections } = selected;
         for (index, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
-            if selection.domain.is_none() {
-                self.metrics.limits.record_unknown_domain(request.domain);
+            if selection.domain.is_none() || selection.matches_nothing {
+                self.record_unmatched(context.store.now, selection, &selection.counter_path(request, index));
             }
             if let Some(source) = selection.plan_source {
                 record_plan_source(selection, source);
@@ -109,6 +110,18 @@ impl<'d> MetricsRecorder<'d> {
                 self.record_limit_outcome(&stats, decided, at);
             }
         }
+    }
+
+    /// Records a descriptor that nothing limits, because no rule matches it or its domain has no rules.
+    #[cold]
+    fn record_unmatched(self, now: Time, selection: &Selection<'_>, path: &CounterPath<'_>) {
+        match selection.domain {
+            Some(domain) => domain.others.add_to_counter(LimitStat::Unmatched, 1),
+            None => self.metrics.limits.record_unknown_domain(path.domain),
+        }
+        let keys = path.entries.iter().map(|entry| entry.key);
+        let descriptor = UnmatchedDescriptor { domain: path.domain, has_rules: selection.domain.is_some(), keys };
+        self.metrics.unmatched.record(descriptor, now, |text| write_entries_text(text, path, self.key_values));
     }
 
     /// Records the outcome of the limit at `at` of a descriptor.
@@ -157,6 +170,9 @@ impl<'d> MetricsRecorder<'d> {
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
         let hash = hash_distinct_key(self.metrics, &path, key);
+        if let Some(weight) = self.metrics.busiest_keys.sample_weight() {
+            self.record_busy_key(now, decided, hits.saturating_mul(weight));
+        }
         for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
             // Limits that came with a request share the statistics of their domain.
             let Some(stats) = limit.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else {
@@ -180,6 +196,20 @@ impl<'d> MetricsRecorder<'d> {
                 });
             }
         }
+    }
+
+    /// Records the key of a decision in the sample, under the first limit of the descriptor.
+    #[cold]
+    fn record_busy_key(self, now: Time, decided: DecidedDescriptor<'_, '_, '_>, hits: u64) {
+        let DecidedDescriptor { descriptor, path, selection, .. } = decided;
+        let Some(first) = selection.limits.first() else { return };
+        let Some(stats) = first.stats.or_else(|| selection.domain.map(|domain| &domain.others)) else { return };
+        let named = first.stats.is_none().then(|| self.override_stats(selection, descriptor)).flatten();
+        let limit = named.as_deref().unwrap_or(stats);
+        let busy = KeyRejection { id: stats.combine_id_with_key(selection.key), limit, hits };
+        self.metrics.busiest_keys.record_rejection(busy, now, |text| {
+            write_entries_text(text, &path, self.key_value_form(selection));
+        });
     }
 
     /// Form in which keys of a selection show their values; those of rules with `decision_log: none` are left out.

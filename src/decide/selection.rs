@@ -16,7 +16,7 @@ use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::limit::{Limit, LimitSpec};
 use crate::rules::plan_table::live::{LiveTable, PlanSource};
 use crate::rules::plan_table::row::OwnLimit;
-use crate::rules::rule::matching::Match;
+use crate::rules::rule::matching::{Match, RuleMatch};
 use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, TableChoice, hash_limit_identity};
 use crate::rules::rule::{Allowance, OverLimitBody, RulePlan};
 use crate::settings::decisions::DecisionSettings;
@@ -34,6 +34,8 @@ pub(super) struct Selection<'r> {
     pub(super) candidates: Vec<SelectedLimit<'r>>,
     /// The rule is unlimited.
     pub(super) unlimited: bool,
+    /// The domain has rules, and neither one of them nor a limit of the request applies.
+    pub(super) matches_nothing: bool,
     /// Indices of the rule's limits that are not active now; empty for most rules.
     pub(super) inactive: SmallVec<[usize; 1]>,
     /// How the plan was found; `None` if the rule has no plans.
@@ -133,9 +135,10 @@ impl<'r> Selection<'r> {
                 None => warn_ignored_override(limit_override),
             }
         }
-        match terms.rules.find_rule(domain, &descriptor.entries) {
-            None => Self { domain: Some(domain), ..Self::default() },
-            Some(found) => {
+        match terms.rules.match_path(domain, &descriptor.entries) {
+            RuleMatch::Exempt => Self { domain: Some(domain), ..Self::default() },
+            RuleMatch::None => Self { domain: Some(domain), matches_nothing: true, ..Self::default() },
+            RuleMatch::Rule(found) => {
                 let mut selection = match found.rule.choose_plan(domain, &descriptor.entries) {
                     None => Self::for_matched_rule(behaviour, domain, found),
                     Some(chosen) => Self::for_plan(behaviour, domain, found, chosen),
@@ -152,6 +155,7 @@ impl<'r> Selection<'r> {
             limits: select_deciding_limits(found.rule, behaviour.quota_mode),
             candidates: select_candidates(found.rule),
             unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
+            matches_nothing: false,
             plan_source: None,
             shared: found.shared,
             key: 0,

@@ -15,6 +15,7 @@ pub mod lints;
 mod match_pattern;
 mod any_order;
 mod hidden_rules;
+mod replaced_names;
 mod limit_spec;
 mod memcache;
 mod rule_defaults;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 use std::vec;
 
 use crate::limit::period::Unit;
+use crate::rules::acknowledged::AcknowledgedLines;
 use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
@@ -88,6 +90,7 @@ pub fn compile_documents(
 struct Compiler<'o> {
     options: &'o CompileOptions,
     found: Diagnostics,
+    acknowledged: Vec<(Arc<str>, AcknowledgedLines)>,
     domains: Vec<DomainBuilder>,
     by_name: HashMap<String, usize>,
 }
@@ -110,7 +113,13 @@ struct DocumentDescriptors {
 
 impl<'o> Compiler<'o> {
     fn new(options: &'o CompileOptions) -> Self {
-        Self { options, found: Diagnostics::default(), domains: Vec::new(), by_name: HashMap::new() }
+        Self {
+            options,
+            found: Diagnostics::default(),
+            acknowledged: Vec::new(),
+            domains: Vec::new(),
+            by_name: HashMap::new(),
+        }
     }
 
     /// Compiles the documents of `files`.
@@ -126,6 +135,9 @@ impl<'o> Compiler<'o> {
         }
         for builder in &mut self.domains {
             finish_domain(builder, self.found.has_errors(), &mut self.found);
+        }
+        for (file, lines) in &self.acknowledged {
+            self.found.acknowledge(file, lines);
         }
         self.found.sort(files);
         if self.found.has_errors() {
@@ -149,6 +161,10 @@ impl<'o> Compiler<'o> {
                 return Vec::new();
             }
         };
+        let acknowledged = AcknowledgedLines::find(&text);
+        if !acknowledged.is_empty() {
+            self.acknowledged.push((Arc::clone(file), acknowledged));
+        }
         let before = self.found.error_count();
         let mut roots = yaml::parse::parse_documents(&text, source.documents, file, &mut self.found);
         // An empty document beside others is a stray `---`; an empty document alone is the text.
@@ -261,7 +277,7 @@ fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
 
 /// Puts the rules of a domain in the order of `matching`, and reports what only the whole domain shows.
 fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diagnostics) {
-    let DomainBuilder { domain, matching, .. } = builder;
+    let DomainBuilder { domain, matching, plans, .. } = builder;
     if domain.matching.order == EntryOrder::Any {
         any_order::sort_rules(domain, found);
     }
@@ -270,6 +286,7 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
         return;
     }
     hidden_rules::warn_about_hidden_rules(domain, found);
+    replaced_names::warn_about_unknown_names(domain, plans, found);
     let steps = if domain.matching.backtrack { count_steps(&domain.descriptors, domain.matching) } else { 0 };
     if steps > MAX_BACKTRACKING_STEPS
         && let Some((_, location)) = matching

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 use crate::base::printable_text::{replace_unprintable_char, truncate_printable};
+use crate::rules::acknowledged::AcknowledgedLines;
 use crate::rules::rule::SourceLocation;
 
 /// Maximum number of errors, and of warnings, that are kept; the rest are counted.
@@ -92,20 +93,25 @@ impl Diagnostic {
     ///      |                        ^
     /// ```
     pub fn format_excerpt(&self, text: &str) -> String {
-        let index = usize::try_from(self.line).map_or(0, |line| line.saturating_sub(1));
-        let Some(line) = text.lines().nth(index) else { return String::new() };
-        let column = usize::try_from(self.column).map_or(0, |column| column.saturating_sub(1));
-        // A long line is cut before the column, so that the caret is visible.
-        let skipped = if column < MAX_EXCERPT_CHARS - 20 { 0 } else { column - 40 };
-        let shown = line
-            .chars()
-            .skip(skipped)
-            .take(MAX_EXCERPT_CHARS)
-            .map(|c| if c == '\t' { ' ' } else { replace_unprintable_char(c) });
-        let shown: String = shown.collect();
-        let caret = " ".repeat(column - skipped);
-        format!("{:>5} | {}\n      | {caret}^\n", self.line, shown.trim_end())
+        format_excerpt(text, self.line, self.column)
     }
+}
+
+/// Returns a line of `text` with a caret below the column, both from 1; empty if `text` has no such line.
+pub fn format_excerpt(text: &str, line_number: u32, column: u32) -> String {
+    let index = usize::try_from(line_number).map_or(0, |line| line.saturating_sub(1));
+    let Some(line) = text.lines().nth(index) else { return String::new() };
+    let column = usize::try_from(column).map_or(0, |column| column.saturating_sub(1));
+    // A long line is cut before the column, so that the caret is visible.
+    let skipped = if column < MAX_EXCERPT_CHARS - 20 { 0 } else { column - 40 };
+    let shown = line
+        .chars()
+        .skip(skipped)
+        .take(MAX_EXCERPT_CHARS)
+        .map(|c| if c == '\t' { ' ' } else { replace_unprintable_char(c) });
+    let shown: String = shown.collect();
+    let caret = " ".repeat(column - skipped);
+    format!("{:>5} | {}\n      | {caret}^\n", line_number, shown.trim_end())
 }
 
 /// All diagnostics of one check, in the order of their positions.
@@ -115,6 +121,7 @@ pub struct Diagnostics {
     warnings: Vec<Diagnostic>,
     more_errors: u64,
     more_warnings: u64,
+    acknowledged: u64,
 }
 
 impl Diagnostics {
@@ -161,6 +168,18 @@ impl Diagnostics {
         &self.warnings
     }
 
+    /// Number of warnings that their files acknowledge; they are not among the others.
+    pub const fn acknowledged_count(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Removes the warnings of `file` in these lines. Those beyond the bound stay counted.
+    pub(crate) fn acknowledge(&mut self, file: &str, lines: &AcknowledgedLines) {
+        let before = self.warnings.len();
+        self.warnings.retain(|warning| &*warning.file != file || !lines.contains(warning.line));
+        self.acknowledged = self.acknowledged.saturating_add((before - self.warnings.len()) as u64);
+    }
+
     /// Numbers of errors and of warnings that were not kept.
     pub fn dropped_counts(&self) -> (u64, u64) {
         (self.more_errors, self.more_warnings)
@@ -170,6 +189,7 @@ impl Diagnostics {
     pub fn append(&mut self, other: Self) {
         self.more_errors = self.more_errors.saturating_add(other.more_errors);
         self.more_warnings = self.more_warnings.saturating_add(other.more_warnings);
+        self.acknowledged = self.acknowledged.saturating_add(other.acknowledged);
         other.errors.into_iter().chain(other.warnings).for_each(|found| self.push(found));
     }
 

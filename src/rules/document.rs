@@ -5,6 +5,7 @@
 //! keys are for `compile`.
 
 pub mod value;
+mod foreign;
 pub mod fields;
 pub mod defaults;
 pub mod matching;

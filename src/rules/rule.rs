@@ -21,6 +21,7 @@ pub mod metric_names;
 pub mod rlconfig;
 pub mod set;
 pub mod trace;
+pub mod near_miss;
 pub mod decompile;
 pub(crate) mod wildcard;
 
@@ -314,6 +315,17 @@ pub enum Allowance {
     },
     /// Traffic within all of these limits, at least one; candidates are the last ones.
     Limits(Vec<RuleLimit>),
+}
+
+impl Allowance {
+    /// Names of the limits that have one.
+    pub fn limit_names(&self) -> Vec<&str> {
+        let names = match self {
+            Self::Unlimited { name, .. } => vec![&**name],
+            Self::Limits(limits) => limits.iter().map(|limit| &*limit.name).collect(),
+        };
+        names.into_iter().filter(|name| !name.is_empty()).collect()
+    }
 }
 
 /// One limit of a rule.

@@ -8,6 +8,7 @@ pub mod summary;
 pub mod authentication;
 mod redis_client;
 pub mod merge_rejected_keys;
+pub mod merge_busiest_keys;
 pub mod merge_limit_counts;
 pub mod view;
 mod summary_collector;

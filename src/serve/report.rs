@@ -9,6 +9,7 @@ pub mod live;
 pub mod problems;
 pub mod rules;
 pub mod top;
+pub mod unmatched;
 
 use serde::{Deserialize, Serialize};
 

@@ -411,7 +411,10 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
         let now = service.clock.now();
         service.decider.store.sweep(now, part, SWEEP_PARTS);
         if part == 0 {
-            service.decider.metrics.top_keys.drop_old_windows(now);
+            let metrics = &service.decider.metrics;
+            metrics.top_keys.drop_old_windows(now);
+            metrics.busiest_keys.drop_old_windows(now);
+            metrics.unmatched.drop_old_windows(now);
             warn_of_evictions(&service.decider.store.stats().memory, &mut logged_evictions, now);
         }
     }

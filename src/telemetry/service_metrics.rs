@@ -12,6 +12,7 @@ use super::metrics::limit_registry::LimitRegistry;
 use super::metrics::striped_counters::StripedCounters;
 use super::recently_created_keys::RecentlyCreatedKeys;
 use super::top_keys::TopKeys;
+use super::unmatched_descriptors::UnmatchedDescriptors;
 
 /// Secret keys of a hash function that all replicas use, so that their numbers of distinct keys can be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,9 @@ impl HashSeed {
         blake3::derive_key("tollkeeper fleet v1 seed", &bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
+
+/// Number of keys tracked as rejected for each that is tracked as busy.
+const BUSIEST_KEYS_PART: usize = 4;
 
 /// Metrics that the request path updates.
 #[derive(Debug)]
@@ -38,6 +42,10 @@ pub struct ServiceMetrics {
     pub health_checks: Histogram,
     /// Keys that are rejected most.
     pub top_keys: TopKeys,
+    /// Keys with most hits, rejected or not, from a sample of the decisions.
+    pub busiest_keys: TopKeys,
+    /// Descriptors that matched no rule.
+    pub unmatched: UnmatchedDescriptors,
     /// Keys whose counters were created last.
     pub recently_created_keys: RecentlyCreatedKeys,
     distinct_key_seed: OnceLock<HashSeed>,
@@ -64,6 +72,8 @@ impl ServiceMetrics {
             calls: Histogram::default(),
             health_checks: Histogram::default(),
             top_keys: TopKeys::new(top_keys),
+            busiest_keys: TopKeys::new(top_keys.div_ceil(BUSIEST_KEYS_PART)),
+            unmatched: UnmatchedDescriptors::new(top_keys > 0),
             recently_created_keys: RecentlyCreatedKeys::default(),
             distinct_key_seed: OnceLock::new(),
             service_error_count: AtomicU64::new(0),

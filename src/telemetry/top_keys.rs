@@ -1,9 +1,10 @@
-//! Keys that are rejected most, over the last minutes.
+//! Keys that are rejected most, over the last minutes; and by the same means those with most hits, from a sample of
+//! the decisions.
 //!
 //! Rejections are counted by one [`SpaceSaving`] sketch per minute, in shards, so that threads rarely contend. A
-//! rejection takes a short lock; admitted requests never come here. A window is one minute, by the clock of Redis once
-//! its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known as a lower and an
-//! upper bound.
+//! rejection takes a short lock; admitted requests come here only as part of a sample. A window is one minute, by the
+//! clock of Redis once its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known
+//! as a lower and an upper bound.
 
 pub mod space_saving;
 
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use self::space_saving::{KeyCount, SpaceSaving};
 use super::metrics::limit_stats::{LimitName, LimitStats};
+use super::sampling;
 use crate::base::clock::Time;
 use crate::base::sharded::{Sharded, lower_half};
 
@@ -120,6 +122,11 @@ impl TopKeys {
     /// Returns `true` if keys are tracked.
     pub const fn is_tracking(&self) -> bool {
         self.shards.is_some()
+    }
+
+    /// Number of decisions that this one stands for in a sample; `None` if it is left out, or tracking is off.
+    pub fn sample_weight(&self) -> Option<u64> {
+        self.shards.as_ref().and_then(|_| sampling::sample_weight())
     }
 
     /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new, and

@@ -62,7 +62,7 @@ enum Command {
     /// Send rate limit requests to a running server, as Envoy does
     #[command(after_long_help = call::HELP)]
     Call(call::Args),
-    /// Show the most rejected keys of a running server, or findings about its limits
+    /// Show the most rejected or busiest keys of a running server, unmatched descriptors, or findings about its limits
     #[command(after_long_help = top::HELP)]
     Top(top::Args),
     /// Reject every request with a value at once, until a time
@@ -118,7 +118,8 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {
             Ok(cli) => run_command(cli),
-            Err(error) => {
+            Err(mut error) => {
+                serve::suggest_config_flag(&mut error);
                 // `--help` and `--version` are errors for clap too; it chooses the right stream.
                 let _ = error.print();
                 if error.use_stderr() { CommandOutcome::UsageError } else { CommandOutcome::Success }

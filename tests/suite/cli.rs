@@ -13,24 +13,24 @@ use crate::kit::{port::Port, read, repository};
 
 /// Exit code and output of a command.
 #[derive(Debug)]
-struct ExitResult {
-    code: i32,
-    stdout: String,
-    stderr: String,
+pub(crate) struct ExitResult {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl ExitResult {
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
 /// A command to be run with an empty environment but for `env`.
-struct Run<'r> {
-    program: &'r Path,
-    directory: &'r Path,
-    env: &'r [(&'r str, &'r str)],
-    stdin: &'r str,
+pub(crate) struct Run<'r> {
+    pub(crate) program: &'r Path,
+    pub(crate) directory: &'r Path,
+    pub(crate) env: &'r [(&'r str, &'r str)],
+    pub(crate) stdin: &'r str,
 }
 
 impl Default for Run<'_> {
@@ -40,7 +40,7 @@ impl Default for Run<'_> {
 }
 
 impl Run<'_> {
-    fn with(&self, arguments: &[&str]) -> ExitResult {
+    pub(crate) fn with(&self, arguments: &[&str]) -> ExitResult {
         let mut command = Command::new(self.program);
         command
             .args(arguments)
@@ -445,6 +445,9 @@ fn bad_usage_names_the_flag_and_a_fix() {
         ),
         (vec!["--config", "x", "schema"], "cannot be used with"),
         (vec!["chekc"], "some similar subcommands exist"),
+        (vec!["serve", "rules.yaml"], "tip: write `--config rules.yaml`"),
+        (vec!["rules.yaml"], "tip: write `--config rules.yaml`"),
+        (vec!["serve", "tests"], "tip: write `--config tests`"),
     ];
     for (arguments, expected) in cases {
         let ended = run(&arguments);

@@ -458,6 +458,51 @@ fn suspicious_rules_get_warnings() {
 }
 
 #[test]
+fn replaced_name_that_no_limit_has_gets_a_warning() {
+    let rules = |first: &str| {
+        format!(
+            "domain: d\ndescriptors:\n  - {{key: a, rate_limit: {{{first}unit: day, requests_per_unit: 1}}}}\n  - key: b\n    \
+             rate_limit: {{name: gold, unit: day, requests_per_unit: 2, replaces: [{{name: per-address}}]}}\n"
+        )
+    };
+    good(&rules("name: per-address, "));
+    for (first, hint) in [("name: per-adress, ", "did you mean `per-adress`?"), ("", "give the limit that it replaces")]
+    {
+        let warnings = load(rules(first)).expect("a warning only").warnings.to_string();
+        assert!(
+            warnings.starts_with("x.yaml:5:5: warning: `replaces` names 'per-address', and no limit"),
+            "{warnings}"
+        );
+        assert!(warnings.contains(hint), "{warnings}");
+    }
+    // A plan has the name.
+    good(
+        "domain: d\nplans: {free: {name: own-plan, unit: day, requests_per_unit: 1}}\ntables: {t: {file: t.csv}}\ndescriptors:\n  \
+         - {key: a, plan: {from: t, default: free}}\n  \
+         - {key: b, rate_limit: {unit: day, requests_per_unit: 2, replaces: [{name: own-plan}]}}\n",
+    );
+}
+
+#[test]
+fn comment_acknowledges_the_warnings_of_its_line() {
+    let rules = |before: &str, behind: &str| {
+        format!(
+            "domain: d\ndescriptors:\n{before}  - key: a{behind}\n    value: 10.0.0.0/8\n    rate_limit: {{unit: day, requests_per_unit: 1}}\n"
+        )
+    };
+    assert_eq!(load(rules("", "")).expect("loads").warnings.warning_count(), 1);
+    for text in [rules("  # check: ok, a name of a network\n", ""), rules("", " # check: ok")] {
+        let warnings = load(&text).expect("loads").warnings;
+        assert_eq!((warnings.warning_count(), warnings.acknowledged_count()), (0, 1), "{text}\n{warnings}");
+    }
+    // An error stays, and so does the warning of another line.
+    let bad = "domain: d\ndescriptors:\n  - key: a\n    rate_limit: {unit: days, requests_per_unit: 1} # check: ok\n";
+    assert_eq!(load(bad).expect_err("an error").error_count(), 1);
+    let other = rules("", "").replace("domain: d", "domain: d # check: ok");
+    assert_eq!(load(&other).expect("loads").warnings.warning_count(), 1);
+}
+
+#[test]
 fn global_limit_that_regions_cannot_share_well_gets_a_warning() {
     let three = CompileOptions { regions: NonZeroU16::new(3), ..CompileOptions::default() };
     let table = [

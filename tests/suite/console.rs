@@ -69,6 +69,7 @@ fn every_page_is_isolated_from_other_sites() {
         "/console.js",
         "/rules",
         "/top",
+        "/unmatched",
         "/fleet",
         "/settings",
         "/store",

@@ -22,8 +22,8 @@ use self::page::{Recipe, recipes};
 use crate::kit::envoy::Envoy;
 use crate::kit::http::Request;
 use crate::kit::test_service::{TestRequest, TestService};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, inherited_env, linked_as, without_rules};
-use crate::kit::wait_for;
+use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, without_rules};
+use crate::kit::{read, repository, wait_for};
 
 /// 2026-01-01 00:00:00 UTC.
 const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
@@ -115,6 +115,22 @@ fn page_has_every_part_of_every_recipe() {
 }
 
 /// Each line of the page is the line of the output, or its beginning, in the same order.
+#[test]
+fn check_finds_nothing_wrong_with_any_recipe() {
+    let template = read(&repository(TEMPLATE));
+    for recipe in recipes() {
+        let files = tempfile::tempdir().unwrap();
+        recipe.write_files(files.path());
+        fs::write(files.path().join("envoy.conf"), recipe.bootstrap(&template)).unwrap();
+        let rules = format!("{}.yaml", recipe.domain());
+        let mut check = Command::new(PROGRAM);
+        check.args(["check", "--envoy", "envoy.conf", &rules]).current_dir(files.path());
+        let output = check.env_clear().envs(inherited_env()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("\n1 Envoy file, 0 errors, 0 warnings, 0 hints\n"), "{}:\n{text}", recipe.heading);
+    }
+}
+
 #[test]
 fn explain_prints_what_the_page_shows() {
     let mut wrong = Vec::new();

@@ -323,6 +323,8 @@ descriptors:
         let pages = [
             "/top",
             "/top?format=text",
+            "/top?format=text&show=busiest",
+            "/unmatched",
             "/fleet?minutes=10",
             "/fleet?minutes=10&format=text",
             "/counters?domain=shop&rule=shop.user",

@@ -288,7 +288,7 @@ fn request_text_cannot_control_a_terminal() {
     send(&service, "login=\u{1b}[2Jx\n\u{202e}y", 1);
     send(&service, &format!("login={}", "ä".repeat(400)), 1);
     let report = top(&service, &top::TopQuery::default());
-    let text = report.format_text();
+    let text = report.format_text(top::TopTextContent::Rejected);
     assert!(text.contains(r"login=\u{1b}[2Jx\n\u{202e}y"), "{text}");
     assert!(!text.chars().any(|c| c != '\n' && c.is_control()), "{text:?}");
     let longest = report.overall.iter().map(|key| key.key.len()).max();

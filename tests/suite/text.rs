@@ -14,7 +14,7 @@ use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
-use tollkeeper::serve::report::top::{TopQuery, TopReport};
+use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::telemetry::logs::{Format, Level};
 
 use crate::kit::grpc::{Client, rate_limit_request};
@@ -135,7 +135,7 @@ proptest! {
         let top_keys = &service.inner.decider.metrics.top_keys;
         let top = TopReport::new(top_keys, &DomainsByMetricName::default(), service.now(), &TopQuery::default());
         prop_assert_eq!(top.overall.len(), 1);
-        assert_printable("/top", &top.format_text());
+        assert_printable("/top", &top.format_text(TopTextContent::Rejected));
         let loaded = service.inner.rules.current_rules_owned().unwrap();
         let usage = RuleUsageReport::new(&loaded.rules, top_keys, service.now(), &RulesQuery::default());
         assert_printable("/rules", &usage.format_text());

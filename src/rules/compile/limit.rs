@@ -301,10 +301,28 @@ fn read_period(
 fn suggest_valid_unit(name: &str) -> String {
     let lower = name.trim().to_ascii_lowercase();
     let meant = Unit::ALL.into_iter().find(|unit| !lower.is_empty() && lower.trim_end_matches('s') == unit.name());
-    match meant {
-        Some(unit) => format!("did you mean `{}`?", unit.name()),
-        None => format!("write one of {}", Unit::ALL.map(Unit::name).join(", ")),
+    if let Some(unit) = meant {
+        return format!("did you mean `{}`?", unit.name());
     }
+    suggest_multiplier(&lower).unwrap_or_else(|| format!("write one of {}", Unit::ALL.map(Unit::name).join(", ")))
+}
+
+/// Returns the hint for a length in place of a unit, such as `30s`, `5m` or `2 hours`.
+fn suggest_multiplier(written: &str) -> Option<String> {
+    let digits = written.find(|c: char| !c.is_ascii_digit())?;
+    let count: u32 = written[..digits].parse().ok().filter(|count| *count > 0)?;
+    let unit = match written[digits..].trim() {
+        "s" | "sec" | "secs" | "second" | "seconds" => Unit::Second,
+        "m" | "min" | "mins" | "minute" | "minutes" => Unit::Minute,
+        "h" | "hour" | "hours" => Unit::Hour,
+        "d" | "day" | "days" => Unit::Day,
+        "w" | "week" | "weeks" => Unit::Week,
+        _ => return None,
+    };
+    Some(match count {
+        1 => format!("write `unit: {}`", unit.name()),
+        _ => format!("write `unit: {}, unit_multiplier: {count}`", unit.name()),
+    })
 }
 
 /// Reports a `max_overshoot` that has no effect or exceeds the limit.

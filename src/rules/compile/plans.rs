@@ -149,6 +149,11 @@ pub(super) struct RateLimitParts {
 }
 
 impl CompiledPlan {
+    /// Names of its limits.
+    pub(super) fn limit_names(&self) -> Vec<&str> {
+        self.allowance.limit_names()
+    }
+
     /// A plan with these limits; `None`: they were reported.
     pub(super) fn new(name: &str, parts: Option<RateLimitParts>) -> Self {
         let name = name.into();

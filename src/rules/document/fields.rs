@@ -7,6 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::foreign::{ForeignFile, hint_for_mistaken_key};
 use super::value::{describe_node, format_as_go};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::key_table::{RuleKey, Section, find_rule_key, nearest_rule_key};
@@ -173,8 +174,11 @@ impl DocumentReader<'_> {
         };
         let known = find_rule_key(text, section);
         if known.is_none() {
-            let hint =
-                nearest_rule_key(text, section).map_or_else(String::new, |near| format!("did you mean `{near}`?"));
+            let hint = match (hint_for_mistaken_key(text, section), nearest_rule_key(text, section)) {
+                (Some(hint), _) => hint.to_owned(),
+                (None, Some(near)) => format!("did you mean `{near}`?"),
+                (None, None) => String::new(),
+            };
             self.report_error(
                 name.at,
                 &field_path.with_key(text),
@@ -183,6 +187,13 @@ impl DocumentReader<'_> {
             );
         }
         known
+    }
+
+    /// Reports a file of another kind, by the key that tells.
+    pub(super) fn report_foreign_file(&mut self, ForeignFile { key, hint }: ForeignFile<'_, '_>) {
+        let name = key.as_scalar().map_or("", |key| key.text());
+        let message = format!("config error, unknown key '{}'", escape_for_message(name));
+        self.report_error(key.at, &FieldPath::ROOT.with_key(name), message, hint);
     }
 
     /// Reports a known key in a section to which it does not belong.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::defaults::{DefaultableKey, DefaultableKeys};
 use super::fields::{DocumentReader, Field, FieldPath};
+use super::foreign::find_foreign_file;
 use super::value::{self, InvalidValue};
 use super::{DescriptorSpec, Document, PlanChoiceSpec, PlanSpec, RateLimitEntry, RateLimitSpec, TableSpec};
 use crate::limit::algorithm::Algorithm;
@@ -25,6 +26,11 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
     let field_path = FieldPath::ROOT;
     let mut document = Document { at: root.at, ..Document::default() };
     if root.is_null() {
+        return Some(document);
+    }
+    if let Some(foreign) = find_foreign_file(root) {
+        reader.report_foreign_file(foreign);
+        document.unreadable = true;
         return Some(document);
     }
     let errors = reader.found.error_count();
@@ -382,7 +388,11 @@ impl DocumentReader<'_> {
             Some(scalar) if scalar.is_null() => None,
             Some(scalar) => Some(Spanned { value: scalar.text().to_owned(), at: field.at }),
             None => {
-                self.report_wrong_type(field.node, "string", "write text here", field_path);
+                let hint = match (field.key.name, &field.node.content) {
+                    ("value", YamlContent::List(_)) => "write `match: {in: [A, B]}` instead of a list as `value`",
+                    _ => "write text here",
+                };
+                self.report_wrong_type(field.node, "string", hint, field_path);
                 None
             }
         }

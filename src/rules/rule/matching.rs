@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::NodeId;
 use super::backtracking::{Candidates, MatchedPath};
-use super::set::{CompiledRule, DomainRules, RuleSet};
+use super::set::{CompiledNode, CompiledRule, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
 use crate::limit::request::Entry;
 
@@ -22,36 +22,56 @@ pub struct Match<'r> {
     pub shared: SmallVec<[(usize, &'r [u8]); 1]>,
 }
 
+/// Rule for a path, or the reason why there is none.
+#[derive(Clone, Debug)]
+pub enum RuleMatch<'r> {
+    /// A rule applies.
+    Rule(Match<'r>),
+    /// The path ends at a node that exempts its values on purpose.
+    Exempt,
+    /// The path matches nothing.
+    None,
+}
+
 impl RuleSet {
     /// Returns the rule for the path of `entries` in `domain`, if any.
     pub fn find_rule<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
+        match self.match_path(domain, entries) {
+            RuleMatch::Rule(found) => Some(found),
+            RuleMatch::Exempt | RuleMatch::None => None,
+        }
+    }
+
+    /// Returns the rule for the path of `entries` in `domain`, or why there is none.
+    #[inline]
+    pub fn match_path<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> RuleMatch<'r> {
         if domain.matching.backtrack {
-            return self.find_rule_by_search(domain, entries);
+            return self.match_path_by_search(domain, entries);
         }
         let mut shared = SmallVec::new();
         let mut node = domain.root;
-        let last = entries.len().checked_sub(1)?;
+        let Some(last) = entries.len().checked_sub(1) else { return RuleMatch::None };
         for (index, entry) in entries.iter().enumerate() {
-            let (next, match_kind) = self.match_entry(node, entry)?;
+            let Some((next, match_kind)) = self.match_entry(node, entry) else { return RuleMatch::None };
             let matched = &self.nodes[next as usize];
             if match_kind.can_share_counter() && matched.share_threshold {
                 shared.push((index, shared_counter_value(&matched.composite, entry.key)));
             }
             if index == last {
-                return matched.rule.as_deref().map(|rule| Match { rule, shared });
+                return matched.end_of_path(shared);
             }
             if matched.children.is_empty() {
-                return None;
+                return RuleMatch::None;
             }
             node = next;
         }
-        None
+        RuleMatch::None
     }
 
-    /// Returns the rule that a search with backtracking finds.
+    /// Returns the rule that a search with backtracking finds, or why it finds none.
     #[cold]
-    fn find_rule_by_search<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let path = self.search_path(domain, entries)?;
+    fn match_path_by_search<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> RuleMatch<'r> {
+        let Some(path) = self.search_path(domain, entries) else { return RuleMatch::None };
         let mut shared = SmallVec::new();
         for (index, ((node, match_kind), entry)) in path.iter().zip(entries).enumerate() {
             let matched = &self.nodes[*node as usize];
@@ -59,8 +79,10 @@ impl RuleSet {
                 shared.push((index, shared_counter_value(&matched.composite, entry.key)));
             }
         }
-        let (last, _) = path.last()?;
-        self.nodes[*last as usize].rule.as_deref().map(|rule| Match { rule, shared })
+        match path.last() {
+            Some((last, _)) => self.nodes[*last as usize].end_of_path(shared),
+            None => RuleMatch::None,
+        }
     }
 
     /// Returns the nodes that entries match: those of the rule that applies, else as many as match without
@@ -124,6 +146,18 @@ impl RuleSet {
             return Some(found);
         }
         self.find_child(node, &[entry.key]).map(|bare_key| (bare_key, MatchKind::Any))
+    }
+}
+
+impl CompiledNode {
+    /// What a path that ends here matches.
+    #[inline]
+    fn end_of_path<'r>(&'r self, shared: SmallVec<[(usize, &'r [u8]); 1]>) -> RuleMatch<'r> {
+        match self.rule.as_deref() {
+            Some(rule) => RuleMatch::Rule(Match { rule, shared }),
+            None if self.exempt => RuleMatch::Exempt,
+            None => RuleMatch::None,
+        }
     }
 }
 

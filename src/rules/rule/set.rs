@@ -354,7 +354,15 @@ impl RuleSet {
 
     /// Iterates over all rules in file order, a node before its children. A rule with plans occurs once for each.
     pub fn rules(&self) -> impl Iterator<Item = &CompiledRule> {
-        let mut waiting: Vec<NodeId> = self.roots.iter().rev().copied().collect();
+        self.rules_below(self.roots.iter().rev().copied().collect())
+    }
+
+    /// Rules of one domain, as [`RuleSet::rules`] has them.
+    pub fn rules_of_domain(&self, domain: &DomainRules) -> impl Iterator<Item = &CompiledRule> {
+        self.rules_below(vec![domain.root])
+    }
+
+    fn rules_below(&self, mut waiting: Vec<NodeId>) -> impl Iterator<Item = &CompiledRule> {
         std::iter::from_fn(move || {
             let node = &self.nodes[waiting.pop()? as usize];
             waiting.extend(node.children.iter().rev());

@@ -40,6 +40,8 @@ pub enum FleetFindingKind {
     DifferentBuilds,
     /// Replicas publish keys in another form than most, so that bounds leave them out.
     DifferentValues,
+    /// Most descriptors match no rule, on one replica or all.
+    UnmatchedDescriptors,
 }
 
 /// Maximum number of replicas that a finding names.
@@ -58,6 +60,34 @@ const STARTUP_GRACE_US: u64 = 10_000_000;
 pub(super) const SHOWN_HASH_CHARS: usize = 6;
 /// Largest difference of a clock from the median that is not reported, in microseconds.
 const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
+
+/// Minimum number of recent descriptors without a rule for these to be reported.
+const MIN_UNMATCHED: u64 = 100;
+
+/// Finds what replicas do differently, and what is wrong with all of them.
+///
+/// `now` is the time of Redis.
+pub fn find_problems(replicas: &[ReplicaSummary], now: Time) -> Vec<FleetFinding> {
+    let mut found = find_differences(replicas, now);
+    found.extend(find_unmatched_descriptors(replicas));
+    found
+}
+
+/// Finds replicas of whose descriptors more than half match no rule.
+fn find_unmatched_descriptors(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+    let unmatched = |replica: &ReplicaSummary| replica.recent.unmatched.unwrap_or(0);
+    let is_concerned = |replica: &ReplicaSummary| {
+        unmatched(replica) >= MIN_UNMATCHED && unmatched(replica) > replica.recent.verdicts.total()
+    };
+    let sum = replicas.iter().filter(|replica| is_concerned(replica)).map(unmatched).fold(0, u64::saturating_add);
+    build_finding(replicas, FleetFindingKind::UnmatchedDescriptors, is_concerned, |count| {
+        format!(
+            "{sum} descriptors of the last minute matched no rule on {count} of {} replicas, more than matched one: \
+             nothing limits them (`tollkeeper top --unmatched` shows why)",
+            replicas.len()
+        )
+    })
+}
 
 /// Finds what replicas do differently.
 ///
@@ -264,7 +294,7 @@ fn find_different_key_forms(replicas: &[ReplicaSummary]) -> Option<FleetFinding>
 
 #[cfg(test)]
 mod tests {
-    use super::{FleetFindingKind, find_differences};
+    use super::{FleetFindingKind, find_differences, find_problems};
     use crate::base::clock::Time;
     use crate::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary, StoreSummary};
 
@@ -320,6 +350,24 @@ mod tests {
             change(&mut replicas[1]);
             assert_eq!(find_differences(&replicas, NOW), []);
         }
+    }
+
+    #[test]
+    fn unmatched_descriptors_are_found_if_they_are_most() {
+        let mut replicas = vec![usual("a"), usual("b")];
+        replicas[1].recent.verdicts.ok = 500;
+        for (unmatched, is_found) in [(None, false), (Some(500), false), (Some(501), true)] {
+            replicas[1].recent.unmatched = unmatched;
+            let found = find_problems(&replicas, NOW);
+            assert_eq!(found.len(), usize::from(is_found), "{found:?}");
+            assert!(
+                found.iter().all(|one| one.kind == FleetFindingKind::UnmatchedDescriptors && one.replicas == ["b"])
+            );
+            // One replica alone has it too.
+            assert_eq!(find_problems(&replicas[1..], NOW).len(), usize::from(is_found));
+        }
+        (replicas[1].recent.verdicts.ok, replicas[1].recent.unmatched) = (0, Some(99));
+        assert_eq!(find_problems(&replicas, NOW), []);
     }
 
     #[test]

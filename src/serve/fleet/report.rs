@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::findings::{FleetFinding, abbreviate_hash, find_differences, is_silent};
+use super::findings::{FleetFinding, abbreviate_hash, find_problems, is_silent};
 use super::merge_limit_counts::MergedLimitCounts;
 use super::summary::{
     BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
@@ -19,7 +19,7 @@ use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
 use crate::serve::report::domain_names::DomainsByMetricName;
-use crate::serve::report::top::{TopQuery, TopReport};
+use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_us;
 
@@ -46,6 +46,8 @@ pub enum FleetTextContent {
     /// Replicas, findings and rejected keys.
     #[default]
     Keys,
+    /// Replicas, findings and the keys with most hits.
+    Busiest,
     /// Replicas, findings and limits.
     Rules,
 }
@@ -208,6 +210,7 @@ impl FleetReport {
         let domains = DomainsByMetricName::new(rules);
         let top = TopQuery { minutes: query.minutes, most: query.most, rule: query.rule.clone(), ..Default::default() };
         let snapshot = |minutes| view.keys.snapshot(view.unix_minute(), minutes, |name| top.matches_limit_name(name));
+        let busiest = view.busiest.snapshot(|name| top.matches_limit_name(name));
         let mut limits: Vec<FleetLimitReport> = view
             .limits
             .by_name
@@ -233,11 +236,11 @@ impl FleetReport {
                 .iter()
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.description().to_owned(), summaries: *count })
                 .collect(),
-            findings: find_differences(&view.replicas, view.now),
+            findings: find_problems(&view.replicas, view.now),
             blocks: Vec::new(),
             blocked_values: 0,
             recent: sum_recent_decisions(view.replicas.iter().filter(|replica| !is_silent(replica, view.now))),
-            top: TopReport::from_snapshot(snapshot, &domains, &top),
+            top: TopReport::from_snapshot(snapshot, &domains, &top).with_busiest_keys(&busiest, &domains, &top),
             limits: all_limits,
             limits_left_out: view.limits.left_out,
             distinct_standard_error: RELATIVE_STANDARD_ERROR,
@@ -388,7 +391,8 @@ impl FleetReport {
         page += &self.format_blocks();
         page.push('\n');
         match part {
-            FleetTextContent::Keys => page += &self.top.format_text(),
+            FleetTextContent::Keys => page += &self.top.format_text(TopTextContent::Rejected),
+            FleetTextContent::Busiest => page += &self.top.format_text(TopTextContent::Busiest),
             FleetTextContent::Rules if self.rules.is_empty() => page += "no limit matches\n",
             FleetTextContent::Rules => {
                 let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "REPLICAS", "RULE"];

@@ -63,6 +63,9 @@ pub struct ReplicaSummary {
     pub keys: Vec<RejectedKeySummary>,
     /// Rejected hits of these keys by minute.
     pub minutes: Vec<RejectedKeysMinuteSummary>,
+    /// Keys with most hits in ten minutes, rejected or not, the busiest first; empty from older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub busy: Vec<BusyKeySummary>,
 }
 
 /// Loaded rules of a replica.
@@ -110,6 +113,9 @@ pub struct RecentDecisionsSummary {
     /// Number of requests that were rejected; `None` from older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<u64>,
+    /// Number of descriptors that matched no rule; `None` from older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmatched: Option<u64>,
     /// Decisions of limits by verdict.
     pub verdicts: DecisionsByVerdict,
     /// Duration of decisions.
@@ -194,6 +200,20 @@ pub struct RejectedKeySummary {
     /// Text of the key.
     #[serde(rename = "t")]
     pub text: String,
+}
+
+/// A key with many hits: its text, the index of its limit, and an estimate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusyKeySummary {
+    /// Index of the limit's name.
+    #[serde(rename = "n")]
+    pub name: usize,
+    /// Text of the key.
+    #[serde(rename = "t")]
+    pub text: String,
+    /// Estimated number of hits.
+    #[serde(rename = "h")]
+    pub hits: u64,
 }
 
 /// Rejected hits in one minute, by key.

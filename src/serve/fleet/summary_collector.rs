@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::merge_busiest_keys::MAX_BUSY_KEYS;
 use super::summary::*;
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Time, to_micros};
@@ -14,7 +15,7 @@ use crate::serve::health::Health;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::top_keys::{RejectedKey, RejectedKeysInMinute};
+use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, RejectedKeysInMinute};
 
 /// Number of earlier totals that are kept: the recent decisions span this many intervals.
 const MAX_KEPT_DECISION_TOTALS: usize = 12;
@@ -23,11 +24,14 @@ const MAX_SUMMARY_TEXT_BYTES: usize = MAX_SUMMARY_BYTES - 2048;
 /// Part of it for rejected keys.
 const MAX_KEYS_BYTES: usize = 30 << 10;
 /// Part of it for limits, their names and sketches.
-const MAX_LIMITS_BYTES: usize = MAX_SUMMARY_TEXT_BYTES - MAX_KEYS_BYTES;
+const MAX_LIMITS_BYTES: usize = MAX_SUMMARY_TEXT_BYTES - MAX_KEYS_BYTES - MAX_BUSY_KEYS_BYTES;
+/// Part of it for the busiest keys, and names of limits that only these have.
+const MAX_BUSY_KEYS_BYTES: usize = 4 << 10;
 /// Part of the latter for sketches.
 const MAX_SKETCHES_BYTES: usize = 16 << 10;
 /// JSON punctuation and names of fields of one count, key, limit, in bytes.
 const COUNT_JSON_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":},"#.len();
+const BUSY_KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":,"h":},"#.len();
 const KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":}"#.len();
 const LIMIT_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
 /// Maximum length of the version of the rules in bytes; readers show no longer text.
@@ -63,6 +67,8 @@ struct DecisionTotals {
     calls: u64,
     /// Rejected requests.
     rejected: u64,
+    /// Descriptors that matched no rule.
+    unmatched: u64,
     verdicts: DecisionsByVerdict,
     latency: HistogramSnapshot,
 }
@@ -110,6 +116,10 @@ impl SummaryCollector {
         }
         if summary.values != PublishedKeyForm::None {
             add_rejected_keys(&mut summary, &metrics.top_keys.rejected_keys_by_minute(now), &mut names, MAX_KEYS_BYTES);
+        }
+        if summary.values != PublishedKeyForm::None {
+            let busiest = metrics.busiest_keys.snapshot(now, KEPT_MINUTES, |_| true);
+            add_busiest_keys(&mut summary, &busiest.keys, &mut names);
         }
         add_limit_summaries(&mut summary, metrics, &self.map_later_to_first_limits(), &mut names);
         (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
@@ -167,6 +177,7 @@ impl SummaryCollector {
             span_us: to_micros(totals.at.saturating_duration_since(since.at)),
             calls: totals.calls.saturating_sub(since.calls),
             rejected: Some(totals.rejected.saturating_sub(since.rejected)),
+            unmatched: Some(totals.unmatched.saturating_sub(since.unmatched)),
             verdicts: totals.verdicts.combine_counts(since.verdicts, u64::saturating_sub),
             latency: LatencySummary {
                 bounds: LATENCY_BOUNDS_VERSION,
@@ -190,6 +201,7 @@ impl DecisionTotals {
             at,
             calls: 0,
             rejected: 0,
+            unmatched: 0,
             verdicts: DecisionsByVerdict::default(),
             latency: HistogramSnapshot::default(),
         }
@@ -197,7 +209,10 @@ impl DecisionTotals {
 
     fn from_metrics(metrics: &ServiceMetrics) -> Self {
         let (at, latency) = (Instant::now(), metrics.decisions.snapshot());
-        let verdicts = metrics.limits.all_limit_stats().iter().fold(DecisionsByVerdict::default(), |sum, limit| {
+        let limits = metrics.limits.all_limit_stats();
+        let of_unknown_domains: u64 = metrics.limits.unknown_domains().iter().map(|(_, count)| count).sum();
+        let of_domains: u64 = limits.iter().map(|limit| limit.counter_value(LimitStat::Unmatched)).sum();
+        let verdicts = limits.iter().fold(DecisionsByVerdict::default(), |sum, limit| {
             let of_limit = DecisionsByVerdict {
                 ok: limit.counter_value(LimitStat::Ok),
                 over_limit: limit.counter_value(LimitStat::Over),
@@ -209,7 +224,14 @@ impl DecisionTotals {
             };
             sum.combine_counts(of_limit, u64::saturating_add)
         });
-        Self { at, calls: latency.observation_count(), rejected: metrics.rejected_request_count(), verdicts, latency }
+        Self {
+            at,
+            calls: latency.observation_count(),
+            rejected: metrics.rejected_request_count(),
+            unmatched: of_domains.saturating_add(of_unknown_domains),
+            verdicts,
+            latency,
+        }
     }
 }
 
@@ -309,6 +331,22 @@ pub(super) fn add_rejected_keys(
         // Keys are ordered by their upper bound, so the first one without room has the most hits of those left out.
         let left_out = minute.keys.get(of_summary.counts.len()).map_or(0, |key| key.at_most);
         of_summary.max_missed = of_summary.max_missed.max(left_out);
+    }
+}
+
+/// Adds the busiest keys, as far as there is room.
+fn add_busiest_keys(summary: &mut ReplicaSummary, keys: &[RejectedKey], names: &mut ListedLimitNames) {
+    let mut room = MAX_BUSY_KEYS_BYTES;
+    for key in keys.iter().take(MAX_BUSY_KEYS) {
+        let cost = BUSY_KEY_JSON_OVERHEAD_BYTES
+            + names.max_index_digits()
+            + names.count_added_bytes(&key.limit)
+            + count_json_string_bytes(&key.text)
+            + count_digits(key.at_least);
+        let Some(left) = room.checked_sub(cost) else { return };
+        room = left;
+        let name = names.find_or_add_name_index(&key.limit);
+        summary.busy.push(BusyKeySummary { name, text: key.text.to_string(), hits: key.at_least });
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
+use super::merge_busiest_keys::MergedBusiestKeys;
 use super::merge_limit_counts::MergedCountsByLimit;
 use super::merge_rejected_keys::MergedRejectedKeys;
 use super::redis_client::SUMMARY_LIFETIME;
@@ -29,6 +30,8 @@ pub struct FleetView {
     pub replicas: Vec<ReplicaSummary>,
     /// Rejected keys.
     pub keys: MergedRejectedKeys,
+    /// Keys with most hits.
+    pub busiest: MergedBusiestKeys,
     /// Decisions by limit.
     pub limits: MergedCountsByLimit,
     /// Number of summaries that were left out, by reason.
@@ -58,6 +61,7 @@ impl FleetViewBuilder {
             now,
             replicas: Vec::new(),
             keys: MergedRejectedKeys::default(),
+            busiest: MergedBusiestKeys::default(),
             limits: MergedCountsByLimit::default(),
             left_out: BTreeMap::new(),
         };
@@ -103,6 +107,7 @@ impl FleetViewBuilder {
         if !self.view.keys.add_summary(&summary, self.view.unix_minute()) {
             *self.view.left_out.entry(SummaryError::Contradictory).or_default() += 1;
         }
+        self.view.busiest.add_summary(&summary);
         self.view.limits.add_summary(&summary, self.distinct_seed.as_deref());
         // Only what is shown for each replica is kept.
         summary.names = Vec::new();
@@ -110,6 +115,7 @@ impl FleetViewBuilder {
         summary.limits = Vec::new();
         summary.keys = Vec::new();
         summary.minutes = Vec::new();
+        summary.busy = Vec::new();
         if !summary.recent.latency.has_known_bounds() {
             summary.recent.latency.counts = Vec::new();
         }

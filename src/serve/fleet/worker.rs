@@ -218,7 +218,10 @@ impl FleetWorker {
         let measured = i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(behind).unwrap_or(i64::MAX);
         if is_better_clock_offset(measured, uncertainty, self.clock_offset_us) {
             self.clock_offset_us = measured;
-            self.with_metrics(|metrics| metrics.top_keys.set_clock_offset(measured));
+            self.with_metrics(|metrics| {
+                metrics.top_keys.set_clock_offset(measured);
+                metrics.busiest_keys.set_clock_offset(measured);
+            });
         }
         Ok(redis)
     }

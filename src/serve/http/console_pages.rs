@@ -14,7 +14,7 @@ const CONSOLE_CSS: &str = include_str!("console/console.css");
 const CONSOLE_JS: &str = include_str!("console/console.js");
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 18] = [
+const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 19] = [
     ("/", "the console in a browser, this list elsewhere"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
     ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
@@ -35,7 +35,11 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 18] = [
     ("/settings", "effective settings as JSON, secrets masked"),
     ("/stats", "all metrics as text, under their statsd names, or else their Prometheus names"),
     ("/store", "store statistics as JSON: failed charges, failure policies, leases, replicas"),
-    ("/top", "keys that are rejected most as JSON; `format=text`, `minutes=1..10`, `rule=NAME`, `most=N`"),
+    (
+        "/top",
+        "most rejected and busiest keys as JSON; `format=text` (`show=busiest`), `minutes=1..10`, `rule=NAME`, `most=N`",
+    ),
+    ("/unmatched", "descriptors without a rule and the nearest rule, as JSON; `format=text`, `domain=NAME`, `most=N`"),
 ];
 
 /// `/`: the console for a browser, otherwise the list of pages.

@@ -1,4 +1,4 @@
-//! The pages of reports: `/top`, `/rules` and `/fleet`, and `/live` as server-sent events.
+//! The pages of reports: `/top`, `/unmatched`, `/rules` and `/fleet`, and `/live` as server-sent events.
 //!
 //! They are JSON, or, all but `/live`, text with `format=text`. A report reads the statistics of every limit, so it is
 //! built by the page builder like metrics. The `/live` stream of a slow client skips events instead of queueing them,
@@ -28,6 +28,7 @@ use crate::serve::report::Format;
 use crate::serve::report::domain_names::DomainsByMetricName;
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};
 use crate::serve::report::top::{TopQuery, TopReport};
+use crate::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
 
 /// `/top`
 pub(super) async fn show_top(
@@ -50,11 +51,39 @@ pub(super) async fn show_top(
     let render = move || {
         let loaded = service.rules.current_rules_owned();
         let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
-        let mut report = TopReport::new(&service.decider.metrics.top_keys, &domains, service.clock.now(), &query);
+        let (metrics, now) = (&service.decider.metrics, service.clock.now());
+        let minutes = TopReport::covered_minutes(&query);
+        let busiest = metrics.busiest_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
+        let mut report =
+            TopReport::new(&metrics.top_keys, &domains, now, &query).with_busiest_keys(&busiest, &domains, &query);
         if !matches!(service.decider.key_values, ValueForm::Plain) {
             report = report.without_values();
         }
-        encode_report(format, &report, TopReport::format_text)
+        encode_report(format, &report, |report| report.format_text(query.show))
+    };
+    state.pages.respond_with_page(&uri, render).await
+}
+
+/// `/unmatched`
+pub(super) async fn show_unmatched(
+    State(state): State<AppState>,
+    uri: Uri,
+    query: Result<Query<UnmatchedQuery>, QueryRejection>,
+) -> Response {
+    let query = match query {
+        Ok(Query(query)) => query,
+        Err(rejection) => return respond_bad_query(&rejection),
+    };
+    let (service, format) = (Arc::clone(&state.collector.service), query.format);
+    if service.decider.metrics.is_off() {
+        return respond_metrics_off();
+    }
+    let render = move || {
+        let loaded = service.rules.current_rules_owned();
+        let rules = loaded.as_ref().map(|loaded| &loaded.rules);
+        let has_values = matches!(service.decider.key_values, ValueForm::Plain);
+        let report = UnmatchedReport::new(&service.decider.metrics, rules, service.clock.now(), &query, has_values);
+        encode_report(format, &report, UnmatchedReport::format_text)
     };
     state.pages.respond_with_page(&uri, render).await
 }

@@ -43,6 +43,7 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/problems", get(status_pages::show_problems))
         .route("/store", get(status_pages::show_store))
         .route("/top", get(report_pages::show_top))
+        .route("/unmatched", get(report_pages::show_unmatched))
         .route("/rules", get(report_pages::show_rules))
         .route("/fleet", get(report_pages::show_fleet))
         .route("/settings", get(admin_pages::show_settings))

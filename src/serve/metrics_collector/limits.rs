@@ -27,6 +27,7 @@ pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &m
         emit(build_nonzero_family(stat, name, help, &limits).add_up_equal_labels());
     }
     emit(build_unknown_domain_family(registry));
+    emit(build_unmatched_family(&limits));
     let help = "Number of series named by requests.";
     emit(Family::gauge("tollkeeper_metric_series", help, registry.request_series_count()));
     let help = "Maximum number of series named by requests.";
@@ -155,6 +156,18 @@ fn build_unknown_domain_family(registry: &LimitRegistry) -> Family {
         Series::new(MetricValue::Counter(count)).with_label("domain", domain).with_statsd_name(statsd_name)
     }));
     family
+}
+
+/// Descriptors that matched no rule, by domain, from 0 on.
+fn build_unmatched_family(limits: &[Arc<LimitStats>]) -> Family {
+    let help = "Total number of descriptors that matched no rule of their domain, so that nothing limited them.";
+    let mut family = Family::new("tollkeeper_unmatched_descriptors_total", MetricKind::Counter, help);
+    let of_domains = limits.iter().filter(|limit| !is_rule_limit(limit));
+    family.series.extend(of_domains.map(|limit| {
+        Series::new(MetricValue::Counter(limit.counter_value(LimitStat::Unmatched)))
+            .with_label("domain", limit.name().domain())
+    }));
+    family.add_up_equal_labels()
 }
 
 fn build_rule_series(name: &LimitName, count: u64) -> Series {

@@ -29,6 +29,19 @@ pub struct TopQuery {
     pub rule: Option<String>,
     /// True if `rule` is the whole name.
     pub exact: bool,
+    /// Contents of the text form.
+    pub show: TopTextContent,
+}
+
+/// Contents of the text form.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TopTextContent {
+    /// The keys that were rejected most.
+    #[default]
+    Rejected,
+    /// The keys with most hits.
+    Busiest,
 }
 
 const DEFAULT_MINUTES: u64 = 5;
@@ -51,6 +64,26 @@ pub struct TopReport {
     /// Hits rejected in each of the last ten minutes, the oldest first; only of this process.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_minute: Vec<RejectedByMinute>,
+    /// Keys with most hits, rejected or not, by an estimate from a sample.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub busiest: Vec<BusyKey>,
+}
+
+/// A key with many hits.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct BusyKey {
+    /// Name of the first limit of its rule.
+    pub rule: String,
+    /// Domain, as requests name it; absent if the name in metrics leaves it open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// As in [`TopKey`].
+    pub key: String,
+    /// As in [`TopKey`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Vec<KeyEntry>>,
+    /// Estimated number of hits.
+    pub hits_about: u64,
 }
 
 /// Hits rejected in one minute.
@@ -124,11 +157,39 @@ impl TopReport {
         report
     }
 
+    /// Number of minutes that a query asks for.
+    pub fn covered_minutes(query: &TopQuery) -> u64 {
+        query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, KEPT_MINUTES)
+    }
+
+    /// Adds the keys with most hits, the busiest first.
+    #[must_use]
+    pub fn with_busiest_keys(
+        mut self,
+        snapshot: &TopKeysSnapshot,
+        domains: &DomainsByMetricName,
+        query: &TopQuery,
+    ) -> Self {
+        let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
+        self.busiest = snapshot
+            .keys
+            .iter()
+            .take(max_keys)
+            .map(|busy| {
+                let TopKey { rule, domain, key, entries, .. } = TopKey::new(busy, domains);
+                BusyKey { rule, domain, key, entries, hits_about: busy.at_least }
+            })
+            .collect();
+        self
+    }
+
     /// Removes the values of entries, which are hashes that no request has.
     #[must_use]
     pub fn without_values(mut self) -> Self {
         let entries = self.keys_mut().filter_map(|key| key.entries.as_mut()).flatten();
         entries.for_each(|entry| entry.value = None);
+        let busy = self.busiest.iter_mut().filter_map(|key| key.entries.as_mut()).flatten();
+        busy.for_each(|entry| entry.value = None);
         self
     }
 
@@ -142,7 +203,7 @@ impl TopReport {
         domains: &DomainsByMetricName,
         query: &TopQuery,
     ) -> Self {
-        let minutes = query.minutes.unwrap_or(DEFAULT_MINUTES).clamp(1, KEPT_MINUTES);
+        let minutes = Self::covered_minutes(query);
         let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
         let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
         let mut by_limit: Vec<LimitTopKeys> = Vec::new();
@@ -162,13 +223,31 @@ impl TopReport {
         by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
         by_limit.truncate(MAX_SHOWN_LIMITS);
         let overall = keys.iter().take(max_keys).map(|rejected| TopKey::new(rejected, domains)).collect();
-        Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new() }
+        Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new(), busiest: Vec::new() }
+    }
+
+    fn minutes_in_words(&self) -> String {
+        if self.minutes == 1 { "this minute".to_owned() } else { format!("the last {} minutes", self.minutes) }
+    }
+
+    /// Formats the keys with most hits as text.
+    fn format_busiest(&self) -> String {
+        let minutes = self.minutes_in_words();
+        if self.busiest.is_empty() {
+            return format!("no hits were counted in {minutes}\n");
+        }
+        let row =
+            |key: &BusyKey| [key.hits_about.to_string(), escape_unprintable(&key.rule), escape_unprintable(&key.key)];
+        format!("Hits in {minutes}, rejected or not, by an estimate from a sample.\n\n")
+            + &format_table(&["ABOUT", "RULE", "KEY"], self.busiest.iter().map(row), NumberAlignment::Right)
     }
 
     /// Formats the report as text.
-    pub fn format_text(&self) -> String {
-        let minutes =
-            if self.minutes == 1 { "this minute".to_owned() } else { format!("the last {} minutes", self.minutes) };
+    pub fn format_text(&self, show: TopTextContent) -> String {
+        if show == TopTextContent::Busiest {
+            return self.format_busiest();
+        }
+        let minutes = self.minutes_in_words();
         if self.overall.is_empty() {
             return format!("no hits were rejected in {minutes}\n");
         }
@@ -228,7 +307,7 @@ impl From<RejectedHitsInMinute> for RejectedByMinute {
 }
 
 /// Parses the entries of a key's text, in which a value may be left out; `None` if it was cut or is not UTF-8.
-fn parse_key_entries(text: &str) -> Option<Vec<KeyEntry>> {
+pub(super) fn parse_key_entries(text: &str) -> Option<Vec<KeyEntry>> {
     let mut entries = vec![KeyEntry { key: String::new(), value: None }];
     let mut characters = text.chars();
     while let Some(character) = characters.next() {

@@ -50,11 +50,13 @@ pub enum LimitStat {
     Banned,
     /// Bans that the limit began, in shadow mode too.
     Bans,
+    /// Descriptors of the domain that matched no rule; only in the statistics of a domain's other limits.
+    Unmatched,
 }
 
 impl LimitStat {
     /// Number of counters.
-    pub const STAT_COUNT: usize = Self::Bans as usize + 1;
+    pub const STAT_COUNT: usize = Self::Unmatched as usize + 1;
 
     /// Counters that envoyproxy/ratelimit also has, with their names there and HELP texts.
     pub const ENVOY_RATELIMIT_COUNTERS: [(Self, &'static str, &'static str); 7] = [

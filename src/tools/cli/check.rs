@@ -1,14 +1,17 @@
-//! `check`: finds problems of rule files and of the environment.
+//! `check`: finds problems of rule files, of the environment and of Envoy bootstraps.
 //!
 //! Writes text for people or JSON for CI, with the same contents. The field names of the JSON are an interface. The
 //! variables of the environment and what they name are validated by the code that starts the server; the report has
 //! each variable that is set, and its effect on a start.
+
+mod envoy_files;
 
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
+use self::envoy_files::CheckedEnvoyFiles;
 use super::print::{CommandOutcome, fail_if_unwritten, format_count, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
@@ -27,8 +30,11 @@ use crate::telemetry::metrics::mapper::Mapper;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Rule files, directories of rule files (.yaml, .yml and .json, recursively), or - for standard input
-    #[arg(value_name = "PATH", required_unless_present_any = ["env", "defaults"])]
+    #[arg(value_name = "PATH", required_unless_present_any = ["env", "defaults", "envoy"])]
     paths: Vec<PathBuf>,
+    /// Envoy bootstrap (YAML or JSON), or - for standard input, to check why a limit will not work; repeatable
+    #[arg(long, value_name = "FILE")]
+    envoy: Vec<PathBuf>,
     /// Check the environment variables, as a start would
     #[arg(long)]
     env: bool,
@@ -50,9 +56,16 @@ TOLLKEEPER_ON_STORE_ERROR, TOLLKEEPER_RULE_DEFAULTS and USE_CALENDAR_MONTH_RATE_
 
 --format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
 (numbers) and `diagnostics` (severity, file, line, column, path, message, optional hint; the first 1000 of each \
-severity). With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
+severity), and `acknowledged` if there are acknowledged warnings. With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
 disposition is honoured, differs, no_effect, unknown, unusable (a file without which a part of the service does \
 not work) or invalid.
+
+--envoy reads a bootstrap of Envoy, or the page /config_dump of a running one, and says why a limit will not work there: a \
+filter that is never asked, a cost that is left out, formatters that are sent as text, slots that leak, a cluster whose calls fail. \
+Each finding has its place, the consequence and the fix. With PATH it also says which domains and descriptors of Envoy match no \
+rule, whatever their values. A comment `# check: ok, REASON` at the line, or alone above it, acknowledges warnings and hints, and in rule \
+files warnings. The JSON has `envoy` (files, errors, warnings, hints, acknowledged, and findings with severity, check, file, line, column, path, message, \
+consequence and fix). The checks are listed in docs/envoy-check.md.
 
 --env runs the validation of the start: run it where the service will run, with its files. Ports that another process \
 uses are found only by the start.
@@ -61,11 +74,12 @@ Examples:
   tollkeeper check config/example.yaml
   tollkeeper check --merge-domains shop.yaml more/
   tollkeeper check --defaults defaults.yaml
+  tollkeeper check --envoy envoy/gateway.yaml envoy/gateway.rules.yaml
   kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
     | tollkeeper check -
   env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --format json
 
-Exit codes: 0 no errors (there may be warnings), 1 errors, or a variable that prevents the start or names an unusable \
+Exit codes: 0 no errors (there may be warnings and hints), 1 errors, or a variable that prevents the start or names an unusable \
 file, 2 invalid usage.";
 
 /// Format of the output.
@@ -85,7 +99,30 @@ struct CheckReport<'r> {
     #[serde(flatten)]
     rules: Option<RuleFilesReport<'r>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    envoy: Option<&'r CheckedEnvoyFiles>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<&'r [VariableReport]>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// Everything that was checked.
+struct Checked {
+    rules: Option<CheckedRules>,
+    envoy: Option<CheckedEnvoyFiles>,
+    environment: Option<Vec<VariableReport>>,
+}
+
+impl Checked {
+    /// Returns `true` if nothing that was checked has an error.
+    fn is_ok(&self) -> bool {
+        self.rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
+            && self.envoy.as_ref().is_none_or(|envoy| !envoy.has_errors())
+            && self.environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable))
+    }
 }
 
 #[derive(Serialize)]
@@ -93,6 +130,8 @@ struct RuleFilesReport<'r> {
     files: usize,
     errors: u64,
     warnings: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    acknowledged: u64,
     diagnostics: Vec<&'r Diagnostic>,
 }
 
@@ -106,38 +145,52 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
-    let ok = rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
-        && environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable));
+    let envoy = (!args.envoy.is_empty()).then(|| {
+        let set = rules.as_ref().and_then(|rules| rules.set.as_ref());
+        CheckedEnvoyFiles::read_and_check(&args.envoy, set)
+    });
+    let checked = Checked { rules, envoy, environment };
     let page = match args.format {
-        OutputFormat::Text => format_text(rules.as_ref(), environment.as_deref()),
-        OutputFormat::Json => format_json(ok, rules.as_ref(), environment.as_deref()),
+        OutputFormat::Text => format_text(&checked),
+        OutputFormat::Json => format_json(&checked),
     };
-    fail_if_unwritten(print_to_stdout(page), if ok { CommandOutcome::Success } else { CommandOutcome::Failure })
+    let outcome = if checked.is_ok() { CommandOutcome::Success } else { CommandOutcome::Failure };
+    fail_if_unwritten(print_to_stdout(page), outcome)
 }
 
-fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]>) -> String {
+fn format_text(Checked { rules, envoy, environment }: &Checked) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
         page += &rules.format_problems();
         let (errors, warnings) = (rules.diagnostics.error_count(), rules.diagnostics.warning_count());
         let files = format_count(rules.sources.len() as u64, "file");
-        page += &format!("{files}, {}, {}\n", format_count(errors, "error"), format_count(warnings, "warning"));
+        page += &format!("{files}, {}, {}", format_count(errors, "error"), format_count(warnings, "warning"));
+        page += &match rules.diagnostics.acknowledged_count() {
+            0 => "\n".to_owned(),
+            acknowledged => format!(", {acknowledged} acknowledged\n"),
+        };
     }
-    if let Some(variables) = variables {
+    if let Some(envoy) = envoy {
+        page += if page.is_empty() { "" } else { "\n" };
+        page += &envoy.format_text();
+    }
+    if let Some(variables) = environment {
         page += if page.is_empty() { "" } else { "\n" };
         page += &format_variables(variables);
     }
     page
 }
 
-fn format_json(ok: bool, rules: Option<&CheckedRules>, environment: Option<&[VariableReport]>) -> String {
-    let rules = rules.map(|CheckedRules { sources, diagnostics, .. }| RuleFilesReport {
+fn format_json(checked: &Checked) -> String {
+    let rules = checked.rules.as_ref().map(|CheckedRules { sources, diagnostics, .. }| RuleFilesReport {
         files: sources.len(),
         errors: diagnostics.error_count(),
         warnings: diagnostics.warning_count(),
+        acknowledged: diagnostics.acknowledged_count(),
         diagnostics: diagnostics.errors().iter().chain(diagnostics.warnings()).collect(),
     });
-    let report = to_pretty_json(&CheckReport { ok, rules, environment });
+    let (envoy, environment) = (checked.envoy.as_ref(), checked.environment.as_deref());
+    let report = to_pretty_json(&CheckReport { ok: checked.is_ok(), rules, envoy, environment });
     report.expect("it holds only texts, numbers and flags") + "\n"
 }
 

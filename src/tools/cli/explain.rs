@@ -145,6 +145,12 @@ fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
 fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, has_counters: bool) {
     descriptor.steps.iter().for_each(|step| append_step_text(page, step));
     let _ = writeln!(page, "  => {}", escape_unprintable(&descriptor.outcome));
+    if let Some(near) = &descriptor.near_miss {
+        let _ = writeln!(page, "     {}", escape_unprintable(&near.why));
+        if let Some(origin) = &near.origin {
+            let _ = writeln!(page, "     at {}", escape_unprintable(origin));
+        }
+    }
     if let Some(rule) = &descriptor.rule {
         let _ = writeln!(page, "     {} at {}", escape_unprintable(&rule.path), escape_unprintable(&rule.origin));
         if let Some(ExplainedPlan { name, table, reason, .. }) = &rule.plan {

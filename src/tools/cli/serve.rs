@@ -2,7 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::print::{CommandOutcome, print_error};
 use crate::base::printable_text::escape_unprintable;
@@ -43,6 +45,22 @@ All other settings are environment variables, listed here as NAME=default; `toll
 /// Formats the help below the flags, with all environment variables.
 pub(super) fn format_help() -> String {
     HELP.to_owned() + &documentation::format_help()
+}
+
+/// Adds to an error about an unexpected argument, which is a rule file, that `--config` comes before it.
+pub(super) fn suggest_config_flag(error: &mut clap::Error) {
+    let kind = match error.kind() {
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        _ => return,
+    };
+    let Some(ContextValue::String(argument)) = error.get(kind) else { return };
+    let is_rule_file =
+        [".yaml", ".yml", ".json"].iter().any(|ending| argument.ends_with(ending)) || Path::new(argument).is_dir();
+    if is_rule_file && !argument.starts_with('-') {
+        let tip = format!("write `--config {}`", escape_unprintable(argument));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
 }
 
 /// Serves until a signal stops the process.

@@ -11,7 +11,9 @@ use serde::de::DeserializeOwned;
 use super::client::fetch_page;
 use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
-use crate::serve::report::{rules, top};
+use crate::serve::report::rules;
+use crate::serve::report::top::{TopReport, TopTextContent};
+use crate::serve::report::unmatched::UnmatchedReport;
 use crate::settings::address::ServerAddress;
 
 /// Arguments of `top`.
@@ -23,6 +25,12 @@ pub(super) struct Args {
     /// Show statistics of each limit and findings about it, instead of keys
     #[arg(long)]
     rules: bool,
+    /// Show the keys with most hits, rejected or not
+    #[arg(long, conflicts_with = "rules")]
+    busiest: bool,
+    /// Show descriptors that matched no rule, and the rules that they nearly match
+    #[arg(long, conflicts_with_all = ["rules", "fleet", "busiest", "minutes", "rule"])]
+    unmatched: bool,
     /// Show all replicas that share the server's Redis
     #[arg(long, conflicts_with = "finding")]
     fleet: bool,
@@ -65,12 +73,15 @@ enum FindingFilter {
 pub(super) const HELP: &str = "\
 The server counts rejections in a bounded sketch: the report gives a lower and an upper bound for each key, and its first \
 line the maximum for a missing key. Rules in shadow_mode appear as if they had rejected. With --rules, counts are since \
-the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %. With --fleet, counts are of all replicas, from the summaries that they publish every 5 s.
+the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %. With --fleet, counts are of all replicas, from the summaries that they publish every 5 s. \
+--busiest and --unmatched count a sample of the decisions, so their numbers are estimates; --unmatched covers five to ten minutes.
 
 Examples:
   tollkeeper top
   tollkeeper top --addr localhost:6070 --minutes 1 --rule shop.login --every 2
   tollkeeper top --rules --finding never_matched
+  tollkeeper top --unmatched
+  tollkeeper top --busiest --minutes 10
   tollkeeper top --fleet
 
 Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
@@ -103,11 +114,17 @@ fn fetch_report(args: &Args) -> Result<String, String> {
         // Strings in JSON are escaped already.
         return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
     }
-    let part = if args.rules { FleetTextContent::Rules } else { FleetTextContent::Keys };
+    let part = match (args.rules, args.busiest) {
+        (true, _) => FleetTextContent::Rules,
+        (false, true) => FleetTextContent::Busiest,
+        (false, false) => FleetTextContent::Keys,
+    };
+    let show = if args.busiest { TopTextContent::Busiest } else { TopTextContent::Rejected };
     match args.rules {
+        _ if args.unmatched => parse_report::<UnmatchedReport>(args, &page).map(|report| report.format_text()),
         _ if args.fleet => parse_report::<FleetReport>(args, &page).map(|report| report.format_text(part)),
         true => parse_report::<rules::RuleUsageReport>(args, &page).map(|report| report.format_text()),
-        false => parse_report::<top::TopReport>(args, &page).map(|report| report.format_text()),
+        false => parse_report::<TopReport>(args, &page).map(|report| report.format_text(show)),
     }
 }
 
@@ -119,13 +136,14 @@ fn parse_report<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, Stri
 
 fn build_report_path(args: &Args) -> String {
     let page = match args.rules {
+        _ if args.unmatched => "/unmatched",
         _ if args.fleet => "/fleet",
         true => "/rules",
         false => "/top",
     };
     let mut path = format!("{page}?");
     let mut add = |name: &str, value: &str| path += &format!("{name}={}&", percent_encode(value));
-    if !args.rules {
+    if !args.rules && !args.unmatched {
         add("minutes", &args.minutes.to_string());
     }
     if let Some(rule) = &args.rule {

@@ -300,16 +300,44 @@ function bounds(key) {
 
 function keysTable(caption, keys, withRule = true) {
   if (keys.length === 0) return empty('No hits were rejected in this time.');
-  const open = (key) =>
-    key.domain && key.entries?.length > 0 && key.entries.every((entry) => entry.value !== undefined && entry.value !== null)
-      ? element('button', { class: 'link mono', onclick: () => showKey(key) }, printable(key.key))
-      : element('span', { class: 'mono' }, printable(key.key));
   const columns = [
     { title: 'Rejected hits', number: true, cell: bounds },
-    { title: 'Key', class: 'name', cell: open },
+    { title: 'Key', class: 'name', cell: keyCell },
   ];
   if (withRule) columns.push({ title: 'Limit', class: 'name', cell: (key) => ruleLink(key.rule) });
   return table(caption, columns, keys);
+}
+
+/** Opens a key, if its domain and values are known. */
+const keyCell = (key) =>
+  key.domain && key.entries?.length > 0 && key.entries.every((entry) => entry.value !== undefined && entry.value !== null)
+    ? element('button', { class: 'link mono', onclick: () => showKey(key) }, printable(key.key))
+    : element('span', { class: 'mono' }, printable(key.key));
+
+function busiestTable(caption, keys = []) {
+  if (keys.length === 0) return empty('No hits were counted in this time.');
+  return table(caption, [
+    { title: 'Hits, about', number: true, cell: (key) => number(key.hits_about) },
+    { title: 'Key', class: 'name', cell: keyCell },
+    { title: 'Limit', class: 'name', cell: (key) => ruleLink(key.rule) },
+  ], keys);
+}
+
+/** Descriptors of this replica that matched no rule; empty if there are none. */
+function unmatchedCard(report) {
+  if (report.domains.length === 0) return '';
+  const parts = report.findings.map((finding) => element('p', { class: 'notice' }, printable(finding.advice)));
+  parts.push(element('p', { class: 'soft' }, report.domains.map((domain) =>
+    `${printable(domain.domain)}: ${number(domain.unmatched)} unmatched, ${number(domain.matched)} matched`).join(' · ')));
+  if (report.descriptors.length > 0) {
+    parts.push(table('By keys, in the last five to ten minutes', [
+      { title: 'About', number: true, cell: (row) => number(row.about) },
+      { title: 'Domain', class: 'name', cell: (row) => printable(row.domain) },
+      { title: 'Example', class: 'name', cell: (row) => element('span', { class: 'mono' }, printable(row.example)) },
+      { title: 'Why', class: 'name', cell: (row) => printable(row.origin ? `${row.why} (${row.origin})` : row.why) },
+    ], report.descriptors));
+  }
+  return card('Descriptors that matched no rule', ...parts);
 }
 
 const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
@@ -710,11 +738,15 @@ function keys(main) {
   const refresh = async () => {
     const answer = await getJson(withQuery(of.value, { minutes: minutes.value, most: 50 }));
     const report = of.value === 'fleet' ? answer.top : answer;
+    const unmatched = of.value === 'fleet' ? null : await getJson('unmatched');
     const missed = report.max_missed_hits === 0 ? 'No key is missing.' : `Every missing key had at most ${number(report.max_missed_hits)} rejected hits.`;
     body.replaceChildren(
       answer.problem ? element('p', { class: 'notice' }, `This replica only: ${answer.problem}.`) : '',
       of.value === 'top' ? card('Time line', timeLine(report)) : '',
-      element('section', { class: 'card' }, keysTable('Keys rejected most', report.overall), element('p', { class: 'soft' }, missed)));
+      element('section', { class: 'card' }, keysTable('Keys rejected most', report.overall), element('p', { class: 'soft' }, missed)),
+      element('section', { class: 'card' }, busiestTable(of.value === 'fleet' ? 'Busiest keys of ten minutes' : 'Busiest keys', report.busiest),
+        element('p', { class: 'soft' }, 'Rejected or not; estimated from a sample of the decisions.')),
+      unmatched ? unmatchedCard(unmatched) : '');
   };
   minutes.addEventListener('change', () => load(refresh));
   of.addEventListener('change', () => load(refresh));

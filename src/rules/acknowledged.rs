@@ -1,0 +1,83 @@
+//! Acknowledged warnings: lines of a file whose author has read the warnings and wants what is written.
+//!
+//! A comment `# check: ok, REASON` at the end of a line, or alone in the lines above it, acknowledges the warnings of
+//! that line. Errors cannot be acknowledged.
+
+use std::collections::HashSet;
+
+/// Text of the comment, after the `#` and spaces.
+const MARK: &str = "check: ok";
+
+/// Lines of a text whose warnings are acknowledged, from 1.
+#[derive(Clone, Debug, Default)]
+pub struct AcknowledgedLines {
+    lines: HashSet<u32>,
+}
+
+impl AcknowledgedLines {
+    /// Finds the comments of a text.
+    pub fn find(text: &str) -> Self {
+        let mut lines = HashSet::new();
+        // Most files have none.
+        if !text.contains(MARK) {
+            return Self { lines };
+        }
+        let mut is_for_next = false;
+        for (number, line) in (1..).zip(text.lines()) {
+            let is_marked = line.match_indices('#').any(|(at, _)| is_mark(line, at));
+            let content = line.trim_start();
+            if content.is_empty() || content.starts_with('#') {
+                is_for_next |= is_marked;
+                continue;
+            }
+            if is_marked || is_for_next {
+                lines.insert(number);
+            }
+            is_for_next = false;
+        }
+        Self { lines }
+    }
+
+    /// Returns `true` if no line is acknowledged.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Returns `true` if the warnings of a line are acknowledged.
+    pub fn contains(&self, line: u32) -> bool {
+        self.lines.contains(&line)
+    }
+}
+
+/// Returns `true` if the `#` at this place begins a comment with the mark.
+fn is_mark(line: &str, at: usize) -> bool {
+    let is_comment = line[..at].chars().next_back().is_none_or(char::is_whitespace);
+    let Some(rest) = line[at + 1..].trim_start().strip_prefix(MARK) else { return false };
+    is_comment && rest.chars().next().is_none_or(|next| !next.is_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AcknowledgedLines;
+
+    #[test]
+    fn comments_acknowledge_their_line_or_the_next() {
+        let text = "\
+# check: ok, the file is a sample
+domain: a
+descriptors:  # check: ok
+# check: ok: two lines
+# of comment
+
+- key: b # check: okay
+- key: c#check: ok
+- value: '# check: ok'
+- key: d
+";
+        let found = AcknowledgedLines::find(text);
+        let lines: Vec<u32> = (0..12).filter(|line| found.contains(*line)).collect();
+        // In quotes it looks the same: only warnings of that line are concerned.
+        assert_eq!(lines, [2, 3, 7]);
+        assert!(!AcknowledgedLines::find("domain: a\n").contains(1));
+    }
+}

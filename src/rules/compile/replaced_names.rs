@@ -1,0 +1,42 @@
+//! Warnings about `replaces` of names that no limit of the domain has.
+//!
+//! A name may be that of a limit in another file, so only the whole domain shows it.
+
+use std::collections::HashSet;
+
+use super::plans::CompiledPlan;
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
+use crate::rules::rule::{Domain, Rule, RuleNode};
+
+/// Warns about each name that a rule replaces and no limit has.
+pub(super) fn warn_about_unknown_names(domain: &Domain, plans: &[CompiledPlan], found: &mut Diagnostics) {
+    let rules = rules_below(&domain.descriptors);
+    if rules.iter().all(|rule| rule.replaces.is_empty()) {
+        return;
+    }
+    let of_plans = plans.iter().flat_map(CompiledPlan::limit_names);
+    let known: HashSet<&str> = rules.iter().flat_map(|rule| rule.allowance.limit_names()).chain(of_plans).collect();
+    for rule in rules {
+        for name in rule.replaces.iter().filter(|name| !known.contains(&***name)) {
+            let message =
+                format!("`replaces` names '{}', and no limit of this domain has that name", escape_for_message(name));
+            let likeness = |known: &&&str| strsim::normalized_damerau_levenshtein(name, known);
+            let near = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)).then(other.cmp(one)));
+            let hint = match near.filter(|near| likeness(near) >= 0.6) {
+                Some(near) => format!("did you mean `{}`?", escape_for_message(near)),
+                None => "give the limit that it replaces this `name`, or remove it".to_owned(),
+            };
+            found.push(Diagnostic::at_location(Severity::Warning, &rule.location, message, hint));
+        }
+    }
+}
+
+fn rules_below(nodes: &[RuleNode]) -> Vec<&Rule> {
+    let mut rules = Vec::new();
+    let mut waiting: Vec<&RuleNode> = nodes.iter().collect();
+    while let Some(node) = waiting.pop() {
+        rules.extend(&node.rule);
+        waiting.extend(node.descriptors.iter());
+    }
+    rules
+}

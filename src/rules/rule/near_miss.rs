@@ -1,0 +1,397 @@
+//! Near misses: the rule for which a descriptor without a rule was probably meant, and why it does not match.
+//!
+//! A search repeats matching with one difference at a time: letters of another case, entries in another order, an entry
+//! too few or too many, a similar key, another domain. The first difference that leads to a rule is the reason. Values
+//! may be unknown, as those of a header are in Envoy's configuration. It serves reports, so it may be slow; it compares
+//! at most [`MAX_COMPARISONS`] nodes for each difference.
+
+use super::NodeId;
+use super::set::{CompiledNode, DomainRules, RuleSet};
+use super::value_pattern::MatchKind;
+use super::wildcard::Pattern;
+use super::{EntryOrder, SourceLocation};
+use crate::base::named_enum::{named_enum, serialize_by_name};
+use crate::base::printable_text::truncate_printable;
+use crate::limit::request::Entry;
+
+/// Maximum number of nodes that are compared for one difference.
+const MAX_COMPARISONS: usize = 50_000;
+
+/// Maximum number of entries of a descriptor that is searched for.
+const MAX_ENTRIES: usize = 16;
+
+/// Maximum number of domains in which a descriptor is searched for.
+const MAX_DOMAINS: usize = 100;
+
+/// Smallest likeness of two keys, or two names of domains, one of which may be meant for the other.
+const MIN_LIKENESS: f64 = 0.7;
+
+/// Maximum number of characters of a text in a suggestion.
+const MAX_TEXT_CHARS: usize = 60;
+
+/// An entry whose value may be unknown.
+#[derive(Clone, Copy, Debug)]
+pub struct PossibleEntry<'e> {
+    /// Key.
+    pub key: &'e [u8],
+    /// Value; `None`: any.
+    pub value: Option<&'e [u8]>,
+    /// The entry can be left out.
+    pub is_optional: bool,
+}
+
+impl<'e> From<&Entry<'e>> for PossibleEntry<'e> {
+    fn from(entry: &Entry<'e>) -> Self {
+        Self { key: entry.key, value: Some(entry.value), is_optional: false }
+    }
+}
+
+named_enum! {
+    /// Difference between a descriptor and the rule that it misses.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MissReason {
+        /// Letters of another case, or `-` in place of `_`.
+        Case = "case",
+        /// Entries in another order.
+        Order = "order",
+        /// The rule has more entries.
+        TooShort = "too_short",
+        /// The rule has fewer entries.
+        TooLong = "too_long",
+        /// A similar key.
+        Key = "key",
+        /// Another domain.
+        Domain = "domain",
+        /// The same keys with other values.
+        Value = "value",
+    }
+}
+serialize_by_name!(MissReason);
+
+/// The rule that a descriptor misses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NearMiss {
+    /// What differs.
+    pub reason: MissReason,
+    /// Path of the rule, as in `/rlconfig`.
+    pub rule: String,
+    /// Location of the rule; `None` for a domain.
+    pub location: Option<SourceLocation>,
+    /// Descriptor that would match, or name of a domain.
+    pub suggestion: String,
+}
+
+impl NearMiss {
+    /// Sentence for people, without the location.
+    pub fn describe(&self) -> String {
+        let Self { reason, rule, suggestion, .. } = self;
+        let rule = truncate_printable(rule, 2 * MAX_TEXT_CHARS);
+        match reason {
+            MissReason::Case => format!("letters or `-` and `_` differ from {rule}: did you mean {suggestion}?"),
+            MissReason::Order => format!("{rule} has the entries in another order: did you mean {suggestion}?"),
+            MissReason::TooShort => format!("{rule} has more entries: did you mean {suggestion}?"),
+            MissReason::TooLong => format!("{rule} has fewer entries: did you mean {suggestion}?"),
+            MissReason::Key => format!("{rule} has a similar key: did you mean {suggestion}?"),
+            MissReason::Domain => format!("domain {suggestion} has a rule for it: did you mean that domain?"),
+            MissReason::Value => format!("{rule} has other values: it would match {suggestion}"),
+        }
+    }
+}
+
+/// How nodes are compared with entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    /// As matching does.
+    Exact,
+    /// Letters of any case, and `-` as `_`.
+    IgnoringCase,
+    /// Similar keys too.
+    SimilarKeys,
+    /// Equal keys with any value.
+    KeysOnly,
+}
+
+/// Search of one path.
+struct Search<'s> {
+    set: &'s RuleSet,
+    entries: &'s [PossibleEntry<'s>],
+    comparison: Comparison,
+    any_order: bool,
+    comparisons_left: usize,
+    /// Nodes of the path, each with the index of its entry; `None`: the descriptor lacks it.
+    path: Vec<(NodeId, Option<usize>)>,
+}
+
+/// Entries that a search has not used yet, as a set of indices.
+#[derive(Clone, Copy)]
+struct UnusedEntries(u32);
+
+impl UnusedEntries {
+    const fn contains(self, index: usize) -> bool {
+        self.0 & (1 << index) != 0
+    }
+
+    /// Without the entry, and in order without those before it.
+    const fn after(self, index: usize, any_order: bool) -> Self {
+        let used = if any_order { 1 << index } else { (1_u32 << index) | ((1 << index) - 1) };
+        Self(self.0 & !used)
+    }
+}
+
+impl Search<'_> {
+    /// Searches below `node`; `lacking` is the number of entries that the descriptor may lack.
+    fn search(&mut self, node: NodeId, unused: UnusedEntries, lacking: usize) -> bool {
+        let set = self.set;
+        let reached = &set.nodes[node as usize];
+        let is_complete =
+            (0..self.entries.len()).all(|index| !unused.contains(index) || self.entries[index].is_optional);
+        if is_complete && !self.path.is_empty() && (reached.rule.is_some() || reached.exempt) {
+            return true;
+        }
+        for child in &reached.children {
+            let Some(left) = self.comparisons_left.checked_sub(1) else { return false };
+            self.comparisons_left = left;
+            let compiled = &set.nodes[*child as usize];
+            for index in 0..self.entries.len() {
+                if !unused.contains(index) {
+                    continue;
+                }
+                if node_fits(compiled, &self.entries[index], self.comparison) {
+                    self.path.push((*child, Some(index)));
+                    if self.search(*child, unused.after(index, self.any_order), lacking) {
+                        return true;
+                    }
+                    self.path.pop();
+                }
+                if !self.any_order && !self.entries[index].is_optional {
+                    break;
+                }
+            }
+            if lacking > 0 {
+                self.path.push((*child, None));
+                if self.search(*child, unused, lacking - 1) {
+                    return true;
+                }
+                self.path.pop();
+            }
+        }
+        false
+    }
+}
+
+/// Returns `true` if a node can match an entry.
+fn node_fits(node: &CompiledNode, entry: &PossibleEntry<'_>, comparison: Comparison) -> bool {
+    let key = node.composite.get(..node.key_length).unwrap_or_default();
+    match comparison {
+        Comparison::Exact => composite_fits(&node.composite, key, node, entry.key, entry.value),
+        Comparison::IgnoringCase => {
+            let [composite, node_key, entry_key] = [&node.composite, key, entry.key].map(fold_case);
+            let value = entry.value.map(fold_case);
+            composite_fits(&composite, &node_key, node, &entry_key, value.as_deref())
+        }
+        Comparison::SimilarKeys => {
+            key == entry.key && node_fits(node, entry, Comparison::Exact)
+                || (are_alike(key, entry.key) && node_fits(node, &PossibleEntry { key, ..*entry }, Comparison::Exact))
+        }
+        Comparison::KeysOnly => key == entry.key,
+    }
+}
+
+/// Compares as matching does: `key_value` as one text.
+fn composite_fits(
+    composite: &[u8],
+    node_key: &[u8],
+    node: &CompiledNode,
+    entry_key: &[u8],
+    value: Option<&[u8]>,
+) -> bool {
+    // The value that the node has if its text begins with the key of the entry.
+    let own_value = composite.strip_prefix(entry_key).and_then(|rest| rest.strip_prefix(b"_"));
+    let Some(value) = value else {
+        return match node.match_kind {
+            MatchKind::Any => node_key == entry_key || own_value.is_some(),
+            MatchKind::Exact => own_value.is_some(),
+            MatchKind::Match => node_key == entry_key,
+            MatchKind::Wildcard => {
+                let literal = composite.split(|byte| *byte == b'*').next().unwrap_or_default();
+                let prefix = [entry_key, b"_"].concat();
+                literal.starts_with(&prefix) || prefix.starts_with(literal)
+            }
+        };
+    };
+    match node.match_kind {
+        MatchKind::Any => node_key == entry_key || own_value == Some(value),
+        MatchKind::Exact => own_value == Some(value),
+        MatchKind::Wildcard => Pattern::new(composite).matches(&[entry_key, b"_", value].concat()),
+        MatchKind::Match => {
+            node_key == entry_key && node.pattern.as_ref().is_some_and(|pattern| pattern.matches(value))
+        }
+    }
+}
+
+fn fold_case(text: &[u8]) -> Vec<u8> {
+    text.iter().map(|byte| if *byte == b'-' { b'_' } else { byte.to_ascii_lowercase() }).collect()
+}
+
+/// Returns `true` if one of two short texts may be meant for the other.
+fn are_alike(one: &[u8], other: &[u8]) -> bool {
+    let (Ok(one), Ok(other)) = (std::str::from_utf8(one), std::str::from_utf8(other)) else { return false };
+    // Bounded, because a comparison takes time proportional to the length.
+    one != other
+        && one.len().max(other.len()) <= 40
+        && strsim::normalized_damerau_levenshtein(one, other) >= MIN_LIKENESS
+}
+
+impl RuleSet {
+    /// Returns `true` if a descriptor with these entries can match a rule, or values that a rule exempts; also if that
+    /// takes too long to find out.
+    pub fn can_match(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> bool {
+        self.possible_rule(domain, entries) != PossibleRule::None
+    }
+
+    /// Returns the name of a domain for which `name` was probably meant.
+    pub fn find_similar_domain(&self, name: &str) -> Option<&str> {
+        let mut names: Vec<&str> = self.domains().map(|domain| &*domain.name).collect();
+        names.sort_unstable();
+        let folded = fold_case(name.as_bytes());
+        let same = names.iter().find(|known| fold_case(known.as_bytes()) == folded);
+        same.or_else(|| names.iter().find(|known| are_alike(known.as_bytes(), name.as_bytes()))).copied()
+    }
+
+    /// Returns the rule for which a descriptor that matches none was probably meant.
+    pub fn find_near_miss(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> Option<NearMiss> {
+        if entries.is_empty() || entries.len() > MAX_ENTRIES || self.can_match(domain, entries) {
+            return None;
+        }
+        let find = |comparison, any_order, lacking| self.search_miss(domain, entries, comparison, any_order, lacking);
+        let miss = |reason, path: Vec<(NodeId, Option<usize>)>| self.describe_path(reason, &path, entries);
+        if let Some(path) = find(Comparison::IgnoringCase, false, 0) {
+            return miss(MissReason::Case, path);
+        }
+        if let Some(path) = find(Comparison::Exact, true, 0) {
+            return miss(MissReason::Order, path);
+        }
+        if let Some(path) = find(Comparison::Exact, false, 1).or_else(|| find(Comparison::Exact, false, 2)) {
+            return miss(MissReason::TooShort, path);
+        }
+        if let Some(near) = self.find_with_fewer_entries(domain, entries) {
+            return Some(near);
+        }
+        if let Some(path) = find(Comparison::SimilarKeys, false, 0) {
+            return miss(MissReason::Key, path);
+        }
+        self.find_in_other_domain(domain, entries).or_else(|| {
+            let path = find(Comparison::KeysOnly, false, 0)?;
+            miss(MissReason::Value, path)
+        })
+    }
+
+    /// Searches with one entry left out, the last one first.
+    fn find_with_fewer_entries(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> Option<NearMiss> {
+        if entries.len() < 2 {
+            return None;
+        }
+        (0..entries.len()).rev().find_map(|left_out| {
+            let mut fewer = entries.to_vec();
+            fewer.remove(left_out);
+            let path = self.search_miss(domain, &fewer, Comparison::Exact, false, 0)?;
+            self.describe_path(MissReason::TooLong, &path, &fewer)
+        })
+    }
+
+    /// Searches in other domains, by their names.
+    fn find_in_other_domain(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> Option<NearMiss> {
+        let mut others: Vec<&DomainRules> = self.domains().filter(|other| other.name != domain.name).collect();
+        others.sort_unstable_by_key(|other| &*other.name);
+        let other = others
+            .into_iter()
+            .take(MAX_DOMAINS)
+            .find(|other| matches!(self.possible_rule(other, entries), PossibleRule::Found))?;
+        let suggestion = truncate_printable(&other.name, MAX_TEXT_CHARS);
+        Some(NearMiss { reason: MissReason::Domain, rule: other.name.clone(), location: None, suggestion })
+    }
+
+    fn possible_rule(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> PossibleRule {
+        if entries.len() > MAX_ENTRIES {
+            return PossibleRule::Unknown;
+        }
+        let any_order = domain.matching.order == EntryOrder::Any;
+        let mut search = self.start_search(entries, Comparison::Exact, any_order);
+        match (search.search(domain.root, all_entries(entries), 0), search.comparisons_left) {
+            (true, _) => PossibleRule::Found,
+            (false, 0) => PossibleRule::Unknown,
+            (false, _) => PossibleRule::None,
+        }
+    }
+
+    fn search_miss(
+        &self,
+        domain: &DomainRules,
+        entries: &[PossibleEntry<'_>],
+        comparison: Comparison,
+        any_order: bool,
+        lacking: usize,
+    ) -> Option<Vec<(NodeId, Option<usize>)>> {
+        let any_order = any_order || domain.matching.order == EntryOrder::Any;
+        let mut search = self.start_search(entries, comparison, any_order);
+        search.search(domain.root, all_entries(entries), lacking).then_some(search.path)
+    }
+
+    fn start_search<'s>(
+        &'s self,
+        entries: &'s [PossibleEntry<'s>],
+        comparison: Comparison,
+        any_order: bool,
+    ) -> Search<'s> {
+        Search { set: self, entries, comparison, any_order, comparisons_left: MAX_COMPARISONS, path: Vec::new() }
+    }
+
+    fn describe_path(
+        &self,
+        reason: MissReason,
+        path: &[(NodeId, Option<usize>)],
+        entries: &[PossibleEntry<'_>],
+    ) -> Option<NearMiss> {
+        let (last, _) = path.last()?;
+        let last = &self.nodes[*last as usize];
+        let written: Vec<String> = path
+            .iter()
+            .map(|(node, index)| {
+                let node = &self.nodes[*node as usize];
+                format_suggested_entry(node, index.and_then(|index| entries.get(index)), reason)
+            })
+            .collect();
+        let suggestion = written.join(",");
+        let rule = last.rule.as_ref().map_or_else(|| suggestion.clone(), |rule| rule.rule.path.clone());
+        let location = last.rule.as_ref().map(|rule| rule.rule.location.clone()).or_else(|| last.location.clone());
+        Some(NearMiss { reason, rule, location, suggestion })
+    }
+}
+
+/// Whether a descriptor can match a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PossibleRule {
+    Found,
+    None,
+    /// There are too many nodes, or entries.
+    Unknown,
+}
+
+fn all_entries(entries: &[PossibleEntry<'_>]) -> UnusedEntries {
+    UnusedEntries((1_u32 << entries.len().min(MAX_ENTRIES)) - 1)
+}
+
+/// Writes an entry that the node matches: with the node's own value, else with the descriptor's, else with `...`.
+fn format_suggested_entry(node: &CompiledNode, entry: Option<&PossibleEntry<'_>>, reason: MissReason) -> String {
+    let text = |bytes: &[u8]| truncate_printable(&String::from_utf8_lossy(bytes), MAX_TEXT_CHARS);
+    let key = node.composite.get(..node.key_length).unwrap_or_default();
+    let own = node.composite.get(node.key_length + 1..);
+    let value = match (node.match_kind, own, entry.and_then(|entry| entry.value)) {
+        (MatchKind::Exact, Some(own), _) => text(own),
+        (MatchKind::Wildcard | MatchKind::Match, Some(own), _) if reason == MissReason::Value => text(own),
+        (MatchKind::Wildcard | MatchKind::Match, Some(own), None) => text(own),
+        (_, _, Some(value)) => text(value),
+        (_, _, None) => "...".to_owned(),
+    };
+    format!("{}={value}", text(key))
+}

@@ -1,0 +1,49 @@
+//! Sampling of the request path, for statistics that are too costly to keep for each decision.
+//!
+//! Each thread takes its first [`EXACT_OBSERVATIONS`] whole, so that small numbers are exact, and then one of
+//! [`SAMPLED_WEIGHT`] at random, so that no pattern of the traffic is missed. Nothing is shared between threads.
+
+use std::cell::Cell;
+
+/// Number of observations of each thread that are all taken.
+pub const EXACT_OBSERVATIONS: u32 = 1024;
+
+/// Observations that a sampled one stands for.
+pub const SAMPLED_WEIGHT: u64 = 16;
+
+thread_local! {
+    /// Number of observations up to [`EXACT_OBSERVATIONS`], and the state of a linear congruential generator.
+    static STATE: Cell<(u32, u32)> = const { Cell::new((0, 1)) };
+}
+
+/// Returns the number of observations that this one stands for; `None` if it is left out.
+pub fn sample_weight() -> Option<u64> {
+    STATE.with(|state| {
+        let (taken, random) = state.get();
+        if taken < EXACT_OBSERVATIONS {
+            state.set((taken + 1, random));
+            return Some(1);
+        }
+        // Constants of Numerical Recipes; the upper bits are the random ones.
+        let random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.set((taken, random));
+        (random >> 28 == 0).then_some(SAMPLED_WEIGHT)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EXACT_OBSERVATIONS, sample_weight};
+
+    #[test]
+    fn first_observations_are_taken_and_later_ones_stand_for_as_many_as_there_are() {
+        let all = std::thread::spawn(|| {
+            let first: u64 = (0..EXACT_OBSERVATIONS).filter_map(|_| sample_weight()).sum();
+            let later: u64 = (0..1_600_000).filter_map(|_| sample_weight()).sum();
+            (first, later)
+        });
+        let (first, later) = all.join().expect("the thread ends");
+        assert_eq!(first, u64::from(EXACT_OBSERVATIONS));
+        assert!((1_500_000..1_700_000).contains(&later), "{later}");
+    }
+}

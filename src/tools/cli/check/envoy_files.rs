@@ -1,0 +1,185 @@
+//! Envoy bootstraps of `check --envoy`: reads them, and formats what is found.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+use crate::base::printable_text::escape_unprintable;
+use crate::rules::diagnostic::{Diagnostic, format_excerpt};
+use crate::rules::rule::set::RuleSet;
+use crate::rules::yaml::text;
+use crate::tools::cli::print::format_count;
+use crate::tools::envoy_check::check_bootstrap;
+use crate::tools::envoy_check::finding::{EnvoyFinding, EnvoyFindings, FindingSeverity};
+
+/// Path that means standard input.
+const STDIN_PATH: &str = "-";
+
+/// Prefix of the messages of rule files that are not YAML.
+const RULE_FILE_PREFIX: &str = "error loading config file: ";
+
+/// Bootstraps that were checked.
+pub(super) struct CheckedEnvoyFiles {
+    files: Vec<CheckedFile>,
+}
+
+/// A bootstrap, or why it could not be read.
+struct CheckedFile {
+    name: String,
+    text: String,
+    found: Result<EnvoyFindings, UnreadableFile>,
+}
+
+/// Why a file could not be read.
+struct UnreadableFile {
+    line: u32,
+    column: u32,
+    message: String,
+    fix: Option<String>,
+}
+
+impl UnreadableFile {
+    fn at_start(message: String, fix: &str) -> Self {
+        Self { line: 1, column: 1, message, fix: Some(fix.to_owned()) }
+    }
+}
+
+impl From<&Diagnostic> for UnreadableFile {
+    fn from(diagnostic: &Diagnostic) -> Self {
+        let Diagnostic { line, column, message, hint, .. } = diagnostic;
+        let message = message.strip_prefix(RULE_FILE_PREFIX).unwrap_or(message).to_owned();
+        Self { line: *line, column: *column, message, fix: hint.clone() }
+    }
+}
+
+impl CheckedEnvoyFiles {
+    /// Reads and checks the files, against rules if there are any without errors.
+    pub(super) fn read_and_check(paths: &[PathBuf], rules: Option<&RuleSet>) -> Self {
+        let check = |path: &PathBuf| {
+            let name = path.display().to_string();
+            let (text, found) = match read_text(path) {
+                Ok(text) => {
+                    let found = check_bootstrap(&Arc::from(&*name), &text, rules);
+                    let found = found.map_err(|problems| match problems.errors().first() {
+                        Some(first) => UnreadableFile::from(first),
+                        None => UnreadableFile::at_start("unreadable".to_owned(), "write YAML or JSON"),
+                    });
+                    (text, found)
+                }
+                Err(unreadable) => (String::new(), Err(unreadable)),
+            };
+            CheckedFile { name, text, found }
+        };
+        Self { files: paths.iter().map(check).collect() }
+    }
+
+    /// Returns `true` if a file cannot be read, or has a finding that is an error.
+    pub(super) fn has_errors(&self) -> bool {
+        self.count(FindingSeverity::Error) > 0
+    }
+
+    fn count(&self, severity: FindingSeverity) -> u64 {
+        let of_file = |file: &CheckedFile| match &file.found {
+            Ok(found) => found.count(severity),
+            Err(_) => u64::from(severity == FindingSeverity::Error),
+        };
+        self.files.iter().map(of_file).sum()
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.files.iter().filter_map(|file| file.found.as_ref().ok()).map(|found| found.acknowledged).sum()
+    }
+
+    /// Formats the findings with their lines, and their numbers.
+    pub(super) fn format_text(&self) -> String {
+        let mut page = String::new();
+        for CheckedFile { name, text, found } in &self.files {
+            match found {
+                Ok(found) => {
+                    found.kept().iter().for_each(|finding| page += &format_finding(finding, text));
+                    let total: u64 = FindingSeverity::ALL.iter().map(|severity| found.count(*severity)).sum();
+                    let more = total.saturating_sub(found.kept().len() as u64);
+                    page += &if more > 0 { format!("and {more} more findings\n") } else { String::new() };
+                }
+                Err(UnreadableFile { line, column, message, fix }) => {
+                    page += &escape_unprintable(&format!("{name}:{line}:{column}: error: {message}"));
+                    page.push('\n');
+                    page += &format_excerpt(text, *line, *column);
+                    page += &fix.as_ref().map_or_else(String::new, |fix| format!("  fix: {fix}\n"));
+                }
+            }
+        }
+        let [errors, warnings, hints] = FindingSeverity::ALL.map(|severity| self.count(severity));
+        let counts =
+            [(self.files.len() as u64, "Envoy file"), (errors, "error"), (warnings, "warning"), (hints, "hint")];
+        page += &counts.map(|(count, what)| format_count(count, what)).join(", ");
+        page += &match self.acknowledged() {
+            0 => "\n".to_owned(),
+            acknowledged => format!(", {acknowledged} acknowledged\n"),
+        };
+        page
+    }
+}
+
+/// Formats a finding: place and message, the line, consequence and fix.
+fn format_finding(finding: &EnvoyFinding, text: &str) -> String {
+    let EnvoyFinding { severity, check, file, line, column, path: _, message, consequence, fix } = finding;
+    let headline = format!("{file}:{line}:{column}: {}: {message} [{}]", severity.name(), check.name());
+    format!(
+        "{}\n{}  so: {}\n  fix: {}\n",
+        escape_unprintable(&headline),
+        format_excerpt(text, *line, *column),
+        escape_unprintable(consequence),
+        escape_unprintable(fix)
+    )
+}
+
+/// Reads a file, or standard input, of at most the size of a rule file.
+fn read_text(path: &Path) -> Result<String, UnreadableFile> {
+    let mut bytes = Vec::new();
+    let limit = text::MAX_FILE_BYTES as u64 + 1;
+    let read = if path == Path::new(STDIN_PATH) {
+        io::stdin().lock().take(limit).read_to_end(&mut bytes)
+    } else {
+        File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
+    };
+    read.map_err(|error| UnreadableFile::at_start(error.to_string(), "check the spelling and the permissions"))?;
+    if bytes.len() > text::MAX_FILE_BYTES {
+        let message = format!("at most {} MB are read", text::MAX_FILE_BYTES >> 20);
+        return Err(UnreadableFile::at_start(message, "check a part of it"));
+    }
+    let decoded = text::decode_text(&bytes).map_err(|text::UnreadableText { at, message, hint }| UnreadableFile {
+        line: at.line,
+        column: at.column,
+        message,
+        fix: Some(hint.to_owned()),
+    })?;
+    Ok(decoded.into_owned())
+}
+
+/// Writes `files`, the numbers of findings, and the findings; an unreadable file is a finding `unreadable`.
+impl Serialize for CheckedEnvoyFiles {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let [errors, warnings, hints] = FindingSeverity::ALL.map(|severity| self.count(severity));
+        let findings: Vec<serde_json::Value> = self.files.iter().flat_map(findings_as_json).collect();
+        let (files, acknowledged) = (self.files.len(), self.acknowledged());
+        serde_json::json!({
+            "files": files, "errors": errors, "warnings": warnings, "hints": hints, "acknowledged": acknowledged,
+            "findings": findings,
+        })
+        .serialize(serializer)
+    }
+}
+
+fn findings_as_json(file: &CheckedFile) -> Vec<serde_json::Value> {
+    match &file.found {
+        Ok(found) => found.kept().iter().filter_map(|finding| serde_json::to_value(finding).ok()).collect(),
+        Err(UnreadableFile { line, column, message, fix }) => vec![serde_json::json!({
+            "severity": FindingSeverity::Error, "check": "unreadable", "file": file.name, "line": line, "column": column,
+            "path": "", "message": message, "consequence": "nothing of this file is checked", "fix": fix,
+        })],
+    }
+}

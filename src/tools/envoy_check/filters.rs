@@ -1,0 +1,133 @@
+//! Checks of filters and of the places of `rate_limits`: what is never sent, and what is sent otherwise than written.
+
+use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter, RuntimeFlag};
+use super::config_node::ConfigNode;
+use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
+use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
+
+/// Checks the rate limit filters of a connection manager and their descriptors.
+pub(super) fn check_manager(
+    manager: &ConnectionManager<'_, '_>,
+    bootstrap: &Bootstrap<'_, '_>,
+    found: &mut EnvoyFindings,
+) {
+    for filter in &manager.filters {
+        let entries = manager.entries_of(filter);
+        if entries.is_empty() && !manager.has_unknown_routes {
+            let message = format!("no `rate_limits` for the filter '{}'", filter.name);
+            found.report(EnvoyCheck::FilterNeverAsks, &filter.listed, message);
+        }
+        check_timeout(filter, &entries, found);
+    }
+    if !manager.filters.is_empty() {
+        check_places(manager, found);
+    }
+    for answer in manager.limited_direct_responses.iter().filter(|_| !manager.filters.is_empty()) {
+        found.report(EnvoyCheck::DirectResponseNotLimited, answer, "limits on a route that answers by itself");
+    }
+    let own = manager.filters.iter().flat_map(|filter| &filter.entries);
+    for entry in own.chain(&manager.route_entries) {
+        check_formatters(entry, bootstrap.formatters, found);
+        check_address(entry, manager, found);
+    }
+}
+
+/// Checks that the items of routes and virtual hosts are sent, with what they say.
+fn check_places(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+    let in_routes = manager.route_entries.iter().filter(|entry| entry.place.drops_hits());
+    for entry in in_routes {
+        let mut of_stage = manager.filters.iter().filter(|filter| filter.stage == entry.stage).peekable();
+        if of_stage.peek().is_none() {
+            let message = format!("`stage: {}`, and no rate limit filter has it", entry.stage);
+            found.report(EnvoyCheck::StageWithoutFilter, &entry.node, message);
+        } else if of_stage.all(|filter| !filter.entries.is_empty()) {
+            let message = "`rate_limits` beside those of the filter";
+            found.report(EnvoyCheck::RouteLimitsIgnored, &entry.node, message);
+        }
+        if let Some(hits) = entry.node.field("hits_addend") {
+            let what = if hits.flag("is_negative_hits") { "`is_negative_hits`" } else { "`hits_addend`" };
+            let place = match entry.place {
+                LimitPlace::VirtualHost => "a virtual host",
+                LimitPlace::Route | LimitPlace::PerRoute | LimitPlace::Filter => "a route",
+            };
+            found.report(EnvoyCheck::HitsAddendDropped, &hits, format!("{what} in {place}"));
+        }
+    }
+}
+
+/// Hints at a timeout that is not written; slots have checks of their own.
+fn check_timeout(filter: &HttpFilter<'_, '_>, entries: &[LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
+    if filter.node.field("timeout").is_some() || entries.iter().any(LimitEntry::is_release) {
+        return;
+    }
+    let is_acquire = entries.iter().any(LimitEntry::is_acquire);
+    let severity = if is_acquire { FindingSeverity::Warning } else { FindingSeverity::Hint };
+    let message = format!("no `timeout` in the filter '{}'", filter.name);
+    found.report_as(severity, EnvoyCheck::TimeoutDefault, &filter.listed, message);
+}
+
+/// Checks the text of an item's actions for formatters that Envoy sends as they are.
+fn check_formatters(entry: &LimitEntry<'_, '_>, flag: RuntimeFlag, found: &mut EnvoyFindings) {
+    for action in &entry.actions {
+        let in_value = action.value.and_then(find_formatter).filter(|_| action.needs_formatter_flag());
+        if let Some(formatter) = in_value {
+            let node = action.node.field("descriptor_value").unwrap_or_else(|| action.node.clone());
+            let message = format!("`{formatter}` in a descriptor, and no runtime flag that expands it");
+            match flag {
+                RuntimeFlag::On => {}
+                RuntimeFlag::Off => found.report(EnvoyCheck::FormatterLiteral, &node, message),
+                RuntimeFlag::Unknown => {
+                    let message = format!("`{formatter}` in a descriptor; the runtime flag is not in this file");
+                    found.report_as(FindingSeverity::Warning, EnvoyCheck::FormatterLiteral, &node, message);
+                }
+            }
+        }
+        let never = ["descriptor_key", "default_value"].iter().filter_map(|name| action.node.field(name));
+        for field in never {
+            if let Some(formatter) = field.as_text().and_then(find_formatter) {
+                let message = format!("`{formatter}` in a field without formatters");
+                found.report(EnvoyCheck::FormatterNeverExpanded, &field, message);
+            }
+        }
+    }
+}
+
+/// Warns about a limit by address that a client can choose.
+fn check_address(entry: &LimitEntry<'_, '_>, manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+    let is_trusted =
+        manager.node.flag("use_remote_address") || manager.node.field("original_ip_detection_extensions").is_some();
+    let by_address =
+        entry.actions.iter().find(|action| matches!(action.key, Some("remote_address" | "masked_remote_address")));
+    if let Some(action) = by_address.filter(|_| !is_trusted) {
+        let message = "a limit by the client's address, without `use_remote_address`";
+        found.report(EnvoyCheck::AddressForgeable, &action.node, message);
+    }
+}
+
+/// Checks network and thrift filters.
+pub(super) fn check_network_filters(bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
+    for filter in &bootstrap.network_filters {
+        for descriptor in filter.items("descriptors") {
+            for name in ["limit", "hits_addend"] {
+                if let Some(field) = descriptor.field(name) {
+                    let message = format!("`{name}` in a network filter");
+                    found.report(EnvoyCheck::NetworkFieldsDropped, &field, message);
+                }
+            }
+        }
+        hint_at_timeout(filter, found);
+    }
+    for (filter, entries) in &bootstrap.thrift_filters {
+        for entry in entries.iter().filter(|entry| entry.on_stream_done) {
+            let message = "`apply_on_stream_done` in a thrift proxy";
+            found.report(EnvoyCheck::StreamDoneIgnored, &entry.node, message);
+        }
+        hint_at_timeout(filter, found);
+    }
+}
+
+fn hint_at_timeout(filter: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
+    if filter.field("timeout").is_none() {
+        found.report(EnvoyCheck::TimeoutDefault, filter, "no `timeout` in this filter");
+    }
+}

@@ -1,0 +1,339 @@
+//! Findings about an Envoy bootstrap, and the table of checks that give them.
+//!
+//! A check has a name, a severity, a consequence and a fix; names are an interface of the JSON output. Findings are
+//! bounded like diagnostics: the first [`MAX_FINDINGS`] are kept, and the rest are counted.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::config_node::ConfigNode;
+use crate::base::named_enum::{named_enum, serialize_by_name};
+use crate::rules::acknowledged::AcknowledgedLines;
+
+/// Maximum number of findings that are kept.
+const MAX_FINDINGS: usize = 1000;
+
+named_enum! {
+    /// Severity of a finding.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum FindingSeverity {
+        /// A limit does not work.
+        Error = "error",
+        /// A limit does not work at times, or probably does not do what is intended.
+        Warning = "warning",
+        /// It works, and could work better.
+        Hint = "hint",
+    }
+}
+serialize_by_name!(FindingSeverity, EnvoyCheck);
+
+/// What is always the same about the findings of a check.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckText {
+    /// Severity, unless a finding has another.
+    pub severity: FindingSeverity,
+    /// What happens because of it.
+    pub consequence: &'static str,
+    /// How to mend it.
+    pub fix: &'static str,
+}
+
+/// Declares the checks with their texts.
+macro_rules! envoy_checks {
+    ($($variant:ident = $name:literal, $severity:ident: $consequence:literal, $fix:literal;)+) => {
+        named_enum! {
+            /// A check of a bootstrap.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+            pub enum EnvoyCheck {
+                $(#[doc = $consequence] $variant = $name,)+
+            }
+        }
+
+        impl EnvoyCheck {
+            /// Severity, consequence and fix.
+            pub const fn text(self) -> CheckText {
+                match self {
+                    $(Self::$variant => CheckText {
+                        severity: FindingSeverity::$severity,
+                        consequence: $consequence,
+                        fix: $fix,
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+envoy_checks! {
+    NoLimits = "no-limits", Warning:
+        "nothing that goes through this Envoy is limited",
+        "add a filter `envoy.filters.http.ratelimit`, as in envoy/gateway.yaml";
+    FilterNeverAsks = "filter-never-asks", Warning:
+        "the filter has no descriptor to send, so it makes no call and limits nothing",
+        "write `rate_limits` in the filter, a virtual host or a route";
+    StageWithoutFilter = "stage-without-filter", Error:
+        "no filter has this stage, so the descriptor is never sent",
+        "write the same `stage` in the filter and here";
+    RouteLimitsIgnored = "route-limits-ignored", Error:
+        "a filter with `rate_limits` of its own uses no others, so the descriptor is never sent",
+        "move this item into the `rate_limits` of the filter, or those of the filter here";
+    DirectResponseNotLimited = "direct-response-not-limited", Warning:
+        "Envoy makes no call for a route that answers by itself, so it is not limited",
+        "limit a route with an upstream cluster, or use `envoy.filters.http.local_ratelimit`";
+    HitsAddendDropped = "hits-addend-dropped", Error:
+        "Envoy leaves it out in virtual hosts and routes: the call counts one hit, and a refund is one hit more",
+        "move this item into `rate_limits` of the filter, or of a RateLimitPerRoute";
+    NetworkFieldsDropped = "network-fields-dropped", Warning:
+        "the network filter sends entries only: the call counts one hit by the rule",
+        "remove it, and set the limit in the rules";
+    StreamDoneIgnored = "stream-done-ignored", Error:
+        "the thrift filter ignores it, and sends both descriptors when the request begins",
+        "remove it: what is known only afterwards cannot be counted there";
+    AddressForgeable = "address-forgeable", Warning:
+        "Envoy takes the address from the x-forwarded-for that a client sends, so each request can have a new one",
+        "write `use_remote_address: true` in the connection manager, and `xff_num_trusted_hops` behind proxies";
+    TimeoutDefault = "timeout-default", Hint:
+        "Envoy waits 20 ms for the answer; what takes longer is an error, and by default the request passes",
+        "write `timeout` in the filter";
+    QueueBeyondTimeout = "queue-beyond-timeout", Warning:
+        "a request that would wait longer than the timeout of the filter is rejected, so there is hardly a queue",
+        "raise `timeout` of the filter above the longest wait";
+    FormatterLiteral = "formatter-literal", Error:
+        "Envoy sends this text as it is: all requests have the same value and share one counter",
+        "set the runtime flag envoy.reloadable_features.enable_formatter_for_ratelimit_action_descriptor_value: true";
+    FormatterNeverExpanded = "formatter-never-expanded", Error:
+        "Envoy expands no formatters in this field, whatever the runtime says, and sends the text as it is",
+        "put the formatter into `descriptor_value` of a generic_key";
+    MetadataKillsEnvoy = "metadata-kills-envoy", Error:
+        "Envoy 1.40 accepts the file, and dies at the first request or health check",
+        "use another formatter, such as %ENVIRONMENT(NAME)% or %HOSTNAME%";
+    EnvoyGrpcRetry = "envoy-grpc-retry", Warning:
+        "this retry policy has no effect: a call is tried once",
+        "write `retry_policy` beside `envoy_grpc`, in the `grpc_service`";
+    ClusterUnknown = "cluster-unknown", Error:
+        "Envoy starts all the same; each call fails, and by default each request passes",
+        "write the `name` of a cluster of this file";
+    ClusterNotHttp2 = "cluster-not-http2", Error:
+        "gRPC needs HTTP/2: each call fails, and by default each request passes",
+        "write `explicit_http_config: { http2_protocol_options: {} }` in the HttpProtocolOptions of the cluster";
+    KeepaliveMissing = "keepalive-missing", Warning:
+        "a peer that vanished without closing its connection is not noticed: each call waits for its timeout, for minutes",
+        "write `connection_keepalive: { interval: 5s, timeout: 1s }` in `http2_protocol_options`";
+    DefaultCircuitBreakers = "default-circuit-breakers", Hint:
+        "Envoy fails calls beyond 1024 at a time, and retries beyond 3, at once; by default these requests pass",
+        "write `circuit_breakers: { thresholds: [{ max_requests: 100000, max_pending_requests: 100000, max_retries: 100000 }] }`";
+    ReleaseMissing = "release-missing", Error:
+        "nothing gives the slots back: each is held until `max_duration`, and then the limit is reached",
+        "add a second rate limit filter before this one, which sends the release (envoy/concurrency.yaml)";
+    ReleaseBehindAcquire = "release-behind-acquire", Error:
+        "when a client goes while the acquire is waiting, Envoy never reaches this filter: the slot leaks",
+        "put the filter that releases before the one that acquires";
+    ReleaseInAcquireFilter = "release-in-acquire-filter", Error:
+        "a filter that waits for an answer sends no release: each cancelled request may leak a slot (11 % did)",
+        "put `apply_on_stream_done` into a rate limit filter of its own, before this one";
+    ReleaseWithoutRetry = "release-without-retry", Warning:
+        "a release is lost if the service is away for a moment, and the slot is held until `max_duration`",
+        "write `retry_policy` in the `grpc_service` of this filter, with `retry_on: \"unavailable,connect-failure,reset\"`";
+    ReleaseTimeoutShort = "release-timeout-short", Warning:
+        "a release that takes longer is given up, and the slot is held until `max_duration`",
+        "write `timeout: 10s`: no request waits for a release";
+    ReleaseWithoutToken = "release-without-token", Error:
+        "without an entry `release` at its end it is one more acquire, and gives nothing back",
+        "add the action `metadata` with `descriptor_key: release` as the last one (envoy/concurrency.yaml)";
+    ReleaseDefaultMissing = "release-default-missing", Error:
+        "if the acquire had no answer there is no token, and Envoy sends no release: the slot leaks",
+        "write `default_value: \"?\"` in this action";
+    SlotDiffers = "slot-differs", Error:
+        "the release names another slot than the acquire, so it gives nothing back",
+        "write the same actions in both, and `release` at the end of the one that releases";
+    SlotForgeable = "slot-forgeable", Warning:
+        "a client that repeats its x-request-id shares one slot among all its requests",
+        "add `connection.id` and `request.time` as entries `slot` (envoy/concurrency.yaml)";
+    AcquireRetried = "acquire-retried", Warning:
+        "the acquire of one request may arrive several times, and keeps its slot between the tries",
+        "remove `retry_policy` from the filter that acquires";
+    AcquireFailsOpen = "acquire-fails-open", Warning:
+        "what passes while the service does not answer holds no slot, so more may run than the limit says",
+        "write `failure_mode_deny: true` in the filter that acquires, if the limit must hold";
+    HeartbeatMissing = "heartbeat-missing", Warning:
+        "the service cannot tell that this Envoy died: its slots are held until `max_duration`",
+        "add a `grpc_health_check` whose `initial_metadata` has x-tollkeeper-holder";
+    HeartbeatSlow = "heartbeat-slow", Warning:
+        "without traffic Envoy checks each 60 s only, which is too late: its slots are given away while they are used",
+        "write `no_traffic_interval: 5s` and `interval: 5s` in the health check";
+    HolderDiffers = "holder-differs", Error:
+        "the health checks are of another holder than the slots, which are given away while they are used",
+        "write the same x-tollkeeper-holder in `initial_metadata` of the filters and of the health check";
+    RefundAsSlot = "refund-as-slot", Warning:
+        "a refund at the end of a request is lost whenever Envoy, the service or the call ends first, and never comes back",
+        "use a rule with `concurrent`, which expires such slots";
+    RlqsCrash = "rlqs-crash", Error:
+        "Envoy 1.40 crashes at the second request of a bucket without an assignment",
+        "write `blanket_rule: ALLOW_ALL` or `DENY_ALL`";
+    RlqsFallbackIgnored = "rlqs-fallback-ignored", Warning:
+        "Envoy ignores this fallback",
+        "write `blanket_rule` or, for `expired_assignment_behavior`, a `token_bucket`";
+    RlqsUnlimitedBucket = "rlqs-unlimited-bucket", Error:
+        "Envoy does not limit by a bucket that fills in less than a second",
+        "write `fill_interval: 1s` or a longer whole number of seconds";
+    RlqsNeverFilled = "rlqs-never-filled", Warning:
+        "Envoy never refills a bucket without `tokens_per_fill`",
+        "write `tokens_per_fill`";
+    RlqsReportingInterval = "rlqs-reporting-interval", Hint:
+        "Envoy 1.40 reports each 5 s whatever this says",
+        "write 5s, so that nobody relies on it";
+    RlqsPreviewDenies = "rlqs-preview-denies", Warning:
+        "a preview bucket is no dry run: once it has an assignment it denies for real",
+        "use `shadow_mode` of the rule instead";
+    RlqsMetadataLiteral = "rlqs-metadata-literal", Warning:
+        "on a quota stream Envoy expands no formatters, and sends the text as it is",
+        "write the value itself";
+    RlqsStreamDuration = "rlqs-stream-duration", Warning:
+        "Envoy resets the quota stream after this time, and the usage since the last report is lost",
+        "use a cluster without `max_stream_duration`";
+    DomainUnknown = "domain-unknown", Error:
+        "no rule has this domain, so every request passes",
+        "write the `domain` of the rules, or add rules for it";
+    DescriptorUnmatched = "descriptor-unmatched", Warning:
+        "this descriptor matches no rule, whatever its values, so it limits nothing",
+        "change the actions or the rules: keys, order and number of entries must be the same";
+}
+
+/// A finding, as the JSON output has it.
+#[derive(Clone, Debug, Serialize)]
+pub struct EnvoyFinding {
+    /// Severity.
+    pub severity: FindingSeverity,
+    /// Name of the check.
+    pub check: EnvoyCheck,
+    /// Name of the file as it was given.
+    pub file: String,
+    /// Line, from 1.
+    pub line: u32,
+    /// Column in characters, from 1.
+    pub column: u32,
+    /// Path in the file, such as `static_resources.clusters[0]`.
+    pub path: String,
+    /// What is wrong there.
+    pub message: String,
+    /// What happens because of it.
+    pub consequence: String,
+    /// How to mend it.
+    pub fix: String,
+}
+
+/// File whose findings are collected.
+#[derive(Clone, Debug)]
+pub struct ReportedFile<'t> {
+    /// Name in findings.
+    pub name: Arc<str>,
+    /// Its text.
+    pub text: &'t str,
+}
+
+/// Findings of one file.
+#[derive(Debug)]
+pub struct EnvoyFindings {
+    file: Arc<str>,
+    acknowledged_lines: AcknowledgedLines,
+    seen: HashSet<(EnvoyCheck, u32, u32)>,
+    kept: Vec<EnvoyFinding>,
+    counts: BTreeMap<FindingSeverity, u64>,
+    /// Number of warnings and hints that the file acknowledges.
+    pub acknowledged: u64,
+}
+
+impl EnvoyFindings {
+    /// No findings yet.
+    pub(super) fn new(file: ReportedFile<'_>) -> Self {
+        Self {
+            file: file.name,
+            acknowledged_lines: AcknowledgedLines::find(file.text),
+            seen: HashSet::new(),
+            kept: Vec::new(),
+            counts: BTreeMap::new(),
+            acknowledged: 0,
+        }
+    }
+
+    /// Adds a finding of a check.
+    pub(super) fn report(&mut self, check: EnvoyCheck, node: &ConfigNode<'_, '_>, message: impl Into<String>) {
+        self.report_as(check.text().severity, check, node, message);
+    }
+
+    /// Adds a finding with another severity than the check has. One check has one finding at a place.
+    pub(super) fn report_as(
+        &mut self,
+        severity: FindingSeverity,
+        check: EnvoyCheck,
+        node: &ConfigNode<'_, '_>,
+        message: impl Into<String>,
+    ) {
+        let CheckText { consequence, fix, .. } = check.text();
+        let finding = EnvoyFinding {
+            severity,
+            check,
+            file: self.file.to_string(),
+            line: node.at.line,
+            column: node.at.column,
+            path: node.path(),
+            message: message.into(),
+            consequence: consequence.to_owned(),
+            fix: fix.to_owned(),
+        };
+        self.add(finding);
+    }
+
+    /// Adds a finding of a check with another fix.
+    pub(super) fn report_with_fix(
+        &mut self,
+        check: EnvoyCheck,
+        node: &ConfigNode<'_, '_>,
+        message: String,
+        fix: Option<String>,
+    ) {
+        self.report(check, node, message);
+        if let (Some(fix), Some(last)) = (fix, self.kept.last_mut())
+            && (last.check, last.line, last.column) == (check, node.at.line, node.at.column)
+        {
+            last.fix = fix;
+        }
+    }
+
+    /// Reports a file without any filter that asks for limits.
+    pub(super) fn report_no_limits(&mut self, root: &ConfigNode<'_, '_>) {
+        self.report(EnvoyCheck::NoLimits, root, "no rate limit filter in this file");
+    }
+
+    fn add(&mut self, finding: EnvoyFinding) {
+        // An alias is one text in several places, and several filters use one cluster.
+        if self.seen.len() >= MAX_FINDINGS * 10 || !self.seen.insert((finding.check, finding.line, finding.column)) {
+            return;
+        }
+        if finding.severity != FindingSeverity::Error && self.acknowledged_lines.contains(finding.line) {
+            self.acknowledged += 1;
+            return;
+        }
+        *self.counts.entry(finding.severity).or_default() += 1;
+        if self.kept.len() < MAX_FINDINGS {
+            self.kept.push(finding);
+        }
+    }
+
+    /// Sorts findings: errors first, then by position.
+    pub(super) fn finish(&mut self) {
+        self.kept.sort_by_key(|finding| (finding.severity, finding.line, finding.column));
+    }
+
+    /// Findings that are kept, errors first.
+    pub fn kept(&self) -> &[EnvoyFinding] {
+        &self.kept
+    }
+
+    /// Number of findings of a severity, also of those that were not kept.
+    pub fn count(&self, severity: FindingSeverity) -> u64 {
+        self.counts.get(&severity).copied().unwrap_or(0)
+    }
+}

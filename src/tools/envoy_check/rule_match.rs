@@ -1,0 +1,168 @@
+//! Checks of what Envoy sends against rules: domains, and descriptors that no value makes match.
+
+use std::collections::HashMap;
+
+use super::bootstrap::{Bootstrap, RuntimeFlag};
+use super::config_node::ConfigNode;
+use super::descriptors::LimitEntry;
+use super::finding::{EnvoyCheck, EnvoyFindings};
+use crate::base::printable_text::truncate_printable;
+use crate::limit::algorithm::CapacityRuleKey;
+use crate::rules::rule::near_miss::PossibleEntry;
+use crate::rules::rule::set::{DomainRules, RuleSet};
+
+/// Default timeout of Envoy's rate limit filter, in seconds.
+const DEFAULT_TIMEOUT_S: f64 = 0.02;
+
+/// Maximum number of different descriptors that are searched in the rules.
+const MAX_SEARCHED_DESCRIPTORS: usize = 2000;
+
+/// Maximum number of characters of a domain or value in a message.
+const MAX_TEXT_CHARS: usize = 60;
+
+/// Checks all filters against the rules.
+pub(super) fn check_rules(bootstrap: &Bootstrap<'_, '_>, rules: &RuleSet, found: &mut EnvoyFindings) {
+    let has_formatters = bootstrap.formatters != RuntimeFlag::Off;
+    let mut checker = RuleChecker { rules, has_formatters, searched: HashMap::new() };
+    for manager in &bootstrap.managers {
+        let of_routes: Vec<_> =
+            manager.route_domains.iter().filter_map(|domain| find_domain(domain, rules, found)).collect();
+        for filter in &manager.filters {
+            let own = filter.node.field("domain").and_then(|domain| find_domain(&domain, rules, found));
+            check_queue(&filter.node, own, rules, found);
+            let possible: Vec<&DomainRules> = own.into_iter().chain(of_routes.iter().copied()).collect();
+            for entry in manager.entries_of(filter) {
+                checker.check_entry(&entry, &possible, found);
+            }
+        }
+        for filter in &manager.quota_filters {
+            filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
+        }
+    }
+    for (filter, entries) in &bootstrap.thrift_filters {
+        let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
+        entries.iter().for_each(|entry| checker.check_entry(entry, domain.as_slice(), found));
+    }
+    for filter in &bootstrap.network_filters {
+        let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
+        for descriptor in filter.items("descriptors") {
+            let entries = descriptor.items("entries");
+            let entries: Vec<_> = entries.iter().filter_map(read_network_entry).collect();
+            checker.check_entries(&descriptor, &entries, domain.as_slice(), found);
+        }
+    }
+}
+
+/// Entry of a network filter; its value may be a format.
+fn read_network_entry<'n>(entry: &ConfigNode<'n, '_>) -> Option<PossibleEntry<'n>> {
+    let value = entry.text("value").filter(|value| !value.contains('%'));
+    Some(PossibleEntry { key: entry.text("key")?.as_bytes(), value: value.map(str::as_bytes), is_optional: false })
+}
+
+/// Returns the rules of the domain that a node names, or reports it.
+fn find_domain<'r>(
+    node: &ConfigNode<'_, '_>,
+    rules: &'r RuleSet,
+    found: &mut EnvoyFindings,
+) -> Option<&'r DomainRules> {
+    let name = node.as_text()?;
+    if let Some(domain) = rules.domain(name) {
+        return Some(domain);
+    }
+    let shown = |name: &str| truncate_printable(name, MAX_TEXT_CHARS);
+    let near = rules.find_similar_domain(name).map(|near| format!("did you mean `domain: {}`?", shown(near)));
+    found.report_with_fix(EnvoyCheck::DomainUnknown, node, format!("no rule has the domain '{}'", shown(name)), near);
+    None
+}
+
+/// A descriptor that matches no rule, whatever its values.
+#[derive(Clone)]
+struct Mismatch {
+    message: String,
+    /// What to do, if a rule is near.
+    fix: Option<String>,
+}
+
+/// Searches the rules of descriptors, once for equal ones: routes repeat them.
+struct RuleChecker<'r> {
+    rules: &'r RuleSet,
+    /// Envoy expands formatters in values.
+    has_formatters: bool,
+    /// Mismatches of the descriptors that were searched, by domains and entries; `None`: a rule can match.
+    searched: HashMap<String, Option<Mismatch>>,
+}
+
+impl RuleChecker<'_> {
+    fn check_entry(&mut self, entry: &LimitEntry<'_, '_>, domains: &[&DomainRules], found: &mut EnvoyFindings) {
+        // A limit that comes with the request needs no rule, and an entry of an unknown action may match any.
+        if entry.node.field("limit").is_some() {
+            return;
+        }
+        if let Some(entries) = entry.possible_entries(self.has_formatters) {
+            self.check_entries(&entry.node, &entries, domains, found);
+        }
+    }
+
+    fn check_entries(
+        &mut self,
+        node: &ConfigNode<'_, '_>,
+        entries: &[PossibleEntry<'_>],
+        domains: &[&DomainRules],
+        found: &mut EnvoyFindings,
+    ) {
+        let names: Vec<&str> = domains.iter().map(|domain| &*domain.name).collect();
+        let id = format!("{names:?} {entries:?}");
+        let known = self.searched.get(&id).cloned();
+        // Beyond the bound descriptors are not searched.
+        let mismatch = known.unwrap_or_else(|| {
+            let is_searched = !entries.is_empty() && self.searched.len() < MAX_SEARCHED_DESCRIPTORS;
+            let mismatch = is_searched.then(|| self.find_mismatch(entries, domains)).flatten();
+            self.searched.insert(id, mismatch.clone());
+            mismatch
+        });
+        if let Some(Mismatch { message, fix }) = mismatch {
+            found.report_with_fix(EnvoyCheck::DescriptorUnmatched, node, message, fix);
+        }
+    }
+
+    fn find_mismatch(&self, entries: &[PossibleEntry<'_>], domains: &[&DomainRules]) -> Option<Mismatch> {
+        let first = domains.first()?;
+        if domains.iter().any(|domain| self.rules.can_match(domain, entries)) {
+            return None;
+        }
+        let message = format!("({}) matches no rule of the domain '{}'", describe_entries(entries), first.name);
+        let fix = self.rules.find_near_miss(first, entries).map(|near| match &near.location {
+            Some(location) => format!("{} ({location})", near.describe()),
+            None => near.describe(),
+        });
+        Some(Mismatch { message, fix })
+    }
+}
+
+/// Writes `key=value,key=...`.
+fn describe_entries(entries: &[PossibleEntry<'_>]) -> String {
+    let text = |bytes: &[u8]| truncate_printable(&String::from_utf8_lossy(bytes), MAX_TEXT_CHARS);
+    let written = entries.iter().map(|entry| {
+        let value = entry.value.map_or_else(|| "...".to_owned(), text);
+        format!("{}={value}", text(entry.key))
+    });
+    written.collect::<Vec<_>>().join(",")
+}
+
+/// Warns about a queue whose requests wait longer than the filter waits.
+fn check_queue(filter: &ConfigNode<'_, '_>, domain: Option<&DomainRules>, rules: &RuleSet, found: &mut EnvoyFindings) {
+    let Some(domain) = domain else { return };
+    let timeout_us = filter.seconds("timeout").unwrap_or(DEFAULT_TIMEOUT_S) * 1e6;
+    let limits = rules.rules_of_domain(domain).flat_map(|compiled| &compiled.limits).map(|limit| &limit.limit);
+    let mut queues = limits.filter(|limit| {
+        let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
+        let is_queue = limit.algorithm().properties().capacity == CapacityRuleKey::QueueSize;
+        is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us && each_us as f64 > timeout_us
+    });
+    if let Some(limit) = queues.next() {
+        let each_ms = limit.period_us() / u64::from(limit.requests_per_unit().max(1)) / 1000;
+        let node = filter.field("timeout").unwrap_or_else(|| filter.clone());
+        let message = format!("a queue of the domain '{}' moves each {each_ms} ms", domain.name);
+        found.report(EnvoyCheck::QueueBeyondTimeout, &node, message);
+    }
+}
