@@ -4,7 +4,7 @@
 //! so that a page that is wrong fails. Limits are used up within a period much longer than a test, by rules without a
 //! window boundary.
 
-mod page;
+pub(crate) mod page;
 
 use std::fs;
 use std::process::Command;

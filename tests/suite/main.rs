@@ -11,6 +11,7 @@ mod algorithms;
 mod bench_command;
 mod check_env;
 mod blocks;
+mod calling;
 mod candidates;
 mod cli;
 mod client_limits;

@@ -28,9 +28,9 @@ pub(super) struct Recipe {
 
 /// A command and the lines that the page shows of its output.
 #[derive(Debug)]
-pub(super) struct Command {
-    pub(super) text: String,
-    pub(super) output: Vec<String>,
+pub(crate) struct Command {
+    pub(crate) text: String,
+    pub(crate) output: Vec<String>,
 }
 
 impl Recipe {
@@ -119,7 +119,7 @@ pub(super) fn recipes() -> Vec<Recipe> {
 }
 
 /// Commands of indented lines that begin with `$ `, continued ones joined, each with the lines below it.
-fn shown_commands(text: &str) -> Vec<Command> {
+pub(crate) fn shown_commands(text: &str) -> Vec<Command> {
     let mut commands: Vec<Command> = Vec::new();
     let (mut is_open, mut is_continued) = (false, false);
     for line in text.lines() {
