@@ -27,7 +27,7 @@ if [ -n "${TOLLKEEPER_TEST_CLIENTS:-}" ]; then
 fi
 
 # Other versions are another directory.
-versions=$(cat "$0" python/requirements.txt node/package-lock.json go/go.sum java/pom.xml | cksum | cut -d' ' -f1)
+versions=$(cat install.sh python/requirements.txt node/package-lock.json go/go.sum java/pom.xml | cksum | cut -d' ' -f1)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tollkeeper/clients-$versions
 
 if [ ! -e "$cache/whole" ]; then

@@ -88,7 +88,7 @@ impl Recipe {
     pub(super) fn bootstrap(&self, template: &str) -> String {
         let mut connection_manager = vec!["use_remote_address: true".to_owned()];
         let mut filter = vec![format!("domain: {}", self.domain())];
-        let mut route = Vec::new();
+        let (mut route, mut beside_route, mut filters_before) = (Vec::new(), Vec::new(), Vec::new());
         if !self.envoy.contains_key("timeout") {
             // Envoy's 20 ms expire on a machine busy with tests, and Envoy fails open.
             filter.push("timeout: 10s".to_owned());
@@ -97,13 +97,23 @@ impl Recipe {
             let line = format!("{key}: {value}");
             match key.as_str() {
                 "rate_limits" => route.push(line),
+                "typed_per_filter_config" => beside_route.push(line),
+                "http_filters" => {
+                    filters_before.extend(value.as_array().expect("a list").iter().map(|it| format!("- {it}")));
+                }
                 "timeout" | "failure_mode_deny" => filter.push(line),
                 "use_remote_address" => assert_eq!(*value, Value::Bool(true), "{}", self.heading),
                 "xff_num_trusted_hops" => connection_manager.push(line),
                 _ => panic!("{}: where does {key} belong?", self.heading),
             }
         }
-        let places = [("CONNECTION MANAGER", connection_manager), ("FILTER", filter), ("ROUTE", route)];
+        let places = [
+            ("CONNECTION MANAGER", connection_manager),
+            ("FILTERS BEFORE", filters_before),
+            ("FILTER", filter),
+            ("ROUTE", route),
+            ("BESIDE ROUTE", beside_route),
+        ];
         places.into_iter().fold(template.to_owned(), |text, (place, lines)| {
             let (before, after) = text.split_once(&format!("# {place}\n")).expect("the template has each place");
             let indent = format!("\n{}", before.rsplit('\n').next().expect("a line begins"));

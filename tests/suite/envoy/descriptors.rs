@@ -139,6 +139,7 @@ const ROUTE: &str = "                        - match: { prefix: / }
                           route:
                             cluster: upstream
                             # ROUTE
+                          # BESIDE ROUTE
 ";
 
 /// An Envoy with a route for each row, which the header `x-row` chooses.
