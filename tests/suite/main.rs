@@ -23,6 +23,7 @@ mod decide;
 mod decision_log;
 mod descriptors;
 mod doc_examples;
+mod doc_links;
 mod envoy;
 mod events;
 mod example_rules;
