@@ -41,7 +41,7 @@ const RECIPES: [&str; 16] = [
     "Exceptions from a limit",
     "The office network is exempt",
     "Block a key now",
-    "A monthly quota, with a warning at 80 %",
+    "A monthly quota, with a warning at 80 percent",
     "Calls to a third party, smoothed",
     "A plan for each customer",
     "All versions of a path, and everyone but a list",
