@@ -19,7 +19,8 @@ use crate::kit::{read, repository};
 /// Directory with the packages and programs of other languages.
 fn clients() -> PathBuf {
     let path = env::var_os("TOLLKEEPER_TEST_CLIENTS");
-    let what = "TOLLKEEPER_TEST_CLIENTS names no clients: run tests/run.sh, or set it to what tests/clients/install.sh prints";
+    let what =
+        "TOLLKEEPER_TEST_CLIENTS names no clients: run tests/run.sh, or set it to what tests/clients/install.sh prints";
     path.expect(what).into()
 }
 

@@ -387,7 +387,10 @@ fn customer_has_a_monthly_quota_and_a_warning() {
     let request = served.envoy.get("/reports").header("x-customer", "acme");
     assert_unlimited(50, &request);
     // Hits 41 to 50 are above 80 %.
-    assert_eq!(top(&served, "?rule=exports.customer.warning"), [("exports.customer.warning customer=acme".to_owned(), 10)]);
+    assert_eq!(
+        top(&served, "?rule=exports.customer.warning"),
+        [("exports.customer.warning customer=acme".to_owned(), 10)]
+    );
     let rejection = request.send();
     assert_eq!(rejection.status, 429);
     // The 31 days of October are an hour longer in Berlin.

@@ -20,7 +20,8 @@ use crate::kit::{read, repository, wait_for};
 const TEMPLATE: &str = "tests/suite/cookbook/envoy.yaml";
 
 /// Claims: `sub` is `ann`, `org.name` is `acme`, `num` is the number 5. No key signed it.
-const TOKEN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJvcmciOnsibmFtZSI6ImFjbWUifSwibnVtIjo1fQ.c2ln";
+const TOKEN: &str =
+    "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJvcmciOnsibmFtZSI6ImFjbWUifSwibnVtIjo1fQ.c2ln";
 
 /// An entry, or `None` if Envoy leaves the whole descriptor out; without a key: a descriptor of no entries.
 type Sent = Option<Vec<(String, String)>>;
@@ -230,7 +231,8 @@ fn values_have_formatters_only_with_the_runtime_flag() {
     assert!(page.contains(FLAG));
     let row = |value: &str, sent: &str| {
         assert!(page.contains(&format!("`\"{value}\"`")), "the page has no {value}");
-        let item = format!("{{ actions: [{{ generic_key: {{ descriptor_key: v, descriptor_value: \"{value}\" }} }}] }}");
+        let item =
+            format!("{{ actions: [{{ generic_key: {{ descriptor_key: v, descriptor_value: \"{value}\" }} }}] }}");
         let sent = Some(vec![("v".to_owned(), sent.to_owned())]);
         Row { item, request: "x-user: ann".to_owned(), sent }
     };
