@@ -14,10 +14,10 @@ mdbook=${TOLLKEEPER_TEST_MDBOOK:-mdbook}
 
 rm -rf "$output/src" "$output/html"
 mkdir -p "$output/src"
-cp docs/book/book.toml "$output/"
+cp docs/book/book.toml docs/book/wide.css "$output/"
 cp docs/book/SUMMARY.md "$output/src/"
-cp --parents README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE tests/README.md fuzz/README.md tests/clients/java/pom.xml \
-    "$output/src/"
+cp --parents README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE tests/README.md fuzz/README.md \
+    tests/bench/redis_clients/README.md tests/clients/java/pom.xml "$output/src/"
 cp --parents --recursive --dereference config deploy docs envoy "$output/src/"
 rm -r "$output/src/docs/book"
 "$mdbook" build "$output"
