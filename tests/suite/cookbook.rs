@@ -4,7 +4,7 @@
 //! so that a page that is wrong fails. Limits are used up within a period much longer than a test, by rules without a
 //! window boundary.
 
-mod page;
+pub(crate) mod page;
 
 use std::fs;
 use std::process::Command;
@@ -20,7 +20,8 @@ use tollkeeper::rules::yaml::DocumentSelection;
 
 use self::page::{Recipe, recipes};
 use crate::kit::envoy::Envoy;
-use crate::kit::http::Request;
+use crate::kit::http::{self, Request};
+use crate::kit::redis;
 use crate::kit::test_service::{TestRequest, TestService};
 use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, without_rules};
 use crate::kit::{read, repository, wait_for};
@@ -32,7 +33,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 13] = [
+const RECIPES: [&str; 16] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -40,12 +41,15 @@ const RECIPES: [&str; 13] = [
     "Exceptions from a limit",
     "The office network is exempt",
     "Block a key now",
-    "A monthly quota in one's own time zone",
+    "A monthly quota, with a warning at 80 percent",
     "Calls to a third party, smoothed",
     "A plan for each customer",
     "All versions of a path, and everyone but a list",
     "A lower limit during business hours",
     "Entries in any order",
+    "Tokens of a language model",
+    "One limit over several regions",
+    "See first, reject later",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -380,11 +384,29 @@ fn trap_of_an_exact_rule_before_the_list() {
     assert_limit(0, &served.envoy.get("/").header("x-api-key", "k-667"));
 }
 
+/// Rule and key of the rejected keys, with the hits that were rejected at least.
+fn top(served: &Served, query: &str) -> Vec<(String, u64)> {
+    let page = http::get(served.tollkeeper.debug_port(), &format!("/top{query}")).send().text();
+    let page: serde_json::Value = serde_json::from_str(&page).unwrap_or_else(|_| panic!("{page}"));
+    let keys = page["overall"].as_array().unwrap_or_else(|| panic!("{page}"));
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_else(|| panic!("{page}")).to_owned();
+    let keys = keys.iter().map(|key| {
+        let name = format!("{} {}", text(&key["rule"]), text(&key["key"]));
+        (name, key["rejected_at_least"].as_u64().unwrap_or_else(|| panic!("{page}")))
+    });
+    keys.collect()
+}
+
 #[test]
-fn customer_has_a_monthly_quota() {
+fn customer_has_a_monthly_quota_and_a_warning() {
     let served = serve(8);
     let request = served.envoy.get("/reports").header("x-customer", "acme");
     assert_unlimited(50, &request);
+    // Hits 41 to 50 are above 80 %.
+    assert_eq!(
+        top(&served, "?rule=exports.customer.warning"),
+        [("exports.customer.warning customer=acme".to_owned(), 10)]
+    );
     let rejection = request.send();
     assert_eq!(rejection.status, 429);
     // The 31 days of October are an hour longer in Berlin.
@@ -587,4 +609,103 @@ fn traps_of_an_order_and_of_the_better_match() {
     recipe.replace_in_rules(matching, "matching: { backtrack: true }");
     let served = Served::start(&recipe);
     assert_unlimited(11, &served.envoy.get("/upload").header("x-user", "alice"));
+}
+
+#[test]
+fn tokens_are_charged_after_the_answer() {
+    let served = serve(14);
+    let request = |user: &str| served.envoy.get("/chat").header("x-user", user).header("x-test-tokens", "90");
+    let wait_for_report = |calls: u64| {
+        wait_for("the cost to be reported", || {
+            (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= calls).then_some(())
+        });
+    };
+    // 100 units: the first leaves 10, the second makes a debt of 80.
+    for number in 1..=2 {
+        assert_eq!(request("ann").send().status, 200, "request {number}");
+        wait_for_report(number * 2);
+    }
+    assert_limit(0, &request("ann"));
+    assert_unlimited(1, &request("bob"));
+}
+
+#[test]
+fn traps_of_tokens() {
+    let mut recipe = Recipe::find(14);
+    recipe.replace_in_rules(", count_rejected: true", "");
+    let served = Served::start(&recipe);
+    let request = served.envoy.get("/chat").header("x-user", "ann").header("x-test-tokens", "90");
+    for number in 1..=3 {
+        assert_eq!(request.send().status, 200, "request {number}");
+        wait_for("the cost to be reported", || {
+            (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= number * 2).then_some(())
+        });
+    }
+    let served = serve(14);
+    assert_unlimited(3, &served.envoy.get("/chat").header("x-user", "ann"));
+}
+
+#[test]
+fn regions_share_a_limit() {
+    let recipe = Recipe::find(15);
+    let page = crate::kit::read(&crate::kit::repository("docs/cookbook.md"));
+    let [eu, us, global] = [(); 3].map(|()| redis::options().start());
+    let setting = |setup: Setup, name: &str, value: &str| {
+        assert!(page.contains(&format!("    {name}=")), "the recipe does not set {name}");
+        setup.env(name, value)
+    };
+    let of_region = |setup: Setup, region: &str, own: &str| {
+        let setup = setting(setup, "REDIS_URL", own).env("REDIS_SOCKET_TYPE", "tcp");
+        let setup = setting(setup, "TOLLKEEPER_REGION", region);
+        let setup = setting(setup, "TOLLKEEPER_REGIONS", "eu,us");
+        setting(setup, "TOLLKEEPER_GLOBAL_REDIS_URL", &global.address()).env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+    };
+    let regions = [("eu", &eu), ("us", &us)]
+        .map(|(region, own)| Served::start_with(&recipe, |setup| of_region(setup, region, &own.address())));
+    for region in &regions {
+        wait_for("the regions to know each other", || {
+            (region.tollkeeper.store_stats()["regions"]["notices"] == json!([])).then_some(())
+        });
+    }
+    // Twenty hits a call, in turn, until neither region admits any.
+    let body = r#"{"domain": "worldwide", "hitsAddend": 20, "descriptors": [{"entries": [{"key": "api_key", "value": "k-1"}]}]}"#;
+    let mut admitted = 0;
+    let mut last = Instant::now();
+    wait_for("the limit to be used up", || {
+        for region in &regions {
+            if region.tollkeeper.post_json(body).status == 200 {
+                admitted += 20;
+                last = Instant::now();
+            }
+        }
+        (last.elapsed() > Duration::from_secs(3)).then_some(())
+    });
+    assert!((800..=1050).contains(&admitted), "{admitted}");
+    // What is left is less than 20 hits a region.
+    for region in &regions {
+        let request = region.envoy.get("/").header("x-api-key", "k-1");
+        assert!((0..40).any(|_| request.send().status == 429));
+        assert_unlimited(1, &region.envoy.get("/").header("x-api-key", "k-2"));
+    }
+}
+
+#[test]
+fn first_roll_out_rejects_nothing_and_shows_who_would_be() {
+    let recipe = Recipe::find(16);
+    let served = Served::start_with(&recipe, |setup| setup.env("SHADOW_MODE", "true"));
+    assert_unlimited(6, &served.envoy.get("/").header("x-user", "ann"));
+    assert_eq!(top(&served, ""), [("rollout.user user=ann".to_owned(), 1)]);
+
+    // Later: each rule in shadow mode by itself, then one of them no more. Its counter went on.
+    let rule = "algorithm: sliding_window_log }";
+    let shadow = recipe.rules.replace(rule, &format!("{rule}\n    shadow_mode: true"));
+    assert_ne!(shadow, recipe.rules);
+    let mut later = Recipe::find(16);
+    later.rules = shadow;
+    let served = Served::start(&later);
+    assert_unlimited(6, &served.envoy.get("/").header("x-user", "ann"));
+    fs::write(served.files.path().join("rollout.yaml"), &recipe.rules).unwrap();
+    wait_for("the rule to reject", || {
+        (served.envoy.get("/").header("x-user", "ann").send().status == 429).then_some(())
+    });
 }

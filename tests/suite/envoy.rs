@@ -5,6 +5,7 @@
 //! the earliest times of its responses, which no load can falsify.
 
 mod call_headers;
+mod descriptors;
 
 use std::fs;
 use std::io::{Read, Write};

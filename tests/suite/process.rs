@@ -330,15 +330,27 @@ fn unix_socket_replaces_the_port() {
 }
 
 #[test]
-fn reflection_is_off_by_default() {
+fn reflection_is_on_by_default_on_loopback_only() {
     const METHODS: [&str; 2] = [
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ];
     // ServerReflectionRequest.list_services = "*"
     let list_services = b"\x3a\x01*".as_slice();
-    for (setting, offered) in [("true", true), ("false", false)] {
-        let server = server().env("TOLLKEEPER_REFLECTION", setting).start();
+    let cases = [
+        ("127.0.0.1", None, true),
+        ("localhost", None, true),
+        ("0.0.0.0", None, false),
+        ("127.0.0.1", Some("false"), false),
+        ("0.0.0.0", Some("true"), true),
+    ];
+    for (host, setting, offered) in cases {
+        let setup = server().env("GRPC_HOST", host);
+        let setup = match setting {
+            Some(setting) => setup.env("TOLLKEEPER_REFLECTION", setting),
+            None => setup,
+        };
+        let server = setup.start();
         let client = Client::connect(server.grpc_port());
         for method in METHODS {
             match client.call_raw(method, list_services) {
@@ -347,7 +359,7 @@ fn reflection_is_off_by_default() {
                     assert!(offered && text.contains("envoy.service.ratelimit.v3.RateLimitService"), "{text}");
                     assert!(text.contains("grpc.health.v1.Health"), "{text}");
                 }
-                Err(status) => assert!(!offered && status.code() == Code::Unimplemented, "{setting}: {status}"),
+                Err(status) => assert!(!offered && status.code() == Code::Unimplemented, "{host}: {status}"),
             }
         }
     }

@@ -268,6 +268,24 @@ fn an_empty_environment_gives_the_defaults() {
 }
 
 #[test]
+fn reflection_is_on_by_default_where_no_other_machine_connects() {
+    let cases = [
+        ("GRPC_HOST", "127.0.0.2", true),
+        ("GRPC_HOST", "[::1]", true),
+        ("GRPC_HOST", "::ffff:127.0.0.1", true),
+        ("GRPC_HOST", "LocalHost", true),
+        ("GRPC_UDS", "/run/x.sock", true),
+        ("GRPC_HOST", "192.0.2.7", false),
+        ("GRPC_HOST", "tollkeeper.internal", false),
+        ("GRPC_HOST", "", false),
+    ];
+    for (name, value, offered) in cases {
+        assert_eq!(read(&[(name, value)]).grpc.reflection, offered, "{name}={value}");
+        assert!(!read(&[(name, value), ("TOLLKEEPER_REFLECTION", "false")]).grpc.reflection, "{name}={value}");
+    }
+}
+
+#[test]
 fn each_variable_reaches_its_setting() {
     let settings = read(&[
         ("GRPC_UDS", "/run/x.sock"),

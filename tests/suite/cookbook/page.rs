@@ -28,9 +28,9 @@ pub(super) struct Recipe {
 
 /// A command and the lines that the page shows of its output.
 #[derive(Debug)]
-pub(super) struct Command {
-    pub(super) text: String,
-    pub(super) output: Vec<String>,
+pub(crate) struct Command {
+    pub(crate) text: String,
+    pub(crate) output: Vec<String>,
 }
 
 impl Recipe {
@@ -88,7 +88,7 @@ impl Recipe {
     pub(super) fn bootstrap(&self, template: &str) -> String {
         let mut connection_manager = vec!["use_remote_address: true".to_owned()];
         let mut filter = vec![format!("domain: {}", self.domain())];
-        let mut route = Vec::new();
+        let (mut route, mut beside_route, mut filters_before) = (Vec::new(), Vec::new(), Vec::new());
         if !self.envoy.contains_key("timeout") {
             // Envoy's 20 ms expire on a machine busy with tests, and Envoy fails open.
             filter.push("timeout: 10s".to_owned());
@@ -97,13 +97,23 @@ impl Recipe {
             let line = format!("{key}: {value}");
             match key.as_str() {
                 "rate_limits" => route.push(line),
+                "typed_per_filter_config" => beside_route.push(line),
+                "http_filters" => {
+                    filters_before.extend(value.as_array().expect("a list").iter().map(|it| format!("- {it}")));
+                }
                 "timeout" | "failure_mode_deny" => filter.push(line),
                 "use_remote_address" => assert_eq!(*value, Value::Bool(true), "{}", self.heading),
                 "xff_num_trusted_hops" => connection_manager.push(line),
                 _ => panic!("{}: where does {key} belong?", self.heading),
             }
         }
-        let places = [("CONNECTION MANAGER", connection_manager), ("FILTER", filter), ("ROUTE", route)];
+        let places = [
+            ("CONNECTION MANAGER", connection_manager),
+            ("FILTERS BEFORE", filters_before),
+            ("FILTER", filter),
+            ("ROUTE", route),
+            ("BESIDE ROUTE", beside_route),
+        ];
         places.into_iter().fold(template.to_owned(), |text, (place, lines)| {
             let (before, after) = text.split_once(&format!("# {place}\n")).expect("the template has each place");
             let indent = format!("\n{}", before.rsplit('\n').next().expect("a line begins"));
@@ -119,7 +129,7 @@ pub(super) fn recipes() -> Vec<Recipe> {
 }
 
 /// Commands of indented lines that begin with `$ `, continued ones joined, each with the lines below it.
-fn shown_commands(text: &str) -> Vec<Command> {
+pub(crate) fn shown_commands(text: &str) -> Vec<Command> {
     let mut commands: Vec<Command> = Vec::new();
     let (mut is_open, mut is_continued) = (false, false);
     for line in text.lines() {

@@ -37,15 +37,23 @@ const CHANGES: &str = "it changes this machine";
 
 /// Pages and beginnings of commands that are not run, with the reason.
 const NOT_RUN: &[(&str, &str, &str)] = &[
+    ("README.md", "docker compose", "it needs Docker; the module `compose` of `deploy` runs what is in the file"),
+    ("README.md", "helm install", CLUSTER),
     ("README.md", "cargo run -- serve", SERVES),
     ("README.md", "cargo run -- call", SERVER),
+    ("calling.md", "tollkeeper serve", SERVES),
+    ("calling.md", "curl", SERVER),
+    ("calling.md", "grpcurl", SERVER),
+    ("calling.md", "tollkeeper call", SERVER),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper check /data/", "its files are those of the reader"),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper call --addr", SERVER),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper explain --addr", SERVER),
     ("cookbook.md", "curl", SERVER),
+    ("cookbook.md", "tollkeeper top", SERVER),
     ("cookbook.md", "tollkeeper explain", "the module `cookbook` runs and compares them"),
     ("decision-log.md", "TOLLKEEPER_DECISION_LOG=file:/var/log/", SERVES),
     ("decision-log.md", "tollkeeper events", SERVER),
+    ("envoy.md", "LOG_LEVEL=debug", SERVES),
     ("envoy-gateway.md", "kubectl", CLUSTER),
     ("envoy-gateway.md", "curl", CLUSTER),
     ("layers.md", "sudo nft -f", CHANGES),
@@ -68,6 +76,11 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("traces.md", "docker run", "it needs the network"),
     ("traces.md", "TRACING_ENABLED=true", SERVES),
     ("traces.md", "tollkeeper call", SERVER),
+    ("troubleshooting.md", "curl", SERVER),
+    ("troubleshooting.md", "redis-cli", SERVER),
+    ("troubleshooting.md", "tollkeeper explain --addr", SERVER),
+    ("troubleshooting.md", "tollkeeper top", SERVER),
+    ("troubleshooting.md", "tollkeeper why", "its log is that of the reader"),
     ("why.md", "tollkeeper why", "its log is of another day; the module `why` compares such outputs"),
 ];
 
@@ -153,6 +166,32 @@ fn commands_of_the_documentation_are_run_or_listed() {
     assert!(run >= 9, "only {run} commands were run");
     let unused: Vec<_> = (0..NOT_RUN.len()).filter(|index| !used.contains(index)).map(|index| NOT_RUN[index]).collect();
     assert!(unused.is_empty(), "listed, but in no page: {unused:?}");
+}
+
+/// Messages by which a reader finds the cause.
+#[test]
+fn messages_of_troubleshooting_are_in_the_program() {
+    let page = read(&repository("docs/troubleshooting.md"));
+    let source = source_text(&repository("src"));
+    for text in [
+        "no rule file has this domain",
+        "this entry matched nothing",
+        "nodes below it: no limit applies",
+        "than the path in the rules",
+        "ends at a node without a rate_limit",
+        "this rule decides",
+        "no rate limit configuration loaded",
+        "memory of this process, not shared",
+        "keys_seen_once",
+        "the server takes no writes",
+        "no answer in time",
+        "failed_charges",
+        "last_error",
+        "loaded_at",
+    ] {
+        assert!(page.contains(text), "the page does not quote {text:?}");
+        assert!(source.contains(text), "the program does not say {text:?}");
+    }
 }
 
 /// Messages that the tables of causes quote are in the program.
