@@ -51,6 +51,8 @@ remove() {
     if [ "${status:-1}" -eq 0 ] && [ -z "${KEEP:-}" ]; then rm -rf "$scratch"; else echo "logs: $scratch/logs" >&2; fi
 }
 
+# Calls between pods of one node must come back through kube-proxy.
+modprobe br_netfilter 2>/dev/null || true
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/tollkeeper-kubernetes.XXXXXX")
 trap remove EXIT
 for hierarchy in $(hierarchies); do
