@@ -100,7 +100,7 @@ impl CredentialVariables {
         let peer = self.peer_file.and_then(|setting| Some((setting, values.get(setting)?)));
         let own = values.get(self.file).map(|path| (self.file, path));
         if let (Some((peer, _)), Some(_)) = (&peer, &own) {
-            values.add_problem(peer, format!("{} is set too", self.file.name()), "unset one of them");
+            values.add_problem(*peer, format!("{} is set too", self.file.name()), "unset one of them");
         }
         own.or(peer)
     }

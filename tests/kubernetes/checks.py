@@ -42,6 +42,9 @@ descriptors:
 """
 WRONG_RULES = RULES.replace("unit: hour", "unit: huor")
 
+# Calls without a decision when a process is killed: those of a second, until health checks tell; retries leave none.
+KILL_ALLOWED = {"headless": CALLS_PER_SECOND, "address": 3 * CALLS_PER_SECOND, "ejecting": CALLS_PER_SECOND, "retrying": 0}
+
 # What the checks share: three replicas, counters in a Redis with a password and TLS.
 VALUES = {
     "image": {"repository": workloads.TOLLKEEPER, "tag": "1", "pullPolicy": "Never"},
@@ -59,21 +62,21 @@ VALUES = {
         "spec": {"selector": {"app.kubernetes.io/name": "tollkeeper", "app.kubernetes.io/instance": "tollkeeper"},
                  "ports": [{"name": "grpc", "port": 8081, "targetPort": "grpc", "appProtocol": "grpc"}]}}],
 }
-# What an Envoy may have beside its health checks against replicas that die.
+# What an Envoy may have beside its health checks against replicas that die. The longest pause is also the time limit of a try.
 RETRIES = {"retry_policy": {
     "num_retries": 2, "retry_on": "connect-failure,refused-stream,reset,unavailable",
-    "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.02s"}}}
+    "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.3s"}}}
+MORE_RETRIES = {"circuit_breakers": {"thresholds": [{"max_retries": 100}]}}
 OUTLIERS = {"outlier_detection": {
     "consecutive_5xx": 3, "consecutive_gateway_failure": 3, "split_external_local_origin_errors": True,
     "consecutive_local_origin_failure": 2, "interval": "0.5s", "base_ejection_time": "5s", "max_ejection_percent": 67}}
 ENVOYS = {
     "headless": {"address": SERVICE},
     "address": {"address": ADDRESS},
-    "retrying": {"address": SERVICE, "grpc_service": {"envoy_grpc": {"cluster_name": "tollkeeper", **RETRIES}},
-                 "tollkeeper": OUTLIERS},
+    "retrying": {"address": SERVICE, "grpc_service": RETRIES, "tollkeeper": MORE_RETRIES},
+    "ejecting": {"address": SERVICE, "tollkeeper": OUTLIERS},
     "default20ms": {"address": SERVICE, "timeout": "0.02s"},
-    "retrying20ms": {"address": SERVICE, "timeout": "0.02s", "tollkeeper": OUTLIERS,
-                     "grpc_service": {"envoy_grpc": {"cluster_name": "tollkeeper", **RETRIES}}},
+    "retrying20ms": {"address": SERVICE, "timeout": "0.02s", "grpc_service": RETRIES, "tollkeeper": MORE_RETRIES},
 }
 
 
@@ -443,11 +446,11 @@ class Checks:
 
     def check_kill(self):
         """SIGKILL, as the kernel sends it: the replica's calls in flight fail, and those until Envoy knows."""
-        envoys = ["headless", "address", "retrying"]
+        envoys = ["headless", "address", "ejecting", "retrying"]
         for _ in range(3):
             # Envoy must have an address of each replica: DNS answers may be 30 s old.
             time.sleep(40)
-            with Load(self, "process killed (SIGKILL)", {"headless": CALLS_PER_SECOND, "address": CALLS_PER_SECOND * 2, "retrying": 5}, envoys, 20):
+            with Load(self, "process killed (SIGKILL)", KILL_ALLOWED, envoys, 20):
                 kill_process(self.ready_pods()[0])
                 self.settle()
 

@@ -152,7 +152,9 @@ class Cluster:
     def _control_plane(self):
         scratch = self.scratch
         # Nothing here outlives the run, so nothing waits for the disk.
-        self.daemon("etcd", "etcd", "--data-dir", f"{scratch}/etcd", "--unsafe-no-fsync")
+        os.makedirs(f"{scratch}/etcd")
+        run("mount", "-t", "tmpfs", "tmpfs", f"{scratch}/etcd")
+        self.daemon("etcd", "etcd", "--data-dir", f"{scratch}/etcd/data")
         self.daemon(
             "kube-apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", f"--advertise-address={CONTROL}",
             "--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged", "--authorization-mode=Node,RBAC",
