@@ -23,8 +23,17 @@ pub enum Credentials {
         /// Its password.
         password: Secret,
     },
-    /// A file with `password` or `user:password`, with or without a line break at the end, read at each use.
-    File(PathBuf),
+    /// Credentials in a file.
+    File(CredentialFile),
+}
+
+/// File with `password` or `user:password`, with or without a line break at the end, read at each use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialFile {
+    /// Variable that names the file, for messages.
+    pub setting: &'static str,
+    /// The file.
+    pub path: PathBuf,
 }
 
 impl Credentials {
@@ -42,7 +51,7 @@ impl fmt::Debug for Credentials {
         match self {
             Self::None => f.write_str("None"),
             Self::Inline { password, .. } => write!(f, "Inline({password:?})"),
-            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::File(file) => f.debug_tuple("File").field(file).finish(),
         }
     }
 }
@@ -51,6 +60,8 @@ impl fmt::Debug for Credentials {
 pub(crate) struct CredentialVariables {
     pub(crate) auth: &'static Setting<Option<Secret>>,
     pub(crate) file: &'static Setting<Option<PathBuf>>,
+    /// Name that an open change of envoyproxy/ratelimit gives to `file`; `None` if it has none.
+    pub(crate) peer_file: Option<&'static Setting<Option<PathBuf>>>,
 }
 
 impl CredentialVariables {
@@ -61,15 +72,15 @@ impl CredentialVariables {
         in_url: Credentials,
         url: &Setting<SecretUrl>,
     ) -> Credentials {
-        let (secret, path) = (values.get(self.auth), values.get(self.file));
-        if let Some(path) = path {
+        let secret = values.get(self.auth);
+        if let Some((setting, path)) = self.read_file_name(values) {
             if secret.is_some() {
-                values.add_problem(self.file, format!("{} is set too", self.auth.name()), "unset one of them");
+                values.add_problem(setting, format!("{} is set too", self.auth.name()), "unset one of them");
             } else if in_url != Credentials::None {
                 let what = format!("{} holds a password too", url.name());
-                values.add_problem(self.file, what, "leave it to the file, which may say user:password");
+                values.add_problem(setting, what, "leave it to the file, which may say user:password");
             }
-            return Credentials::File(path);
+            return Credentials::File(CredentialFile { setting: setting.name(), path });
         }
         let Some(secret) = secret else { return in_url };
         if in_url != Credentials::None {
@@ -82,5 +93,15 @@ impl CredentialVariables {
             values.add_problem(self.auth, "it holds no password", "give password or user:password");
             Credentials::None
         })
+    }
+
+    /// Returns the variable that names the file, and the file; `None` if none does.
+    fn read_file_name(&self, values: &mut Values) -> Option<(&'static Setting<Option<PathBuf>>, PathBuf)> {
+        let peer = self.peer_file.and_then(|setting| Some((setting, values.get(setting)?)));
+        let own = values.get(self.file).map(|path| (self.file, path));
+        if let (Some((peer, _)), Some(_)) = (&peer, &own) {
+            values.add_problem(*peer, format!("{} is set too", self.file.name()), "unset one of them");
+        }
+        own.or(peer)
     }
 }

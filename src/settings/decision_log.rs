@@ -98,10 +98,12 @@ static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     server: CredentialVariables {
         auth: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
         file: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
+        peer_file: None,
     },
     sentinels: CredentialVariables {
         auth: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
         file: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
+        peer_file: None,
     },
 };
 

@@ -34,7 +34,7 @@ settings! { "Metrics";
     PROMETHEUS_PATH: String = "/metrics", "path of the metrics page" .only_with(&REQUIRES_PROMETHEUS);
     PROMETHEUS_MAPPER_YAML: Option<PathBuf> = None,
         "statsd_exporter mapping file for metric names and labels, instead of the built-in ones"
-        .differs_when(Condition::Never, "an unreadable or invalid file prevents the start; regular expressions match whole names")
+        .differs_when(Condition::Never, "an invalid file prevents the start, a missing one does not; regular expressions match whole names")
         .only_with(&REQUIRES_PROMETHEUS);
     PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS: bool = false,
         "report ratelimit_service_response_time_seconds in milliseconds, despite its name" .only_with(&REQUIRES_PROMETHEUS);

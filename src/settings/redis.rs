@@ -55,8 +55,9 @@ settings! { "Counters in Redis";
     REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node"
         .differs_when(Condition::Never, "the default there is 10; one connection carries all calls; the maximum is 128");
     REDIS_AUTH: Option<Secret> = None, "password or user:password; takes precedence over REDIS_URL";
-    TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None,
-        "file that holds REDIS_AUTH; read at each connection attempt and when it changes";
+    REDIS_AUTH_FILE: Option<PathBuf> = None,
+        "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections";
+    TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE under its first name";
     REDIS_TLS: bool = false, "connect over TLS";
     REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments";
     REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
@@ -112,7 +113,9 @@ settings! { "Counters in Redis";
     REDIS_PERSECOND_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "REDIS_POOL_SIZE for limits per second"
         .differs_when(Condition::Never, "the same as for REDIS_POOL_SIZE") .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_AUTH: Option<Secret> = None, "REDIS_AUTH for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
-    TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "TOLLKEEPER_REDIS_AUTH_FILE for limits per second"
+    REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE for limits per second"
+        .only_with(&REQUIRES_PER_SECOND_REDIS);
+    TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_PERSECOND_AUTH_FILE under its first name"
         .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_TIMEOUT: Duration = Duration::from_secs(10), "REDIS_TIMEOUT for limits per second"
@@ -142,8 +145,16 @@ static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
     connections: &REDIS_POOL_SIZE,
     connect_timeout: &REDIS_TIMEOUT,
     tls: &REDIS_TLS,
-    server: CredentialVariables { auth: &REDIS_AUTH, file: &TOLLKEEPER_REDIS_AUTH_FILE },
-    sentinels: CredentialVariables { auth: &REDIS_SENTINEL_AUTH, file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE },
+    server: CredentialVariables {
+        auth: &REDIS_AUTH,
+        file: &TOLLKEEPER_REDIS_AUTH_FILE,
+        peer_file: Some(&REDIS_AUTH_FILE),
+    },
+    sentinels: CredentialVariables {
+        auth: &REDIS_SENTINEL_AUTH,
+        file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE,
+        peer_file: None,
+    },
 };
 
 static PER_SECOND_VARIABLES: DeploymentVariables = DeploymentVariables {
@@ -155,10 +166,15 @@ static PER_SECOND_VARIABLES: DeploymentVariables = DeploymentVariables {
     connections: &REDIS_PERSECOND_POOL_SIZE,
     connect_timeout: &REDIS_PERSECOND_TIMEOUT,
     tls: &REDIS_PERSECOND_TLS,
-    server: CredentialVariables { auth: &REDIS_PERSECOND_AUTH, file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE },
+    server: CredentialVariables {
+        auth: &REDIS_PERSECOND_AUTH,
+        file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE,
+        peer_file: Some(&REDIS_PERSECOND_AUTH_FILE),
+    },
     sentinels: CredentialVariables {
         auth: &REDIS_PERSECOND_SENTINEL_AUTH,
         file: &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
+        peer_file: None,
     },
 };
 

@@ -89,7 +89,10 @@ const FILES: &[Case] = &[
         ],
         Fails(&["GRPC_CLIENT_TLS_CACERT"]),
     ),
-    (&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_MAPPER_YAML", "{}/gone.yaml")], Fails(&["PROMETHEUS_MAPPER_YAML"])),
+    (
+        &[("USE_PROMETHEUS", "true"), ("PROMETHEUS_MAPPER_YAML", "{}/gone.yaml")],
+        WorksInPart("PROMETHEUS_MAPPER_YAML"),
+    ),
     (&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_MAPPER_YAML", "{}/bad.yaml")], Fails(&["PROMETHEUS_MAPPER_YAML"])),
     (&[("PROMETHEUS_MAPPER_YAML", "{}/gone.yaml")], Works),
     (
@@ -105,7 +108,7 @@ const FILES: &[Case] = &[
             ("GRPC_SERVER_TLS_CERT", "{}/gone.crt"),
             ("GRPC_SERVER_TLS_KEY", "{}/server.key"),
             ("USE_PROMETHEUS", "true"),
-            ("PROMETHEUS_MAPPER_YAML", "{}/gone.yaml"),
+            ("PROMETHEUS_MAPPER_YAML", "{}/bad.yaml"),
         ],
         Fails(&["HOST", "GRPC_SERVER_TLS_CERT", "PROMETHEUS_MAPPER_YAML"]),
     ),
@@ -116,6 +119,7 @@ const FILES: &[Case] = &[
         &[("REDIS_URL", "127.0.0.1:1"), ("TOLLKEEPER_REDIS_AUTH_FILE", "{}/gone")],
         WorksInPart("TOLLKEEPER_REDIS_AUTH_FILE"),
     ),
+    (&[("REDIS_URL", "127.0.0.1:1"), ("REDIS_AUTH_FILE", "{}/gone")], WorksInPart("REDIS_AUTH_FILE")),
     (
         &[
             ("BACKEND_TYPE", "memcache"),

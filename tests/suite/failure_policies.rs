@@ -367,15 +367,15 @@ fn health_follows_the_store_as_configured() {
                          descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, on_store_error: local}}]";
     let error_only_default = "defaults: {on_store_error: error}";
     // rules, whether health needs the store, statuses of the pages in each state
-    let (ok, no) = (200, 500);
+    let (ok, no, unready) = (200, 500, 503);
     let table = [
-        (local_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
-        (shadow_rule, false, [(ok, ok), (ok, ok), (ok, no), (ok, no)]),
-        (error_rule, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
-        (error_default, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
-        (error_only_default, false, [(ok, ok), (ok, no), (ok, no), (ok, no)]),
-        (local_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),
-        (error_rule, true, [(ok, ok), (no, no), (ok, no), (no, no)]),
+        (local_rule, false, [(ok, ok), (ok, ok), (ok, unready), (ok, unready)]),
+        (shadow_rule, false, [(ok, ok), (ok, ok), (ok, unready), (ok, unready)]),
+        (error_rule, false, [(ok, ok), (ok, unready), (ok, unready), (ok, unready)]),
+        (error_default, false, [(ok, ok), (ok, unready), (ok, unready), (ok, unready)]),
+        (error_only_default, false, [(ok, ok), (ok, unready), (ok, unready), (ok, unready)]),
+        (local_rule, true, [(ok, ok), (no, unready), (ok, unready), (no, unready)]),
+        (error_rule, true, [(ok, ok), (no, unready), (ok, unready), (no, unready)]),
     ];
     let runtime = runtime();
     for (rules, needs_store, expected) in table {

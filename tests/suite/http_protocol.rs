@@ -98,5 +98,5 @@ fn debug_listener_knows_its_pages_only() {
     let statuses = || ["/healthcheck", "/readyz", "/livez"].map(|page| get(page).status);
     assert_eq!(statuses(), [200; 3]);
     server.signal("TERM");
-    wait_for("the process to be unhealthy", || (statuses() == [500, 500, 200]).then_some(()));
+    wait_for("the process to be unhealthy", || (statuses() == [500, 503, 200]).then_some(()));
 }

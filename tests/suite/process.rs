@@ -156,6 +156,9 @@ fn second_signal_ends_at_once() {
     let mut server = server().env("TOLLKEEPER_DRAIN_PERIOD", "1h").env("TOLLKEEPER_SHUTDOWN_TIMEOUT", "1h").start();
     server.signal("TERM");
     wait_for("the drain", || (server.healthcheck() == 500).then_some(()));
+    // The peer's page keeps the peer's status.
+    let ready = http::get(server.http_port(), "/readyz").send();
+    assert_eq!((ready.status, ready.text().as_str()), (503, "the process is stopping\n"));
     // A reload does not end the process.
     server.signal("HUP");
     assert_eq!(server.healthcheck(), 500);
@@ -626,7 +629,7 @@ descriptors:
 fn unloadable_rules_keep_the_process_unready() {
     let server = tollkeeper::with_rules("domain: shop\ndescriptors: [{key: ''}]\n").start_unhealthy();
     let status = |path: &str| http::get(server.http_port(), path).send().status;
-    assert_eq!([status("/healthcheck"), status("/livez"), status("/readyz")], [200, 200, 500]);
+    assert_eq!([status("/healthcheck"), status("/livez"), status("/readyz")], [200, 200, 503]);
     assert!(server.stderr().contains("no rules are loaded"), "{}", server.stderr());
     fs::write(server.rules_path(), RULES).unwrap();
     wait_for("the rules to be loaded", || (status("/readyz") == 200).then_some(()));

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::serve::server::sockets::listen_tcp;
 use tollkeeper::settings::address::{Address, Host};
+use tollkeeper::settings::credentials::{CredentialFile, Credentials};
 use tollkeeper::settings::decisions::HeaderNames;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::listeners::GrpcListenAddress;
@@ -46,6 +47,11 @@ fn read(vars: Vars<'_>) -> Settings {
 /// Error lines of a start with `vars`.
 fn problems(vars: Vars<'_>) -> Vec<String> {
     Settings::from_env(os(vars)).unwrap_err().to_string().lines().map(str::to_owned).collect()
+}
+
+/// Credentials in a file that this variable names.
+fn credential_file(setting: &'static str, path: &str) -> Credentials {
+    Credentials::File(CredentialFile { setting, path: path.into() })
 }
 
 fn notices(vars: Vars<'_>) -> Vec<String> {
@@ -199,12 +205,14 @@ fn every_variable_of_envoyproxy_ratelimit_is_known_with_its_default() {
 }
 
 /// Names of open changes of envoyproxy/ratelimit.
-const PROPOSED: [&str; 5] = [
+const PROPOSED: [&str; 7] = [
     "LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED",
     "LIMIT_REQUEST_HEADERS_ENABLED",
     "LIMIT_REQUEST_LIMIT_HEADER",
     "LIMIT_REQUEST_REMAINING_HEADER",
     "LIMIT_REQUEST_RESET_HEADER",
+    "REDIS_AUTH_FILE",
+    "REDIS_PERSECOND_AUTH_FILE",
 ];
 
 #[test]

@@ -156,6 +156,23 @@ imagePullSecrets:
 {{- toJson $keys }}
 {{- end }}
 
+{{/*
+Number of replicas; empty leaves it to the autoscaler. A manifest without a number that had one before makes it 1 until the
+autoscaler acts, so an upgrade names what runs, and at least minReplicas; 0, by which people stop it, stays. `helm template`
+sees no cluster and names none.
+*/}}
+{{- define "tollkeeper.replicas" -}}
+{{- if .Values.autoscaling.enabled }}
+{{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "tollkeeper.fullname" .) }}
+{{- if $live }}
+{{- $running := dig "spec" "replicas" 1 $live | int }}
+{{- ternary 0 (max $running (int .Values.autoscaling.minReplicas)) (eq $running 0) }}
+{{- end }}
+{{- else }}
+{{- .Values.replicaCount }}
+{{- end }}
+{{- end }}
+
 {{/* `true` if replicas share counters, in Redis or memcache: by `redis.url`, a REDIS_ variable or BACKEND_TYPE. */}}
 {{- define "tollkeeper.sharesCounters" -}}
 {{- $names := keys .Values.settings }}

@@ -1,5 +1,6 @@
 //! State that all pages share.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -53,20 +54,34 @@ pub struct PrometheusPage {
 }
 
 impl PrometheusPage {
-    /// Reads the mapping file that the settings name. `tags` are labels of every series.
+    /// Reads the mapping file that the settings name; without it metrics have their own names, as with
+    /// envoyproxy/ratelimit. `tags` are labels of every series.
     ///
     /// # Errors
-    /// Names the setting, the file and the problem.
+    /// The file is there and cannot be used; names the setting, the file and the problem.
     pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, UnusableSetting> {
+        let missing = find_missing_mapper(settings);
+        if let Some(missing) = &missing {
+            tracing::warn!("{missing}");
+        }
         let read = |path: &Path| {
-            Mapper::read_file(path).map_err(|error| UnusableSetting {
-                setting: PROMETHEUS_MAPPER_YAML.name(),
-                shown: path.display().to_string(),
-                what: format!("{error} (fix the file or unset the variable)"),
-            })
+            Mapper::read_file(path)
+                .map_err(|error| unusable_mapper(path, format!("{error} (fix the file or unset the variable)")))
         };
-        let mapper = settings.mapper.as_deref().map(read).transpose()?;
+        let path = settings.mapper.as_deref().filter(|_| missing.is_none());
+        let mapper = path.map(read).transpose()?;
         let options = ExpositionOptions { tags: tags.to_vec(), mapper, milliseconds: settings.milliseconds };
         Ok(Self { path: settings.path.clone(), options })
     }
+}
+
+/// Returns the setting whose mapping file is missing, so that metrics keep their own names.
+pub fn find_missing_mapper(settings: &PrometheusSettings) -> Option<UnusableSetting> {
+    let path = settings.mapper.as_deref()?;
+    let is_missing = std::fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    is_missing.then(|| unusable_mapper(path, "there is no such file: metrics keep their own names".to_owned()))
+}
+
+fn unusable_mapper(path: &Path, what: String) -> UnusableSetting {
+    UnusableSetting { setting: PROMETHEUS_MAPPER_YAML.name(), shown: path.display().to_string(), what }
 }

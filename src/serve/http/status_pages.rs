@@ -24,11 +24,13 @@ pub(super) async fn show_health(State(state): State<AppState>) -> Response {
     }
 }
 
-/// `/readyz`: 200 if the process can decide requests, otherwise 500 and the reason.
+/// `/readyz`: 200 if the process can decide requests, otherwise 503 and the reason.
+///
+/// `/healthcheck` answers 500, as envoyproxy/ratelimit does, which has no `/readyz`.
 pub(super) async fn show_ready(State(state): State<AppState>) -> Response {
     match state.collector.health.not_ready_reason() {
         None => respond_text(StatusCode::OK, "OK"),
-        Some(reason) => respond_error(StatusCode::INTERNAL_SERVER_ERROR, format!("{reason}\n")),
+        Some(reason) => respond_error(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
 

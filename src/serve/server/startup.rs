@@ -15,7 +15,7 @@ use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
 use crate::rules::{defaults_file, xds};
 use crate::serve::http::admin_token;
-use crate::serve::http::app_state::PrometheusPage;
+use crate::serve::http::app_state::{self, PrometheusPage};
 use crate::settings::Settings;
 use crate::settings::decision_log::HashKey;
 use crate::settings::problem::UnusableSetting;
@@ -111,6 +111,7 @@ pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_tls_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));
+    unusable.extend(settings.metrics.prometheus.as_ref().and_then(app_state::find_missing_mapper));
     // Both Redis deployments have the same certificates, so a problem of theirs is found twice.
     unusable.dedup();
     unusable

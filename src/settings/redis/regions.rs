@@ -59,10 +59,15 @@ static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     connections: &TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE,
     connect_timeout: &TOLLKEEPER_GLOBAL_REDIS_TIMEOUT,
     tls: &TOLLKEEPER_GLOBAL_REDIS_TLS,
-    server: CredentialVariables { auth: &TOLLKEEPER_GLOBAL_REDIS_AUTH, file: &TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE },
+    server: CredentialVariables {
+        auth: &TOLLKEEPER_GLOBAL_REDIS_AUTH,
+        file: &TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE,
+        peer_file: None,
+    },
     sentinels: CredentialVariables {
         auth: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH,
         file: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE,
+        peer_file: None,
     },
 };
 

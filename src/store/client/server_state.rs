@@ -196,6 +196,11 @@ impl<C> ConnectionPool<C> {
         self.slots.iter().filter(|slot| slot.load().is_some()).count()
     }
 
+    /// Returns all open connections.
+    pub(crate) fn open_connections(&self) -> impl Iterator<Item = Arc<C>> {
+        self.slots.iter().filter_map(ArcSwapOption::load_full)
+    }
+
     /// Returns the next open connection; `None` if none is open.
     pub(crate) fn next_connection(&self) -> Option<Arc<C>> {
         if let [slot] = &*self.slots {

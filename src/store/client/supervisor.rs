@@ -42,7 +42,12 @@ pub(crate) trait SupervisedServer: Send + Sync + 'static {
     fn record_opened_connection(&self);
 
     /// Hashes the files that connecting reads, to detect changes; `None` if connecting reads none.
-    fn hash_connect_files(&self) -> Option<[u8; 32]>;
+    fn hash_connect_files(&self) -> Option<ConnectFileHashes>;
+
+    /// Logs in again on the open connections, with credentials that changed. Returns false if they have to be replaced.
+    fn renew_credentials(&self) -> impl Future<Output = bool> + Send {
+        async { false }
+    }
 
     /// Opens a connection that is ready for commands.
     fn connect(&self) -> impl Future<Output = Result<Connected<Self::Connection>, ConnectError<Self::Error>>> + Send;
@@ -201,7 +206,9 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
     }
 }
 
-/// Requests new connections when files with credentials or certificates change.
+/// Logs in again when a file with credentials changes, and requests new connections when that fails or a certificate changes.
+///
+/// A provider of short-lived tokens closes connections whose token has expired, unless they log in again before.
 async fn watch_files<S: SupervisedServer>(server: Arc<S>) {
     let state = server.state();
     let Some(mut seen) = server.hash_connect_files() else { return };
@@ -209,16 +216,41 @@ async fn watch_files<S: SupervisedServer>(server: Arc<S>) {
         sleep(FILE_CHECK_INTERVAL).await;
         let Some(now) = server.hash_connect_files() else { return };
         if now != seen {
+            let are_certificates_equal = now.certificates == seen.certificates;
             seen = now;
             let names = state.names;
+            if are_certificates_equal && server.renew_credentials().await {
+                tracing::info!(server = %state.endpoint, "credentials for {} changed: logged in again", names.program);
+                continue;
+            }
             tracing::info!(server = %state.endpoint, "{} for {} changed: reconnecting", names.files, names.program);
             state.reconnect.notify_waiters();
         }
     }
 }
 
+/// Hashes of the files that connecting reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectFileHashes {
+    /// `None` if no file has credentials.
+    credentials: Option<[u8; 32]>,
+    /// `None` if no file has certificates.
+    certificates: Option<[u8; 32]>,
+}
+
+impl ConnectFileHashes {
+    /// Hashes the file with credentials and the files with certificates; `None` if there are none.
+    pub(crate) fn of_files<'a>(
+        credentials: Option<&'a PathBuf>,
+        certificates: impl Iterator<Item = &'a PathBuf>,
+    ) -> Option<Self> {
+        let hashes = Self { credentials: hash_files(credentials.into_iter()), certificates: hash_files(certificates) };
+        (hashes.credentials.is_some() || hashes.certificates.is_some()).then_some(hashes)
+    }
+}
+
 /// Returns the hash of files; `None` if there are none. A file that cannot be read counts as empty.
-pub(crate) fn hash_files<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Option<[u8; 32]> {
+fn hash_files<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Option<[u8; 32]> {
     let mut files = files.peekable();
     files.peek()?;
     let mut hasher = blake3::Hasher::new();

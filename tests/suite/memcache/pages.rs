@@ -17,7 +17,7 @@ fn process_is_healthy_while_it_counts_and_ready_again_after_an_outage() {
     wait_for("readiness", || (statuses() == [200, 200, 200]).then_some(()));
     assert!(client.is_serving("ratelimit").unwrap());
     server.kill();
-    wait_for("readiness to end, because the rules say error", || (status("/readyz") == 500).then_some(()));
+    wait_for("readiness to end, because the rules say error", || (status("/readyz") == 503).then_some(()));
     assert_eq!([status("/healthcheck"), status("/livez")], [200, 200]);
     server.restart();
     wait_for("readiness", || (statuses() == [200, 200, 200]).then_some(()));

@@ -415,7 +415,7 @@ fn acl_without_scripts_suffices_for_fixed_windows() {
     wait_for("readiness", || (ready() == 200).then_some(()));
     // A rule that needs a script is reported, and affects no other rule.
     assert_eq!((0..20).map(|_| status_of("bucket")).collect::<Vec<_>>(), [429; 20]);
-    wait_for("unreadiness", || (ready() == 500).then_some(()));
+    wait_for("unreadiness", || (ready() == 503).then_some(()));
     let stderr = tollkeeper.stderr();
     assert!(stderr.contains("REDIS_AUTH") && stderr.contains("+evalsha"), "{stderr}");
     assert!(!stderr.contains("secret"), "{stderr}");
@@ -440,7 +440,7 @@ fn acl_without_incrby_is_a_misconfiguration() {
             .env("TOLLKEEPER_KEY_FORMAT", "ratelimit")
             .start();
         let ready = || http::get(tollkeeper.http_port(), "/readyz").send().status;
-        wait_for(missing, || (ready() == 500 && tollkeeper.stderr().contains("+incrby +expire +get")).then_some(()));
+        wait_for(missing, || (ready() == 503 && tollkeeper.stderr().contains("+incrby +expire +get")).then_some(()));
         server.query::<()>(&["ACL", "SETUSER", "plain", &format!("+{missing}")]);
         wait_for("readiness", || (ready() == 200).then_some(()));
     }

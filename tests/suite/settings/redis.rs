@@ -16,7 +16,7 @@ use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::store_tls::StoreTls;
 use tollkeeper::settings::{Settings, documentation, groups};
 
-use super::{PEER, Vars, notices, os, problems, read, tcp};
+use super::{PEER, Vars, credential_file, notices, os, problems, read, tcp};
 use crate::kit::repository;
 
 /// Redis settings of an environment.
@@ -179,7 +179,7 @@ fn each_redis_variable_reaches_its_setting() {
         setting: "REDIS_PERSECOND_URL",
         topology: sentinels,
         database: 0,
-        credentials: Credentials::File("/per-second".into()),
+        credentials: credential_file("TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE", "/per-second"),
         tls: None,
         connections: NonZeroUsize::new(5).unwrap(),
         connect_timeout: Duration::from_secs(3),
@@ -251,7 +251,7 @@ fn lists_of_nodes_and_sentinels_parse() {
     let topology = TopologySettings::Sentinel {
         primary: "m".into(),
         sentinels: vec![tcp("a", 1)],
-        credentials: Credentials::File("/f".into()),
+        credentials: credential_file("TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE", "/f"),
     };
     assert_eq!((main.topology, main.credentials), (topology, Credentials::None));
 }
@@ -276,7 +276,18 @@ fn credential_variables_take_precedence_over_the_url() {
         }
     }
     let from_file = redis(&[("REDIS_URL", "h:1"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/run/secrets/redis")]);
-    assert_eq!(from_file.main.credentials, Credentials::File("/run/secrets/redis".into()));
+    assert_eq!(from_file.main.credentials, credential_file("TOLLKEEPER_REDIS_AUTH_FILE", "/run/secrets/redis"));
+    // The name that an open change of envoyproxy/ratelimit gives it.
+    let peer = redis(&[
+        ("REDIS_AUTH_FILE", "/token"),
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_URL", "h:2"),
+        ("REDIS_PERSECOND_AUTH_FILE", "/other"),
+    ]);
+    assert_eq!(peer.main.credentials, credential_file("REDIS_AUTH_FILE", "/token"));
+    assert_eq!(peer.per_second.unwrap().credentials, credential_file("REDIS_PERSECOND_AUTH_FILE", "/other"));
+    let both = [("REDIS_AUTH_FILE", "/a"), ("TOLLKEEPER_REDIS_AUTH_FILE", "/a")];
+    assert_eq!(problems(&both), ["REDIS_AUTH_FILE=/a: TOLLKEEPER_REDIS_AUTH_FILE is set too; unset one of them"]);
 }
 
 const FORMS: &str = "give host:port, a path that begins with /, or redis://user:password@host:port/db, IPv6 in \
@@ -585,7 +596,7 @@ fn example_environments_select_their_topologies() {
             TopologySettings::Sentinel {
                 primary: "mymaster".into(),
                 sentinels: ["sentinel-0", "sentinel-1", "sentinel-2"].map(|host| tcp(host, 26_379)).into(),
-                credentials: Credentials::File("/run/secrets/sentinel".into()),
+                credentials: credential_file("TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE", "/run/secrets/sentinel"),
             },
         ),
         (

@@ -12,7 +12,7 @@ use tollkeeper::settings::report::report_variables;
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
 
-use super::{Vars, notices, os, problems, read, tcp};
+use super::{Vars, credential_file, notices, os, problems, read, tcp};
 
 const URL: (&str, &str) = ("REDIS_URL", "here:6379");
 const REGION: (&str, &str) = ("TOLLKEEPER_REGION", "eu-west");
@@ -53,7 +53,7 @@ fn each_variable_of_regions_reaches_its_setting() {
     .regions
     .unwrap();
     let global = regions.global;
-    let credentials = Credentials::File("/sentinels".into());
+    let credentials = credential_file("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE", "/sentinels");
     let topology = TopologySettings::Sentinel { primary: "m".into(), sentinels: vec![tcp("there", 1)], credentials };
     assert_eq!((global.topology, regions.wait_replicas, regions.lease), (topology, 1, Duration::from_secs(90)));
     let inline = Credentials::Inline { user: Some("ann".into()), password: Secret::new("word") };
@@ -63,7 +63,7 @@ fn each_variable_of_regions_reaches_its_setting() {
     );
     assert!(global.tls.is_some_and(|tls| tls.ca.is_some()));
     let file = redis(&[URL, REGION, REGIONS, GLOBAL, ("TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE", "/f")]);
-    assert_eq!(file.regions.unwrap().global.credentials, Credentials::File("/f".into()));
+    assert_eq!(file.regions.unwrap().global.credentials, credential_file("TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE", "/f"));
     assert_eq!(redis(&[URL]).regions, None);
 }
 

@@ -10,7 +10,7 @@ use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
 use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, open_stream};
 use crate::store::client::pipeline::Pipeline;
-use crate::store::client::supervisor::hash_files;
+use crate::store::client::supervisor::ConnectFileHashes;
 
 /// Open connection to a server.
 pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
@@ -43,8 +43,8 @@ pub(crate) struct MemcacheOptions {
 
 impl MemcacheOptions {
     /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
-    pub(crate) fn hash_connect_files(&self) -> Option<[u8; 32]> {
-        hash_files(self.tls.iter().flat_map(StoreTls::certificate_paths))
+    pub(crate) fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
+        ConnectFileHashes::of_files(None, self.tls.iter().flat_map(StoreTls::certificate_paths))
     }
 }
 

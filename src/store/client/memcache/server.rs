@@ -15,7 +15,7 @@ use crate::settings::endpoint::Endpoint;
 use crate::store::client::connect::Connected;
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::server_state::{ServerLogNames, ServerState};
-use crate::store::client::supervisor::{Supervised, SupervisedServer};
+use crate::store::client::supervisor::{ConnectFileHashes, Supervised, SupervisedServer};
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl SupervisedServer for MemcacheServerState {
         self.opened_connections_total.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn hash_connect_files(&self) -> Option<[u8; 32]> {
+    fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
         self.options.hash_connect_files()
     }
 

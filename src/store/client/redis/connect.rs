@@ -4,6 +4,7 @@ use std::io;
 
 use rustls::ClientConfig;
 use smallvec::SmallVec;
+use tokio::time::timeout;
 
 use super::connect_options::{AuthCredentials, ConnectOptions};
 use super::connection::{Connection, ErrorWithText, error_kind, send_with_error_text};
@@ -65,11 +66,8 @@ async fn handshake(
     credentials: Option<AuthCredentials>,
     database: Option<u8>,
 ) -> Result<(), ErrorWithText> {
-    if let Some(AuthCredentials { user, password }) = &credentials {
-        let mut words: SmallVec<[&[u8]; 3]> = SmallVec::from_slice(&[&b"AUTH"[..]]);
-        words.extend(user.as_ref().map(|user| user.as_bytes()));
-        words.push(password.as_bytes());
-        send_with_error_text(connection, &words).await?;
+    if let Some(credentials) = &credentials {
+        authenticate(connection, credentials).await?;
     }
     if let Some(database) = database {
         send_with_error_text(connection, &[b"SELECT", database.to_string().as_bytes()]).await?;
@@ -78,6 +76,27 @@ async fn handshake(
         // The user may lack the permission for PING and still have all that calls need.
         Err((ReplyError::Failed(RedisError::Misconfigured), _)) => Ok(()),
         outcome => outcome.map(drop),
+    }
+}
+
+/// Sends AUTH.
+async fn authenticate(connection: &Connection, credentials: &AuthCredentials) -> Result<(), ErrorWithText> {
+    let AuthCredentials { user, password } = credentials;
+    let mut words: SmallVec<[&[u8]; 3]> = SmallVec::from_slice(&[&b"AUTH"[..]]);
+    words.extend(user.as_ref().map(|user| user.as_bytes()));
+    words.push(password.as_bytes());
+    send_with_error_text(connection, &words).await.map(drop)
+}
+
+/// Reads the credentials again and logs in on an open connection; calls in flight are not disturbed.
+///
+/// # Errors
+/// The file cannot be read, or the server does not accept the credentials in time; the connection keeps its old login.
+pub(crate) async fn log_in_again(connection: &Connection, options: &ConnectOptions) -> Result<(), RedisConnectError> {
+    let Some(credentials) = options.read_auth_credentials()? else { return Ok(()) };
+    match timeout(options.connect_timeout, authenticate(connection, &credentials)).await {
+        Ok(outcome) => outcome.map_err(|(error, text)| login_error(&error, text, options)),
+        Err(_) => Err(RedisConnectError { kind: RedisError::Timeout, text: "AUTH got no answer in time".to_owned() }),
     }
 }
 

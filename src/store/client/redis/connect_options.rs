@@ -4,15 +4,15 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use super::error::RedisConnectError;
-use crate::settings::credentials::Credentials;
+use crate::settings::credentials::{CredentialFile, Credentials};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
 use crate::settings::store_tls::StoreTls;
-use crate::store::client::supervisor::hash_files;
+use crate::store::client::supervisor::ConnectFileHashes;
 
 /// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
 ///
@@ -93,33 +93,29 @@ impl ConnectOptions {
 
     /// Names the settings that hold the credentials, for messages.
     pub(crate) fn auth_setting(&self) -> &'static str {
-        let is_file = matches!(self.credentials, Credentials::File(_));
-        match (self.setting, self.is_sentinel, is_file) {
-            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", false, _) => {
+        if let Credentials::File(file) = &self.credentials {
+            return file.setting;
+        }
+        match (self.setting, self.is_sentinel) {
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", false) => {
                 "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_DECISION_LOG_REDIS_URL"
             }
-            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", true, _) => {
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", true) => {
                 "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in \
                  TOLLKEEPER_DECISION_LOG_REDIS_URL"
             }
-            (URL_FLAG, false, _) => "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in --url",
-            (URL_FLAG, true, _) => "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in --url",
-            ("TOLLKEEPER_GLOBAL_REDIS_URL", false, _) => {
+            (URL_FLAG, false) => "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in --url",
+            (URL_FLAG, true) => "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in --url",
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", false) => {
                 "TOLLKEEPER_GLOBAL_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
             }
-            ("TOLLKEEPER_GLOBAL_REDIS_URL", true, _) => {
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", true) => {
                 "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
             }
-            ("REDIS_PERSECOND_URL", false, true) => "TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE",
-            ("REDIS_PERSECOND_URL", false, false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
-            ("REDIS_PERSECOND_URL", true, true) => "TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
-            ("REDIS_PERSECOND_URL", true, false) => {
-                "REDIS_PERSECOND_SENTINEL_AUTH or the password in REDIS_PERSECOND_URL"
-            }
-            (_, false, true) => "TOLLKEEPER_REDIS_AUTH_FILE",
-            (_, false, false) => "REDIS_AUTH or the password in REDIS_URL",
-            (_, true, true) => "TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE",
-            (_, true, false) => "REDIS_SENTINEL_AUTH or the password in REDIS_URL",
+            ("REDIS_PERSECOND_URL", false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
+            ("REDIS_PERSECOND_URL", true) => "REDIS_PERSECOND_SENTINEL_AUTH or the password in REDIS_PERSECOND_URL",
+            (_, false) => "REDIS_AUTH or the password in REDIS_URL",
+            (_, true) => "REDIS_SENTINEL_AUTH or the password in REDIS_URL",
         }
     }
 
@@ -133,9 +129,8 @@ impl ConnectOptions {
             Credentials::Inline { user, password } => {
                 Ok(Some(AuthCredentials { user: user.clone(), password: password.reveal().to_owned() }))
             }
-            Credentials::File(path) => {
+            Credentials::File(CredentialFile { setting, path }) => {
                 let text = read_trimmed(path).map_err(|error| {
-                    let setting = self.auth_setting();
                     RedisConnectError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
                 })?;
                 Ok(Some(match text.split_once(':') {
@@ -152,8 +147,8 @@ impl ConnectOptions {
     /// Returns the settings whose files cannot be used to connect.
     fn find_settings_with_unusable_files(&self) -> Vec<UnusableSetting> {
         let credentials = match &self.credentials {
-            Credentials::File(path) => read_trimmed(path).err().map(|error| UnusableSetting {
-                setting: self.auth_setting(),
+            Credentials::File(CredentialFile { setting, path }) => read_trimmed(path).err().map(|error| UnusableSetting {
+                setting,
                 shown: path.display().to_string(),
                 what: format!("it cannot be read: {error}"),
             }),
@@ -163,17 +158,13 @@ impl ConnectOptions {
         credentials.into_iter().chain(tls).collect()
     }
 
-    /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
-    pub(crate) fn hash_connect_files(&self) -> Option<[u8; 32]> {
-        hash_files(self.files())
-    }
-
-    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+    /// Hashes of the files that connecting reads, to detect changes; `None` if connecting reads none.
+    pub(crate) fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
         let credentials = match &self.credentials {
-            Credentials::File(path) => Some(path),
+            Credentials::File(file) => Some(&file.path),
             Credentials::None | Credentials::Inline { .. } => None,
         };
-        credentials.into_iter().chain(self.tls.iter().flat_map(StoreTls::certificate_paths))
+        ConnectFileHashes::of_files(credentials, self.tls.iter().flat_map(StoreTls::certificate_paths))
     }
 }
 

@@ -68,7 +68,7 @@ impl RedisError {
             Self::NoWrites => "its memory (maxmemory) or its disk may be full",
             Self::Busy => "SCRIPT KILL ends the script",
             Self::Loading => "the server serves again once it has loaded its data",
-            Self::Unauthenticated => "REDIS_AUTH or TOLLKEEPER_REDIS_AUTH_FILE holds the password",
+            Self::Unauthenticated => "REDIS_AUTH or the file of REDIS_AUTH_FILE holds the password",
             Self::WrongType => "CACHE_KEY_PREFIX separates keys from those of other programs",
             Self::BadReply => "is it Redis 5.0 or newer, or Valkey?",
             Self::Misconfigured => "see the preceding errors for the missing permission or setting",

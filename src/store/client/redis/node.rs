@@ -25,7 +25,7 @@ use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::{connect, health_check};
 use crate::store::client::server_state::{ServerLogNames, ServerState};
-use crate::store::client::supervisor::{RECONNECT_AFTER, Supervised, SupervisedServer};
+use crate::store::client::supervisor::{ConnectFileHashes, RECONNECT_AFTER, Supervised, SupervisedServer};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
@@ -333,8 +333,19 @@ impl SupervisedServer for NodeState {
         self.context.connection_openings.record(process_us(Instant::now()));
     }
 
-    fn hash_connect_files(&self) -> Option<[u8; 32]> {
+    fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
         self.context.options.connect.hash_connect_files()
+    }
+
+    /// Tries the credentials on a connection of its own first: wrong ones, or a user without permissions, reach no call.
+    async fn renew_credentials(&self) -> bool {
+        let Ok(_tried) = SupervisedServer::connect(self).await else { return false };
+        for connection in self.server.pool.open_connections() {
+            if connect::log_in_again(&connection, &self.context.options.connect).await.is_err() {
+                return false;
+            }
+        }
+        true
     }
 
     /// Connects, then runs the health check and the check for merged calls.

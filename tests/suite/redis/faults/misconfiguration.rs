@@ -69,7 +69,7 @@ fn assert_reported(cases: Vec<Case>) {
         });
         assert!(line.contains("setting=REDIS_URL"), "{line}");
         println!("{line}");
-        let ready = if misconfigured { 500 } else { 200 };
+        let ready = if misconfigured { 503 } else { 200 };
         wait_for(&format!("/readyz to be {ready} under {env:?}"), || {
             (page(&tollkeeper, "/readyz") == ready).then_some(())
         });
@@ -262,7 +262,7 @@ fn health_reports_outages_as_configured() {
             (serves, health, ready, live)
         };
         let well = (true, 200, 200, 200);
-        let lost = if needs_connection == "true" { (false, 500, 500, 200) } else { well };
+        let lost = if needs_connection == "true" { (false, 500, 503, 200) } else { well };
         wait_for("all to be well", || (states() == well).then_some(()));
         server.kill();
         wait_for("the loss to be told", || {

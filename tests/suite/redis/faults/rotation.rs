@@ -1,5 +1,6 @@
 //! Credentials and certificates that change while the process runs.
 
+use std::collections::HashSet;
 use std::fs;
 
 use super::load::{Load, with_policies};
@@ -65,6 +66,36 @@ fn changed_password_file_is_reread() {
     for secret in ["first", "second", "third", "two"] {
         assert!(!tollkeeper.stderr().contains(secret), "{}", tollkeeper.stderr());
     }
+}
+
+#[test]
+fn open_connections_log_in_again_when_the_file_changes() {
+    let _alone = alone();
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let file = directory.path().join("token");
+    replace(&file, "app:one");
+    let server = options().user("app", "on >one ~* &* +@all").user("next", "on >two ~* &* +@all").start();
+    let setup = with_policies().env("REDIS_URL", server.address()).env("REDIS_AUTH_FILE", &file);
+    let tollkeeper = setup.env("REDIS_POOL_SIZE", "3").start();
+    let load = Load::strict_on(&tollkeeper);
+    let connections = |user: &str| -> HashSet<String> {
+        let clients: String = server.query(&["CLIENT", "LIST"]);
+        let of_user = clients.lines().filter(|line| line.contains(&format!(" user={user} ")));
+        of_user.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
+    };
+    let pool = wait_for("the pool", || Some(connections("app")).filter(|ids| ids.len() == 3));
+    let renewed = load.run_fault("single: another token, the old user gone, then a wrong token", |load| {
+        replace(&file, "next:two");
+        wait_for("the pool to log in again", || pool.is_subset(&connections("next")).then_some(()));
+        // Redis closes the connections of a user that it deletes.
+        server.query::<()>(&["ACL", "DELUSER", "app"]);
+        load.wait_for_calls(CALLS_PER_FAULT);
+        replace(&file, "next:wrong");
+        wait_for("the wrong token to be rejected", || tollkeeper.stderr().contains("WRONGPASS").then_some(()));
+        load.wait_for_calls(CALLS_PER_FAULT);
+        assert!(pool.is_subset(&connections("next")), "{pool:?} {:?}", connections("next"));
+    });
+    renewed.expect_contract().expect_strict(100.0, |_| true);
 }
 
 #[test]
