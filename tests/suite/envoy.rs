@@ -82,7 +82,7 @@ fn shipped_bootstraps_are_valid() {
         }
     }
     checked.sort();
-    let names = ["egress", "gateway", "layers", "overrides", "queue", "replicas", "tcp", "usage"];
+    let names = ["egress", "gateway", "layers", "overrides", "queue", "quota", "replicas", "tcp", "usage"];
     assert_eq!(checked, names.map(|name| format!("{name}.yaml")));
 }
 
