@@ -99,7 +99,7 @@ def run_scenario(scenario, options):
             with open(pathlib.Path(directory, f"{scenario.name}.csv"), "w") as file:
                 file.writelines(",".join(map(str, answer)) + "\n" for answer in run.load.answers)
         lost = sum(answer.admitted is None for answer in run.load.answers)
-        return {"rows": rows, "facts": run.facts, "late": run.load.late, "lost": lost}
+        return {"rows": rows, "facts": run.facts, "left_out": run.load.left_out, "lost": lost}
 
 
 HEADINGS = ["run", "key", "limit", "requests", "admitted", "ideal", "use %", "in window", "in span", "bound"]
@@ -118,8 +118,9 @@ def print_result(result):
                     row["most_in_window"], row["most_in_span"], bound]))
     for fact in result["facts"]:
         print(f"  {fact['run']} {fact['key']}: {fact['fact']}: {fact['value']} {fact['unit']}")
-    if result["late"] or result["lost"]:
-        print(f"  requests sent over 0.5 s late: {result['late']}; without an answer: {result['lost']}")
+    if result["left_out"] or result["lost"]:
+        print(f"  requests not sent, because this machine was late: {result['left_out']}; "
+              f"without an answer: {result['lost']}")
     sys.stdout.flush()
 
 
@@ -165,6 +166,7 @@ def read_options():
     parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument("--seconds", type=int, default=130, help="length of a run of patterns, cost and scale")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; more need more cores")
+    parser.add_argument("--client", help="tollkeeper that makes the RLS calls of `scale`, if BINARY is another server")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--keep", help="directory for configurations, logs and all answers (NAME.csv)")
     options = parser.parse_args()

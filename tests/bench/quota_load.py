@@ -1,12 +1,13 @@
 """Requests at random times, by the demand of keys at proxies: an open loop over HTTP/1.1 that records every answer."""
 
 import asyncio
-import bisect
 import collections
 import random
 import time
 
 ANSWER_TIMEOUT_S = 5
+MAX_LATE_S = 0.5
+MAX_IN_FLIGHT = 300
 
 # A request: times in seconds since the epoch; admitted is None if there was no answer.
 Answer = collections.namedtuple("Answer", "sent received proxy key admitted")
@@ -41,8 +42,7 @@ class Connections:
 class Load:
     """Sends the requests of sources to the proxies of a fleet.
 
-    A source is a key with the times of its requests and `shares(elapsed)`, the weights of the proxies. Proxies in
-    `avoided` get no new requests; others take over their part.
+    Proxies in `avoided` get no new requests; others take over their part.
     """
 
     def __init__(self, fleet, sources, seed=1):
@@ -50,7 +50,7 @@ class Load:
         self.random = random.Random(seed)
         self.connections = [Connections() for _ in fleet.envoys]
         self.avoided = {number for number, envoy in enumerate(fleet.envoys) if envoy is None}
-        self.answers, self.late = [], 0
+        self.answers, self.left_out = [], 0
         self.began = 0.0
 
     def elapsed(self):
@@ -73,16 +73,18 @@ class Load:
 
     async def run(self, seconds):
         self.began = time.time()
-        due = [(at, source) for source in self.sources for at in source.times(seconds, self.random)]
+        due = [(at, weights, source) for source in self.sources
+               for at, weights in source.requests(seconds, self.random) if at < seconds]
         due.sort(key=lambda one: one[0])
         tasks = set()
-        for at, source in due:
+        for at, weights, source in due:
             wait = at - self.elapsed()
             if wait > 0:
                 await asyncio.sleep(wait)
-            elif wait < -0.5:
-                self.late += 1
-            weights = source.shares(at)
+            elif wait < -MAX_LATE_S or len(tasks) >= MAX_IN_FLIGHT:
+                # After a pause of this machine, a herd of late requests would only prolong it.
+                self.left_out += 1
+                continue
             proxies = [proxy for proxy in weights if proxy not in self.avoided and weights[proxy] > 0]
             if not proxies:
                 proxies = [proxy for proxy in range(len(self.fleet.envoys)) if proxy not in self.avoided]
@@ -95,36 +97,32 @@ class Load:
 
 
 class Source:
-    """Demand for one key: `rate` requests a second at random times, or bursts of `burst` requests within `length_s`
-    each `every_s` at one proxy."""
+    """Demand for one key, at random times: `rate` requests a second, divided by the pattern, or bursts.
+
+    With bursts each proxy has bursts of its own, at times that no other knows.
+    """
 
     def __init__(self, key, rate, pattern, burst=None):
         self.key, self.rate, self.pattern, self.burst = key, rate, pattern, burst
 
-    def times(self, seconds, source):
+    def requests(self, seconds, source):
+        """Yields the times of requests, each with the weights of the proxies."""
         if not self.burst:
+            shares = PATTERNS.get(self.pattern, PATTERNS["even"])
             at = source.expovariate(self.rate)
             while at < seconds:
-                yield at
+                yield at, shares(at)
                 at += source.expovariate(self.rate)
             return
-        self.places = []
-        start = source.random()
-        while start < seconds:
-            self.places.append((start, source.randrange(3)))
-            for _ in range(self.burst.requests):
-                at = start + source.random() * self.burst.length_s
-                if at < seconds:
-                    yield at
-            start += self.burst.every_s
-
-    def shares(self, elapsed):
-        if self.burst:
-            last = bisect.bisect_right(self.places, (elapsed, 3)) - 1
-            return {self.places[max(0, last)][1]: 1}
-        return PATTERNS.get(self.pattern, PATTERNS["even"])(elapsed)
+        for proxy in range(3):
+            start = source.expovariate(1 / self.burst.every_s)
+            while start < seconds:
+                for _ in range(self.burst.requests):
+                    yield start + source.random() * self.burst.length_s, {proxy: 1}
+                start += source.expovariate(1 / self.burst.every_s)
 
 
+# Requests of a burst, how long it lasts, and the mean time between bursts of one proxy.
 Burst = collections.namedtuple("Burst", "requests length_s every_s")
 
 

@@ -10,7 +10,7 @@ from quota_load import Burst, Source
 DEMAND = 1.4
 ALGORITHMS = ["fixed_window", "token_bucket", "sliding_window_counter"]
 LIMITS = {"second": (50, 1), "minute": (600, 60)}
-BURSTS = {"second": Burst(int(50 * DEMAND * 4), 1, 4), "minute": Burst(int(10 * DEMAND * 20), 2, 20)}
+BURSTS = {"second": Burst(int(50 * DEMAND * 4), 1, 3 * 4), "minute": Burst(int(10 * DEMAND * 20), 2, 3 * 20)}
 
 Key = collections.namedtuple("Key", "name limit source")
 
@@ -31,8 +31,9 @@ def key(unit, algorithm, pattern, demand=DEMAND, source=Source):
     name = f"{unit}-{algorithm}-{pattern}"
     burst = BURSTS[unit] if pattern == "bursty" else None
     if unit == "minute" and algorithm == "token_bucket":
-        # A bucket that starts with a minute's hits is empty after a minute.
-        demand *= 1.5
+        # The bucket starts with the hits of a minute more.
+        demand *= 2
+        burst = burst and burst._replace(every_s=burst.every_s / 2)
     return Key(name, Limit(hits, period, algorithm), source(name, demand * hits / period, pattern, burst))
 
 

@@ -77,13 +77,14 @@ class RlsLoad:
 
     def __init__(self, options, server, seconds):
         self.process = subprocess.Popen(
-            [options.binary, "bench", "--addr", f"127.0.0.1:{server.grpc}", "--domain", "quota",
+            [options.client or options.binary, "bench", "--addr", f"127.0.0.1:{server.grpc}", "--domain", "quota",
              "--descriptor", "rls={key}", "--keys", "uniform:1000", "--rate", str(RLS_RATE),
-             "--duration", f"{seconds}s", "--warm-up", "1s", "--json"], stdout=subprocess.PIPE, text=True)
+             "--duration", f"{seconds}s", "--warm-up", "1s", "--json"], stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True)
 
     def p99_ms(self):
         """The 99th percentile in milliseconds, from the time a call was due; None if calls failed."""
-        results = json.loads(self.process.communicate(timeout=120)[0])
+        results = json.loads(self.process.communicate(timeout=120)[0] or '{"errors": true}')
         return None if results["errors"] else round(results["latency_us"]["p99"] / 1000, 2)
 
 
