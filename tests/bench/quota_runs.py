@@ -190,16 +190,16 @@ def judge_reload(run):
     rows = []
     for one in run.keys:
         answers, began = run.answers(one), run.load.began
-        for label, factor, first, last in [("before", 1, 0, SMALLER_AT_S),
-                                           ("halved", 0.5, SMALLER_AT_S + SETTLED_S, LARGER_AT_S),
-                                           ("three times that", 1.5, LARGER_AT_S + SETTLED_S, ENDS_S)]:
+        for label, factor, first, last in [("x 1", 1, 0, SMALLER_AT_S),
+                                           ("x 0.5", 0.5, SMALLER_AT_S + SETTLED_S, LARGER_AT_S),
+                                           ("x 1.5", 1.5, LARGER_AT_S + SETTLED_S, ENDS_S)]:
             begin, end = began + first, began + last
             if first and one.limit.period_s > 1 and one.limit.algorithm == "fixed_window":
                 # The window of the change holds hits of the former limit.
                 begin += -begin % one.limit.period_s
             part = [answer for answer in answers if begin <= answer.sent < end]
             limit = one.limit._replace(hits=int(one.limit.hits * factor))
-            rows.append(judge(f"{one.name}: {label}"[:34], part, limit))
+            rows.append(judge(f"{one.name}: {label}", part, limit))
     return rows
 
 

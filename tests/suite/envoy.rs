@@ -5,6 +5,7 @@
 //! the earliest times of its responses, which no load can falsify.
 
 mod call_headers;
+mod quota;
 
 use std::fs;
 use std::io::{Read, Write};
