@@ -90,6 +90,7 @@ def run_scenario(scenario, options):
         run = Run(scenario, options, directory)
         try:
             asyncio.run(run.drive())
+            streams = run.fleet.streams()
             if scenario.facts:
                 scenario.facts(run)
             rows = run.rows()
@@ -99,7 +100,8 @@ def run_scenario(scenario, options):
             with open(pathlib.Path(directory, f"{scenario.name}.csv"), "w") as file:
                 file.writelines(",".join(map(str, answer)) + "\n" for answer in run.load.answers)
         lost = sum(answer.admitted is None for answer in run.load.answers)
-        return {"rows": rows, "facts": run.facts, "left_out": run.load.left_out, "lost": lost}
+        return {"rows": rows, "facts": run.facts, "left_out": run.load.left_out, "lost": lost,
+                "streams": streams}
 
 
 HEADINGS = ["run", "key", "limit", "requests", "admitted", "ideal", "use %", "in window", "in span", "bound"]
@@ -118,6 +120,8 @@ def print_result(result):
                     row["most_in_window"], row["most_in_span"], bound]))
     for fact in result["facts"]:
         print(f"  {fact['run']} {fact['key']}: {fact['fact']}: {fact['value']} {fact['unit']}")
+    print("  streams of each Envoy (lost by keepalive):",
+          ", ".join(f"{streams} ({lost})" for streams, lost in result["streams"]))
     if result["left_out"] or result["lost"]:
         print(f"  requests not sent, because this machine was late: {result['left_out']}; "
               f"without an answer: {result['lost']}")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 from delayed_link import Link
 from region_fleet import PORTS, Process, start_process
@@ -141,6 +142,14 @@ class Envoy(Process):
                                       "1", "--log-level", "error"], {"PATH": os.environ["PATH"]}, self.log)
         wait_for_port(self.port, self.process, self.name)
 
+    def stat(self, name):
+        """A counter; 0 if it does not exist, or Envoy does not run."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/stats?filter=^{name}$", timeout=2) as answer:
+                return int(answer.read().decode().rpartition(": ")[2] or 0)
+        except OSError:
+            return 0
+
 
 class Fleet:
     """Tollkeepers and Envoys; each Envoy calls one tollkeeper, through a link of its own if `links`."""
@@ -170,6 +179,12 @@ class Fleet:
         new = self.rules.with_suffix(".new")
         new.write_text(rules)
         new.rename(self.rules)
+
+    def streams(self):
+        """Streams and lost connections of each Envoy: more than one stream means that reports were lost."""
+        running = [envoy for envoy in self.envoys if envoy and envoy.is_running()]
+        return [(envoy.stat("cluster.tollkeeper.upstream_rq_total"),
+                 envoy.stat("cluster.tollkeeper.http2.keepalive_timeout")) for envoy in running]
 
     def stop(self):
         """Ends the processes of this fleet."""
