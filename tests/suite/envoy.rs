@@ -6,6 +6,7 @@
 
 mod call_headers;
 mod descriptors;
+mod quota;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -83,7 +84,7 @@ fn shipped_bootstraps_are_valid() {
         }
     }
     checked.sort();
-    let names = ["egress", "gateway", "layers", "overrides", "queue", "replicas", "tcp", "usage"];
+    let names = ["egress", "gateway", "layers", "overrides", "queue", "quota", "replicas", "tcp", "usage"];
     assert_eq!(checked, names.map(|name| format!("{name}.yaml")));
 }
 
