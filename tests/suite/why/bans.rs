@@ -103,7 +103,7 @@ descriptors:
     unit: day
     requests_per_unit: 1
     window: { timezone: Europe/Berlin }
-    active: { days: mon-sun, from: \"00:00\", to: \"00:00\", timezone: UTC }
+    active: { days: mon-sun, timezone: UTC }
     ban: { for: 10m, after: 2 }
 ";
     let log = serve(rules, &[&[("login", "ann")][..]; 5]);
@@ -115,7 +115,7 @@ descriptors:
     let limit = &results["decisions"][0]["record"]["descriptors"][0]["limits"][0];
     assert_eq!(limit["window"], "{timezone: Europe/Berlin}", "{limit}");
     assert_eq!(limit["ban"], "{for: 10m, after: 2}", "{limit}");
-    assert!(limit["active"].as_str().unwrap().contains("from: \"00:00\""), "{limit}");
+    assert!(limit["active"].as_str().unwrap().ends_with("timezone: UTC}"), "{limit}");
 }
 
 #[test]
