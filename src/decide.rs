@@ -227,6 +227,7 @@ impl Decider {
     }
 
     /// Builds the rejection of a request with blocked entries, counts and logs it.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a decision that the log needs")]
     fn reject_blocked<'r>(
         &'r self,
         context: DecisionContext<'r>,

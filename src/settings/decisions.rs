@@ -22,7 +22,7 @@ settings! { "Responses";
         "send two more headers for each descriptor with a limit: ratelimit-limit-UNITs and ratelimit-remaining-UNITs"
         .differs_when(Condition::True, "proposed for envoyproxy/ratelimit, which does not have it yet");
     LIMIT_REQUEST_HEADERS_ENABLED: bool = false, "send the three headers below to the upstream with every request"
-        .differs_when(Condition::True, "proposed for envoyproxy/ratelimit, which does not have it yet");
+        .differs_when(Condition::True, "only newer versions of envoyproxy/ratelimit have it (pull request 1168)");
     LIMIT_REQUEST_LIMIT_HEADER: Option<HeaderName> = Some("RateLimit-Limit"), "header for the limit";
     LIMIT_REQUEST_REMAINING_HEADER: Option<HeaderName> = Some("RateLimit-Remaining"), "header for the remaining hits";
     LIMIT_REQUEST_RESET_HEADER: Option<HeaderName> = Some("RateLimit-Reset"),

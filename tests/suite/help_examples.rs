@@ -17,8 +17,25 @@ use crate::kit::{http, read, repository, wait_for};
 use crate::simulate::Log;
 
 /// Commands with a help text of their own; the empty one is the program itself.
-const COMMANDS: [&str; 12] =
-    ["", "serve", "check", "explain", "call", "top", "bench", "simulate", "recommend", "why", "events", "schema"];
+const COMMANDS: [&str; 15] = [
+    "",
+    "serve",
+    "check",
+    "explain",
+    "call",
+    "top",
+    "block",
+    "blocks",
+    "unblock",
+    "bench",
+    "simulate",
+    "recommend",
+    "why",
+    "events",
+    "schema",
+];
+/// Admin token of the servers.
+const TOKEN: &str = "correct horse battery staple";
 /// Width of a terminal that shows each line whole, so that it can be copied.
 const COLUMNS: usize = 80;
 
@@ -117,7 +134,7 @@ impl Servers {
             let setup = setup.env("GRPC_SERVER_TLS_CERT", certificates.path("server.crt"));
             setup.env("GRPC_CLIENT_TLS_CACERT", certificates.path("ca.crt"))
         };
-        let plain = setup().start();
+        let plain = setup().env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).start();
         let pid = plain.id();
         for (name, script) in [
             (
@@ -155,7 +172,7 @@ impl Servers {
         let has_address = example.contains(" --addr ") || example.contains(" --config ");
         if (own("call") || own("bench")) && !has_address {
             command += &format!(" --addr 127.0.0.1:{grpc}");
-        } else if (own("top") || own("explain")) && !has_address {
+        } else if ["top", "explain", "block", "unblock"].into_iter().any(own) && !has_address {
             command += &format!(" --addr 127.0.0.1:{debug}");
         }
         command + if own("bench") { " --duration 200ms --warm-up 0" } else { "" }
@@ -166,7 +183,7 @@ impl Servers {
         let mut shell = Command::new("bash");
         shell.args(["-c", &format!("set -o pipefail; {command}")]).current_dir(self.directory.path());
         shell.env_clear().envs(inherited_env()).env("PATH", path);
-        shell.env("TOLLKEEPER_DECISION_LOG_REDIS_URL", self.redis.address());
+        shell.env("TOLLKEEPER_DECISION_LOG_REDIS_URL", self.redis.address()).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN);
         shell
     }
 

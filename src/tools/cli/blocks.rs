@@ -92,9 +92,10 @@ block of the same entry is replaced.
 The token is that of the server: TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE in the environment.
 
 Examples:
-  tollkeeper block --domain shop --key user --value ann --for 10m --reason abuse
-  tollkeeper block --domain shop --key token --value-base64 /wA= \\
-    --until 2026-07-08T10:05:30Z --reason leaked
+  tollkeeper block --domain example --key user --value ann \\
+    --for 10m --reason abuse
+  tollkeeper block --domain example --key token --value-base64 /wA= \\
+    --for 1h30m --reason leaked
 
 Exit codes: 0 blocked, 1 the server refused or did not answer, 2 invalid usage.";
 
@@ -102,7 +103,7 @@ pub(super) const UNBLOCK_HELP: &str = "\
 The token is that of the server: TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE in the environment.
 
 Examples:
-  tollkeeper unblock --domain shop --key user --value ann
+  tollkeeper unblock --domain example --key user --value ann
 
 Exit codes: 0 unblocked, 1 there was no such block or the server did not answer, 2 invalid usage.";
 

@@ -1,8 +1,8 @@
 //! `config_check_cmd`: the rule checker of envoyproxy/ratelimit, with its flags and output.
 //!
 //! It checks the files directly in a directory, with any extension, in the order of their names, and reads the first
-//! document of each, and the sets and tables that they name. Unlike the original it reports all problems, and skips versions of a Kubernetes ConfigMap
-//! (`..data`). Warnings go to standard error.
+//! document of each, and the sets and tables that they name. Unlike the original it reports all problems, and skips
+//! versions of a Kubernetes ConfigMap (`..data`). Warnings go to standard error.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

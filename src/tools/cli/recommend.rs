@@ -85,7 +85,7 @@ Examples:
   tollkeeper recommend --rule shop.login --traffic decisions.jsonl
   tollkeeper recommend --rule shop.login --traffic decisions.jsonl \\
     --rejected-keys 1% --report limits.html
-  tollkeeper recommend --rule shop.tenant.gold --rules rules.yaml \\
+  tollkeeper recommend --rule shop.login.free --rules rules.yaml \\
     --table customers=new.csv --traffic decisions.jsonl
   tollkeeper recommend --rule shop.login --rules new.yaml \\
     --traffic access.log --map map.yaml --json

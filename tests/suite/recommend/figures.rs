@@ -112,6 +112,32 @@ fn rule_to_paste_names_its_algorithm_and_keys_without_a_charge_do_not_count() {
 }
 
 #[test]
+fn rule_to_paste_keeps_window_ban_and_active_and_its_use_is_that_of_active_times() {
+    // The log begins at 22:13:20 UTC.
+    let limit = "unit: day, requests_per_unit: 2, window: {timezone: Europe/Berlin, day_starts: \"06:00\"}, \
+                 ban: {for: 10m, after: 3}, active: {days: mon-sun, from: \"22:14\", to: \"22:16\", timezone: UTC}";
+    let rules = format!("domain: shop\ndescriptors:\n- {{key: login, rate_limit: {{{limit}}}}}\n");
+    let requests = [0, 1, 2, 3, 50, 51, 52].map(|second| second * 1000);
+    let log = requests.into_iter().fold(Log::new("p", &rules), |log, at_ms| log.request(at_ms, &["login=a"]));
+    let files = Files::new().with("log", log.text());
+    let results = files.recommend("--rule shop.login --traffic log --rejected-keys 0 --json").json();
+    assert_eq!((&results["basis"]["requests"], &results["limits"][0]["requests_per_unit"]), (&json!(3), &json!(3)));
+    assert_eq!(results["limits"][0]["verified"]["requests"], 3, "{results}");
+    let yaml = results["yaml"].as_str().unwrap();
+    let active = "{days: \"mon,tue,wed,thu,fri,sat,sun\", from: \"22:14\", to: \"22:16\", timezone: UTC}";
+    let expected = format!(
+        "    window: {{timezone: Europe/Berlin, day_starts: \"06:00\"}}\n    ban: {{for: 10m, after: 3}}\n    \
+         active: {active}\n"
+    );
+    assert!(yaml.contains(&expected), "{yaml}");
+    let shown = results["rule"]["limit"].as_str().unwrap();
+    assert!(shown.ends_with(&format!(", ban {{for: 10m, after: 3}}, active {active}")), "{shown}");
+    std::fs::write(files.path("pasted.yaml"), yaml).unwrap();
+    let checked = files.run("check", "pasted.yaml");
+    assert!(checked.0.status.success(), "{yaml}\n{checked:?}");
+}
+
+#[test]
 fn recommended_limit_stays_global_if_it_can() {
     let recommended = |requests: u32, algorithm: &str| {
         let rules = format!(
