@@ -194,13 +194,13 @@ ABOUT  RULE       KEY
 #[test]
 fn estimates_of_many_requests_are_near_the_truth() {
     let server = server().start();
-    send(&server, "shop", &[("user", "ann")], 6000);
-    send(&server, "shop", &[("User", "ann")], 6000);
+    send(&server, "shop", &[("user", "ann")], 3000);
+    send(&server, "shop", &[("User", "ann")], 3000);
     let busiest = json_page(&server, "/top?minutes=10")["busiest"][0]["hits_about"].as_u64().unwrap();
     let unmatched = json_page(&server, "/unmatched")["descriptors"][0]["about"].as_u64().unwrap();
-    // The sample of a thread has one of 16 after its first 1024: a standard error of 4 to 5 %.
+    // The sample of a thread has one of 16 after its first 1024: a standard error of 7 %.
     for estimate in [busiest, unmatched] {
-        assert!((4500..=7500).contains(&estimate), "{estimate}");
+        assert!((2000..=4200).contains(&estimate), "{estimate}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Near misses: the rule for which a descriptor without a rule was probably meant, and why it does not match.
 //!
 //! A search repeats matching with one difference at a time: letters of another case, entries in another order, an entry
-//! too few or too many, a similar key, another domain. The first difference that leads to a rule is the reason. Values
+//! too few or too many, a similar key, other values, another domain. The first difference that leads to a rule is the reason. Values
 //! may be unknown, as those of a header are in Envoy's configuration. It serves reports, so it may be slow; it compares
 //! at most [`MAX_COMPARISONS`] nodes for each difference.
 
@@ -60,10 +60,10 @@ named_enum! {
         TooLong = "too_long",
         /// A similar key.
         Key = "key",
-        /// Another domain.
-        Domain = "domain",
         /// The same keys with other values.
         Value = "value",
+        /// Another domain.
+        Domain = "domain",
     }
 }
 serialize_by_name!(MissReason);
@@ -280,10 +280,10 @@ impl RuleSet {
         if let Some(path) = find(Comparison::SimilarKeys, false, 0) {
             return miss(MissReason::Key, path);
         }
-        self.find_in_other_domain(domain, entries).or_else(|| {
-            let path = find(Comparison::KeysOnly, false, 0)?;
-            miss(MissReason::Value, path)
-        })
+        if let Some(path) = find(Comparison::KeysOnly, false, 0) {
+            return miss(MissReason::Value, path);
+        }
+        self.find_in_other_domain(domain, entries)
     }
 
     /// Searches with one entry left out, the last one first.
