@@ -107,7 +107,7 @@ fn unmatched_descriptors_are_counted_and_explained() {
     assert_eq!(report["findings"][0]["kind"], "unknown_domain");
     assert_eq!(report["findings"].as_array().unwrap().len(), 1);
     let origin = report["descriptors"][1]["origin"].as_str().unwrap();
-    assert!(origin.ends_with(".yaml:3:14"), "{origin}");
+    assert!(origin.ends_with(".yaml:3:15"), "{origin}");
     let text = output(&["top", "--unmatched", "--addr", &format!("127.0.0.1:{}", server.debug_port())]);
     for line in [
         "! no rules for domain Shop, so all its requests pass: did you mean shop?",
