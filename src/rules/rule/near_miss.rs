@@ -111,6 +111,20 @@ enum Comparison {
     KeysOnly,
 }
 
+/// What a search allows that matching does not.
+#[derive(Clone, Copy, Debug)]
+struct Difference {
+    comparison: Comparison,
+    /// Entries may be in any order.
+    any_order: bool,
+    /// Number of entries that the descriptor may lack.
+    lacking: usize,
+}
+
+impl Difference {
+    const NONE: Self = Self { comparison: Comparison::Exact, any_order: false, lacking: 0 };
+}
+
 /// Search of one path.
 struct Search<'s> {
     set: &'s RuleSet,
@@ -263,7 +277,9 @@ impl RuleSet {
         if entries.is_empty() || entries.len() > MAX_ENTRIES || self.can_match(domain, entries) {
             return None;
         }
-        let find = |comparison, any_order, lacking| self.search_miss(domain, entries, comparison, any_order, lacking);
+        let find = |comparison, any_order, lacking| {
+            self.search_miss(domain, entries, Difference { comparison, any_order, lacking })
+        };
         let miss = |reason, path: Vec<(NodeId, Option<usize>)>| self.describe_path(reason, &path, entries);
         if let Some(path) = find(Comparison::IgnoringCase, false, 0) {
             return miss(MissReason::Case, path);
@@ -294,7 +310,7 @@ impl RuleSet {
         (0..entries.len()).rev().find_map(|left_out| {
             let mut fewer = entries.to_vec();
             fewer.remove(left_out);
-            let path = self.search_miss(domain, &fewer, Comparison::Exact, false, 0)?;
+            let path = self.search_miss(domain, &fewer, Difference::NONE)?;
             self.describe_path(MissReason::TooLong, &path, &fewer)
         })
     }
@@ -328,10 +344,9 @@ impl RuleSet {
         &self,
         domain: &DomainRules,
         entries: &[PossibleEntry<'_>],
-        comparison: Comparison,
-        any_order: bool,
-        lacking: usize,
+        difference: Difference,
     ) -> Option<Vec<(NodeId, Option<usize>)>> {
+        let Difference { comparison, any_order, lacking } = difference;
         let any_order = any_order || domain.matching.order == EntryOrder::Any;
         let mut search = self.start_search(entries, comparison, any_order);
         search.search(domain.root, all_entries(entries), lacking).then_some(search.path)
