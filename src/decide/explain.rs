@@ -312,19 +312,9 @@ fn explain_unknown_domain(rules: &RuleSet, domain: &str, descriptor: &Descriptor
     }
 }
 
-fn explain_descriptor(
-    rules: &RuleSet,
-    domain: &DomainRules,
-    descriptor: &Descriptor<'_>,
-    selection: &Selection<'_>,
-    limits: Vec<ExplainedLimit>,
-) -> ExplainedDescriptor {
-    let trace = rules.trace_match(domain, &descriptor.entries);
-    let rule = match trace.end {
-        TraceEnd::Rule(compiled) if selection.rule.is_some() => Some(&compiled.rule),
-        _ => None,
-    };
-    let outcome = match (&trace.end, selection.rule, descriptor.limit_override.is_some()) {
+/// Result of a descriptor in a sentence.
+fn describe_outcome(end: &TraceEnd<'_>, selection: &Selection<'_>, has_override: bool) -> String {
+    match (end, selection.rule, has_override) {
         (_, None, true) if !selection.limits.is_empty() => {
             "the limit that came with the request decides; the rules are ignored".to_owned()
         }
@@ -353,7 +343,22 @@ fn explain_descriptor(
                 "it has {beyond} more {entries} than the path in the rules, which must match in full: no limit applies"
             )
         }
+    }
+}
+
+fn explain_descriptor(
+    rules: &RuleSet,
+    domain: &DomainRules,
+    descriptor: &Descriptor<'_>,
+    selection: &Selection<'_>,
+    limits: Vec<ExplainedLimit>,
+) -> ExplainedDescriptor {
+    let trace = rules.trace_match(domain, &descriptor.entries);
+    let rule = match trace.end {
+        TraceEnd::Rule(compiled) if selection.rule.is_some() => Some(&compiled.rule),
+        _ => None,
     };
+    let outcome = describe_outcome(&trace.end, selection, descriptor.limit_override.is_some());
     let near_miss = selection.matches_nothing.then(|| ExplainedNearMiss::find(rules, domain, descriptor)).flatten();
     ExplainedDescriptor {
         descriptor: descriptor.to_string(),

@@ -238,6 +238,8 @@ descriptor 1: user=42,path=/cart
 descriptor 2: user=42
   user=42 matches user by its key alone, at shop.yaml:3:5
   => it ends at a node without a rate_limit, with 2 nodes below it: no limit applies
+     shop.user.path_/ca* has more entries: did you mean user=42,path=/ca*?
+     at shop.yaml:7:9
 
 descriptor 3: x=\u{1b}[2Jy
   x=\u{1b}[2Jy matches nothing

@@ -97,7 +97,9 @@ impl Servers {
         for (from, to) in [("client.crt", "me.crt"), ("client.key", "me.key")] {
             fs::copy(certificates.path(from), path.join(to)).unwrap();
         }
-        symlink(repository("config"), path.join("config")).unwrap();
+        for shipped in ["config", "envoy"] {
+            symlink(repository(shipped), path.join(shipped)).unwrap();
+        }
         let rules = |domain: &str, key: &str| {
             format!(
                 "domain: {domain}\ndescriptors:\n- {{key: {key}, rate_limit: {{unit: day, requests_per_unit: 9}}}}\n"

@@ -15,6 +15,7 @@ use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
+use tollkeeper::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
 use tollkeeper::telemetry::logs::{Format, Level};
 
 use crate::kit::grpc::{Client, rate_limit_request};
@@ -139,6 +140,17 @@ proptest! {
         let loaded = service.inner.rules.current_rules_owned().unwrap();
         let usage = RuleUsageReport::new(&loaded.rules, top_keys, service.now(), &RulesQuery::default());
         assert_printable("/rules", &usage.format_text());
+        let unmatched = TestRequest::new("d").descriptor(&[(&hostile, &hostile), ("other", &hostile)]);
+        drop(service.decide(&unmatched).unwrap());
+        drop(service.decide(&TestRequest::new(&hostile).descriptor(&[(&hostile, "x")])));
+        let (metrics, query) = (&service.inner.decider.metrics, UnmatchedQuery::default());
+        let unmatched = UnmatchedReport::new(metrics, Some(&loaded.rules), service.now(), &query, true);
+        prop_assert!(!unmatched.descriptors.is_empty());
+        assert_printable("/unmatched", &unmatched.format_text());
+        let busiest = metrics.busiest_keys.snapshot(service.now(), 10, |_| true);
+        let top = top.with_busiest_keys(&busiest, &DomainsByMetricName::default(), &TopQuery::default());
+        prop_assert_eq!(top.busiest.len(), 1);
+        assert_printable("/top?show=busiest", &top.format_text(TopTextContent::Busiest));
     }
 }
 

@@ -107,7 +107,7 @@ fn unmatched_descriptors_are_counted_and_explained() {
     assert_eq!(report["findings"][0]["kind"], "unknown_domain");
     assert_eq!(report["findings"].as_array().unwrap().len(), 1);
     let origin = report["descriptors"][1]["origin"].as_str().unwrap();
-    assert!(origin.ends_with(".yaml:3:14"), "{origin}");
+    assert!(origin.ends_with(".yaml:3:15"), "{origin}");
     let text = output(&["top", "--unmatched", "--addr", &format!("127.0.0.1:{}", server.debug_port())]);
     for line in [
         "! no rules for domain Shop, so all its requests pass: did you mean shop?",
@@ -194,13 +194,13 @@ ABOUT  RULE       KEY
 #[test]
 fn estimates_of_many_requests_are_near_the_truth() {
     let server = server().start();
-    send(&server, "shop", &[("user", "ann")], 6000);
-    send(&server, "shop", &[("User", "ann")], 6000);
+    send(&server, "shop", &[("user", "ann")], 3000);
+    send(&server, "shop", &[("User", "ann")], 3000);
     let busiest = json_page(&server, "/top?minutes=10")["busiest"][0]["hits_about"].as_u64().unwrap();
     let unmatched = json_page(&server, "/unmatched")["descriptors"][0]["about"].as_u64().unwrap();
-    // The sample of a thread has one of 16 after its first 1024: a standard error of 4 to 5 %.
+    // The sample of a thread has one of 16 after its first 1024: a standard error of 7 %.
     for estimate in [busiest, unmatched] {
-        assert!((4500..=7500).contains(&estimate), "{estimate}");
+        assert!((2000..=4200).contains(&estimate), "{estimate}");
     }
 }
 

@@ -29,9 +29,9 @@ const MISTAKEN_KEYS: &[MistakenKey] = &[
         hint: "write `unit`, and `unit_multiplier` for several: 30 s are `unit: second, unit_multiplier: 30`",
     },
     MistakenKey {
-        names: &["values", "in", "regex", "cidr", "not"],
+        names: &["values", "one_of"],
         sections: &[Section::Descriptor],
-        hint: "write it below `match`, such as `match: {in: [GET, HEAD]}`",
+        hint: "write a list of values as `match: {in: [GET, HEAD]}`",
     },
 ];
 

@@ -388,14 +388,21 @@ impl DocumentReader<'_> {
             Some(scalar) if scalar.is_null() => None,
             Some(scalar) => Some(Spanned { value: scalar.text().to_owned(), at: field.at }),
             None => {
-                let hint = match (field.key.name, &field.node.content) {
-                    ("value", YamlContent::List(_)) => "write `match: {in: [A, B]}` instead of a list as `value`",
-                    _ => "write text here",
-                };
-                self.report_wrong_type(field.node, "string", hint, field_path);
+                match &field.node.content {
+                    YamlContent::List(_) if field.key.name == "value" => self.report_list_as_value(field, field_path),
+                    _ => self.report_wrong_type(field.node, "string", "write text here", field_path),
+                }
                 None
             }
         }
+    }
+
+    /// Reports a list of values as `value`, in the words of envoyproxy/ratelimit.
+    fn report_list_as_value(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) {
+        let YamlContent::List(list) = &field.node.content else { return };
+        let element = list.first().map_or_else(String::new, |element| value::format_as_go(element));
+        let message = format!("config error, yaml file contains list of type other than map: {element}");
+        self.report_error(field.at, field_path, message, "write `match: {in: [A, B]}` in place of `value`");
     }
 
     pub(super) fn read_switch(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {

@@ -1,9 +1,9 @@
 //! Near misses: the rule for which a descriptor without a rule was probably meant, and why it does not match.
 //!
 //! A search repeats matching with one difference at a time: letters of another case, entries in another order, an entry
-//! too few or too many, a similar key, another domain. The first difference that leads to a rule is the reason. Values
-//! may be unknown, as those of a header are in Envoy's configuration. It serves reports, so it may be slow; it compares
-//! at most [`MAX_COMPARISONS`] nodes for each difference.
+//! too few or too many, a similar key, other values, another domain. The first difference that leads to a rule is the
+//! reason. Values may be unknown, as those of a header are in Envoy's configuration. It serves reports, so it may be
+//! slow; it compares at most [`MAX_COMPARISONS`] nodes for each difference.
 
 use super::NodeId;
 use super::set::{CompiledNode, DomainRules, RuleSet};
@@ -60,10 +60,10 @@ named_enum! {
         TooLong = "too_long",
         /// A similar key.
         Key = "key",
-        /// Another domain.
-        Domain = "domain",
         /// The same keys with other values.
         Value = "value",
+        /// Another domain.
+        Domain = "domain",
     }
 }
 serialize_by_name!(MissReason);
@@ -109,6 +109,20 @@ enum Comparison {
     SimilarKeys,
     /// Equal keys with any value.
     KeysOnly,
+}
+
+/// What a search allows that matching does not.
+#[derive(Clone, Copy, Debug)]
+struct Difference {
+    comparison: Comparison,
+    /// Entries may be in any order.
+    any_order: bool,
+    /// Number of entries that the descriptor may lack.
+    lacking: usize,
+}
+
+impl Difference {
+    const NONE: Self = Self { comparison: Comparison::Exact, any_order: false, lacking: 0 };
 }
 
 /// Search of one path.
@@ -263,7 +277,9 @@ impl RuleSet {
         if entries.is_empty() || entries.len() > MAX_ENTRIES || self.can_match(domain, entries) {
             return None;
         }
-        let find = |comparison, any_order, lacking| self.search_miss(domain, entries, comparison, any_order, lacking);
+        let find = |comparison, any_order, lacking| {
+            self.search_miss(domain, entries, Difference { comparison, any_order, lacking })
+        };
         let miss = |reason, path: Vec<(NodeId, Option<usize>)>| self.describe_path(reason, &path, entries);
         if let Some(path) = find(Comparison::IgnoringCase, false, 0) {
             return miss(MissReason::Case, path);
@@ -280,10 +296,10 @@ impl RuleSet {
         if let Some(path) = find(Comparison::SimilarKeys, false, 0) {
             return miss(MissReason::Key, path);
         }
-        self.find_in_other_domain(domain, entries).or_else(|| {
-            let path = find(Comparison::KeysOnly, false, 0)?;
-            miss(MissReason::Value, path)
-        })
+        if let Some(path) = find(Comparison::KeysOnly, false, 0) {
+            return miss(MissReason::Value, path);
+        }
+        self.find_in_other_domain(domain, entries)
     }
 
     /// Searches with one entry left out, the last one first.
@@ -294,7 +310,7 @@ impl RuleSet {
         (0..entries.len()).rev().find_map(|left_out| {
             let mut fewer = entries.to_vec();
             fewer.remove(left_out);
-            let path = self.search_miss(domain, &fewer, Comparison::Exact, false, 0)?;
+            let path = self.search_miss(domain, &fewer, Difference::NONE)?;
             self.describe_path(MissReason::TooLong, &path, &fewer)
         })
     }
@@ -328,10 +344,9 @@ impl RuleSet {
         &self,
         domain: &DomainRules,
         entries: &[PossibleEntry<'_>],
-        comparison: Comparison,
-        any_order: bool,
-        lacking: usize,
+        difference: Difference,
     ) -> Option<Vec<(NodeId, Option<usize>)>> {
+        let Difference { comparison, any_order, lacking } = difference;
         let any_order = any_order || domain.matching.order == EntryOrder::Any;
         let mut search = self.start_search(entries, comparison, any_order);
         search.search(domain.root, all_entries(entries), lacking).then_some(search.path)

@@ -126,7 +126,7 @@ envoy_checks! {
         "write `circuit_breakers: { thresholds: [{ max_requests: 100000, max_pending_requests: 100000, max_retries: 100000 }] }`";
     ReleaseMissing = "release-missing", Error:
         "nothing gives the slots back: each is held until `max_duration`, and then the limit is reached",
-        "add a second rate limit filter before this one, which sends the release (envoy/concurrency.yaml)";
+        "add a second rate limit filter before this one, which sends the release";
     ReleaseBehindAcquire = "release-behind-acquire", Error:
         "when a client goes while the acquire is waiting, Envoy never reaches this filter: the slot leaks",
         "put the filter that releases before the one that acquires";
@@ -141,7 +141,7 @@ envoy_checks! {
         "write `timeout: 10s`: no request waits for a release";
     ReleaseWithoutToken = "release-without-token", Error:
         "without an entry `release` at its end it is one more acquire, and gives nothing back",
-        "add the action `metadata` with `descriptor_key: release` as the last one (envoy/concurrency.yaml)";
+        "add the action `metadata` with `descriptor_key: release` as the last one";
     ReleaseDefaultMissing = "release-default-missing", Error:
         "if the acquire had no answer there is no token, and Envoy sends no release: the slot leaks",
         "write `default_value: \"?\"` in this action";
@@ -150,7 +150,7 @@ envoy_checks! {
         "write the same actions in both, and `release` at the end of the one that releases";
     SlotForgeable = "slot-forgeable", Warning:
         "a client that repeats its x-request-id shares one slot among all its requests",
-        "add `connection.id` and `request.time` as entries `slot` (envoy/concurrency.yaml)";
+        "add `connection.id` and `request.time` as entries `slot`";
     AcquireRetried = "acquire-retried", Warning:
         "the acquire of one request may arrive several times, and keeps its slot between the tries",
         "remove `retry_policy` from the filter that acquires";

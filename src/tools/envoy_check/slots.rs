@@ -62,7 +62,7 @@ fn find_filters<'m, 'n, 'a>(
     is_of_kind: fn(&LimitEntry<'n, 'a>) -> bool,
 ) -> Vec<SlotFilter<'m, 'n, 'a>> {
     let of_filter = |(index, filter): (usize, &'m HttpFilter<'n, 'a>)| {
-        let entries: Vec<_> = manager.entries_of(filter).into_iter().filter(|entry| is_of_kind(entry)).collect();
+        let entries: Vec<_> = manager.entries_of(filter).into_iter().filter(is_of_kind).collect();
         (!entries.is_empty()).then_some(SlotFilter { index, filter, entries })
     };
     manager.filters.iter().enumerate().filter_map(of_filter).collect()
