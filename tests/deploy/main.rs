@@ -1,6 +1,6 @@
 //! Tests of everything below `deploy/`: Helm and kustomize render it, the schemas of Kubernetes, of the custom
-//! resources and of Grafana validate it, promtool runs the alerts, and Envoy loads the filter for Istio and runs the compose file's
-//! bootstrap.
+//! resources and of Grafana validate it, promtool runs the alerts, and Envoy loads the filter for Istio and runs the
+//! bootstrap of the compose file.
 //!
 //! `deploy/install-tools.sh` installs the tools and prints their variables; a missing tool fails the test. No test
 //! needs a cluster, so none proves that a pod starts.

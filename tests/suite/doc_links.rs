@@ -51,7 +51,7 @@ fn without_code(page: &str) -> String {
 fn anchors(page: &str) -> BTreeSet<String> {
     static LINK: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\[([^\]]*)\]\([^)]*\)").unwrap());
     let (mut anchors, mut seen) = (BTreeSet::new(), HashMap::new());
-    let headings = page.lines().filter_map(|line| line.starts_with('#').then(|| line.trim_start_matches('#')));
+    let headings = page.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#'));
     for heading in headings.filter_map(|heading| heading.strip_prefix(' ')) {
         let text = LINK.replace_all(heading.trim(), "$1").to_lowercase();
         let is_kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
