@@ -120,8 +120,8 @@ def print_result(result):
                     row["most_in_window"], row["most_in_span"], bound]))
     for fact in result["facts"]:
         print(f"  {fact['run']} {fact['key']}: {fact['fact']}: {fact['value']} {fact['unit']}")
-    print("  streams of each Envoy (lost by keepalive):",
-          ", ".join(f"{streams} ({lost})" for streams, lost in result["streams"]))
+    for number, counts in enumerate(result["streams"]):
+        print(f"  Envoy {number}:", ", ".join(f"{name} {count}" for name, count in counts.items()))
     if result["left_out"] or result["lost"]:
         print(f"  requests not sent, because this machine was late: {result['left_out']}; "
               f"without an answer: {result['lost']}")

@@ -210,10 +210,11 @@ class Fleet:
         new.rename(self.rules)
 
     def streams(self):
-        """Streams and lost connections of each Envoy: more than one stream means that reports were lost."""
+        """Streams and failed connections of each Envoy. More than one stream means that reports were lost."""
         running = [envoy for envoy in self.envoys if envoy and envoy.is_running()]
-        return [(envoy.stat("cluster.tollkeeper.upstream_rq_total"),
-                 envoy.stat("cluster.tollkeeper.http2.keepalive_timeout")) for envoy in running]
+        return [{"streams": envoy.stat("cluster.tollkeeper.upstream_rq_total"),
+                 "lost by keepalive": envoy.stat("cluster.tollkeeper.http2.keepalive_timeout"),
+                 "not connected": envoy.stat("cluster.tollkeeper.upstream_cx_connect_fail")} for envoy in running]
 
     def stop(self):
         """Ends the processes of this fleet."""
