@@ -34,6 +34,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 from quota_fleet import Fleet, ROOT, envoy_binary
 from quota_judge import judge
@@ -65,14 +66,13 @@ class Run:
         self.facts.append({"run": self.scenario.name, "key": key.name, "fact": text, "value": value, "unit": unit})
 
     async def drive(self):
+        self.load.began = time.time()
         events = asyncio.get_running_loop().create_task(self.scenario.events(self))
+        # Opens what the load needs.
         await asyncio.sleep(0)
         await self.load.run(self.seconds)
-        events.cancel()
-        try:
-            await events
-        except asyncio.CancelledError:
-            pass
+        # By now all events are over, unless they failed.
+        await asyncio.wait_for(events, 10)
 
     def rows(self):
         if self.scenario.judge:
