@@ -34,6 +34,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 from quota_fleet import Fleet, ROOT, envoy_binary
 from quota_judge import judge
@@ -65,14 +66,13 @@ class Run:
         self.facts.append({"run": self.scenario.name, "key": key.name, "fact": text, "value": value, "unit": unit})
 
     async def drive(self):
+        self.load.began = time.time()
         events = asyncio.get_running_loop().create_task(self.scenario.events(self))
+        # Opens what the load needs.
         await asyncio.sleep(0)
         await self.load.run(self.seconds)
-        events.cancel()
-        try:
-            await events
-        except asyncio.CancelledError:
-            pass
+        # By now all events are over, unless they failed.
+        await asyncio.wait_for(events, 10)
 
     def rows(self):
         if self.scenario.judge:
@@ -120,8 +120,8 @@ def print_result(result):
                     row["most_in_window"], row["most_in_span"], bound]))
     for fact in result["facts"]:
         print(f"  {fact['run']} {fact['key']}: {fact['fact']}: {fact['value']} {fact['unit']}")
-    print("  streams of each Envoy (lost by keepalive):",
-          ", ".join(f"{streams} ({lost})" for streams, lost in result["streams"]))
+    for number, counts in enumerate(result["streams"]):
+        print(f"  Envoy {number}:", ", ".join(f"{name} {count}" for name, count in counts.items()))
     if result["left_out"] or result["lost"]:
         print(f"  requests not sent, because this machine was late: {result['left_out']}; "
               f"without an answer: {result['lost']}")

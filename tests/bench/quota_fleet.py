@@ -1,5 +1,7 @@
 """Real processes for the benches of quotas: Envoys with envoy/quota.yaml, tollkeepers, a Redis, and links between."""
 
+import fcntl
+import itertools
 import os
 import pathlib
 import re
@@ -7,14 +9,41 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 
 from delayed_link import Link
-from region_fleet import PORTS, Process, start_process
+from region_fleet import Process, start_process
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def reserved_ports():
+    """Yields free ports that no test of this machine takes, by the locks of tests/kit/port.rs.
+
+    They are below those of outgoing connections, so that a server can be restarted at its port. Without a lock, two
+    servers that set SO_REUSEPORT, as Envoy does, would share a port without notice.
+    """
+    locks = pathlib.Path(tempfile.gettempdir(), f"tollkeeper-test-ports-{os.environ.get('USER', '')}")
+    locks.mkdir(exist_ok=True)
+    kept = []
+    for offset in itertools.count(os.getpid() * 97):
+        port = 20_000 + offset % 12_000
+        lock = open(locks / str(port), "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", port))
+        except OSError:
+            lock.close()
+            continue
+        kept.append(lock)
+        yield port
+
+
+PORTS = reserved_ports()
 
 
 def envoy_binary():
@@ -181,10 +210,11 @@ class Fleet:
         new.rename(self.rules)
 
     def streams(self):
-        """Streams and lost connections of each Envoy: more than one stream means that reports were lost."""
+        """Streams and failed connections of each Envoy. More than one stream means that reports were lost."""
         running = [envoy for envoy in self.envoys if envoy and envoy.is_running()]
-        return [(envoy.stat("cluster.tollkeeper.upstream_rq_total"),
-                 envoy.stat("cluster.tollkeeper.http2.keepalive_timeout")) for envoy in running]
+        return [{"streams": envoy.stat("cluster.tollkeeper.upstream_rq_total"),
+                 "lost by keepalive": envoy.stat("cluster.tollkeeper.http2.keepalive_timeout"),
+                 "not connected": envoy.stat("cluster.tollkeeper.upstream_cx_connect_fail")} for envoy in running]
 
     def stop(self):
         """Ends the processes of this fleet."""

@@ -67,6 +67,8 @@ def bucket_excess(admitted, limit, capacity):
 
 def broken_bound(admitted, limit, allowance):
     """How the bound is broken, or an empty text. The allowance is for first requests before an assignment."""
+    if not admitted and limit.hits:
+        return "nothing was admitted"
     doubled = math.ceil(2 * limit.hits * (1 + CLOCK_DRIFT)) + allowance
     span = most_in_span(admitted, limit.period_s)
     if span > doubled:

@@ -238,9 +238,14 @@ class MixedSource(Source):
     call = None
 
     async def decide(self):
+        import grpc
+
         import quota_wire
         request = quota_wire.decide_request("quota", {b"user": self.key.encode()})
-        return quota_wire.is_admitted(await self.call(request, timeout=2))
+        try:
+            return quota_wire.is_admitted(await self.call(request, timeout=2))
+        except grpc.aio.AioRpcError:
+            return None
 
 
 def mixed_keys():
