@@ -27,14 +27,18 @@ def run(*command, check=True, **options):
 
 
 def wait_for(what, condition, seconds=120):
-    """Waits until a condition returns something true, and returns that."""
+    """Waits until a condition returns something true, and returns that. A command that fails is tried again."""
     end = time.monotonic() + seconds
+    problem = ""
     while True:
-        found = condition()
-        if found:
-            return found
+        try:
+            found = condition()
+            if found:
+                return found
+        except RuntimeError as error:
+            problem = f": {error}"
         if time.monotonic() > end:
-            raise RuntimeError(f"no {what} within {seconds} s")
+            raise RuntimeError(f"no {what} within {seconds} s{problem}")
         time.sleep(0.5)
 
 
@@ -187,6 +191,8 @@ state = "{home}/state"
 address = "{self.socket(node)}"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
+# Some containers have no CAP_SYS_RESOURCE, and runc fails where it may not lower oom_score_adj.
+restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{self.debian}/usr/lib/cni"
 conf_dir = "{home}/cni"

@@ -27,9 +27,11 @@ class Image:
     def __init__(self, name):
         self.name = name
         self.files = {}
+        self.command = None
 
     def program(self, path, source):
-        """Adds a program and the libraries it needs."""
+        """Adds a program and the libraries it needs. The first is what the image runs."""
+        self.command = self.command or [path]
         self.files[path] = source
         for library in libraries(source):
             self.files[library] = os.path.realpath(library)
@@ -42,7 +44,7 @@ class Image:
         config = json.dumps({
             "architecture": "amd64",
             "os": "linux",
-            "config": {"User": str(user), "Env": ["PATH=/bin"]},
+            "config": {"User": str(user), "Env": ["PATH=/bin"], "Cmd": self.command},
             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]},
         }).encode()
         manifest = json.dumps({

@@ -24,6 +24,7 @@ class Load:
         self.idle = []
         self.counts = {"calls": 0, "limited": 0, "unlimited": 0, "failed": 0}
         self.wrong_at = []
+        self.late = 0.0
         self.start = time.monotonic()
 
     async def call(self):
@@ -55,6 +56,7 @@ class Load:
         ended = asyncio.create_task(reader.read())
         calls, due = set(), time.monotonic()
         while not ended.done():
+            self.late = max(self.late, time.monotonic() - due)
             while due <= time.monotonic():
                 task = asyncio.create_task(self.call())
                 calls.add(task)
@@ -62,7 +64,7 @@ class Load:
                 due += 1 / self.rate
             await asyncio.sleep(max(0, due - time.monotonic()))
         await asyncio.gather(*calls)
-        print(json.dumps({**self.counts, "wrong_at": self.wrong_at[:20]}))
+        print(json.dumps({**self.counts, "wrong_at": self.wrong_at[:20], "late_ms": round(self.late * 1000)}))
 
 
 if __name__ == "__main__":

@@ -42,8 +42,12 @@ hierarchies() {
 
 remove() {
     local hierarchy directory
-    for hierarchy in $(hierarchies); do
-        [ ! -d "$hierarchy/$cgroup" ] || find "$hierarchy/$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*; do
+        # The last processes may still be ending.
+        for _ in 1 2 3 4 5; do
+            [ -d "$hierarchy/$cgroup" ] || break
+            find "$hierarchy/$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 1
+        done
     done
     for directory in "$scratch"/node?; do
         [ -n "${KEEP:-}" ] || rm -rf "$directory"
