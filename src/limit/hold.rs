@@ -55,7 +55,8 @@ pub struct HeldAmount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldRequest {
     /// Hits admitted since the last call: they are charged, and what is held falls by them. Hits beyond what is held
-    /// are charged as debt, up to the limit and the capacity.
+    /// are charged as debt, up to the limit and the capacity. Hits used before the end of a hold are reported after it
+    /// too: in windows the rest of the hold lasts longer, and would be granted again.
     ///
     /// A holder that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
     pub used: u64,
@@ -325,7 +326,7 @@ impl HeldCounter {
             until,
             room: fitting.minus(added),
             others: self.holders.iter().map(Holder::as_other).collect(),
-            window_end: window_end(limit, at),
+            window_end: window_end(limit, now),
         };
         // A holder without room is kept too, so that the others learn of its demand.
         if has_place && (granted != HeldAmount::default() || request.demand > 0) {

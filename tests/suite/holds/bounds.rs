@@ -195,8 +195,9 @@ impl World {
         let (now, limit) = (self.now, self.limit);
         let process = &mut self.processes[index];
         if process.until <= now {
-            // The store charged what was held, or forgot it with its window.
-            process.held = HeldAmount::default();
+            // The store charged the own bucket with the end of the hold. What was used is reported all the same: in
+            // windows it is still held.
+            process.level.0 = 0;
         }
         let is_bucket = limit.algorithm() == Algorithm::TokenBucket;
         let wanted = match self.form {
@@ -204,7 +205,7 @@ impl World {
             _ => lent(limit.algorithm(), wanted),
         };
         let used = match self.form {
-            Form::Lent => process.unreported.min(super::size(process.held)),
+            Form::Lent => process.unreported,
             // What it gives up may have been used just now.
             Form::Rate if is_bucket => process.held.capacity.saturating_sub(wanted.capacity),
             Form::Rate => process.held.hits.saturating_sub(wanted.hits),
@@ -348,7 +349,13 @@ fn wild_numbers_are_bounded() {
         assert!(answer.until <= now.plus_us(3_600 * SECOND_US + 2 * limit.period_us()), "{algorithm}");
         for number in 0..=u8::MAX {
             held.adjust(&limit, &mut state, holder(number), super::hold(0, HeldAmount::default()), now);
-            held.adjust(&limit, &mut state, holder(number), HoldRequest { demand: 1, ..super::hold(0, lent(algorithm, 1)) }, now);
+            held.adjust(
+                &limit,
+                &mut state,
+                holder(number),
+                HoldRequest { demand: 1, ..super::hold(0, lent(algorithm, 1)) },
+                now,
+            );
         }
         let answer = held.adjust(&limit, &mut state, holder(1), super::hold(0, lent(algorithm, 1)), now);
         assert!(answer.others.len() <= 128, "{algorithm}: {}", answer.others.len());
