@@ -253,6 +253,15 @@ const fn longest_hold_us(limit: &Limit) -> u64 {
     MAX_HOLD_US + 2 * limit.period_us()
 }
 
+/// State of a counter, and its limit.
+#[derive(Debug)]
+pub struct LimitedState<'s> {
+    /// The limit, without regard to holds.
+    pub limit: &'s Limit,
+    /// The state.
+    pub state: &'s mut State,
+}
+
 /// All holds on a counter in memory.
 #[derive(Clone, Debug, Default)]
 pub struct HeldCounter {
@@ -295,12 +304,12 @@ impl HeldCounter {
     /// can be held.
     pub fn adjust(
         &mut self,
-        limit: &Limit,
-        state: &mut State,
+        counter: LimitedState<'_>,
         holder: HolderId,
         request: HoldRequest,
         now: Time,
     ) -> HoldAnswer {
+        let LimitedState { limit, state } = counter;
         let lasting = self.hold.and_then(|hold| hold.settle(limit, state, now));
         let is_settled = self.hold.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);

@@ -10,7 +10,7 @@ use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
-use tollkeeper::limit::hold::{HeldAmount, HeldCounter, HoldRequest};
+use tollkeeper::limit::hold::{HeldAmount, HeldCounter, HoldRequest, LimitedState};
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::request::Hits;
 
@@ -46,16 +46,17 @@ enum Jump {
     Micros(u64),
     /// To the end of the window, and some microseconds.
     Boundary(i64),
-    /// To the end of the last granted hold, and some microseconds.
-    HoldEnd(i64),
+    /// To the end of one of the last granted holds, and some microseconds.
+    HoldEnd(usize, i64),
 }
 
 fn jump() -> impl Strategy<Value = Jump> {
     prop_oneof![
-        4 => (0..300_000_u64).prop_map(Jump::Micros),
+        6 => (0..1000_u64).prop_map(Jump::Micros),
+        2 => (0..300_000_u64).prop_map(Jump::Micros),
         1 => (0..4_000_000_u64).prop_map(Jump::Micros),
         1 => (-2..=2_i64).prop_map(Jump::Boundary),
-        1 => (-2..=2_i64).prop_map(Jump::HoldEnd),
+        1 => (0..4_usize, -2..=2_i64).prop_map(|(age, off)| Jump::HoldEnd(age, off)),
     ]
 }
 
@@ -92,7 +93,8 @@ struct World {
     held: HeldCounter,
     processes: Vec<Process>,
     now: Time,
-    last_end: Time,
+    /// Ends of granted holds, newest last.
+    ends: Vec<Time>,
     next_id: u8,
     /// All admitted hits with their times.
     admitted: Vec<(Time, u64)>,
@@ -115,7 +117,7 @@ impl World {
             held: HeldCounter::default(),
             processes: (0..u8::try_from(HOLDERS).unwrap()).map(process).collect(),
             now: Time::from_micros(START_US),
-            last_end: Time::from_micros(START_US),
+            ends: vec![Time::from_micros(START_US)],
             next_id: 100,
             admitted: Vec::new(),
         }
@@ -129,7 +131,10 @@ impl World {
                 let boundary = (self.now.as_micros() / period_us + 1) * period_us;
                 Time::from_micros(boundary.saturating_add_signed(off))
             }
-            Jump::HoldEnd(off) => Time::from_micros(self.last_end.as_micros().saturating_add_signed(off)),
+            Jump::HoldEnd(age, off) => {
+                let end = self.ends.iter().rev().nth(age).copied().unwrap_or_default();
+                Time::from_micros(end.as_micros().saturating_add_signed(off))
+            }
         };
         self.now = self.now.max(next);
     }
@@ -211,13 +216,14 @@ impl World {
             Form::Rate => process.held.hits.saturating_sub(wanted.hits),
         };
         let request = HoldRequest { used, wanted, lasts_us, demand: wanted.hits };
-        let answer = self.held.adjust(&limit, &mut self.state, holder(process.id), request, now);
+        let answer =
+            self.held.adjust(LimitedState { limit: &limit, state: &mut self.state }, holder(process.id), request, now);
         process.held = answer.granted;
         process.unreported = 0;
         process.until = now.plus_us(lasts_us);
         let most = u128::from(answer.granted.capacity) * u128::from(limit.period_us());
         process.level.0 = process.level.0.min(most);
-        self.last_end = answer.until;
+        self.ends.push(answer.until);
     }
 
     /// Checks the admitted hits against the reference.
@@ -302,9 +308,9 @@ proptest! {
         state.charge(&limit, now, ChargeRequest::new(Hits::Charge(charged), 0));
         let mut held = HeldCounter::default();
         let free = u64::from(requests) - charged;
-        let answer = held.adjust(&limit, &mut state, holder(1), super::hold(0, lent(HELD[place], wanted)), now);
+        let answer = held.adjust(LimitedState { limit: &limit, state: &mut state }, holder(1), super::hold(0, lent(HELD[place], wanted)), now);
         prop_assert_eq!(super::size(answer.granted), wanted.min(free));
-        let rest = held.adjust(&limit, &mut state, holder(2), super::hold(0, lent(HELD[place], 1000)), now);
+        let rest = held.adjust(LimitedState { limit: &limit, state: &mut state }, holder(2), super::hold(0, lent(HELD[place], 1000)), now);
         prop_assert_eq!(super::size(rest.granted), free - wanted.min(free));
         prop_assert_eq!(rest.others.len(), usize::from(wanted > 0));
     }
@@ -316,7 +322,12 @@ fn hits_of_a_dead_holder_stay_held_until_the_end_and_return_once() {
         let limit = limit(algorithm, 100, Unit::Minute);
         let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
         let start = Time::from_micros(START_US);
-        let answer = held.adjust(&limit, &mut state, holder(1), super::hold(0, lent(algorithm, 100)), start);
+        let answer = held.adjust(
+            LimitedState { limit: &limit, state: &mut state },
+            holder(1),
+            super::hold(0, lent(algorithm, 100)),
+            start,
+        );
         assert_eq!(super::size(answer.granted), 100, "{algorithm}");
         let one = ChargeRequest::new(Hits::Charge(1), 0);
         let mut admits = |at: Time| {
@@ -343,21 +354,30 @@ fn wild_numbers_are_bounded() {
         let now = Time::from_micros(START_US);
         let all = HeldAmount { hits: u64::MAX, capacity: u64::MAX };
         let wild = HoldRequest { used: u64::MAX, wanted: all, lasts_us: u64::MAX, demand: u64::MAX };
-        let answer = held.adjust(&limit, &mut state, holder(1), wild, now);
+        let answer = held.adjust(LimitedState { limit: &limit, state: &mut state }, holder(1), wild, now);
         let refill = if algorithm == Algorithm::TokenBucket { 100 } else { 0 };
         assert_eq!(answer.granted, HeldAmount { hits: refill, capacity: 0 }, "{algorithm}: all room is debt");
         assert!(answer.until <= now.plus_us(3_600 * SECOND_US + 2 * limit.period_us()), "{algorithm}");
         for number in 0..=u8::MAX {
-            held.adjust(&limit, &mut state, holder(number), super::hold(0, HeldAmount::default()), now);
             held.adjust(
-                &limit,
-                &mut state,
+                LimitedState { limit: &limit, state: &mut state },
+                holder(number),
+                super::hold(0, HeldAmount::default()),
+                now,
+            );
+            held.adjust(
+                LimitedState { limit: &limit, state: &mut state },
                 holder(number),
                 HoldRequest { demand: 1, ..super::hold(0, lent(algorithm, 1)) },
                 now,
             );
         }
-        let answer = held.adjust(&limit, &mut state, holder(1), super::hold(0, lent(algorithm, 1)), now);
+        let answer = held.adjust(
+            LimitedState { limit: &limit, state: &mut state },
+            holder(1),
+            super::hold(0, lent(algorithm, 1)),
+            now,
+        );
         assert!(answer.others.len() <= 128, "{algorithm}: {}", answer.others.len());
     }
 }

@@ -9,7 +9,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
-use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, HolderId};
+use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, HolderId, LimitedState};
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -96,7 +96,7 @@ impl MemoryShard {
         }
         let mut held = known.unwrap_or_default();
         let mut state = self.take_state(&slots[0]);
-        let answer = held.adjust(limit, &mut state, holder, request, now);
+        let answer = held.adjust(LimitedState { limit, state: &mut state }, holder, request, now);
         let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
         self.put_state(&slots[0], state, &keep_while_held(result, held.hold(), limit, now), now);
         if !held.is_over(now) {
