@@ -222,7 +222,8 @@ impl CounterHold {
         limit.lowered(self.hits, self.capacity)
     }
 
-    /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for windows.
+    /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for
+    /// windows.
     pub fn refill_us(&self, limit: &Limit) -> u64 {
         match limit.is_held_by_capacity() {
             true => 2 * limit.period_us() * (u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
@@ -241,7 +242,8 @@ impl CounterHold {
     /// Mends the result of a charge on the lowered limit: hits that fit only the whole limit may pass when the hold
     /// ends.
     pub fn mend_result(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
-        let fits_the_limit = matches!(request.hits, Hits::Charge(hits) if limit.requests_per_unit > 0 && hits <= u64::from(limit.capacity));
+        let fits_the_limit = limit.requests_per_unit > 0
+            && matches!(request.hits, Hits::Charge(hits) if hits <= u64::from(limit.capacity));
         if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
             result.retry_after_us = Some(self.until.since_us(now));
         }

@@ -300,7 +300,9 @@ proptest! {
     }
 
     #[test]
-    fn all_that_fits_is_granted(requests in 1..100_u32, charged in 0..50_u64, wanted in 0..200_u64, place in 0..3_usize) {
+    fn all_that_fits_is_granted(
+        requests in 1..100_u32, charged in 0..50_u64, wanted in 0..200_u64, place in 0..3_usize,
+    ) {
         let limit = limit(HELD[place], requests, Unit::Second);
         let mut state = State::empty(limit.counting());
         let now = Time::from_micros(START_US);
@@ -308,9 +310,13 @@ proptest! {
         state.charge(&limit, now, ChargeRequest::new(Hits::Charge(charged), 0));
         let mut held = HeldCounter::default();
         let free = u64::from(requests) - charged;
-        let answer = held.adjust(LimitedState { limit: &limit, state: &mut state }, holder(1), super::hold(0, lent(HELD[place], wanted)), now);
+        let mut adjust = |number, hits| {
+            let counter = LimitedState { limit: &limit, state: &mut state };
+            held.adjust(counter, holder(number), super::hold(0, lent(HELD[place], hits)), now)
+        };
+        let answer = adjust(1, wanted);
         prop_assert_eq!(super::size(answer.granted), wanted.min(free));
-        let rest = held.adjust(LimitedState { limit: &limit, state: &mut state }, holder(2), super::hold(0, lent(HELD[place], 1000)), now);
+        let rest = adjust(2, 1000);
         prop_assert_eq!(super::size(rest.granted), free - wanted.min(free));
         prop_assert_eq!(rest.others.len(), usize::from(wanted > 0));
     }
