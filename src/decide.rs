@@ -8,6 +8,7 @@
 pub mod decision;
 pub mod log;
 pub mod blocks;
+pub mod slots;
 mod key_text;
 mod selection;
 pub mod table_rows;
@@ -43,6 +44,7 @@ use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
+use self::slots::{SeparatedRequest, warn_about_literal_formatter};
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::RowReader;
 use crate::decide::decision::{DecideError, Decision, DecisionContext, Header, ReportedStatus};
@@ -50,6 +52,7 @@ use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::StorePolicy;
 use crate::limit::request::Request;
+use crate::limit::slot::SlotUse;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
@@ -99,7 +102,10 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        if let Some(blocked) = self.find_block(context, request) {
+        let separated = self.separate_slots(context, request)?;
+        let is_release = separated.as_deref().is_some_and(SeparatedRequest::is_release);
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
             return self.reject_blocked(context, request, &blocked);
         }
         let ordered = context.order_request(request);
@@ -107,7 +113,7 @@ impl Decider {
         let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
         OptionFuture::from(reads_rows.then(|| Box::pin(self.row_reader.read_rows(&self.store, context, request))))
             .await;
-        let selections = self.select_limits(context, request)?;
+        let selections = self.select_limits(context, request, uses)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
@@ -150,12 +156,15 @@ impl Decider {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
-        if let Some(blocked) = self.find_block(context, request) {
+        let separated = self.separate_slots(context, request)?;
+        let is_release = separated.as_deref().is_some_and(SeparatedRequest::is_release);
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
             return self.reject_blocked(context, request, &blocked);
         }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = self.select_limits(context, request)?;
+        let selections = self.select_limits(context, request, uses)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
@@ -202,7 +211,7 @@ impl Decider {
             headers: retry_after.into_iter().collect(),
             request_headers: Vec::new(),
             body: None,
-            metadata: None,
+            metadata: self.build_blocked_metadata(context, request),
             delay_us: 0,
         });
         if !self.metrics.is_off() {
@@ -234,7 +243,11 @@ impl Decider {
             self.metrics_recorder().record_outcomes(context, selected, outcomes);
         }
         let candidates = candidates.map(CandidateCharges::poll_outcomes);
-        let decided = merge_outcomes(&self.behaviour, selected, outcomes);
+        let mut decided = merge_outcomes(&self.behaviour, selected, outcomes);
+        if selected.selections.iter().any(|selection| selection.slot.is_some()) {
+            self.record_slot_holder(context, selected.selections);
+            self.finish_slots(context, selected, outcomes, &mut decided);
+        }
         if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
             self.metrics.record_global_shadow();
         }
@@ -284,16 +297,38 @@ impl Decider {
         &self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
+        uses: &[SlotUse],
     ) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
         let error = match context.rules {
             _ if request.domain.is_empty() => DecideError::EmptyDomain,
             _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
             Some(rules) => {
                 let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
-                return Ok(select_limits(&self.behaviour, terms, request));
+                return Ok(select_limits(&self.behaviour, terms, request, uses));
             }
             None => DecideError::NoRules,
         };
+        self.log_error(context, request, error);
+        Err(error)
+    }
+
+    /// Takes the entries that identify a stream off a request; `None` in a domain without concurrent limits.
+    #[inline]
+    fn separate_slots<'m>(
+        &self,
+        context: DecisionContext<'_>,
+        request: &Request<'m>,
+    ) -> Result<Option<Box<SeparatedRequest<'m>>>, DecideError> {
+        let Some(rules) = context.rules.filter(|rules| rules.has_slots()) else { return Ok(None) };
+        rules.separate_slots(context.slots, request).inspect_err(|error| {
+            warn_about_literal_formatter(context, request);
+            let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };
+            self.log_error(context, &unnamed, *error);
+        })
+    }
+
+    /// Logs a request that has no decision.
+    fn log_error(&self, context: DecisionContext<'_>, request: &Request<'_>, error: DecideError) {
         let selected = RequestWithSelections { request, selections: &[] };
         let behaviour = &self.behaviour;
         let blocked = None;
@@ -301,7 +336,6 @@ impl Decider {
             DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked },
             &Err(error),
         );
-        Err(error)
     }
 }
 

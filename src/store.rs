@@ -9,6 +9,7 @@ pub mod error;
 pub mod charge;
 pub mod health;
 pub mod stats;
+pub mod holders;
 pub mod memory;
 pub mod fallback;
 pub mod over_limit_cache;
@@ -27,6 +28,7 @@ use self::charge::{ChargeContext, CommitMode};
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
+use self::holders::HolderTable;
 use self::memcache::Memcache;
 use self::memory::MemoryStore;
 use self::redis::Redis;
@@ -240,6 +242,23 @@ impl Store {
             StoreBackend::Memory(memory) => memory.charge_in_overflow_shard(charge, now),
             StoreBackend::Redis(redis) => redis.fallback().charge(charge, now),
             StoreBackend::Memcache(memcache) => memcache.fallback().charge(charge, now),
+        }
+    }
+
+    /// Returns true if this process gave out slots while the store failed.
+    pub fn has_fallback_slots(&self) -> bool {
+        match &self.backend {
+            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => false,
+            StoreBackend::Redis(redis) => redis.fallback().has_slots(),
+        }
+    }
+
+    /// Envoys that hold slots.
+    pub fn holders(&self) -> &HolderTable {
+        match &self.backend {
+            StoreBackend::Memory(memory) => memory.holders(),
+            StoreBackend::Redis(redis) => redis.fallback().holders(),
+            StoreBackend::Memcache(memcache) => memcache.fallback().holders(),
         }
     }
 

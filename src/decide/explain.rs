@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use super::Decider;
 use super::decision::DecisionContext;
+use super::slots::{SeparatedRequest, SlotCaller};
 use super::selection::{RequestWithSelections, SelectedLimit, Selection, SelectionTerms, select_limits};
 use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
@@ -164,9 +165,11 @@ impl Explanation {
         now: Time,
     ) -> Self {
         let domain = rules.domain(request.domain);
+        let separated = rules.separate_slots(SlotCaller::default(), request).unwrap_or_default();
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = select_limits(behaviour, SelectionTerms { rules, active_at: Some(now) }, request);
+        let selections = select_limits(behaviour, SelectionTerms { rules, active_at: Some(now) }, request, uses);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
@@ -228,13 +231,15 @@ impl Decider {
         request: &Request<'_>,
     ) -> Vec<Vec<Option<ChargeResult>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
+        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         if rules.reads_rows() {
             self.row_reader.read_rows(&self.store, context, request).await;
         }
         let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
-        let selections = select_limits(&self.behaviour, terms, request);
+        let selections = select_limits(&self.behaviour, terms, request, uses);
         self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
     }
 

@@ -50,7 +50,7 @@ impl Limit {
                 CountingMethod::RegionWindow
             }
             (Scope::Global(_), Algorithm::TokenBucket) => CountingMethod::RegionBucket,
-            (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog) | (Scope::Region, _) => {
+            (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog | Algorithm::Concurrent) | (Scope::Region, _) => {
                 self.counting()
             }
         };

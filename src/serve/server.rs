@@ -108,7 +108,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let reload = updates.reload_trigger();
 
     let (stop, stopping) = watch::channel(false);
-    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
+    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service));
     let path_label = settings.metrics.path_label;
     let (of_service, of_health) = (Arc::clone(&service), Arc::clone(&health));
     let listeners_of_metrics = Arc::clone(&listener_stats);

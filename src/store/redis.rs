@@ -45,6 +45,7 @@ use self::regions::GlobalGrantClient;
 use self::replicas::ReplicaMembership;
 use self::replicas::heartbeat::Heartbeat;
 use self::scan::{ScanOptions, scan_paths};
+use self::script::encode_slot;
 use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
 use crate::base::clock::Time;
 use crate::limit::Consistency;
@@ -296,6 +297,7 @@ impl Redis {
         let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge));
         let global_limits = grants.cloned().map(GlobalLimitHooks::new);
         PreparedCall {
+            slot: charge.slot.map(|slot| encode_slot(slot, self.fallback().holders(), now)),
             command: self.keys.choose_command(charge, now),
             id,
             deployment: Arc::clone(self.deployments.deployment_for(charge, global_limits.is_some())),
@@ -479,5 +481,6 @@ fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: CommitMode) -> Owned
     let may_delay = counters.iter().any(|counter| counter.limit.max_wait_us() > 0);
     let max_delay_us = if may_delay { charge.request.max_delay_us } else { 0 };
     let request = ChargeRequest { max_delay_us, ..charge.request };
-    OwnedCharge { dry_run: mode == CommitMode::DryRun, ..OwnedCharge::new(counters, request) }
+    let (dry_run, slot) = (mode == CommitMode::DryRun, charge.slot.copied());
+    OwnedCharge { dry_run, slot, ..OwnedCharge::new(counters, request) }
 }

@@ -110,7 +110,8 @@ impl RedisCallSender {
         let sent = Instant::now();
         let requested = charges.len();
         // Leases do not concern a call that only charges strict counters.
-        let has_refund = charges.iter().any(|charge| matches!(charge.request.hits, Hits::Refund(_)));
+        let is_refund = |charge: &OwnedCharge| charge.slot.is_none() && matches!(charge.request.hits, Hits::Refund(_));
+        let has_refund = charges.iter().any(is_refund);
         let local_admission = (call.eventual.is_some() || has_refund).then_some(&self.local_admission);
         let lease_hits = local_admission.map_or(0, |local| local.lease_size(call, sent));
         if lease_hits > 0 {

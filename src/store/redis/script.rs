@@ -27,8 +27,10 @@ use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
+use crate::limit::slot::{SlotAction, SlotUse};
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::connection::Script;
+use crate::store::holders::HolderTable;
 
 /// Files of parts that any algorithm may use.
 const SHARED_LUA_FILES: [&str; 5] = [
@@ -69,7 +71,7 @@ pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMe
     for counting in countings.map(Into::into) {
         (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
     }
-    if keys == 1 {
+    if keys == 1 && first != CountingMethod::Slots {
         SINGLE_COUNTER_SCRIPTS[first as usize].get_or_init(|| compose_single_counter_script(first))
     } else {
         let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
@@ -281,6 +283,23 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
     encoder.0.into()
 }
 
+/// Encodes the slot of a call, with the holders that are dead: an argument that `lua/slots.lua` documents.
+pub fn encode_slot(slot: &SlotUse, holders: &HolderTable, now: Time) -> Bytes {
+    let SlotUse { id, token, holder, action } = *slot;
+    let action = match action {
+        SlotAction::Acquire => 1,
+        SlotAction::Release | SlotAction::ReleaseRejected => 2,
+        SlotAction::ReleaseUnanswered => 3,
+    };
+    let mut argument = BytesMut::with_capacity(33);
+    argument.put_u128_le(id.0);
+    argument.put_u64_le(token.0);
+    argument.put_u64_le(holder.0);
+    argument.put_u8(action);
+    argument.put_slice(&holders.dead_in_script_form(now));
+    argument.freeze()
+}
+
 /// Appends a time in microseconds, or -1 for the server's own time, to an argument of numbers.
 pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
     argument.put_i64_le(time.and_then(|time| i64::try_from(time.as_micros()).ok()).unwrap_or(-1));
@@ -421,6 +440,9 @@ pub fn replay_charges(
         let last = reader.read_time()?;
         let mut state = State::read_from_reply(&counter.limit, &mut reader, last)?;
         context.view.inspect(|view| state.set_global_view(view));
+        if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_ref()) {
+            state.set_slot_use(slot);
+        }
         states.push(state);
     }
     let lent = if context.has_leases { reader.read_number()? } else { 0 };

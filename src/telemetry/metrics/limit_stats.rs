@@ -50,11 +50,21 @@ pub enum LimitStat {
     Banned,
     /// Bans that the limit began, in shadow mode too.
     Bans,
+    /// Slots that requests took.
+    SlotsTaken,
+    /// Slots that releases freed.
+    SlotsFreed,
+    /// Releases that came before their requests.
+    SlotsBuried,
+    /// Requests that came after their releases.
+    SlotsOvertaken,
+    /// Seats that were not released: their slots expired, or their holders died.
+    SeatsExpired,
 }
 
 impl LimitStat {
     /// Number of counters.
-    pub const STAT_COUNT: usize = Self::Bans as usize + 1;
+    pub const STAT_COUNT: usize = Self::SeatsExpired as usize + 1;
 
     /// Counters that envoyproxy/ratelimit also has, with their names there and HELP texts.
     pub const ENVOY_RATELIMIT_COUNTERS: [(Self, &'static str, &'static str); 7] = [

@@ -12,6 +12,7 @@ use crate::base::clock::Time;
 use crate::decide::Decider;
 use crate::decide::decision::{Decision, DecisionContext};
 use crate::decide::results::DescriptorResults;
+use crate::decide::slots::SlotCaller;
 use crate::limit::request::Request;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::set::RuleSet;
@@ -223,6 +224,7 @@ impl Replayer {
             rules,
             max_delay_us: recorded.max_delay_us,
             store: StoreContext { now: recorded.arrival, deadline: None, span_ref: None, charge_times: &charge_times },
+            slots: SlotCaller::default(),
         };
         let answer = match counters.decider.decide_with_results(context, request, observe) {
             Ok(decision) => {
