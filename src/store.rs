@@ -36,6 +36,7 @@ use self::stats::StoreStats;
 use crate::base::clock::Time;
 use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
+use crate::limit::slot_table::SlotSummary;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
 use crate::store::charge::{ChargeResults, DeferredOutcomes, LimitAdmissions, StoreOutcome};
@@ -243,6 +244,20 @@ impl Store {
             StoreBackend::Redis(redis) => redis.fallback().charge(charge, now),
             StoreBackend::Memcache(memcache) => memcache.fallback().charge(charge, now),
         }
+    }
+
+    /// Sums the slots of each concurrent limit of a charge, by `deadline`; `None` where they cannot be read.
+    pub async fn summarize_slots(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Vec<Option<SlotSummary>> {
+        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.is_concurrent());
+        let mut summaries = Vec::new();
+        for (index, counter) in limits {
+            summaries.push(match &self.backend {
+                StoreBackend::Memory(memory) => Some(memory.summarize_slots(charge.path_hash, counter.tag, now)),
+                StoreBackend::Redis(redis) => redis.summarize_slots(charge, index, now, deadline).await.ok(),
+                StoreBackend::Memcache(_) => None,
+            });
+        }
+        summaries
     }
 
     /// Returns true if this process gave out slots while the store failed.

@@ -35,8 +35,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 pub struct SlotCaller<'r> {
     /// Envoy that makes the call.
     pub holder: Holder<'r>,
-    /// Token of a recorded call, for a replay; `None`: a new one.
-    pub token: Option<SlotToken>,
+    /// Uses of a recorded call, one for each descriptor, in place of entries `slot` and `release`: for a replay.
+    pub recorded: &'r [SlotUse],
 }
 
 /// Envoy that makes a call.
@@ -113,8 +113,12 @@ impl RuleSet {
             return Ok(None);
         }
         let mut separated = Box::new(SeparatedRequest { request: request.clone(), uses: SmallVec::new() });
+        if caller.recorded.len() == request.descriptors.len() {
+            separated.uses.extend(caller.recorded.iter().copied());
+            return Ok(Some(separated));
+        }
         let holder = HolderId::from_name(&caller.holder.name());
-        let (token, unnamed) = (caller.token.unwrap_or_else(SlotToken::random), SlotId::random());
+        let (token, unnamed) = (SlotToken::random(), SlotId::random());
         for descriptor in &mut separated.request.descriptors {
             let own = descriptor.entries.iter().rev().take_while(|entry| is_slot_entry(entry)).count();
             let own: SmallVec<[Entry<'m>; 4]> = descriptor.entries.drain(descriptor.entries.len() - own..).collect();

@@ -229,7 +229,12 @@ impl AlgorithmProperties {
 impl Algorithm {
     /// Returns the algorithm of that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
+        Self::ALL.into_iter().chain([Self::Concurrent]).find(|algorithm| algorithm.name() == name)
+    }
+
+    /// Returns the algorithm that a rule names so.
+    pub fn from_rule_word(word: &str) -> Option<Self> {
+        Self::from_name(word).filter(|algorithm| *algorithm != Self::Concurrent)
     }
 
     /// Returns true if `scope: global` applies: a region can decide alone by hits that it was granted.

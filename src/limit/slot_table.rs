@@ -6,6 +6,8 @@
 //!
 //! A table never kills a slot because the limit was lowered: no new one is admitted until enough were freed.
 
+use std::collections::BTreeMap;
+
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::algorithm::slots::{OwnSlot, State};
@@ -66,6 +68,42 @@ pub struct SlotSummary {
     pub expires: Option<Time>,
     /// Slots of each holder.
     pub holders: Vec<(HolderId, u64)>,
+    /// There are more slots than were looked at.
+    pub is_partial: bool,
+}
+
+/// A slot as [`SlotSummary`] counts it.
+#[derive(Clone, Copy, Debug)]
+pub struct SummarizedSlot {
+    /// Envoy that holds it.
+    pub holder: HolderId,
+    /// End of its life.
+    pub expires: Time,
+    /// Seats; 0 marks a release that came first.
+    pub seats: u32,
+}
+
+impl SlotSummary {
+    /// Sums slots, without those that are over at `now`.
+    pub fn new(
+        slots: impl Iterator<Item = SummarizedSlot>,
+        now: Time,
+        is_dead: &dyn Fn(HolderId) -> bool,
+    ) -> Self {
+        let (mut sum, mut holders) = (Self::default(), BTreeMap::new());
+        for slot in slots.filter(|slot| slot.expires > now) {
+            if slot.seats == 0 {
+                sum.tombstones += 1;
+            } else if !is_dead(slot.holder) {
+                sum.slots += 1;
+                sum.seats += u64::from(slot.seats);
+                sum.expires = Some(sum.expires.map_or(slot.expires, |first| first.min(slot.expires)));
+                *holders.entry(slot.holder).or_insert(0) += 1;
+            }
+        }
+        sum.holders = holders.into_iter().collect();
+        sum
+    }
 }
 
 impl SlotTable {
@@ -157,20 +195,8 @@ impl SlotTable {
 
     /// Sums of the slots that are not over at `now`.
     pub fn summarize(&self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> SlotSummary {
-        let mut sum = SlotSummary::default();
-        let mut holders = std::collections::BTreeMap::new();
-        for slot in self.slots.values().filter(|slot| slot.expires > now) {
-            if slot.seats == 0 {
-                sum.tombstones += 1;
-            } else if !is_dead(slot.holder) {
-                sum.slots += 1;
-                sum.seats += u64::from(slot.seats);
-                sum.expires = Some(sum.expires.map_or(slot.expires, |first| first.min(slot.expires)));
-                *holders.entry(slot.holder).or_insert(0) += 1;
-            }
-        }
-        sum.holders = holders.into_iter().collect();
-        sum
+        let slot = |slot: &Slot| SummarizedSlot { holder: slot.holder, expires: slot.expires, seats: slot.seats };
+        SlotSummary::new(self.slots.values().map(slot), now, is_dead)
     }
 
     fn sweep_if_due(&mut self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> u64 {

@@ -368,7 +368,9 @@ fn open_store(settings: &Settings) -> Store {
             tracing::info!(memcache = %memcache.servers, timeout_ms, "counters are in memcache");
         }
     }
-    Store::open(&settings.store, capacity_bytes)
+    let store = Store::open(&settings.store, capacity_bytes);
+    store.holders().set_timeout(settings.slots.holder_timeout);
+    store
 }
 
 fn summarize_start(settings: &Settings, service: &RateLimitService) -> StartSummary {
@@ -408,6 +410,7 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
         let now = service.clock.now();
         service.decider.store.sweep(now, part, SWEEP_PARTS);
         if part == 0 {
+            service.decider.store.holders().check_heartbeats(now);
             service.decider.metrics.top_keys.drop_old_windows(now);
             warn_of_evictions(&service.decider.store.stats().memory, &mut logged_evictions, now);
         }

@@ -145,6 +145,14 @@ impl HolderTable {
         unreported.map(heartbeat).collect()
     }
 
+    /// Takes back heartbeats that could not be told.
+    pub fn put_back_heartbeats(&self, heartbeats: &[Heartbeat]) {
+        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        for heartbeat in heartbeats {
+            holders.entry(heartbeat.id).and_modify(|holder| holder.is_unreported = true);
+        }
+    }
+
     /// Sets the holders that no replica heard for the timeout. From then on the shared table alone tells who is dead.
     pub fn set_shared_dead(&self, dead: impl Iterator<Item = HolderId>) {
         *self.shared_dead.write().unwrap_or_else(PoisonError::into_inner) = Some(dead.collect());

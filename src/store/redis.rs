@@ -16,6 +16,7 @@ mod probe;
 pub mod key;
 pub mod script;
 mod incrby;
+mod holder_exchange;
 pub mod lease_arguments;
 pub mod replicas;
 pub mod regions;
@@ -38,6 +39,7 @@ use self::eventual::LocalDecision;
 use self::eventual::budget::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
 use self::global_limit_hooks::GlobalLimitHooks;
+use self::holder_exchange::HolderExchange;
 use self::key::{CounterId, KeyScheme};
 use self::lease_arguments::build_full_refund;
 use self::prepared_call::PreparedCall;
@@ -77,6 +79,8 @@ pub struct Redis {
     /// True if counters follow the clock of charges instead of the server's: in tests.
     client_clock: bool,
     lease_reaper: AbortHandle,
+    /// Shares heartbeats of Envoys that hold slots.
+    _holder_exchange: HolderExchange,
 }
 
 impl Drop for Redis {
@@ -121,8 +125,10 @@ impl Redis {
                 grants.upgrade().is_some_and(|grants| grants.may_use_region_parts(period_us))
             });
         }
+        let holder_exchange = HolderExchange::start(&calls, &deployments.main.client, &settings.key_prefix);
         Self {
             deployments,
+            _holder_exchange: holder_exchange,
             keys: KeyScheme::new(settings, grants.is_some()),
             grants,
             calls,

@@ -16,7 +16,7 @@ use crate::limit::RegionLossPolicy;
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
-use crate::limit::slot::{SlotChange, SlotUse};
+use crate::limit::slot::{HolderId, SlotAction, SlotChange, SlotId, SlotToken, SlotUse};
 
 /// Version of the format.
 pub const FORMAT_VERSION: u32 = 1;
@@ -172,6 +172,18 @@ pub struct SlotRecord<'a> {
     /// Hash of the name of the Envoy.
     #[serde(borrow)]
     pub holder: RecordText<'a>,
+}
+
+impl SlotRecord<'_> {
+    /// The slot; `None` if the record is malformed.
+    pub fn to_use(&self) -> Option<SlotUse> {
+        Some(SlotUse {
+            id: SlotId(u128::from_str_radix(&self.id, 16).ok()?),
+            token: SlotToken(u64::from_str_radix(&self.token, 16).ok()?),
+            holder: HolderId(u64::from_str_radix(&self.holder, 16).ok()?),
+            action: SlotAction::from_name(&self.action)?,
+        })
+    }
 }
 
 impl From<SlotUse> for SlotRecord<'_> {

@@ -132,6 +132,9 @@ define_scripts! {
     global_members_script = "regions/global_members", expand_with_shared_parts;
     /// Returns the script that the health check of the global Redis runs.
     global_probe_script = "regions/global_probe", expand_with_shared_parts;
+    /// Returns the script that shares heartbeats of holders; `holder_exchange` encodes its argument and decodes its
+    /// reply.
+    holders_script = "holders", expand_with_shared_parts;
     /// Returns the script that charges and refunds a counter in the key format of envoyproxy/ratelimit.
     window_charges_script = "window_charges", expand_without_parts;
 }

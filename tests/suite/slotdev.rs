@@ -1,0 +1,5 @@
+//! x
+#![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "dev")]
+#[path = "../kit/mod.rs"]
+mod kit;
+mod slots;
