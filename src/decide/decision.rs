@@ -8,10 +8,10 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
+use crate::decide::slots::SlotCaller;
 use crate::limit::period::Period;
 use crate::limit::request::Request;
 use crate::rules::rule::set::RuleSet;
-use crate::decide::slots::SlotCaller;
 use crate::store::StoreContext;
 
 /// Inputs taken once for each decision, when its request arrives.

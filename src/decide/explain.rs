@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::Decider;
 use super::decision::DecisionContext;
-use super::slots::{SeparatedRequest, SlotCaller};
 use super::selection::{RequestWithSelections, SelectedLimit, Selection, SelectionTerms, select_limits};
+use super::slots::{SeparatedRequest, SlotCaller};
 use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};

@@ -310,7 +310,10 @@ impl<'r> Selection<'r> {
         let path = CounterPath { candidate: Some(selected.name), ..self.counter_path(request, index) };
         let counters = SmallVec::from_iter([selected.counter()]);
         let slot = self.slot_of(std::slice::from_ref(selected));
-        Charge { slot, ..Charge::new(path, counters, ChargeRequest::new(request.descriptors[index].hits, max_delay_us)) }
+        Charge {
+            slot,
+            ..Charge::new(path, counters, ChargeRequest::new(request.descriptors[index].hits, max_delay_us))
+        }
     }
 
     /// The slot, if one of these limits has slots.

@@ -18,7 +18,7 @@ use super::selection::{RequestWithSelections, Selection};
 use crate::limit::charge::Charge;
 use crate::limit::request::{Entry, Hits, Request};
 use crate::limit::slot::{
-    HolderId, RELEASE_KEY, REJECTED_TOKEN, ReleaseValue, SLOT_KEY, SlotAction, SlotChange, SlotId, SlotToken, SlotUse,
+    HolderId, REJECTED_TOKEN, RELEASE_KEY, ReleaseValue, SLOT_KEY, SlotAction, SlotChange, SlotId, SlotToken, SlotUse,
     TokenText,
 };
 use crate::rules::rule::set::RuleSet;
@@ -79,7 +79,10 @@ static NO_USES: SlotUses = SlotUses::new_const();
 
 impl<'m> SeparatedRequest<'m> {
     /// The request as it is matched, and its uses of slots: `whole` and none if nothing was separated.
-    pub(super) fn parts_or<'a>(separated: Option<&'a Self>, whole: &'a Request<'m>) -> (&'a Request<'m>, &'a [SlotUse]) {
+    pub(super) fn parts_or<'a>(
+        separated: Option<&'a Self>,
+        whole: &'a Request<'m>,
+    ) -> (&'a Request<'m>, &'a [SlotUse]) {
         separated.map_or((whole, &*NO_USES), |separated| (&separated.request, &separated.uses))
     }
 
@@ -125,7 +128,8 @@ impl RuleSet {
             if own.iter().any(|entry| entry.value.starts_with(b"%")) {
                 return Err(DecideError::LiteralFormatter);
             }
-            let release = own.iter().find(|entry| entry.key == RELEASE_KEY).map(|entry| ReleaseValue::parse(entry.value));
+            let release =
+                own.iter().find(|entry| entry.key == RELEASE_KEY).map(|entry| ReleaseValue::parse(entry.value));
             let mut values = own.iter().filter(|entry| entry.key == SLOT_KEY).map(|entry| entry.value).peekable();
             let named = values.peek().is_some().then(|| SlotId::from_values(holder, values));
             let (id, token, action) = match release {
@@ -218,8 +222,8 @@ impl Decider {
             let Some(release) = release else { continue };
             let deciding = selection.build_charge(request, index, 0);
             let deciding = deciding.filter(|_| took_slot(&outcomes[index], selection));
-            let candidates = (0..selection.candidates.len())
-                .map(|at| selection.build_candidate_charge(request, index, at, 0));
+            let candidates =
+                (0..selection.candidates.len()).map(|at| selection.build_candidate_charge(request, index, at, 0));
             for mut charge in deciding.into_iter().chain(candidates) {
                 charge.counters.retain(|counter| counter.limit.is_concurrent());
                 (charge.request.hits, charge.slot) = (Hits::Refund(1), Some(release));

@@ -85,11 +85,7 @@ pub struct SummarizedSlot {
 
 impl SlotSummary {
     /// Sums slots, without those that are over at `now`.
-    pub fn new(
-        slots: impl Iterator<Item = SummarizedSlot>,
-        now: Time,
-        is_dead: &dyn Fn(HolderId) -> bool,
-    ) -> Self {
+    pub fn new(slots: impl Iterator<Item = SummarizedSlot>, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> Self {
         let (mut sum, mut holders) = (Self::default(), BTreeMap::new());
         for slot in slots.filter(|slot| slot.expires > now) {
             if slot.seats == 0 {

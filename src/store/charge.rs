@@ -25,8 +25,8 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::stored_state::MAX_LUA_INTEGER;
-use crate::limit::slot::SlotUse;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
+use crate::limit::slot::SlotUse;
 use crate::settings::endpoint::Endpoint;
 use crate::telemetry::traces::{Span, SpanKind, SpanRef};
 

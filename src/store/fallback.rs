@@ -176,6 +176,12 @@ impl Fallback {
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         // A new charge, because the borrowed shares live shorter than the given charge.
         let counters = charge.counters.iter().zip(&shares).map(under).collect();
-        then(&Charge { path: charge.path, path_hash: charge.path_hash, counters, request: charge.request, slot: charge.slot })
+        then(&Charge {
+            path: charge.path,
+            path_hash: charge.path_hash,
+            counters,
+            request: charge.request,
+            slot: charge.slot,
+        })
     }
 }

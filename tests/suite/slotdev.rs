@@ -3,3 +3,5 @@
 #[path = "../kit/mod.rs"]
 mod kit;
 mod slots;
+mod config;
+mod tidy;

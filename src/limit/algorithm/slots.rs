@@ -119,9 +119,7 @@ pub fn admits(limit: &Limit, state: &State, _now: Time, request: ChargeRequest) 
     match state.own {
         OwnSlot::Held { .. } => true,
         OwnSlot::Buried => false,
-        OwnSlot::Absent => {
-            state.used.saturating_add(request.required_hits()) <= u64::from(limit.requests_per_unit())
-        }
+        OwnSlot::Absent => state.used.saturating_add(request.required_hits()) <= u64::from(limit.requests_per_unit()),
     }
 }
 

@@ -11,8 +11,8 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
-use crate::limit::slot::SlotUse;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
+use crate::limit::slot::SlotUse;
 
 macro_rules! define_state {
     ($($variant:ident, $module:ident, $lua_file:literal, $properties:expr;)*) => {

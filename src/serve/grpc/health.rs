@@ -13,9 +13,9 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{self, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::base::pb::rate_limit_service_server::SERVICE_NAME;
 use super::call_head::HOLDER_HEADER;
 use super::service::RateLimitService;
+use crate::base::pb::rate_limit_service_server::SERVICE_NAME;
 use crate::serve::health::Health;
 use crate::telemetry::service_metrics::ServiceMetrics;
 

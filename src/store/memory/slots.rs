@@ -116,7 +116,8 @@ impl MemoryStore {
         if room == SlotRoom::Bounded && !slots_reject && matches!(charge.request.hits, Hits::Charge(_)) {
             self.check_slot_room(&shard, &counters)?;
         }
-        let mut results: SmallVec<[ChargeResult; 1]> = SmallVec::from_elem(ChargeResult::default(), charge.counters.len());
+        let mut results: SmallVec<[ChargeResult; 1]> =
+            SmallVec::from_elem(ChargeResult::default(), charge.counters.len());
         let mut rejected = slots_reject;
         let others: SmallVec<[usize; 4]> =
             (0..charge.counters.len()).filter(|index| !charge.counters[*index].limit.is_concurrent()).collect();
@@ -133,7 +134,8 @@ impl MemoryStore {
                 results[index] = result;
             }
         }
-        let request = ChargeRequest { rejected_elsewhere: charge.request.rejected_elsewhere || rejected, ..charge.request };
+        let request =
+            ChargeRequest { rejected_elsewhere: charge.request.rejected_elsewhere || rejected, ..charge.request };
         for SlotCounter { index, counter, key, state } in &mut counters {
             results[*index] = slots::charge(counter.limit, state, now, request);
             let is_needed = shard.contains_key(key) || state.own != slots::OwnSlot::Absent;
@@ -177,11 +179,7 @@ impl MemoryStore {
         charge.counters.iter().map(admits).collect()
     }
 
-    fn check_slot_room(
-        &self,
-        shard: &PrehashedMap<SlotTable>,
-        counters: &[SlotCounter<'_>],
-    ) -> Result<(), MemoryFull> {
+    fn check_slot_room(&self, shard: &PrehashedMap<SlotTable>, counters: &[SlotCounter<'_>]) -> Result<(), MemoryFull> {
         let growth = |counter: &SlotCounter<'_>| match shard.get(&counter.key) {
             Some(table) => table.growth_bytes(),
             None => SlotTable::default().bytes() + SlotTable::default().growth_bytes(),

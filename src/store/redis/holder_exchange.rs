@@ -73,11 +73,7 @@ fn holder_table_key(prefix: &str) -> Bytes {
     key.freeze()
 }
 
-async fn exchange_heartbeats(
-    calls: &RedisCallSender,
-    deployment: &Deployment,
-    key: &Bytes,
-) -> Result<(), RedisError> {
+async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, key: &Bytes) -> Result<(), RedisError> {
     let holders = calls.fallback.holders();
     let heartbeats = holders.take_heartbeats(Clock::System.now());
     let mut argument = BytesMut::with_capacity(16 + 16 * heartbeats.len());

@@ -21,7 +21,10 @@ fn setup(server: Option<&Server>) -> Setup {
     let setup = with_rules(RULES).env("TOLLKEEPER_HOLDER_TIMEOUT", "1s").env("TOLLKEEPER_ON_STORE_ERROR", "error");
     match server {
         None => setup,
-        Some(server) => setup.env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", server.address()),
+        Some(server) => setup
+            .env("REDIS_SOCKET_TYPE", "tcp")
+            .env("REDIS_URL", server.address())
+            .env("TOLLKEEPER_STORE_TIMEOUT", "5s"),
     }
 }
 
@@ -50,7 +53,8 @@ fn call(replica: &Tollkeeper, holder: &str, entries: &[(&str, &str)]) -> Result<
 }
 
 fn acquire(replica: &Tollkeeper, holder: &str, stream: &str) -> String {
-    call(replica, holder, &[("slot", stream)]).expect("it decides")
+    // At the start Redis may not be connected.
+    wait_for("a decision", || call(replica, holder, &[("slot", stream)]).ok())
 }
 
 #[test]
@@ -122,7 +126,7 @@ fn heartbeats_are_shared_between_replicas() {
 #[test]
 fn cancelled_release_is_carried_out() {
     let server = options().start();
-    let replica = setup(Some(&server)).env("TOLLKEEPER_STORE_TIMEOUT", "20s").start();
+    let replica = setup(Some(&server)).env("TOLLKEEPER_STORE_TIMEOUT", "10s").start();
     let token = acquire(&replica, "", "1");
     server.freeze();
     let request = rate_limit_request("shop", &[("k", "a"), ("slot", "1"), ("release", &token)]);
@@ -151,11 +155,12 @@ fn release_that_the_store_fails_to_make_is_an_error() {
 fn values_of_slots_are_in_no_log_and_no_metric() {
     let log = tempfile::tempdir().unwrap();
     let file = log.path().join("decisions.jsonl");
-    let replica = with_rules("domain: shop\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {concurrent: 1}}]")
-        .env("LOG_LEVEL", "debug")
-        .env("TOLLKEEPER_DECISION_LOG", &file)
-        .env("USE_PROMETHEUS", "false")
-        .start();
+    let replica =
+        with_rules("domain: shop\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {concurrent: 1}}]")
+            .env("LOG_LEVEL", "debug")
+            .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
+            .env("USE_PROMETHEUS", "false")
+            .start();
     let token = acquire(&replica, "one", "secret-stream");
     assert_eq!(acquire(&replica, "one", "secret-other"), "-");
     call(&replica, "one", &[("slot", "secret-stream"), ("release", &token)]).unwrap();

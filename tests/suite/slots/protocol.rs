@@ -326,7 +326,8 @@ fn reset_frees_all_slots(server: Option<&Server>) {
     let context = service.inner.build_decision_context(Some(&rules), DEFAULT_DEADLINE);
     let message = shop_request("k=a").0;
     let request = decode::convert_request(&message);
-    let deleted = crate::kit::test_service::store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
+    let deleted =
+        crate::kit::test_service::store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
     assert_eq!(deleted.expect("the store answers"), [1]);
     assert!(acquire(&service, "k=a", "3").is_some());
 }
