@@ -472,10 +472,12 @@ impl Limit {
 /// Writes the limit for people: `10 per 5 minutes by token_bucket, bucket_size 20`.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let period = period_in_words(self.period.unit().name(), self.period.multiplier());
         if self.is_concurrent() {
-            return write!(f, "{} at once, each for {period} at most", self.requests_per_unit);
+            let (count, unit) = (self.period.multiplier(), self.period.unit().name());
+            let plural = if count == 1 { "" } else { "s" };
+            return write!(f, "{} at once, each for {count} {unit}{plural} at most", self.requests_per_unit);
         }
+        let period = period_in_words(self.period.unit().name(), self.period.multiplier());
         write!(f, "{} per {period} by {}", self.requests_per_unit, self.algorithm)?;
         if let Some(key) = self.algorithm.properties().capacity.rule_file_key() {
             write!(f, ", {key} {}", self.capacity)?;

@@ -227,8 +227,13 @@ fn check_against_other_limits(
             true => "two `concurrent` limits on one descriptor".to_owned(),
             false => format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period()),
         };
-        let hint = "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, \
-                    in `shadow_mode` and with a `name`";
+        let hint = match limit.is_concurrent() {
+            true => "keep the lower one, or try one beside the other, in `shadow_mode` and with a `name`",
+            false => {
+                "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, in \
+                 `shadow_mode` and with a `name`"
+            }
+        };
         reader.report_error(written.at, field_path, message, hint);
     }
     if *candidate {

@@ -11,13 +11,14 @@ use tollkeeper::decide::log::header::{
 use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedCountRecord, EntryRecord, FORMAT_VERSION,
-    GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord,
+    GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord, SlotRecord,
 };
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::request::{Entry, Hits, LimitOverride};
+use tollkeeper::limit::slot::SlotChange;
 
 use super::schema::assert_valid;
 
@@ -34,6 +35,8 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         retry_after_us: Some(8),
         delay_us: 9,
         banned_us: 10,
+        slot: SlotChange::Taken,
+        expired_seats: 11,
     };
     let limit = LimitRecord {
         name: "daily".into(),
@@ -71,6 +74,12 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         policy: Some(StorePolicy::Local),
         reason: Some("timeout".into()),
         now_us: Some(1),
+        slot: Some(SlotRecord {
+            action: "acquire".into(),
+            id: "0123456789abcdef0123456789abcdef".into(),
+            token: "0123456789abcdef".into(),
+            holder: "fedcba9876543210".into(),
+        }),
         verdict: RecordedVerdict::Shadow,
     };
     DecisionRecord {
@@ -210,6 +219,8 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
             retry_after_us: None,
             delay_us: 0,
             banned_us: 0,
+            slot: SlotChange::None,
+            expired_seats: 0,
         }),
     };
     let bare = LimitRecord { result: None, ..limit.clone() };
@@ -225,6 +236,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         policy: None,
         reason: None,
         now_us: None,
+        slot: None,
         verdict: RecordedVerdict::OverLimit,
     };
     let empty = DescriptorRecord {

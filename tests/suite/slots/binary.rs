@@ -158,6 +158,7 @@ fn values_of_slots_are_in_no_log_and_no_metric() {
     let replica =
         with_rules("domain: shop\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {concurrent: 1}}]")
             .env("LOG_LEVEL", "debug")
+            .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
             .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
             .env("USE_PROMETHEUS", "false")
             .start();

@@ -131,8 +131,6 @@ fn table_follows_the_protocol_over_random_histories() {
         for turn in 0..400 {
             let step = steps.next_step();
             let at = format!("seed {seed}, turn {turn}: {step:?}");
-            let own_ended = model.slots.get(&step.slot.id.0).filter(|(_, _, ends, _)| *ends <= step.now);
-            let own_ended = own_ended.map_or(0, |(.., seats)| *seats);
             model.forget_ended(step.now);
             let (id, free) = (step.slot.id.0, model.seats(&steps.dead));
             let own = model.slots.get(&id).copied();
@@ -187,9 +185,9 @@ fn table_follows_the_protocol_over_random_histories() {
                 }
             }
             // A walk over all slots removes those of dead holders, also if these come back.
-            if u64::from(result.expired_seats) > own_ended {
-                model.slots.retain(|slot, (_, holder, ..)| *slot == id || !steps.dead.contains(holder));
-            }
+            let holders = table.summarize(step.now, &|_| false).holders;
+            let is_there = |holder: &HolderId| holders.iter().any(|(there, _)| there == holder);
+            model.slots.retain(|_, (_, holder, ..)| !steps.dead.contains(holder) || is_there(holder));
             let counted: u64 = model.slots.values().map(|(.., seats)| seats).sum();
             assert!(table.used() >= model.seats(&steps.dead), "a slot is not counted: {at}");
             let summary = table.summarize(step.now, &|holder| steps.dead.contains(&holder));

@@ -7,7 +7,7 @@
 -- Hash: id -> token, holder, end (8 bytes), seats (4 bytes, 0: buried); '' -> seats, buried slots, time of the last
 -- walk, cursor of the next step.
 -- Writes: one HSET or HDEL. If seats are lacking, and the last walk was a second ago, a walk over all slots deletes
--- those that are over or whose holder is dead: up to 5000 in a step, the next step after 50 ms.
+-- those that are over or whose holder is dead: up to 2000 in a step, the next step after 20 ms.
 -- TTL: one second after the end of the slot that lives longest. An empty hash is deleted.
 
 --: load
@@ -48,7 +48,7 @@ if own then
   end
 end
 local lacks_seats = kind == 0 and b > 0 and used + b > a or buried >= 10000
-local is_due = now - walked >= (cursor == '0' and 1000000 or 50000) or now < walked
+local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
 if lacks_seats and is_due then
   local dead, steps = {}, 0
   for i = 34, #slot, 8 do dead[string.sub(slot, i, i + 7)] = true end
@@ -68,7 +68,7 @@ if lacks_seats and is_due then
       end
     end
     steps = steps + #fields / 2
-  until cursor == '0' or steps >= 5000
+  until cursor == '0' or steps >= 2000
   walked = now
   local done = redis.pcall('HSET', key, '', head())
   if type(done) == 'table' then return done end
