@@ -16,6 +16,7 @@ pub mod explain;
 pub mod counter_commands;
 mod store_failures;
 mod outcome;
+mod slot_answers;
 mod answer;
 mod charge;
 mod metrics;

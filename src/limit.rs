@@ -4,10 +4,10 @@
 //! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
 
 pub mod request;
+pub mod slot;
 pub mod charge;
 pub mod period;
 pub mod ban;
-pub mod slot;
 pub mod algorithm;
 pub mod slot_table;
 pub mod calendar;

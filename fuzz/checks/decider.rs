@@ -9,7 +9,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::DecisionContext;
-use tollkeeper::decide::slots::SlotCaller;
+use tollkeeper::limit::slot::SlotCaller;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::set_files::{SetFiles, SetText};
 use tollkeeper::rules::compile::{RuleText, compile_texts};

@@ -8,9 +8,9 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-use crate::decide::slots::SlotCaller;
 use crate::limit::period::Period;
 use crate::limit::request::Request;
+use crate::limit::slot::SlotCaller;
 use crate::rules::rule::set::RuleSet;
 use crate::store::StoreContext;
 

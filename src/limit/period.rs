@@ -120,8 +120,8 @@ impl Period {
         if multiplier == 0 || seconds > MAX_PERIOD_US / 1_000_000 { None } else { Some(period) }
     }
 
-    /// Creates a period of whole seconds, in the largest unit up to days that fits; `None` if that is no whole number of
-    /// seconds, 0, or longer than 366 days.
+    /// Creates a period of whole seconds, in the largest unit up to days that fits; `None` for parts of a second, 0, or
+    /// more than 366 days.
     pub fn from_micros(micros: u64) -> Option<Self> {
         let seconds = Some(micros / 1_000_000).filter(|_| micros.is_multiple_of(1_000_000))?;
         let units = [Unit::Day, Unit::Hour, Unit::Minute, Unit::Second];

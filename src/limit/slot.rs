@@ -7,7 +7,9 @@
 //!
 //! Nothing here knows a store: [`slot_table`](crate::limit::slot_table) has the slots of one counter.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::base::random::random_u64_pair;
 
@@ -213,6 +215,38 @@ impl SlotChange {
             Self::Freed => Some("freed"),
             Self::Buried => Some("buried"),
             Self::Overtaken => Some("overtaken"),
+        }
+    }
+}
+
+/// Who makes a call, as far as slots are concerned.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SlotCaller<'r> {
+    /// Envoy that makes the call.
+    pub holder: Holder<'r>,
+    /// Uses of a recorded call, one for each descriptor, in place of entries `slot` and `release`: for a replay.
+    pub recorded: &'r [SlotUse],
+}
+
+/// Envoy that makes a call.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Holder<'r> {
+    /// Nothing is known.
+    #[default]
+    Unknown,
+    /// By the metadata `x-tollkeeper-holder`.
+    Named(&'r [u8]),
+    /// By its address: without a port, because both filters of an Envoy may have connections of their own.
+    Address(IpAddr),
+}
+
+impl<'r> Holder<'r> {
+    /// Name of the holder; empty if nothing is known.
+    pub fn name(self) -> Cow<'r, [u8]> {
+        match self {
+            Self::Unknown => Cow::Borrowed(b""),
+            Self::Named(name) => Cow::Borrowed(name),
+            Self::Address(address) => Cow::Owned(address.to_string().into_bytes()),
         }
     }
 }

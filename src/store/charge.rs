@@ -89,7 +89,7 @@ pub struct OwnedCharge {
     /// refund always has its effect.
     pub void_from: Option<Time>,
     /// Slot of the request, if a limit is concurrent. Such a charge has a call of its own.
-    pub slot: Option<SlotUse>,
+    pub slot: Option<Box<SlotUse>>,
 }
 
 impl OwnedCharge {

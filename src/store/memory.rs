@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use self::shard::{MemoryShard, ban_key};
-use self::slots::{SlotRoom, SlotTables};
+use self::slots::{SlotRoom, SlotTables, SlotTerms};
 use super::charge::LimitAdmissions;
 use super::holders::HolderTable;
 use crate::base::clock::Time;
@@ -26,6 +26,7 @@ use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
+use crate::limit::slot::SlotUse;
 use crate::limit::slot_table::SlotSummary;
 use crate::store::error::MemoryFull;
 use crate::store::stats::MemoryUsage;
@@ -37,7 +38,7 @@ pub struct MemoryStore {
     /// Counters without room in their shard that must be limited nevertheless.
     overflow: Mutex<MemoryShard>,
     /// Slots of concurrent limits.
-    slots: SlotTables,
+    slots: Box<SlotTables>,
 }
 
 /// Smallest shard; a smaller one would be full after a few chunks.
@@ -56,7 +57,7 @@ impl MemoryStore {
         let count = usize::try_from(shards).unwrap_or(usize::MAX);
         Self {
             shards: Sharded::new(count, || MemoryShard::new(shard_bytes)),
-            slots: SlotTables::new(capacity_bytes),
+            slots: Box::new(SlotTables::new(capacity_bytes)),
             overflow: Mutex::new(MemoryShard::new_evicting_any_counter(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
@@ -66,8 +67,17 @@ impl MemoryStore {
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         match charge.slot {
             None => self.charge_counters(charge, now),
-            Some(slot) => self.charge_with_slots(charge, slot, now, SlotRoom::Bounded),
+            Some(slot) => self.charge_slots(charge, slot, SlotTerms { now, room: SlotRoom::Bounded }),
         }
+    }
+
+    fn charge_slots(
+        &self,
+        charge: &Charge<'_>,
+        slot: &SlotUse,
+        terms: SlotTerms,
+    ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        self.slots.charge_with_slots(charge, slot, terms, |others| self.charge_counters(others, terms.now))
     }
 
     fn charge_counters(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
@@ -80,7 +90,7 @@ impl MemoryStore {
     }
 
     /// Envoys that hold slots.
-    pub const fn holders(&self) -> &HolderTable {
+    pub fn holders(&self) -> &HolderTable {
         &self.slots.holders
     }
 
@@ -93,7 +103,7 @@ impl MemoryStore {
     /// that fill the store are still limited, if not exactly, and so are all others.
     pub fn charge_in_overflow_shard(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
         if let Some(slot) = charge.slot
-            && let Ok(results) = self.charge_with_slots(charge, slot, now, SlotRoom::Nothing)
+            && let Ok(results) = self.charge_slots(charge, slot, SlotTerms { now, room: SlotRoom::Nothing })
         {
             return results;
         }
@@ -117,7 +127,7 @@ impl MemoryStore {
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         match charge.slot {
             None => self.counter_admissions(charge, now),
-            Some(slot) => self.slot_admissions(charge, slot, now),
+            Some(slot) => self.slots.slot_admissions(charge, slot, now, |others| self.counter_admissions(others, now)),
         }
     }
 

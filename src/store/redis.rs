@@ -17,6 +17,7 @@ pub mod key;
 pub mod script;
 mod incrby;
 mod holder_exchange;
+mod slot_summary;
 pub mod lease_arguments;
 pub mod replicas;
 pub mod regions;
@@ -487,6 +488,6 @@ fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: CommitMode) -> Owned
     let may_delay = counters.iter().any(|counter| counter.limit.max_wait_us() > 0);
     let max_delay_us = if may_delay { charge.request.max_delay_us } else { 0 };
     let request = ChargeRequest { max_delay_us, ..charge.request };
-    let (dry_run, slot) = (mode == CommitMode::DryRun, charge.slot.copied());
+    let (dry_run, slot) = (mode == CommitMode::DryRun, charge.slot.copied().map(Box::new));
     OwnedCharge { dry_run, slot, ..OwnedCharge::new(counters, request) }
 }

@@ -1,4 +1,4 @@
-//! Concurrent limits: slots that streams take and free, in a table of their own, in every store, and through the binary.
+//! Concurrent limits: slots that streams take and free, in a table, in every store, and through the program.
 
 mod agreement;
 mod binary;

@@ -64,14 +64,13 @@ pub(super) fn complete_limit_spec(
     defaults: &DefaultableKeys,
     options: &CompileOptions,
 ) -> LimitSpec {
-    if let Some(concurrent) = written.concurrent {
-        return complete_concurrent_spec(written, concurrent.value, period, sole, defaults, options);
+    if written.concurrent.is_some() {
+        return complete_concurrent_spec(written, period, sole, defaults, options);
     }
     let own = &written.defaultable;
     let algorithm = own.algorithm.or(defaults.algorithm).map(without_position).unwrap_or_default();
     let properties = algorithm.properties();
-    let own_wait = own.max_wait_us.map(without_position);
-    let own_rejected = own.count_rejected.map(without_position);
+    let (own_wait, own_rejected) = (own.max_wait_us.map(without_position), own.count_rejected.map(without_position));
     let can_be_eventual = written.ban.is_none()
         && properties.can_be_eventual()
         && own_wait.unwrap_or(0) == 0
@@ -84,8 +83,7 @@ pub(super) fn complete_limit_spec(
         DelayPolicy::UntilDeadline => true,
     };
     let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
-    let overshoot = resolve_overshoot(written, defaults);
-    let window = resolve_window(own, defaults, algorithm, period);
+    let (overshoot, window) = (resolve_overshoot(written, defaults), resolve_window(own, defaults, algorithm, period));
     let keys = GlobalScopeInputs {
         algorithm,
         period,
@@ -120,10 +118,9 @@ pub(super) fn complete_limit_spec(
     }
 }
 
-/// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults only `on_store_error` applies.
+/// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults `on_store_error` applies.
 fn complete_concurrent_spec(
     written: &RateLimitEntry,
-    concurrent: u32,
     period: Period,
     sole: bool,
     defaults: &DefaultableKeys,
@@ -147,7 +144,7 @@ fn complete_concurrent_spec(
         window: own.window.map(without_position),
         ban: written.ban.map(without_position),
         log_max: options.log_max,
-        ..LimitSpec::new(Algorithm::Concurrent, concurrent, period)
+        ..LimitSpec::new(Algorithm::Concurrent, written.concurrent.map_or(0, without_position), period)
     }
 }
 

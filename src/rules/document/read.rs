@@ -325,7 +325,7 @@ impl DocumentReader<'_> {
         let Some(key) = DefaultableKey::from_name(field.key.name) else { return };
         match key {
             DefaultableKey::Algorithm => {
-                keys.algorithm = self.read_choice(field, Algorithm::from_rule_word, field_path)
+                keys.algorithm = self.read_choice(field, Algorithm::from_rule_word, field_path);
             }
             DefaultableKey::Window => keys.window = self.read_window(field, field_path),
             DefaultableKey::QueueSize => keys.queue_size = self.read_u32(field, field_path),

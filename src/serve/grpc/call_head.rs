@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request};
 use tonic::Status;
 
-use crate::decide::slots::Holder;
+use crate::limit::slot::Holder;
 
 /// Head of a gRPC call.
 #[derive(Clone, Copy, Debug)]

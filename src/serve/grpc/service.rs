@@ -31,8 +31,9 @@ use crate::base::pb::{METHOD_NAME, METHOD_PATH, RateLimitRequest, RateLimitRespo
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::decision::{DecideError, DecisionContext};
-use crate::decide::slots::{SlotCaller, may_release};
+use crate::decide::slots::may_release;
 use crate::limit::request::Request;
+use crate::limit::slot::SlotCaller;
 use crate::rules::live::{LiveRules, LoadedRules};
 use crate::store::StoreContext;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};

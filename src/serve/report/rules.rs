@@ -2,7 +2,8 @@
 //!
 //! Six things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
 //! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, a
-//! concurrent one whose slots are never released, and a default that a limit cannot have. A finding is advice and names what it is based on.
+//! concurrent one whose slots are never released, and a default that a limit cannot have. A finding is advice and names
+//! what it is based on.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

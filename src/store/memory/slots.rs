@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
-use super::MemoryStore;
 use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::algorithm::slots;
@@ -90,6 +89,15 @@ impl SlotTables {
     }
 }
 
+/// Terms of a look at tables.
+#[derive(Clone, Copy)]
+pub(super) struct SlotTerms {
+    /// Time of the request.
+    pub(super) now: Time,
+    /// Whether new slots may take memory.
+    pub(super) room: SlotRoom,
+}
+
 /// A concurrent limit of a charge: its counter, and what the request sees of it.
 struct SlotCounter<'c> {
     /// Index among the counters of the charge.
@@ -99,19 +107,20 @@ struct SlotCounter<'c> {
     state: slots::State,
 }
 
-impl MemoryStore {
-    /// Decides a charge with concurrent limits, and takes or frees a slot in all of them, or in none.
+/// Charges.
+impl SlotTables {
+    /// Decides a charge with concurrent limits, and takes or frees a slot in all of them, or in none. `charge_others`
+    /// decides its other limits.
     #[cold]
     pub(super) fn charge_with_slots(
         &self,
         charge: &Charge<'_>,
         slot: &SlotUse,
-        now: Time,
-        room: SlotRoom,
+        SlotTerms { now, room }: SlotTerms,
+        charge_others: impl FnOnce(&Charge<'_>) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull>,
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
-        let tables = &self.slots;
-        let mut shard = tables.lock_shard(charge.path_hash);
-        let mut counters = view_counters(&mut shard, charge, slot, SlotTerms { now, room, holders: &tables.holders });
+        let mut shard = self.lock_shard(charge.path_hash);
+        let mut counters = self.view_counters(&mut shard, charge, slot, SlotTerms { now, room });
         let slots_reject = rejects(&counters, now, charge.request);
         if room == SlotRoom::Bounded && !slots_reject && matches!(charge.request.hits, Hits::Charge(_)) {
             self.check_slot_room(&shard, &counters)?;
@@ -129,7 +138,7 @@ impl MemoryStore {
                 slot: None,
                 ..charge.clone()
             };
-            for (index, result) in others.into_iter().zip(self.charge_counters(&of_others, now)?) {
+            for (index, result) in others.into_iter().zip(charge_others(&of_others)?) {
                 rejected |= !result.admitted && charge.counters[index].as_joint_limit().rejects_others;
                 results[index] = result;
             }
@@ -142,17 +151,17 @@ impl MemoryStore {
             if is_needed {
                 let table = shard.entry(*key).or_insert_with(|| {
                     let table = SlotTable::default();
-                    tables.bytes.fetch_add(table.bytes(), Ordering::Relaxed);
+                    self.bytes.fetch_add(table.bytes(), Ordering::Relaxed);
                     table
                 });
                 let before = table.bytes();
                 table.apply(slot, state, now, counter.limit.period_us());
                 let (after, is_empty) = (table.bytes(), table.is_empty());
-                tables.bytes.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
-                tables.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
+                self.bytes.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
+                self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
                 if is_empty {
                     shard.remove(key);
-                    tables.bytes.fetch_sub(after, Ordering::Relaxed);
+                    self.bytes.fetch_sub(after, Ordering::Relaxed);
                 }
             }
         }
@@ -161,16 +170,22 @@ impl MemoryStore {
 
     /// Returns which limits would admit a charge with concurrent limits; changes nothing.
     #[cold]
-    pub(super) fn slot_admissions(&self, charge: &Charge<'_>, slot: &SlotUse, now: Time) -> LimitAdmissions {
-        let mut shard = self.slots.lock_shard(charge.path_hash);
-        let terms = SlotTerms { now, room: SlotRoom::Bounded, holders: &self.slots.holders };
-        let counters = view_counters(&mut shard, charge, slot, terms);
+    pub(super) fn slot_admissions(
+        &self,
+        charge: &Charge<'_>,
+        slot: &SlotUse,
+        now: Time,
+        other_admissions: impl FnOnce(&Charge<'_>) -> LimitAdmissions,
+    ) -> LimitAdmissions {
+        let mut shard = self.lock_shard(charge.path_hash);
+        let terms = SlotTerms { now, room: SlotRoom::Bounded };
+        let counters = self.view_counters(&mut shard, charge, slot, terms);
         let of_others = Charge {
             counters: charge.counters.iter().filter(|counter| !counter.limit.is_concurrent()).copied().collect(),
             slot: None,
             ..charge.clone()
         };
-        let mut others = self.counter_admissions(&of_others, now).into_iter();
+        let mut others = other_admissions(&of_others).into_iter();
         let mut counters = counters.iter();
         let admits = |counter: &Counter<'_>| match counter.limit.is_concurrent() {
             true => counters.next().is_none_or(|own| slots::admits(counter.limit, &own.state, now, charge.request)),
@@ -179,46 +194,39 @@ impl MemoryStore {
         charge.counters.iter().map(admits).collect()
     }
 
+    /// Returns what a request sees of each of its concurrent limits.
+    fn view_counters<'c>(
+        &self,
+        shard: &mut PrehashedMap<SlotTable>,
+        charge: &'c Charge<'_>,
+        slot: &SlotUse,
+        SlotTerms { now, room }: SlotTerms,
+    ) -> SmallVec<[SlotCounter<'c>; 1]> {
+        let is_dead = |holder: HolderId| self.holders.is_dead(holder, now);
+        let view = |(index, counter): (usize, &'c Counter<'c>)| {
+            let (key, limit) = (charge.path_hash ^ counter.tag, u64::from(counter.limit.requests_per_unit()));
+            let query = SlotQuery { slot, now, seats: charge.request.required_hits(), limit, is_dead: &is_dead };
+            let mut state = match shard.get_mut(&key) {
+                Some(table) => table.view(query),
+                None => slots::State { last: now, ..slots::State::default() }.for_use(slot),
+            };
+            if room == SlotRoom::Nothing {
+                state.used = state.used.max(limit);
+            }
+            SlotCounter { index, counter, key, state }
+        };
+        charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.is_concurrent()).map(view).collect()
+    }
+
     fn check_slot_room(&self, shard: &PrehashedMap<SlotTable>, counters: &[SlotCounter<'_>]) -> Result<(), MemoryFull> {
         let growth = |counter: &SlotCounter<'_>| match shard.get(&counter.key) {
             Some(table) => table.growth_bytes(),
             None => SlotTable::default().bytes() + SlotTable::default().growth_bytes(),
         };
         let growth: u64 = counters.iter().map(growth).sum();
-        let fits = growth == 0 || self.slots.bytes() + growth <= self.slots.capacity_bytes;
+        let fits = growth == 0 || self.bytes() + growth <= self.capacity_bytes;
         if fits { Ok(()) } else { Err(MemoryFull) }
     }
-}
-
-/// Terms of a look at tables.
-#[derive(Clone, Copy)]
-struct SlotTerms<'t> {
-    now: Time,
-    room: SlotRoom,
-    holders: &'t HolderTable,
-}
-
-/// Returns what a request sees of each of its concurrent limits.
-fn view_counters<'c>(
-    shard: &mut PrehashedMap<SlotTable>,
-    charge: &'c Charge<'_>,
-    slot: &SlotUse,
-    SlotTerms { now, room, holders }: SlotTerms<'_>,
-) -> SmallVec<[SlotCounter<'c>; 1]> {
-    let is_dead = |holder: HolderId| holders.is_dead(holder, now);
-    let view = |(index, counter): (usize, &'c Counter<'c>)| {
-        let (key, limit) = (charge.path_hash ^ counter.tag, u64::from(counter.limit.requests_per_unit()));
-        let query = SlotQuery { slot, now, seats: charge.request.required_hits(), limit, is_dead: &is_dead };
-        let mut state = match shard.get_mut(&key) {
-            Some(table) => table.view(query),
-            None => slots::State { last: now, ..slots::State::default() }.for_use(slot),
-        };
-        if room == SlotRoom::Nothing {
-            state.used = state.used.max(limit);
-        }
-        SlotCounter { index, counter, key, state }
-    };
-    charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.is_concurrent()).map(view).collect()
 }
 
 /// Returns true if a concurrent limit rejects the request for all limits.

@@ -272,6 +272,7 @@ struct WaitingCharge {
 
 /// Role of a request in the calls on a counter.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large variant is the common one; a box would cost an allocation")]
 pub(super) enum CallRole {
     /// Sends these charges by [`RedisCallSender::lead_call`] or [`RedisCallSender::spawn_call`], which serve followers.
     Leader(ChargeBatch),

@@ -443,7 +443,7 @@ pub fn replay_charges(
         let last = reader.read_time()?;
         let mut state = State::read_from_reply(&counter.limit, &mut reader, last)?;
         context.view.inspect(|view| state.set_global_view(view));
-        if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_ref()) {
+        if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_deref()) {
             state.set_slot_use(slot);
         }
         states.push(state);
