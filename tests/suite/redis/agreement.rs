@@ -312,6 +312,7 @@ fn last(state: &State) -> Time {
         State::RegionWindow(state) => state.last,
         State::RegionBucket(state) => state.last,
         State::CalendarWindow(state) => state.last,
+        State::Slots(state) => state.last,
         State::WithBan(state) => last(&state.counter),
     }
 }
