@@ -22,6 +22,15 @@ use tollkeeper::limit::slot::SlotChange;
 
 use super::schema::assert_valid;
 
+fn full_slot() -> SlotRecord<'static> {
+    SlotRecord {
+        action: "acquire".into(),
+        id: "0123456789abcdef0123456789abcdef".into(),
+        token: "0123456789abcdef".into(),
+        holder: "fedcba9876543210".into(),
+    }
+}
+
 /// A decision with every field set.
 pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
     let entry = Entry { key: b"user", value: b"alice" };
@@ -74,12 +83,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         policy: Some(StorePolicy::Local),
         reason: Some("timeout".into()),
         now_us: Some(1),
-        slot: Some(SlotRecord {
-            action: "acquire".into(),
-            id: "0123456789abcdef0123456789abcdef".into(),
-            token: "0123456789abcdef".into(),
-            holder: "fedcba9876543210".into(),
-        }),
+        slot: Some(full_slot()),
         verdict: RecordedVerdict::Shadow,
     };
     DecisionRecord {
