@@ -8,6 +8,7 @@
 pub mod decision;
 pub mod log;
 pub mod blocks;
+pub mod slots;
 mod key_text;
 mod selection;
 pub mod table_rows;
@@ -15,6 +16,7 @@ pub mod explain;
 pub mod counter_commands;
 mod store_failures;
 mod outcome;
+mod slot_answers;
 mod answer;
 mod charge;
 mod metrics;
@@ -43,6 +45,7 @@ use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
+use self::slots::{SeparatedRequest, warn_about_literal_formatter};
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::RowReader;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
@@ -50,6 +53,7 @@ use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::StorePolicy;
 use crate::limit::request::{Hits, Request};
+use crate::limit::slot::SlotUse;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
 use crate::settings::redis::TableLookupSettings;
@@ -105,15 +109,18 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        if let Some(blocked) = self.find_block(context, request) {
-            return Box::pin(self.decide_blocked(context, request, blocked)).await;
+        let separated = self.separate_slots(context, request)?;
+        let is_release = separated.as_deref().is_some_and(SeparatedRequest::is_release);
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
+            return Box::pin(self.decide_blocked(context, request, uses, blocked)).await;
         }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
         OptionFuture::from(reads_rows.then(|| Box::pin(self.row_reader.read_rows(&self.store, context, request))))
             .await;
-        let selections = self.select_limits(context, request)?;
+        let selections = self.select_limits(context, request, uses)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
@@ -156,13 +163,16 @@ impl Decider {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
-        if let Some(blocked) = self.find_block(context, request) {
-            let decided = Box::pin(self.decide_blocked(context, request, blocked)).now_or_never();
+        let separated = self.separate_slots(context, request)?;
+        let is_release = separated.as_deref().is_some_and(SeparatedRequest::is_release);
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
+            let decided = Box::pin(self.decide_blocked(context, request, uses, blocked)).now_or_never();
             return decided.unwrap_or(Err(DecideError::Store));
         }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = self.select_limits(context, request)?;
+        let selections = self.select_limits(context, request, uses)?;
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(context, selected);
@@ -193,6 +203,7 @@ impl Decider {
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
+        uses: &[SlotUse],
         blocked: BlockMatch,
     ) -> Result<Decision<'r>, DecideError> {
         if !blocked.has_refund || context.rules.is_none() {
@@ -203,7 +214,7 @@ impl Decider {
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
         OptionFuture::from(reads_rows.then(|| self.row_reader.read_rows(&self.store, context, request))).await;
-        let mut selections = self.select_limits(context, request)?;
+        let mut selections = self.select_limits(context, request, uses)?;
         for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
             if !matches!(descriptor.hits, Hits::Refund(_)) {
                 selection.limits.clear();
@@ -237,7 +248,9 @@ impl Decider {
         blocked: &BlockMatch,
     ) -> Result<Decision<'r>, DecideError> {
         let behaviour = &self.behaviour;
-        let decided = Ok(merge_blocked(behaviour, context.store.now, selected, outcomes, blocked));
+        let mut decision = merge_blocked(behaviour, context.store.now, selected, outcomes, blocked);
+        self.tell_that_no_slot_was_taken(context, selected.request, &mut decision);
+        let decided = Ok(decision);
         if !self.metrics.is_off() {
             self.blocks.count_rejection(selected.request.domain);
         }
@@ -266,7 +279,11 @@ impl Decider {
             self.metrics_recorder().record_outcomes(context, selected, outcomes);
         }
         let candidates = candidates.map(CandidateCharges::poll_outcomes);
-        let decided = merge_outcomes(&self.behaviour, selected, outcomes);
+        let mut decided = merge_outcomes(&self.behaviour, selected, outcomes);
+        if selected.selections.iter().any(|selection| selection.slot.is_some()) {
+            self.record_slot_holder(context, selected.selections);
+            self.finish_slots(context, selected, outcomes, &mut decided);
+        }
         if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
             self.metrics.record_global_shadow();
         }
@@ -316,16 +333,38 @@ impl Decider {
         &self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
+        uses: &[SlotUse],
     ) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
         let error = match context.rules {
             _ if request.domain.is_empty() => DecideError::EmptyDomain,
             _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
             Some(rules) => {
                 let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
-                return Ok(select_limits(&self.behaviour, terms, request));
+                return Ok(select_limits(&self.behaviour, terms, request, uses));
             }
             None => DecideError::NoRules,
         };
+        self.log_error(context, request, error);
+        Err(error)
+    }
+
+    /// Takes the entries that identify a stream off a request; `None` in a domain without concurrent limits.
+    #[inline]
+    fn separate_slots<'m>(
+        &self,
+        context: DecisionContext<'_>,
+        request: &Request<'m>,
+    ) -> Result<Option<Box<SeparatedRequest<'m>>>, DecideError> {
+        let Some(rules) = context.rules.filter(|rules| rules.has_slots()) else { return Ok(None) };
+        rules.separate_slots(context.slots, request).inspect_err(|error| {
+            warn_about_literal_formatter(context, request);
+            let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };
+            self.log_error(context, &unnamed, *error);
+        })
+    }
+
+    /// Logs a request that has no decision.
+    fn log_error(&self, context: DecisionContext<'_>, request: &Request<'_>, error: DecideError) {
         let selected = RequestWithSelections { request, selections: &[] };
         let behaviour = &self.behaviour;
         let blocked = None;
@@ -333,7 +372,6 @@ impl Decider {
             DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked },
             &Err(error),
         );
-        Err(error)
     }
 }
 

@@ -4,10 +4,12 @@
 //! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
 
 pub mod request;
+pub mod slot;
 pub mod charge;
 pub mod period;
 pub mod ban;
 pub mod algorithm;
+pub mod slot_table;
 pub mod calendar;
 pub mod window;
 pub mod active;
@@ -359,6 +361,11 @@ impl Limit {
         Self { requests_per_unit: share.requests_per_unit.min(most), capacity: share.capacity.min(most), ..share }
     }
 
+    /// Returns the limit with another number.
+    pub const fn with_requests_per_unit(&self, requests_per_unit: u32) -> Self {
+        Self { requests_per_unit, capacity: requests_per_unit, ..*self }
+    }
+
     /// Returns a limit that rejects all hits, with the same counter.
     pub const fn rejecting_all(&self) -> Self {
         Self { requests_per_unit: 0, capacity: 0, ..*self }
@@ -432,6 +439,11 @@ impl Limit {
         self.calendar_months
     }
 
+    /// Returns `true` if the limit counts requests at once, by slots; its period is then `max_duration`.
+    pub const fn is_concurrent(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Concurrent)
+    }
+
     /// Windows of a calendar that the limit follows.
     pub const fn window(&self) -> Option<Window> {
         self.window
@@ -461,6 +473,11 @@ impl Limit {
 /// Writes the limit for people: `10 per 5 minutes by token_bucket, bucket_size 20`.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_concurrent() {
+            let (count, unit) = (self.period.multiplier(), self.period.unit().name());
+            let plural = if count == 1 { "" } else { "s" };
+            return write!(f, "{} at once, each for {count} {unit}{plural} at most", self.requests_per_unit);
+        }
         let period = period_in_words(self.period.unit().name(), self.period.multiplier());
         write!(f, "{} per {period} by {}", self.requests_per_unit, self.algorithm)?;
         if let Some(key) = self.algorithm.properties().capacity.rule_file_key() {
@@ -499,6 +516,9 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
     if spec.window.is_some() && !properties.follows_calendar {
         return meaningless("window");
     }
+    if spec.ban.is_some() && algorithm == Algorithm::Concurrent {
+        return meaningless("ban");
+    }
     if spec.bucket_size == Some(0) {
         return Err(LimitError::Zero { key: "bucket_size" });
     }
@@ -531,6 +551,7 @@ fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(
 fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
     let with = match spec.algorithm {
         Algorithm::LeakyBucket => "leaky_bucket: a queue needs one order of arrival for all regions",
+        Algorithm::Concurrent => "`concurrent`: a region cannot know of slots that another one freed",
         Algorithm::SlidingWindowLog => "sliding_window_log: the time of each hit is known to its own region only",
         _ if spec.count_rejected == Some(true) => "`count_rejected: true`: a rejection is known to its own region only",
         _ if spec.max_wait_us.is_some_and(|wait| wait > 0) => {

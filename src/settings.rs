@@ -43,7 +43,7 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
 use client_limits::ClientLimits;
-use counters::MemorySettings;
+use counters::{MemorySettings, SlotSettings};
 use decision_log::{
     DecisionLogSettings, HashKey, TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE,
 };
@@ -85,6 +85,8 @@ pub struct Settings {
     pub store: StoreSettings,
     /// Counters in this process: all of them, or the fallback while Redis is unavailable.
     pub memory: MemorySettings,
+    /// Slots of concurrent limits.
+    pub slots: SlotSettings,
     /// Time limits of a shutdown.
     pub shutdown: ShutdownSettings,
     /// Level and format of the log.
@@ -174,6 +176,7 @@ impl Settings {
             decisions: DecisionSettings::from_values(&mut values),
             store,
             memory: MemorySettings::from_values(&values),
+            slots: SlotSettings::from_values(&values),
             shutdown: ShutdownSettings::from_values(&mut values),
             logs: LogSettings::from_values(&values),
             decision_log,

@@ -9,6 +9,7 @@ pub mod error;
 pub mod charge;
 pub mod health;
 pub mod stats;
+pub mod holders;
 pub mod memory;
 pub mod fallback;
 pub mod over_limit_cache;
@@ -28,6 +29,7 @@ use self::charge::{ChargeContext, CommitMode};
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
+use self::holders::HolderTable;
 use self::memcache::Memcache;
 use self::memory::MemoryStore;
 use self::redis::Redis;
@@ -37,6 +39,7 @@ use crate::limit::Limit;
 use crate::limit::charge::Charge;
 use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
 use crate::limit::request::Hits;
+use crate::limit::slot_table::SlotSummary;
 use crate::settings::counters::KeyFormat;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
@@ -244,6 +247,37 @@ impl Store {
             StoreBackend::Memory(memory) => memory.charge_in_overflow_shard(charge, now),
             StoreBackend::Redis(redis) => redis.fallback().charge(charge, now),
             StoreBackend::Memcache(memcache) => memcache.fallback().charge(charge, now),
+        }
+    }
+
+    /// Sums the slots of each concurrent limit of a charge, by `deadline`; `None` where they cannot be read.
+    pub async fn summarize_slots(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Vec<Option<SlotSummary>> {
+        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.is_concurrent());
+        let mut summaries = Vec::new();
+        for (index, counter) in limits {
+            summaries.push(match &self.backend {
+                StoreBackend::Memory(memory) => Some(memory.summarize_slots(charge.path_hash, counter.tag, now)),
+                StoreBackend::Redis(redis) => redis.summarize_slots(charge, index, now, deadline).await.ok(),
+                StoreBackend::Memcache(_) => None,
+            });
+        }
+        summaries
+    }
+
+    /// Returns true if this process gave out slots while the store failed.
+    pub fn has_fallback_slots(&self) -> bool {
+        match &self.backend {
+            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => false,
+            StoreBackend::Redis(redis) => redis.fallback().has_slots(),
+        }
+    }
+
+    /// Envoys that hold slots.
+    pub fn holders(&self) -> &HolderTable {
+        match &self.backend {
+            StoreBackend::Memory(memory) => memory.holders(),
+            StoreBackend::Redis(redis) => redis.fallback().holders(),
+            StoreBackend::Memcache(memcache) => memcache.fallback().holders(),
         }
     }
 

@@ -9,6 +9,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::DecisionContext;
+use tollkeeper::limit::slot::SlotCaller;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::set_files::{SetFiles, SetText};
 use tollkeeper::rules::compile::{RuleText, compile_texts};
@@ -78,6 +79,7 @@ pub(crate) fn decide(message: &RateLimitRequest) -> Vec<RateLimitResponse> {
             rules: Some(&SET),
             max_delay_us: 1_000_000,
             store: StoreContext { now, deadline: None, span_ref: None, charge_times: &[] },
+            slots: SlotCaller::default(),
         };
         let decided = decider.decide_synchronously(context, &request);
         let is_invalid = message.domain.is_empty() || message.descriptors.is_empty();

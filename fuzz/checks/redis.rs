@@ -102,6 +102,7 @@ fn replay_all(bytes: &[u8]) {
             request: ChargeRequest::new(hits, 1000),
             dry_run: false,
             void_from: None,
+            slot: None,
         };
         let charges = [Hits::Charge(3), Hits::Peek, Hits::Refund(1), Hits::Charge(1 << 32)].map(charge);
         for replayed in arguments.into_iter().flat_map(|arguments| replay_charges(&charges, bytes, arguments)) {

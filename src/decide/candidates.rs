@@ -11,6 +11,7 @@ use super::decision::DecisionContext;
 use super::key_text::{key_text, write_entries_text};
 use super::metrics::{
     ChargeResultToRecord, MetricsRecorder, StatsRef, hash_distinct_key, near_limit_threshold, record_hits,
+    record_slot_change,
 };
 use super::selection::{RequestWithSelections, SelectedLimit};
 use crate::base::clock::Time;
@@ -151,6 +152,7 @@ struct UnrecordedCandidateCharge {
     /// Hits from which on the limit counts as nearly used up.
     near: u64,
     hits: Hits,
+    is_release: bool,
     key: u128,
     /// Hash of the key among the distinct keys.
     distinct_hash: u64,
@@ -182,6 +184,7 @@ impl UnrecordedCandidateCharge {
             limit: limit.limit,
             near: near_limit_threshold(&limit.limit, recorder.near_limit_ratio),
             hits: sent.hits,
+            is_release: selection.is_release(),
             key,
             distinct_hash: hash_distinct_key(recorder.metrics, &path, key),
             now: context.store.now,
@@ -201,15 +204,24 @@ impl UnrecordedCandidateCharge {
         outcome: &Result<StoreOutcome, ChargeError>,
         push_text: impl FnOnce(&mut Vec<u8>),
     ) {
-        let Self { limit, near, hits, key, distinct_hash, now, span_ref, of_rule, of_request } = self;
+        let Self { limit, near, hits, is_release, key, distinct_hash, now, span_ref, of_rule, of_request } = self;
         let Some(of_rule) = of_rule else { return };
         let stats = of_request.as_ref().unwrap_or(&of_rule);
         let result = outcome.as_ref().ok().and_then(|outcome| Some((outcome.results.first()?, outcome.decided_by)));
         let is_rejected = result.is_some_and(|(result, _)| !result.admitted);
+        if is_release {
+            if let Some((result, _)) = result {
+                record_slot_change(stats, result);
+            }
+            return;
+        }
         let (verdict, verdict_name) = match result {
             Some((result, decided_by)) => {
                 let result = ChargeResultToRecord { result, near, shadow: true, rejected_elsewhere: false, decided_by };
                 record_hits(stats, &limit, hits, result);
+                if limit.is_concurrent() {
+                    record_slot_change(stats, result.result);
+                }
                 if is_rejected { (LimitStat::Shadow, "shadow") } else { (LimitStat::Ok, "ok") }
             }
             None => {

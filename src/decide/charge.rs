@@ -18,6 +18,7 @@ use super::store_failures::{FailedChargeCounters, FailurePolicies};
 use crate::limit::StorePolicy;
 use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
+use crate::limit::slot::SlotChange;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
 use crate::store::charge::{ChargeResults, LimitAdmissions, StoreOutcome};
@@ -157,6 +158,9 @@ impl<'a> RequestCharger<'a, '_, '_> {
             let selection: &Selection<'_> = &selections[index];
             outcomes[index] = match outcome {
                 Ok(outcome) => {
+                    if selection.is_release() {
+                        self.release_fallback_slot(charge, &outcome);
+                    }
                     selection.warn_if_hits_lost_after_peek(request.descriptors[index].hits, &outcome);
                     DescriptorOutcome::Charged(outcome)
                 }
@@ -178,6 +182,9 @@ impl<'a> RequestCharger<'a, '_, '_> {
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
     fn decide_by_policy(self, error: ChargeError, selection: &Selection<'_>, charge: &Charge<'_>) -> DescriptorOutcome {
+        if selection.is_release() {
+            return self.decide_failed_release(error, charge);
+        }
         let policies = FailurePolicies::for_charge(&selection.limits, charge.request.hits);
         self.failures.record_and_log_failure(error, policies.strictest(), self.context.store.now);
         let mut fallback = ChargeResults::new();
@@ -189,6 +196,33 @@ impl<'a> RequestCharger<'a, '_, '_> {
             result.admitted |= is_allowed || charge.request.hits == Hits::Peek;
         }
         DescriptorOutcome::Failed(FailedCharge { error, policies, fallback })
+    }
+}
+
+/// Releases of slots.
+impl RequestCharger<'_, '_, '_> {
+    /// Frees a slot that this process gave out while the store failed.
+    #[cold]
+    fn release_fallback_slot(self, charge: &Charge<'_>, outcome: &StoreOutcome) {
+        if !self.store.is_immediate()
+            && self.store.has_fallback_slots()
+            && outcome.results.iter().all(|result| result.slot != SlotChange::Freed)
+        {
+            self.store.charge_fallback(charge, self.context.store.now);
+        }
+    }
+
+    /// Decides a release that the store failed to make: it is an error unless this process gave out the slot, so that
+    /// Envoy repeats the call.
+    #[cold]
+    fn decide_failed_release(self, error: ChargeError, charge: &Charge<'_>) -> DescriptorOutcome {
+        let results = self.store.charge_fallback(charge, self.context.store.now);
+        if results.iter().any(|result| result.slot == SlotChange::Freed) {
+            return DescriptorOutcome::Charged(StoreOutcome::by_store(results, self.context.store.now));
+        }
+        let policies = FailurePolicies { hard: StorePolicy::Error, quotas: StorePolicy::Error };
+        self.failures.record_and_log_failure(error, StorePolicy::Error, self.context.store.now);
+        DescriptorOutcome::Failed(FailedCharge { error, policies, fallback: ChargeResults::new() })
     }
 }
 

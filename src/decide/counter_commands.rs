@@ -14,6 +14,7 @@ use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
 use super::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use crate::decide::log::value_form::ValueForm;
+use crate::decide::slots::SeparatedRequest;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
@@ -103,10 +104,12 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Vec<u64>, AdminError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
+        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         let terms = SelectionTerms { rules, active_at: None };
-        let selections = select_limits(&self.behaviour, terms, request);
+        let selections = select_limits(&self.behaviour, terms, request, uses);
         let mut deleted = Vec::with_capacity(selections.len());
         for (index, selection) in selections.iter().enumerate() {
             let mut of_descriptor = 0;
@@ -122,10 +125,12 @@ impl Decider {
     /// Forgets what this process caches about the counters of `request`, which another process has reset.
     pub fn forget_cached_counters(&self, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
+        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         let terms = SelectionTerms { rules, active_at: None };
-        for (index, selection) in select_limits(&self.behaviour, terms, request).iter().enumerate() {
+        for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {
             selection
                 .build_all_charges(request, index, 0)
                 .for_each(|charge| self.store.forget_cached(&charge, context.store.now));

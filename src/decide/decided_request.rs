@@ -14,7 +14,7 @@ use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::{
     BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord,
-    LimitResultRecord, OverrideRecord, RecordedVerdict, RuleRecord,
+    LimitResultRecord, OverrideRecord, RecordedVerdict, RuleRecord, SlotRecord,
 };
 use crate::decide::log::selection::DecisionFacts;
 use crate::decide::log::{DecisionLog, RecordStamp};
@@ -207,6 +207,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             reason: failed.map(|failed| failed.error.name().into()),
             block: block.map(to_block_record),
             now_us: charged_at.filter(|at| *at != self.context.store.now).map(|at| at.as_micros()),
+            slot: selection.and_then(|selection| selection.slot).map(SlotRecord::from),
             verdict: logged.verdicts.descriptors[index],
         }
     }
@@ -285,8 +286,22 @@ const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
         delay_us,
         ban_left_us,
         ban_begun: _,
+        slot,
+        expired_seats,
     } = result;
-    LimitResultRecord { admitted, before, after, remaining, reset_us, retry_after_us, delay_us, banned_us: ban_left_us }
+    let banned_us = ban_left_us;
+    LimitResultRecord {
+        admitted,
+        before,
+        after,
+        remaining,
+        reset_us,
+        retry_after_us,
+        delay_us,
+        banned_us,
+        slot,
+        expired_seats,
+    }
 }
 
 const fn decision_source(outcome: &DescriptorOutcome) -> Option<DecisionSource> {

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::limit::period::Period;
 use crate::limit::request::Request;
+use crate::limit::slot::SlotCaller;
 use crate::rules::rule::set::RuleSet;
 use crate::store::StoreContext;
 
@@ -22,6 +23,8 @@ pub struct DecisionContext<'r> {
     pub max_delay_us: u64,
     /// Time of the request, deadline and span of the store's operations.
     pub store: StoreContext<'r>,
+    /// Who makes the call; only for slots.
+    pub slots: SlotCaller<'r>,
 }
 
 impl DecisionContext<'_> {
@@ -101,6 +104,13 @@ pub enum DecideError {
     /// The store failed under a rule with the policy `error`.
     #[error("the store failed, and the policy is `on_store_error: error`")]
     Store,
+    /// The value of an entry `slot` or `release` is a formatter that Envoy sent as text: the caller's fault. All its
+    /// streams would have one slot.
+    #[error(
+        "the value of an entry `slot` or `release` begins with `%`: envoy sends the text of a formatter unless its \
+         runtime has envoy.reloadable_features.enable_formatter_for_ratelimit_action_descriptor_value: true"
+    )]
+    LiteralFormatter,
 }
 
 impl DecideError {
@@ -111,6 +121,7 @@ impl DecideError {
             Self::NoDescriptors => "no_descriptors",
             Self::NoRules => "no_rules",
             Self::Store => "store",
+            Self::LiteralFormatter => "literal_formatter",
         }
     }
 }

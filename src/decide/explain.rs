@@ -4,13 +4,18 @@
 //! of the request is included as it came; the code that prints it escapes it.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::time::Instant;
 
 use super::Decider;
 use super::decision::DecisionContext;
 use super::selection::{RequestWithSelections, SelectedLimit, Selection, SelectionTerms, select_limits};
+use super::slots::SeparatedRequest;
 use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
+use crate::limit::slot::SlotCaller;
+use crate::limit::slot_table::SlotSummary;
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
 use crate::rules::rule::near_miss::{MissReason, NearMiss, PossibleEntry};
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
@@ -19,6 +24,9 @@ use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
 use crate::store::error::ChargeError;
 use serde::{Deserialize, Serialize};
+
+/// Most holders of slots in an explanation, those with the most slots first.
+const MAX_EXPLAINED_HOLDERS: usize = 20;
 
 /// Explanation of a request.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -79,6 +87,37 @@ pub struct ExplainedDescriptor {
     pub rule: Option<ExplainedRule>,
     /// Limits that decide, with their counters.
     pub limits: Vec<ExplainedLimit>,
+    /// Slots of each concurrent limit; empty for most rules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slots: Vec<ExplainedSlots>,
+}
+
+/// Slots of a concurrent limit.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct ExplainedSlots {
+    /// Slots in use.
+    pub slots: u64,
+    /// Seats that they take.
+    pub seats: u64,
+    /// Seconds until the slot that ends first is over if nobody frees it; absent without slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_end_s: Option<u64>,
+    /// Releases that came before their requests, in the last 15 s.
+    pub tombstones: u64,
+    /// Envoys that hold slots, with their number.
+    pub holders: Vec<ExplainedHolder>,
+    /// True if there are more slots than were looked at.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+}
+
+/// An Envoy that holds slots.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ExplainedHolder {
+    /// Its name, or its number if this process never heard of it.
+    pub holder: String,
+    /// Slots that it holds.
+    pub slots: u64,
 }
 
 /// A rule that a descriptor nearly matches.
@@ -201,9 +240,11 @@ impl Explanation {
         now: Time,
     ) -> Self {
         let domain = rules.domain(request.domain);
+        let separated = rules.separate_slots(SlotCaller::default(), request).unwrap_or_default();
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = select_limits(behaviour, SelectionTerms { rules, active_at: Some(now) }, request);
+        let selections = select_limits(behaviour, SelectionTerms { rules, active_at: Some(now) }, request, uses);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
@@ -232,6 +273,40 @@ impl Explanation {
 }
 
 impl Decider {
+    /// Slots of the concurrent limits of each descriptor, by `deadline`.
+    pub async fn explain_slots(
+        &self,
+        context: DecisionContext<'_>,
+        request: &Request<'_>,
+        deadline: Instant,
+    ) -> Vec<Vec<ExplainedSlots>> {
+        let Some(rules) = context.rules.filter(|rules| rules.has_slots()) else { return Vec::new() };
+        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let ordered = rules.order_request(request);
+        let request = ordered.as_deref().unwrap_or(request);
+        let (now, terms) = (context.store.now, SelectionTerms { rules, active_at: None });
+        let mut explained = Vec::with_capacity(request.descriptors.len());
+        for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {
+            let mut of_descriptor = Vec::new();
+            if let Some(charge) = selection.build_charge(request, index, 0) {
+                let summaries = self.store.summarize_slots(&charge, now, deadline).await;
+                of_descriptor.extend(summaries.into_iter().flatten().map(|summary| self.explain_summary(summary, now)));
+            }
+            explained.push(of_descriptor);
+        }
+        explained
+    }
+
+    fn explain_summary(&self, summary: SlotSummary, now: Time) -> ExplainedSlots {
+        let SlotSummary { seats, slots, tombstones, expires, mut holders, is_partial: partial } = summary;
+        holders.sort_by_key(|(_, slots)| Reverse(*slots));
+        let name = |(holder, slots)| ExplainedHolder { holder: self.store.holders().name(holder), slots };
+        let holders = holders.into_iter().take(MAX_EXPLAINED_HOLDERS).map(name).collect();
+        let first_end_s = expires.map(|expires| expires.since_us(now) / 1_000_000);
+        ExplainedSlots { slots, seats, first_end_s, tombstones, holders, partial }
+    }
+
     /// Blocked entries of a request, each once.
     pub fn explain_blocks(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<ExplainedBlock> {
         let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
@@ -265,13 +340,15 @@ impl Decider {
         request: &Request<'_>,
     ) -> Vec<Vec<Option<ChargeResult>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
+        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
+        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
         if rules.reads_rows() {
             self.row_reader.read_rows(&self.store, context, request).await;
         }
         let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
-        let selections = select_limits(&self.behaviour, terms, request);
+        let selections = select_limits(&self.behaviour, terms, request, uses);
         self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
     }
 
@@ -309,6 +386,7 @@ fn explain_unknown_domain(rules: &RuleSet, domain: &str, descriptor: &Descriptor
         outcome: "no rule file has this domain, so everything passes".to_owned(),
         rule: None,
         limits: Vec::new(),
+        slots: Vec::new(),
     }
 }
 
@@ -376,6 +454,7 @@ fn explain_descriptor(
             plan: explain_plan(selection),
         }),
         limits,
+        slots: Vec::new(),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::base::sharded::upper_half;
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits};
+use crate::limit::slot::SlotChange;
 use crate::limit::{Limit, StorePolicy};
 use crate::rules::plan_table::live::PlanSource;
 use crate::rules::rule::RuleLogging;
@@ -98,6 +99,10 @@ impl<'d> MetricsRecorder<'d> {
             if let Some(source) = selection.plan_source {
                 record_plan_source(selection, source);
             }
+            if selection.is_release() {
+                record_released_slots(selection, outcome);
+                continue;
+            }
             let descriptor = &request.descriptors[index];
             let decided =
                 DecidedDescriptor { descriptor, path: selection.counter_path(request, index), selection, outcome };
@@ -137,6 +142,9 @@ impl<'d> MetricsRecorder<'d> {
                 let decided_by = outcome.decided_by;
                 let result_of = ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by };
                 record_hits(stats, &limit.limit, hits, result_of);
+                if limit.limit.is_concurrent() {
+                    record_slot_change(stats, result);
+                }
                 stats.add_to_counter(stat_of_result(limit, result), 1);
             }
             DescriptorOutcome::Failed(failed) => {
@@ -250,6 +258,33 @@ impl<'d> MetricsRecorder<'d> {
         let names: SmallVec<[&str; 6]> =
             std::iter::once(&*domain.name).chain(parts.iter().map(String::as_str)).collect();
         self.metrics.limits.register_request_limit(&names)
+    }
+}
+
+/// Records slots that a release freed. It is no decision, and has no hits.
+#[cold]
+fn record_released_slots(selection: &Selection<'_>, outcome: &DescriptorOutcome) {
+    for (at, limit) in selection.limits.iter().enumerate() {
+        if let (Some(stats), Some(result)) = (limit.stats, outcome.limit_result(at)) {
+            record_slot_change(stats, result);
+        }
+    }
+}
+
+/// Records what became of a slot, and the slots that were found over.
+pub(super) fn record_slot_change(stats: &LimitStats, result: &ChargeResult) {
+    let stat = match result.slot {
+        SlotChange::Taken => Some(LimitStat::SlotsTaken),
+        SlotChange::Freed => Some(LimitStat::SlotsFreed),
+        SlotChange::Buried => Some(LimitStat::SlotsBuried),
+        SlotChange::Overtaken => Some(LimitStat::SlotsOvertaken),
+        SlotChange::None | SlotChange::Renewed => None,
+    };
+    if let Some(stat) = stat {
+        stats.add_to_counter(stat, 1);
+    }
+    if result.expired_seats > 0 {
+        stats.add_to_counter(LimitStat::SeatsExpired, u64::from(result.expired_seats));
     }
 }
 

@@ -13,6 +13,7 @@ use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedH
 use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
+use crate::limit::slot::{SlotAction, SlotUse};
 use crate::limit::{Limit, LimitSpec};
 use crate::rules::plan_table::live::{LiveTable, PlanSource};
 use crate::rules::plan_table::row::OwnLimit;
@@ -48,6 +49,8 @@ pub(super) struct Selection<'r> {
     pub(super) over_limit_body: Option<&'r OverLimitBody>,
     /// Rules of the domain, if it has any.
     pub(super) domain: Option<&'r DomainRules>,
+    /// Slot that the descriptor takes or frees; `None` without a concurrent limit.
+    pub(super) slot: Option<SlotUse>,
 }
 
 /// One limit of a selection.
@@ -87,6 +90,7 @@ pub(super) fn select_limits<'r>(
     behaviour: &DecisionSettings,
     terms: SelectionTerms<'r>,
     request: &Request<'_>,
+    slots: &[SlotUse],
 ) -> SmallVec<[Selection<'r>; 2]> {
     let SelectionTerms { rules, .. } = terms;
     let Some(domain) = rules.domain(request.domain) else {
@@ -95,7 +99,11 @@ pub(super) fn select_limits<'r>(
     let mut selections: SmallVec<[Selection<'r>; 2]> = request
         .descriptors
         .iter()
-        .map(|descriptor| Selection::for_descriptor(behaviour, terms, domain, descriptor))
+        .enumerate()
+        .map(|(index, descriptor)| match slots.get(index) {
+            None => Selection::for_descriptor(behaviour, terms, domain, descriptor),
+            Some(slot) => Selection::for_slot(behaviour, terms, domain, descriptor, *slot),
+        })
         .collect();
     drop_replaced_limits(&mut selections);
     selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_path_hash(request, index));
@@ -149,6 +157,48 @@ impl<'r> Selection<'r> {
         }
     }
 
+    /// Selects the limits of a descriptor of a domain with concurrent limits.
+    #[cold]
+    fn for_slot(
+        behaviour: &DecisionSettings,
+        terms: SelectionTerms<'r>,
+        domain: &'r DomainRules,
+        descriptor: &Descriptor<'_>,
+        slot: SlotUse,
+    ) -> Self {
+        let is_release = slot.action.is_release();
+        // A slot is freed although its limit is not active any more.
+        let active_at = terms.active_at.filter(|_| !is_release);
+        let mut selection = Self::for_descriptor(behaviour, SelectionTerms { active_at, ..terms }, domain, descriptor);
+        if let Some(sent) = &descriptor.limit_override {
+            let without = Descriptor { limit_override: None, ..descriptor.clone() };
+            let of_rule = Self::for_descriptor(behaviour, SelectionTerms { active_at, ..terms }, domain, &without);
+            // The number that came with the request is one of streams at once; it has no period.
+            if of_rule.limits.iter().any(|selected| selected.limit.is_concurrent()) {
+                selection = of_rule;
+                selection.limits.retain(|selected| selected.limit.is_concurrent());
+                for selected in &mut selection.limits {
+                    selected.limit = selected.limit.with_requests_per_unit(sent.requests_per_unit);
+                }
+            }
+        }
+        if is_release {
+            let is_freed = |selected: &SelectedLimit<'_>| {
+                selected.limit.is_concurrent() && slot.action != SlotAction::ReleaseRejected
+            };
+            selection.limits.retain(|selected| is_freed(selected));
+            selection.candidates.retain(is_freed);
+        }
+        let mut limits = selection.limits.iter().chain(&selection.candidates);
+        selection.slot = (is_release || limits.any(|selected| selected.limit.is_concurrent())).then_some(slot);
+        selection
+    }
+
+    /// Returns true if the descriptor frees slots: it charges no limit.
+    pub(super) fn is_release(&self) -> bool {
+        self.slot.is_some_and(|slot| slot.action.is_release())
+    }
+
     fn for_matched_rule(behaviour: &DecisionSettings, domain: &'r DomainRules, found: Match<'r>) -> Self {
         Self {
             rule: Some(found.rule),
@@ -162,6 +212,7 @@ impl<'r> Selection<'r> {
             over_limit_body: Some(&found.rule.rule.over_limit_body),
             domain: Some(domain),
             inactive: SmallVec::new(),
+            slot: None,
         }
     }
 
@@ -247,6 +298,7 @@ impl<'r> Selection<'r> {
             path_hash: self.key,
             counters: self.limits.iter().map(counter).collect(),
             request: ChargeRequest::new(hits, max_delay_us),
+            slot: self.slot_of(&self.limits),
         })
     }
 
@@ -261,7 +313,16 @@ impl<'r> Selection<'r> {
         let selected = &self.candidates[at];
         let path = CounterPath { candidate: Some(selected.name), ..self.counter_path(request, index) };
         let counters = SmallVec::from_iter([selected.counter()]);
-        Charge::new(path, counters, ChargeRequest::new(request.descriptors[index].hits, max_delay_us))
+        let slot = self.slot_of(std::slice::from_ref(selected));
+        Charge {
+            slot,
+            ..Charge::new(path, counters, ChargeRequest::new(request.descriptors[index].hits, max_delay_us))
+        }
+    }
+
+    /// The slot, if one of these limits has slots.
+    fn slot_of(&self, limits: &[SelectedLimit<'_>]) -> Option<&SlotUse> {
+        self.slot.as_ref().filter(|_| limits.iter().any(|selected| selected.limit.is_concurrent()))
     }
 
     /// All charges of this selection: that of the limits that decide, if there are any, then those of candidates.
@@ -297,6 +358,8 @@ impl<'r> Selection<'r> {
     ) -> Self {
         let (limits, candidates) = (select_deciding_limits(rule, false), select_candidates(rule));
         let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
+        let has_slots = rule.limits.iter().any(|limit| limit.limit.is_concurrent());
+        selection.slot = has_slots.then(SlotUse::unnamed);
         selection.set_path_hash(request, index);
         selection
     }

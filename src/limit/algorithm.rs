@@ -25,6 +25,7 @@ pub mod region_bucket;
 pub mod global_window;
 pub mod global_bucket;
 pub mod ban_state;
+pub mod slots;
 pub mod state;
 
 use std::fmt;
@@ -171,10 +172,12 @@ macro_rules! define_algorithm {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Algorithm {
             $($(#[$attribute])* $variant,)*
+            /// Counts requests at once, by slots. A rule writes it as `concurrent`, not as an `algorithm`.
+            Concurrent,
         }
 
         impl Algorithm {
-            /// All algorithms, in the order of the documentation.
+            /// All algorithms that a rule can name, in the order of the documentation.
             pub const ALL: [Self; Self::NAMES.len()] = [$(Self::$variant),*];
 
             /// Names of all algorithms, in the same order.
@@ -184,6 +187,7 @@ macro_rules! define_algorithm {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => stringify!($name),)*
+                    Self::Concurrent => "concurrent",
                 }
             }
 
@@ -191,12 +195,24 @@ macro_rules! define_algorithm {
             pub const fn properties(self) -> AlgorithmProperties {
                 match self {
                     $(Self::$variant => $properties,)*
+                    Self::Concurrent => CONCURRENT_PROPERTIES,
                 }
             }
         }
     };
 }
 for_each_algorithm!(define_algorithm);
+
+/// Properties of [`Algorithm::Concurrent`].
+const CONCURRENT_PROPERTIES: AlgorithmProperties = AlgorithmProperties {
+    capacity: CapacityRuleKey::RequestsPerUnit,
+    delay: DelayPolicy::Never,
+    rejected_hits: RejectedHitsPolicy::NeverCounted,
+    hit_expiry: HitExpiry::WithWindow,
+    rejection_end_is_fixed: false,
+    not_eventual: Some("`concurrent`: a replica cannot know of slots that others freed without asking the store"),
+    follows_calendar: false,
+};
 
 impl AlgorithmProperties {
     /// Returns true if the state has an entry for each hit, so that a setting bounds its memory.
@@ -213,7 +229,12 @@ impl AlgorithmProperties {
 impl Algorithm {
     /// Returns the algorithm of that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
+        Self::ALL.into_iter().chain([Self::Concurrent]).find(|algorithm| algorithm.name() == name)
+    }
+
+    /// Returns the algorithm that a rule names so.
+    pub fn from_rule_word(word: &str) -> Option<Self> {
+        Self::from_name(word).filter(|algorithm| *algorithm != Self::Concurrent)
     }
 
     /// Returns true if `scope: global` applies: a region can decide alone by hits that it was granted.
@@ -232,7 +253,7 @@ impl fmt::Display for Algorithm {
 ///
 /// Each algorithm is a counting of the same name. A global limit is counted in the Redis of a region by another one,
 /// which spends the region's grants: see [`Limit::as_counted_in_region`](crate::limit::Limit::as_counted_in_region). A
-/// fixed_window with a `window` is counted by calendar_window.
+/// fixed_window with a `window` is counted by calendar_window, a concurrent limit by slots.
 ///
 /// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and
 /// its [`CountingMethodProperties`].
@@ -255,6 +276,8 @@ macro_rules! for_each_counting {
                 CountingMethodProperties { wire_id: 6, lua_helpers: &["divide"] };
             CalendarWindow, calendar_window, "calendar_window.lua",
                 CountingMethodProperties { wire_id: 7, lua_helpers: &[] };
+            Slots, slots, "slots.lua",
+                CountingMethodProperties { wire_id: 8, lua_helpers: &[] };
         }
     };
 }
@@ -308,6 +331,7 @@ macro_rules! define_conversion {
             fn from(algorithm: Algorithm) -> Self {
                 match algorithm {
                     $(Algorithm::$variant => Self::$variant,)*
+                    Algorithm::Concurrent => Self::Slots,
                 }
             }
         }

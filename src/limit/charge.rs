@@ -22,6 +22,7 @@ use crate::base::random::random_u64_pair;
 use crate::base::sharded::upper_half;
 use crate::limit::Limit;
 use crate::limit::request::{Entry, Hits};
+use crate::limit::slot::{SlotChange, SlotUse};
 use crate::telemetry::service_metrics::HashSeed;
 
 /// Charge on all counters of one descriptor, which are decided together.
@@ -35,12 +36,14 @@ pub struct Charge<'a> {
     pub counters: SmallVec<[Counter<'a>; 1]>,
     /// Hits and maximum delay.
     pub request: ChargeRequest,
+    /// Slot that the request takes, asks for or frees; `None` if no counter has slots.
+    pub slot: Option<&'a SlotUse>,
 }
 
 impl<'a> Charge<'a> {
     /// Creates a charge on counters of a path: at least one, with distinct tags.
     pub fn new(path: CounterPath<'a>, counters: SmallVec<[Counter<'a>; 1]>, request: ChargeRequest) -> Self {
-        Self { path_hash: path.hash_for_process(), path, counters, request }
+        Self { path_hash: path.hash_for_process(), path, counters, request, slot: None }
     }
 }
 
@@ -210,6 +213,10 @@ pub struct ChargeResult {
     pub ban_left_us: u64,
     /// The request began the ban.
     pub ban_begun: bool,
+    /// What became of the request's slot; [`SlotChange::None`] of a limit without slots.
+    pub slot: SlotChange,
+    /// Seats that the request found expired, or held by a dead holder, and freed.
+    pub expired_seats: u32,
 }
 
 /// One of the limits that are charged together.

@@ -118,6 +118,7 @@ impl Limit {
         match self.algorithm() {
             Algorithm::LeakyBucket => Some("leaky_bucket: a queue needs one order of arrival for all proxies"),
             Algorithm::SlidingWindowLog => Some("sliding_window_log: only a proxy knows the time of each of its hits"),
+            Algorithm::Concurrent => Some("`concurrent`: it counts streams at once, which a proxy does not report"),
             Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => None,
         }
     }
@@ -153,6 +154,7 @@ pub(crate) const fn can_be_held(counting: CountingMethod) -> bool {
         | CountingMethod::SlidingWindowCounter => true,
         CountingMethod::LeakyBucket
         | CountingMethod::SlidingWindowLog
+        | CountingMethod::Slots
         | CountingMethod::RegionWindow
         | CountingMethod::RegionBucket => false,
     }
@@ -448,6 +450,7 @@ fn end_of_hold(limit: &Limit, at: Time, lasts_us: u64) -> Time {
         CountingMethod::TokenBucket
         | CountingMethod::LeakyBucket
         | CountingMethod::SlidingWindowLog
+        | CountingMethod::Slots
         | CountingMethod::RegionWindow
         | CountingMethod::RegionBucket => last,
     }

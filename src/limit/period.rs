@@ -120,6 +120,15 @@ impl Period {
         if multiplier == 0 || seconds > MAX_PERIOD_US / 1_000_000 { None } else { Some(period) }
     }
 
+    /// Creates a period of whole seconds, in the largest unit up to days that fits; `None` for parts of a second, 0, or
+    /// more than 366 days.
+    pub fn from_micros(micros: u64) -> Option<Self> {
+        let seconds = Some(micros / 1_000_000).filter(|_| micros.is_multiple_of(1_000_000))?;
+        let units = [Unit::Day, Unit::Hour, Unit::Minute, Unit::Second];
+        let unit = units.into_iter().find(|unit| seconds.is_multiple_of(unit.seconds()))?;
+        Self::new(unit, u32::try_from(seconds / unit.seconds()).ok()?)
+    }
+
     /// Unit as written.
     pub const fn unit(self) -> Unit {
         self.unit

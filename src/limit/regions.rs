@@ -50,9 +50,8 @@ impl Limit {
                 CountingMethod::RegionWindow
             }
             (Scope::Global(_), Algorithm::TokenBucket) => CountingMethod::RegionBucket,
-            (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog) | (Scope::Region, _) => {
-                self.counting()
-            }
+            (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog | Algorithm::Concurrent)
+            | (Scope::Region, _) => self.counting(),
         };
         Self { counting, ..*self }
     }

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::vec;
 
 use crate::limit::period::Unit;
+use crate::limit::slot::{RELEASE_KEY, SLOT_KEY};
 use crate::rules::acknowledged::AcknowledgedLines;
 use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
@@ -281,6 +282,9 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
     if domain.matching.order == EntryOrder::Any {
         any_order::sort_rules(domain, found);
     }
+    if domain.has_concurrent_limit() {
+        report_slot_keys(domain, found);
+    }
     // Rules with errors would give problems that follow from those.
     if has_errors {
         return;
@@ -298,6 +302,22 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
         );
         let hint = "join wildcards and `match` of one level, or leave `backtrack` out";
         found.push(Diagnostic::at_location(Severity::Error, location, message, hint));
+    }
+}
+
+/// Reports descriptors of a domain with concurrent limits that have the key of an entry that is not matched there.
+fn report_slot_keys(domain: &Domain, found: &mut Diagnostics) {
+    let mut waiting = vec![domain.descriptors.as_slice()];
+    while let Some(nodes) = waiting.pop() {
+        let is_slot_key = |node: &&RuleNode| [SLOT_KEY, RELEASE_KEY].contains(&node.key.as_bytes());
+        for node in nodes.iter().filter(is_slot_key) {
+            let message = format!(
+                "the key `{}` is not matched in a domain with `concurrent`, where it identifies a stream",
+                node.key
+            );
+            found.push(Diagnostic::at_location(Severity::Error, &node.location, message, "rename it, in Envoy too"));
+        }
+        waiting.extend(nodes.iter().map(|node| node.descriptors.as_slice()).filter(|below| !below.is_empty()));
     }
 }
 

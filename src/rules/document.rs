@@ -167,6 +167,12 @@ pub struct RateLimitEntry {
     pub rejects_all: bool,
     /// `ban`.
     pub ban: Option<Spanned<Ban>>,
+    /// `concurrent`.
+    pub concurrent: Option<Spanned<u32>>,
+    /// `max_duration`, in microseconds.
+    pub max_duration_us: Option<Spanned<u64>>,
+    /// Position of `requests_per_unit`, if written.
+    pub requests_at: Option<Position>,
     /// `active`.
     pub active: Option<Spanned<ActiveSpec>>,
     /// `bucket_size`.

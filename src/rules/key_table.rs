@@ -410,6 +410,20 @@ pub const RULE_KEYS: &[RuleKey] = &[
         "The ban begins with this rejection. Rejections add up as long as less than a period lies between two.",
     ),
     define_tollkeeper_key(
+        "concurrent",
+        &[RateLimit, Limit],
+        Count(0, u32::MAX as u64),
+        "",
+        "Streams at once, in place of requests in a period: each takes a slot, and frees it when it ends. 0 rejects everything. Envoy must report the end of streams.",
+    ),
+    define_tollkeeper_key(
+        "max_duration",
+        &[RateLimit, Limit],
+        Duration,
+        "1h",
+        "concurrent only: hard end of a slot whose stream is never reported to have ended, in whole seconds. Longer than any stream.",
+    ),
+    define_tollkeeper_key(
         "active",
         &[RateLimit, Limit],
         Table(Active),

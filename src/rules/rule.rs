@@ -102,6 +102,20 @@ named_enum! {
     }
 }
 
+impl Domain {
+    /// Returns `true` if a rule, under any of its plans, has a concurrent limit.
+    pub fn has_concurrent_limit(&self) -> bool {
+        let mut waiting = vec![self.descriptors.as_slice()];
+        while let Some(nodes) = waiting.pop() {
+            if nodes.iter().filter_map(|node| node.rule.as_ref()).any(Rule::has_concurrent_limit) {
+                return true;
+            }
+            waiting.extend(nodes.iter().map(|node| node.descriptors.as_slice()).filter(|below| !below.is_empty()));
+        }
+        false
+    }
+}
+
 /// Table of a domain, as its rules declare it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableDeclaration {
@@ -261,6 +275,16 @@ pub struct PlanChoices {
 pub const OWN_LIMIT_NAME: &str = "own";
 
 impl Rule {
+    /// Returns `true` if the rule, under any of its plans, has a concurrent limit.
+    fn has_concurrent_limit(&self) -> bool {
+        let has = |rule: &Self| match &rule.allowance {
+            Allowance::Unlimited { .. } => false,
+            Allowance::Limits(limits) => limits.iter().any(|of_rule| of_rule.limit.is_concurrent()),
+        };
+        let choices = self.plan.as_ref().and_then(|plan| plan.choices.as_ref());
+        has(self) || choices.is_some_and(|choices| choices.plans.iter().flatten().any(has))
+    }
+
     /// The rule under each plan but its default one.
     pub fn plan_rules_mut(&mut self) -> impl Iterator<Item = &mut Self> {
         let choices = self.plan.as_mut().and_then(|plan| plan.choices.as_mut());
@@ -293,6 +317,7 @@ impl Rule {
         let Allowance::Limits(limits) = &self.allowance else { return None };
         let RuleLimit { limit, name, .. } = limits.get(index).filter(|one| index > 0 || one.candidate)?;
         Some(match name.is_empty() {
+            true if limit.is_concurrent() => limit.algorithm().name().to_owned(),
             true => format!("{}_{}", limit.period(), limit.algorithm()),
             false => name.clone(),
         })

@@ -83,11 +83,12 @@ fn section_schema(section: Section) -> Value {
             mapping.insert("minProperties".into(), json!(1));
             mapping.insert("maxProperties".into(), json!(1))
         }
-        // A limit of 0 needs no unit.
+        // A limit of 0 needs no unit, and one of streams at once has none.
         Section::Limit => {
             let zero =
                 json!({ "required": ["requests_per_unit"], "properties": { "requests_per_unit": { "const": 0 } } });
-            mapping.insert("anyOf".into(), json!([{ "required": ["unit"] }, zero]))
+            let concurrent = json!({ "required": ["concurrent"] });
+            mapping.insert("anyOf".into(), json!([{ "required": ["unit"] }, zero, concurrent]))
         }
         Section::Plan => mapping.insert("required".into(), json!(["from", "default"])),
         Section::Table => mapping.insert("oneOf".into(), json!([{ "required": ["file"] }, { "required": ["redis"] }])),

@@ -108,7 +108,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let reload = updates.reload_trigger();
 
     let (stop, stopping) = watch::channel(false);
-    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
+    let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service));
     let path_label = settings.metrics.path_label;
     let (of_service, of_health) = (Arc::clone(&service), Arc::clone(&health));
     let listeners_of_metrics = Arc::clone(&listener_stats);
@@ -371,7 +371,9 @@ fn open_store(settings: &Settings) -> Store {
             tracing::info!(memcache = %memcache.servers, timeout_ms, "counters are in memcache");
         }
     }
-    Store::open(&settings.store, capacity_bytes)
+    let store = Store::open(&settings.store, capacity_bytes);
+    store.holders().set_timeout(settings.slots.holder_timeout);
+    store
 }
 
 fn summarize_start(settings: &Settings, service: &RateLimitService) -> StartSummary {
@@ -411,6 +413,7 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
         let now = service.clock.now();
         service.decider.store.sweep(now, part, SWEEP_PARTS);
         if part == 0 {
+            service.decider.store.holders().check_heartbeats(now);
             let metrics = &service.decider.metrics;
             metrics.top_keys.drop_old_windows(now);
             metrics.busiest_keys.drop_old_windows(now);

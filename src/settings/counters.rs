@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::setting::{Condition, Requirement, settings};
-use super::value::number::{ByteSize, ByteSizeRange};
+use super::value::number::{ByteSize, ByteSizeRange, DurationRange};
 use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
@@ -23,6 +23,9 @@ settings! { "Counters";
     EXPIRATION_JITTER_MAX_SECONDS: i64 = 300,
         "maximum random addition to the TTL of a counter in Redis, in seconds; 0 or less means none"
         .differs_when(Condition::Never, "only with TOLLKEEPER_KEY_FORMAT=ratelimit") .only_with(&REQUIRES_RATELIMIT_KEYS);
+    TOLLKEEPER_HOLDER_TIMEOUT: Duration = Duration::from_secs(30),
+        "time without health check or call after which the slots of an Envoy are free: rules with `concurrent`"
+        .with_allowed(DurationRange::new(Duration::from_secs(1), Duration::from_secs(3600)));
     CACHE_KEY_PREFIX: String = "", "prefix of all keys in Redis, at most 256 bytes";
 }
 
@@ -71,6 +74,19 @@ pub struct MemorySettings {
 impl MemorySettings {
     pub(super) fn from_values(values: &Values) -> Self {
         Self { capacity_bytes: values.get(&TOLLKEEPER_MEMORY_BYTES).to_usize_saturating() }
+    }
+}
+
+/// Slots of concurrent limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotSettings {
+    /// Time of silence after which a holder is dead.
+    pub holder_timeout: Duration,
+}
+
+impl SlotSettings {
+    pub(super) fn from_values(values: &Values) -> Self {
+        Self { holder_timeout: values.get(&TOLLKEEPER_HOLDER_TIMEOUT) }
     }
 }
 

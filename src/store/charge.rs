@@ -26,6 +26,7 @@ use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::stored_state::MAX_LUA_INTEGER;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
+use crate::limit::slot::SlotUse;
 use crate::settings::endpoint::Endpoint;
 use crate::telemetry::traces::{Span, SpanKind, SpanRef};
 
@@ -87,12 +88,14 @@ pub struct OwnedCharge {
     /// Time by the counter's clock from which a refund has no effect: at least 1 us after the Unix epoch. `None`: a
     /// refund always has its effect.
     pub void_from: Option<Time>,
+    /// Slot of the request, if a limit is concurrent. Such a charge has a call of its own.
+    pub slot: Option<Box<SlotUse>>,
 }
 
 impl OwnedCharge {
     /// A charge of `request` that changes the counters.
     pub const fn new(counters: SmallVec<[OwnedCounter; 1]>, request: ChargeRequest) -> Self {
-        Self { counters, request, dry_run: false, void_from: None }
+        Self { counters, request, dry_run: false, void_from: None, slot: None }
     }
 
     /// Returns the request with its longest delay reduced to what the algorithms compute exactly.

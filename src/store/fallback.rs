@@ -25,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 
 use super::charge::LimitAdmissions;
+use super::holders::HolderTable;
 use super::memory::MemoryStore;
 use super::stats::MemoryUsage;
 use crate::base::clock::Time;
@@ -89,6 +90,16 @@ impl Fallback {
         let _first = self.region_part_check.set(RegionPartCheck(Box::new(may_use)));
     }
 
+    /// Returns true if slots are held.
+    pub fn has_slots(&self) -> bool {
+        self.memory.has_slots()
+    }
+
+    /// Envoys that hold slots.
+    pub fn holders(&self) -> &HolderTable {
+        self.memory.holders()
+    }
+
     /// Number of processes that share each limit.
     pub const fn replicas(&self) -> &ReplicaCount {
         &self.replicas
@@ -134,8 +145,10 @@ impl Fallback {
     pub fn store_reported_states(&self, path: u128, counters: &[(Limit, u128)], states: &[State], now: Time) {
         let replicas = self.replicas.count();
         self.memory.put_states(path, now, |put| {
+            // Slots are not shared out: those of the time without Redis are counted alone.
+            let is_reported = |limit: &Limit| !limit.is_counted_in_region() && !limit.is_concurrent();
             let reported = counters.iter().zip(states);
-            for ((limit, tag), state) in reported.filter(|((limit, _), _)| !limit.is_counted_in_region()) {
+            for ((limit, tag), state) in reported.filter(|((limit, _), _)| is_reported(limit)) {
                 let share = limit.fallback_share(replicas);
                 put(&share, *tag, state.scaled_to_share(limit, &share, now));
             }
@@ -176,6 +189,12 @@ impl Fallback {
         let under = |(counter, limit): (&Counter<'_>, _)| Counter { limit, ..*counter };
         // A new charge, because the borrowed shares live shorter than the given charge.
         let counters = charge.counters.iter().zip(&shares).map(under).collect();
-        then(&Charge { path: charge.path, path_hash: charge.path_hash, counters, request: charge.request })
+        then(&Charge {
+            path: charge.path,
+            path_hash: charge.path_hash,
+            counters,
+            request: charge.request,
+            slot: charge.slot,
+        })
     }
 }

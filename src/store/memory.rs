@@ -11,19 +11,24 @@
 mod entry;
 mod index;
 mod shard;
+mod slots;
 
 use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
 use self::shard::{MemoryShard, ban_key};
+use self::slots::{SlotRoom, SlotTables, SlotTerms};
 use super::charge::LimitAdmissions;
+use super::holders::HolderTable;
 use crate::base::clock::Time;
 use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
 use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
+use crate::limit::slot::SlotUse;
+use crate::limit::slot_table::SlotSummary;
 use crate::store::error::MemoryFull;
 use crate::store::stats::MemoryUsage;
 
@@ -33,6 +38,8 @@ pub struct MemoryStore {
     shards: Sharded<MemoryShard>,
     /// Counters without room in their shard that must be limited nevertheless.
     overflow: Mutex<MemoryShard>,
+    /// Slots of concurrent limits.
+    slots: Box<SlotTables>,
 }
 
 /// Smallest shard; a smaller one would be full after a few chunks.
@@ -51,6 +58,7 @@ impl MemoryStore {
         let count = usize::try_from(shards).unwrap_or(usize::MAX);
         Self {
             shards: Sharded::new(count, || MemoryShard::new(shard_bytes)),
+            slots: Box::new(SlotTables::new(capacity_bytes)),
             overflow: Mutex::new(MemoryShard::new_evicting_any_counter(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
@@ -58,12 +66,48 @@ impl MemoryStore {
     /// Decides all limits of a descriptor together; the results have the order of the charge's counters. A peek never
     /// adds a counter.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        match charge.slot {
+            None => self.charge_counters(charge, now),
+            Some(slot) => self.charge_slots(charge, slot, SlotTerms { now, room: SlotRoom::Bounded }),
+        }
+    }
+
+    fn charge_slots(
+        &self,
+        charge: &Charge<'_>,
+        slot: &SlotUse,
+        terms: SlotTerms,
+    ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        self.slots.charge_with_slots(charge, slot, terms, |others| self.charge_counters(others, terms.now))
+    }
+
+    fn charge_counters(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         self.lock_shard(charge.path_hash).charge(charge, now)
+    }
+
+    /// Returns true if slots are held.
+    pub fn has_slots(&self) -> bool {
+        self.slots.bytes() > 0
+    }
+
+    /// Envoys that hold slots.
+    pub fn holders(&self) -> &HolderTable {
+        &self.slots.holders
+    }
+
+    /// Sums of the slots of a concurrent limit's counter, by the hash of its path and its tag.
+    pub fn summarize_slots(&self, path: u128, tag: u128, now: Time) -> SlotSummary {
+        self.slots.summarize(path, tag, now)
     }
 
     /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients
     /// that fill the store are still limited, if not exactly, and so are all others.
     pub fn charge_in_overflow_shard(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
+        if let Some(slot) = charge.slot
+            && let Ok(results) = self.charge_slots(charge, slot, SlotTerms { now, room: SlotRoom::Nothing })
+        {
+            return results;
+        }
         lock_ignoring_poison(&self.overflow).charge(charge, now).expect("the overflow shard evicts any counter")
     }
 
@@ -71,6 +115,9 @@ impl MemoryStore {
     pub fn reset(&self, charge: &Charge<'_>) -> usize {
         let reset = |counter: &Counter<'_>| {
             let key = charge.path_hash ^ counter.tag;
+            if counter.limit.is_concurrent() {
+                return self.slots.remove(charge.path_hash, counter.tag);
+            }
             let remove = |shard: &mut MemoryShard| shard.remove_key(key) | shard.remove_key(ban_key(key));
             remove(&mut self.lock_shard(charge.path_hash)) | remove(&mut lock_ignoring_poison(&self.overflow))
         };
@@ -79,6 +126,13 @@ impl MemoryStore {
 
     /// Returns which limits would admit a charge; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+        match charge.slot {
+            None => self.counter_admissions(charge, now),
+            Some(slot) => self.slots.slot_admissions(charge, slot, now, |others| self.counter_admissions(others, now)),
+        }
+    }
+
+    fn counter_admissions(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         self.lock_shard(charge.path_hash).peek_admissions(charge, now)
     }
 
@@ -108,6 +162,7 @@ impl MemoryStore {
     /// time.
     pub fn sweep(&self, now: Time, part: usize, parts: usize) {
         self.shards.lock_each_of_part(part, parts).for_each(|mut shard| shard.sweep(now));
+        self.slots.sweep(now, part, parts);
         if part.is_multiple_of(parts) {
             lock_ignoring_poison(&self.overflow).sweep(now);
         }
@@ -116,7 +171,7 @@ impl MemoryStore {
     /// Size of the store, summed over one shard after the other.
     pub fn usage(&self) -> MemoryUsage {
         self.shards.lock_each().chain(std::iter::once_with(|| lock_ignoring_poison(&self.overflow))).fold(
-            MemoryUsage::default(),
+            MemoryUsage { bytes: self.slots.bytes(), ..MemoryUsage::default() },
             |sum, shard| {
                 let usage = shard.usage();
                 MemoryUsage {

@@ -164,6 +164,10 @@ impl OverLimitCache {
             if limit.ban().is_some() && !result.admitted {
                 return result.ban_left_us > 0 && !limit.count_rejected();
             }
+            // Any release may end the rejection of a concurrent limit.
+            if limit.is_concurrent() {
+                return false;
+            }
             // The next grant may end the rejection of a global limit at any time.
             !limit.is_counted_in_region()
                 && (!limit.count_rejected()

@@ -17,6 +17,8 @@ pub mod key;
 pub mod script;
 pub mod holds;
 mod incrby;
+mod holder_exchange;
+mod slot_summary;
 pub mod lease_arguments;
 pub mod replicas;
 pub mod regions;
@@ -39,6 +41,7 @@ use self::eventual::LocalDecision;
 use self::eventual::budget::EventualCounters;
 use self::eventual::local_admission::LocalAdmission;
 use self::global_limit_hooks::GlobalLimitHooks;
+use self::holder_exchange::HolderExchange;
 use self::key::{CounterId, KeyScheme};
 use self::lease_arguments::build_full_refund;
 use self::prepared_call::PreparedCall;
@@ -46,6 +49,7 @@ use self::regions::GlobalGrantClient;
 use self::replicas::ReplicaMembership;
 use self::replicas::heartbeat::Heartbeat;
 use self::scan::{ScanOptions, scan_paths};
+use self::script::encode_slot;
 use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
 use crate::base::clock::Time;
 use crate::limit::Consistency;
@@ -78,6 +82,8 @@ pub struct Redis {
     /// True if counters follow the clock of charges instead of the server's: in tests.
     client_clock: bool,
     lease_reaper: AbortHandle,
+    /// Shares heartbeats of Envoys that hold slots.
+    _holder_exchange: HolderExchange,
 }
 
 impl Drop for Redis {
@@ -122,8 +128,10 @@ impl Redis {
                 grants.upgrade().is_some_and(|grants| grants.may_use_region_parts(period_us))
             });
         }
+        let holder_exchange = HolderExchange::start(&calls, &deployments.main.client, &settings.key_prefix);
         Self {
             deployments,
+            _holder_exchange: holder_exchange,
             keys: KeyScheme::new(settings, grants.is_some()),
             grants,
             calls,
@@ -303,6 +311,7 @@ impl Redis {
         let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge));
         let global_limits = grants.cloned().map(GlobalLimitHooks::new);
         PreparedCall {
+            slot: charge.slot.map(|slot| encode_slot(slot, self.fallback().holders(), now)),
             command: self.keys.choose_command(charge, now),
             id,
             deployment: Arc::clone(self.deployments.deployment_for(charge, global_limits.is_some())),
@@ -509,5 +518,6 @@ fn copy_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: CommitMode) -> Owned
     let may_delay = counters.iter().any(|counter| counter.limit.max_wait_us() > 0);
     let max_delay_us = if may_delay { charge.request.max_delay_us } else { 0 };
     let request = ChargeRequest { max_delay_us, ..charge.request };
-    OwnedCharge { dry_run: mode == CommitMode::DryRun, ..OwnedCharge::new(counters, request) }
+    let (dry_run, slot) = (mode == CommitMode::DryRun, charge.slot.copied().map(Box::new));
+    OwnedCharge { dry_run, slot, ..OwnedCharge::new(counters, request) }
 }

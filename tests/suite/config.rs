@@ -143,7 +143,7 @@ fn reference_equals_the_defaults() {
             compared += 1;
         }
     }
-    assert_eq!(compared, 13);
+    assert_eq!(compared, 14);
 }
 
 #[test]

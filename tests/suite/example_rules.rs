@@ -7,6 +7,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::DecisionContext;
 use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
+use tollkeeper::limit::slot::SlotCaller;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
@@ -51,6 +52,7 @@ impl ExampleService {
             rules: Some(&self.rules),
             max_delay_us: 0,
             store: StoreContext { now: ORIGIN.plus_us(at_us), deadline: None, span_ref: None, charge_times: &[] },
+            slots: SlotCaller::default(),
         };
         let passes = |_: &u64| {
             let decision = self.decider.decide_synchronously(edge, &request);

@@ -427,7 +427,10 @@ fn health_watch_reports_store_loss_and_recovery() {
         let rules = Arc::clone(&test_service(&[], 1, RULES).inner.rules);
         let store = Arc::new(StoreHealth::default());
         let needs = HealthRequirements { domain: false, rules: false, store: true };
-        let health = GrpcHealth::new(Arc::new(Health::new(rules, Arc::clone(&store), needs)), Arc::default());
+        let health = GrpcHealth::new(
+            Arc::new(Health::new(rules, Arc::clone(&store), needs)),
+            Arc::new(test_service(&[], 1, RULES).inner),
+        );
         tokio::spawn(health.clone().send_status_after_store_changes());
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

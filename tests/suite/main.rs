@@ -59,6 +59,7 @@ mod rule_defaults;
 mod rule_files;
 mod settings;
 mod simulate;
+mod slots;
 mod stores;
 mod text;
 mod textbook;

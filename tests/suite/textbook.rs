@@ -393,6 +393,7 @@ fn cases_of_any_algorithm() -> Vec<Case> {
             Algorithm::FixedWindow | Algorithm::SlidingWindowLog => [ok(0), no(Some(SECOND))],
             // floor(10 x left) is 9 a microsecond after the next window began.
             Algorithm::SlidingWindowCounter => [ok(0), no(Some(SECOND + 1))],
+            Algorithm::Concurrent => unreachable!("it is not among them"),
         };
         let case = Case::new(&format!("RC1, {algorithm}"), limit);
         cases.push(case.takes(0, 9, [ok(1)]).charges(0, [tenth, eleventh]));

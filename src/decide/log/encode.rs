@@ -5,7 +5,7 @@
 
 use super::record::{
     BlockRecord, DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord,
-    OverrideRecord, RecordText, RuleRecord,
+    OverrideRecord, RecordText, RuleRecord, SlotRecord,
 };
 
 /// Length of most records with one descriptor, in bytes.
@@ -67,6 +67,13 @@ fn append_descriptor(line: &mut Vec<u8>, record: &DescriptorRecord<'_>) {
         line.push(b'}');
     }
     append_optional_number(line, ",\"now_us\":", record.now_us);
+    if let Some(SlotRecord { action, id, token, holder }) = &record.slot {
+        append_text(line, ",\"slot\":{\"action\":", action);
+        append_text(line, ",\"id\":", id);
+        append_text(line, ",\"token\":", token);
+        append_text(line, ",\"holder\":", holder);
+        line.push(b'}');
+    }
     append_unescaped(line, ",\"verdict\":\"", record.verdict.name());
     line.push(b'}');
 }
@@ -151,6 +158,12 @@ fn append_result(line: &mut Vec<u8>, record: &LimitResultRecord) {
     }
     if record.banned_us != 0 {
         append_number(line, ",\"banned_us\":", record.banned_us);
+    }
+    if let Some(change) = record.slot.name() {
+        append_unescaped(line, ",\"slot\":\"", change);
+    }
+    if record.expired_seats != 0 {
+        append_number(line, ",\"expired_seats\":", record.expired_seats);
     }
     line.push(b'}');
 }

@@ -16,6 +16,7 @@ use crate::limit::RegionLossPolicy;
 use crate::limit::StorePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
+use crate::limit::slot::{HolderId, SlotAction, SlotChange, SlotId, SlotToken, SlotUse};
 
 /// Version of the format.
 pub const FORMAT_VERSION: u32 = 1;
@@ -152,8 +153,51 @@ pub struct DescriptorRecord<'a> {
     /// Time that the counters worked at, if it is not the arrival: the time of Redis, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub now_us: Option<u64>,
+    /// Slot that the descriptor takes or frees.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<SlotRecord<'a>>,
     /// Verdict on the descriptor alone.
     pub verdict: RecordedVerdict,
+}
+
+/// Slot that a descriptor takes or frees. The values that name it are not in the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotRecord<'a> {
+    /// What the call does with it: `acquire`, `release` (by token), `release_unanswered` or `release_rejected`.
+    #[serde(borrow)]
+    pub action: RecordText<'a>,
+    /// Hash of the holder and of the values of the entries `slot`.
+    #[serde(borrow)]
+    pub id: RecordText<'a>,
+    /// Token that was handed out, or brought back.
+    #[serde(borrow)]
+    pub token: RecordText<'a>,
+    /// Hash of the name of the Envoy.
+    #[serde(borrow)]
+    pub holder: RecordText<'a>,
+}
+
+impl SlotRecord<'_> {
+    /// The slot; `None` if the record is malformed.
+    pub fn to_use(&self) -> Option<SlotUse> {
+        Some(SlotUse {
+            id: SlotId(u128::from_str_radix(&self.id, 16).ok()?),
+            token: SlotToken(u64::from_str_radix(&self.token, 16).ok()?),
+            holder: HolderId(u64::from_str_radix(&self.holder, 16).ok()?),
+            action: SlotAction::from_name(&self.action)?,
+        })
+    }
+}
+
+impl From<SlotUse> for SlotRecord<'_> {
+    fn from(SlotUse { id, token, holder, action }: SlotUse) -> Self {
+        Self {
+            action: action.name().into(),
+            id: format!("{:032x}", id.0).into(),
+            token: format!("{:016x}", token.0).into(),
+            holder: format!("{:016x}", holder.0).into(),
+        }
+    }
 }
 
 /// Key and value of a descriptor.
@@ -305,6 +349,12 @@ pub struct LimitResultRecord {
     /// Microseconds until the ban of the client ends; 0: it is not banned.
     #[serde(default, skip_serializing_if = "is_default")]
     pub banned_us: u64,
+    /// What became of the slot: `taken`, `renewed`, `freed`, `buried` or `overtaken`; absent if nothing did.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub slot: SlotChange,
+    /// Seats that were found expired, or held by a dead Envoy, and freed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub expired_seats: u32,
 }
 
 /// Verdict on a request or a descriptor.

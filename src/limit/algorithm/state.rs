@@ -12,6 +12,7 @@ use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
+use crate::limit::slot::SlotUse;
 
 macro_rules! define_state {
     ($($variant:ident, $module:ident, $lua_file:literal, $properties:expr;)*) => {
@@ -229,6 +230,13 @@ impl State {
     pub fn set_global_view(&mut self, view: &GlobalView) {
         if let Some(own) = self.global_view_mut() {
             *own = *view;
+        }
+    }
+
+    /// Sets the slot of the request that charges this state, if it counts slots.
+    pub(crate) fn set_slot_use(&mut self, slot: &SlotUse) {
+        if let Self::Slots(state) = self {
+            *state = state.for_use(slot);
         }
     }
 

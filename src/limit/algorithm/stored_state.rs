@@ -137,6 +137,13 @@ impl<'r> ReplyReader<'r> {
         if number <= MAX_LUA_INTEGER { Ok(number) } else { Err(MalformedReply) }
     }
 
+    /// Reads 64 bits that are no number.
+    pub(crate) fn read_word(&mut self) -> Result<u64, MalformedReply> {
+        let (word, rest) = self.0.split_first_chunk().ok_or(MalformedReply)?;
+        self.0 = rest;
+        Ok(u64::from_le_bytes(*word))
+    }
+
     /// Reads a number that fits 32 bits.
     pub(crate) fn read_u32(&mut self) -> Result<u32, MalformedReply> {
         u32::try_from(self.read_number()?).map_err(|_| MalformedReply)

@@ -9,10 +9,13 @@
 
 use std::sync::Arc;
 
-use super::limit_spec::{CompiledLimitEntry, DomainSettings, complete_limit_spec, has_same_counter};
+use super::limit_spec::{
+    CompiledLimitEntry, DEFAULT_MAX_DURATION_US, DomainSettings, complete_limit_spec, has_same_counter,
+};
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
 use crate::limit::active::ActiveTimes;
+use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
 use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, Scope, StorePolicy};
 use crate::rules::diagnostic::escape_for_message;
@@ -106,6 +109,8 @@ pub(super) fn compile_unlimited(
         reader.report_error(unit.at, &field_path.with_key("unit"), message, "remove `unit` or `unlimited`");
     }
     let other = limit.ban.map(|spanned| Spanned { value: "ban", at: spanned.at });
+    let other = other.or(limit.concurrent.map(|spanned| Spanned { value: "concurrent", at: spanned.at }));
+    let other = other.or(limit.max_duration_us.map(|spanned| Spanned { value: "max_duration", at: spanned.at }));
     let other = other.or(limit.active.map(|spanned| Spanned { value: "active", at: spanned.at }));
     let multiplier = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
     let other = other.or(multiplier);
@@ -218,9 +223,17 @@ fn check_against_other_limits(
         !candidate && !other.candidate && has_same_counter(&other.limit, limit) && is_active_with(other)
     };
     if others.iter().any(shares_counter) {
-        let message = format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period());
-        let hint = "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, \
-                    in `shadow_mode` and with a `name`";
+        let message = match limit.is_concurrent() {
+            true => "two `concurrent` limits on one descriptor".to_owned(),
+            false => format!("two limits of {} for {} on one descriptor", limit.algorithm(), limit.period()),
+        };
+        let hint = match limit.is_concurrent() {
+            true => "keep the lower one, or try one beside the other, in `shadow_mode` and with a `name`",
+            false => {
+                "keep the lower one, change the period or the algorithm of one, or try one beside an enforced one, in \
+                 `shadow_mode` and with a `name`"
+            }
+        };
         reader.report_error(written.at, field_path, message, hint);
     }
     if *candidate {
@@ -242,7 +255,13 @@ fn compile_limit(
     scope: &DomainSettings<'_>,
     field_path: &FieldPath<'_>,
 ) -> Option<Limit> {
-    let period = read_period(reader, written, field_path);
+    let period = match written.concurrent {
+        None => read_period(reader, written, field_path),
+        Some(_) => Period::from_micros(
+            written.max_duration_us.map_or(DEFAULT_MAX_DURATION_US, |max_duration| max_duration.value),
+        ),
+    };
+    check_concurrent_keys(reader, written, scope, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
     let mut spec = complete_limit_spec(written, period, sole, scope.rule_file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
@@ -267,6 +286,38 @@ fn compile_limit(
                 }
             }
         }
+    }
+}
+
+/// Reports keys that contradict `concurrent`, or need it.
+fn check_concurrent_keys(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    scope: &DomainSettings<'_>,
+    field_path: &FieldPath<'_>,
+) {
+    let Some(concurrent) = written.concurrent else {
+        if let Some(max_duration) = written.max_duration_us {
+            let message = "`max_duration` without `concurrent`";
+            let hint = "remove it, or write `concurrent: N`";
+            reader.report_error(max_duration.at, &field_path.with_key("max_duration"), message, hint);
+        }
+        return;
+    };
+    let other = [
+        ("requests_per_unit", written.requests_at),
+        ("unit", written.unit.as_ref().map(|unit| unit.at)),
+        ("unit_multiplier", written.unit_multiplier.map(|multiplier| multiplier.at)),
+        ("algorithm", written.defaultable.algorithm.map(|algorithm| algorithm.at)),
+        ("max_overshoot", written.defaultable.max_overshoot.map(|overshoot| overshoot.at)),
+    ];
+    for (key, at) in other.into_iter().filter_map(|(key, at)| Some((key, at?))) {
+        let message = format!("`{key}` beside `concurrent`");
+        let hint = "remove it: streams at once have no period; write limits of both kinds as a list";
+        reader.report_error(at, &field_path.with_key(key), message, hint);
+    }
+    if scope.options.memcache {
+        memcache::report_concurrent(reader, concurrent.at, field_path);
     }
 }
 
@@ -373,6 +424,9 @@ fn report_limit_error(
     field_path: &FieldPath<'_>,
 ) {
     let hint = match error {
+        LimitError::Meaningless { algorithm: Algorithm::Concurrent, .. } => {
+            "remove it: a stream has a slot or none, whatever came before"
+        }
         LimitError::Meaningless { key: "bucket_size", .. } => "remove it, or write `algorithm: token_bucket`",
         LimitError::Meaningless { key: "queue_size", .. } => "remove it, or write `algorithm: leaky_bucket`",
         LimitError::Meaningless { key: "max_wait", .. } => {
@@ -395,6 +449,7 @@ fn key_position(written: &RateLimitEntry, key: &str) -> Position {
     let at = match key {
         "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
         "requests_per_unit" => Some(written.requests_per_unit.at),
+        "ban" => written.ban.map(|spanned| spanned.at),
         _ => DefaultableKey::from_name(key).and_then(|key| written.defaultable.key_position(key)),
     };
     at.unwrap_or(written.at)
@@ -407,6 +462,7 @@ fn clear_faulty_key(spec: &mut LimitSpec, error: LimitError) -> bool {
         "queue_size" => spec.queue_size.take().is_some(),
         "max_wait" => spec.max_wait_us.take().is_some(),
         "window" => spec.window.take().is_some(),
+        "ban" => spec.ban.take().is_some(),
         "count_rejected" => spec.count_rejected.take().is_some(),
         "consistency" => spec.consistency.take().is_some(),
         "scope" => spec.scope.take().is_some(),

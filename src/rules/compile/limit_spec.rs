@@ -42,8 +42,14 @@ pub(super) struct CompiledLimitEntry<'w> {
     pub(super) sole: bool,
 }
 
+/// `max_duration` of a concurrent limit that has none, in microseconds: 1 h.
+pub(super) const DEFAULT_MAX_DURATION_US: u64 = 3_600_000_000;
+
 /// Returns `true` if two limits of one descriptor would share a counter.
 pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
+    if one.is_concurrent() && other.is_concurrent() {
+        return true;
+    }
     one.algorithm() == other.algorithm()
         && one.period_us() == other.period_us()
         && one.calendar_months() == other.calendar_months()
@@ -58,11 +64,13 @@ pub(super) fn complete_limit_spec(
     defaults: &DefaultableKeys,
     options: &CompileOptions,
 ) -> LimitSpec {
+    if written.concurrent.is_some() {
+        return complete_concurrent_spec(written, period, sole, defaults, options);
+    }
     let own = &written.defaultable;
     let algorithm = own.algorithm.or(defaults.algorithm).map(without_position).unwrap_or_default();
     let properties = algorithm.properties();
-    let own_wait = own.max_wait_us.map(without_position);
-    let own_rejected = own.count_rejected.map(without_position);
+    let (own_wait, own_rejected) = (own.max_wait_us.map(without_position), own.count_rejected.map(without_position));
     let can_be_eventual = written.ban.is_none()
         && properties.can_be_eventual()
         && own_wait.unwrap_or(0) == 0
@@ -75,8 +83,7 @@ pub(super) fn complete_limit_spec(
         DelayPolicy::UntilDeadline => true,
     };
     let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
-    let overshoot = resolve_overshoot(written, defaults);
-    let window = resolve_window(own, defaults, algorithm, period);
+    let (overshoot, window) = (resolve_overshoot(written, defaults), resolve_window(own, defaults, algorithm, period));
     let keys = GlobalScopeInputs {
         algorithm,
         period,
@@ -108,6 +115,36 @@ pub(super) fn complete_limit_spec(
         ban: written.ban.map(without_position),
         log_max: options.log_max,
         ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
+    }
+}
+
+/// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults `on_store_error` applies.
+fn complete_concurrent_spec(
+    written: &RateLimitEntry,
+    period: Period,
+    sole: bool,
+    defaults: &DefaultableKeys,
+    options: &CompileOptions,
+) -> LimitSpec {
+    let own = &written.defaultable;
+    // Refused, with the reason.
+    let is_global = own.scope.is_some_and(|scope| scope.value == ScopeWord::Global);
+    let is_eventual = own.consistency.is_some_and(|consistency| consistency.value == ConsistencyWord::Eventual);
+    LimitSpec {
+        bucket_size: written.bucket_size.map(without_position),
+        queue_size: own.queue_size.map(without_position),
+        max_wait_us: own.max_wait_us.map(without_position),
+        count_rejected: own.count_rejected.map(without_position),
+        consistency: is_eventual.then_some(Consistency::Eventual(Overshoot::DEFAULT)),
+        scope: is_global.then(|| Scope::Global(GlobalScope::new(options.regions.unwrap_or(ASSUMED_REGIONS)))),
+        on_store_error: Some(
+            own.on_store_error.or(defaults.on_store_error).map_or(options.on_store_error, |spanned| spanned.value),
+        ),
+        sole,
+        window: own.window.map(without_position),
+        ban: written.ban.map(without_position),
+        log_max: options.log_max,
+        ..LimitSpec::new(Algorithm::Concurrent, written.concurrent.map_or(0, without_position), period)
     }
 }
 

@@ -39,6 +39,12 @@ pub(super) fn report_ban(reader: &mut DocumentReader<'_>, at: Option<Position>, 
     }
 }
 
+/// Reports `concurrent`.
+pub(super) fn report_concurrent(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>) {
+    let message = "`concurrent` is not possible with BACKEND_TYPE=memcache, which has no table of slots";
+    reader.report_error(at, &field_path.with_key("concurrent"), message, "use Redis, or remove it");
+}
+
 /// Returns `true` if a limit needs more than an increment.
 pub(super) fn needs_more_than_increment(spec: &LimitSpec) -> bool {
     spec.algorithm != Algorithm::FixedWindow

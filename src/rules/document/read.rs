@@ -274,6 +274,7 @@ impl DocumentReader<'_> {
                 "unit_multiplier" => read.unit_multiplier = self.read_u32(&field, &field_path),
                 "requests_per_unit" => {
                     let requests = self.read_u32(&field, &field_path);
+                    read.requests_at = Some(field.at);
                     read.rejects_all = requests.is_some_and(|requests| requests.value == 0);
                     read.requests_per_unit = requests.unwrap_or(Spanned { value: 0, at: field.at });
                 }
@@ -283,6 +284,8 @@ impl DocumentReader<'_> {
                 "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
                 "quota_mode" => read.quota_mode = self.read_switch(&field, &field_path),
                 "ban" => read.ban = self.read_ban(&field, &field_path),
+                "concurrent" => read.concurrent = self.read_u32(&field, &field_path),
+                "max_duration" => read.max_duration_us = self.read_max_duration(&field, &field_path),
                 "active" => read.active = self.read_active(&field, &field_path),
                 "bucket_size" => read.bucket_size = self.read_u32(&field, &field_path),
                 _ => self.read_defaultable_key(&field, &mut read.defaultable, &field_path),
@@ -327,7 +330,9 @@ impl DocumentReader<'_> {
     ) {
         let Some(key) = DefaultableKey::from_name(field.key.name) else { return };
         match key {
-            DefaultableKey::Algorithm => keys.algorithm = self.read_choice(field, Algorithm::from_name, field_path),
+            DefaultableKey::Algorithm => {
+                keys.algorithm = self.read_choice(field, Algorithm::from_rule_word, field_path);
+            }
             DefaultableKey::Window => keys.window = self.read_window(field, field_path),
             DefaultableKey::QueueSize => keys.queue_size = self.read_u32(field, field_path),
             DefaultableKey::MaxWait => {

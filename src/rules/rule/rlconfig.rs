@@ -27,6 +27,18 @@ fn format_rule(rule: &Rule) -> Vec<String> {
 }
 
 fn format_limit(path: &str, RuleLimit { limit, active, shadow, quota, .. }: &RuleLimit) -> String {
+    if limit.is_concurrent() {
+        let (concurrent, period) = (limit.requests_per_unit(), limit.period());
+        let mut line = format!(
+            "{path}: unit=UNKNOWN requests_per_unit={concurrent}, shadow_mode: {shadow}, quota_mode: {quota}, \
+             concurrent: {concurrent}, max_duration: {}s",
+            period.micros() / 1_000_000
+        );
+        if let Some(active) = active {
+            line.push_str(&format!(", active: {}", active.spec()));
+        }
+        return line;
+    }
     let unit = limit.period().unit().name().to_ascii_uppercase();
     let requests = limit.requests_per_unit();
     let mut line =

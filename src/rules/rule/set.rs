@@ -49,6 +49,8 @@ pub struct RuleSet {
     has_any_order: bool,
     /// Rows of tables are in Redis.
     reads_rows: bool,
+    /// A domain has a concurrent limit.
+    has_slots: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -63,6 +65,8 @@ pub struct DomainRules {
     defaults_by_unit: Vec<UnitOverrideDefaults>,
     /// How descriptors are matched.
     pub matching: Matching,
+    /// The domain has a concurrent limit, so trailing entries `slot` and `release` are not matched.
+    pub has_slots: bool,
     /// With entries in any order: keys that a path has more than once, with the largest number of times.
     pub(super) repeated_keys: HashMap<Box<[u8]>, u64>,
     pub(super) root: NodeId,
@@ -243,11 +247,13 @@ impl RuleSet {
             can_error: false,
             has_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
             reads_rows: false,
+            has_slots: domains.iter().any(Domain::has_concurrent_limit),
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: random_u64_pair(),
         };
         for domain in domains {
+            let has_slots = domain.has_concurrent_limit();
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
             let repeated_keys = match domain.matching.order {
                 EntryOrder::AsWritten => HashMap::new(),
@@ -263,6 +269,7 @@ impl RuleSet {
                 defaults,
                 defaults_by_unit,
                 matching,
+                has_slots,
                 repeated_keys,
                 root,
                 plans,
@@ -301,6 +308,11 @@ impl RuleSet {
     /// Returns true if rows of tables must be read from Redis before limits are selected.
     pub const fn reads_rows(&self) -> bool {
         self.reads_rows
+    }
+
+    /// Returns true if a domain has a concurrent limit.
+    pub const fn has_slots(&self) -> bool {
+        self.has_slots
     }
 
     /// Uses the rows of another rule set, of which this one is a copy with other limits.
@@ -496,7 +508,8 @@ impl RuleSet {
 pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
     let mut hasher = SipHasher13_128::new();
     hasher.write_u8(limit.algorithm() as u8);
-    hasher.write_u64(limit.period_us());
+    // Slots survive a change of `max_duration`, and of the plan.
+    hasher.write_u64(if limit.is_concurrent() { 0 } else { limit.period_us() });
     hasher.write_u8(u8::from(limit.calendar_months()));
     hasher.write_u64(epoch);
     if let Some(window) = limit.window() {

@@ -3,11 +3,14 @@
 //! The statuses are those of grpc-go. The HTTP status keeps clients of other protocols from taking a gRPC error, whose
 //! usual status is 200, for success. A refused call charges nothing.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request};
 use tonic::Status;
+
+use crate::limit::slot::Holder;
 
 /// Head of a gRPC call.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +19,8 @@ pub struct CallHead<'a> {
     pub headers: &'a HeaderMap,
     /// Time that the caller waits for the response; `None` for a call without `grpc-timeout`.
     pub timeout: Option<Duration>,
+    /// Address of the caller; `None` for a Unix socket.
+    pub peer: Option<IpAddr>,
 }
 
 /// Reason why a request is no valid gRPC call.
@@ -31,6 +36,9 @@ pub enum InvalidCallHead {
     #[error("malformed grpc-timeout: it must be one to eight digits and one of H, M, S, m, u, n")]
     Timeout,
 }
+
+/// Metadata that names the Envoy, in calls and in health checks.
+pub const HOLDER_HEADER: HeaderName = HeaderName::from_static("x-tollkeeper-holder");
 
 static GRPC_TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 
@@ -58,8 +66,17 @@ impl<'a> CallHead<'a> {
         let timeout = headers.get(&GRPC_TIMEOUT_HEADER).map(parse_grpc_timeout);
         match timeout {
             Some(None) => Err(InvalidCallHead::Timeout),
-            timeout => Ok(Self { headers, timeout: timeout.flatten() }),
+            timeout => Ok(Self { headers, timeout: timeout.flatten(), peer: None }),
         }
+    }
+}
+
+impl<'a> CallHead<'a> {
+    /// Envoy that makes the call.
+    pub fn slot_holder(&self) -> Holder<'a> {
+        let named = self.headers.get(HOLDER_HEADER).filter(|name| !name.is_empty());
+        let by_address = || self.peer.map_or(Holder::Unknown, Holder::Address);
+        named.map_or_else(by_address, |name| Holder::Named(name.as_bytes()))
     }
 }
 

@@ -54,7 +54,8 @@ impl AnswerError {
     /// The gRPC code of this error. Envoy treats all but OK alike: its `failure_mode_deny` decides.
     pub const fn grpc_code(&self) -> GrpcCode {
         match self {
-            Self::TooManyDescriptors(_) | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors) => {
+            Self::TooManyDescriptors(_)
+            | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors | DecideError::LiteralFormatter) => {
                 GrpcCode::InvalidArgument
             }
             Self::Undecided(DecideError::NoRules | DecideError::Store) => GrpcCode::Unavailable,

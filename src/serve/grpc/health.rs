@@ -13,6 +13,8 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{self, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use super::call_head::HOLDER_HEADER;
+use super::service::RateLimitService;
 use crate::base::pb::rate_limit_service_server::SERVICE_NAME;
 use crate::serve::health::Health;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -22,6 +24,8 @@ use crate::telemetry::service_metrics::ServiceMetrics;
 pub struct GrpcHealth {
     health: Arc<Health>,
     metrics: Arc<ServiceMetrics>,
+    /// Learns of Envoys that hold slots from their health checks.
+    service: Arc<RateLimitService>,
     /// Status of all known services; `None` once the watch streams are closed.
     status: Arc<watch::Sender<Option<ServingStatus>>>,
 }
@@ -29,10 +33,10 @@ pub struct GrpcHealth {
 const SERVICE_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
 impl GrpcHealth {
-    /// Creates a service that reports `health` and counts its calls in `metrics`.
-    pub fn new(health: Arc<Health>, metrics: Arc<ServiceMetrics>) -> Self {
+    /// Creates a service that reports `health`, counts its calls, and tells the holders of slots to `service`.
+    pub fn new(health: Arc<Health>, service: Arc<RateLimitService>) -> Self {
         let status = Arc::new(watch::Sender::new(Some(serving_status(&health))));
-        Self { health, metrics, status }
+        Self { health, metrics: Arc::clone(&service.decider.metrics), service, status }
     }
 
     /// Sends the current status to all watch streams if it changed.
@@ -80,6 +84,9 @@ impl health_server::Health for GrpcHealth {
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let begun = self.metrics.start_timer();
+        if let Some(holder) = request.metadata().get(HOLDER_HEADER.as_str()).filter(|name| !name.is_empty()) {
+            self.service.decider.store.holders().record_heartbeat(holder.as_bytes(), self.service.clock.now());
+        }
         let answer = match is_known_service(&request) {
             true => Ok(Response::new(build_check_response(serving_status(&self.health)))),
             false => Err(Status::not_found("service not registered")),

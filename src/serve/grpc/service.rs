@@ -31,7 +31,9 @@ use crate::base::pb::{METHOD_NAME, METHOD_PATH, RateLimitRequest, RateLimitRespo
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::decision::{DecideError, DecisionContext};
+use crate::decide::slots::may_release;
 use crate::limit::request::Request;
+use crate::limit::slot::SlotCaller;
 use crate::rules::live::{LiveRules, LoadedRules};
 use crate::store::StoreContext;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
@@ -68,20 +70,40 @@ impl RateLimitMethod {
         B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
     {
         let message = MessageReader::new(call.headers, self.max_message_bytes)?.read_message(body).await?;
-        let decoded: RateLimitRequest;
-        let request = match decode::decode_borrowed_request(&message) {
-            Some(request) => request,
-            None => {
-                decoded = codec::decode_bounded(message.clone())?;
-                decode::convert_request(&decoded)
-            }
-        };
+        let mut decoded = None;
+        let request = decode_message(&message, &mut decoded)?;
+        if !self.answers_immediately() && may_release(&request) {
+            return Box::pin(self.answer_release(call, message.clone())).await;
+        }
         let response = self.service.answer_grpc_call(call, &request).await;
         threads::consume_task_budget(
             message.len() / BYTES_PER_BUDGET_UNIT + request.descriptors.len() / DESCRIPTORS_PER_BUDGET_UNIT,
         );
         Ok(encode_frame(&response?))
     }
+}
+
+impl RateLimitMethod {
+    /// Answers a call that may free a slot, in a task: it is carried out though its caller gives up.
+    async fn answer_release(&self, call: CallHead<'_>, message: Bytes) -> Result<Bytes, Status> {
+        let (service, headers) = (Arc::clone(&self.service), call.headers.clone());
+        let (timeout, peer) = (call.timeout, call.peer);
+        let answer = async move {
+            let mut decoded = None;
+            let request = decode_message(&message, &mut decoded)?;
+            let call = CallHead { headers: &headers, timeout, peer };
+            Ok(encode_frame(&service.answer_grpc_call(call, &request).await?))
+        };
+        tokio::spawn(answer).await.map_err(|error| Status::internal(error.to_string()))?
+    }
+}
+
+/// Decodes a message; `decoded` has the parts that cannot be borrowed from it.
+fn decode_message<'m>(message: &'m Bytes, decoded: &'m mut Option<RateLimitRequest>) -> Result<Request<'m>, Status> {
+    Ok(match decode::decode_borrowed_request(message) {
+        Some(request) => request,
+        None => decode::convert_request(decoded.insert(codec::decode_bounded(message.clone())?)),
+    })
 }
 
 /// Answers requests of every listener.
@@ -106,6 +128,17 @@ const MAX_RESPONSE_DELAY: Duration = Duration::from_secs(3600);
 const STORE_ANSWER_MARGIN: Duration = Duration::from_millis(5);
 /// Time reserved after a delay, so that the response reaches the caller before its deadline.
 const DELAYED_RESPONSE_MARGIN: Duration = Duration::from_millis(2);
+
+/// How a request came.
+#[derive(Clone, Copy)]
+struct CallTerms<'c> {
+    /// Time that the caller waits.
+    deadline: Duration,
+    /// Parent of the decision's span, if the request is sampled.
+    span: Option<&'c Span>,
+    /// Head of a gRPC call.
+    head: Option<CallHead<'c>>,
+}
 
 /// An answer, and the time that it took.
 struct TimedAnswer {
@@ -143,7 +176,8 @@ impl RateLimitService {
         if let Some(span) = &mut span {
             spans::record_call_start(span);
         }
-        let TimedAnswer { answer, took } = self.answer_and_time(request, deadline, span.as_ref()).await;
+        let terms = CallTerms { deadline, span: span.as_ref(), head: Some(head) };
+        let TimedAnswer { answer, took } = self.answer_and_time(request, terms).await;
         if let Some(took) = took {
             self.decider.metrics.calls.observe(took);
         }
@@ -164,18 +198,19 @@ impl RateLimitService {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
-        self.answer_and_time(request, deadline, span).await.answer
+        self.answer_and_time(request, CallTerms { deadline, span, head: None }).await.answer
     }
 
-    async fn answer_and_time(&self, request: &Request<'_>, deadline: Duration, span: Option<&Span>) -> TimedAnswer {
+    async fn answer_and_time(&self, request: &Request<'_>, terms: CallTerms<'_>) -> TimedAnswer {
         let metrics = &self.decider.metrics;
         let begun = metrics.start_timer();
-        let span = span.map(|span| span.span_ref().start_child_span("decide", SpanKind::Internal));
+        let span = terms.span.map(|span| span.span_ref().start_child_span("decide", SpanKind::Internal));
+        let terms = CallTerms { span: span.as_ref(), ..terms };
         let decided = if self.decider.store.is_immediate() {
-            self.decide_synchronously(request, deadline, span.as_ref())
+            self.decide_call_synchronously(request, terms)
         } else {
             // Boxed, so that futures of immediate decisions stay small.
-            Box::pin(self.decide(request, deadline, span.as_ref())).await
+            Box::pin(self.decide_call(request, terms)).await
         };
         let took = begun.map(|begun| begun.elapsed());
         if let Some(took) = took {
@@ -189,7 +224,11 @@ impl RateLimitService {
         }
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
-            spans::record_decision(span, request, &decided, shows_descriptors);
+            let rules = self.rules.current_rules();
+            let separate = |loaded: &LoadedRules| loaded.rules.separate_slots(SlotCaller::default(), request);
+            let separated = rules.as_deref().and_then(|loaded| separate(loaded).unwrap_or_default());
+            let shown = separated.as_deref().map_or(request, |separated| &separated.request);
+            spans::record_decision(span, shown, &decided, shows_descriptors);
         }
         match decided {
             Ok(DelayedResponse { response, delay: Duration::ZERO }) => TimedAnswer { answer: Ok(response), took },
@@ -217,11 +256,18 @@ impl RateLimitService {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
+        self.decide_call_synchronously(request, CallTerms { deadline, span, head: None })
+    }
+
+    fn decide_call_synchronously(
+        &self,
+        request: &Request<'_>,
+        terms: CallTerms<'_>,
+    ) -> Result<DelayedResponse, AnswerError> {
         decode::check_descriptor_count(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.current_rules();
-        let mut context = self.build_decision_context(rules.as_deref(), deadline);
-        context.store.span_ref = span.map(Span::span_ref);
+        let context = self.build_call_context(rules.as_deref(), terms);
         let decision = self.decider.decide_synchronously(context, request)?;
         Ok(DelayedResponse::from_decision(&decision))
     }
@@ -236,11 +282,24 @@ impl RateLimitService {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<DelayedResponse, AnswerError> {
+        self.decide_call(request, CallTerms { deadline, span, head: None }).await
+    }
+
+    async fn decide_call(&self, request: &Request<'_>, terms: CallTerms<'_>) -> Result<DelayedResponse, AnswerError> {
         decode::check_descriptor_count(request)?;
         let rules = self.rules.current_rules_owned();
-        let mut context = self.build_decision_context(rules.as_deref(), deadline);
-        context.store.span_ref = span.map(Span::span_ref);
+        let context = self.build_call_context(rules.as_deref(), terms);
         Ok(DelayedResponse::from_decision(&self.decider.decide(context, request).await?))
+    }
+
+    /// Context of the decision on a call.
+    fn build_call_context<'r>(&self, rules: Option<&'r LoadedRules>, terms: CallTerms<'r>) -> DecisionContext<'r> {
+        let mut context = self.build_decision_context(rules, terms.deadline);
+        context.store.span_ref = terms.span.map(Span::span_ref);
+        if let (Some(head), Some(_)) = (terms.head, context.rules.filter(|rules| rules.has_slots())) {
+            context.slots.holder = head.slot_holder();
+        }
+        context
     }
 
     /// Context of a decision that is due within `deadline` from now: time, rules, deadline of the store, longest delay.
@@ -260,6 +319,7 @@ impl RateLimitService {
                 span_ref: None,
                 charge_times: &[],
             },
+            slots: SlotCaller::default(),
         }
     }
 }

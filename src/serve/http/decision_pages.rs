@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -22,6 +23,9 @@ use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
 use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::traces::Span;
+
+/// Time that reading slots may take.
+const SLOT_SUMMARY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of descriptors, and of entries of all descriptors, that `/explain` accepts.
 const MAX_EXPLAINED_DESCRIPTORS: usize = 100;
@@ -105,12 +109,15 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
     let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let now = context.store.now;
     let counters = service.decider.peek_counters(context, &decode::convert_request(&request)).await;
+    let deadline = Instant::now() + SLOT_SUMMARY_TIMEOUT;
+    let slots = service.decider.explain_slots(context, &decode::convert_request(&request), deadline).await;
     let blocked = service.decider.explain_blocks(context, &decode::convert_request(&request));
     // The search for near misses visits all rules of a level.
     let explain = move || {
         let behaviour = &service.decider.behaviour;
-        let explained =
+        let mut explained =
             Explanation::explain_request(behaviour, &loaded.rules, &decode::convert_request(&request), &counters, now);
+        explained.descriptors.iter_mut().zip(slots).for_each(|(descriptor, slots)| descriptor.slots = slots);
         let source_version = service.rules.source_version().map(|version| version.to_string());
         let region = service.decider.own_region();
         respond_pretty_json(&Explanation { source_version, region, blocked, ..explained })

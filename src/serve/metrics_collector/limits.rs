@@ -23,7 +23,7 @@ pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &m
     emit(build_decision_family(&limits).add_up_equal_labels());
     emit_configured_limits(&service.rules, emit);
     emit(build_overshoot_family(&limits).add_up_equal_labels());
-    for (stat, name, help) in BAN_COUNTERS {
+    for (stat, name, help) in BAN_COUNTERS.into_iter().chain(SLOT_COUNTERS) {
         emit(build_nonzero_family(stat, name, help, &limits).add_up_equal_labels());
     }
     emit(build_unknown_domain_family(registry));
@@ -134,6 +134,27 @@ const BAN_COUNTERS: [(LimitStat, &str, &str); 2] = [
         LimitStat::Bans,
         "tollkeeper_rule_bans_total",
         "Total number of bans that a limit began, or would begin without shadow mode.",
+    ),
+];
+
+/// Counters of slots, with their names and HELP texts.
+const SLOT_COUNTERS: [(LimitStat, &str, &str); 5] = [
+    (LimitStat::SlotsTaken, "tollkeeper_rule_slots_taken_total", "Total number of slots that requests took."),
+    (LimitStat::SlotsFreed, "tollkeeper_rule_slots_freed_total", "Total number of slots that a release freed."),
+    (
+        LimitStat::SeatsExpired,
+        "tollkeeper_rule_seats_expired_total",
+        "Total number of seats that were never released: max_duration was over, or the Envoy was dead.",
+    ),
+    (
+        LimitStat::SlotsBuried,
+        "tollkeeper_rule_slots_buried_total",
+        "Total number of releases without an answer whose slot was unknown, so that it cannot be taken for 15 s.",
+    ),
+    (
+        LimitStat::SlotsOvertaken,
+        "tollkeeper_rule_slots_overtaken_total",
+        "Total number of requests that were rejected because their release came first.",
     ),
 ];
 

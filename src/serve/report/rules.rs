@@ -1,8 +1,9 @@
 //! Report of the decisions of each limit, with findings.
 //!
-//! Five things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
-//! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, and a
-//! default that a limit cannot have. A finding is advice and names what it is based on.
+//! Six things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
+//! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, a
+//! concurrent one whose slots are never released, and a default that a limit cannot have. A finding is advice and names
+//! what it is based on.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;
-use crate::rules::rule::set::{CompiledRule, RuleSet};
+use crate::rules::rule::set::{CompiledLimit, CompiledRule, RuleSet};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 use crate::telemetry::top_keys::{BURST_SECONDS, KEPT_MINUTES, TopKeys, TopKeysSnapshot};
@@ -64,6 +65,8 @@ const MIN_DECISIONS_FOR_KEY_FINDINGS: u64 = 100;
 /// Minimum share of distinct keys per decision for keys that are seen once, in percent: 90 less twice the estimate's
 /// error.
 const MIN_DISTINCT_KEY_PERCENT: u64 = 80;
+/// Minimum number of slots for findings about releases.
+const MIN_SLOTS_FOR_FINDINGS: u64 = 20;
 /// Minimum number of rejected hits for findings about bursts.
 const MIN_REJECTED_HITS_FOR_BURSTS: u64 = 20;
 /// Maximum period for findings about bursts; a limit with a longer period is a budget.
@@ -128,8 +131,36 @@ pub struct LimitReport {
     pub distinct_rejected_keys: u64,
     /// Share of the recently rejected hits that came in bursts, 0 to 1; null if none were rejected.
     pub burst_share: Option<f64>,
+    /// Slots of a concurrent limit; absent of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<SlotCounts>,
     /// Findings.
     pub findings: Vec<LimitFinding>,
+}
+
+/// Slots of a concurrent limit since it was loaded, in this process.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct SlotCounts {
+    /// Slots that requests took.
+    pub taken: u64,
+    /// Slots that releases freed.
+    pub freed: u64,
+    /// Seats that were never released.
+    pub expired_seats: u64,
+    /// Releases that came before their requests.
+    pub buried: u64,
+}
+
+impl SlotCounts {
+    fn of_limit(limit: &CompiledLimit) -> Option<Self> {
+        let count = |stat| limit.stats.counter_value(stat);
+        limit.limit.is_concurrent().then(|| Self {
+            taken: count(LimitStat::SlotsTaken),
+            freed: count(LimitStat::SlotsFreed),
+            expired_seats: count(LimitStat::SeatsExpired),
+            buried: count(LimitStat::SlotsBuried),
+        })
+    }
 }
 
 /// A finding about a limit.
@@ -153,6 +184,8 @@ pub enum LimitFindingKind {
     KeysSeenOnce,
     /// Most rejected hits came in short bursts.
     TokenBucket,
+    /// Slots of a concurrent limit are taken and never released.
+    SlotsNotReleased,
     /// A default of `TOLLKEEPER_RULE_DEFAULTS` was left out.
     DefaultLeftOut,
 }
@@ -293,6 +326,7 @@ impl LimitReport {
             distinct_keys: first.keys.estimate(),
             distinct_rejected_keys: stats.rejected_keys.estimate(),
             burst_share,
+            slots: SlotCounts::of_limit(limit),
             findings: Vec::new(),
         };
         report.findings = report.find_findings(&limit.limit, bursts);
@@ -329,8 +363,19 @@ impl LimitReport {
             (LimitFindingKind::NeverRejected, self.find_never_rejected()),
             (LimitFindingKind::KeysSeenOnce, self.find_keys_seen_once()),
             (LimitFindingKind::TokenBucket, find_bursts(limit, bursts)),
+            (LimitFindingKind::SlotsNotReleased, self.find_slots_not_released()),
         ];
         found.into_iter().filter_map(|(kind, advice)| Some(LimitFinding { kind, advice: advice? })).collect()
+    }
+
+    fn find_slots_not_released(&self) -> Option<String> {
+        let SlotCounts { taken, freed, .. } = self.slots?;
+        (taken >= MIN_SLOTS_FOR_FINDINGS && freed == 0).then(|| {
+            format!(
+                "{taken} slots were taken and none was released: Envoy needs a second rate limit filter in front, with \
+                 apply_on_stream_done and the entry `release`"
+            )
+        })
     }
 
     fn find_never_rejected(&self) -> Option<String> {
@@ -357,7 +402,8 @@ impl LimitReport {
 }
 
 fn find_bursts(limit: &Limit, bursts: BurstStats) -> Option<String> {
-    let has_bucket = limit.algorithm().properties().capacity != CapacityRuleKey::RequestsPerUnit;
+    let has_bucket =
+        limit.is_concurrent() || limit.algorithm().properties().capacity != CapacityRuleKey::RequestsPerUnit;
     let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;
     let is_mostly_bursts = bursts.rejected >= MIN_REJECTED_HITS_FOR_BURSTS && bursts.in_bursts * 2 >= bursts.rejected;
     (!has_bucket && is_short && is_mostly_bursts).then(|| {

@@ -248,6 +248,7 @@ async fn answer_request(
             return;
         }
     };
+    let peer = connection.peer.map(|peer| peer.ip());
     let mut buffered = BufferedBytes::new(connection);
     if let Err(limit) = buffered.add_bytes(shrink_head(&mut head)) {
         buffered.connection().record_refusal(limit);
@@ -256,7 +257,7 @@ async fn answer_request(
     }
     let mut body = RequestBody::new(body, buffered, server.message_timeout);
     let call = match (CallHead::parse(&head), &admitted) {
-        (Ok(call), _) => call,
+        (Ok(call), _) => CallHead { peer, ..call },
         (Err(_), Admitted::ImmediateProbe) => return,
         (Err(invalid), _) => return Box::pin(refuse_call(invalid, body, sender)).await,
     };

@@ -115,7 +115,8 @@ impl RedisCallSender {
         let sent = Instant::now();
         let requested = charges.len();
         // Leases do not concern a call that only charges strict counters.
-        let has_refund = charges.iter().any(|charge| matches!(charge.request.hits, Hits::Refund(_)));
+        let is_refund = |charge: &OwnedCharge| charge.slot.is_none() && matches!(charge.request.hits, Hits::Refund(_));
+        let has_refund = charges.iter().any(is_refund);
         let local_admission = (call.eventual.is_some() || has_refund).then_some(&self.local_admission);
         let lease_hits = local_admission.map_or(0, |local| local.lease_size(call, sent));
         if lease_hits > 0 {
@@ -284,6 +285,7 @@ struct WaitingCharge {
 
 /// Role of a request in the calls on a counter.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large variant is the common one; a box would cost an allocation")]
 pub(super) enum CallRole {
     /// Sends these charges by [`RedisCallSender::lead_call`] or [`RedisCallSender::spawn_call`], which serve followers.
     Leader(ChargeBatch),

@@ -55,6 +55,7 @@ fn windows_until_end(limit: &Limit) -> u64 {
         CountingMethod::TokenBucket
         | CountingMethod::LeakyBucket
         | CountingMethod::SlidingWindowLog
+        | CountingMethod::Slots
         | CountingMethod::RegionWindow
         | CountingMethod::RegionBucket => 0,
     }

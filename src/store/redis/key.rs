@@ -128,7 +128,9 @@ impl KeyScheme {
                 u128::from(start_s).wrapping_mul(BIT_SPREAD_MULTIPLIER)
             }
         };
-        CounterId { counters: charge.path_hash ^ tags ^ window, path: charge.path_hash }
+        // A call concerns one slot: charges of others are neither joined nor delayed.
+        let slot = charge.slot.map_or(0, |slot| slot.id.0 ^ (u128::from(slot.token.0) << 64 | slot.action as u128));
+        CounterId { counters: charge.path_hash ^ tags ^ window ^ slot, path: charge.path_hash }
     }
 
     /// Selects the command that counts a charge. The format of envoyproxy/ratelimit has keys for some limits only; all
@@ -388,6 +390,9 @@ fn push_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
     let limit = counter.limit;
     key.extend_from_slice(if limit.is_counted_in_region() { REGION_MARK } else { b":" });
     key.extend_from_slice(limit.algorithm().name().as_bytes());
+    if limit.is_concurrent() {
+        return push_epoch(key, counter.epoch);
+    }
     if let Some(window) = limit.window() {
         key.push(b':');
         key.extend_from_slice(window.identity().as_bytes());

@@ -54,6 +54,8 @@ pub(super) struct PreparedCall {
     pub(super) eventual: Option<EventualCounters>,
     /// Additions for global limits; `None` if no limit is global.
     pub(super) global_limits: Option<GlobalLimitHooks>,
+    /// Slot of the only charge, as `lua/slots.lua` takes it; `None` if no limit is concurrent.
+    pub(super) slot: Option<Bytes>,
     /// Requests that the call serves, if they are sampled.
     pub(super) span_refs: Vec<SpanRef>,
 }
@@ -91,6 +93,7 @@ impl PreparedCall {
                 let is_mergeable = charges.len() <= MAX_MERGED_CHARGES && !self.client_clock;
                 let sending = if is_mergeable { ScriptSendMode::Mergeable } else { ScriptSendMode::Separate };
                 let call = ScriptCall::new(ScriptCommand { script, keys }, arguments, leases, sending);
+                let call = ScriptCall { slot: self.slot.as_ref(), ..call };
                 CallAttempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
             CountCommand::Incrby(window) => {
@@ -244,6 +247,8 @@ struct ScriptCall<'a> {
     leases: Option<LeaseWords>,
     /// Only for global limits.
     view: Option<EncodedGlobalView>,
+    /// Only for concurrent limits.
+    slot: Option<&'a Bytes>,
     sending: ScriptSendMode,
 }
 
@@ -283,7 +288,7 @@ impl<'a> ScriptCall<'a> {
         let ScriptCommand { script, keys } = command;
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.encode() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
-        Self { script, keys, key_count, arguments, leases, view: None, sending }
+        Self { script, keys, key_count, arguments, leases, view: None, slot: None, sending }
     }
 
     /// Makes the call at the current node, and repeats its charges on the states in the reply.
@@ -357,6 +362,11 @@ impl<'a> ScriptCall<'a> {
                 words.push(b"");
             }
             words.push(&word.argument);
+        }
+        if let Some(slot) = self.slot {
+            let given = usize::from(self.leases.is_some()).max(2 * usize::from(self.view.is_some()));
+            words.extend([b"" as &[u8]; 2].into_iter().skip(given));
+            words.push(slot);
         }
         words
     }

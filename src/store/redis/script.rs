@@ -28,8 +28,10 @@ use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::hold::{CounterHold, can_be_held};
 use crate::limit::request::Hits;
+use crate::limit::slot::{SlotAction, SlotUse};
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::connection::Script;
+use crate::store::holders::HolderTable;
 
 /// Files of parts that any algorithm may use.
 const SHARED_LUA_FILES: [&str; 5] = [
@@ -73,7 +75,7 @@ pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMe
     for counting in countings.map(Into::into) {
         (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
     }
-    if keys == 1 {
+    if keys == 1 && first != CountingMethod::Slots {
         SINGLE_COUNTER_SCRIPTS[first as usize].get_or_init(|| compose_single_counter_script(first))
     } else {
         let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
@@ -140,6 +142,9 @@ define_scripts! {
     global_members_script = "regions/global_members", expand_with_shared_parts;
     /// Returns the script that the health check of the global Redis runs.
     global_probe_script = "regions/global_probe", expand_with_shared_parts;
+    /// Returns the script that shares heartbeats of holders; `holder_exchange` encodes its argument and decodes its
+    /// reply.
+    holders_script = "holders", expand_with_shared_parts;
     /// Returns the script that charges and refunds a counter in the key format of envoyproxy/ratelimit.
     window_charges_script = "window_charges", expand_without_parts;
 }
@@ -294,6 +299,23 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
     encoder.0.into()
 }
 
+/// Encodes the slot of a call, with the holders that are dead: an argument that `lua/slots.lua` documents.
+pub fn encode_slot(slot: &SlotUse, holders: &HolderTable, now: Time) -> Bytes {
+    let SlotUse { id, token, holder, action } = *slot;
+    let action = match action {
+        SlotAction::Acquire => 1,
+        SlotAction::Release | SlotAction::ReleaseRejected => 2,
+        SlotAction::ReleaseUnanswered => 3,
+    };
+    let mut argument = BytesMut::with_capacity(33);
+    argument.put_u128_le(id.0);
+    argument.put_u64_le(token.0);
+    argument.put_u64_le(holder.0);
+    argument.put_u8(action);
+    argument.put_slice(&holders.dead_in_script_form(now));
+    argument.freeze()
+}
+
 /// Appends a time in microseconds, or -1 for the server's own time, to an argument of numbers.
 pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
     argument.put_i64_le(time.and_then(|time| i64::try_from(time.as_micros()).ok()).unwrap_or(-1));
@@ -444,6 +466,9 @@ pub fn replay_charges(
         }
         let mut state = state.read_ban(&counter.limit, &mut reader)?;
         context.view.inspect(|view| state.set_global_view(view));
+        if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_deref()) {
+            state.set_slot_use(slot);
+        }
         states.push(state);
     }
     let lent = if context.has_leases { reader.read_number()? } else { 0 };

@@ -50,6 +50,16 @@ pub enum LimitStat {
     Banned,
     /// Bans that the limit began, in shadow mode too.
     Bans,
+    /// Slots that requests took.
+    SlotsTaken,
+    /// Slots that releases freed.
+    SlotsFreed,
+    /// Releases that came before their requests.
+    SlotsBuried,
+    /// Requests that came after their releases.
+    SlotsOvertaken,
+    /// Seats that were not released: their slots expired, or their holders died.
+    SeatsExpired,
     /// Descriptors of the domain that matched no rule; only in the statistics of a domain's other limits.
     Unmatched,
 }

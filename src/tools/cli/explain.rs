@@ -16,7 +16,8 @@ use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{
-    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, Explanation,
+    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, ExplainedSlots,
+    Explanation,
 };
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
@@ -159,6 +160,23 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
         }
     }
     descriptor.limits.iter().for_each(|limit| append_limit_text(page, limit, has_counters));
+    descriptor.slots.iter().for_each(|slots| append_slots_text(page, slots));
+}
+
+fn append_slots_text(page: &mut String, explained: &ExplainedSlots) {
+    let ExplainedSlots { slots, seats, first_end_s, tombstones, holders, partial } = explained;
+    let more = if *partial { " or more" } else { "" };
+    let _ = write!(page, "     {slots}{more} slots in use, {seats} seats");
+    if let Some(first_end_s) = first_end_s {
+        let _ = write!(page, "; without a release the first ends in {first_end_s} s");
+    }
+    if *tombstones > 0 {
+        let _ = write!(page, "; {tombstones} releases came before their requests");
+    }
+    page.push('\n');
+    for holder in holders {
+        let _ = writeln!(page, "       {} slots of {}", holder.slots, escape_and_shorten(&holder.holder));
+    }
 }
 
 fn append_step_text(page: &mut String, step: &ExplainedEntryMatch) {

@@ -68,6 +68,8 @@ enum FindingFilter {
     KeysSeenOnce,
     /// It mostly rejects short bursts
     TokenBucket,
+    /// Its slots are taken and never released
+    SlotsNotReleased,
 }
 
 pub(super) const HELP: &str = "\

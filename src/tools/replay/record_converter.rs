@@ -16,7 +16,7 @@ use crate::decide::log::convert::hits_from_number;
 use crate::decide::log::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decide::log::reader::RecordReader;
 use crate::decide::log::record::{
-    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordText, RecordedVerdict,
+    DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordText, RecordedVerdict, SlotRecord,
 };
 use crate::decide::log::recorded_rules;
 use crate::limit::period::Period;
@@ -251,6 +251,7 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     let deciding = record.limits.iter().filter(|limit| !limit.candidate);
     descriptor.admitted = deciding.filter_map(|limit| Some(limit.result?.admitted)).collect();
     descriptor.plan = recorded_plan(record);
+    descriptor.slot = record.slot.as_ref().and_then(SlotRecord::to_use);
     request.push_descriptor(descriptor);
     let entries = record.entries.iter().map(decode_entry).collect::<Result<Option<SmallVec<[_; 4]>>, String>>()?;
     // Without entries it matches no rule.

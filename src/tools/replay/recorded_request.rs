@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
+use crate::limit::slot::SlotUse;
 use crate::rules::plan_table::row::OwnLimit;
 use crate::rules::rule::set::RuleSet;
 
@@ -59,6 +60,8 @@ pub struct RecordedDescriptor {
     pub admitted: SmallVec<[bool; 8]>,
     /// Plan that a table chose.
     pub plan: Option<RecordedPlan>,
+    /// Slot that it took or freed, if its rule had a concurrent limit.
+    pub slot: Option<SlotUse>,
     entries_end: usize,
 }
 
@@ -81,6 +84,7 @@ impl RecordedDescriptor {
             is_sampled: true,
             admitted: SmallVec::new(),
             plan: None,
+            slot: None,
             entries_end: 0,
         }
     }
@@ -134,6 +138,14 @@ impl RecordedRequest {
             }
         });
         Request { domain: &self.domain, descriptors: descriptors.collect(), hits_addend: 0 }
+    }
+
+    /// Slots, one for each descriptor; empty if no rule had a concurrent limit.
+    pub fn slot_uses(&self) -> SmallVec<[SlotUse; 2]> {
+        if self.descriptors.iter().all(|descriptor| descriptor.slot.is_none()) {
+            return SmallVec::new();
+        }
+        self.descriptors.iter().map(|descriptor| descriptor.slot.unwrap_or_else(SlotUse::unnamed)).collect()
     }
 
     /// Times of the charges, one for each descriptor; empty if all are at the arrival.

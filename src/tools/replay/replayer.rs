@@ -13,6 +13,7 @@ use crate::decide::Decider;
 use crate::decide::decision::{Decision, DecisionContext};
 use crate::decide::results::DescriptorResults;
 use crate::limit::request::Request;
+use crate::limit::slot::SlotCaller;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;
@@ -218,11 +219,12 @@ impl Replayer {
         rules.into_iter().for_each(|rules| set_recorded_plans(rules, recorded, request));
         let counters = process.own.as_deref_mut().unwrap_or(shared);
         counters.adopt_decision_settings(&process.behaviour);
-        let charge_times = recorded.charge_times();
+        let (charge_times, slots) = (recorded.charge_times(), recorded.slot_uses());
         let context = DecisionContext {
             rules,
             max_delay_us: recorded.max_delay_us,
             store: StoreContext { now: recorded.arrival, deadline: None, span_ref: None, charge_times: &charge_times },
+            slots: SlotCaller { recorded: &slots, ..SlotCaller::default() },
         };
         let answer = match counters.decider.decide_with_results(context, request, observe) {
             Ok(decision) => {

@@ -135,6 +135,7 @@ impl Model {
     fn shown(&self, limit: &Limit, now: i128) -> i128 {
         let (live_state, at) = self.live_state(limit, now);
         match limit.algorithm() {
+            Algorithm::Concurrent => unreachable!("slots have a model of their own"),
             Algorithm::TokenBucket | Algorithm::LeakyBucket => live_state.used_at(limit, at).ceil(),
             Algorithm::FixedWindow => live_state.in_window(window(limit, at).0),
             Algorithm::SlidingWindowLog => {
@@ -173,6 +174,7 @@ impl Model {
 
     fn count_hits(&mut self, limit: &Limit, at: i128, hits: i128) {
         match limit.algorithm() {
+            Algorithm::Concurrent => unreachable!("slots have a model of their own"),
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
                 self.promised = self.used;
                 self.used = self.used.plus(Ratio::whole(hits));
@@ -190,6 +192,7 @@ impl Model {
     fn charge_rejected(&mut self, limit: &Limit, at: i128, hits: i128) {
         let max_used = i128::from(limit.capacity()) + i128::from(limit.requests_per_unit());
         match limit.algorithm() {
+            Algorithm::Concurrent => unreachable!("slots have a model of their own"),
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
                 self.used = self.used.max(Ratio::whole(max_used).min(self.used.plus(Ratio::whole(hits))));
             }
@@ -208,6 +211,7 @@ impl Model {
 
     fn refund(&mut self, limit: &Limit, at: i128, hits: i128, lent: i128) {
         match limit.algorithm() {
+            Algorithm::Concurrent => unreachable!("slots have a model of their own"),
             Algorithm::TokenBucket => {
                 self.used = self.used.min(Ratio::whole(lent)).max(self.used.minus(Ratio::whole(hits)));
             }

@@ -173,6 +173,7 @@ fn last_of(state: &State) -> Time {
         State::RegionWindow(state) => state.last,
         State::RegionBucket(state) => state.last,
         State::CalendarWindow(state) => state.last,
+        State::Slots(state) => state.last,
         State::WithBan(state) => last_of(&state.counter),
     }
 }
@@ -231,6 +232,7 @@ fn state(algorithm: Algorithm, period_us: u64) -> BoxedStrategy<State> {
     let count = prop_oneof![0..10_u64, Just(MAX_COUNT), 0..=MAX_COUNT, Just(u64::from(u32::MAX))].boxed();
     let part = 0..period_us;
     match algorithm {
+        Algorithm::Concurrent => unreachable!("slots have a model of their own"),
         Algorithm::TokenBucket => (count, part, any_time())
             .prop_map(|(used, part, last)| State::TokenBucket(token_bucket::State { used, part, last }))
             .boxed(),

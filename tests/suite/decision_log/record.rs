@@ -12,14 +12,25 @@ use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
     BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedCountRecord, EntryRecord,
     FORMAT_VERSION, GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord,
+    SlotRecord,
 };
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::StorePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::request::{Entry, Hits, LimitOverride};
+use tollkeeper::limit::slot::SlotChange;
 
 use super::schema::assert_valid;
+
+fn full_slot() -> SlotRecord<'static> {
+    SlotRecord {
+        action: "acquire".into(),
+        id: "0123456789abcdef0123456789abcdef".into(),
+        token: "0123456789abcdef".into(),
+        holder: "fedcba9876543210".into(),
+    }
+}
 
 /// A decision with every field set.
 pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
@@ -34,6 +45,8 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         retry_after_us: Some(8),
         delay_us: 9,
         banned_us: 10,
+        slot: SlotChange::Taken,
+        expired_seats: 11,
     };
     let limit = LimitRecord {
         name: "daily".into(),
@@ -75,6 +88,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         reason: Some("timeout".into()),
         block: Some(BlockRecord { key: "us\"er".into(), until_us: 2, reason: "abuse".into() }),
         now_us: Some(1),
+        slot: Some(full_slot()),
         verdict: RecordedVerdict::Shadow,
     };
     DecisionRecord {
@@ -217,6 +231,8 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
             retry_after_us: None,
             delay_us: 0,
             banned_us: 0,
+            slot: SlotChange::None,
+            expired_seats: 0,
         }),
     };
     let bare = LimitRecord { result: None, ..limit.clone() };
@@ -233,6 +249,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         reason: None,
         block: None,
         now_us: None,
+        slot: None,
         verdict: RecordedVerdict::OverLimit,
     };
     let empty = DescriptorRecord {

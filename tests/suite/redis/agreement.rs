@@ -152,7 +152,10 @@ impl Step {
         let until = self.until.filter(|_| matches!(request.hits, Hits::Refund(_)));
         let until =
             until.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)).min(LAST_TIME));
-        std::iter::repeat_n(OwnedCharge { counters, request, dry_run: self.dry_run, void_from: until }, self.times)
+        std::iter::repeat_n(
+            OwnedCharge { counters, request, dry_run: self.dry_run, void_from: until, slot: None },
+            self.times,
+        )
     }
 }
 
@@ -309,6 +312,7 @@ fn last(state: &State) -> Time {
         State::RegionWindow(state) => state.last,
         State::RegionBucket(state) => state.last,
         State::CalendarWindow(state) => state.last,
+        State::Slots(state) => state.last,
         State::WithBan(state) => last(&state.counter),
     }
 }
@@ -522,7 +526,9 @@ impl Redis {
                 let (current, previous) = (at(1), at(2));
                 (State::SlidingWindowCounter(sliding_window_counter::State { current, previous, last }), 3)
             }
-            Algorithm::SlidingWindowLog => unreachable!("it is read above"),
+            Algorithm::SlidingWindowLog | Algorithm::Concurrent => {
+                unreachable!("it is read above, or not compared here")
+            }
         };
         assert_eq!(words.len(), length);
         Some(state)
@@ -622,6 +628,7 @@ fn textbook_cases_hold_in_redis() {
                 request,
                 dry_run: false,
                 void_from: None,
+                slot: None,
             }];
             let mut outcome = redis.call(keys, &charges, Some(now)).unwrap();
             redis.lives(keys);
@@ -647,6 +654,7 @@ fn hit(counters: &[OwnedCounter]) -> OwnedCharge {
         request: ChargeRequest::new(Hits::Charge(1), u64::MAX),
         dry_run: false,
         void_from: None,
+        slot: None,
     }
 }
 

@@ -74,7 +74,13 @@ impl Counters {
             quota: self.quotas && limit.requests_per_unit() < 10,
             tag: 3,
         };
-        OwnedCharge { counters: self.limits.iter().map(counted).collect(), request, dry_run: false, void_from: None }
+        OwnedCharge {
+            counters: self.limits.iter().map(counted).collect(),
+            request,
+            dry_run: false,
+            void_from: None,
+            slot: None,
+        }
     }
 
     /// Result of the store for a charge, at a time in microseconds.

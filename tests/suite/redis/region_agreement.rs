@@ -225,7 +225,7 @@ impl Step {
         let void_from = self.void_from_us.filter(|_| matches!(hits, Hits::Refund(_)));
         let void_from = void_from.map(|off| Time::from_micros(now.as_micros().saturating_add_signed(off).max(1)));
         let request = ChargeRequest::new(hits, 0);
-        std::iter::repeat_n(OwnedCharge { counters, request, dry_run: self.dry_run, void_from }, self.times)
+        std::iter::repeat_n(OwnedCharge { counters, request, dry_run: self.dry_run, void_from, slot: None }, self.times)
     }
 }
 

@@ -13,6 +13,7 @@ use tollkeeper::limit::algorithm::{Algorithm, RejectedHitsPolicy};
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
+use tollkeeper::limit::slot::SlotChange;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::tools::why::rejection::{RejectingLimit, Remedy};
 
@@ -99,6 +100,8 @@ impl RejectedCharge<'_> {
                 retry_after_us,
                 delay_us,
                 banned_us: 0,
+                slot: SlotChange::None,
+                expired_seats: 0,
             }),
         };
         let descriptor = DescriptorRecord {
@@ -114,6 +117,7 @@ impl RejectedCharge<'_> {
             reason: None,
             block: None,
             now_us: None,
+            slot: None,
             verdict: RecordedVerdict::OverLimit,
         };
         let decision = DecisionRecord {

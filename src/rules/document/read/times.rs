@@ -1,8 +1,9 @@
-//! Reads the keys of a limit that concern time: `window`, `ban`, `active`.
+//! Reads the keys of a limit that concern time: `window`, `ban`, `max_duration`, `active`.
 
 use crate::limit::active::{ActiveSpec, Weekdays};
 use crate::limit::ban::Ban;
 use crate::limit::calendar::{TimeOfDay, Weekday, Zone};
+use crate::limit::period::Period;
 use crate::limit::window::{MonthLength, WindowSpec};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, Field, FieldPath};
@@ -73,6 +74,22 @@ impl DocumentReader<'_> {
         let parse = |scalar: &Scalar<'_>| match parse_duration_us(scalar.text())? {
             0 => Err(InvalidValue { message: "a `ban` of 0".to_owned(), hint: "remove it".to_owned() }),
             length_us => Ok(length_us),
+        };
+        self.read_parsed_scalar(field, parse, field_path)
+    }
+
+    /// Reads `max_duration`: whole seconds, because keys of counters and metrics name it so.
+    pub(super) fn read_max_duration(
+        &mut self,
+        field: &Field<'_, '_>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<u64>> {
+        let parse = |scalar: &Scalar<'_>| {
+            let duration_us = parse_duration_us(scalar.text())?;
+            Period::from_micros(duration_us).map(|_| duration_us).ok_or_else(|| InvalidValue {
+                message: format!("a `max_duration` of {}", scalar.text()),
+                hint: "write whole seconds, from 1s to 366 days, such as 10m".to_owned(),
+            })
         };
         self.read_parsed_scalar(field, parse, field_path)
     }

@@ -77,7 +77,7 @@ pub(super) fn check(limit: &Limit, uses: &[Use], adjustments: &[(u64, Adjustment
             expect("charged beyond what comes back", beyond_the_rate(limit, &charged), capacity + overshoot / 2)?;
             (in_a_span(limit, uses), capacity + max + overshoot)
         }
-        Algorithm::LeakyBucket => unreachable!("it is never eventual"),
+        Algorithm::LeakyBucket | Algorithm::Concurrent => unreachable!("it is never eventual"),
     };
     expect("admitted altogether", total, promised)?;
     let over = |hits: i128| hits as f64 / max.max(1) as f64;

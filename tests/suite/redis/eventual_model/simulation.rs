@@ -396,8 +396,13 @@ impl<'p> World<'p> {
         let left = it.eventual.end_lease(it.descriptors[key].id, ticket.serial).saturating_sub(ticket.refilled);
         let Some(until) = ticket.void_from.filter(|_| left > 0) else { return };
         let request = ChargeRequest::new(Hits::Refund(left), 0);
-        let command =
-            OwnedCharge { counters: self.plan.keys[key].clone(), request, dry_run: false, void_from: Some(until) };
+        let command = OwnedCharge {
+            counters: self.plan.keys[key].clone(),
+            request,
+            dry_run: false,
+            void_from: Some(until),
+            slot: None,
+        };
         self.outcome.calls += 1;
         self.outcome.returns += 1;
         let own = smallvec![OwnLease { lease: ticket.recorded, done: ticket.recorded.hits }];

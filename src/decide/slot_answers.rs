@@ -1,0 +1,106 @@
+//! What the answer to a request says of its slot, and what a rejection gives back.
+//!
+//! A call that is rejected by a limit of another descriptor gives back the slots that it took: its answer says `-`, so
+//! Envoy will not.
+
+use super::Decider;
+use super::decision::{DecideError, Decision, DecisionContext};
+use super::outcome::DescriptorOutcome;
+use super::selection::{RequestWithSelections, Selection};
+use crate::limit::charge::Charge;
+use crate::limit::request::{Hits, Request};
+use crate::limit::slot::{REJECTED_TOKEN, SlotAction, SlotChange, SlotUse, TokenText};
+use crate::store::charge::{DeferredOutcomes, spawn_outcome_handler};
+
+/// Key of the dynamic metadata that has the token.
+const METADATA_KEY: &str = "slot";
+
+impl Decider {
+    /// Records the caller of a request that uses slots, as a sign of life.
+    pub(super) fn record_slot_holder(&self, context: DecisionContext<'_>, selections: &[Selection<'_>]) {
+        if let Some(slot) = selections.iter().find_map(|selection| selection.slot.as_ref()) {
+            self.store.holders().record_call(slot.holder, &context.slots.holder.name(), context.store.now);
+        }
+    }
+
+    /// Puts the token of the slots that a request took into the metadata of its answer, and gives them back if the
+    /// answer is a rejection.
+    #[cold]
+    pub(super) fn finish_slots<'r>(
+        &'r self,
+        context: DecisionContext<'r>,
+        selected: RequestWithSelections<'_, 'r, '_>,
+        outcomes: &[DescriptorOutcome],
+        decided: &mut Result<Decision<'r>, DecideError>,
+    ) {
+        let Ok(decision) = decided else { return };
+        let mut uses = selected.selections.iter().filter_map(|selection| selection.slot);
+        let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
+        let token = match decision.over_limit {
+            true => REJECTED_TOKEN.to_owned(),
+            false => TokenText { id: slot.id, token: slot.token }.to_string(),
+        };
+        decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into());
+        if decision.over_limit {
+            self.give_back_slots(context, selected, outcomes);
+        }
+    }
+
+    /// Tells in the metadata of a rejection by a block that the request has no slot.
+    pub(super) fn tell_that_no_slot_was_taken(
+        &self,
+        context: DecisionContext<'_>,
+        request: &Request<'_>,
+        decision: &mut Decision<'_>,
+    ) {
+        if context.rules.and_then(|rules| rules.domain(request.domain)).is_some_and(|domain| domain.has_slots) {
+            decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), REJECTED_TOKEN.into());
+        }
+    }
+
+    /// Frees the slots that a rejected request took.
+    fn give_back_slots(
+        &self,
+        context: DecisionContext<'_>,
+        selected: RequestWithSelections<'_, '_, '_>,
+        outcomes: &[DescriptorOutcome],
+    ) {
+        let RequestWithSelections { request, selections } = selected;
+        let took_slot = |outcome: &DescriptorOutcome, selection: &Selection<'_>| {
+            let mut results = (0..selection.limits.len()).filter_map(|index| outcome.limit_result(index));
+            results.any(|result| matches!(result.slot, SlotChange::Taken | SlotChange::Renewed))
+        };
+        let releases: Vec<Option<SlotUse>> = selections
+            .iter()
+            .map(|selection| selection.slot.map(|slot| SlotUse { action: SlotAction::Release, ..slot }))
+            .collect();
+        let mut charges: Vec<(usize, Charge<'_>)> = Vec::new();
+        for (index, (selection, release)) in selections.iter().zip(&releases).enumerate() {
+            let Some(release) = release else { continue };
+            let deciding = selection.build_charge(request, index, 0);
+            let deciding = deciding.filter(|_| took_slot(&outcomes[index], selection));
+            let candidates =
+                (0..selection.candidates.len()).map(|at| selection.build_candidate_charge(request, index, at, 0));
+            for mut charge in deciding.into_iter().chain(candidates) {
+                charge.counters.retain(|counter| counter.limit.is_concurrent());
+                (charge.request.hits, charge.slot) = (Hits::Refund(1), Some(release));
+                if !charge.counters.is_empty() {
+                    charges.push((index, charge));
+                }
+            }
+        }
+        if charges.is_empty() {
+            return;
+        }
+        // A slot of a local policy is in the fallback.
+        for (index, charge) in &charges {
+            if matches!(outcomes[*index], DescriptorOutcome::Failed(_)) {
+                self.store.charge_fallback(charge, context.store.now);
+            }
+        }
+        match self.store.charge_deferred(&charges, context.store) {
+            DeferredOutcomes::Ready(_) => {}
+            DeferredOutcomes::Pending(pending) => spawn_outcome_handler(pending, |_outcomes| ()),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Slots in a request: trailing entries `slot` and `release` identify a stream, and are not matched.
+//!
+//! In a domain with a `concurrent` limit they are taken off before anything else sees the request, so they are in no
+//! metric, key or log. A descriptor with `release` frees the slots of its concurrent limits and charges nothing else.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::decision::{DecideError, DecisionContext};
+use crate::limit::request::{Entry, Hits, Request};
+use crate::limit::slot::{
+    HolderId, RELEASE_KEY, ReleaseValue, SLOT_KEY, SlotAction, SlotCaller, SlotId, SlotToken, SlotUse, TokenText,
+};
+use crate::rules::rule::set::RuleSet;
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// Shortest time between two equal log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A request without its entries `slot` and `release`, and what they say.
+#[derive(Debug)]
+pub struct SeparatedRequest<'m> {
+    /// The request as it is matched. Releases have the hits of a refund.
+    pub request: Request<'m>,
+    /// Use of a slot by each descriptor.
+    pub(super) uses: SlotUses,
+}
+
+/// Use of a slot by each descriptor; empty in a domain without concurrent limits.
+pub(super) type SlotUses = SmallVec<[SlotUse; 2]>;
+
+/// Uses of a request in a domain without concurrent limits.
+static NO_USES: SlotUses = SlotUses::new_const();
+
+impl<'m> SeparatedRequest<'m> {
+    /// The request as it is matched, and its uses of slots: `whole` and none if nothing was separated.
+    pub(super) fn parts_or<'a>(
+        separated: Option<&'a Self>,
+        whole: &'a Request<'m>,
+    ) -> (&'a Request<'m>, &'a [SlotUse]) {
+        separated.map_or((whole, &*NO_USES), |separated| (&separated.request, &separated.uses))
+    }
+
+    /// Returns true if all descriptors free slots.
+    pub(super) fn is_release(&self) -> bool {
+        self.uses.iter().all(|slot| slot.action.is_release())
+    }
+}
+
+/// Returns true if an entry is one of those that identify a stream.
+fn is_slot_entry(entry: &Entry<'_>) -> bool {
+    entry.key == SLOT_KEY || entry.key == RELEASE_KEY
+}
+
+/// Returns true if a request may free a slot: such a call is carried out though its caller gives up.
+pub fn may_release(request: &Request<'_>) -> bool {
+    request.descriptors.iter().any(|descriptor| descriptor.entries.last().is_some_and(|last| last.key == RELEASE_KEY))
+}
+
+impl RuleSet {
+    /// Takes the entries `slot` and `release` off a request; `None` in a domain without concurrent limits.
+    ///
+    /// # Errors
+    /// A value is a formatter that Envoy sent as text.
+    pub fn separate_slots<'m>(
+        &self,
+        caller: SlotCaller<'_>,
+        request: &Request<'m>,
+    ) -> Result<Option<Box<SeparatedRequest<'m>>>, DecideError> {
+        if !self.has_slots() || !self.domain(request.domain).is_some_and(|domain| domain.has_slots) {
+            return Ok(None);
+        }
+        let mut separated = Box::new(SeparatedRequest { request: request.clone(), uses: SmallVec::new() });
+        if caller.recorded.len() == request.descriptors.len() {
+            separated.uses.extend(caller.recorded.iter().copied());
+            return Ok(Some(separated));
+        }
+        let holder = HolderId::from_name(&caller.holder.name());
+        let (token, unnamed) = (SlotToken::random(), SlotId::random());
+        for descriptor in &mut separated.request.descriptors {
+            let own = descriptor.entries.iter().rev().take_while(|entry| is_slot_entry(entry)).count();
+            let own: SmallVec<[Entry<'m>; 4]> = descriptor.entries.drain(descriptor.entries.len() - own..).collect();
+            if own.iter().any(|entry| entry.value.starts_with(b"%")) {
+                return Err(DecideError::LiteralFormatter);
+            }
+            let release =
+                own.iter().find(|entry| entry.key == RELEASE_KEY).map(|entry| ReleaseValue::parse(entry.value));
+            let mut values = own.iter().filter(|entry| entry.key == SLOT_KEY).map(|entry| entry.value).peekable();
+            let named = values.peek().is_some().then(|| SlotId::from_values(holder, values));
+            let (id, token, action) = match release {
+                None => (unnamed, token, SlotAction::Acquire),
+                Some(ReleaseValue::Admitted(TokenText { id, token })) => (id, token, SlotAction::Release),
+                Some(ReleaseValue::Unanswered) if named.is_some() => {
+                    (unnamed, SlotToken::default(), SlotAction::ReleaseUnanswered)
+                }
+                // Without entries `slot` nothing says which slot it is.
+                Some(ReleaseValue::Unanswered | ReleaseValue::Rejected) => {
+                    (unnamed, SlotToken::default(), SlotAction::ReleaseRejected)
+                }
+            };
+            if action.is_release() {
+                descriptor.hits = Hits::Refund(1);
+            }
+            separated.uses.push(SlotUse { id: named.unwrap_or(id), token, holder, action });
+        }
+        Ok(Some(separated))
+    }
+}
+
+/// Logs that Envoy sends formatters as text.
+pub(super) fn warn_about_literal_formatter(context: DecisionContext<'_>, request: &Request<'_>) {
+    static LITERAL_FORMATTER: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    if let Some(suppressed) = LITERAL_FORMATTER.allow(context.store.now) {
+        tracing::warn!(domain = request.domain, suppressed, "call refused: {}", DecideError::LiteralFormatter);
+    }
+}

@@ -1,0 +1,168 @@
+//! slots: requests at once. The state is what one request sees of the table of slots.
+//!
+//! A table can have a million slots, so no state has them all: a [`State`] is the number of seats in use, and the slot
+//! of the request itself. The store that has the table makes one, the algorithm changes it, and the store writes what
+//! changed. The same arithmetic serves both stores.
+//!
+//! - A request whose slot exists passes at the limit too: it is a retried call, or an internal redirect of its stream.
+//! - A release frees the slot if it brings the slot's newest token, or if Envoy saw no answer; then a slot that does
+//!   not exist is *buried*, so that the request that was overtaken cannot take it.
+
+use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult};
+use crate::limit::request::Hits;
+use crate::limit::slot::{RETRY_AFTER_US, SlotAction, SlotChange, SlotToken, SlotUse};
+
+/// Slot of a request in the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OwnSlot {
+    /// It is not there.
+    #[default]
+    Absent,
+    /// It is taken.
+    Held {
+        /// Token of the newest answer.
+        token: SlotToken,
+        /// Seats that it takes.
+        seats: u32,
+    },
+    /// Its release came first.
+    Buried,
+}
+
+/// What one request sees of the slots of a counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Time of the request.
+    pub last: Time,
+    /// Seats in use.
+    pub used: u64,
+    /// Slot of the request.
+    pub own: OwnSlot,
+    /// Seats that were found expired, or held by a dead holder, and are not among those in use.
+    pub expired: u32,
+    /// Token of the request.
+    pub token: SlotToken,
+    /// The request frees its slot whatever the token is.
+    pub is_unanswered: bool,
+}
+
+impl State {
+    /// Adds what the request brings.
+    #[must_use]
+    pub fn for_use(self, slot: &SlotUse) -> Self {
+        Self { token: slot.token, is_unanswered: slot.action == SlotAction::ReleaseUnanswered, ..self }
+    }
+
+    fn acquire(&mut self, seats: u64) -> SlotChange {
+        match self.own {
+            OwnSlot::Held { seats, .. } => {
+                self.own = OwnSlot::Held { token: self.token, seats };
+                SlotChange::Renewed
+            }
+            OwnSlot::Absent | OwnSlot::Buried => {
+                self.own = OwnSlot::Held { token: self.token, seats: u32::try_from(seats).unwrap_or(u32::MAX) };
+                self.used += seats;
+                SlotChange::Taken
+            }
+        }
+    }
+
+    fn release(&mut self) -> SlotChange {
+        match self.own {
+            OwnSlot::Held { token, seats } if self.is_unanswered || token == self.token => {
+                self.own = OwnSlot::Absent;
+                self.used = self.used.saturating_sub(u64::from(seats));
+                SlotChange::Freed
+            }
+            OwnSlot::Absent if self.is_unanswered => {
+                self.own = OwnSlot::Buried;
+                SlotChange::Buried
+            }
+            OwnSlot::Held { .. } | OwnSlot::Absent | OwnSlot::Buried => SlotChange::None,
+        }
+    }
+}
+
+/// Applies a request: takes its slot, asks for one, or frees it.
+pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
+    let before = state.used;
+    let admitted = admits(limit, state, now, request);
+    let change = match request.hits {
+        Hits::Charge(_) if state.own == OwnSlot::Buried => SlotChange::Overtaken,
+        Hits::Charge(seats) if admitted && !request.rejected_elsewhere => state.acquire(seats),
+        Hits::Refund(_) => state.release(),
+        Hits::Charge(_) | Hits::Peek => SlotChange::None,
+    };
+    let seats = u64::from(limit.requests_per_unit());
+    let can_ever_pass = request.required_hits() <= seats && state.own != OwnSlot::Buried;
+    ChargeResult {
+        admitted,
+        before,
+        after: state.used,
+        remaining: u32::try_from(seats.saturating_sub(state.used)).unwrap_or(u32::MAX),
+        reset_us: if state.used > 0 { limit.period_us() } else { 0 },
+        retry_after_us: (!admitted && can_ever_pass).then_some(RETRY_AFTER_US),
+        slot: change,
+        expired_seats: state.expired,
+        ..ChargeResult::default()
+    }
+}
+
+/// Returns true if [`charge`] would admit the request; changes nothing.
+pub fn admits(limit: &Limit, state: &State, _now: Time, request: ChargeRequest) -> bool {
+    if matches!(request.hits, Hits::Refund(_)) {
+        return true;
+    }
+    match state.own {
+        OwnSlot::Held { .. } => true,
+        OwnSlot::Buried => false,
+        OwnSlot::Absent => state.used.saturating_add(request.required_hits()) <= u64::from(limit.requests_per_unit()),
+    }
+}
+
+/// Numbers of [`OwnSlot`] in a script's reply.
+const ABSENT: u64 = 0;
+const HELD: u64 = 1;
+const BURIED: u64 = 2;
+
+impl StoredState for State {
+    /// The memory store keeps the table, and never packs what a request sees of it.
+    fn to_packed_words(&self) -> [u64; 2] {
+        [self.used, 0]
+    }
+
+    fn from_packed_words([used, _]: [u64; 2], last: Time) -> Self {
+        Self { last, used, ..Self::default() }
+    }
+
+    fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
+        let (used, kind) = (reply.read_number()?, reply.read_number()?);
+        let (token, seats) = (SlotToken(reply.read_word()?), reply.read_u32()?);
+        let own = match kind {
+            ABSENT => OwnSlot::Absent,
+            HELD => OwnSlot::Held { token, seats },
+            BURIED => OwnSlot::Buried,
+            _ => return Err(MalformedReply),
+        };
+        Ok(Self { last, used, own, expired: reply.read_u32()?, ..Self::default() })
+    }
+
+    /// The limit, and the seats that the request needs, negative for a release.
+    fn script_arguments<'c>(mut charges: impl Iterator<Item = ScriptCharge<'c>>, _now: Time) -> [i64; 2] {
+        let Some(ScriptCharge { limit, hits }) = charges.next() else { return [0, 0] };
+        let seats = match hits {
+            Hits::Charge(seats) => i64::try_from(seats).unwrap_or(i64::MAX),
+            Hits::Peek => 1,
+            Hits::Refund(_) => -1,
+        };
+        [i64::from(limit.requests_per_unit()), seats]
+    }
+
+    /// Slots are not shared out: the fallback has a table of its own.
+    fn scaled_to_fallback_share(&self, _ratio: ShareRatio, _limit: &Limit, _now: Time) -> Self {
+        *self
+    }
+}

@@ -1,0 +1,216 @@
+//! Slots of one concurrent limit's counter: who holds how many seats, and until when.
+//!
+//! A slot ends when it is released, when it is older than `max_duration`, or when its holder is dead; the last two are
+//! looked for only when seats are lacking, at most once a second, because it takes a walk over all slots. So a limit
+//! with room costs a look-up. `lua/slots.lua` does the same in Redis.
+//!
+//! A table never kills a slot because the limit was lowered: no new one is admitted until enough were freed.
+
+use std::collections::BTreeMap;
+
+use crate::base::clock::Time;
+use crate::base::sharded::PrehashedMap;
+use crate::limit::algorithm::slots::{OwnSlot, State};
+use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
+
+/// Shortest time between two walks over all slots of a table, in microseconds.
+pub const SWEEP_INTERVAL_US: u64 = 1_000_000;
+
+/// Most buried slots of a table: later ones are not buried, and a slot that is taken after its release then stays
+/// until it expires.
+pub const MAX_TOMBSTONES: u32 = 10_000;
+
+/// A slot, or the mark of a release that came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    token: SlotToken,
+    holder: HolderId,
+    /// End of its life.
+    expires: Time,
+    /// Seats that it takes; 0 marks a release that came first.
+    seats: u32,
+}
+
+/// Slots of one counter.
+#[derive(Clone, Debug, Default)]
+pub struct SlotTable {
+    slots: PrehashedMap<Slot>,
+    used: u64,
+    tombstones: u32,
+    swept: Time,
+}
+
+/// What a request asks a table.
+#[derive(Clone, Copy)]
+pub struct SlotQuery<'q> {
+    /// Slot of the request.
+    pub slot: &'q SlotUse,
+    /// Time of the request.
+    pub now: Time,
+    /// Seats that the request needs; 0 for a release.
+    pub seats: u64,
+    /// Seats that the limit has.
+    pub limit: u64,
+    /// Tells whether a holder is dead.
+    pub is_dead: &'q dyn Fn(HolderId) -> bool,
+}
+
+/// Sums of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotSummary {
+    /// Seats in use.
+    pub seats: u64,
+    /// Slots in use.
+    pub slots: u64,
+    /// Releases that came before their requests.
+    pub tombstones: u64,
+    /// Earliest time at which a slot expires; `None` without slots.
+    pub expires: Option<Time>,
+    /// Slots of each holder.
+    pub holders: Vec<(HolderId, u64)>,
+    /// There are more slots than were looked at.
+    pub is_partial: bool,
+}
+
+/// A slot as [`SlotSummary`] counts it.
+#[derive(Clone, Copy, Debug)]
+pub struct SummarizedSlot {
+    /// Envoy that holds it.
+    pub holder: HolderId,
+    /// End of its life.
+    pub expires: Time,
+    /// Seats; 0 marks a release that came first.
+    pub seats: u32,
+}
+
+impl SlotSummary {
+    /// Sums slots, without those that are over at `now`.
+    pub fn new(slots: impl Iterator<Item = SummarizedSlot>, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> Self {
+        let (mut sum, mut holders) = (Self::default(), BTreeMap::new());
+        for slot in slots.filter(|slot| slot.expires > now) {
+            if slot.seats == 0 {
+                sum.tombstones += 1;
+            } else if !is_dead(slot.holder) {
+                sum.slots += 1;
+                sum.seats += u64::from(slot.seats);
+                sum.expires = Some(sum.expires.map_or(slot.expires, |first| first.min(slot.expires)));
+                *holders.entry(slot.holder).or_insert(0) += 1;
+            }
+        }
+        sum.holders = holders.into_iter().collect();
+        sum
+    }
+}
+
+impl SlotTable {
+    /// Size of an entry in memory, in bytes: the key, the slot and the control byte of the hash table.
+    const ENTRY_BYTES: usize = size_of::<(u128, Slot)>() + 1;
+
+    /// Returns what a request sees. Removes its own slot if that is over, and all that are over if seats are lacking.
+    pub fn view(&mut self, query: SlotQuery<'_>) -> State {
+        let SlotQuery { slot, now, seats, limit, .. } = query;
+        let mut expired = 0;
+        if self.slots.get(&slot.id.0).is_some_and(|own| own.expires <= now) {
+            expired += self.remove(slot.id);
+        }
+        let own = self.slots.get(&slot.id.0).copied();
+        let lacks_seats = own.is_none() && seats > 0 && self.used.saturating_add(seats) > limit;
+        if lacks_seats || self.tombstones >= MAX_TOMBSTONES {
+            expired += self.sweep_if_due(now, query.is_dead);
+        }
+        let own = match own {
+            None => OwnSlot::Absent,
+            Some(Slot { seats: 0, .. }) => OwnSlot::Buried,
+            Some(Slot { token, seats, .. }) => OwnSlot::Held { token, seats },
+        };
+        let expired = u32::try_from(expired).unwrap_or(u32::MAX);
+        State { last: now, used: self.used, own, expired, ..State::default() }.for_use(slot)
+    }
+
+    /// Writes what the algorithm made of a request's [`view`](Self::view) at `now`; a slot lives for `life_us`.
+    pub fn apply(&mut self, slot: &SlotUse, state: &State, now: Time, life_us: u64) {
+        let SlotUse { id, holder, .. } = *slot;
+        let old = self.slots.get(&id.0).copied();
+        match state.own {
+            OwnSlot::Absent => {
+                self.remove(id);
+            }
+            OwnSlot::Held { token, seats } if old.is_none_or(|old| old.token != token) => {
+                self.remove(id);
+                self.insert(id, Slot { token, holder, expires: now.plus_us(life_us), seats });
+            }
+            OwnSlot::Buried if old.is_none() && self.tombstones < MAX_TOMBSTONES => {
+                let expires = now.plus_us(TOMBSTONE_US);
+                self.insert(id, Slot { token: SlotToken::default(), holder, expires, seats: 0 });
+            }
+            OwnSlot::Held { .. } | OwnSlot::Buried => {}
+        }
+    }
+
+    /// Removes all slots that are over; returns their seats.
+    pub fn sweep(&mut self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> u64 {
+        let before = self.used;
+        let Self { slots, used, tombstones, swept } = self;
+        *swept = now;
+        slots.retain(|_, slot| {
+            let is_over = slot.expires <= now || slot.seats > 0 && is_dead(slot.holder);
+            if is_over {
+                *used -= u64::from(slot.seats);
+                *tombstones -= u32::from(slot.seats == 0);
+            }
+            !is_over
+        });
+        if slots.capacity() > 4 * slots.len().max(16) {
+            slots.shrink_to(2 * slots.len());
+        }
+        before - self.used
+    }
+
+    /// Returns true if nothing is in the table.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Seats in use, those of slots that are over included until they are looked for.
+    pub const fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Memory of the table in bytes.
+    pub fn bytes(&self) -> u64 {
+        (size_of::<Self>() + self.slots.capacity() * Self::ENTRY_BYTES) as u64
+    }
+
+    /// Upper bound on the bytes that one more slot adds.
+    pub fn growth_bytes(&self) -> u64 {
+        if self.slots.len() < self.slots.capacity() {
+            return 0;
+        }
+        (self.slots.capacity().max(4) * Self::ENTRY_BYTES) as u64
+    }
+
+    /// Sums of the slots that are not over at `now`.
+    pub fn summarize(&self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> SlotSummary {
+        let slot = |slot: &Slot| SummarizedSlot { holder: slot.holder, expires: slot.expires, seats: slot.seats };
+        SlotSummary::new(self.slots.values().map(slot), now, is_dead)
+    }
+
+    fn sweep_if_due(&mut self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> u64 {
+        let is_due = now.since_us(self.swept) >= SWEEP_INTERVAL_US || now < self.swept;
+        if is_due { self.sweep(now, is_dead) } else { 0 }
+    }
+
+    fn insert(&mut self, id: SlotId, slot: Slot) {
+        self.used += u64::from(slot.seats);
+        self.tombstones += u32::from(slot.seats == 0);
+        self.slots.insert(id.0, slot);
+    }
+
+    /// Removes a slot; returns its seats.
+    fn remove(&mut self, id: SlotId) -> u64 {
+        let Some(slot) = self.slots.remove(&id.0) else { return 0 };
+        self.used -= u64::from(slot.seats);
+        self.tombstones -= u32::from(slot.seats == 0);
+        u64::from(slot.seats)
+    }
+}

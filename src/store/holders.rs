@@ -1,0 +1,223 @@
+//! Envoys that hold slots, and which of them are dead.
+//!
+//! A health check of gRPC with the metadata `x-tollkeeper-holder` is a heartbeat, and so is every call that takes or
+//! frees a slot. A holder that sent a health check once is dead when none of both was heard for
+//! `TOLLKEEPER_HOLDER_TIMEOUT`; its slots are then free. A holder that never sent one is never dead: its slots end with
+//! `max_duration`, and the log says so once.
+//!
+//! With Redis, replicas share what they heard: an Envoy sends its checks to all of them, its calls to one.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use crate::base::clock::{Time, to_micros};
+use crate::base::printable_text::remove_unprintable;
+use crate::limit::slot::HolderId;
+
+/// Default of `TOLLKEEPER_HOLDER_TIMEOUT`.
+pub const DEFAULT_HOLDER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest name of a holder that is kept, in bytes.
+const MAX_NAME_BYTES: usize = 128;
+/// Most holders in the table; of more, those that were heard last longest ago are forgotten.
+pub const MAX_HOLDERS: usize = 10_000;
+/// Time after which a silent holder is forgotten, in microseconds: a day. Its slots then end with `max_duration`.
+const FORGET_US: u64 = 86_400_000_000;
+/// Time without a health check after the first slot, after which a holder is reported, in microseconds.
+const NO_HEARTBEAT_US: u64 = 60_000_000;
+
+/// Holders that this process heard of.
+#[derive(Debug)]
+pub struct HolderTable {
+    holders: RwLock<HashMap<HolderId, Holder>>,
+    timeout_us: AtomicU64,
+    /// Holders that no replica heard for the timeout; `None` without a shared table.
+    shared_dead: RwLock<Option<HashSet<HolderId>>>,
+}
+
+/// One Envoy.
+#[derive(Clone, Debug, Default)]
+struct Holder {
+    name: String,
+    /// Time of the last call or health check.
+    heard: Time,
+    /// Time of the first slot; `None`: it holds none.
+    first_slot: Option<Time>,
+    /// It sent a health check, to this or another replica.
+    has_heartbeats: bool,
+    /// It was heard since the shared table was told.
+    is_unreported: bool,
+    /// The log has said that it sends no health checks.
+    is_warned: bool,
+}
+
+/// A holder as reports show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HolderStatus {
+    /// Identity.
+    pub id: HolderId,
+    /// Name, as sent.
+    pub name: String,
+    /// Time of the last call or health check.
+    pub heard: Time,
+    /// It sent a health check once.
+    pub has_heartbeats: bool,
+    /// Its slots are free.
+    pub is_dead: bool,
+}
+
+/// A heartbeat for the shared table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// Identity of the holder.
+    pub id: HolderId,
+    /// Microseconds since it was heard.
+    pub age_us: u64,
+}
+
+impl Default for HolderTable {
+    fn default() -> Self {
+        Self {
+            holders: RwLock::default(),
+            timeout_us: AtomicU64::new(to_micros(DEFAULT_HOLDER_TIMEOUT)),
+            shared_dead: RwLock::default(),
+        }
+    }
+}
+
+impl HolderTable {
+    /// Sets `TOLLKEEPER_HOLDER_TIMEOUT`.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout_us.store(to_micros(timeout), Ordering::Relaxed);
+    }
+
+    /// Time of silence after which a holder is dead.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_micros(self.timeout_us.load(Ordering::Relaxed))
+    }
+
+    /// Records a health check with this name.
+    pub fn record_heartbeat(&self, name: &[u8], now: Time) {
+        self.update(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);
+    }
+
+    /// Records a call that uses a slot.
+    pub fn record_call(&self, id: HolderId, name: &[u8], now: Time) {
+        self.update(id, name, now, |holder| holder.first_slot = holder.first_slot.or(Some(now)));
+    }
+
+    fn update(&self, id: HolderId, name: &[u8], now: Time, change: impl FnOnce(&mut Holder)) {
+        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        if !holders.contains_key(&id) && holders.len() >= MAX_HOLDERS {
+            forget_longest_silent(&mut holders);
+        }
+        let holder = holders.entry(id).or_insert_with(|| {
+            let text = String::from_utf8_lossy(&name[..name.len().min(MAX_NAME_BYTES)]);
+            Holder { name: remove_unprintable(&text).into_owned(), ..Holder::default() }
+        });
+        holder.heard = holder.heard.max(now);
+        holder.is_unreported = true;
+        change(holder);
+    }
+
+    /// Returns true if the slots of a holder are free.
+    pub fn is_dead(&self, id: HolderId, now: Time) -> bool {
+        let timeout_us = self.timeout_us.load(Ordering::Relaxed);
+        let is_silent = |holder: &Holder| now.since_us(holder.heard) > timeout_us;
+        let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        match (own.get(&id), &*self.shared_dead.read().unwrap_or_else(PoisonError::into_inner)) {
+            (Some(holder), _) if !is_silent(holder) => false,
+            (Some(holder), None) => holder.has_heartbeats,
+            (None, None) => false,
+            (_, Some(dead)) => dead.contains(&id),
+        }
+    }
+
+    /// Heartbeats since the last call, for the shared table.
+    pub fn take_heartbeats(&self, now: Time) -> Vec<Heartbeat> {
+        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        let unreported = holders.iter_mut().filter(|(_, holder)| holder.is_unreported && holder.has_heartbeats);
+        let heartbeat = |(id, holder): (&HolderId, &mut Holder)| {
+            holder.is_unreported = false;
+            Heartbeat { id: *id, age_us: now.since_us(holder.heard) }
+        };
+        unreported.map(heartbeat).collect()
+    }
+
+    /// Takes back heartbeats that could not be told.
+    pub fn put_back_heartbeats(&self, heartbeats: &[Heartbeat]) {
+        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        for heartbeat in heartbeats {
+            holders.entry(heartbeat.id).and_modify(|holder| holder.is_unreported = true);
+        }
+    }
+
+    /// Sets the holders that no replica heard for the timeout. From then on the shared table alone tells who is dead.
+    pub fn set_shared_dead(&self, dead: impl Iterator<Item = HolderId>) {
+        *self.shared_dead.write().unwrap_or_else(PoisonError::into_inner) = Some(dead.collect());
+    }
+
+    /// Dead holders, as a script takes them: eight bytes each. Those that this process just heard are not among them.
+    pub fn dead_in_script_form(&self, now: Time) -> Vec<u8> {
+        let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
+        let still_dead = dead.into_iter().filter(|id| self.is_dead(*id, now));
+        still_dead.flat_map(|id| id.0.to_le_bytes()).collect()
+    }
+
+    /// Logs, once for each, holders whose slots have no heartbeats; forgets those that were silent for a day.
+    pub fn check_heartbeats(&self, now: Time) {
+        let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+        holders.retain(|_, holder| now.since_us(holder.heard) < FORGET_US);
+        for holder in holders.values_mut() {
+            let is_due = holder.first_slot.is_some_and(|first| now.since_us(first) >= NO_HEARTBEAT_US);
+            if is_due && !holder.has_heartbeats && !holder.is_warned {
+                holder.is_warned = true;
+                tracing::warn!(
+                    holder = holder.name,
+                    "an envoy holds slots and sends no health checks: if it dies, its slots end with `max_duration` \
+                     (give its cluster `grpc_health_check` with the metadata x-tollkeeper-holder)"
+                );
+            }
+        }
+    }
+
+    /// Number of holders.
+    pub fn len(&self) -> usize {
+        self.holders.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Returns true without any holder.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Name of a holder; its number if this process never heard of it.
+    pub fn name(&self, id: HolderId) -> String {
+        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        holders.get(&id).map_or_else(|| format!("{:016x}", id.0), |holder| holder.name.clone())
+    }
+
+    /// All holders that this process heard of, those heard last first.
+    pub fn statuses(&self, now: Time) -> Vec<HolderStatus> {
+        let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let status = |(id, holder): (HolderId, Holder)| HolderStatus {
+            id,
+            is_dead: self.is_dead(id, now),
+            name: holder.name,
+            heard: holder.heard,
+            has_heartbeats: holder.has_heartbeats,
+        };
+        let mut statuses: Vec<_> = holders.into_iter().map(status).collect();
+        statuses.sort_by_key(|status| (std::cmp::Reverse(status.heard), status.id));
+        statuses
+    }
+}
+
+/// Removes the tenth of the holders that was heard longest ago.
+fn forget_longest_silent(holders: &mut HashMap<HolderId, Holder>) {
+    let mut heard: Vec<Time> = holders.values().map(|holder| holder.heard).collect();
+    heard.sort_unstable();
+    let Some(oldest) = heard.get(heard.len() / 10).copied() else { return };
+    holders.retain(|_, holder| holder.heard > oldest);
+}

@@ -1,0 +1,236 @@
+//! Slots of concurrent limits in this process, in a table for each counter.
+//!
+//! Tables are kept apart from other counters, because they grow with the slots in use: all tables together take up to a
+//! quarter of the store's capacity, beside it. A slot without room is refused, and the failure policy decides; a slot
+//! is never evicted, because it stands for a stream that goes on.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+
+use crate::base::clock::Time;
+use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
+use crate::limit::algorithm::slots;
+use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter};
+use crate::limit::request::Hits;
+use crate::limit::slot::{HolderId, SlotUse};
+use crate::limit::slot_table::{SlotQuery, SlotSummary, SlotTable};
+use crate::store::charge::LimitAdmissions;
+use crate::store::error::MemoryFull;
+use crate::store::holders::HolderTable;
+
+/// Part of the store's capacity that tables of slots may take beside it: one of so many.
+const SLOT_CAPACITY_PARTS: u64 = 4;
+
+/// Tables of slots, by the key of their counter.
+#[derive(Debug)]
+pub(super) struct SlotTables {
+    shards: Sharded<PrehashedMap<SlotTable>>,
+    bytes: AtomicU64,
+    capacity_bytes: u64,
+    /// Envoys that hold slots.
+    pub(super) holders: HolderTable,
+}
+
+/// Whether new slots may take memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotRoom {
+    /// Up to the capacity.
+    Bounded,
+    /// None: only slots that exist are admitted.
+    Nothing,
+}
+
+impl SlotTables {
+    pub(super) fn new(store_bytes: u64) -> Self {
+        Self {
+            shards: Sharded::new(DEFAULT_SHARDS, PrehashedMap::default),
+            bytes: AtomicU64::new(0),
+            capacity_bytes: store_bytes / SLOT_CAPACITY_PARTS,
+            holders: HolderTable::default(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Removes a table; returns true if it existed.
+    pub(super) fn remove(&self, path: u128, tag: u128) -> bool {
+        let removed = self.lock_shard(path).remove(&(path ^ tag));
+        let bytes = removed.as_ref().map_or(0, SlotTable::bytes);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        removed.is_some()
+    }
+
+    /// Removes slots that are over from one of `parts` equal parts of the tables: the one at `part`.
+    pub(super) fn sweep(&self, now: Time, part: usize, parts: usize) {
+        for mut shard in self.shards.lock_each_of_part(part, parts) {
+            shard.retain(|_, table| {
+                let before = table.bytes();
+                table.sweep(now, &|holder| self.holders.is_dead(holder, now));
+                let after = if table.is_empty() { 0 } else { table.bytes() };
+                self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
+                !table.is_empty()
+            });
+        }
+    }
+
+    /// Sums of the slots of a counter.
+    pub(super) fn summarize(&self, path: u128, tag: u128, now: Time) -> SlotSummary {
+        let shard = self.lock_shard(path);
+        let table = shard.get(&(path ^ tag));
+        table.map(|table| table.summarize(now, &|holder| self.holders.is_dead(holder, now))).unwrap_or_default()
+    }
+
+    fn lock_shard(&self, path: u128) -> MutexGuard<'_, PrehashedMap<SlotTable>> {
+        self.shards.lock_shard(upper_half(path))
+    }
+}
+
+/// Terms of a look at tables.
+#[derive(Clone, Copy)]
+pub(super) struct SlotTerms {
+    /// Time of the request.
+    pub(super) now: Time,
+    /// Whether new slots may take memory.
+    pub(super) room: SlotRoom,
+}
+
+/// A concurrent limit of a charge: its counter, and what the request sees of it.
+struct SlotCounter<'c> {
+    /// Index among the counters of the charge.
+    index: usize,
+    counter: &'c Counter<'c>,
+    key: u128,
+    state: slots::State,
+}
+
+/// Charges.
+impl SlotTables {
+    /// Decides a charge with concurrent limits, and takes or frees a slot in all of them, or in none. `charge_others`
+    /// decides its other limits.
+    #[cold]
+    pub(super) fn charge_with_slots(
+        &self,
+        charge: &Charge<'_>,
+        slot: &SlotUse,
+        SlotTerms { now, room }: SlotTerms,
+        charge_others: impl FnOnce(&Charge<'_>) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull>,
+    ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        let mut shard = self.lock_shard(charge.path_hash);
+        let mut counters = self.view_counters(&mut shard, charge, slot, SlotTerms { now, room });
+        let slots_reject = rejects(&counters, now, charge.request);
+        if room == SlotRoom::Bounded && !slots_reject && matches!(charge.request.hits, Hits::Charge(_)) {
+            self.check_slot_room(&shard, &counters)?;
+        }
+        let mut results: SmallVec<[ChargeResult; 1]> =
+            SmallVec::from_elem(ChargeResult::default(), charge.counters.len());
+        let mut rejected = slots_reject;
+        let others: SmallVec<[usize; 4]> =
+            (0..charge.counters.len()).filter(|index| !charge.counters[*index].limit.is_concurrent()).collect();
+        if !others.is_empty() {
+            let request = ChargeRequest { rejected_elsewhere: slots_reject, ..charge.request };
+            let of_others = Charge {
+                counters: others.iter().map(|index| charge.counters[*index]).collect(),
+                request,
+                slot: None,
+                ..charge.clone()
+            };
+            for (index, result) in others.into_iter().zip(charge_others(&of_others)?) {
+                rejected |= !result.admitted && charge.counters[index].as_joint_limit().rejects_others;
+                results[index] = result;
+            }
+        }
+        let request =
+            ChargeRequest { rejected_elsewhere: charge.request.rejected_elsewhere || rejected, ..charge.request };
+        for SlotCounter { index, counter, key, state } in &mut counters {
+            results[*index] = slots::charge(counter.limit, state, now, request);
+            let is_needed = shard.contains_key(key) || state.own != slots::OwnSlot::Absent;
+            if is_needed {
+                let table = shard.entry(*key).or_insert_with(|| {
+                    let table = SlotTable::default();
+                    self.bytes.fetch_add(table.bytes(), Ordering::Relaxed);
+                    table
+                });
+                let before = table.bytes();
+                table.apply(slot, state, now, counter.limit.period_us());
+                let (after, is_empty) = (table.bytes(), table.is_empty());
+                self.bytes.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
+                self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
+                if is_empty {
+                    shard.remove(key);
+                    self.bytes.fetch_sub(after, Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// Returns which limits would admit a charge with concurrent limits; changes nothing.
+    #[cold]
+    pub(super) fn slot_admissions(
+        &self,
+        charge: &Charge<'_>,
+        slot: &SlotUse,
+        now: Time,
+        other_admissions: impl FnOnce(&Charge<'_>) -> LimitAdmissions,
+    ) -> LimitAdmissions {
+        let mut shard = self.lock_shard(charge.path_hash);
+        let terms = SlotTerms { now, room: SlotRoom::Bounded };
+        let counters = self.view_counters(&mut shard, charge, slot, terms);
+        let of_others = Charge {
+            counters: charge.counters.iter().filter(|counter| !counter.limit.is_concurrent()).copied().collect(),
+            slot: None,
+            ..charge.clone()
+        };
+        let mut others = other_admissions(&of_others).into_iter();
+        let mut counters = counters.iter();
+        let admits = |counter: &Counter<'_>| match counter.limit.is_concurrent() {
+            true => counters.next().is_none_or(|own| slots::admits(counter.limit, &own.state, now, charge.request)),
+            false => others.next().unwrap_or(true),
+        };
+        charge.counters.iter().map(admits).collect()
+    }
+
+    /// Returns what a request sees of each of its concurrent limits.
+    fn view_counters<'c>(
+        &self,
+        shard: &mut PrehashedMap<SlotTable>,
+        charge: &'c Charge<'_>,
+        slot: &SlotUse,
+        SlotTerms { now, room }: SlotTerms,
+    ) -> SmallVec<[SlotCounter<'c>; 1]> {
+        let is_dead = |holder: HolderId| self.holders.is_dead(holder, now);
+        let view = |(index, counter): (usize, &'c Counter<'c>)| {
+            let (key, limit) = (charge.path_hash ^ counter.tag, u64::from(counter.limit.requests_per_unit()));
+            let query = SlotQuery { slot, now, seats: charge.request.required_hits(), limit, is_dead: &is_dead };
+            let mut state = match shard.get_mut(&key) {
+                Some(table) => table.view(query),
+                None => slots::State { last: now, ..slots::State::default() }.for_use(slot),
+            };
+            if room == SlotRoom::Nothing {
+                state.used = state.used.max(limit);
+            }
+            SlotCounter { index, counter, key, state }
+        };
+        charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.is_concurrent()).map(view).collect()
+    }
+
+    fn check_slot_room(&self, shard: &PrehashedMap<SlotTable>, counters: &[SlotCounter<'_>]) -> Result<(), MemoryFull> {
+        let growth = |counter: &SlotCounter<'_>| match shard.get(&counter.key) {
+            Some(table) => table.growth_bytes(),
+            None => SlotTable::default().bytes() + SlotTable::default().growth_bytes(),
+        };
+        let growth: u64 = counters.iter().map(growth).sum();
+        let fits = growth == 0 || self.bytes() + growth <= self.capacity_bytes;
+        if fits { Ok(()) } else { Err(MemoryFull) }
+    }
+}
+
+/// Returns true if a concurrent limit rejects the request for all limits.
+fn rejects(counters: &[SlotCounter<'_>], now: Time, request: ChargeRequest) -> bool {
+    let mut decisive = counters.iter().filter(|own| own.counter.as_joint_limit().rejects_others);
+    decisive.any(|own| !slots::admits(own.counter.limit, &own.state, now, request))
+}

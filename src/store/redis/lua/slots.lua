@@ -1,0 +1,116 @@
+-- slots: requests at once. A hash has a field for each slot; seats in use are kept in a field of their own.
+--
+-- KEYS: the counter. a: seats of the limit. b: seats that the request needs, negative for a release. ARGV[4]: the slot:
+-- id (16 bytes), token and holder (8 each), action (1: acquire, 2: release by token, 3: release without an answer), then
+-- the dead holders (8 bytes each). State for the reply, numbers of 8 bytes: now, seats in use, kind of the own slot
+-- (0: absent, 1: held, 2: buried), its token and seats, seats that were found over. Charges: limit. Nothing is rounded.
+-- Hash: id -> token, holder, end (8 bytes), seats (4 bytes, 0: buried); '' -> seats, buried slots, time of the last
+-- walk, cursor of the next step.
+-- Writes: one HSET or HDEL. If seats are lacking, and the last walk was a second ago, a walk over all slots deletes
+-- those that are over or whose holder is dead: up to 2000 in a step, the next step after 20 ms.
+-- TTL: one second after the end of the slot that lives longest. An empty hash is deleted.
+
+--: load
+local last, at, wait_is_unused = now, now
+local slot = ARGV[4]
+local id, token, holder = string.sub(slot, 1, 16), string.sub(slot, 17, 24), string.sub(slot, 25, 32)
+local is_unanswered = string.byte(slot, 33) == 3
+local found = redis.pcall('HMGET', key, '', id)
+if found.err then return found end
+local used, buried, walked, cursor = 0, 0, 0, '0'
+if found[1] then
+  if #found[1] < 25 then
+    --> wrong_type
+  end
+  used, buried, walked = unpack('<I8I8I8', found[1])
+  cursor = string.sub(found[1], 25)
+end
+local own, kind, seats, own_token, expired = found[2], 0, 0, string.rep('\0', 8), 0
+local function head()
+  return pack('<I8I8I8', max(used, 0), max(buried, 0), walked) .. cursor
+end
+local function remove(field, of_slot)
+  used = used - of_slot
+  if of_slot == 0 then buried = buried - 1 end
+  return redis.pcall('HDEL', key, field)
+end
+if own then
+  local ends
+  if #own ~= 28 then
+    --> wrong_type
+  end
+  ends, seats = unpack('<I8I4', own, 17)
+  own_token, kind = string.sub(own, 1, 8), seats > 0 and 1 or 2
+  if ends <= now then
+    local err = remove(id, seats)
+    if type(err) == 'table' then return err end
+    own, kind, expired, seats = nil, 0, seats, 0
+  end
+end
+local lacks_seats = kind == 0 and b > 0 and used + b > a or buried >= 10000
+local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
+if lacks_seats and is_due then
+  local dead, steps = {}, 0
+  for i = 34, #slot, 8 do dead[string.sub(slot, i, i + 7)] = true end
+  repeat
+    local page = redis.pcall('HSCAN', key, cursor, 'COUNT', 1000)
+    if page.err then return page end
+    cursor = page[1]
+    local fields = page[2]
+    for i = 1, #fields, 2 do
+      if #fields[i] == 16 then
+        local ends, of_slot = unpack('<I8I4', fields[i + 1], 17)
+        if ends <= now or of_slot > 0 and dead[string.sub(fields[i + 1], 9, 16)] then
+          local done = remove(fields[i], of_slot)
+          if type(done) == 'table' then return done end
+          expired = expired + of_slot
+        end
+      end
+    end
+    steps = steps + #fields / 2
+  until cursor == '0' or steps >= 2000
+  walked = now
+  local done = redis.pcall('HSET', key, '', head())
+  if type(done) == 'table' then return done end
+elseif expired > 0 then
+  local done = redis.pcall('HSET', key, '', head())
+  if type(done) == 'table' then return done end
+end
+local before = pack('<I8I8I8', now, max(used, 0), kind) .. own_token .. pack('<I8I8', seats, expired)
+local value, life_us
+
+--: decide
+admitted = hits < 0 or kind == 1 or kind == 0 and used + hits <= limit
+
+--: apply
+if hits > 0 then
+  if kind == 0 then used, seats = used + hits, hits end
+  kind, own_token, life_us = 1, token, period
+  value = token .. holder .. pack('<I8I4', now + period, seats)
+elseif kind == 1 and (is_unanswered or own_token == token) then
+  used, kind, seats, value = used - seats, 0, 0, nil
+elseif kind == 0 and is_unanswered and buried < 10000 then
+  buried, kind, life_us = buried + 1, 2, 15000000
+  value = string.rep('\0', 8) .. holder .. pack('<I8I4', now + 15000000, 0)
+else
+  do return changed end
+end
+
+--: write
+local done
+if value then
+  done = redis.pcall('HSET', key, id, value, '', head())
+elseif used <= 0 and buried <= 0 then
+  done = redis.pcall('UNLINK', key)
+else
+  done = redis.pcall('HDEL', key, id)
+  if type(done) ~= 'table' then done = redis.pcall('HSET', key, '', head()) end
+end
+if type(done) == 'table' then return done end
+if life_us then
+  local ttl_ms = math.ceil(life_us / 1000) + 1000
+  if redis.call('PTTL', key) < ttl_ms then
+    done = redis.pcall('PEXPIRE', key, ttl_ms)
+    if type(done) == 'table' then return done end
+  end
+end

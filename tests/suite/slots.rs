@@ -1,0 +1,6 @@
+//! Concurrent limits: slots that streams take and free, in a table, in every store, and through the program.
+
+mod agreement;
+mod binary;
+mod protocol;
+mod table;

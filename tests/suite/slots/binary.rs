@@ -1,0 +1,181 @@
+//! Slots through the program: holders by metadata, heartbeats by health checks, releases that outlive their calls, and
+//! what the logs and metrics show.
+
+use std::time::{Duration, Instant};
+
+use prost_types::value::Kind;
+use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::kit::grpc::{Client, rate_limit_request};
+use crate::kit::redis::{Server, options};
+use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::{http, wait_for};
+
+const RULES: &str = "domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 1, max_duration: 10m}}]\n";
+const HOLDER: &str = "x-tollkeeper-holder";
+
+fn setup(server: Option<&Server>) -> Setup {
+    let setup = with_rules(RULES).env("TOLLKEEPER_HOLDER_TIMEOUT", "1s").env("TOLLKEEPER_ON_STORE_ERROR", "error");
+    match server {
+        None => setup,
+        Some(server) => setup
+            .env("REDIS_SOCKET_TYPE", "tcp")
+            .env("REDIS_URL", server.address())
+            .env("TOLLKEEPER_STORE_TIMEOUT", "5s"),
+    }
+}
+
+/// Sends a health check, as Envoy does.
+fn check_health(replica: &Tollkeeper, holder: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", replica.grpc_port())).unwrap();
+        let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+        let mut request = tonic::Request::new(HealthCheckRequest::default());
+        request.metadata_mut().insert(HOLDER, holder.parse().unwrap());
+        client.check(request).await.unwrap();
+    });
+}
+
+/// Calls with the entries after `k=a`; returns the token, `-` if it is rejected, empty if there is none.
+fn call(replica: &Tollkeeper, holder: &str, entries: &[(&str, &str)]) -> Result<String, tonic::Status> {
+    let entries: Vec<_> = [("k", "a")].into_iter().chain(entries.iter().copied()).collect();
+    let request = rate_limit_request("shop", &entries);
+    let response = Client::connect(replica.grpc_port()).call_with_headers(&request, &[(HOLDER, holder)])?;
+    let token = response.dynamic_metadata.and_then(|metadata| metadata.fields.get("slot").cloned());
+    Ok(match token.and_then(|token| token.kind) {
+        Some(Kind::StringValue(token)) => token,
+        _ => String::new(),
+    })
+}
+
+fn acquire(replica: &Tollkeeper, holder: &str, stream: &str) -> String {
+    // At the start Redis may not be connected.
+    wait_for("a decision", || call(replica, holder, &[("slot", stream)]).ok())
+}
+
+#[test]
+fn token_of_the_answer_frees_the_slot() {
+    let server = options().start();
+    for server in [None, Some(&server)] {
+        let replica = setup(server).start();
+        let token = acquire(&replica, "one", "1");
+        assert_eq!(token.len(), 48, "{token}");
+        assert_eq!(acquire(&replica, "two", "1"), "-", "another Envoy has other streams");
+        assert_eq!(call(&replica, "one", &[("slot", "1"), ("release", &token)]).unwrap(), "");
+        assert_eq!(acquire(&replica, "two", "1").len(), 48);
+        let refused = call(&replica, "one", &[("slot", "%STREAM_ID%")]).expect_err("it is refused");
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().contains("enable_formatter_for_ratelimit_action_descriptor_value"), "{refused}");
+        wait_for("the line about the formatter", || {
+            replica.stderr().contains("enable_formatter_for_ratelimit_action_descriptor_value").then_some(())
+        });
+    }
+}
+
+#[test]
+fn slots_of_a_dead_holder_are_free() {
+    let server = options().start();
+    for server in [None, Some(&server)] {
+        let replica = setup(server).start();
+        check_health(&replica, "one");
+        assert_eq!(acquire(&replica, "one", "1").len(), 48);
+        // Heartbeats keep the slot for many times the timeout.
+        let until = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < until {
+            check_health(&replica, "one");
+            assert_eq!(acquire(&replica, "two", "2"), "-");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        wait_for("the slot of the dead holder", || (acquire(&replica, "two", "2") != "-").then_some(()));
+        assert!(until.elapsed() >= Duration::from_millis(500), "it lived until the timeout");
+    }
+}
+
+#[test]
+fn slots_without_heartbeats_are_kept() {
+    let replica = setup(None).start();
+    assert_eq!(acquire(&replica, "one", "1").len(), 48);
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        assert_eq!(acquire(&replica, "two", "2"), "-");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn heartbeats_are_shared_between_replicas() {
+    let server = options().start();
+    let (first, second) = (setup(Some(&server)).start(), setup(Some(&server)).start());
+    check_health(&first, "one");
+    check_health(&second, "one");
+    assert_eq!(acquire(&first, "one", "1").len(), 48);
+    // The first replica hears nothing more, the second one does.
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        check_health(&second, "one");
+        assert_eq!(acquire(&first, "two", "2"), "-");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    wait_for("the slot of the dead holder", || (acquire(&first, "two", "2") != "-").then_some(()));
+}
+
+#[test]
+fn cancelled_release_is_carried_out() {
+    let server = options().start();
+    let replica = setup(Some(&server)).env("TOLLKEEPER_STORE_TIMEOUT", "10s").start();
+    let token = acquire(&replica, "", "1");
+    server.freeze();
+    let request = rate_limit_request("shop", &[("k", "a"), ("slot", "1"), ("release", &token)]);
+    let began = Instant::now();
+    Client::connect(replica.grpc_port()).call_until(&request, || began.elapsed() > Duration::from_millis(300));
+    server.thaw();
+    wait_for("the slot", || (acquire(&replica, "", "2") != "-").then_some(()));
+}
+
+#[test]
+fn release_that_the_store_fails_to_make_is_an_error() {
+    let server = options().start();
+    let replica = setup(Some(&server)).env("TOLLKEEPER_ON_STORE_ERROR", "local").start();
+    let token = acquire(&replica, "", "1");
+    server.kill();
+    let failed = || call(&replica, "", &[("slot", "1"), ("release", &token)]).err();
+    assert_eq!(wait_for("an error", failed).code(), Code::Unavailable, "Envoy repeats the call");
+    // What was given out without the store is freed without it.
+    let local = wait_for("a slot of this process", || Some(acquire(&replica, "", "2")).filter(|token| token != "-"));
+    assert_eq!(acquire(&replica, "", "3"), "-");
+    assert_eq!(call(&replica, "", &[("slot", "2"), ("release", &local)]).unwrap(), "");
+    assert_ne!(acquire(&replica, "", "3"), "-");
+}
+
+#[test]
+fn values_of_slots_are_in_no_log_and_no_metric() {
+    let log = tempfile::tempdir().unwrap();
+    let file = log.path().join("decisions.jsonl");
+    let replica =
+        with_rules("domain: shop\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {concurrent: 1}}]")
+            .env("LOG_LEVEL", "debug")
+            .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
+            .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
+            .env("USE_PROMETHEUS", "false")
+            .start();
+    let token = acquire(&replica, "one", "secret-stream");
+    assert_eq!(acquire(&replica, "one", "secret-other"), "-");
+    call(&replica, "one", &[("slot", "secret-stream"), ("release", &token)]).unwrap();
+    let text = wait_for("the decision log", || {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        (text.matches("\"slot\":{").count() == 3).then_some(text)
+    });
+    for part in ["\"action\":\"acquire\"", "\"action\":\"release\"", "\"slot\":\"taken\"", "\"slot\":\"freed\""] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let page = |path| String::from_utf8_lossy(&http::get(replica.debug_port(), path).send().body).into_owned();
+    let (metrics, top) = (page("/stats"), page("/top"));
+    assert!(metrics.contains("shop.k_a"), "{metrics}");
+    for (what, text) in [("log", &text), ("stderr", &replica.stderr()), ("metrics", &metrics), ("top", &top)] {
+        assert!(!text.contains("secret-"), "{what}: {text}");
+    }
+}

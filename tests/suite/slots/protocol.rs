@@ -1,0 +1,373 @@
+//! Each row of the protocol, through whole decisions, in memory and in Redis.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prost_types::value::Kind;
+use tollkeeper::base::clock::Time;
+use tollkeeper::store::Store;
+
+use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
+use crate::kit::redis::{Server, options};
+use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use crate::kit::test_service::{TestRequest, TestResponse, TestService};
+
+const SECOND: u64 = 1_000_000;
+const NOON: Time = Time::from_secs(1_783_512_000);
+const RULES: &str = "descriptors: [{key: k, rate_limit: {concurrent: 2, max_duration: 10m}}]";
+
+/// Token of an answer.
+fn token(response: &TestResponse) -> String {
+    let fields = &response.response.dynamic_metadata.as_ref().expect("the answer has metadata").fields;
+    match &fields["slot"].kind {
+        Some(Kind::StringValue(token)) => token.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A service with these rules of the domain `shop`, and its own counters.
+fn service(server: Option<&Server>, rules: &str) -> TestService {
+    static SERVICES: AtomicU64 = AtomicU64::new(0);
+    let env = [("TOLLKEEPER_ON_STORE_ERROR", "error"), ("TOLLKEEPER_RETRY_AFTER_HEADER", "")];
+    let mut service = TestService::new(env, NOON);
+    if let Some(server) = server {
+        let prefix = format!("{}:", SERVICES.fetch_add(1, Ordering::Relaxed));
+        let address = server.address();
+        let redis = start_store(
+            &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &address), ("CACHE_KEY_PREFIX", &prefix)],
+            TimeSource::Caller,
+        );
+        wait_until_connected(&redis);
+        service = service.with_store(Store::from(redis));
+    }
+    load_shop_rules(&service, rules);
+    service
+}
+
+/// Asks for the slot of a stream; returns the token, `None` if it is rejected.
+fn acquire(service: &TestService, entries: &str, stream: &str) -> Option<String> {
+    let response = decide(service, &shop_request(&format!("{entries},slot={stream},slot=7")));
+    let token = token(&response);
+    assert_eq!(token == "-", response.over_limit(), "{response:?}");
+    Some(token).filter(|token| token != "-")
+}
+
+/// Reports the end of a stream.
+fn release(service: &TestService, entries: &str, stream: &str, token: &str) {
+    let response = decide(service, &shop_request(&format!("{entries},slot={stream},slot=7,release={token}")));
+    assert!(!response.over_limit(), "{response:?}");
+    assert!(response.response.response_headers_to_add.is_empty(), "{response:?}");
+}
+
+/// Tests that run on both stores.
+macro_rules! on_both_stores {
+    ($($name:ident),+ $(,)?) => {
+        mod memory {
+            $(#[test] fn $name() { super::$name(None); })+
+        }
+        mod redis {
+            $(#[test] fn $name() { super::$name(Some(&super::options().start())); })+
+        }
+    };
+}
+
+on_both_stores![
+    full_limit_rejects_and_a_release_frees,
+    repeated_acquire_keeps_its_slot_and_changes_the_token,
+    release_of_a_rejected_request_does_nothing,
+    unanswered_release_frees_or_buries,
+    release_without_slot_entries_goes_by_token,
+    slot_ends_with_max_duration,
+    lowered_limit_kills_nothing_and_a_raised_one_holds_at_once,
+    peek_takes_no_slot,
+    hits_are_seats,
+    list_is_all_or_nothing,
+    rejection_of_another_descriptor_gives_the_slot_back,
+    shadow_limit_and_candidate_take_slots_and_reject_nothing,
+    slot_of_a_replaced_limit_is_not_taken,
+    override_carries_the_number,
+    formatter_sent_as_text_is_refused,
+    reset_frees_all_slots,
+    parallel_streams_never_exceed_the_limit,
+    inactive_limit_frees_its_slots,
+    entries_at_the_end_are_matched_in_other_domains,
+];
+
+fn full_limit_rejects_and_a_release_frees(server: Option<&Server>) {
+    let service = service(server, RULES);
+    let first = acquire(&service, "k=a", "1").unwrap();
+    assert!(acquire(&service, "k=a", "2").is_some());
+    assert_eq!(acquire(&service, "k=a", "3"), None);
+    assert!(acquire(&service, "k=b", "3").is_some(), "each value has slots of its own");
+    release(&service, "k=a", "1", &first);
+    assert!(acquire(&service, "k=a", "3").is_some());
+    // A second release of the same stream frees nothing.
+    release(&service, "k=a", "1", &first);
+    assert_eq!(acquire(&service, "k=a", "4"), None);
+    let rejected = decide(&service, &shop_request("k=a,slot=5"));
+    assert_eq!(rejected.statuses(), [(true, 0)]);
+    assert_eq!(rejected.response.statuses[0].duration_until_reset.unwrap().seconds, 1);
+}
+
+fn repeated_acquire_keeps_its_slot_and_changes_the_token(server: Option<&Server>) {
+    let service = service(server, RULES);
+    let old = acquire(&service, "k=a", "1").unwrap();
+    acquire(&service, "k=a", "2").unwrap();
+    // An internal redirect: the second attempt comes before the release of the first, at the limit.
+    let new = acquire(&service, "k=a", "1").expect("a slot that exists is admitted at the limit");
+    assert_ne!(old, new);
+    release(&service, "k=a", "1", &old);
+    assert_eq!(acquire(&service, "k=a", "3"), None, "a late release frees nothing");
+    release(&service, "k=a", "1", &new);
+    assert!(acquire(&service, "k=a", "3").is_some());
+}
+
+fn release_of_a_rejected_request_does_nothing(server: Option<&Server>) {
+    let service = service(server, RULES);
+    acquire(&service, "k=a", "1").unwrap();
+    acquire(&service, "k=a", "2").unwrap();
+    let before = server.map(Server::command_counts);
+    release(&service, "k=a", "1", "-");
+    release(&service, "k=a", "9", "-");
+    release(&service, "k=a", "1", "made up");
+    if let (Some(before), Some(server)) = (before, server) {
+        let of = |counts: &std::collections::BTreeMap<String, u64>| counts.get("evalsha").copied().unwrap_or(0);
+        assert_eq!(of(&server.command_counts()), of(&before), "no call to the store");
+    }
+    assert_eq!(acquire(&service, "k=a", "3"), None);
+    // It left no tombstone either.
+    let other = TestRequest::new("shop").descriptor(&[("k", "b"), ("slot", "9"), ("slot", "7")]);
+    assert!(!decide(&service, &other).over_limit());
+}
+
+fn unanswered_release_frees_or_buries(server: Option<&Server>) {
+    let service = service(server, RULES);
+    acquire(&service, "k=a", "1").unwrap();
+    release(&service, "k=a", "1", "?");
+    for stream in ["2", "3"] {
+        assert!(acquire(&service, "k=a", stream).is_some());
+    }
+    // The release overtakes the request.
+    release(&service, "k=b", "1", "?");
+    assert_eq!(acquire(&service, "k=b", "1"), None);
+    service.advance_us(15 * SECOND - 1);
+    assert_eq!(acquire(&service, "k=b", "1"), None, "the tombstone stays");
+    service.advance_us(1);
+    assert!(acquire(&service, "k=b", "1").is_some());
+}
+
+fn release_without_slot_entries_goes_by_token(server: Option<&Server>) {
+    let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 1}}]");
+    let named = acquire(&service, "k=a", "1").unwrap();
+    assert!(!decide(&service, &shop_request(&format!("k=a,release={named}"))).over_limit());
+    // Streams that nothing names have slots too.
+    let unnamed = decide(&service, &shop_request("k=a"));
+    assert!(!unnamed.over_limit());
+    assert!(decide(&service, &shop_request("k=a")).over_limit());
+    assert!(!decide(&service, &shop_request("k=a,release=?")).over_limit());
+    assert!(decide(&service, &shop_request("k=a")).over_limit());
+    assert!(!decide(&service, &shop_request(&format!("k=a,release={}", token(&unnamed)))).over_limit());
+    assert!(!decide(&service, &shop_request("k=a")).over_limit());
+}
+
+fn slot_ends_with_max_duration(server: Option<&Server>) {
+    let service = service(server, RULES);
+    let old = acquire(&service, "k=a", "1").unwrap();
+    acquire(&service, "k=a", "2").unwrap();
+    service.advance_us(600 * SECOND - 1);
+    assert_eq!(acquire(&service, "k=a", "3"), None);
+    service.advance_us(SECOND);
+    assert!(acquire(&service, "k=a", "3").is_some());
+    release(&service, "k=a", "1", &old);
+    assert!(acquire(&service, "k=a", "4").is_some());
+    assert_eq!(acquire(&service, "k=a", "5"), None);
+}
+
+fn lowered_limit_kills_nothing_and_a_raised_one_holds_at_once(server: Option<&Server>) {
+    let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 3}}]");
+    let tokens: Vec<_> = ["1", "2", "3"].map(|stream| acquire(&service, "k=a", stream).unwrap()).into();
+    load_shop_rules(&service, "descriptors: [{key: k, rate_limit: {concurrent: 1, max_duration: 5m}}]");
+    release(&service, "k=a", "1", &tokens[0]);
+    release(&service, "k=a", "2", &tokens[1]);
+    assert_eq!(acquire(&service, "k=a", "4"), None);
+    assert!(acquire(&service, "k=a", "3").is_some(), "the slot that is left goes on");
+    load_shop_rules(&service, "descriptors: [{key: k, rate_limit: {concurrent: 2}}]");
+    assert!(acquire(&service, "k=a", "4").is_some());
+    assert_eq!(acquire(&service, "k=a", "5"), None);
+    load_shop_rules(&service, "descriptors: [{key: k, rate_limit: {concurrent: 0}}]");
+    assert_eq!(acquire(&service, "k=b", "5"), None);
+}
+
+fn peek_takes_no_slot(server: Option<&Server>) {
+    let service = service(server, RULES);
+    let peek = || decide(&service, &shop_request("k=a,slot=1").hits(0)).over_limit();
+    for _ in 0..5 {
+        assert!(!peek());
+    }
+    acquire(&service, "k=a", "2").unwrap();
+    acquire(&service, "k=a", "3").unwrap();
+    assert!(peek());
+}
+
+fn hits_are_seats(server: Option<&Server>) {
+    let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 10}}]");
+    let big = decide(&service, &shop_request("k=a,slot=1").hits(7));
+    assert_eq!(big.statuses(), [(false, 3)]);
+    assert!(decide(&service, &shop_request("k=a,slot=2").hits(4)).over_limit());
+    assert!(!decide(&service, &shop_request("k=a,slot=3").hits(3)).over_limit());
+    // The hits of a release do not count.
+    decide(&service, &shop_request(&format!("k=a,slot=1,release={}", token(&big))).hits(100));
+    assert_eq!(decide(&service, &shop_request("k=a,slot=4")).statuses(), [(false, 6)]);
+    let too_many = decide(&service, &shop_request("k=a,slot=5").hits(11));
+    assert!(too_many.over_limit());
+}
+
+const LIST: &str = "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: minute, requests_per_unit: 3, name: rate}
+      - {concurrent: 2, name: streams}";
+
+fn list_is_all_or_nothing(server: Option<&Server>) {
+    let service = service(server, LIST);
+    let first = acquire(&service, "k=a", "1").unwrap();
+    acquire(&service, "k=a", "2").unwrap();
+    // No slot is free, so the rate is not charged: one hit is left for later.
+    for stream in ["3", "4", "5"] {
+        assert_eq!(acquire(&service, "k=a", stream), None);
+    }
+    release(&service, "k=a", "1", &first);
+    let third = acquire(&service, "k=a", "6").expect("the third hit is left, and a slot");
+    release(&service, "k=a", "6", &third);
+    // The rate is used up, so no slot is taken.
+    assert_eq!(acquire(&service, "k=a", "7"), None);
+    service.advance_us(60 * SECOND);
+    assert!(acquire(&service, "k=a", "8").is_some());
+    assert_eq!(acquire(&service, "k=a", "9"), None);
+}
+
+fn rejection_of_another_descriptor_gives_the_slot_back(server: Option<&Server>) {
+    let rules = "descriptors:
+  - {key: k, rate_limit: {concurrent: 1}}
+  - {key: day, rate_limit: {unit: day, requests_per_unit: 1}}";
+    let service = service(server, rules);
+    let ask = |stream: &str| decide(&service, &shop_request(&format!("k=a,slot={stream}; day=x,slot={stream}")));
+    let first = ask("1");
+    assert!(!first.over_limit());
+    let end = format!("k=a,slot=1,release={0}; day=x,slot=1,release={0}", token(&first));
+    assert!(!decide(&service, &shop_request(&end)).over_limit());
+    for stream in ["2", "3", "4"] {
+        let rejected = ask(stream);
+        assert!(rejected.over_limit());
+        assert_eq!(token(&rejected), "-");
+        // In Redis the slot is given back after the answer.
+        crate::kit::wait_for("the slot that was given back", || {
+            (!decide(&service, &shop_request("k=a,slot=peek").hits(0)).over_limit()).then_some(())
+        });
+    }
+    assert!(!decide(&service, &shop_request("k=a,slot=5")).over_limit());
+}
+
+fn shadow_limit_and_candidate_take_slots_and_reject_nothing(server: Option<&Server>) {
+    let rules = "descriptors:
+  - {key: shadow, shadow_mode: true, rate_limit: {concurrent: 1}}
+  - key: k
+    rate_limit:
+      - {concurrent: 5}
+      - {concurrent: 1, name: tighter, shadow_mode: true}";
+    let service = service(server, rules);
+    for stream in ["1", "2", "3"] {
+        assert!(acquire(&service, "shadow=a", stream).is_some());
+        assert!(acquire(&service, "k=a", stream).is_some());
+    }
+    let rejected = decide(&service, &shop_request("shadow=a,slot=9").hits(0));
+    assert!(!rejected.over_limit());
+}
+
+fn slot_of_a_replaced_limit_is_not_taken(server: Option<&Server>) {
+    let rules = "descriptors:
+  - {key: k, rate_limit: {concurrent: 1, name: streams}}
+  - {key: vip, rate_limit: {unlimited: true, replaces: [{name: streams}]}}";
+    let service = service(server, rules);
+    for stream in ["1", "2"] {
+        let request = shop_request(&format!("k=a,slot={stream}; vip=y,slot={stream}"));
+        assert!(!decide(&service, &request).over_limit());
+    }
+    assert!(acquire(&service, "k=a", "3").is_some());
+    assert_eq!(acquire(&service, "k=a", "4"), None);
+}
+
+fn override_carries_the_number(server: Option<&Server>) {
+    let service = service(server, RULES);
+    let ask = |stream: &str| decide(&service, &shop_request(&format!("k=a,slot={stream}")).limit(3, 0, None));
+    for stream in ["1", "2", "3"] {
+        assert!(!ask(stream).over_limit(), "{stream}");
+    }
+    assert!(ask("4").over_limit());
+    assert_eq!(acquire(&service, "k=a", "5"), None, "the rule's number holds without");
+}
+
+fn formatter_sent_as_text_is_refused(server: Option<&Server>) {
+    let service = service(server, RULES);
+    for request in ["k=a,slot=%STREAM_ID%", "k=a,slot=1,slot=%CONNECTION_ID%", "k=a,slot=1,release=%X%"] {
+        let error = service.decide(&shop_request(request)).expect_err("it is refused");
+        assert!(error.to_string().contains("enable_formatter_for_ratelimit_action_descriptor_value"), "{error}");
+        assert_eq!(error.grpc_code(), tonic::Code::InvalidArgument);
+    }
+    assert!(!decide(&service, &shop_request("other=%x%")).over_limit());
+}
+
+fn reset_frees_all_slots(server: Option<&Server>) {
+    use tollkeeper::serve::grpc::decode;
+    use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+    let service = service(server, RULES);
+    acquire(&service, "k=a", "1").unwrap();
+    acquire(&service, "k=a", "2").unwrap();
+    let rules = service.inner.rules.current_rules_owned().expect("rules are loaded");
+    let context = service.inner.build_decision_context(Some(&rules), DEFAULT_DEADLINE);
+    let message = shop_request("k=a").0;
+    let request = decode::convert_request(&message);
+    let deleted =
+        crate::kit::test_service::store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
+    assert_eq!(deleted.expect("the store answers"), [1]);
+    assert!(acquire(&service, "k=a", "3").is_some());
+}
+
+fn parallel_streams_never_exceed_the_limit(server: Option<&Server>) {
+    let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 3}}]");
+    let (now, most, admitted) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    in_parallel(8, |thread| {
+        for turn in 0..50 {
+            let stream = format!("{thread}.{turn}");
+            let Some(token) = acquire(&service, "k=a", &stream) else { continue };
+            admitted.fetch_add(1, Ordering::SeqCst);
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::yield_now();
+            now.fetch_sub(1, Ordering::SeqCst);
+            release(&service, "k=a", &stream, &token);
+        }
+    });
+    assert!(most.into_inner() <= 3);
+    assert!(admitted.into_inner() > 50);
+    for stream in ["a", "b", "c"] {
+        assert!(acquire(&service, "k=a", stream).is_some(), "all slots are free");
+    }
+}
+
+fn inactive_limit_frees_its_slots(server: Option<&Server>) {
+    // Noon UTC on a Wednesday.
+    let rules = "descriptors: [{key: k, rate_limit: {concurrent: 1, active: {from: \"11:00\", to: \"13:00\"}}}]";
+    let service = service(server, rules);
+    let token = acquire(&service, "k=a", "1").unwrap();
+    service.advance_us(2 * 3600 * SECOND);
+    release(&service, "k=a", "1", &token);
+    service.advance_us(22 * 3600 * SECOND);
+    assert!(acquire(&service, "k=a", "2").is_some());
+}
+
+fn entries_at_the_end_are_matched_in_other_domains(server: Option<&Server>) {
+    let rules = "descriptors: [{key: k, descriptors: [{key: slot, rate_limit: {unit: day, requests_per_unit: 1}}]}]";
+    let service = service(server, rules);
+    assert!(!decide(&service, &shop_request("k=a,slot=%1")).over_limit());
+    assert!(decide(&service, &shop_request("k=a,slot=%1")).over_limit());
+    assert!(decide(&service, &shop_request("k=a,slot=%1")).response.dynamic_metadata.is_none());
+}

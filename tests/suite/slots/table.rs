@@ -1,0 +1,227 @@
+//! The table of slots against a model that looks at the clock at once, over random histories: acquires, repeated
+//! acquires, releases by token, by `?` and by `-`, in any order, with expiry, dead holders and changing limits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::algorithm::slots::{self, OwnSlot};
+use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::Hits;
+use tollkeeper::limit::slot::{HolderId, SlotAction, SlotChange, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
+use tollkeeper::limit::slot_table::{SWEEP_INTERVAL_US, SlotQuery, SlotTable};
+use tollkeeper::limit::{Limit, LimitSpec};
+
+use crate::kit::seeded_random::Chance;
+
+/// `max_duration` of the limits here, in seconds.
+pub(super) const MAX_DURATION_S: u32 = 60;
+
+pub(super) fn concurrent_limit(concurrent: u32) -> Limit {
+    let period = Period::new(Unit::Second, MAX_DURATION_S).unwrap();
+    Limit::new(&LimitSpec::new(Algorithm::Concurrent, concurrent, period)).unwrap()
+}
+
+/// One request to a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) slot: SlotUse,
+    pub(super) hits: Hits,
+    pub(super) limit: u32,
+    pub(super) now: Time,
+}
+
+/// Makes a step on a table, as the memory store does.
+pub(super) fn take_step(table: &mut SlotTable, step: Step, dead: &BTreeSet<HolderId>) -> ChargeResult {
+    let limit = concurrent_limit(step.limit);
+    let request = ChargeRequest::new(step.hits, 0);
+    let seats = match step.hits {
+        Hits::Charge(seats) => seats,
+        Hits::Peek => 1,
+        Hits::Refund(_) => 0,
+    };
+    let is_dead = |holder: HolderId| dead.contains(&holder);
+    let query = SlotQuery { slot: &step.slot, now: step.now, seats, limit: u64::from(step.limit), is_dead: &is_dead };
+    let mut state = table.view(query);
+    let result = slots::charge(&limit, &mut state, step.now, request);
+    table.apply(&step.slot, &state, step.now, limit.period_us());
+    result
+}
+
+/// Random steps on few slots and holders.
+pub(super) struct Steps {
+    pub(super) chance: Chance,
+    pub(super) now: Time,
+    pub(super) limit: u32,
+    /// Tokens that were handed out, newest last, by slot.
+    tokens: BTreeMap<u128, Vec<SlotToken>>,
+    pub(super) dead: BTreeSet<HolderId>,
+    next_token: u64,
+}
+
+impl Steps {
+    pub(super) fn new(seed: u64) -> Self {
+        let start = Time::from_secs(1_800_000_000);
+        let (chance, tokens, dead) = (Chance::new(seed), BTreeMap::new(), BTreeSet::new());
+        Self { chance, now: start, limit: 5, tokens, dead, next_token: 1 }
+    }
+
+    pub(super) fn next_step(&mut self) -> Step {
+        let chance = &mut self.chance;
+        self.now = self.now.plus_us(match chance.below(20) {
+            0 => chance.below(u64::from(MAX_DURATION_S) * 1_000_000),
+            1..4 => chance.below(3_000_000),
+            _ => chance.below(100_000),
+        });
+        if chance.one_in(20) {
+            self.limit = u32::try_from(chance.below(8)).unwrap();
+        }
+        let id = u128::from(chance.below(12));
+        let holder = HolderId(chance.below(3));
+        if chance.one_in(30) {
+            let dead = HolderId(chance.below(3));
+            if !self.dead.remove(&dead) {
+                self.dead.insert(dead);
+            }
+        }
+        let known = self.tokens.entry(id).or_default();
+        let (action, token, hits) = match chance.below(10) {
+            0..5 => {
+                // A holder that calls lives.
+                self.dead.remove(&holder);
+                let token = SlotToken(self.next_token);
+                self.next_token += 1;
+                known.push(token);
+                (SlotAction::Acquire, token, Hits::Charge(1 + chance.below(2) * chance.below(3)))
+            }
+            5 => (SlotAction::Acquire, SlotToken(u64::MAX), Hits::Peek),
+            6 | 7 => (SlotAction::Release, known.last().copied().unwrap_or(SlotToken(0)), Hits::Refund(1)),
+            8 if !known.is_empty() => (SlotAction::Release, chance.pick(known), Hits::Refund(1)),
+            _ => (SlotAction::ReleaseUnanswered, SlotToken(0), Hits::Refund(1)),
+        };
+        let slot = SlotUse { id: SlotId(id), token, holder, action };
+        Step { slot, hits, limit: self.limit, now: self.now }
+    }
+}
+
+/// What a table should have: slots and buried ones, by id.
+#[derive(Default)]
+struct Model {
+    slots: BTreeMap<u128, (SlotToken, HolderId, Time, u64)>,
+    buried: BTreeMap<u128, Time>,
+}
+
+impl Model {
+    fn forget_ended(&mut self, now: Time) {
+        self.slots.retain(|_, (_, _, ends, _)| *ends > now);
+        self.buried.retain(|_, ends| *ends > now);
+    }
+
+    fn seats(&self, dead: &BTreeSet<HolderId>) -> u64 {
+        self.slots.values().filter(|(_, holder, ..)| !dead.contains(holder)).map(|(.., seats)| seats).sum()
+    }
+}
+
+#[test]
+fn table_follows_the_protocol_over_random_histories() {
+    let (mut taken, mut overtaken, mut expired, mut late) = (0, 0, 0, 0);
+    for seed in 0..300 {
+        let (mut steps, mut table, mut model) = (Steps::new(seed), SlotTable::default(), Model::default());
+        for turn in 0..400 {
+            let step = steps.next_step();
+            let at = format!("seed {seed}, turn {turn}: {step:?}");
+            model.forget_ended(step.now);
+            let (id, free) = (step.slot.id.0, model.seats(&steps.dead));
+            let own = model.slots.get(&id).copied();
+            let before = table.clone();
+            let result = take_step(&mut table, step, &steps.dead);
+            expired += result.expired_seats;
+            match step.hits {
+                Hits::Charge(seats) => match (model.buried.contains_key(&id), own) {
+                    (true, _) => {
+                        assert!(!result.admitted && result.slot == SlotChange::Overtaken, "{at}");
+                        assert_eq!(result.retry_after_us, None, "{at}");
+                        overtaken += 1;
+                    }
+                    (false, Some((.., seats))) if result.slot == SlotChange::Renewed => {
+                        let ends = step.now.plus_us(u64::from(MAX_DURATION_S) * 1_000_000);
+                        model.slots.insert(id, (step.slot.token, step.slot.holder, ends, seats));
+                    }
+                    (false, own) => {
+                        // The slot of a holder that was dead may be gone.
+                        assert!(own.is_none_or(|(_, holder, ..)| holder != step.slot.holder) || own.is_none(), "{at}");
+                        let fits = free + seats <= u64::from(step.limit);
+                        assert!(fits || !result.admitted, "more than the limit: {at}");
+                        if result.admitted {
+                            assert_eq!(result.slot, SlotChange::Taken, "{at}");
+                            let ends = step.now.plus_us(u64::from(MAX_DURATION_S) * 1_000_000);
+                            model.slots.insert(id, (step.slot.token, step.slot.holder, ends, seats));
+                            taken += 1;
+                        } else if fits {
+                            // Slots that are over are looked for once a second.
+                            let later = Step { now: step.now.plus_us(SWEEP_INTERVAL_US), ..step };
+                            let again = take_step(&mut before.clone(), later, &steps.dead);
+                            assert!(again.admitted, "still rejected a second later: {at}");
+                            late += 1;
+                        }
+                    }
+                },
+                Hits::Peek => assert!(result.slot == SlotChange::None && table.used() <= before.used(), "{at}"),
+                Hits::Refund(_) => {
+                    assert!(result.admitted, "{at}");
+                    let unanswered = step.slot.action == SlotAction::ReleaseUnanswered;
+                    match own {
+                        Some((token, ..)) if unanswered || token == step.slot.token => {
+                            assert_eq!(result.slot, SlotChange::Freed, "{at}");
+                            model.slots.remove(&id);
+                        }
+                        None if unanswered && !model.buried.contains_key(&id) => {
+                            assert_eq!(result.slot, SlotChange::Buried, "{at}");
+                            model.buried.insert(id, step.now.plus_us(TOMBSTONE_US));
+                        }
+                        Some(_) | None => assert_eq!(result.slot, SlotChange::None, "{at}"),
+                    }
+                }
+            }
+            // A walk over all slots removes those of dead holders, also if these come back.
+            let holders = table.summarize(step.now, &|_| false).holders;
+            let is_there = |holder: &HolderId| holders.iter().any(|(there, _)| there == holder);
+            model.slots.retain(|_, (_, holder, ..)| !steps.dead.contains(holder) || is_there(holder));
+            let counted: u64 = model.slots.values().map(|(.., seats)| seats).sum();
+            assert!(table.used() >= model.seats(&steps.dead), "a slot is not counted: {at}");
+            let summary = table.summarize(step.now, &|holder| steps.dead.contains(&holder));
+            assert_eq!(summary.seats, model.seats(&steps.dead), "{at}");
+            assert_eq!(summary.tombstones, model.buried.len() as u64, "{at}");
+            assert!(table.used() >= summary.seats && counted >= summary.seats, "{at}");
+        }
+    }
+    // The histories meet every case.
+    assert!(taken > 5_000 && overtaken > 500 && expired > 500 && late > 20, "{taken} {overtaken} {expired} {late}");
+}
+
+#[test]
+fn buried_slots_are_bounded() {
+    let mut table = SlotTable::default();
+    let now = Time::from_secs(1_800_000_000);
+    for id in 0..20_000 {
+        let slot =
+            SlotUse { id: SlotId(id), token: SlotToken(0), holder: HolderId(1), action: SlotAction::ReleaseUnanswered };
+        take_step(&mut table, Step { slot, hits: Hits::Refund(1), limit: 1, now }, &BTreeSet::new());
+    }
+    assert_eq!(table.summarize(now, &|_| false).tombstones, 10_000);
+    assert_eq!(table.used(), 0);
+}
+
+#[test]
+fn table_without_slots_is_empty() {
+    let (mut table, mut steps) = (SlotTable::default(), Steps::new(1));
+    let step = steps.next_step();
+    let acquire = Step { slot: SlotUse { action: SlotAction::Acquire, ..step.slot }, hits: Hits::Charge(1), ..step };
+    take_step(&mut table, acquire, &BTreeSet::new());
+    assert!(!table.is_empty());
+    let release = Step { slot: SlotUse { action: SlotAction::Release, ..acquire.slot }, hits: Hits::Refund(1), ..step };
+    take_step(&mut table, release, &BTreeSet::new());
+    assert!(table.is_empty());
+    assert_eq!(OwnSlot::default(), OwnSlot::Absent);
+}
