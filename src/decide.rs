@@ -27,6 +27,7 @@ mod status;
 mod metadata;
 mod request_headers;
 mod merge;
+pub mod quota;
 
 use std::borrow::Cow;
 use std::sync::Arc;
