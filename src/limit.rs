@@ -12,6 +12,7 @@ pub mod calendar;
 pub mod window;
 pub mod active;
 pub mod regions;
+pub mod hold;
 pub mod division;
 
 use std::fmt;

@@ -32,8 +32,11 @@ use self::memory::MemoryStore;
 use self::redis::Redis;
 use self::stats::StoreStats;
 use crate::base::clock::Time;
+use crate::limit::Limit;
 use crate::limit::charge::Charge;
+use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
 use crate::limit::request::Hits;
+use crate::settings::counters::KeyFormat;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
 use crate::store::charge::{ChargeResults, DeferredOutcomes, LimitAdmissions, StoreOutcome};
@@ -252,6 +255,60 @@ impl Store {
         }
     }
 
+    /// Adjusts what a holder holds on the only counter of the charge, whose hits are ignored: charges what it used, and
+    /// grants what it wants as far as that fits. The memory store answers without waiting, any other by the deadline of
+    /// `context`. A limit that cannot be held ([`Store::hold_refusal`]) is neither charged nor granted.
+    ///
+    /// After an error, the caller must assume that the request was carried out and that it was not: what it reported as
+    /// used may have been charged, and what it held may be held on.
+    pub fn adjust_hold(
+        &self,
+        charge: &Charge<'_>,
+        holder: HolderId,
+        request: HoldRequest,
+        context: StoreContext<'_>,
+    ) -> impl Future<Output = Result<HoldAnswer, ChargeError>> + Send + use<> {
+        let is_refused = charge.counters.first().is_none_or(|counter| self.hold_refusal(counter.limit).is_some());
+        let now = context.now;
+        let immediate = match &self.backend {
+            _ if is_refused => Ok(HoldAnswer::nothing_granted(now)),
+            StoreBackend::Memory(memory) => memory.adjust_hold(charge, holder, request, now).map_err(ChargeError::from),
+            StoreBackend::Redis(_) | StoreBackend::Memcache(_) => Ok(HoldAnswer::nothing_granted(now)),
+        };
+        async move { immediate }
+    }
+
+    /// Adjusts a hold on the fallback counters of this process, under its share of the limit, while the store fails.
+    ///
+    /// # Errors
+    /// The counters of this process are full.
+    pub fn adjust_fallback_hold(
+        &self,
+        charge: &Charge<'_>,
+        holder: HolderId,
+        request: HoldRequest,
+        now: Time,
+    ) -> Result<HoldAnswer, ChargeError> {
+        let is_refused = charge.counters.first().is_none_or(|counter| counter.limit.hold_refusal().is_some());
+        let answer = match &self.backend {
+            _ if is_refused => Ok(HoldAnswer::nothing_granted(now)),
+            StoreBackend::Memory(memory) => memory.adjust_hold(charge, holder, request, now),
+            StoreBackend::Redis(redis) => redis.fallback().adjust_hold(charge, holder, request, now),
+            StoreBackend::Memcache(memcache) => memcache.fallback().adjust_hold(charge, holder, request, now),
+        };
+        Ok(answer?)
+    }
+
+    /// Reason why hits of the limit cannot be held in this store, for people; `None` if they can.
+    pub fn hold_refusal(&self, limit: &Limit) -> Option<&'static str> {
+        match &self.backend {
+            StoreBackend::Memory(_) => limit.hold_refusal(),
+            StoreBackend::Redis(redis) if redis.uses_own_key_format() => limit.hold_refusal(),
+            StoreBackend::Redis(_) => Some(REFUSED_IN_RATELIMIT_FORMAT),
+            StoreBackend::Memcache(_) => Some(REFUSED_IN_MEMCACHE),
+        }
+    }
+
     /// True if [`Store::scan`] can list keys. The memory store keeps hashes of keys only; memcached lists none.
     pub const fn can_scan(&self) -> bool {
         matches!(self.backend, StoreBackend::Redis(_))
@@ -399,6 +456,24 @@ impl StoreBackend {
                 }
             }
         }
+    }
+}
+
+/// Reason why nothing is held in Redis in the key format of envoyproxy/ratelimit.
+const REFUSED_IN_RATELIMIT_FORMAT: &str =
+    "TOLLKEEPER_KEY_FORMAT=ratelimit: counters that envoyproxy/ratelimit also counts cannot be divided";
+/// Reason why nothing is held in memcached.
+const REFUSED_IN_MEMCACHE: &str =
+    "TOLLKEEPER_STORE=memcache: memcached cannot change a counter and its holds in one step";
+
+/// Returns the reason why hits of a limit cannot be held in a store with these settings, for people; `None` if they
+/// can.
+pub fn hold_refusal_in_store(limit: &Limit, settings: &StoreSettings) -> Option<&'static str> {
+    match settings {
+        StoreSettings::Memory => limit.hold_refusal(),
+        StoreSettings::Redis(redis) if redis.key_format == KeyFormat::Tollkeeper => limit.hold_refusal(),
+        StoreSettings::Redis(_) => Some(REFUSED_IN_RATELIMIT_FORMAT),
+        StoreSettings::Memcache(_) => Some(REFUSED_IN_MEMCACHE),
     }
 }
 

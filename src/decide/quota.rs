@@ -14,7 +14,7 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits, MAX_HITS, Request};
-use crate::limit::{Consistency, Limit, StorePolicy};
+use crate::limit::{Limit, StorePolicy};
 use crate::rules::rule::set::CompiledRule;
 use crate::store::charge::{ChargeResults, DecidedBy, DeferredOutcomes, StoreOutcome, spawn_outcome_handler};
 
@@ -104,27 +104,6 @@ pub struct ReportedHits {
     pub denied: u64,
 }
 
-impl Limit {
-    /// Reason why the limit cannot be divided among proxies, for people; `None` if it can.
-    pub fn quota_refusal(&self) -> Option<&'static str> {
-        use crate::limit::algorithm::Algorithm;
-        if self.global_scope().is_some() {
-            return Some("`scope: global`: a region admits only hits that the global Redis granted to it");
-        }
-        if self.ban().is_some() {
-            return Some("`ban`: a proxy that admits hits by itself does not know of the ban");
-        }
-        if self.consistency() != Consistency::Strict {
-            return Some("`consistency: eventual`: replicas admit hits by themselves already");
-        }
-        match self.algorithm() {
-            Algorithm::LeakyBucket => Some("leaky_bucket: a queue needs one order of arrival for all proxies"),
-            Algorithm::SlidingWindowLog => Some("sliding_window_log: only a proxy knows the time of each of its hits"),
-            Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => None,
-        }
-    }
-}
-
 impl BucketCounter {
     const fn new(counter: Counter<'_>) -> Self {
         Self { limit: *counter.limit, tag: counter.tag, epoch: counter.epoch }
@@ -197,7 +176,7 @@ impl Decider {
     ) -> BucketLimits {
         let deciding = || selection.limits.iter().filter(|selected| !selected.shadow);
         let rule = || compiled.rule.path.clone().into_boxed_str();
-        if let Some(reason) = deciding().find_map(|selected| selected.limit.quota_refusal()) {
+        if let Some(reason) = deciding().find_map(|selected| self.store.hold_refusal(&selected.limit)) {
             return BucketLimits::Refused(LimitRefusal { rule: rule(), reason });
         }
         let counters: SmallVec<[BucketCounter; 1]> = deciding().map(|selected| BucketCounter::new(selected.counter())).collect();

@@ -29,10 +29,11 @@ mod assign;
 
 use smallvec::SmallVec;
 
-pub use self::divided_limit::{DividedLimit, Form, HeldAmount};
+pub use self::divided_limit::{DividedLimit, Form};
 use self::fair_share::FillLevel;
 pub use self::holder::{Holder, Strategy, Tokens, Usage};
 use crate::base::clock::Time;
+use crate::limit::hold::HeldAmount;
 
 /// Time that an assignment takes to be in force after it was sent, and by which clocks and deliveries differ, in
 /// microseconds.

@@ -27,6 +27,7 @@ use self::divisions::Divisions;
 use self::stats::QuotaStats;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::limit::hold::HolderId;
 use crate::serve::grpc::service::RateLimitService;
 
 /// Interval at which what became free is looked for.
@@ -51,6 +52,8 @@ pub struct QuotaService {
     service: Arc<RateLimitService>,
     bounds: QuotaBounds,
     divisions: Divisions,
+    /// Identity of this replica among the holders of counters.
+    holder: HolderId,
     streams: Mutex<HashMap<u64, Arc<StreamHandle>>>,
     next_stream: AtomicU64,
     /// Counts since the start.
@@ -92,6 +95,7 @@ impl QuotaService {
         let now_us = service.clock.now().as_micros();
         Arc::new(Self {
             divisions: Divisions::default(),
+            holder: HolderId::random(),
             service,
             bounds,
             streams: Mutex::default(),

@@ -31,7 +31,9 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
+use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
 use crate::limit::request::Hits;
+use crate::store::error::MemoryFull;
 
 /// Fallback counters.
 #[derive(Debug)]
@@ -113,6 +115,17 @@ impl Fallback {
     /// Returns which limits would admit the charge; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         self.with_charge_under_shares(charge, |charge| self.memory.admits(charge, now))
+    }
+
+    /// Adjusts a hold on the counter of the charge under this process's share of its limit.
+    pub fn adjust_hold(
+        &self,
+        charge: &Charge<'_>,
+        holder: HolderId,
+        request: HoldRequest,
+        now: Time,
+    ) -> Result<HoldAnswer, MemoryFull> {
+        self.with_charge_under_shares(charge, |charge| self.memory.adjust_hold(charge, holder, request, now))
     }
 
     /// Stores the states that Redis reported for counters of a path, each given by its limit and tag. Times later than

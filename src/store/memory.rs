@@ -23,6 +23,7 @@ use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
+use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
 use crate::store::error::MemoryFull;
 use crate::store::stats::MemoryUsage;
 
@@ -79,6 +80,17 @@ impl MemoryStore {
     /// Returns which limits would admit a charge; charges nothing.
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         self.lock_shard(charge.path_hash).peek_admissions(charge, now)
+    }
+
+    /// Adjusts the hold of a holder on the only counter of the charge. A reset of the counter leaves its holds.
+    pub fn adjust_hold(
+        &self,
+        charge: &Charge<'_>,
+        holder: HolderId,
+        request: HoldRequest,
+        now: Time,
+    ) -> Result<HoldAnswer, MemoryFull> {
+        self.lock_shard(charge.path_hash).adjust_hold(charge, holder, request, now)
     }
 
     /// Replaces the states of counters of a path. `each` is called once, with a function that takes limit, tag and

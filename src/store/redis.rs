@@ -137,6 +137,11 @@ impl Redis {
         &self.calls.fallback
     }
 
+    /// Returns true if counters have tollkeeper's own keys, not those of envoyproxy/ratelimit.
+    pub fn uses_own_key_format(&self) -> bool {
+        self.keys.uses_own_format()
+    }
+
     /// Returns the slot of this replica and the number of live replicas.
     pub fn replicas(&self) -> &ReplicaMembership {
         self.heartbeat.replicas()

@@ -2,6 +2,7 @@
 
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::hold::HeldAmount;
 
 /// Longest time in which the full limit is there again, for limits that are divided as rates.
 const MAX_RATE_REFILL_US: u64 = 20_000_000;
@@ -27,15 +28,6 @@ pub struct DividedLimit {
     /// Period in whole seconds.
     pub period_s: u64,
     algorithm: Algorithm,
-}
-
-/// Amounts that a holder takes from a limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldAmount {
-    /// Hits, or hits per period of a rate.
-    pub hits: u64,
-    /// Tokens of a bucket's capacity; 0 for windows.
-    pub capacity: u64,
 }
 
 impl DividedLimit {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -15,8 +16,10 @@ use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded, lock_ignoring_poison, upper_half};
 use crate::decide::quota::BucketCounters;
 use crate::limit::StorePolicy;
+use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US};
+use crate::store::StoreContext;
 use crate::limit::division::{
-    Assignment, DividedLimit, Division, Form, PoolGrant, PoolRequest, RATE_TTL_S, Retirement, Strategy, Usage,
+    Assignment, DividedLimit, Division, OtherReplica, PoolGrant, PoolRequest, RATE_TTL_S, Retirement, Strategy, Usage,
 };
 
 /// Calls to the store that are in flight for one stream, or for all keys that are due.
@@ -55,14 +58,8 @@ pub(super) struct KeyDivision {
     is_asking: bool,
     /// The last call failed.
     pub(super) has_failed: bool,
-    stand_ins: SmallVec<[StandIn; 1]>,
-}
-
-/// Count of a limit while the store does not answer.
-#[derive(Clone, Copy, Debug, Default)]
-struct StandIn {
-    window: u64,
-    charged: u64,
+    /// What is held is held of the fallback counters.
+    is_local: bool,
 }
 
 impl Default for Divisions {
@@ -244,11 +241,11 @@ impl KeyDivision {
         let limits = counters.counters.iter().map(|counter| DividedLimit::new(&counter.limit));
         Self {
             division: Division::new(limits),
-            stand_ins: counters.counters.iter().map(|_| StandIn::default()).collect(),
             counters: Arc::new(counters),
             wakes_at: None,
             is_asking: false,
             has_failed: false,
+            is_local: false,
         }
     }
 
@@ -261,52 +258,79 @@ impl KeyDivision {
         self.division.pools.iter().any(|pool| pool.held_until.since_us(now) < 3_000_000)
     }
 
-    fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: Option<PoolGrant>, now: Time) {
-        self.has_failed = answer.is_none();
-        match answer {
-            Some(grant) => self.division.grant(index, request, grant, now),
-            None => {
-                self.division.refuse(index, request);
-                if self.counters.failure_policy() == StorePolicy::Local && self.is_hold_over(now) {
-                    let grant = self.grant_locally(index, request, now);
-                    self.division.grant(index, request, grant, now);
-                }
-            }
-        }
-    }
-
-    /// What this replica takes of a limit by itself.
-    fn grant_locally(&mut self, index: usize, request: &PoolRequest, now: Time) -> PoolGrant {
+    fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: HoldOutcome, now: Time) {
         let limit = self.division.pools[index].limit;
-        let window_us = limit.period_s * 1_000_000;
-        let window = now.as_micros() / window_us;
-        let Some(stand_in) = self.stand_ins.get_mut(index) else { return PoolGrant::default() };
-        if stand_in.window != window {
-            *stand_in = StandIn { window, charged: 0 };
-        }
-        stand_in.charged = stand_in.charged.saturating_add(request.used);
-        let left = match limit.form {
-            Form::Rate => limit.total(),
-            Form::Lent => limit.total().saturating_sub(stand_in.charged),
-        };
-        let held = limit.share_of_amount(request.wanted).min(left);
-        PoolGrant {
-            held: limit.held_amount(held),
-            room: left - held,
-            others: SmallVec::new(),
-            window_ends: Some(Time::from_micros((window + 1) * window_us)),
+        self.has_failed = matches!(answer, HoldOutcome::Failed | HoldOutcome::HeldLocally(_));
+        match answer {
+            HoldOutcome::Held(answer) => {
+                self.is_local = false;
+                self.division.grant(index, request, convert_answer(&limit, answer, now), now);
+            }
+            // What the store gave before lasts until its end.
+            HoldOutcome::HeldLocally(_) if !self.is_hold_over(now) && !self.is_local => {
+                self.division.refuse(index, request);
+            }
+            HoldOutcome::HeldLocally(answer) => {
+                self.is_local = true;
+                self.division.grant(index, request, convert_answer(&limit, answer, now), now);
+            }
+            HoldOutcome::Failed => self.division.refuse(index, request),
         }
     }
 }
 
+/// Outcome of a request to the store.
+#[derive(Debug)]
+enum HoldOutcome {
+    /// The store answered.
+    Held(HoldAnswer),
+    /// The store failed, and the fallback counters of this process answered.
+    HeldLocally(HoldAnswer),
+    /// The store failed.
+    Failed,
+}
+
 impl QuotaService {
-    /// Changes what this replica holds of a counter; `None` if the store failed.
-    async fn adjust_hold(
-        &self,
-        _counters: &BucketCounters,
-        _index: usize,
-        _request: &PoolRequest,
-    ) -> Option<PoolGrant> {
-        None
+    /// Changes what this replica holds of a counter; `None` if the store failed and nothing decides for it.
+    async fn adjust_hold(&self, counters: &BucketCounters, index: usize, request: &PoolRequest) -> HoldOutcome {
+        let store = &self.service.decider.store;
+        let asked = HoldRequest {
+            used: request.used,
+            wanted: request.wanted,
+            lasts_us: request.for_us.min(MAX_HOLD_US),
+            demand: request.demand,
+        };
+        let now = self.service.clock.now();
+        let deadline = Instant::now() + store.timeout();
+        let context = StoreContext { now, deadline: Some(deadline), span_ref: None, charge_times: &[] };
+        let answer = counters.with_charge(index, |charge| store.adjust_hold(charge, self.holder, asked, context));
+        let Some(answer) = answer else { return HoldOutcome::Failed };
+        match answer.await {
+            Ok(answer) => HoldOutcome::Held(answer),
+            Err(_) => {
+                self.stats.store_failures.add(1);
+                let is_local = counters.failure_policy() == StorePolicy::Local;
+                let fallback = || counters.with_charge(index, |it| store.adjust_fallback_hold(it, self.holder, asked, now));
+                match fallback_if(is_local, fallback) {
+                    Some(Ok(answer)) => HoldOutcome::HeldLocally(answer),
+                    Some(Err(_)) | None => HoldOutcome::Failed,
+                }
+            }
+        }
+    }
+}
+
+fn fallback_if<T>(wanted: bool, ask: impl FnOnce() -> Option<T>) -> Option<T> {
+    if wanted { ask() } else { None }
+}
+
+/// Converts an answer of the store that came at `now`.
+fn convert_answer(limit: &DividedLimit, answer: HoldAnswer, now: Time) -> PoolGrant {
+    let others = answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held });
+    PoolGrant {
+        held: answer.granted,
+        room: limit.share_of_amount(answer.room),
+        others: others.collect(),
+        window_ends: answer.window_end.map(|end| now.plus_us(end.since_us(answer.now))),
     }
 }

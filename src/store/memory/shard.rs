@@ -4,16 +4,20 @@
 //! slot, so that there are no holes: a sweep is a walk, and a random index is a random counter. Nothing doubles:
 //! entries grow by a chunk at a time, the index by a quarter.
 
+mod holds;
+
 use smallvec::SmallVec;
 
 use super::entry::{CounterEntry, seconds_rounded_down};
 use super::index::{EntryIndex, MAX_ENTRIES};
 use crate::base::clock::Time;
+use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, CountingMethod, sliding_window_log};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, JointLimit};
+use crate::limit::hold::HeldCounter;
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -44,6 +48,8 @@ pub(super) struct MemoryShard {
     random: u64,
     /// Counters over their limits may be evicted too.
     evicts_any: bool,
+    /// Holds on counters, by the keys of these.
+    holds: PrehashedMap<HeldCounter>,
 }
 
 /// Result of the search for a charged counter: the index of its entry, if it exists.
@@ -74,6 +80,7 @@ impl MemoryShard {
             evicted: 0,
             random: 0x9e37_79b9_7f4a_7c15,
             evicts_any: false,
+            holds: PrehashedMap::default(),
         }
     }
 
@@ -84,6 +91,9 @@ impl MemoryShard {
 
     /// Charges all counters of a descriptor; returns the result of each limit.
     pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        if self.is_held(charge) {
+            return self.charge_held(charge, now);
+        }
         // Peeks and refunds add no counter.
         let may_add = matches!(charge.request.hits, Hits::Charge(_));
         if let [counter] = &*charge.counters {
@@ -148,6 +158,9 @@ impl MemoryShard {
 
     /// Returns which limits of a descriptor would admit a charge.
     pub(super) fn peek_admissions(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+        if self.is_held(charge) {
+            return self.peek_held_admissions(charge, now);
+        }
         let admits = charge.counters.iter().map(|counter| {
             let slot = self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit());
             let state = self.take_state(&slot);
@@ -209,6 +222,7 @@ impl MemoryShard {
         if self.logs.len() > 4 * (self.logs.len() - self.free_logs.len()) {
             self.compact_logs();
         }
+        self.sweep_holds(now);
     }
 
     /// Drops unused logs, so that the used ones are contiguous.
@@ -226,7 +240,7 @@ impl MemoryShard {
     pub(super) fn usage(&self) -> MemoryUsage {
         MemoryUsage {
             counters: self.length as u64,
-            bytes: self.bytes(),
+            bytes: self.bytes() + self.holds_bytes(),
             evicted: self.evicted,
             capacity_bytes: self.capacity_bytes,
         }

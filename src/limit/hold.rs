@@ -1,0 +1,432 @@
+//! Holds: hits of a limit that a holder may admit without asking, which every decision on the counter leaves out.
+//!
+//! A holder (a replica that answers quota streams) asks for hits for a time. Until then the limit of all other
+//! decisions is lower by them, and only what the holder reports as used is counted. Hits that were not reported by the
+//! end count as used at the end, so that a holder that dies costs its hits once.
+//!
+//! What a hold takes depends on the algorithm ([`HeldAmount`]). In windows it takes hits of each window, and ends with
+//! the window of its last moment, in a sliding_window_counter with the window after that: hits used just before its end
+//! count until then. In a bucket it takes capacity, and refill if the holder has a rate of its own; at its end the
+//! capacity is charged.
+//!
+//! Everything here is pure. `store::memory` keeps [`HeldCounter`] beside a counter; in Redis `lua/hold.lua` does the
+//! same arithmetic, and [`CounterHold`] follows the state of the counter.
+
+use smallvec::SmallVec;
+
+use super::Limit;
+use super::algorithm::state::State;
+use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
+use super::charge::{ChargeRequest, ChargeResult, clamp_to_u32, effective_time};
+use super::request::Hits;
+use crate::base::clock::Time;
+use crate::base::random::random_u64_pair;
+
+/// Longest time for which hits can be held without a renewal, in microseconds: an hour.
+pub const MAX_HOLD_US: u64 = 3_600_000_000;
+
+/// Maximum number of holders of a counter; a further one is granted nothing.
+pub const MAX_HOLDERS: usize = 128;
+
+/// Identity of a holder: random, and the same for all counters of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderId(pub [u8; 16]);
+
+impl HolderId {
+    /// Creates an identity that no other process has.
+    pub fn random() -> Self {
+        let (first, second) = random_u64_pair();
+        Self((u128::from(first) << 64 | u128::from(second)).to_le_bytes())
+    }
+}
+
+/// Hits that a hold takes from a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldAmount {
+    /// Hits taken from each window; of a token_bucket, hits per period taken from its refill, which only a holder with
+    /// a rate of its own needs.
+    pub hits: u64,
+    /// Hits taken from the capacity of a token_bucket: those that can pass at once. Always 0 for windows.
+    pub capacity: u64,
+}
+
+/// What a holder asks of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HoldRequest {
+    /// Hits admitted since the last call: they are charged, and what is held falls by them. Hits beyond what is held
+    /// are charged as debt, up to the limit and the capacity.
+    ///
+    /// A holder that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
+    pub used: u64,
+    /// What to hold from now on. What is still held, up to this, is always granted; the rest if it fits.
+    pub wanted: HeldAmount,
+    /// Time from the store's now for which to hold it, in microseconds, at most [`MAX_HOLD_US`]. A call renews the
+    /// whole hold.
+    pub lasts_us: u64,
+    /// Hits in a period that the holder could use, for the other holders to see.
+    pub demand: u64,
+}
+
+/// Answer to a [`HoldRequest`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HoldAnswer {
+    /// What is held now.
+    pub granted: HeldAmount,
+    /// Time of the store. The times below are by the same clock.
+    pub now: Time,
+    /// Time at which the hold ends, unless it is renewed: at least `now` plus what was asked for.
+    pub until: Time,
+    /// What would still fit beside all holds.
+    pub room: HeldAmount,
+    /// The other holders, at most [`MAX_HOLDERS`].
+    pub others: Vec<OtherHolder>,
+    /// End of the current window; `None` for a bucket.
+    pub window_end: Option<Time>,
+}
+
+impl HoldAnswer {
+    /// Answer of a store that holds nothing.
+    pub fn nothing_granted(now: Time) -> Self {
+        Self { now, until: now, ..Self::default() }
+    }
+}
+
+/// Another holder of the counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OtherHolder {
+    /// Its identity.
+    pub holder: HolderId,
+    /// What it holds; nothing if there was no room for it.
+    pub held: HeldAmount,
+    /// Time of the store at which its hold ends.
+    pub until: Time,
+    /// Hits in a period that it could use.
+    pub demand: u64,
+}
+
+impl Limit {
+    /// Reason why hits of the limit cannot be held, for people; `None` if they can.
+    pub fn hold_refusal(&self) -> Option<&'static str> {
+        if self.global_scope().is_some() {
+            return Some("`scope: global`: a region admits only hits that the global Redis granted to it");
+        }
+        if self.ban().is_some() {
+            return Some("`ban`: a proxy that admits hits by itself does not know of the ban");
+        }
+        match self.algorithm() {
+            Algorithm::LeakyBucket => Some("leaky_bucket: a queue needs one order of arrival for all proxies"),
+            Algorithm::SlidingWindowLog => Some("sliding_window_log: only a proxy knows the time of each of its hits"),
+            Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => None,
+        }
+    }
+
+    /// True if holds take capacity of a bucket, false if they take hits of windows.
+    const fn is_held_by_capacity(&self) -> bool {
+        matches!(self.counting, CountingMethod::TokenBucket)
+    }
+
+    /// Returns the limit without these hits.
+    const fn lowered(&self, hits: u32, capacity: u32) -> Self {
+        let capacity = if self.is_held_by_capacity() { capacity } else { hits };
+        Self {
+            requests_per_unit: self.requests_per_unit.saturating_sub(hits),
+            capacity: self.capacity.saturating_sub(capacity),
+            ..*self
+        }
+    }
+
+    /// Returns the limit under which used hits are charged, whatever its room: the refill of a bucket stays.
+    const fn without_bound(&self) -> Self {
+        let requests_per_unit = if self.is_held_by_capacity() { self.requests_per_unit } else { u32::MAX };
+        Self { requests_per_unit, capacity: u32::MAX, count_rejected: true, ..*self }
+    }
+}
+
+/// Sum of all holds on a counter, as decisions see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterHold {
+    /// Hits taken from each window, or from the refill of a bucket.
+    pub hits: u32,
+    /// Hits taken from the capacity of a bucket.
+    pub capacity: u32,
+    /// `requests_per_unit` of the limit when the hold was made, which a bucket was refilled by until its end.
+    pub requests_per_unit: u32,
+    /// Time of the counter at which the last hold ends.
+    pub until: Time,
+}
+
+impl CounterHold {
+    /// Returns the hold if it lasts at `now`. If it has ended, the capacity that it took is charged to the bucket.
+    #[must_use]
+    pub fn settle(self, limit: &Limit, state: &mut State, now: Time) -> Option<Self> {
+        let at = state.effective_charge_time(limit, now);
+        if self.until.since_us(at) > longest_hold_us(limit) {
+            // The clock was set back.
+            return None;
+        }
+        if at < self.until {
+            return Some(self);
+        }
+        if let State::TokenBucket(bucket) = state {
+            if effective_time(now, bucket.last, limit.period_us()).is_none() {
+                *bucket = token_bucket::State { last: now, ..Default::default() };
+            }
+            let refill = Limit { requests_per_unit: self.requests_per_unit.saturating_sub(self.hits), ..*limit };
+            let token_bucket::State { used, part, .. } = bucket.refilled(&refill, self.until);
+            let used = used.saturating_add(u64::from(self.capacity));
+            *bucket = token_bucket::State { used, part, last: bucket.last.max(self.until) };
+        }
+        None
+    }
+
+    /// Returns the limit without what is held.
+    pub const fn lower(&self, limit: &Limit) -> Limit {
+        limit.lowered(self.hits, self.capacity)
+    }
+
+    /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for windows.
+    pub fn refill_us(&self, limit: &Limit) -> u64 {
+        match limit.is_held_by_capacity() {
+            true => 2 * limit.period_us() * (u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
+            false => 0,
+        }
+    }
+
+    /// Counts what is held as used, for an estimate that knows no holds.
+    pub fn count_as_used(&self, state: &mut State) {
+        match state {
+            State::FixedWindow(window) => window.count = window.count.saturating_add(u64::from(self.hits)),
+            State::CalendarWindow(window) => window.count = window.count.saturating_add(u64::from(self.hits)),
+            State::SlidingWindowCounter(counts) => {
+                counts.current = counts.current.saturating_add(u64::from(self.hits));
+            }
+            State::TokenBucket(bucket) => bucket.used = bucket.used.saturating_add(u64::from(self.capacity)),
+            State::LeakyBucket(_)
+            | State::SlidingWindowLog(_)
+            | State::RegionWindow(_)
+            | State::RegionBucket(_)
+            | State::WithBan(_) => {}
+        }
+    }
+
+    /// Mends the result of a charge on the lowered limit: hits that fit only the whole limit may pass when the hold
+    /// ends.
+    pub fn mend_result(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
+        let fits_the_limit = matches!(request.hits, Hits::Charge(hits) if limit.requests_per_unit > 0 && hits <= u64::from(limit.capacity));
+        if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
+            result.retry_after_us = Some(self.until.since_us(now));
+        }
+    }
+}
+
+/// Longest time for which a hold can last, in microseconds: until the end of the window after its own.
+const fn longest_hold_us(limit: &Limit) -> u64 {
+    MAX_HOLD_US + 2 * limit.period_us()
+}
+
+/// All holds on a counter in memory.
+#[derive(Clone, Debug, Default)]
+pub struct HeldCounter {
+    holders: SmallVec<[Holder; 1]>,
+    /// Sum of what is held; `None` once that has ended.
+    hold: Option<CounterHold>,
+    /// Time from which on the hold changes nothing, even if nobody settles it: a bucket is full again by then.
+    refilled: Time,
+}
+
+/// One holder of a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Holder {
+    id: HolderId,
+    held: HeldAmount,
+    until: Time,
+    demand: u64,
+}
+
+impl HeldCounter {
+    /// Sum of what is held. It may have ended: see [`CounterHold::settle`].
+    pub const fn hold(&self) -> Option<CounterHold> {
+        self.hold
+    }
+
+    /// Forgets the sum of what was held, after it was settled into the state of the counter.
+    pub const fn forget_settled(&mut self) {
+        self.hold = None;
+    }
+
+    /// Returns true if no holder is left at `now`, and no hold that would change a state.
+    pub fn is_over(&self, now: Time) -> bool {
+        (self.hold.is_none() || self.refilled <= now) && self.holders.iter().all(|holder| holder.until <= now)
+    }
+
+    /// Charges what a holder used, and grants what it wants as far as that fits.
+    ///
+    /// In order: holds that have ended are charged; what is held falls by what was used, then to what is wanted; the
+    /// rest of what is wanted is granted up to the room that the limit has beside all holds. The limit must be one that
+    /// can be held.
+    pub fn adjust(
+        &mut self,
+        limit: &Limit,
+        state: &mut State,
+        holder: HolderId,
+        request: HoldRequest,
+        now: Time,
+    ) -> HoldAnswer {
+        let lasting = self.hold.and_then(|hold| hold.settle(limit, state, now));
+        let is_settled = self.hold.is_some() && lasting.is_none();
+        let at = state.effective_charge_time(limit, now);
+        let Standing { mut own, ended_capacity } = self.take_standing(limit, holder, at);
+        let ended = if is_settled { 0 } else { ended_capacity };
+        let used = own.use_hits(limit, request.used);
+        // The bucket was refilled by what the holds left of the refill until now.
+        let refill =
+            limit.lowered(if limit.is_held_by_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
+        let _result = state.charge(&refill.without_bound(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
+
+        let has_place = self.holders.len() < MAX_HOLDERS;
+        let wanted = if has_place { request.wanted.clamp_for(limit) } else { HeldAmount::default() };
+        let others = self.holders.iter().fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));
+        let kept = own.min(wanted);
+        let fitting = find_room(limit, state, others.plus(kept), now);
+        let added = wanted.minus(kept).min(fitting);
+        let granted = kept.plus(added);
+        let until = end_of_hold(limit, at, request.lasts_us.min(MAX_HOLD_US));
+        let answer = HoldAnswer {
+            granted,
+            now,
+            until,
+            room: fitting.minus(added),
+            others: self.holders.iter().map(Holder::as_other).collect(),
+            window_end: window_end(limit, at),
+        };
+        // A holder without room is kept too, so that the others learn of its demand.
+        if has_place && (granted != HeldAmount::default() || request.demand > 0) {
+            self.holders.push(Holder { id: holder, held: granted, until, demand: request.demand });
+        }
+        self.hold = sum_holds(limit, &self.holders);
+        self.refilled = self.hold.map_or(now, |hold| hold.until.plus_us(hold.refill_us(limit)));
+        answer
+    }
+
+    /// Takes out the holder, and those whose hold has ended; returns what the holder held, and the sum of what ended.
+    fn take_standing(&mut self, limit: &Limit, id: HolderId, at: Time) -> Standing {
+        let mut standing = Standing { own: HeldAmount::default(), ended_capacity: 0 };
+        self.holders.retain(|holder| {
+            if holder.until <= at {
+                standing.ended_capacity += holder.held.capacity;
+                return false;
+            }
+            // A hold beyond this was made before the clock was set back.
+            let lasts = holder.until.since_us(at) <= longest_hold_us(limit);
+            if lasts && holder.id == id {
+                standing.own = holder.held;
+            }
+            lasts && holder.id != id
+        });
+        standing
+    }
+}
+
+/// What a call finds of the holds on a counter, besides the other holders.
+struct Standing {
+    own: HeldAmount,
+    /// Capacity of holds that have ended and were not charged.
+    ended_capacity: u64,
+}
+
+impl Holder {
+    fn as_other(&self) -> OtherHolder {
+        let Self { id, held, until, demand } = *self;
+        OtherHolder { holder: id, held, until, demand }
+    }
+}
+
+impl HeldAmount {
+    fn plus(self, other: Self) -> Self {
+        Self { hits: self.hits + other.hits, capacity: self.capacity + other.capacity }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self { hits: self.hits.saturating_sub(other.hits), capacity: self.capacity.saturating_sub(other.capacity) }
+    }
+
+    fn min(self, other: Self) -> Self {
+        Self { hits: self.hits.min(other.hits), capacity: self.capacity.min(other.capacity) }
+    }
+
+    /// Returns what of the amount a limit can give: at most 2^32 - 1, and no capacity of a window.
+    pub(crate) fn clamp_for(self, limit: &Limit) -> Self {
+        let most = Self { hits: u64::from(u32::MAX), capacity: u64::from(u32::MAX) };
+        let clamped = self.min(most);
+        if limit.is_held_by_capacity() { clamped } else { Self { capacity: 0, ..clamped } }
+    }
+
+    /// Lowers the amount by used hits; returns how many of them to charge.
+    fn use_hits(&mut self, limit: &Limit, used: u64) -> u64 {
+        let held = if limit.is_held_by_capacity() { &mut self.capacity } else { &mut self.hits };
+        let most_debt = u64::from(limit.requests_per_unit) + u64::from(limit.capacity);
+        let charged = used.min(*held + most_debt);
+        *held = held.saturating_sub(used);
+        charged
+    }
+}
+
+/// Returns what still fits into the limit beside these holds. The state is one of now.
+fn find_room(limit: &Limit, state: &State, held: HeldAmount, now: Time) -> HeldAmount {
+    let narrow = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
+    if limit.is_held_by_capacity() {
+        HeldAmount {
+            hits: u64::from(limit.requests_per_unit).saturating_sub(held.hits),
+            capacity: find_largest_charge(&limit.lowered(0, narrow(held.capacity)), state, now),
+        }
+    } else {
+        HeldAmount { hits: find_largest_charge(&limit.lowered(narrow(held.hits), 0), state, now), capacity: 0 }
+    }
+}
+
+/// Returns the largest charge that the limit admits at once.
+fn find_largest_charge(limit: &Limit, state: &State, now: Time) -> u64 {
+    let (mut fits, mut too_many) = (0, u64::from(limit.capacity) + 1);
+    while too_many - fits > 1 {
+        let middle = u64::midpoint(fits, too_many);
+        if state.admits(limit, now, ChargeRequest::new(Hits::Charge(middle), 0)) {
+            fits = middle;
+        } else {
+            too_many = middle;
+        }
+    }
+    fits
+}
+
+/// Returns the time of the counter at which a hold ends that must last for `lasts_us`.
+fn end_of_hold(limit: &Limit, at: Time, lasts_us: u64) -> Time {
+    let last = at.plus_us(lasts_us);
+    match limit.counting {
+        CountingMethod::FixedWindow | CountingMethod::CalendarWindow => fixed_window::window_bounds(limit, last).1,
+        // The window is weighed in the next one too.
+        CountingMethod::SlidingWindowCounter => fixed_window::window_bounds(limit, last).1.plus_us(limit.period_us()),
+        CountingMethod::TokenBucket
+        | CountingMethod::LeakyBucket
+        | CountingMethod::SlidingWindowLog
+        | CountingMethod::RegionWindow
+        | CountingMethod::RegionBucket => last,
+    }
+}
+
+/// Returns the end of the window at a time; `None` for a bucket.
+pub(crate) fn window_end(limit: &Limit, at: Time) -> Option<Time> {
+    (!limit.is_held_by_capacity()).then(|| fixed_window::window_bounds(limit, at).1)
+}
+
+/// Returns the sum of what is held; `None` if nothing is.
+fn sum_holds(limit: &Limit, holders: &[Holder]) -> Option<CounterHold> {
+    let holding = holders.iter().filter(|holder| holder.held != HeldAmount::default());
+    let until = holding.clone().map(|holder| holder.until).max()?;
+    let sum = holding.fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));
+    Some(CounterHold {
+        hits: clamp_to_u32(sum.hits),
+        capacity: clamp_to_u32(sum.capacity),
+        requests_per_unit: limit.requests_per_unit,
+        until,
+    })
+}

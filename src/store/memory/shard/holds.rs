@@ -1,0 +1,159 @@
+//! Holds on counters of a shard: a table beside the entries, which a charge looks at only if it is not empty.
+//!
+//! A hold outlives the entry of its counter: an evicted or reset counter is empty, but what is held stays held.
+
+use smallvec::SmallVec;
+
+use super::{CounterLookup, MemoryShard};
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::state::{State, charge_together};
+use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
+use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, HolderId};
+use crate::limit::request::Hits;
+use crate::store::charge::LimitAdmissions;
+use crate::store::error::MemoryFull;
+
+/// Part of a shard's memory that holds may use besides: one in this number.
+const HOLDS_PART: u64 = 8;
+/// Memory of the holds on one counter, with its place in the table.
+const HELD_COUNTER_BYTES: u64 = 256;
+
+impl MemoryShard {
+    /// Returns true if a counter of the charge is held, or was until recently.
+    pub(super) fn is_held(&self, charge: &Charge<'_>) -> bool {
+        let is_held = |counter: &Counter<'_>| self.holds.contains_key(&(charge.path_hash ^ counter.tag));
+        !self.holds.is_empty() && charge.counters.iter().any(is_held)
+    }
+
+    /// Charges all counters of a descriptor, of which some are held.
+    pub(super) fn charge_held(
+        &mut self,
+        charge: &Charge<'_>,
+        now: Time,
+    ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        let may_add = matches!(charge.request.hits, Hits::Charge(_));
+        let mut slots = self.find_counters(charge);
+        if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
+            return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
+        }
+        let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
+        let (holds, lowered) = self.lower_limits(&slots, &mut states, now);
+        let mut results = charge_together(&joint_limits(&slots, &lowered), &mut states, now, charge.request);
+        for (index, (slot, state)) in slots.iter().zip(states).enumerate() {
+            let limit = slot.joint_limit.limit;
+            let kept = keep_while_held(results[index], holds[index], limit, now);
+            if slot.index.is_some() || may_add {
+                self.put_state(slot, state, &kept, now);
+                if let (None, Some(held)) = (holds[index], self.holds.get_mut(&slot.key)) {
+                    held.forget_settled();
+                }
+            }
+            if let Some(hold) = holds[index] {
+                hold.mend_result(&mut results[index], limit, charge.request, now);
+            }
+        }
+        Ok(results)
+    }
+
+    /// Returns which limits of a descriptor would admit a charge, if some of its counters are held.
+    pub(super) fn peek_held_admissions(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+        let slots = self.find_counters(charge);
+        let states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
+        let mut settled = states.clone();
+        let (_, lowered) = self.lower_limits(&slots, &mut settled, now);
+        let admits =
+            settled.iter().zip(&lowered).map(|(state, limit)| state.admits(limit, now, charge.request)).collect();
+        for (slot, state) in slots.iter().zip(states) {
+            if let Some(index) = slot.index {
+                self.write_state(index, state);
+            }
+        }
+        admits
+    }
+
+    /// Adjusts the hold of a holder on the only counter of the charge: see
+    /// [`HeldCounter::adjust`](crate::limit::hold::HeldCounter::adjust).
+    pub(in crate::store::memory) fn adjust_hold(
+        &mut self,
+        charge: &Charge<'_>,
+        holder: HolderId,
+        mut request: HoldRequest,
+        now: Time,
+    ) -> Result<HoldAnswer, MemoryFull> {
+        let Some(counter) = charge.counters.first() else { return Ok(HoldAnswer::nothing_granted(now)) };
+        let (key, limit) = (charge.path_hash ^ counter.tag, counter.limit);
+        let mut slots = [self.find_counter(key, counter.as_joint_limit())];
+        self.make_room(&mut slots, Hits::Charge(1), now)?;
+        let known = self.holds.remove(&key);
+        if known.is_none() && !self.has_room_for_hold(now) {
+            request = HoldRequest { wanted: HeldAmount::default(), demand: 0, ..request };
+        }
+        let mut held = known.unwrap_or_default();
+        let mut state = self.take_state(&slots[0]);
+        let answer = held.adjust(limit, &mut state, holder, request, now);
+        let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
+        self.put_state(&slots[0], state, &keep_while_held(result, held.hold(), limit, now), now);
+        if !held.is_over(now) {
+            self.holds.insert(key, held);
+        }
+        Ok(answer)
+    }
+
+    /// Drops the holds that are over.
+    pub(super) fn sweep_holds(&mut self, now: Time) {
+        self.holds.retain(|_, held| !held.is_over(now));
+        if self.holds.capacity() > 4 * self.holds.len() {
+            self.holds.shrink_to(2 * self.holds.len());
+        }
+    }
+
+    /// Bytes of the table of holds, about.
+    pub(super) fn holds_bytes(&self) -> u64 {
+        self.holds.capacity() as u64 * HELD_COUNTER_BYTES
+    }
+
+    fn has_room_for_hold(&mut self, now: Time) -> bool {
+        let most = self.capacity_bytes / HOLDS_PART / HELD_COUNTER_BYTES;
+        if self.holds.len() as u64 >= most {
+            self.sweep_holds(now);
+        }
+        (self.holds.len() as u64) < most
+    }
+
+    fn find_counters<'r>(&self, charge: &Charge<'r>) -> SmallVec<[CounterLookup<'r>; 4]> {
+        let find = |counter: &Counter<'r>| self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit());
+        charge.counters.iter().map(find).collect()
+    }
+
+    /// Settles holds that have ended into the states; returns those that last, and the limits without them.
+    fn lower_limits(
+        &self,
+        slots: &[CounterLookup<'_>],
+        states: &mut [State],
+        now: Time,
+    ) -> (SmallVec<[Option<CounterHold>; 4]>, SmallVec<[Limit; 4]>) {
+        let lower = |(slot, state): (&CounterLookup<'_>, &mut State)| {
+            let limit = slot.joint_limit.limit;
+            let hold = self.holds.get(&slot.key).and_then(|held| held.hold()?.settle(limit, state, now));
+            (hold, hold.map_or(*limit, |hold| hold.lower(limit)))
+        };
+        slots.iter().zip(states).map(lower).unzip()
+    }
+}
+
+/// Returns the same limits lowered, as they are charged together.
+fn joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -> SmallVec<[JointLimit<'l>; 4]> {
+    let joint = |(slot, limit): (&CounterLookup<'_>, &'l Limit)| JointLimit {
+        limit,
+        rejects_others: slot.joint_limit.rejects_others,
+    };
+    slots.iter().zip(lowered).map(joint).collect()
+}
+
+/// Returns the result as the input of the expiry of an entry, which must last until its hold has been charged and the
+/// bucket is full again.
+fn keep_while_held(result: ChargeResult, hold: Option<CounterHold>, limit: &Limit, now: Time) -> ChargeResult {
+    let needed_us = hold.map_or(0, |hold| hold.until.since_us(now).saturating_add(hold.refill_us(limit)));
+    ChargeResult { reset_us: result.reset_us.max(needed_us), ..result }
+}
