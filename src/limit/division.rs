@@ -26,6 +26,8 @@ mod divided_limit;
 mod fair_share;
 mod holder;
 mod assign;
+#[cfg(test)]
+mod model;
 
 use smallvec::SmallVec;
 

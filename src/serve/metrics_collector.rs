@@ -22,6 +22,7 @@ use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
+use crate::serve::quota::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{ExceededLimit, StatsByListener, TlsClient};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
@@ -37,6 +38,8 @@ pub struct MetricsCollector {
     pub listeners: Arc<StatsByListener>,
     /// True if metrics of limits have a `path` label.
     pub path_label: bool,
+    /// The quota service; `None` if it is off.
+    pub quota: Option<Arc<QuotaService>>,
 }
 
 impl MetricsCollector {

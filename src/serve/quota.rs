@@ -12,7 +12,6 @@ pub mod stats;
 mod messages;
 mod divisions;
 mod bucket;
-pub mod page;
 mod stream;
 pub mod method;
 
@@ -29,28 +28,22 @@ use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::hold::HolderId;
 use crate::serve::grpc::service::RateLimitService;
+use crate::settings::grpc::QuotaSettings;
 
 /// Interval at which what became free is looked for.
 const TICK: Duration = Duration::from_millis(100);
 /// Gap between two ticks after which the process counts as having stood still, in microseconds.
 const STANDSTILL_US: u64 = 750_000;
 
-/// Bounds of the quota service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QuotaBounds {
-    /// Maximum number of buckets of a stream.
-    pub buckets_per_stream: usize,
-    /// Maximum number of buckets of all streams.
-    pub buckets: usize,
-    /// Maximum size of a report in bytes.
-    pub message_bytes: usize,
-}
+/// Maximum size of a report in bytes: 100 000 buckets with long ids. A report that is refused would cut the proxy off
+/// from all its quotas.
+const MAX_REPORT_BYTES: usize = 64 << 20;
 
 /// The quota service of this process.
 #[derive(Debug)]
 pub struct QuotaService {
     service: Arc<RateLimitService>,
-    bounds: QuotaBounds,
+    bounds: QuotaSettings,
     divisions: Divisions,
     /// Identity of this replica among the holders of counters.
     holder: HolderId,
@@ -91,7 +84,7 @@ struct StreamState {
 
 impl QuotaService {
     /// Creates the service; [`Self::run`] must be spawned.
-    pub fn new(service: Arc<RateLimitService>, bounds: QuotaBounds) -> Arc<Self> {
+    pub fn new(service: Arc<RateLimitService>, bounds: QuotaSettings) -> Arc<Self> {
         let now_us = service.clock.now().as_micros();
         Arc::new(Self {
             divisions: Divisions::default(),

@@ -66,6 +66,7 @@ use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::metrics_collector::MetricsCollector;
+use crate::serve::quota::QuotaService;
 use crate::settings::Settings;
 use crate::settings::fleet::TopKeyValueForm;
 use crate::settings::redis::RedisSettings;
@@ -112,8 +113,14 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let path_label = settings.metrics.path_label;
     let (of_service, of_health) = (Arc::clone(&service), Arc::clone(&health));
     let listeners_of_metrics = Arc::clone(&listener_stats);
-    let collector =
-        MetricsCollector { service: of_service, health: of_health, listeners: listeners_of_metrics, path_label };
+    let quota = settings.grpc.quota.map(|bounds| QuotaService::new(Arc::clone(&service), bounds));
+    let collector = MetricsCollector {
+        service: of_service,
+        health: of_health,
+        listeners: listeners_of_metrics,
+        path_label,
+        quota: quota.clone(),
+    };
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(name_failed_resource("the thread that reports metrics"))?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
@@ -129,6 +136,9 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(watch_client_certificates(settings.client_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     background.spawn(measure_forever());
+    if let Some(quota) = &quota {
+        background.spawn(Arc::clone(quota).run());
+    }
     listeners.log_start(&summarize_start(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)
@@ -138,7 +148,8 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     health.start_draining();
     drain.send_replace(true);
     grpc_health.send_changed_status();
-    let draining = DrainingServer { service: &service, fleet: &fleet, statsd, grpc_health, stop, serving };
+    let quota = quota.as_deref();
+    let draining = DrainingServer { service: &service, fleet: &fleet, statsd, grpc_health, quota, stop, serving };
     let second_signal = async { while signals.wait_for_signal().await != SignalAction::Stop {} };
     tokio::select! {
         result = draining.drain_and_stop(&settings.shutdown) => result,

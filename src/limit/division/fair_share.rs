@@ -5,16 +5,16 @@
 
 /// Result of filling wants from an amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FillLevel {
+pub(super) struct FillLevel {
     /// Part of a want that is filled, rounded up; `u64::MAX` if all wants are filled.
-    pub level: u64,
+    pub(super) level: u64,
     /// Amount on top of each want, once all are filled.
-    pub spread: u64,
+    pub(super) spread: u64,
 }
 
 impl FillLevel {
     /// Fills `wants` from `amount`. Of what is left over, `spread_eighths` of eight parts are spread.
-    pub fn fill(amount: u64, wants: &mut [u64], spread_eighths: u64) -> Self {
+    pub(super) fn fill(amount: u64, wants: &mut [u64], spread_eighths: u64) -> Self {
         wants.sort_unstable();
         let mut left = amount;
         for (index, want) in wants.iter().enumerate() {
@@ -29,12 +29,12 @@ impl FillLevel {
     }
 
     /// Share of a want.
-    pub const fn share(self, want: u64) -> u64 {
+    pub(super) const fn share(self, want: u64) -> u64 {
         if want > self.level { self.level } else { want.saturating_add(self.spread) }
     }
 
     /// True if a want is not filled.
-    pub const fn is_short(self) -> bool {
+    pub(super) const fn is_short(self) -> bool {
         self.level != u64::MAX
     }
 }

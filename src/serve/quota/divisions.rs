@@ -16,6 +16,7 @@ use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded, lock_ignoring_poison, upper_half};
 use crate::decide::quota::BucketCounters;
 use crate::limit::StorePolicy;
+use crate::limit::charge::Charge;
 use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US};
 use crate::store::StoreContext;
 use crate::limit::division::{
@@ -138,7 +139,7 @@ impl Divisions {
     pub(super) fn assign(&self, key: u128, holder: &BucketOfStream, now: Time) -> Option<Assignment> {
         let assignment = self.with(key, |entry| {
             let index = entry.find(holder)?;
-            if entry.has_failed && entry.is_hold_over(now) {
+            if entry.has_failed && !entry.is_local && entry.is_hold_over(now) {
                 let strategy = match entry.counters.failure_policy() {
                     StorePolicy::Allow => Strategy::Allow,
                     StorePolicy::Deny => Strategy::Deny,
@@ -291,7 +292,7 @@ enum HoldOutcome {
 }
 
 impl QuotaService {
-    /// Changes what this replica holds of a counter; `None` if the store failed and nothing decides for it.
+    /// Changes what this replica holds of a counter.
     async fn adjust_hold(&self, counters: &BucketCounters, index: usize, request: &PoolRequest) -> HoldOutcome {
         let store = &self.service.decider.store;
         let asked = HoldRequest {
@@ -309,19 +310,17 @@ impl QuotaService {
             Ok(answer) => HoldOutcome::Held(answer),
             Err(_) => {
                 self.stats.store_failures.add(1);
-                let is_local = counters.failure_policy() == StorePolicy::Local;
-                let fallback = || counters.with_charge(index, |it| store.adjust_fallback_hold(it, self.holder, asked, now));
-                match fallback_if(is_local, fallback) {
+                if counters.failure_policy() != StorePolicy::Local {
+                    return HoldOutcome::Failed;
+                }
+                let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, self.holder, asked, now);
+                match counters.with_charge(index, ask) {
                     Some(Ok(answer)) => HoldOutcome::HeldLocally(answer),
                     Some(Err(_)) | None => HoldOutcome::Failed,
                 }
             }
         }
     }
-}
-
-fn fallback_if<T>(wanted: bool, ask: impl FnOnce() -> Option<T>) -> Option<T> {
-    if wanted { ask() } else { None }
 }
 
 /// Converts an answer of the store that came at `now`.

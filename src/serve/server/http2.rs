@@ -35,8 +35,10 @@ use self::request_body::{RequestBody, build_too_many_bytes_status};
 use self::response::{ResponseData, send_grpc_message, send_head, send_streamed_response};
 use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
+use crate::base::pb::QUOTA_METHOD_PATH;
 use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::RateLimitMethod;
+use crate::serve::quota::method::StreamPeer;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 use crate::telemetry::listener_stats::ExceededLimit;
@@ -254,7 +256,11 @@ async fn answer_request(
         let _sent = send_head(&mut sender, build_too_many_bytes_status().into_http::<Body>(), true);
         return;
     }
-    let mut body = RequestBody::new(body, buffered, server.message_timeout);
+    let is_quota_stream = head.uri.path() == QUOTA_METHOD_PATH;
+    let mut body = match is_quota_stream {
+        true => RequestBody::for_stream(body, buffered),
+        false => RequestBody::new(body, buffered, server.message_timeout),
+    };
     let call = match (CallHead::parse(&head), &admitted) {
         (Ok(call), _) => call,
         (Err(_), Admitted::ImmediateProbe) => return,
@@ -274,6 +280,9 @@ async fn answer_request(
         }
         admitted => {
             let connection = Arc::clone(body.connection());
+            if let Some(peer) = connection.peer.filter(|_| is_quota_stream) {
+                head.extensions.insert(StreamPeer(peer));
+            }
             // Boxed, so that the future of the common call stays small.
             let routed = Box::pin(server.answer_by_router(Request::from_parts(head, Body::new(body)), sender));
             match admitted {
