@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::Either;
 use smallvec::SmallVec;
 
 use self::charge::{ChargeContext, CommitMode};
@@ -270,12 +271,27 @@ impl Store {
     ) -> impl Future<Output = Result<HoldAnswer, ChargeError>> + Send + use<> {
         let is_refused = charge.counters.first().is_none_or(|counter| self.hold_refusal(counter.limit).is_some());
         let now = context.now;
-        let immediate = match &self.backend {
-            _ if is_refused => Ok(HoldAnswer::nothing_granted(now)),
-            StoreBackend::Memory(memory) => memory.adjust_hold(charge, holder, request, now).map_err(ChargeError::from),
-            StoreBackend::Redis(_) | StoreBackend::Memcache(_) => Ok(HoldAnswer::nothing_granted(now)),
+        let pending = match &self.backend {
+            _ if is_refused => Either::Left(Ok(HoldAnswer::nothing_granted(now))),
+            StoreBackend::Memory(memory) => {
+                Either::Left(memory.adjust_hold(charge, holder, request, now).map_err(ChargeError::from))
+            }
+            StoreBackend::Redis(redis) => match context.deadline {
+                Some(deadline) => {
+                    let context = ChargeContext { now, deadline, span_ref: context.span_ref };
+                    Either::Right(redis.adjust_hold(charge, holder, request, context))
+                }
+                None => Either::Left(Err(RedisError::NoTime.into())),
+            },
+            // Refused above.
+            StoreBackend::Memcache(_) => Either::Left(Err(MemcacheError::Unsupported.into())),
         };
-        async move { immediate }
+        async move {
+            match pending {
+                Either::Left(answer) => answer,
+                Either::Right(call) => call.await.map_err(ChargeError::from),
+            }
+        }
     }
 
     /// Adjusts a hold on the fallback counters of this process, under its share of the limit, while the store fails.
@@ -463,8 +479,7 @@ impl StoreBackend {
 const REFUSED_IN_RATELIMIT_FORMAT: &str =
     "TOLLKEEPER_KEY_FORMAT=ratelimit: counters that envoyproxy/ratelimit also counts cannot be divided";
 /// Reason why nothing is held in memcached.
-const REFUSED_IN_MEMCACHE: &str =
-    "TOLLKEEPER_STORE=memcache: memcached cannot change a counter and its holds in one step";
+const REFUSED_IN_MEMCACHE: &str = "BACKEND_TYPE=memcache: memcached cannot change a counter and its holds in one step";
 
 /// Returns the reason why hits of a limit cannot be held in a store with these settings, for people; `None` if they
 /// can.

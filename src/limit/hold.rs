@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 
 use super::Limit;
 use super::algorithm::state::State;
+use super::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
 use super::charge::{ChargeRequest, ChargeResult, clamp_to_u32, effective_time};
 use super::request::Hits;
@@ -121,7 +122,7 @@ impl Limit {
     }
 
     /// True if holds take capacity of a bucket, false if they take hits of windows.
-    const fn is_held_by_capacity(&self) -> bool {
+    pub(crate) const fn is_held_by_capacity(&self) -> bool {
         matches!(self.counting, CountingMethod::TokenBucket)
     }
 
@@ -142,6 +143,20 @@ impl Limit {
     }
 }
 
+/// Returns true if hits counted by this method can be held.
+pub(crate) const fn can_be_held(counting: CountingMethod) -> bool {
+    match counting {
+        CountingMethod::TokenBucket
+        | CountingMethod::FixedWindow
+        | CountingMethod::CalendarWindow
+        | CountingMethod::SlidingWindowCounter => true,
+        CountingMethod::LeakyBucket
+        | CountingMethod::SlidingWindowLog
+        | CountingMethod::RegionWindow
+        | CountingMethod::RegionBucket => false,
+    }
+}
+
 /// Sum of all holds on a counter, as decisions see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterHold {
@@ -155,7 +170,29 @@ pub struct CounterHold {
     pub until: Time,
 }
 
+/// Letters in the second four bytes of a hold behind the state of a counter. No number of a state has them there: all
+/// are at most 2^53.
+const HOLD_MARK: &[u8] = b"hold";
+
 impl CounterHold {
+    /// Decodes the hold that follows the state of a counter in a script's reply, as `lua/hold.lua` documents it; `None`
+    /// if nothing is held.
+    ///
+    /// # Errors
+    /// The script cannot have returned these numbers.
+    pub(crate) fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Option<Self>, MalformedReply> {
+        let Some(bytes) = reply.read_bytes_if(|bytes: &[u8; 24]| &bytes[4..8] == HOLD_MARK) else { return Ok(None) };
+        let mut numbers =
+            bytes.chunks_exact(4).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
+        let mut next = || numbers.next().ok_or(MalformedReply);
+        let (hits, _mark, capacity, requests_per_unit) = (next()?, next()?, next()?, next()?);
+        let until = Time::from_micros(u64::from(next()?) | u64::from(next()?) << 32);
+        if until.as_micros() > MAX_LUA_INTEGER {
+            return Err(MalformedReply);
+        }
+        Ok(Some(Self { hits, capacity, requests_per_unit, until }))
+    }
+
     /// Returns the hold if it lasts at `now`. If it has ended, the capacity that it took is charged to the bucket.
     #[must_use]
     pub fn settle(self, limit: &Limit, state: &mut State, now: Time) -> Option<Self> {
@@ -193,20 +230,11 @@ impl CounterHold {
     }
 
     /// Counts what is held as used, for an estimate that knows no holds.
-    pub fn count_as_used(&self, state: &mut State) {
-        match state {
-            State::FixedWindow(window) => window.count = window.count.saturating_add(u64::from(self.hits)),
-            State::CalendarWindow(window) => window.count = window.count.saturating_add(u64::from(self.hits)),
-            State::SlidingWindowCounter(counts) => {
-                counts.current = counts.current.saturating_add(u64::from(self.hits));
-            }
-            State::TokenBucket(bucket) => bucket.used = bucket.used.saturating_add(u64::from(self.capacity)),
-            State::LeakyBucket(_)
-            | State::SlidingWindowLog(_)
-            | State::RegionWindow(_)
-            | State::RegionBucket(_)
-            | State::WithBan(_) => {}
-        }
+    pub fn count_as_used(&self, limit: &Limit, state: &mut State) {
+        let last = state.last_charge_at();
+        let hits = if limit.is_held_by_capacity() { self.capacity } else { self.hits };
+        // At the time of the last charge, so that nothing else changes.
+        let _result = state.charge(&limit.without_bound(), last, ChargeRequest::new(Hits::Charge(u64::from(hits)), 0));
     }
 
     /// Mends the result of a charge on the lowered limit: hits that fit only the whole limit may pass when the hold
@@ -355,7 +383,7 @@ impl HeldAmount {
     }
 
     /// Returns what of the amount a limit can give: at most 2^32 - 1, and no capacity of a window.
-    pub(crate) fn clamp_for(self, limit: &Limit) -> Self {
+    fn clamp_for(self, limit: &Limit) -> Self {
         let most = Self { hits: u64::from(u32::MAX), capacity: u64::from(u32::MAX) };
         let clamped = self.min(most);
         if limit.is_held_by_capacity() { clamped } else { Self { capacity: 0, ..clamped } }

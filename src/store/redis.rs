@@ -15,6 +15,7 @@ mod deployments;
 mod probe;
 pub mod key;
 pub mod script;
+pub mod holds;
 mod incrby;
 pub mod lease_arguments;
 pub mod replicas;
@@ -49,6 +50,7 @@ use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
 use crate::base::clock::Time;
 use crate::limit::Consistency;
 use crate::limit::charge::{Charge, ChargeRequest};
+use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
 use crate::settings::redis::RedisSettings;
 use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
@@ -309,6 +311,29 @@ impl Redis {
             client_clock: self.client_clock,
             eventual,
             span_refs: Vec::new(),
+        }
+    }
+
+    /// Adjusts the hold of a holder on the only counter of a charge: see [`HeldCounter::adjust`]. The time is that of
+    /// Redis. The call is sent when the future is first polled.
+    ///
+    /// [`HeldCounter::adjust`]: crate::limit::hold::HeldCounter::adjust
+    pub fn adjust_hold(
+        &self,
+        charge: &Charge<'_>,
+        holder: HolderId,
+        request: HoldRequest,
+        context: ChargeContext<'_>,
+    ) -> impl Future<Output = Result<HoldAnswer, RedisError>> + Send + use<> {
+        let group = ChargeGroup::of_single_charge(&self.keys, charge, CommitMode::Commit, context.now);
+        let counter = group.charges.first().and_then(|charge| charge.counters.first().copied());
+        let mut call = self.prepare_call(charge, group.id, None, context.now);
+        call.span_refs = context.span_ref.cloned().into_iter().collect();
+        let calls = Arc::clone(&self.calls);
+        async move {
+            let counter = counter.ok_or(RedisError::Misconfigured)?;
+            calls.count_sent_call();
+            call.adjust_hold(&counter, holder, request, context.deadline).await
         }
     }
 

@@ -87,12 +87,13 @@ macro_rules! define_state {
                 }
             }
 
-            /// Decodes the state of a counter that follows the time of its last charge in a script's reply.
+            /// Decodes the state of a counter that follows the time of its last charge in a script's reply, without
+            /// its ban: see [`State::read_ban`].
             ///
             /// # Errors
             /// The script cannot have returned these numbers.
             #[inline]
-            fn read_counter(
+            pub(crate) fn read_counter(
                 counting: CountingMethod,
                 reply: &mut ReplyReader<'_>,
                 last: Time,
@@ -192,21 +193,16 @@ impl State {
         }
     }
 
-    /// Decodes the state that follows the time of the last charge in a script's reply.
+    /// Decodes the ban that follows the state of a counter in a script's reply, if the limit has one.
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    pub(crate) fn read_from_reply(
-        limit: &Limit,
-        reply: &mut ReplyReader<'_>,
-        last: Time,
-    ) -> Result<Self, MalformedReply> {
-        let counter = Self::read_counter(limit.counting(), reply, last)?;
+    pub(crate) fn read_ban(self, limit: &Limit, reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         if limit.ban().is_none() {
-            return Ok(counter);
+            return Ok(self);
         }
         let (last, until) = (reply.read_time()?, reply.read_time()?);
-        Ok(counter.with_ban(BanState { last, until, rejections: reply.read_number()? }))
+        Ok(self.with_ban(BanState { last, until, rejections: reply.read_number()? }))
     }
 
     fn charge_under_ban(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {

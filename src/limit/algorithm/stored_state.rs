@@ -122,6 +122,13 @@ impl<'r> ReplyReader<'r> {
         self.0.is_empty()
     }
 
+    /// Reads the next `N` bytes if they are there and `is_meant` accepts them.
+    pub(crate) fn read_bytes_if<const N: usize>(&mut self, is_meant: impl FnOnce(&[u8; N]) -> bool) -> Option<[u8; N]> {
+        let (bytes, rest) = self.0.split_first_chunk::<N>().filter(|(bytes, _)| is_meant(bytes))?;
+        self.0 = rest;
+        Some(*bytes)
+    }
+
     /// Reads a number of at most [`MAX_LUA_INTEGER`].
     pub(crate) fn read_number(&mut self) -> Result<u64, MalformedReply> {
         let (number, rest) = self.0.split_first_chunk().ok_or(MalformedReply)?;

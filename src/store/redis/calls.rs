@@ -81,6 +81,11 @@ impl RedisCallSender {
         self.sent.load(Ordering::Relaxed)
     }
 
+    /// Counts a call that is sent past the table of calls in flight.
+    pub(super) fn count_sent_call(&self) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Adds the charges of one request on the counters with hash `id`.
     pub(super) fn join_or_lead(&self, id: u128, charges: ChargeBatch, context: ChargeContext<'_>) -> CallRole {
         self.coalescer.join_or_lead(id, charges, context)
@@ -128,7 +133,7 @@ impl RedisCallSender {
             span.set_error(error.name(), error.to_string());
         }
         drop(span);
-        let ScriptOutcome { mut results, states, now, region } = outcome?;
+        let ScriptOutcome { mut results, mut states, now, region, holds } = outcome?;
         if let (Some(hooks), Some(charge)) = (&call.global_limits, charges.last()) {
             hooks.record_use_and_request_grants(call.command.keys(), charge, &states, &region);
         }
@@ -137,7 +142,15 @@ impl RedisCallSender {
         let lease = if lease_hits > 0 { results.pop() } else { None };
         let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });
         let times = CallTimes { sent, answered: Instant::now() };
-        self.over_limit_cache.record_results(call.id.counters, charges, &results, times);
+        // What a holder gives back may make room at any time, so a rejection says little of later charges.
+        if holds.is_empty() {
+            self.over_limit_cache.record_results(call.id.counters, charges, &results, times);
+        }
+        if let Some(charge) = charges.first() {
+            holds
+                .iter()
+                .for_each(|(index, hold)| hold.count_as_used(&charge.counters[*index].limit, &mut states[*index]));
+        }
         let report = CallReport { sent, now, states, leased: 0 };
         self.update_fallback(call, charges, &report);
         if let Some(local) = local_admission {

@@ -128,6 +128,7 @@ impl<'a> WindowChargeBatch<'a> {
             states: SmallVec::from(self.states.clone()),
             now: self.now,
             region: RegionEffects::default(),
+            holds: SmallVec::new(),
         })
     }
 

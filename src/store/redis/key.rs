@@ -12,6 +12,7 @@
 //! - `<key of a counter>:ban` is the ban beside it.
 //! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor, `...}:candidate=<name>:leases` that of a
 //!   candidate.
+//! - `<key of a counter>:holds` is the record of the holders of its hits.
 //!
 //! The format is public: other programs read it, and counters survive an upgrade. An incompatible format becomes `tk2`.
 
@@ -201,7 +202,7 @@ const BAN_SUFFIX: &[u8] = b":ban";
 /// Begins the name of a candidate, after the path. No algorithm has this name.
 const CANDIDATE_MARK: &[u8] = b":candidate=";
 
-/// End of the key of a record of leases; all other keys end in a period or an epoch.
+/// End of the key of a record of leases; keys of counters end in a period or an epoch.
 const LEASES_SUFFIX: &[u8] = b":leases";
 
 /// Returns the key of the record of leases beside a counter: it has the same path, and the same candidate.
@@ -234,9 +235,17 @@ fn find_region_mark(key: &[u8]) -> Option<usize> {
     memmem::find(&key[path_end..], REGION_MARK).map(|at| path_end + at)
 }
 
-/// Returns true for the key of a record of leases.
-pub(super) fn is_leases_key(key: &[u8]) -> bool {
-    key.ends_with(LEASES_SUFFIX)
+/// End of the key of a record of holders.
+const HOLDS_SUFFIX: &[u8] = b":holds";
+
+/// Returns the key of the record of holders beside a counter, in the same slot.
+pub fn holds_key(counter_key: &[u8]) -> Bytes {
+    [counter_key, HOLDS_SUFFIX].concat().into()
+}
+
+/// Returns true for the key of a record of leases or of holders.
+pub(super) fn is_record_key(key: &[u8]) -> bool {
+    key.ends_with(LEASES_SUFFIX) || key.ends_with(HOLDS_SUFFIX)
 }
 
 /// Returns the text before the path: the prefix, the version and the opening brace.

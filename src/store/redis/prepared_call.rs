@@ -16,15 +16,17 @@ use smallvec::SmallVec;
 use super::deployments::CounterDeployment;
 use super::eventual::budget::{EventualCounters, can_be_lent};
 use super::global_limit_hooks::{EncodedGlobalView, GlobalLimitHooks};
+use super::holds::{decode_hold_answer, encode_hold_request};
 use super::incrby::WindowChargeBatch;
-use super::key::{CountCommand, CounterId, leases_key};
+use super::key::{CountCommand, CounterId, holds_key, leases_key};
 use super::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease};
-use super::script::{CallTime, ReplyContext, ScriptOutcome, encode_charges, replay_charges};
+use super::script::{CallTime, ReplyContext, ScriptOutcome, encode_charges, hold_script, replay_charges};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeRequest;
+use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
 use crate::limit::request::Hits;
-use crate::store::charge::{OwnedCharge, set_span_server, start_call_span};
+use crate::store::charge::{OwnedCharge, OwnedCounter, set_span_server, start_call_span};
 use crate::store::client::redis::connection::{MergeableScriptCall, Script};
 use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
@@ -148,6 +150,35 @@ impl PreparedCall {
                     // Those of bans are no counters.
                     let deleted = deleted.map(|deleted| deleted.min(refund.counters.len() as u64));
                     return deleted.ok_or(AdminError::Redis(RedisError::BadReply));
+                }
+                Err(error) => target.follow_redirection(error)?,
+            }
+        }
+    }
+
+    /// Adjusts the hold of a holder on the counter of the call, by one script. It is sent again only if the reply proves
+    /// that it did not run.
+    pub(super) async fn adjust_hold(
+        &self,
+        counter: &OwnedCounter,
+        holder: HolderId,
+        request: HoldRequest,
+        deadline: Instant,
+    ) -> Result<HoldAnswer, RedisError> {
+        let mut span = self.start_span(1);
+        let keys = [self.command.keys()[0].clone(), holds_key(self.first_key())];
+        let command = ScriptCommand { script: hold_script(counter.limit.counting()), keys: &keys };
+        let arguments = encode_hold_request(counter, holder, request, self.call_time());
+        let call = ScriptCall::new(command, arguments, None, ScriptSendMode::Separate);
+        let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
+        loop {
+            if let Some(span) = &mut span {
+                set_span_server(span, target.node.endpoint());
+            }
+            match call.send_or_load(&target, deadline).await {
+                Ok(reply) => {
+                    let bytes = reply_bytes(&reply).ok_or(RedisError::BadReply)?;
+                    return decode_hold_answer(bytes, &counter.limit).map_err(|_| RedisError::BadReply);
                 }
                 Err(error) => target.follow_redirection(error)?,
             }

@@ -68,7 +68,7 @@ pub(super) async fn scan_paths(
         loop {
             let page = scan_page(&node, &cursor, &pattern, options.deadline).await?;
             visited += KEYS_PER_SCAN;
-            for found in page.keys.into_iter().filter(|found| !key::is_leases_key(found)) {
+            for found in page.keys.into_iter().filter(|found| !key::is_record_key(found)) {
                 match key::parse_path(options.prefix, &found) {
                     None => scan.truncated += 1,
                     Some(path) if known.contains(&path) || !filter(&path) => {}

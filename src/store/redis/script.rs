@@ -26,6 +26,7 @@ use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, Rep
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
+use crate::limit::hold::{CounterHold, can_be_held};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::connection::Script;
@@ -38,6 +39,9 @@ const SHARED_LUA_FILES: [&str; 5] = [
     include_str!("lua/leaky_level.lua"),
     include_str!("lua/log.lua"),
 ];
+
+/// File of the parts of countings whose hits can be held, which replace shared parts of the same name.
+const HOLD_LUA_FILE: &str = include_str!("lua/hold.lua");
 
 /// Parts with helper functions, in the order in which a script defines them.
 const HELPER_PARTS: [&str; 2] = ["divide", "log"];
@@ -90,6 +94,12 @@ pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) ->
     let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
     let parts = || split_parts(include_str!("lua/ban.lua")).collect();
     WITH_BANS[set].get_or_init(|| Script::new(compose_several_counters_script(used, parts())))
+}
+
+/// Returns the script that changes a hold on a counter; `holds` encodes its argument and decodes its reply.
+pub fn hold_script(counting: CountingMethod) -> &'static Script {
+    static SCRIPTS: [OnceLock<Script>; COUNTING_COUNT] = [const { OnceLock::new() }; COUNTING_COUNT];
+    SCRIPTS[counting as usize].get_or_init(|| Script::new(expand_with_counting(counting, "--> adjust_hold")))
 }
 
 /// Declares the getter of each script that charges by no algorithm, with its Lua file and the function that expands it.
@@ -193,6 +203,9 @@ fn parts_of_counting(counting: CountingMethod) -> LuaParts<'static> {
     let mut parts = shared_parts();
     // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
+    if can_be_held(counting) {
+        parts.extend(split_parts(HOLD_LUA_FILE));
+    }
     parts.extend(split_parts(lua_file(counting)));
     parts
 }
@@ -384,7 +397,12 @@ pub struct ScriptOutcome {
     pub now: Time,
     /// Effects on the counters of global limits.
     pub region: RegionEffects,
+    /// Holds that the charges left out, each with the index of its counter.
+    pub holds: HoldsByCounter,
 }
+
+/// Holds on some counters of a call, each with the index of its counter.
+pub type HoldsByCounter = SmallVec<[(usize, CounterHold); 1]>;
 
 /// Effects of a call on the counters of global limits (see `regions`); none on those of other limits.
 #[derive(Clone, Debug, Default)]
@@ -417,9 +435,14 @@ pub fn replay_charges(
     let now = reader.read_time()?;
     let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
     let mut states: SmallVec<[State; 1]> = SmallVec::with_capacity(counters.len());
-    for counter in counters {
+    let mut holds = HoldsByCounter::new();
+    for (index, counter) in counters.iter().enumerate() {
         let last = reader.read_time()?;
-        let mut state = State::read_from_reply(&counter.limit, &mut reader, last)?;
+        let state = State::read_counter(counter.limit.counting(), &mut reader, last)?;
+        if let Some(hold) = CounterHold::read_from_reply(&mut reader)? {
+            holds.push((index, hold));
+        }
+        let mut state = state.read_ban(&counter.limit, &mut reader)?;
         context.view.inspect(|view| state.set_global_view(view));
         states.push(state);
     }
@@ -428,9 +451,14 @@ pub fn replay_charges(
         return Err(MalformedReply);
     }
     let regions = context.view.map(|_| RegionCountersBefore::new(counters, &states, now));
-    let results = charges.iter().map(|charge| replay_charge(charge, &mut states, ReplayTerms { now, lent })).collect();
+    let terms = ReplayTerms { now, lent };
+    holds.retain(|(index, hold)| hold.settle(&counters[*index].limit, &mut states[*index], now).is_some());
+    let results = match holds.is_empty() {
+        true => charges.iter().map(|charge| replay_charge(charge, &mut states, terms)).collect(),
+        false => charges.iter().map(|charge| replay_held_charge(charge, &mut states, &holds, terms)).collect(),
+    };
     let region = regions.map_or_else(RegionEffects::default, |before| before.compute_effects(counters, &states, now));
-    Ok(ScriptOutcome { results, states, now, region })
+    Ok(ScriptOutcome { results, states, now, region, holds })
 }
 
 /// Counters of regions before the charges of a call.
@@ -489,4 +517,22 @@ fn replay_charge(charge: &OwnedCharge, states: &mut [State], terms: ReplayTerms)
     } else {
         charge_together(&limits, states, now, request)
     }
+}
+
+/// Repeats a charge on the limits without what is held.
+fn replay_held_charge(
+    charge: &OwnedCharge,
+    states: &mut [State],
+    holds: &HoldsByCounter,
+    terms: ReplayTerms,
+) -> SmallVec<[ChargeResult; 1]> {
+    let mut lowered = charge.clone();
+    for (index, hold) in holds {
+        lowered.counters[*index].limit = hold.lower(&charge.counters[*index].limit);
+    }
+    let mut results = replay_charge(&lowered, states, terms);
+    for (index, hold) in holds {
+        hold.mend_result(&mut results[*index], &charge.counters[*index].limit, charge.request, terms.now);
+    }
+    results
 }

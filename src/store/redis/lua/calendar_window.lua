@@ -8,7 +8,7 @@
 -- The end that a window was opened with holds until it is reached, whatever the caller's calendar says.
 
 --: load
-local bytes = 24
+local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24
 --> read
 local count, window_end
 last, count, window_end = unpack('<I8I8I8', before)
@@ -16,6 +16,7 @@ if count > 9007199254740992 or window_end > 9007199254740992 then
   --> wrong_type
 end
 --> effective_now
+--> end_hold
 local is_new = void or at >= window_end
 if is_new then
   -- The time of the server is in one of these windows, or in the one before them, unless the clocks differ by more than

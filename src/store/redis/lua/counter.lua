@@ -11,6 +11,7 @@ function(key, now, period, a, b, period_ms)
     -- Sets the limit of the charges that follow.
     set_limit = function(...)
       limit, capacity, wait, flags = ...
+      --> lower_limit
     end,
     -- Decides a charge; returns true if it rejects the charge for all counters.
     rejects = function(charged)

@@ -102,8 +102,18 @@ if not before then
 elseif type(before) == 'table' then
   return before
 elseif #before ~= bytes then
-  --> wrong_type
+  --> wrong_size
 end
+
+--: wrong_size
+-- A state that can be held has a part of the same name, as have the two parts below: see hold.lua.
+--> wrong_type
+
+--: lower_limit
+-- Nothing is held.
+
+--: keep_hold
+-- Nothing is held.
 
 --: effective_now
 if last >= 9007199254740992 then
@@ -129,6 +139,7 @@ end
 -- Decides and applies the charges. `decide` sets admitted; `apply` charges the hits, or enters rejected hits as debt.
 local admitted, changed
 while times do
+  --> lower_limit
   --> equal_charges
   repeat
     --> decide
@@ -153,6 +164,7 @@ end
 
 --: set_or_overwrite
 if not (keeps_expiry and is_server_time) or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
+  --> keep_hold
   --> set
 end
 

@@ -6,7 +6,7 @@
 -- window's end. TTL: one period after the counter's now; for calendar months a few days past the window's end.
 
 --: load
-local bytes = 16
+local bytes, hold, held_hits, held_capacity, held_limit, held_until = 16
 --> read
 local count
 last, count = unpack('<I8I8', before)
@@ -14,6 +14,7 @@ if count > 9007199254740992 then
   --> wrong_type
 end
 --> effective_now
+--> end_hold
 local window
 local is_new = void
 if a == 0 then

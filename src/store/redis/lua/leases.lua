@@ -9,7 +9,8 @@
 -- State: unsigned numbers, two for each lease: the time at which its record ends, and its hits; at most 256 leases. The
 -- last one stands for all above that.
 -- Variables: lent (hits that may still be admitted, so that a refund leaves them charged).
--- A return takes effect only if its lease is recorded. A reset deletes the counters, or leaves them with the lent hits.
+-- A return takes effect only if its lease is recorded. A reset deletes the counters, or leaves them with the lent hits
+-- and with what is held.
 -- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends, at least 1 s.
 
 --: leases
@@ -41,13 +42,18 @@ if ARGV[2] and ARGV[2] ~= '' then
     -- Leaves the counters as they are, or returns all hits.
     lent = is_known and 0 or 9007199254740992
   elseif purpose == 2 and lent == 0 then
-    local deleted = 0
-    for i, key in ipairs(KEYS) do
+    local deleted, is_held = 0, false
+    for i = 1, #KEYS - 1 do
+      -- What is held outlasts a reset: see hold.lua. All hits are then refunded.
+      local value = redis.pcall('GET', KEYS[i])
+      is_held = is_held or type(value) == 'string' and string.sub(value, -20, -17) == 'hold'
+    end
+    for i, key in ipairs(is_held and {} or KEYS) do
       local done = redis.pcall('UNLINK', key)
       if type(done) == 'table' then return done end
       if i < #KEYS then deleted = deleted + done end
     end
-    return deleted
+    if not is_held then return deleted end
   end
 end
 

@@ -7,7 +7,7 @@
 -- TTL: until the end of the next window, or one period after the counter's now if current is 0; rounded up.
 
 --: load
-local bytes = 24
+local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24
 --> read
 local current, previous
 last, current, previous = unpack('<I8I8I8', before)
@@ -15,6 +15,7 @@ if current > 17179869184 or previous > 17179869184 then
   --> wrong_type
 end
 --> effective_now
+--> end_hold
 local keeps_expiry = ahead == 0 and current > 0
 local windows = floor(at / period) - floor(last / period)
 if void or windows > 1 then

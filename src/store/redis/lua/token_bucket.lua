@@ -5,7 +5,7 @@
 -- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
 
 --: load
-local bytes = 24
+local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24
 --> read
 local whole, part
 last, whole, part = unpack('<I8I8I8', before)
@@ -15,6 +15,17 @@ end
 --> effective_now
 if void then last, whole, part = at, 0, 0 end
 --> level
+--> end_hold
+
+--: end_hold
+if hold and held_until - at > 3600000000 + 2 * period then
+  hold = nil
+elseif hold and at >= held_until then
+  -- The held capacity counts as used at the end of the hold. Until then the bucket was refilled by what holds left.
+  local at, limit = held_until, held_limit - held_hits
+  --> drain
+  whole, part, last, found, hold = level_whole + held_capacity, level_part, max(last, held_until), 0
+end
 
 --: decide
 admitted = false
@@ -41,6 +52,13 @@ elseif not admitted then
   end
 end
 --> fill
+
+--: keep_hold
+-- Until the end of the hold, then until what was held has been refilled.
+if hold then
+  local refill_ms = math.ceil((whole + held_capacity + 1) * period / max(held_limit, 1) / 1000)
+  value, ttl_ms = value .. hold, min(ttl_ms + math.ceil((held_until - now) / 1000) + refill_ms, 9007199254740)
+end
 
 --: write
 --> level_ttl

@@ -1,0 +1,96 @@
+//! Holds as calls to Redis carry them: `lua/hold.lua` documents the argument and the reply.
+
+use bytes::Bytes;
+
+use super::script::{CallTime, encode_charges};
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::CountingMethod;
+use crate::limit::algorithm::fixed_window::window_bounds;
+use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
+use crate::limit::charge::ChargeRequest;
+use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, HolderId, MAX_HOLD_US, OtherHolder, window_end};
+use crate::limit::request::Hits;
+use crate::store::charge::{OwnedCharge, OwnedCounter};
+
+/// Largest number that a request is sent with: a script holds it exactly.
+const MAX_NUMBER: u64 = 1 << 40;
+
+/// Encodes a request of a holder on one counter, at about `time`.
+pub fn encode_hold_request(counter: &OwnedCounter, holder: HolderId, request: HoldRequest, time: CallTime) -> Bytes {
+    let limit = &counter.limit;
+    // A peek has the numbers of its counter, and no charges.
+    let peek = OwnedCharge::new([*counter].into_iter().collect(), ChargeRequest::new(Hits::Peek, 0));
+    let mut argument = encode_charges(std::slice::from_ref(&peek), time).to_vec();
+    let now = match time {
+        CallTime::Server { about } => about,
+        CallTime::Given(now) => now,
+    };
+    let lasts_us = request.lasts_us.min(MAX_HOLD_US);
+    let [first_end, second_end] = calendar_ends(limit, now.plus_us(lasts_us));
+    let numbers = [
+        u64::from(limit.requests_per_unit()),
+        u64::from(limit.capacity()),
+        u64::from(limit.is_held_by_capacity()),
+        windows_until_end(limit),
+        first_end.as_micros(),
+        second_end.as_micros(),
+        request.used.min(MAX_NUMBER),
+        request.wanted.hits.min(MAX_NUMBER),
+        request.wanted.capacity.min(MAX_NUMBER),
+        lasts_us,
+        request.demand.min(MAX_NUMBER),
+    ];
+    numbers.iter().for_each(|number| argument.extend_from_slice(&number.to_le_bytes()));
+    argument.extend_from_slice(&holder.0);
+    argument.into()
+}
+
+/// Number of ends of windows after which a hold ends; 0: at its own time.
+fn windows_until_end(limit: &Limit) -> u64 {
+    match limit.counting() {
+        CountingMethod::FixedWindow | CountingMethod::CalendarWindow => 1,
+        // The window is weighed in the next one too.
+        CountingMethod::SlidingWindowCounter => 2,
+        CountingMethod::TokenBucket
+        | CountingMethod::LeakyBucket
+        | CountingMethod::SlidingWindowLog
+        | CountingMethod::RegionWindow
+        | CountingMethod::RegionBucket => 0,
+    }
+}
+
+/// Returns the next two ends of windows of a calendar after `at`, which is a time by the clock of this process; zeros
+/// if windows have the period's length.
+fn calendar_ends(limit: &Limit, at: Time) -> [Time; 2] {
+    if !limit.calendar_months() && limit.window().is_none() {
+        return [Time::default(); 2];
+    }
+    let first = window_bounds(limit, at).1;
+    [first, window_bounds(limit, first).1]
+}
+
+/// Decodes the reply to a request.
+///
+/// # Errors
+/// The script cannot have returned this reply.
+pub fn decode_hold_answer(reply: &[u8], limit: &Limit) -> Result<HoldAnswer, MalformedReply> {
+    let mut reader = ReplyReader::new(reply);
+    let now = reader.read_time()?;
+    let granted = read_amount(&mut reader)?;
+    let until = reader.read_time()?;
+    let room = read_amount(&mut reader)?;
+    let mut others = Vec::new();
+    while let Some(id) = reader.read_bytes_if(|_| true) {
+        let (held, until) = (read_amount(&mut reader)?, reader.read_time()?);
+        others.push(OtherHolder { holder: HolderId(id), held, until, demand: reader.read_number()? });
+    }
+    if !reader.is_empty() {
+        return Err(MalformedReply);
+    }
+    Ok(HoldAnswer { granted, now, until, room, others, window_end: window_end(limit, now) })
+}
+
+fn read_amount(reader: &mut ReplyReader<'_>) -> Result<HeldAmount, MalformedReply> {
+    Ok(HeldAmount { hits: reader.read_number()?, capacity: reader.read_number()? })
+}
