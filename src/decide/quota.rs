@@ -142,6 +142,12 @@ impl BucketCounters {
 }
 
 impl Decider {
+    /// Text of the entries of a bucket, with values in the form of the settings.
+    pub fn bucket_text(&self, counters: &BucketCounters) -> String {
+        let text = |charge: &Charge<'_>| super::key_text::key_text(&charge.path, &self.key_values).to_string();
+        counters.with_charge(0, text).unwrap_or_default()
+    }
+
     /// Returns true if the rows of tables must be read before limits of buckets are selected.
     pub fn reads_bucket_rows(context: DecisionContext<'_>) -> bool {
         context.rules.is_some_and(crate::rules::rule::set::RuleSet::reads_rows)

@@ -48,6 +48,11 @@ const LENT_HORIZON_US: u64 = 12_000_000;
 const LEVEL_LIFE_US: u64 = 500_000;
 /// Parts of eight of what nobody asks for that are handed out; the rest is for newcomers, and for other replicas.
 const SPREAD_EIGHTHS: u64 = 7;
+/// Time for which a proxy that comes with a bucket is left alone, if there is less for it than it wants, in
+/// microseconds: what is left of its assignment lasts at least as long, unless the new stream took long.
+const LENT_PATIENCE_US: u64 = 15_000_000;
+/// The same for rates, in microseconds.
+const RATE_PATIENCE_US: u64 = 2_000_000;
 /// Time to live of an assignment of a rate, in seconds.
 pub const RATE_TTL_S: u32 = 15;
 /// Time to live of an assignment of lent hits, in seconds.
@@ -226,6 +231,10 @@ impl<K> Division<K> {
         if holder.reports < 2 {
             self.levelled = None;
         }
+        let is_first_request = usage.allowed.saturating_add(usage.denied) == 1 && usage.elapsed_us == 0;
+        if holder.reports == 0 && !is_first_request {
+            holder.patient_until = now.plus_us(if all_lent { LENT_PATIENCE_US } else { RATE_PATIENCE_US });
+        }
         holder.record_demand(usage, now);
         let debt = if all_lent { usage.allowed.saturating_sub(holder.outstanding) } else { 0 };
         holder.outstanding = holder.outstanding.saturating_sub(usage.allowed);
@@ -365,6 +374,15 @@ impl<K> Division<K> {
         self.levelled = None;
     }
 
+    /// What a holder has.
+    pub fn report_holder(&self, holder: &Holder<K>) -> HolderReport {
+        HolderReport {
+            strategy: holder.sent.map(|sent| sent.strategy),
+            reserved: self.pools.first().map_or(0, |pool| pool.reserved_by(0, holder)),
+            ends: holder.sent.map_or(Time::default(), |sent| sent.ends),
+        }
+    }
+
     /// True if there is nothing left to remember.
     pub fn is_empty(&self) -> bool {
         let is_empty = |pool: &Pool| pool.held == 0 && pool.used == 0 && pool.orphans.is_empty();
@@ -426,6 +444,17 @@ impl Pool {
             Form::Lent => LENT_TTL_S,
         }
     }
+}
+
+/// What a holder has, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HolderReport {
+    /// What it was told last.
+    pub strategy: Option<Strategy>,
+    /// What is in use of the first limit.
+    pub reserved: u64,
+    /// End of its assignment.
+    pub ends: Time,
 }
 
 /// What becomes of an idle holder.

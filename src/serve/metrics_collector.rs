@@ -4,6 +4,7 @@
 //! statistics; the collector reads them and keeps none. Collecting takes a few locks, each for a moment.
 
 mod limits;
+mod quota;
 mod service;
 mod store;
 
@@ -14,6 +15,7 @@ use procfs::WithCurrentSystemInfo as _;
 use procfs::process::{LimitValue, Process};
 
 use self::limits::emit_limits;
+use self::quota::emit_quota;
 use self::service::emit_service;
 use self::store::emit_store;
 use crate::base::scheduler_lag::SCHEDULER_LAG;
@@ -51,6 +53,7 @@ impl MetricsCollector {
         emit_loaded_rules(&self.service.rules, emit);
         emit_version_and_readiness(&self.health, emit);
         emit_listeners(&self.listeners, emit);
+        emit_quota(self.quota.as_deref(), emit);
         emit_process_usage(emit);
     }
 }

@@ -12,6 +12,7 @@ pub mod stats;
 mod messages;
 mod divisions;
 mod bucket;
+pub mod page;
 mod stream;
 pub mod method;
 
@@ -151,6 +152,15 @@ impl QuotaService {
 
     fn close_stream(&self, handle: &StreamHandle) {
         lock_ignoring_poison(&self.streams).remove(&handle.id);
+    }
+
+    fn handles(&self) -> Vec<Arc<StreamHandle>> {
+        lock_ignoring_poison(&self.streams).values().map(Arc::clone).collect()
+    }
+
+    /// Number of keys whose limits are divided.
+    pub fn key_count(&self) -> usize {
+        self.divisions.count()
     }
 
     /// Number of open streams.

@@ -13,6 +13,7 @@ mod check;
 mod explain;
 mod call;
 mod top;
+mod quota;
 mod bench;
 mod traffic_input;
 mod simulate;
@@ -64,6 +65,9 @@ enum Command {
     /// Show the most rejected keys of a running server, or findings about its limits
     #[command(after_long_help = top::HELP)]
     Top(top::Args),
+    /// Show quota streams, and how limits are divided among proxies
+    #[command(after_long_help = quota::HELP)]
+    Quota(quota::Args),
     /// Load-test any rate limit service: throughput, latencies, accuracy
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::Args>),
@@ -126,6 +130,7 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Call(args)) => call::run(&args),
         Some(Command::Top(args)) => top::run(&args),
+        Some(Command::Quota(args)) => quota::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),

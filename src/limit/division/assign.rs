@@ -102,6 +102,10 @@ impl<K> Division<K> {
     fn assign_lent(&mut self, index: usize, now: Time) -> Option<Assignment> {
         let Possible { target, free, is_short, held_until } = self.least_possible(index, Form::Lent, now)?;
         let ttl_s = bound_ttl(LENT_TTL_S, held_until, now);
+        if ttl_s == 0 {
+            // The store has not answered.
+            return None;
+        }
         let holder = &mut self.holders[index];
         let left = holder.outstanding;
         let is_in_force = holder.is_surely_in_force(now);
@@ -109,10 +113,11 @@ impl<K> Division<K> {
         let new_bucket = target.min(free).min(MAX_TOKENS);
         let (strategy, most) = match current {
             // Lapsed, or never assigned.
-            None if new_bucket > 0 && ttl_s > 0 => (full_bucket(new_bucket), new_bucket),
+            None if new_bucket < target && now < holder.patient_until => return None,
+            None if new_bucket > 0 => (full_bucket(new_bucket), new_bucket),
             None => (Strategy::Deny, 0),
             Some(Strategy::Allow) => (Strategy::Deny, 0),
-            Some(Strategy::Tokens(tokens)) if ttl_s > 0 && left > 0 && holder.keeps_ratio => {
+            Some(Strategy::Tokens(tokens)) if left > 0 && holder.keeps_ratio => {
                 let wanted = target.min(left.saturating_add(free));
                 let max = scale(u64::from(tokens.max), wanted, left);
                 let is_raise = wanted > left + left / 10 && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
@@ -126,13 +131,13 @@ impl<K> Division<K> {
                 }
                 match new_bucket > left + left / 10 {
                     true => (full_bucket(new_bucket), new_bucket),
-                    false => return holder.renew(LENT_TTL_S.min(ttl_s), now),
+                    false => return holder.renew(ttl_s, now),
                 }
             }
-            Some(Strategy::Tokens(_)) if ttl_s > 0 && is_short && target < left - left / 10 => {
+            Some(Strategy::Tokens(_)) if is_short && target < left - left / 10 => {
                 if new_bucket > 0 { (full_bucket(new_bucket), new_bucket) } else { (Strategy::Deny, 0) }
             }
-            Some(_) if ttl_s > 0 && new_bucket > left + left / 10 => (full_bucket(new_bucket), new_bucket),
+            Some(_) if new_bucket > left + left / 10 => (full_bucket(new_bucket), new_bucket),
             Some(Strategy::Deny) => return holder.renew(LENT_TTL_S, now),
             Some(Strategy::Tokens(_)) => return holder.renew(ttl_s, now),
         };
@@ -145,6 +150,10 @@ impl<K> Division<K> {
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
         let held_until = self.pools.iter().map(|pool| pool.held_until).min().unwrap_or(now);
         let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);
+        if ttl_s == 0 {
+            // The store has not answered.
+            return None;
+        }
         let is_in_force = self.holders[index].is_surely_in_force(now);
         let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
         let shares: smallvec::SmallVec<[u64; 2]> =
@@ -152,12 +161,15 @@ impl<K> Division<K> {
         let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
         // A proxy that begins with a full bucket must first let the old one rest.
         let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;
-        let mut bucket = if must_rest || ttl_s == 0 { None } else { self.rate_bucket(&shares) };
+        let mut bucket = if must_rest { None } else { self.rate_bucket(&shares) };
         let mut most = 0;
         if let (Some(rate), Some(lent)) = (bucket, self.least_possible(index, Form::Lent, now)) {
             let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
             bucket = rate.bounded_by(allowed, ttl_s);
             most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
+        }
+        if bucket.is_none() && self.holders[index].sent.is_none() && now < self.holders[index].patient_until {
+            return None;
         }
         let strategy = match bucket {
             Some(RateBucket { tokens, fill, period_s }) => Strategy::Tokens(Tokens {

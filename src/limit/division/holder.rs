@@ -128,6 +128,9 @@ pub struct Holder<K> {
     /// Hits were denied since the report before the last.
     pub was_denied: bool,
     pub(super) sent: Option<Sent>,
+    /// Until then the proxy may have an assignment of another replica, or of a stream before this one, which is better
+    /// than less.
+    pub(super) patient_until: Time,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
     pub(super) outstanding: u64,
     /// Share of each pool that is divided as a rate, by its index.
@@ -144,6 +147,7 @@ impl<K> Holder<K> {
             reported: now,
             was_denied: false,
             sent: None,
+            patient_until: now,
             outstanding: 0,
             rates: (0..pools).map(|_| RateShare::default()).collect(),
         }

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
+use super::Strategy;
 use super::*;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::state::State;
@@ -146,7 +147,7 @@ impl Model {
         });
         Self {
             now,
-            state: State::new(&limit),
+            state: State::empty_for(&limit),
             limit,
             held: HeldCounter::default(),
             proxies,

@@ -29,8 +29,8 @@ pub struct QuotaStats {
     pub refused: Count,
     /// Requests to the store that failed.
     pub store_failures: Count,
-    /// Responses that were left out because the proxy did not read.
-    pub skipped_responses: Count,
+    /// Streams that were ended because the proxy did not read.
+    pub unread_streams: Count,
 }
 
 /// A count that only grows.

@@ -128,7 +128,7 @@ impl StreamTask {
                 _ = housekeeping.tick() => {
                     self.keep_house().await;
                     if self.is_unread_for_too_long(has_due, responses) {
-                        self.quota.stats.skipped_responses.add(1);
+                        self.quota.stats.unread_streams.add(1);
                         return StreamEnd::Failed(Status::resource_exhausted("responses are not read"));
                     }
                 }
