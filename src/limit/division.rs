@@ -11,8 +11,11 @@
 //! Why no more than the limit is admitted, for hits that are lent: a holder's `outstanding` is at least what its proxy
 //! may still admit, together with what it admitted and did not report. An assignment of G adds G. A report of A
 //! subtracts A. A report that was made under the last assignment proves that all earlier ones are over and that what
-//! they admitted has been reported, so no more than G can be outstanding. If a proxy keeps the ratio of its tokens, and
-//! it has at most R of M tokens, then a bucket of M x T / R tokens leaves it at most T: the change adds T - R. What is
+//! they admitted has been reported, so no more than what the last one admits can be outstanding: G, less what was
+//! reported since and cannot have passed before it ([`Sent::most_left`](holder::Sent)); nothing, if a request was denied
+//! between two such reports. If a proxy keeps the ratio of
+//! its tokens, and it has at most R of M tokens, then a bucket of M x T / R tokens leaves it at most T: the change adds
+//! T - R. It has at most R of them also if earlier assignments are on their way, because it takes them in order. What is
 //! reported is charged when the hold falls by it; what is outstanding when a stream is lost counts as used. So charged
 //! and held hits cover all that is admitted, in every window, and the store keeps their sum within the limit.
 //!
@@ -42,6 +45,8 @@ use crate::limit::hold::HeldAmount;
 pub const MARGIN_US: u64 = 1_000_000;
 /// Time after the sending from which a report proves that the assignment is in force, in microseconds.
 const CONFIRMED_AFTER_US: u64 = MARGIN_US;
+/// Part of a demand that is added to it, so that a holder can want more.
+const HEADROOM_PART: u64 = 12;
 /// Time that lent hits should last: two reports and some, in microseconds.
 const LENT_HORIZON_US: u64 = 12_000_000;
 /// Longest time for which levels are kept, in microseconds.
@@ -120,6 +125,8 @@ pub struct Pool {
     room: u64,
     others: SmallVec<[OtherReplica; 2]>,
     level: FillLevel,
+    /// A holder should have more than is free.
+    is_starved: bool,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
     orphans: SmallVec<[holder::Loss; 1]>,
     /// Time of the last request.
@@ -148,6 +155,7 @@ impl Pool {
             room: limit.total(),
             others: SmallVec::new(),
             level: FillLevel::default(),
+            is_starved: false,
             orphans: SmallVec::new(),
             asked: None,
         }
@@ -171,7 +179,7 @@ impl Pool {
             Form::Lent => LENT_HORIZON_US,
         };
         let demand = holder.demand_in(span_us);
-        let demand = demand.saturating_add(demand.div_ceil(10)).saturating_add(1);
+        let demand = demand.saturating_add((demand / HEADROOM_PART).max(1));
         // The first report says nothing of the demand.
         let fair = self.limit.total() / (holders as u64).max(1);
         let floor = if holder.reports < 2 { fair } else { 0 };
@@ -200,6 +208,7 @@ impl<K> Division<K> {
     /// Adds a holder; returns its index, which changes when others leave.
     pub fn join(&mut self, key: K, keeps_ratio: bool, now: Time) -> usize {
         self.levelled = None;
+        self.pools.iter_mut().for_each(|pool| pool.asked = None);
         self.holders.push(Holder::new(key, keeps_ratio, self.pools.len(), now));
         self.holders.len() - 1
     }
@@ -235,15 +244,22 @@ impl<K> Division<K> {
         if holder.reports == 0 && !is_first_request {
             holder.patient_until = now.plus_us(if all_lent { LENT_PATIENCE_US } else { RATE_PATIENCE_US });
         }
+        let was_in_force = holder.is_confirmed_by_report(holder.received);
         holder.record_demand(usage, now);
         let debt = if all_lent { usage.allowed.saturating_sub(holder.outstanding) } else { 0 };
         holder.outstanding = holder.outstanding.saturating_sub(usage.allowed);
+        if let Some(sent) = &mut holder.sent {
+            sent.passed = sent.passed.saturating_add(usage.allowed);
+        }
         if holder.is_over(usage.received) {
             holder.outstanding = 0;
         } else if holder.is_confirmed_by_report(usage.received)
             && let Some(sent) = holder.sent
         {
-            holder.outstanding = holder.outstanding.min(sent.most);
+            // A request that was denied found the bucket empty, and nothing refills it.
+            let is_empty = was_in_force && usage.denied > 0 && sent.never_refills();
+            let most_left = if is_empty { 0 } else { sent.most_left() };
+            holder.outstanding = holder.outstanding.min(most_left);
         }
         for (at, pool) in self.pools.iter_mut().enumerate() {
             match pool.limit.form {
@@ -406,11 +422,17 @@ impl<K> Division<K> {
             return;
         }
         let holders = self.holders.len();
-        for pool in &mut self.pools {
+        let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free(index)).collect();
+        for (index, pool) in self.pools.iter_mut().enumerate() {
             let mut wants: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
             let demand = wants.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
             let amount = pool.held.min(pool.target_among_replicas(demand));
             pool.level = FillLevel::fill(amount, &mut wants, 8);
+            pool.is_starved = self.holders.iter().any(|holder| {
+                let has = pool.reserved_by(index, holder);
+                let target = pool.level.share(pool.want(holder, holders, now));
+                target > has.saturating_add(has / 10).saturating_add(free[index])
+            });
         }
         self.levelled = Some(now);
     }

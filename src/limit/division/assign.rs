@@ -3,7 +3,7 @@
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
 //! it is surely in force: after that, the same bucket would be a full one.
 
-use super::holder::Sent;
+use super::holder::{Change, Sent};
 use super::{Assignment, Division, Form, LENT_TTL_S, MARGIN_US, RATE_TTL_S, Retirement, Strategy, Tokens};
 use crate::base::clock::Time;
 
@@ -56,7 +56,7 @@ impl<K> Division<K> {
         for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
             rate.shrink_to(0, now, old_end.plus_us(pool.limit.refill_us()));
         }
-        Some(holder.send(strategy, 0, ttl_s, now, false))
+        Some(holder.send(strategy, 0, Change::Fresh { before: u64::MAX }, ttl_s, now))
     }
 
     /// Takes back what an idle holder has: lent hits, until at most one is left, so that little is lost when the proxy
@@ -69,14 +69,16 @@ impl<K> Division<K> {
         }
         let last = holder.sent.filter(|_| holder.is_surely_in_force(now));
         match last {
-            Some(Sent { most: 0 | 1, .. }) => Retirement::Wait,
+            Some(sent) if sent.most_left() <= 1 => Retirement::Wait,
             Some(Sent { strategy: Strategy::Tokens(tokens), .. }) if holder.keeps_ratio && tokens.fill == 0 => {
-                let max = scale(tokens.max.into(), 1, holder.outstanding);
-                let ttl_s = LENT_TTL_S;
+                let max = scale(tokens.max.into(), 1, holder.most_left());
                 let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-                Retirement::Assign(holder.send(strategy, max.min(1), ttl_s, now, false))
+                let change = Change::Shrink { to: to_u32(max), from: tokens.max };
+                // No longer than what it had: it needs no more of the hold.
+                let ttl_s = left_s(holder.sent, now);
+                Retirement::Assign(holder.send(strategy, max.min(1), change, ttl_s, now))
             }
-            _ => Retirement::Assign(holder.send(Strategy::Deny, 0, LENT_TTL_S, now, false)),
+            _ => Retirement::Assign(holder.send(Strategy::Deny, 0, Change::Fresh { before: u64::MAX }, LENT_TTL_S, now)),
         }
     }
 
@@ -85,7 +87,7 @@ impl<K> Division<K> {
         let free = self.free(pool);
         let pool = &self.pools[pool];
         let target = pool.level.share(pool.want(&self.holders[index], holders, now));
-        Possible { target, free, is_short: pool.level.is_short(), held_until: pool.held_until }
+        Possible { target, free, is_short: pool.is_starved || pool.level.is_short(), held_until: pool.held_until }
     }
 
     /// The least that all pools of one form allow.
@@ -107,7 +109,7 @@ impl<K> Division<K> {
             return None;
         }
         let holder = &mut self.holders[index];
-        let left = holder.outstanding;
+        let left = holder.most_left();
         let is_in_force = holder.is_surely_in_force(now);
         let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
         let new_bucket = target.min(free).min(MAX_TOKENS);
@@ -120,14 +122,16 @@ impl<K> Division<K> {
             Some(Strategy::Tokens(tokens)) if left > 0 && holder.keeps_ratio => {
                 let wanted = target.min(left.saturating_add(free));
                 let max = scale(u64::from(tokens.max), wanted, left);
-                let is_raise = wanted > left + left / 10 && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
+                // A proxy that denies has less than it may have.
+                let is_raise = !holder.was_denied && wanted > left + left / 10 && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
                 if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
-                    holder.outstanding = wanted;
-                    return Some(holder.send(full_bucket(max), wanted, ttl_s, now, false));
+                    holder.outstanding = holder.outstanding.saturating_add(wanted - left);
+                    return Some(holder.send(full_bucket(max), wanted, Change::Raise, ttl_s, now));
                 }
                 if is_short && target < left - left / 10 && max < tokens.max.into() {
                     let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-                    return Some(holder.send(strategy, if max == 0 { 0 } else { target }, ttl_s, now, false));
+                    let change = Change::Shrink { to: to_u32(max), from: tokens.max };
+                    return Some(holder.send(strategy, if max == 0 { 0 } else { target }, change, ttl_s, now));
                 }
                 match new_bucket > left + left / 10 {
                     true => (full_bucket(new_bucket), new_bucket),
@@ -143,8 +147,7 @@ impl<K> Division<K> {
         };
         holder.outstanding = holder.outstanding.saturating_add(most);
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
-        let had_assignment = holder.sent.is_some();
-        Some(holder.send(strategy, most, ttl_s, now, had_assignment && strategy != Strategy::Deny))
+        Some(holder.send(strategy, most, Change::Fresh { before: left }, ttl_s, now))
     }
 
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
@@ -198,8 +201,9 @@ impl<K> Division<K> {
             }
         }
         holder.outstanding = holder.outstanding.max(most);
-        let starts_full = !is_in_force && holder.sent.is_some() && strategy != Strategy::Deny;
-        Some(holder.send(strategy, most, ttl_s, now, starts_full))
+        let mut assignment = holder.send(strategy, most, Change::Fresh { before: u64::MAX }, ttl_s, now);
+        assignment.starts_full &= !is_in_force;
+        Some(assignment)
     }
 
     /// Share of a holder in a pool that is divided as a rate: what it has, unless it should have clearly more or less.
@@ -254,9 +258,11 @@ impl RateBucket {
 }
 
 impl<K> super::Holder<K> {
-    fn send(&mut self, strategy: Strategy, most: u64, ttl_s: u32, now: Time, starts_full: bool) -> Assignment {
+    fn send(&mut self, strategy: Strategy, most: u64, change: Change, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
-        self.sent = Some(Sent { strategy, at: now, ends, most });
+        let is_fresh = matches!(change, Change::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
+        let starts_full = is_fresh && self.sent.is_some();
+        self.sent = Some(Sent { strategy, at: now, ends, most, change, passed: 0 });
         Assignment { strategy, starts_full, ttl_s }
     }
 
@@ -276,6 +282,12 @@ impl<K> super::Holder<K> {
 fn bound_ttl(ttl_s: u32, held_until: Time, now: Time) -> u32 {
     let left_s = held_until.since_us(now).saturating_sub(2 * MARGIN_US) / 1_000_000;
     ttl_s.min(u32::try_from(left_s).unwrap_or(u32::MAX))
+}
+
+/// Whole seconds until an assignment ends, at least 1.
+fn left_s(sent: Option<Sent>, now: Time) -> u32 {
+    let left_us = sent.map_or(0, |sent| sent.ends.since_us(now));
+    u32::try_from(left_us / 1_000_000).unwrap_or(u32::MAX).max(1)
 }
 
 /// A bucket of tokens that are lent.

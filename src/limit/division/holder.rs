@@ -57,6 +57,41 @@ pub(super) struct Sent {
     pub(super) ends: Time,
     /// Most hits that it admits from its start on, of lent ones.
     pub(super) most: u64,
+    /// How it follows from the one before.
+    pub(super) change: Change,
+    /// Requests that were reported as passed since it was sent.
+    pub(super) passed: u64,
+}
+
+/// How the tokens of an assignment follow from those of the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// There are more of them: what passed before the change would have left fewer.
+    Raise,
+    /// There are fewer, in this ratio: what passed before the change counts by the ratio only.
+    Shrink { to: u32, from: u32 },
+    /// They are new, whatever was left: at most this much may have passed before the change.
+    Fresh { before: u64 },
+}
+
+impl Sent {
+    /// True for a bucket that nothing refills.
+    pub(super) const fn never_refills(&self) -> bool {
+        matches!(self.strategy, Strategy::Deny | Strategy::Tokens(Tokens { fill: 0, .. }))
+    }
+
+    /// Most hits that the proxy can still admit, once the assignment is in force.
+    pub(super) fn most_left(&self) -> u64 {
+        let passed_since = match self.change {
+            Change::Raise => self.passed,
+            Change::Shrink { to, from } => {
+                let passed = u128::from(self.passed) * u128::from(to) / u128::from(from.max(1));
+                u64::try_from(passed).unwrap_or(u64::MAX)
+            }
+            Change::Fresh { before } => self.passed.saturating_sub(before),
+        };
+        self.most.saturating_sub(passed_since)
+    }
 }
 
 /// Part of a share that a holder gave up, and that may still be in use.
@@ -125,6 +160,8 @@ pub struct Holder<K> {
     pub reports: u8,
     /// Time of the last report.
     pub reported: Time,
+    /// Time that the last report counts as received at.
+    pub(super) received: Time,
     /// Hits were denied since the report before the last.
     pub was_denied: bool,
     pub(super) sent: Option<Sent>,
@@ -145,6 +182,7 @@ impl<K> Holder<K> {
             demand_mhps: 0,
             reports: 0,
             reported: now,
+            received: now,
             was_denied: false,
             sent: None,
             patient_until: now,
@@ -167,7 +205,13 @@ impl<K> Holder<K> {
         self.demand_mhps = measured.max(u64::midpoint(self.demand_mhps, measured));
         self.was_denied = usage.denied > 0;
         self.reported = now;
+        self.received = usage.received;
         self.reports = self.reports.saturating_add(1);
+    }
+
+    /// Most lent hits that the proxy has when the next assignment comes, which follows the last one.
+    pub(super) fn most_left(&self) -> u64 {
+        self.sent.map_or(self.outstanding, |sent| self.outstanding.min(sent.most_left()))
     }
 
     /// True if the proxy denies everything.
