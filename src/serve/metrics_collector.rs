@@ -24,7 +24,7 @@ use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
-use crate::serve::quota::QuotaService;
+use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{ExceededLimit, StatsByListener, TlsClient};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};

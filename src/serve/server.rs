@@ -66,7 +66,7 @@ use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::quota::QuotaService;
+use crate::serve::quota::service::QuotaService;
 use crate::settings::Settings;
 use crate::settings::fleet::TopKeyValueForm;
 use crate::settings::redis::RedisSettings;

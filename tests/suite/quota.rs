@@ -170,6 +170,56 @@ fn streams_end_with_the_drain() {
 }
 
 #[test]
+fn bucket_matches_the_rule_with_its_entries_in_any_order() {
+    let rules = r"
+domain: quota
+descriptors:
+  - key: b
+    descriptors:
+      - key: a
+        value: one
+        rate_limit: {unit: day, requests_per_unit: 100}
+  - key: a
+    rate_limit: {unit: day, requests_per_unit: 200}
+    descriptors:
+      - key: c
+        value: x*
+        descriptors:
+          - key: b
+            rate_limit: {unit: day, requests_per_unit: 300}
+";
+    let server = start(rules);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let (two, one, three) = ([("a", "one"), ("b", "y")], [("a", "one")], [("a", "q"), ("b", "y"), ("c", "xyz")]);
+    let none = [("a", "two"), ("b", "y")];
+    proxy.report(&[(&two, 1, 0), (&one, 1, 0), (&three, 1, 0), (&none, 1, 0)]);
+    for (bucket, limit) in [(&two[..], 100), (&one[..], 200), (&three[..], 300)] {
+        let assigned = proxy.next(bucket);
+        let Assigned::Tokens { max, .. } = assigned else { panic!("{assigned:?} for {bucket:?}") };
+        assert!((limit / 2..limit).contains(&max), "{max} of {limit}");
+    }
+    assert_eq!(proxy.next(&none), Assigned::Allow);
+    let mut request = rate_limit_request("quota", &[("b", "y"), ("a", "one")]);
+    request.descriptors[0].hits_addend = Some(0);
+    let response = Client::connect(server.grpc_port()).call(&request).unwrap();
+    assert!(response.statuses[0].limit_remaining < 50, "the descriptor has the counter of the bucket: {response:?}");
+}
+
+#[test]
+fn check_names_limits_that_cannot_be_divided() {
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("rules.yaml");
+    std::fs::write(&path, RULES).unwrap();
+    let run = |arguments: &[&str]| {
+        let output = std::process::Command::new(tollkeeper::PROGRAM).env_clear().args(arguments).arg(&path).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let page = run(&["check", "--quota"]);
+    assert!(page.contains("quota.queue: RLQS assigns nothing to its buckets: leaky_bucket"), "{page}");
+    assert!(!run(&["check"]).contains("RLQS"));
+}
+
+#[test]
 fn real_envoy_keeps_to_a_limit_that_rls_shares() {
     let server = start(RULES);
     let envoy = Envoy::start_file("tests/suite/quota/envoy.yaml", &[server.grpc_port()], |bootstrap| bootstrap);

@@ -3,8 +3,10 @@
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
 //! it is surely in force: after that, the same bucket would be a full one.
 
-use super::holder::{Change, Sent};
-use super::{Assignment, Division, Form, LENT_TTL_S, MARGIN_US, RATE_TTL_S, Retirement, Strategy, Tokens};
+use super::assignment::{Assignment, Retirement, Strategy, Tokens};
+use super::divided_limit::Form;
+use super::holder::{Change, Holder, MARGIN_US, Sent};
+use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S};
 use crate::base::clock::Time;
 
 /// Time before its end in which an assignment is renewed, in microseconds: two reports.
@@ -193,8 +195,10 @@ impl<K> Division<K> {
             }
             return renewed;
         }
+        let mut takes_back = false;
         for ((rate, share), pool) in holder.rates.iter_mut().zip(&shares).zip(&self.pools) {
             let share = if strategy == Strategy::Deny { 0 } else { *share };
+            takes_back |= share < rate.now;
             match share < rate.now {
                 true => rate.shrink_to(share, now, old_end.plus_us(pool.limit.refill_us())),
                 false => rate.now = share,
@@ -203,6 +207,7 @@ impl<K> Division<K> {
         holder.outstanding = holder.outstanding.max(most);
         let mut assignment = holder.send(strategy, most, Change::Fresh { before: u64::MAX }, ttl_s, now);
         assignment.starts_full &= !is_in_force;
+        assignment.takes_back = takes_back;
         Some(assignment)
     }
 
@@ -257,13 +262,13 @@ impl RateBucket {
     }
 }
 
-impl<K> super::Holder<K> {
+impl<K> Holder<K> {
     fn send(&mut self, strategy: Strategy, most: u64, change: Change, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, Change::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
         let starts_full = is_fresh && self.sent.is_some();
         self.sent = Some(Sent { strategy, at: now, ends, most, change, passed: 0 });
-        Assignment { strategy, starts_full, ttl_s }
+        Assignment { strategy, starts_full, ttl_s, takes_back: false }
     }
 
     /// Renews the last assignment as it is, if it ends soon. It must be in force, or deny everything.
@@ -274,7 +279,7 @@ impl<K> super::Holder<K> {
             return None;
         }
         sent.ends = ends;
-        Some(Assignment { strategy: sent.strategy, starts_full: false, ttl_s })
+        Some(Assignment { strategy: sent.strategy, starts_full: false, ttl_s, takes_back: false })
     }
 }
 

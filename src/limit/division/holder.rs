@@ -2,37 +2,20 @@
 
 use smallvec::SmallVec;
 
-use super::{CONFIRMED_AFTER_US, MARGIN_US};
+use super::assignment::{Strategy, Tokens};
 use crate::base::clock::Time;
 
+/// Time that an assignment takes to be in force after it was sent, and by which clocks and deliveries differ, in
+/// microseconds.
+pub const MARGIN_US: u64 = 1_000_000;
+/// Time after the sending from which a report proves that the assignment is in force, in microseconds.
+pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
 /// Time without a report after which a holder leaves the division, in microseconds: two reports are missing.
 const SILENT_AFTER_US: u64 = 11_000_000;
 /// Shortest time that a demand is measured over, in microseconds.
 const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.
 const MAX_LOSSES: usize = 4;
-
-/// Strategy of an assignment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Strategy {
-    /// Every request passes.
-    Allow,
-    /// No request passes.
-    Deny,
-    /// Requests take tokens.
-    Tokens(Tokens),
-}
-
-/// A bucket of tokens at a proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tokens {
-    /// Tokens that it holds, at least 1.
-    pub max: u32,
-    /// Tokens that arrive in an interval; 0: none.
-    pub fill: u32,
-    /// The interval in seconds, at least 1.
-    pub interval_s: u32,
-}
 
 /// Usage of a bucket since its last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Metrics of the rate limit quota service; none if it is off.
 
-use crate::serve::quota::QuotaService;
+use crate::serve::quota::service::QuotaService;
+use crate::serve::quota::stats::Count;
 use crate::telemetry::metrics::family::Family;
 
 /// Emits the metrics of the quota service.
@@ -10,7 +11,7 @@ pub(super) fn emit_quota(quota: Option<&QuotaService>, emit: &mut dyn FnMut(Fami
     emit(Family::gauge("tollkeeper_rlqs_streams", "Number of open quota streams.", quota.stream_count()));
     emit(Family::gauge("tollkeeper_rlqs_buckets", "Number of buckets of all quota streams.", stats.bucket_count()));
     emit(Family::gauge("tollkeeper_rlqs_keys", "Number of keys whose limits are divided.", quota.key_count()));
-    let mut count = |name, help, count: &crate::serve::quota::stats::Count| {
+    let mut count = |name, help, count: &Count| {
         emit(Family::counter(name, help, count.total()));
     };
     count("tollkeeper_rlqs_reports_total", "Total number of messages with usage reports.", &stats.reports);
@@ -19,7 +20,7 @@ pub(super) fn emit_quota(quota: Option<&QuotaService>, emit: &mut dyn FnMut(Fami
     let hits = [("allowed", stats.allowed_hits.total()), ("denied", stats.denied_hits.total())];
     let help = "Total number of requests that proxies reported, by their verdict.";
     emit(Family::counter_by_label("tollkeeper_rlqs_reported_hits_total", help, "verdict", hits));
-    let mut count = |name, help, count: &crate::serve::quota::stats::Count| {
+    let mut count = |name, help, count: &Count| {
         emit(Family::counter(name, help, count.total()));
     };
     let help = "Total number of requests that proxies let pass without a rule for their bucket.";
@@ -33,7 +34,7 @@ pub(super) fn emit_quota(quota: Option<&QuotaService>, emit: &mut dyn FnMut(Fami
     let help = "Total number of reports of buckets under a limit that cannot be divided.";
     count("tollkeeper_rlqs_indivisible_reports_total", help, &stats.refused);
     let help = "Total number of requests for hits to the store that failed.";
-    count("tollkeeper_rlqs_store_errors_total", help, &stats.store_failures);
+    count("tollkeeper_rlqs_store_errors_total", help, quota.store_failures());
     let help = "Total number of streams that were ended because the proxy did not read.";
     count("tollkeeper_rlqs_unread_streams_total", help, &stats.unread_streams);
 }

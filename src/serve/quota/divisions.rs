@@ -11,17 +11,20 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use smallvec::SmallVec;
 
-use super::{QuotaService, StreamHandle};
+use super::stats::Count;
+use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded, lock_ignoring_poison, upper_half};
 use crate::decide::quota::BucketCounters;
 use crate::limit::StorePolicy;
 use crate::limit::charge::Charge;
-use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US};
+use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId, MAX_HOLD_US};
+use crate::serve::grpc::service::RateLimitService;
 use crate::store::StoreContext;
-use crate::limit::division::{
-    Assignment, DividedLimit, Division, OtherReplica, PoolGrant, PoolRequest, RATE_TTL_S, Retirement, Strategy, Usage,
-};
+use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
+use crate::limit::division::divided_limit::DividedLimit;
+use crate::limit::division::holder::Usage;
+use crate::limit::division::ledger::{Division, OtherReplica, PoolGrant, PoolRequest, RATE_TTL_S};
 
 /// Calls to the store that are in flight for one stream, or for all keys that are due.
 const MAX_CALLS_IN_FLIGHT: usize = 128;
@@ -44,6 +47,11 @@ impl BucketOfStream {
 /// All divisions.
 #[derive(Debug)]
 pub(super) struct Divisions {
+    service: Arc<RateLimitService>,
+    /// Identity of this replica among the holders of counters.
+    holder: HolderId,
+    /// Requests to the store that failed.
+    pub(super) store_failures: Count,
     keys: Sharded<HashMap<u128, KeyDivision>>,
     /// Keys by the time at which something becomes free, or a window ends.
     wakes: Mutex<BTreeMap<Time, Vec<u128>>>,
@@ -63,18 +71,23 @@ pub(super) struct KeyDivision {
     is_local: bool,
 }
 
-impl Default for Divisions {
-    fn default() -> Self {
-        Self { keys: Sharded::new(DEFAULT_SHARDS, HashMap::default), wakes: Mutex::default() }
-    }
-}
-
 /// Key of the division of these counters.
 pub(super) fn division_key(counters: &BucketCounters) -> u128 {
     counters.counters.iter().fold(counters.path_hash, |key, counter| key.rotate_left(1) ^ counter.tag)
 }
 
 impl Divisions {
+    /// No divisions yet, of a process with this service.
+    pub(super) fn new(service: Arc<RateLimitService>) -> Self {
+        Self {
+            service,
+            holder: HolderId::random(),
+            store_failures: Count::default(),
+            keys: Sharded::new(DEFAULT_SHARDS, HashMap::default),
+            wakes: Mutex::default(),
+        }
+    }
+
     /// Passes the division of a key to `read`.
     fn with<T>(&self, key: u128, read: impl FnOnce(&mut KeyDivision) -> T) -> Option<T> {
         self.keys.lock_shard(upper_half(key)).get_mut(&key).map(read)
@@ -160,13 +173,13 @@ impl Divisions {
     }
 
     /// Asks the store for what the pools of these keys want.
-    pub(super) async fn settle_all(&self, quota: &QuotaService, keys: impl IntoIterator<Item = u128>) {
-        stream::iter(keys).for_each_concurrent(MAX_CALLS_IN_FLIGHT, |key| self.settle(quota, key)).await;
+    pub(super) async fn settle_all(&self, keys: impl IntoIterator<Item = u128>) {
+        stream::iter(keys).for_each_concurrent(MAX_CALLS_IN_FLIGHT, |key| self.settle(key)).await;
     }
 
     /// Asks the store for what the pools of a key want.
-    pub(super) async fn settle(&self, quota: &QuotaService, key: u128) {
-        let now = quota.service.clock.now();
+    pub(super) async fn settle(&self, key: u128) {
+        let now = self.service.clock.now();
         let begin = |entry: &mut KeyDivision| {
             entry.division.expire(now);
             if entry.is_asking {
@@ -180,8 +193,8 @@ impl Divisions {
         };
         let Some(Some((requests, counters))) = self.with(key, begin) else { return };
         for (index, request) in requests {
-            let answer = quota.adjust_hold(&counters, index, &request).await;
-            self.with(key, |entry| entry.take_answer(index, &request, answer, quota.service.clock.now()));
+            let answer = self.adjust_hold(&counters, index, &request).await;
+            self.with(key, |entry| entry.take_answer(index, &request, answer, self.service.clock.now()));
         }
         self.with(key, |entry| entry.is_asking = false);
         self.schedule(key, now);
@@ -212,7 +225,7 @@ impl Divisions {
     }
 
     /// Settles the keys that are due, and makes their streams look at them.
-    pub(super) async fn wake_due(&self, quota: &QuotaService, now: Time) {
+    pub(super) async fn wake_due(&self, now: Time) {
         let due = {
             let mut wakes = lock_ignoring_poison(&self.wakes);
             let later = wakes.split_off(&now.plus_us(1));
@@ -226,7 +239,7 @@ impl Divisions {
         keys.dedup();
         let wake = |key| async move {
             self.with(key, |entry| entry.wakes_at = None);
-            self.settle(quota, key).await;
+            self.settle(key).await;
             self.with(key, |entry| {
                 for holder in &entry.division.holders {
                     holder.key.stream.mark_due(holder.key.bucket);
@@ -291,7 +304,7 @@ enum HoldOutcome {
     Failed,
 }
 
-impl QuotaService {
+impl Divisions {
     /// Changes what this replica holds of a counter.
     async fn adjust_hold(&self, counters: &BucketCounters, index: usize, request: &PoolRequest) -> HoldOutcome {
         let store = &self.service.decider.store;
@@ -309,7 +322,7 @@ impl QuotaService {
         match answer.await {
             Ok(answer) => HoldOutcome::Held(answer),
             Err(_) => {
-                self.stats.store_failures.add(1);
+                self.store_failures.add(1);
                 if counters.failure_policy() != StorePolicy::Local {
                     return HoldOutcome::Failed;
                 }

@@ -18,7 +18,7 @@ use crate::base::pb::rlqs::rate_limit_quota_response::BucketAction;
 use crate::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::base::pb::rlqs::rate_limit_strategy::{BlanketRule, Strategy as SentStrategy};
 use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse, RateLimitStrategy, TokenBucket};
-use crate::limit::division::{Assignment, Strategy, Tokens};
+use crate::limit::division::assignment::{Assignment, Strategy, Tokens};
 
 /// Maximum number of pairs of a bucket's id.
 const MAX_ENTRIES: usize = 64;

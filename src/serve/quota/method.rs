@@ -16,11 +16,18 @@ use tonic::server::StreamingService;
 use tonic::{Response, Status, Streaming};
 use tower::service_fn;
 
-use super::{MAX_REPORT_BYTES, QuotaService};
+use super::service::QuotaService;
+use super::evidence::DeliveryEvidence;
 use super::messages::QuotaCodec;
 use super::stream::StreamTask;
 use crate::base::pb::QUOTA_METHOD_PATH;
 use crate::base::pb::rlqs::RateLimitQuotaResponse;
+
+/// Path of the method in HTTP/2 requests.
+pub const STREAM_PATH: &str = QUOTA_METHOD_PATH;
+/// Maximum size of a report in bytes: 100 000 buckets with long ids. A report that is refused would cut the proxy off
+/// from all its quotas.
+const MAX_REPORT_BYTES: usize = 64 << 20;
 
 /// Address of the proxy, an extension of the request.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +45,7 @@ pub fn add_to_router(router: Router, quota: &Arc<QuotaService>) -> Router {
             Ok::<_, Infallible>(grpc.streaming(Streams { quota }, request).await.map(Body::new))
         }
     });
-    router.route_service(QUOTA_METHOD_PATH, serve)
+    router.route_service(STREAM_PATH, serve)
 }
 
 /// Starts a task for each stream.
@@ -56,10 +63,11 @@ impl StreamingService<Bytes> for Streams {
         Box::pin(async move {
             let (metadata, extensions, reports) = request.into_parts();
             let peer = extensions.get::<StreamPeer>().map(|peer| peer.0.to_string()).unwrap_or_default();
+            let evidence = extensions.get::<DeliveryEvidence>().cloned();
             let handle = quota.open_stream(peer, keeps_ratio(&metadata.into_headers()));
             // One response, so that a proxy that does not read costs no more.
             let (sender, receiver) = mpsc::channel(1);
-            tokio::spawn(StreamTask::new(quota, handle).run(reports, sender));
+            tokio::spawn(StreamTask::new(quota, handle, evidence).run(reports, sender));
             let responses = stream::unfold(receiver, |mut receiver| async move {
                 let response = receiver.recv().await?;
                 Some((response, receiver))

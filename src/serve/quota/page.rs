@@ -2,12 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{QuotaService, StreamHandle};
 use super::divisions::KeyDivision;
+use super::service::QuotaService;
+use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
-use crate::limit::division::{Form, HolderReport, Strategy};
+use crate::limit::division::assignment::Strategy;
+use crate::limit::division::divided_limit::Form;
+use crate::limit::division::ledger::HolderReport;
 
 /// What a report shows.
 #[derive(Clone, Debug, Default)]

@@ -27,8 +27,6 @@ pub struct QuotaStats {
     pub unassignable: Count,
     /// Reports of buckets whose rule has a limit that cannot be divided.
     pub refused: Count,
-    /// Requests to the store that failed.
-    pub store_failures: Count,
     /// Streams that were ended because the proxy did not read.
     pub unread_streams: Count,
 }

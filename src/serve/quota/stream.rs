@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use prost::Message as _;
 use smallvec::SmallVec;
 use tokio::sync::mpsc::{self, Permit, Sender};
@@ -22,13 +23,17 @@ use super::divisions::{BucketOfStream, division_key};
 use super::messages::{
     ReportField, ReportFields, UnassignableId, elapsed_us, normalize_id, push_abandonment, push_assignment,
 };
-use super::{QuotaService, StreamHandle};
+use super::evidence::DeliveryEvidence;
+use super::service::QuotaService;
+use super::stream_handle::StreamHandle;
 use crate::base::clock::{Clock, Time};
+use crate::base::pb::codec::FRAME_HEAD_BYTES;
 use crate::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
 use crate::decide::Decider;
 use crate::decide::quota::{BucketLimits, ReportedHits};
-use crate::limit::division::{Assignment, Retirement, Strategy, Usage};
+use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
+use crate::limit::division::holder::Usage;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -64,6 +69,21 @@ pub(super) struct StreamTask {
     rules_version: u64,
     /// Time since when a response waits for the proxy.
     unread_since: Option<Instant>,
+    evidence: Option<DeliveryEvidence>,
+    /// Bytes of all responses.
+    produced_bytes: u64,
+    /// Buckets from which a part of a rate was taken back, by the responses since the evidence that is waited for.
+    taken_back: Vec<u32>,
+    /// Evidence that is waited for.
+    awaited: Option<AwaitedEvidence>,
+}
+
+/// Buckets whose last assignments are in force once a response was received.
+struct AwaitedEvidence {
+    buckets: Vec<u32>,
+    /// All that was sent before this is received.
+    sent_before: Time,
+    received: BoxFuture<'static, ()>,
 }
 
 /// Why a stream ends.
@@ -76,8 +96,16 @@ enum StreamEnd {
 
 impl StreamTask {
     /// A task without buckets.
-    pub(super) fn new(quota: Arc<QuotaService>, handle: Arc<StreamHandle>) -> Self {
+    pub(super) fn new(
+        quota: Arc<QuotaService>,
+        handle: Arc<StreamHandle>,
+        evidence: Option<DeliveryEvidence>,
+    ) -> Self {
         Self {
+            evidence,
+            produced_bytes: 0,
+            taken_back: Vec::new(),
+            awaited: None,
             quota,
             handle,
             domain: String::new(),
@@ -125,6 +153,7 @@ impl StreamTask {
                     Err(mpsc::error::SendError(())) => return StreamEnd::Closed,
                 },
                 () = self.handle.wake.notified(), if !has_due => {}
+                () = wait_for_evidence(&mut self.awaited) => self.take_evidence(),
                 _ = housekeeping.tick() => {
                     self.keep_house().await;
                     if self.is_unread_for_too_long(has_due, responses) {
@@ -195,7 +224,7 @@ impl StreamTask {
         for (index, usage) in &indices {
             keys.extend(self.take_usage(*index, usage, now));
         }
-        self.quota.divisions.settle_all(&self.quota, keys).await;
+        self.quota.divisions.settle_all(keys).await;
         self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));
     }
 
@@ -347,8 +376,33 @@ impl StreamTask {
             self.add_actions(index, &mut response, now);
         }
         if !response.bucket_action.is_empty() {
+            self.produced_bytes += (response.encoded_len() + FRAME_HEAD_BYTES) as u64;
             permit.send(Ok(response));
+            self.await_evidence();
         }
+    }
+
+    /// Begins to wait for evidence that the last response was received, if it took something back.
+    fn await_evidence(&mut self) {
+        let Some(evidence) = &self.evidence else { return };
+        if self.awaited.is_none() && !self.taken_back.is_empty() {
+            self.awaited = Some(AwaitedEvidence {
+                buckets: std::mem::take(&mut self.taken_back),
+                sent_before: self.quota.service.clock.now().plus_us(1),
+                received: Box::pin(evidence.clone().wait_until_received(self.produced_bytes)),
+            });
+        }
+    }
+
+    fn take_evidence(&mut self) {
+        let Some(AwaitedEvidence { buckets, sent_before, .. }) = self.awaited.take() else { return };
+        let now = self.quota.service.clock.now();
+        for index in buckets {
+            if let Some(key) = self.key_of(index) {
+                self.quota.divisions.acknowledge(key, &self.holder(index), sent_before, now);
+            }
+        }
+        self.await_evidence();
     }
 
     fn add_actions(&mut self, index: u32, response: &mut RateLimitQuotaResponse, now: Time) {
@@ -365,7 +419,12 @@ impl StreamTask {
                     let ends = now.plus_us(u64::from(OPEN_TTL_S) * 1_000_000);
                     bucket.kind = BucketKind::Open { ends, is_matched };
                 }
-                is_due.then_some(Assignment { strategy: Strategy::Allow, starts_full: false, ttl_s: OPEN_TTL_S })
+                is_due.then_some(Assignment {
+                    strategy: Strategy::Allow,
+                    starts_full: false,
+                    ttl_s: OPEN_TTL_S,
+                    takes_back: false,
+                })
             }
             BucketKind::Divided { key } if is_idle => {
                 match self.quota.divisions.retire(key, &self.holder(index), now) {
@@ -380,6 +439,9 @@ impl StreamTask {
             self.quota.stats.assignments.add(1);
             if let Strategy::Tokens(tokens) = assignment.strategy {
                 self.quota.stats.assigned_hits.add(tokens.max.into());
+            }
+            if assignment.takes_back {
+                self.taken_back.push(index);
             }
             push_assignment(response, &id, assignment);
         }
@@ -416,7 +478,7 @@ impl StreamTask {
             if has_changed {
                 self.match_buckets(turn, now).await;
                 let keys: SmallVec<[u128; BUCKETS_PER_TURN]> = turn.iter().filter_map(|index| self.key_of(*index)).collect();
-                self.quota.divisions.settle_all(&self.quota, keys).await;
+                self.quota.divisions.settle_all(keys).await;
                 self.handle.lock().due.extend(turn);
                 tokio::task::yield_now().await;
             }
@@ -435,6 +497,13 @@ impl StreamTask {
         for index in self.buckets.indices() {
             self.remove(index, now);
         }
+    }
+}
+
+async fn wait_for_evidence(awaited: &mut Option<AwaitedEvidence>) {
+    match awaited {
+        Some(awaited) => (&mut awaited.received).await,
+        None => std::future::pending().await,
     }
 }
 

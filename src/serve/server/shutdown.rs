@@ -18,7 +18,7 @@ use crate::decide::log::DecisionLog;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitService;
-use crate::serve::quota::QuotaService;
+use crate::serve::quota::service::QuotaService;
 use crate::settings::process::ShutdownSettings;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::traces::span_queue::SpanQueue;

@@ -16,11 +16,15 @@ use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
 use crate::rules::files::RuleLocation;
+use crate::rules::rule::Rule;
+use crate::rules::rule::set::RuleSet;
 use crate::serve::server::startup;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 use crate::settings::setting::AnySetting as _;
+use crate::settings::store::StoreSettings;
 use crate::settings::{Settings, groups};
+use crate::store::hold_refusal_in_store;
 use crate::telemetry::metrics::mapper::Mapper;
 
 /// Arguments of `check`.
@@ -38,6 +42,10 @@ pub(super) struct Args {
     /// File of defaults to check, and to apply to the rules, as TOLLKEEPER_RULE_DEFAULTS does
     #[arg(long, value_name = "FILE")]
     defaults: Option<PathBuf>,
+    /// Name the limits that cannot be divided among proxies over RLQS, or are too small for that; the default with
+    /// TOLLKEEPER_RLQS=true
+    #[arg(long)]
+    quota: bool,
     /// Format of the output
     #[arg(long, value_enum, default_value_t)]
     format: OutputFormat,
@@ -50,7 +58,7 @@ TOLLKEEPER_ON_STORE_ERROR, TOLLKEEPER_RULE_DEFAULTS and USE_CALENDAR_MONTH_RATE_
 
 --format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
 (numbers) and `diagnostics` (severity, file, line, column, path, message, optional hint; the first 1000 of each \
-severity). With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
+severity); with --quota also `quota_hints` (file, line, rule, message). With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
 disposition is honoured, differs, no_effect, unknown, unusable (a file without which a part of the service does \
 not work) or invalid.
 
@@ -61,6 +69,7 @@ Examples:
   tollkeeper check config/example.yaml
   tollkeeper check --merge-domains shop.yaml more/
   tollkeeper check --defaults defaults.yaml
+  tollkeeper check --quota shop.yaml
   kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
     | tollkeeper check -
   env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --format json
@@ -94,31 +103,77 @@ struct RuleFilesReport<'r> {
     errors: u64,
     warnings: u64,
     diagnostics: Vec<&'r Diagnostic>,
+    #[serde(skip_serializing_if = "<[QuotaHint]>::is_empty")]
+    quota_hints: &'r [QuotaHint],
 }
 
 /// Checks the files and the environment.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     let environment = args.env.then(report_environment);
-    let rules = (!args.paths.is_empty() || args.defaults.is_some()).then(|| {
+    let settings = (!args.paths.is_empty() || args.defaults.is_some()).then(read_settings_or_defaults);
+    let rules = settings.as_ref().map(|settings| {
         let mut found = Diagnostics::default();
         let options =
-            rule_files::build_compile_options(&read_settings_or_defaults(), args.defaults.as_deref(), &mut found);
+            rule_files::build_compile_options(settings, args.defaults.as_deref(), &mut found);
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
+    let for_quotas = rules.as_ref().zip(settings.as_ref());
+    let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.quota.is_some());
+    let hints = for_quotas.map(|(rules, settings)| quota_hints(rules, &settings.store)).unwrap_or_default();
     let ok = rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
         && environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable));
     let page = match args.format {
-        OutputFormat::Text => format_text(rules.as_ref(), environment.as_deref()),
-        OutputFormat::Json => format_json(ok, rules.as_ref(), environment.as_deref()),
+        OutputFormat::Text => format_text(rules.as_ref(), &hints, environment.as_deref()),
+        OutputFormat::Json => format_json(ok, rules.as_ref(), &hints, environment.as_deref()),
     };
     fail_if_unwritten(print_to_stdout(page), if ok { CommandOutcome::Success } else { CommandOutcome::Failure })
 }
 
-fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]>) -> String {
+/// Smallest limit per period that is divided without a hint: fewer hits are too few for a handful of proxies.
+const MIN_DIVIDED_HITS: u32 = 10;
+
+/// A limit that RLQS does not divide well, and why.
+#[derive(Serialize)]
+struct QuotaHint {
+    file: String,
+    line: u32,
+    rule: String,
+    message: String,
+}
+
+/// Finds the limits that cannot be divided among proxies, and those that are too small.
+fn quota_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<QuotaHint> {
+    let limits = rules.set.iter().flat_map(RuleSet::rules).flat_map(|compiled| {
+        let deciding = compiled.limits.iter().filter(|limit| !limit.shadow && !limit.candidate);
+        deciding.map(move |limit| (&compiled.rule, &limit.limit))
+    });
+    let hint = |rule: &Rule, message: String| QuotaHint {
+        file: rule.location.file.to_string(),
+        line: rule.location.line,
+        rule: rule.path.clone(),
+        message,
+    };
+    limits
+        .filter_map(|(rule, limit)| match (hold_refusal_in_store(limit, store), limit.requests_per_unit()) {
+            (Some(reason), _) => Some(hint(rule, format!("RLQS assigns nothing to its buckets: {reason}"))),
+            (None, hits @ 1..MIN_DIVIDED_HITS) => Some(hint(
+                rule,
+                format!("{hits} hits per period are few to divide among proxies over RLQS: ask over RLS instead"),
+            )),
+            (None, _) => None,
+        })
+        .collect()
+}
+
+fn format_text(rules: Option<&CheckedRules>, hints: &[QuotaHint], variables: Option<&[VariableReport]>) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
         page += &rules.format_problems();
+        for QuotaHint { file, line, rule, message } in hints {
+            let (file, rule) = (escape_unprintable(file), escape_unprintable(rule));
+            page += &format!("{file}:{line}: hint: {rule}: {message}\n");
+        }
         let (errors, warnings) = (rules.diagnostics.error_count(), rules.diagnostics.warning_count());
         let files = format_count(rules.sources.len() as u64, "file");
         page += &format!("{files}, {}, {}\n", format_count(errors, "error"), format_count(warnings, "warning"));
@@ -130,12 +185,18 @@ fn format_text(rules: Option<&CheckedRules>, variables: Option<&[VariableReport]
     page
 }
 
-fn format_json(ok: bool, rules: Option<&CheckedRules>, environment: Option<&[VariableReport]>) -> String {
+fn format_json(
+    ok: bool,
+    rules: Option<&CheckedRules>,
+    quota_hints: &[QuotaHint],
+    environment: Option<&[VariableReport]>,
+) -> String {
     let rules = rules.map(|CheckedRules { sources, diagnostics, .. }| RuleFilesReport {
         files: sources.len(),
         errors: diagnostics.error_count(),
         warnings: diagnostics.warning_count(),
         diagnostics: diagnostics.errors().iter().chain(diagnostics.warnings()).collect(),
+        quota_hints,
     });
     let report = to_pretty_json(&CheckReport { ok, rules, environment });
     report.expect("it holds only texts, numbers and flags") + "\n"
