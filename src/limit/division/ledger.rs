@@ -134,7 +134,7 @@ impl Pool {
         let demand = holder.demand_in(span_us);
         let demand = demand.saturating_add((demand / HEADROOM_PART).max(1));
         // The first report says nothing of the demand.
-        let fair = self.limit.total() / (holders as u64).max(1);
+        let fair = (self.limit.total() - self.limit.total() / 8) / (holders as u64).max(1);
         let floor = if holder.reports < 2 { fair } else { 0 };
         demand.max(floor).min(self.limit.total())
     }
