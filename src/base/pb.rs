@@ -54,8 +54,7 @@ pub const METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/Shou
 pub const METHOD_NAME: &str = METHOD_PATH.split_at(1).1;
 
 /// Path of the only method of the quota service in HTTP/2 requests.
-pub const QUOTA_METHOD_PATH: &str =
-    "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
+pub const QUOTA_METHOD_PATH: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
 /// Messages and service as a serialized `google.protobuf.FileDescriptorSet`, imports included.
 ///

@@ -185,7 +185,8 @@ impl Decider {
         if let Some(reason) = deciding().find_map(|selected| self.store.hold_refusal(&selected.limit)) {
             return BucketLimits::Refused(LimitRefusal { rule: rule(), reason });
         }
-        let counters: SmallVec<[BucketCounter; 1]> = deciding().map(|selected| BucketCounter::new(selected.counter())).collect();
+        let counters: SmallVec<[BucketCounter; 1]> =
+            deciding().map(|selected| BucketCounter::new(selected.counter())).collect();
         // Under SHADOW_MODE nothing is rejected.
         if counters.is_empty() || self.behaviour.shadow_mode {
             return BucketLimits::Unlimited;
@@ -301,11 +302,7 @@ struct BucketHits {
 }
 
 /// Request of a bucket with its entries in the order of the rule, without hits; `None` without rules for its domain.
-fn order_bucket<'m>(
-    context: DecisionContext<'_>,
-    domain: &'m str,
-    entries: &[Entry<'m>],
-) -> Option<Request<'m>> {
+fn order_bucket<'m>(context: DecisionContext<'_>, domain: &'m str, entries: &[Entry<'m>]) -> Option<Request<'m>> {
     let rules = context.rules?;
     let entries = rules.order_bucket(rules.domain(domain)?, entries.iter().copied().collect());
     let descriptor = Descriptor { entries, hits: Hits::Peek, hits_addend: None, limit_override: None };

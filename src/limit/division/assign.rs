@@ -80,7 +80,9 @@ impl<K> Division<K> {
                 let ttl_s = left_s(holder.sent, now);
                 Retirement::Assign(holder.send(strategy, max.min(1), change, ttl_s, now))
             }
-            _ => Retirement::Assign(holder.send(Strategy::Deny, 0, Change::Fresh { before: u64::MAX }, LENT_TTL_S, now)),
+            _ => {
+                Retirement::Assign(holder.send(Strategy::Deny, 0, Change::Fresh { before: u64::MAX }, LENT_TTL_S, now))
+            }
         }
     }
 
@@ -125,7 +127,9 @@ impl<K> Division<K> {
                 let wanted = target.min(left.saturating_add(free));
                 let max = scale(u64::from(tokens.max), wanted, left);
                 // A proxy that denies has less than it may have.
-                let is_raise = !holder.was_denied && wanted > left + left / 10 && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
+                let is_raise = !holder.was_denied
+                    && wanted > left + left / 10
+                    && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
                 if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
                     holder.outstanding = holder.outstanding.saturating_add(wanted - left);
                     return Some(holder.send(full_bucket(max), wanted, Change::Raise, ttl_s, now));
@@ -141,7 +145,11 @@ impl<K> Division<K> {
                 }
             }
             Some(Strategy::Tokens(_)) if is_short && target < left - left / 10 => {
-                if new_bucket > 0 { (full_bucket(new_bucket), new_bucket) } else { (Strategy::Deny, 0) }
+                if new_bucket > 0 {
+                    (full_bucket(new_bucket), new_bucket)
+                } else {
+                    (Strategy::Deny, 0)
+                }
             }
             Some(_) if new_bucket > left + left / 10 => (full_bucket(new_bucket), new_bucket),
             Some(Strategy::Deny) => return holder.renew(LENT_TTL_S, now),
@@ -177,11 +185,9 @@ impl<K> Division<K> {
             return None;
         }
         let strategy = match bucket {
-            Some(RateBucket { tokens, fill, period_s }) => Strategy::Tokens(Tokens {
-                max: to_u32(tokens),
-                fill: to_u32(fill),
-                interval_s: to_u32(period_s),
-            }),
+            Some(RateBucket { tokens, fill, period_s }) => {
+                Strategy::Tokens(Tokens { max: to_u32(tokens), fill: to_u32(fill), interval_s: to_u32(period_s) })
+            }
             None => Strategy::Deny,
         };
         let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };

@@ -105,7 +105,8 @@ impl DividedLimit {
         match (self.algorithm, self.form) {
             (Algorithm::TokenBucket, Form::Lent) => amount.capacity,
             (Algorithm::TokenBucket, Form::Rate) => {
-                let by_capacity = u128::from(amount.capacity) * u128::from(self.hits) / u128::from(self.capacity.max(1));
+                let by_capacity =
+                    u128::from(amount.capacity) * u128::from(self.hits) / u128::from(self.capacity.max(1));
                 amount.hits.min(u64::try_from(by_capacity).unwrap_or(u64::MAX))
             }
             _ => amount.hits,

@@ -108,7 +108,9 @@ impl RateShare {
         }
         let is_full = self.losses.len() >= MAX_LOSSES;
         match self.losses.last_mut() {
-            Some(last) if is_full => *last = Loss { share: last.share + lost, sent: Some(sent), until: last.until.max(until) },
+            Some(last) if is_full => {
+                *last = Loss { share: last.share + lost, sent: Some(sent), until: last.until.max(until) }
+            }
             _ => self.losses.push(Loss { share: lost, sent: Some(sent), until }),
         }
     }

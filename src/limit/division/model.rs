@@ -320,7 +320,8 @@ impl Model {
         }
         self.settle(index);
         let division = &mut self.replicas[index].division;
-        let known: Vec<usize> = if is_tick { division.holders.iter().map(|holder| holder.key).collect() } else { touched };
+        let known: Vec<usize> =
+            if is_tick { division.holders.iter().map(|holder| holder.key).collect() } else { touched };
         for proxy in known {
             let division = &mut self.replicas[index].division;
             let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) else { continue };
@@ -347,7 +348,8 @@ impl Model {
         let PoolRequest { used, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, wanted, lasts_us: for_us, demand };
         let answer = self.held.adjust(&self.limit, &mut self.state, *id, asked, now);
-        let others = answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held }).collect();
+        let others =
+            answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held }).collect();
         let limit = division.pools[0].limit;
         let grant = PoolGrant {
             held: answer.granted,

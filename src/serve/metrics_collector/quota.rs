@@ -15,7 +15,11 @@ pub(super) fn emit_quota(quota: Option<&QuotaService>, emit: &mut dyn FnMut(Fami
         emit(Family::counter(name, help, count.total()));
     };
     count("tollkeeper_rlqs_reports_total", "Total number of messages with usage reports.", &stats.reports);
-    count("tollkeeper_rlqs_assignments_total", "Total number of assignments sent, renewals included.", &stats.assignments);
+    count(
+        "tollkeeper_rlqs_assignments_total",
+        "Total number of assignments sent, renewals included.",
+        &stats.assignments,
+    );
     count("tollkeeper_rlqs_assigned_hits_total", "Total number of tokens in assigned buckets.", &stats.assigned_hits);
     let hits = [("allowed", stats.allowed_hits.total()), ("denied", stats.denied_hits.total())];
     let help = "Total number of requests that proxies reported, by their verdict.";

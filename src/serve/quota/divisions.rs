@@ -18,13 +18,13 @@ use crate::base::sharded::{DEFAULT_SHARDS, Sharded, lock_ignoring_poison, upper_
 use crate::decide::quota::BucketCounters;
 use crate::limit::StorePolicy;
 use crate::limit::charge::Charge;
-use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId, MAX_HOLD_US};
-use crate::serve::grpc::service::RateLimitService;
-use crate::store::StoreContext;
 use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::divided_limit::DividedLimit;
 use crate::limit::division::holder::Usage;
 use crate::limit::division::ledger::{Division, OtherReplica, PoolGrant, PoolRequest, RATE_TTL_S};
+use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId, MAX_HOLD_US};
+use crate::serve::grpc::service::RateLimitService;
+use crate::store::StoreContext;
 
 /// Calls to the store that are in flight for one stream, or for all keys that are due.
 const MAX_CALLS_IN_FLIGHT: usize = 128;

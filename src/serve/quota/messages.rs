@@ -11,10 +11,10 @@ use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstEncoder};
 
 use crate::base::pb::rlqs::bucket_id::BucketEntry;
+use crate::base::pb::rlqs::rate_limit_quota_response::BucketAction;
 use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::{
     AbandonAction, BucketAction as Action, QuotaAssignmentAction,
 };
-use crate::base::pb::rlqs::rate_limit_quota_response::BucketAction;
 use crate::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::base::pb::rlqs::rate_limit_strategy::{BlanketRule, Strategy as SentStrategy};
 use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse, RateLimitStrategy, TokenBucket};

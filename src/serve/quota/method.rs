@@ -16,9 +16,9 @@ use tonic::server::StreamingService;
 use tonic::{Response, Status, Streaming};
 use tower::service_fn;
 
-use super::service::QuotaService;
 use super::evidence::DeliveryEvidence;
 use super::messages::QuotaCodec;
+use super::service::QuotaService;
 use super::stream::StreamTask;
 use crate::base::pb::QUOTA_METHOD_PATH;
 use crate::base::pb::rlqs::RateLimitQuotaResponse;

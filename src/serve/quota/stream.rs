@@ -20,10 +20,10 @@ use tonic::{Status, Streaming};
 
 use super::bucket::{BucketKind, Buckets};
 use super::divisions::{BucketOfStream, division_key};
+use super::evidence::DeliveryEvidence;
 use super::messages::{
     ReportField, ReportFields, UnassignableId, elapsed_us, normalize_id, push_abandonment, push_assignment,
 };
-use super::evidence::DeliveryEvidence;
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::{Clock, Time};
@@ -96,11 +96,7 @@ enum StreamEnd {
 
 impl StreamTask {
     /// A task without buckets.
-    pub(super) fn new(
-        quota: Arc<QuotaService>,
-        handle: Arc<StreamHandle>,
-        evidence: Option<DeliveryEvidence>,
-    ) -> Self {
+    pub(super) fn new(quota: Arc<QuotaService>, handle: Arc<StreamHandle>, evidence: Option<DeliveryEvidence>) -> Self {
         Self {
             evidence,
             produced_bytes: 0,
@@ -477,7 +473,8 @@ impl StreamTask {
             forgotten.into_iter().for_each(|index| self.remove(index, now));
             if has_changed {
                 self.match_buckets(turn, now).await;
-                let keys: SmallVec<[u128; BUCKETS_PER_TURN]> = turn.iter().filter_map(|index| self.key_of(*index)).collect();
+                let keys: SmallVec<[u128; BUCKETS_PER_TURN]> =
+                    turn.iter().filter_map(|index| self.key_of(*index)).collect();
                 self.quota.divisions.settle_all(keys).await;
                 self.handle.lock().due.extend(turn);
                 tokio::task::yield_now().await;
@@ -523,7 +520,12 @@ fn log_unassignable(peer: &str, domain: &str, reason: UnassignableId) {
             UnassignableId::NotUtf8 => "it is not UTF-8, and an Envoy resets a stream that has it",
             UnassignableId::TooLong => "it has more than 64 pairs or 4096 bytes",
         };
-        tracing::warn!(peer, domain, suppressed, "a bucket is neither limited nor abandoned, because of its id: {reason}");
+        tracing::warn!(
+            peer,
+            domain,
+            suppressed,
+            "a bucket is neither limited nor abandoned, because of its id: {reason}"
+        );
     }
 }
 

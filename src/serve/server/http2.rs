@@ -105,7 +105,14 @@ impl Http2Server {
         let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
         let message_timeout = bounds.head_timeout;
         let router = TowerToHyperService::new(router);
-        Self { builder, keep_alive, serves_quotas: settings.quota.is_some(), message_timeout, rate_limit_method, router }
+        Self {
+            builder,
+            keep_alive,
+            serves_quotas: settings.quota.is_some(),
+            message_timeout,
+            rate_limit_method,
+            router,
+        }
     }
 
     /// Serves a connection.

@@ -113,8 +113,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let settings = (!args.paths.is_empty() || args.defaults.is_some()).then(read_settings_or_defaults);
     let rules = settings.as_ref().map(|settings| {
         let mut found = Diagnostics::default();
-        let options =
-            rule_files::build_compile_options(settings, args.defaults.as_deref(), &mut found);
+        let options = rule_files::build_compile_options(settings, args.defaults.as_deref(), &mut found);
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
