@@ -13,9 +13,9 @@
 //! subtracts A. A report that was made under the last assignment proves that all earlier ones are over and that what
 //! they admitted has been reported, so no more than what the last one admits can be outstanding: G, less what was
 //! reported since and cannot have passed before it (`holder::Sent::most_left`); nothing, if a request was denied
-//! between two such reports. If a proxy keeps the ratio of
-//! its tokens, and it has at most R of M tokens, then a bucket of M x T / R tokens leaves it at most T: the change adds
-//! T - R. It has at most R of them also if earlier assignments are on their way, because it takes them in order. What is
+//! between two such reports. If a proxy keeps the ratio of its tokens, and it has at most R of M tokens, then a bucket
+//! of M x T / R tokens leaves it at most T: the change adds T - R. It has at most R of them also if earlier assignments
+//! are on their way, because it takes them in order. What is
 //! reported is charged when the hold falls by it; what is outstanding when a stream is lost counts as used. So charged
 //! and held hits cover all that is admitted, in every window, and the store keeps their sum within the limit.
 //!

@@ -110,15 +110,12 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
-    let path_label = settings.metrics.path_label;
-    let (of_service, of_health) = (Arc::clone(&service), Arc::clone(&health));
-    let listeners_of_metrics = Arc::clone(&listener_stats);
     let quota = settings.grpc.quota.map(|bounds| QuotaService::new(Arc::clone(&service), bounds));
     let collector = MetricsCollector {
-        service: of_service,
-        health: of_health,
-        listeners: listeners_of_metrics,
-        path_label,
+        service: Arc::clone(&service),
+        health: Arc::clone(&health),
+        listeners: Arc::clone(&listener_stats),
+        path_label: settings.metrics.path_label,
         quota: quota.clone(),
     };
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
@@ -136,9 +133,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(watch_client_certificates(settings.client_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     background.spawn(measure_forever());
-    if let Some(quota) = &quota {
-        background.spawn(Arc::clone(quota).run());
-    }
+    quota.iter().for_each(|quota| drop(background.spawn(Arc::clone(quota).run())));
     listeners.log_start(&summarize_start(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)

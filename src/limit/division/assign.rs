@@ -29,6 +29,14 @@ struct Possible {
     held_until: Time,
 }
 
+/// Terms of a new assignment.
+struct Terms {
+    strategy: Strategy,
+    /// Most lent hits that it admits.
+    most: u64,
+    change: Change,
+}
+
 /// A bucket that a holder's shares of rates make.
 #[derive(Clone, Copy, Debug)]
 struct RateBucket {
@@ -58,7 +66,7 @@ impl<K> Division<K> {
         for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
             rate.shrink_to(0, now, old_end.plus_us(pool.limit.refill_us()));
         }
-        Some(holder.send(strategy, 0, Change::Fresh { before: u64::MAX }, ttl_s, now))
+        Some(holder.send(Terms { strategy, most: 0, change: Change::Fresh { before: u64::MAX } }, ttl_s, now))
     }
 
     /// Takes back what an idle holder has: lent hits, until at most one is left, so that little is lost when the proxy
@@ -78,11 +86,13 @@ impl<K> Division<K> {
                 let change = Change::Shrink { to: to_u32(max), from: tokens.max };
                 // No longer than what it had: it needs no more of the hold.
                 let ttl_s = left_s(holder.sent, now);
-                Retirement::Assign(holder.send(strategy, max.min(1), change, ttl_s, now))
+                Retirement::Assign(holder.send(Terms { strategy, most: max.min(1), change }, ttl_s, now))
             }
-            _ => {
-                Retirement::Assign(holder.send(Strategy::Deny, 0, Change::Fresh { before: u64::MAX }, LENT_TTL_S, now))
-            }
+            _ => Retirement::Assign(holder.send(
+                Terms { strategy: Strategy::Deny, most: 0, change: Change::Fresh { before: u64::MAX } },
+                LENT_TTL_S,
+                now,
+            )),
         }
     }
 
@@ -132,12 +142,20 @@ impl<K> Division<K> {
                     && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
                 if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
                     holder.outstanding = holder.outstanding.saturating_add(wanted - left);
-                    return Some(holder.send(full_bucket(max), wanted, Change::Raise, ttl_s, now));
+                    return Some(holder.send(
+                        Terms { strategy: full_bucket(max), most: wanted, change: Change::Raise },
+                        ttl_s,
+                        now,
+                    ));
                 }
                 if is_short && target < left - left / 10 && max < tokens.max.into() {
                     let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
                     let change = Change::Shrink { to: to_u32(max), from: tokens.max };
-                    return Some(holder.send(strategy, if max == 0 { 0 } else { target }, change, ttl_s, now));
+                    return Some(holder.send(
+                        Terms { strategy, most: if max == 0 { 0 } else { target }, change },
+                        ttl_s,
+                        now,
+                    ));
                 }
                 match new_bucket > left + left / 10 {
                     true => (full_bucket(new_bucket), new_bucket),
@@ -157,7 +175,7 @@ impl<K> Division<K> {
         };
         holder.outstanding = holder.outstanding.saturating_add(most);
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
-        Some(holder.send(strategy, most, Change::Fresh { before: left }, ttl_s, now))
+        Some(holder.send(Terms { strategy, most, change: Change::Fresh { before: left } }, ttl_s, now))
     }
 
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
@@ -211,7 +229,8 @@ impl<K> Division<K> {
             }
         }
         holder.outstanding = holder.outstanding.max(most);
-        let mut assignment = holder.send(strategy, most, Change::Fresh { before: u64::MAX }, ttl_s, now);
+        let mut assignment =
+            holder.send(Terms { strategy, most, change: Change::Fresh { before: u64::MAX } }, ttl_s, now);
         assignment.starts_full &= !is_in_force;
         assignment.takes_back = takes_back;
         Some(assignment)
@@ -269,7 +288,7 @@ impl RateBucket {
 }
 
 impl<K> Holder<K> {
-    fn send(&mut self, strategy: Strategy, most: u64, change: Change, ttl_s: u32, now: Time) -> Assignment {
+    fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, Change::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
         let starts_full = is_fresh && self.sent.is_some();

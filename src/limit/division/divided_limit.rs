@@ -45,13 +45,13 @@ impl DividedLimit {
     }
 
     /// Microseconds in which the full limit is there again.
-    pub const fn refill_us(&self) -> u64 {
+    pub fn refill_us(&self) -> u64 {
         let period_us = self.period_s * 1_000_000;
         match self.hits {
             0 => period_us,
             hits => {
-                let full = (self.capacity as u128 * period_us as u128).div_ceil(hits as u128);
-                if full > u64::MAX as u128 { u64::MAX } else { full as u64 }
+                let full = (u128::from(self.capacity) * u128::from(period_us)).div_ceil(u128::from(hits));
+                u64::try_from(full).unwrap_or(u64::MAX)
             }
         }
     }

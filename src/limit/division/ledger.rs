@@ -284,13 +284,19 @@ impl<K> Division<K> {
         let pool = &self.pools[index];
         let demand = self.holders.iter().map(|holder| pool.want(holder, holders, now));
         let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
+        // A holder keeps what it has until it is told otherwise, so what others lack comes on top.
+        let needed = self.holders.iter().map(|holder| {
+            let has = pool.reserved_by(index, holder);
+            pool.want(holder, holders, now).max(has)
+        });
+        let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_new_window = pool.window_ends.is_some_and(|ends| ends <= now);
         let all = match pool.limit.form {
             Form::Lent if !is_new_window => pool.held.saturating_add(pool.room).min(pool.limit.total()),
             Form::Lent | Form::Rate => pool.limit.total(),
         };
         let spread = all - all / 8;
-        let wanted = if holders == 0 { 0 } else { demand.max(spread) };
+        let wanted = if holders == 0 { 0 } else { needed.max(spread) };
         let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand) };
         let wanted = wanted.min(target).max(reserved);
         let ttl_s = pool.ttl_s();
@@ -379,7 +385,8 @@ impl<K> Division<K> {
         for (index, pool) in self.pools.iter_mut().enumerate() {
             let mut wants: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
             let demand = wants.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
-            let amount = pool.held.min(pool.target_among_replicas(demand));
+            // More is held than a limit that became smaller allows, until it is taken back.
+            let amount = pool.held.min(pool.limit.total()).min(pool.target_among_replicas(demand));
             pool.level = FillLevel::fill(amount, &mut wants, 8);
             pool.is_starved = self.holders.iter().any(|holder| {
                 let has = pool.reserved_by(index, holder);

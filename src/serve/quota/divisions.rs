@@ -278,7 +278,7 @@ impl KeyDivision {
         match answer {
             HoldOutcome::Held(answer) => {
                 self.is_local = false;
-                self.division.grant(index, request, convert_answer(&limit, answer, now), now);
+                self.division.grant(index, request, convert_answer(&limit, &answer, now), now);
             }
             // What the store gave before lasts until its end.
             HoldOutcome::HeldLocally(_) if !self.is_hold_over(now) && !self.is_local => {
@@ -286,7 +286,7 @@ impl KeyDivision {
             }
             HoldOutcome::HeldLocally(answer) => {
                 self.is_local = true;
-                self.division.grant(index, request, convert_answer(&limit, answer, now), now);
+                self.division.grant(index, request, convert_answer(&limit, &answer, now), now);
             }
             HoldOutcome::Failed => self.division.refuse(index, request),
         }
@@ -337,7 +337,7 @@ impl Divisions {
 }
 
 /// Converts an answer of the store that came at `now`.
-fn convert_answer(limit: &DividedLimit, answer: HoldAnswer, now: Time) -> PoolGrant {
+fn convert_answer(limit: &DividedLimit, answer: &HoldAnswer, now: Time) -> PoolGrant {
     let others = answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held });
     PoolGrant {
         held: answer.granted,

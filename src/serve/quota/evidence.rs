@@ -62,7 +62,7 @@ impl PingReplies {
         self.is_wanted.store(true, Ordering::Release);
         self.connection.wake();
         if answered.wait_for(|number| *number >= next).await.is_err() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }

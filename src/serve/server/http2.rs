@@ -308,20 +308,29 @@ async fn answer_request(
             let request = Request::from_parts(head, Body::new(body));
             // Boxed, so that the future of the common call stays small.
             let routed = Box::pin(server.answer_by_router(request, sender, written));
-            match admitted {
-                Admitted::ImmediateProbe => {
-                    // Dropping it resets the stream.
-                    let result = routed.now_or_never();
-                    if result.is_none() {
-                        connection.record_refusal(ExceededLimit::Probes);
-                    }
-                    result.unwrap_or(Ok(()))
-                }
-                Admitted::Probe(_permit) => routed.await,
-                _unlimited => routed.await,
-            }
+            answer_routed(admitted, &connection, routed).await
         }
     };
+}
+
+/// Answers a request through the router, with the permit that it was admitted by.
+async fn answer_routed(
+    admitted: Admitted,
+    connection: &ConnectionPermit,
+    routed: Pin<Box<impl Future<Output = Result<(), h2::Error>>>>,
+) -> Result<(), h2::Error> {
+    match admitted {
+        Admitted::ImmediateProbe => {
+            // Dropping it resets the stream.
+            let result = routed.now_or_never();
+            if result.is_none() {
+                connection.record_refusal(ExceededLimit::Probes);
+            }
+            result.unwrap_or(Ok(()))
+        }
+        Admitted::Probe(_permit) => routed.await,
+        _unlimited => routed.await,
+    }
 }
 
 /// Adds what a quota stream knows of its connection to its request; returns the count of the bytes that are written.

@@ -12,7 +12,6 @@ use hyper::body::{Body, Frame};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use crate::base::pb::codec::FRAME_HEAD_BYTES;
 use crate::serve::server::admission::{BufferedBytes, ConnectionPermit};
 use crate::telemetry::listener_stats::ExceededLimit;
 
@@ -86,6 +85,9 @@ impl RequestBody {
         }
     }
 }
+
+/// Size of the head of a gRPC message: a byte for the compression, four for the length.
+const FRAME_HEAD_BYTES: usize = 5;
 
 /// Position in a sequence of gRPC messages.
 #[derive(Clone, Copy, Debug, Default)]
