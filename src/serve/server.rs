@@ -110,14 +110,8 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service.decider.metrics));
-    let quota = settings.grpc.quota.map(|bounds| QuotaService::new(Arc::clone(&service), bounds));
-    let collector = MetricsCollector {
-        service: Arc::clone(&service),
-        health: Arc::clone(&health),
-        listeners: Arc::clone(&listener_stats),
-        path_label: settings.metrics.path_label,
-        quota: quota.clone(),
-    };
+    let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
+    let collector = build_collector(&settings, &service, &health, &listener_stats, quota.clone());
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(name_failed_resource("the thread that reports metrics"))?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
@@ -133,7 +127,6 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(watch_client_certificates(settings.client_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     background.spawn(measure_forever());
-    quota.iter().for_each(|quota| drop(background.spawn(Arc::clone(quota).run())));
     listeners.log_start(&summarize_start(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)
@@ -194,6 +187,22 @@ impl Signals {
             _ = self.interrupt.recv() => SignalAction::Stop,
             _ = self.hangup.recv() => SignalAction::Reload,
         }
+    }
+}
+
+fn build_collector(
+    settings: &Settings,
+    service: &Arc<RateLimitService>,
+    health: &Arc<Health>,
+    listeners: &Arc<StatsByListener>,
+    quota: Option<Arc<QuotaService>>,
+) -> MetricsCollector {
+    MetricsCollector {
+        service: Arc::clone(service),
+        health: Arc::clone(health),
+        listeners: Arc::clone(listeners),
+        path_label: settings.metrics.path_label,
+        quota,
     }
 }
 

@@ -134,28 +134,9 @@ impl<K> Division<K> {
             None => (Strategy::Deny, 0),
             Some(Strategy::Allow) => (Strategy::Deny, 0),
             Some(Strategy::Tokens(tokens)) if left > 0 && holder.keeps_ratio => {
-                let wanted = target.min(left.saturating_add(free));
-                let max = scale(u64::from(tokens.max), wanted, left);
-                // A proxy that denies has less than it may have.
-                let is_raise = !holder.was_denied
-                    && wanted > left + left / 10
-                    && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
-                if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
-                    holder.outstanding = holder.outstanding.saturating_add(wanted - left);
-                    return Some(holder.send(
-                        Terms { strategy: full_bucket(max), most: wanted, change: Change::Raise },
-                        ttl_s,
-                        now,
-                    ));
-                }
-                if is_short && target < left - left / 10 && max < tokens.max.into() {
-                    let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-                    let change = Change::Shrink { to: to_u32(max), from: tokens.max };
-                    return Some(holder.send(
-                        Terms { strategy, most: if max == 0 { 0 } else { target }, change },
-                        ttl_s,
-                        now,
-                    ));
+                let possible = Possible { target, free, is_short, held_until };
+                if let Some(changed) = holder.change_by_ratio(tokens, possible, ttl_s, now) {
+                    return Some(changed);
                 }
                 match new_bucket > left + left / 10 {
                     true => (full_bucket(new_bucket), new_bucket),
@@ -288,6 +269,30 @@ impl RateBucket {
 }
 
 impl<K> Holder<K> {
+    /// Changes a bucket that nothing refills at a proxy that keeps its ratio; `None` if that is not due, or not possible.
+    fn change_by_ratio(&mut self, tokens: Tokens, possible: Possible, ttl_s: u32, now: Time) -> Option<Assignment> {
+        let Possible { target, free, is_short, .. } = possible;
+        let left = self.most_left();
+        let wanted = target.min(left.saturating_add(free));
+        let max = scale(u64::from(tokens.max), wanted, left);
+        // A proxy that denies has less than it may have.
+        let is_raise = !self.was_denied
+            && wanted > left + left / 10
+            && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
+        if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
+            self.outstanding = self.outstanding.saturating_add(wanted - left);
+            let terms = Terms { strategy: full_bucket(max), most: wanted, change: Change::Raise };
+            return Some(self.send(terms, ttl_s, now));
+        }
+        if is_short && target < left - left / 10 && max < tokens.max.into() {
+            let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
+            let change = Change::Shrink { to: to_u32(max), from: tokens.max };
+            let most = if max == 0 { 0 } else { target };
+            return Some(self.send(Terms { strategy, most, change }, ttl_s, now));
+        }
+        None
+    }
+
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, Change::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));

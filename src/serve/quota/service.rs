@@ -40,10 +40,10 @@ pub struct QuotaService {
 }
 
 impl QuotaService {
-    /// Creates the service; [`Self::run`] must be spawned.
-    pub fn new(service: Arc<RateLimitService>, bounds: QuotaSettings) -> Arc<Self> {
+    /// Starts the service, and a task that gives out what becomes free. Call within a tokio runtime.
+    pub fn start(service: Arc<RateLimitService>, bounds: QuotaSettings) -> Arc<Self> {
         let now_us = service.clock.now().as_micros();
-        Arc::new(Self {
+        let quota = Arc::new(Self {
             divisions: Divisions::new(Arc::clone(&service)),
             service,
             bounds,
@@ -54,7 +54,9 @@ impl QuotaService {
             stood_still_from_us: AtomicU64::new(0),
             resumed_us: AtomicU64::new(0),
             ending: watch::Sender::new(false),
-        })
+        });
+        tokio::spawn(Arc::clone(&quota).run());
+        quota
     }
 
     /// Ends all streams; assignments stay at the proxies.
@@ -63,7 +65,7 @@ impl QuotaService {
     }
 
     /// Gives out what becomes free; never returns.
-    pub async fn run(self: Arc<Self>) {
+    async fn run(self: Arc<Self>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
