@@ -3,7 +3,8 @@
 //! The input is `proto/descriptors.bin`, which the test `descriptors` makes from the files beside it: a build needs no
 //! `protoc` and compiles no parser. Code and descriptor set differ in one point. The code takes `Entry.key` and
 //! `Entry.value` as bytes, because Envoy puts raw header bytes there; the set says `string`, as Envoy's own files do,
-//! so that requests written as text need no base64. On the wire both are the same.
+//! so that requests written as text need no base64. On the wire both are the same. The service of quotas is not in the
+//! set: its streams are no use to tools, and its lists of entries are maps elsewhere.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -20,6 +21,8 @@ const DESCRIPTORS: &str = "proto/descriptors.bin";
 const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
 const ENTRY_PACKAGE: &str = "envoy.extensions.common.ratelimit.v3";
 const ENTRY: [&str; 2] = ["RateLimitDescriptor", "Entry"];
+/// Key and value of the id of a quota's bucket.
+const BUCKET_ENTRY: &str = ".envoy.service.rate_limit_quota.v3.BucketId.BucketEntry";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={DESCRIPTORS}");
@@ -29,6 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(Path::new(&directory).join("descriptors.bin"), served.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(format!(".{ENTRY_PACKAGE}.{}", ENTRY.join(".")))
+        .bytes(BUCKET_ENTRY)
         .codec_path("crate::base::pb::codec::BoundedCodec")
         .include_file("pb.rs")
         .emit_rerun_if_changed(false)

@@ -29,6 +29,7 @@ mod status;
 mod metadata;
 mod request_headers;
 mod merge;
+pub mod quota;
 
 use std::sync::Arc;
 

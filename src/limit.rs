@@ -15,6 +15,7 @@ pub mod window;
 pub mod active;
 pub mod regions;
 pub mod hold;
+pub mod division;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};

@@ -6,6 +6,7 @@
 
 pub mod health;
 pub mod grpc;
+pub mod quota;
 pub mod blocks;
 pub mod metrics_collector;
 pub mod report;

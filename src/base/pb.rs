@@ -27,6 +27,15 @@ pub use generated::envoy::service::ratelimit::v3::{
 };
 pub use generated::envoy::r#type::v3::RateLimitUnit;
 
+/// Messages and service of rate limit quotas.
+pub mod rlqs {
+    pub use super::generated::envoy::service::rate_limit_quota::v3::{
+        BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports, bucket_id, rate_limit_quota_response,
+        rate_limit_quota_service_client, rate_limit_quota_usage_reports,
+    };
+    pub use super::generated::envoy::r#type::v3::{RateLimitStrategy, TokenBucket, rate_limit_strategy};
+}
+
 /// Messages and service of a control plane that sends rules.
 pub mod xds {
     pub use super::generated::envoy::config::core::v3::Node;
@@ -43,6 +52,9 @@ pub mod xds {
 pub const METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Name of that method in traces.
 pub const METHOD_NAME: &str = METHOD_PATH.split_at(1).1;
+
+/// Path of the only method of the quota service in HTTP/2 requests.
+pub const QUOTA_METHOD_PATH: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
 /// Messages and service as a serialized `google.protobuf.FileDescriptorSet`, imports included.
 ///

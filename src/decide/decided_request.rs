@@ -313,6 +313,7 @@ const fn decision_source(outcome: &DescriptorOutcome) -> Option<DecisionSource> 
             DecidedBy::OverLimitCache => DecisionSource::OverLimitCache,
             DecidedBy::Share => DecisionSource::Share,
             DecidedBy::Lease => DecisionSource::Lease,
+            DecidedBy::Rlqs => DecisionSource::Rlqs,
         },
     })
 }

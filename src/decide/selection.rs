@@ -409,7 +409,7 @@ impl<'r> SelectedLimit<'r> {
     }
 
     /// Counter of the limit, as if it were not in shadow mode.
-    const fn counter(&self) -> Counter<'_> {
+    pub(super) const fn counter(&self) -> Counter<'_> {
         let Self { limit, quota, tag, epoch, .. } = self;
         Counter { limit, shadow: false, quota: *quota, tag: *tag, epoch: *epoch }
     }

@@ -129,7 +129,7 @@ impl FailurePolicies {
     }
 }
 
-const fn strictness(policy: StorePolicy) -> u8 {
+pub(super) const fn strictness(policy: StorePolicy) -> u8 {
     match policy {
         StorePolicy::Allow => 0,
         StorePolicy::Local => 1,

@@ -4,6 +4,7 @@
 //! statistics; the collector reads them and keeps none. Collecting takes a few locks, each for a moment.
 
 mod limits;
+mod quota;
 mod service;
 mod store;
 
@@ -14,6 +15,7 @@ use procfs::WithCurrentSystemInfo as _;
 use procfs::process::{LimitValue, Process};
 
 use self::limits::emit_limits;
+use self::quota::emit_quota;
 use self::service::emit_service;
 use self::store::emit_store;
 use crate::base::scheduler_lag::SCHEDULER_LAG;
@@ -22,6 +24,7 @@ use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
+use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{ExceededLimit, StatsByListener, TlsClient};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
@@ -37,6 +40,8 @@ pub struct MetricsCollector {
     pub listeners: Arc<StatsByListener>,
     /// True if metrics of limits have a `path` label.
     pub path_label: bool,
+    /// The quota service; `None` if it is off.
+    pub quota: Option<Arc<QuotaService>>,
 }
 
 impl MetricsCollector {
@@ -48,6 +53,7 @@ impl MetricsCollector {
         emit_loaded_rules(&self.service.rules, emit);
         emit_version_and_readiness(&self.health, emit);
         emit_listeners(&self.listeners, emit);
+        emit_quota(self.quota.as_deref(), emit);
         emit_process_usage(emit);
     }
 }

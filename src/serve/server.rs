@@ -66,6 +66,7 @@ use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::metrics_collector::MetricsCollector;
+use crate::serve::quota::service::QuotaService;
 use crate::settings::Settings;
 use crate::settings::fleet::TopKeyValueForm;
 use crate::settings::redis::RedisSettings;
@@ -109,11 +110,8 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service));
-    let path_label = settings.metrics.path_label;
-    let (of_service, of_health) = (Arc::clone(&service), Arc::clone(&health));
-    let listeners_of_metrics = Arc::clone(&listener_stats);
-    let collector =
-        MetricsCollector { service: of_service, health: of_health, listeners: listeners_of_metrics, path_label };
+    let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
+    let collector = build_collector(&settings, &service, &health, &listener_stats, quota.clone());
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(name_failed_resource("the thread that reports metrics"))?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
@@ -138,7 +136,8 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     health.start_draining();
     drain.send_replace(true);
     grpc_health.send_changed_status();
-    let draining = DrainingServer { service: &service, fleet: &fleet, statsd, grpc_health, stop, serving };
+    let quota = quota.as_deref();
+    let draining = DrainingServer { service: &service, fleet: &fleet, statsd, grpc_health, quota, stop, serving };
     let second_signal = async { while signals.wait_for_signal().await != SignalAction::Stop {} };
     tokio::select! {
         result = draining.drain_and_stop(&settings.shutdown) => result,
@@ -188,6 +187,22 @@ impl Signals {
             _ = self.interrupt.recv() => SignalAction::Stop,
             _ = self.hangup.recv() => SignalAction::Reload,
         }
+    }
+}
+
+fn build_collector(
+    settings: &Settings,
+    service: &Arc<RateLimitService>,
+    health: &Arc<Health>,
+    listeners: &Arc<StatsByListener>,
+    quota: Option<Arc<QuotaService>>,
+) -> MetricsCollector {
+    MetricsCollector {
+        service: Arc::clone(service),
+        health: Arc::clone(health),
+        listeners: Arc::clone(listeners),
+        path_label: settings.metrics.path_label,
+        quota,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::listeners::GrpcListenAddress;
-use super::setting::settings;
+use super::setting::{RequiredValue, Requirement, settings};
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::MAX_DURATION;
@@ -33,7 +33,19 @@ settings! { "gRPC";
         .with_allowed(ByteSizeRange::new(8 << 10, 16 << 20));
     TOLLKEEPER_REFLECTION: Option<bool> = None,
         "offer gRPC server reflection, for tools such as grpcurl; unset: only on loopback addresses and unix sockets";
+    TOLLKEEPER_RLQS: bool = false, "offer the rate limit quota service, by which proxies decide by themselves";
+    TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM: usize = 100_000,
+        "buckets of one proxy and domain; further ones are abandoned" .only_with(&REQUIRES_RLQS)
+        .with_allowed(IntRange::new(1, 10_000_000));
+    TOLLKEEPER_RLQS_MAX_BUCKETS: usize = 1_000_000,
+        "buckets of all proxies; further ones are abandoned" .only_with(&REQUIRES_RLQS)
+        .with_allowed(IntRange::new(1, 100_000_000));
 }
+
+static REQUIRES_RLQS: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&TOLLKEEPER_RLQS, "true")],
+    why: "it is only read with TOLLKEEPER_RLQS=true",
+};
 
 /// Policy for gRPC connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +66,17 @@ pub struct GrpcSettings {
     pub max_header_bytes: u32,
     /// `true` if server reflection is offered.
     pub reflection: bool,
+    /// The rate limit quota service; `None` if it is off.
+    pub quota: Option<QuotaSettings>,
+}
+
+/// Bounds of the rate limit quota service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotaSettings {
+    /// Maximum number of buckets of a stream.
+    pub buckets_per_stream: usize,
+    /// Maximum number of buckets of all streams.
+    pub buckets: usize,
 }
 
 impl GrpcSettings {
@@ -68,6 +91,10 @@ impl GrpcSettings {
             max_message_bytes: values.get(&TOLLKEEPER_GRPC_MAX_MESSAGE_BYTES).to_usize_saturating(),
             max_header_bytes: u32::try_from(values.get(&TOLLKEEPER_GRPC_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             reflection: values.get(&TOLLKEEPER_REFLECTION).unwrap_or_else(|| listener.is_local()),
+            quota: values.get(&TOLLKEEPER_RLQS).then(|| QuotaSettings {
+                buckets_per_stream: values.get(&TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM),
+                buckets: values.get(&TOLLKEEPER_RLQS_MAX_BUCKETS),
+            }),
         }
     }
 }

@@ -232,6 +232,8 @@ pub enum DecidedBy {
     Share,
     /// A lease: its hits were charged to Redis beforehand.
     Lease,
+    /// A proxy, by what it was assigned over the rate limit quota service.
+    Rlqs,
 }
 
 impl StoreOutcome {

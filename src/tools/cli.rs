@@ -14,6 +14,7 @@ mod explain;
 mod call;
 mod top;
 mod blocks;
+mod quota;
 mod bench;
 mod traffic_input;
 mod simulate;
@@ -74,6 +75,9 @@ enum Command {
     /// List the blocked values of a running server
     #[command(after_long_help = blocks::LIST_HELP)]
     Blocks(blocks::ListArgs),
+    /// Show quota streams, and how limits are divided among proxies
+    #[command(after_long_help = quota::HELP)]
+    Quota(quota::Args),
     /// Load-test any rate limit service: throughput, latencies, accuracy
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::Args>),
@@ -140,6 +144,7 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Block(args)) => blocks::run_block(&args),
         Some(Command::Unblock(args)) => blocks::run_unblock(&args),
         Some(Command::Blocks(args)) => blocks::run_list(&args),
+        Some(Command::Quota(args)) => quota::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),

@@ -726,7 +726,13 @@ fn limits_whose_dotted_names_are_equal_have_their_own_statistics() {
     let TestService { inner, .. } = service;
     let needs = HealthRequirements::default();
     let health = Arc::new(Health::new(Arc::clone(&inner.rules), Arc::default(), needs));
-    let collector = MetricsCollector { service: Arc::new(inner), health, listeners: Arc::default(), path_label: false };
+    let collector = MetricsCollector {
+        service: Arc::new(inner),
+        health,
+        listeners: Arc::default(),
+        path_label: false,
+        quota: None,
+    };
     let mut decisions = Vec::new();
     collector.collect(&mut |family| {
         let mut labels: Vec<_> = family.series.iter().map(|series| series.labels.clone()).collect();

@@ -9,9 +9,10 @@ use prost::Message;
 
 use crate::kit::repository;
 
-/// The service that clients call, then those of a control plane.
-const ROOTS: [&str; 3] = [
+/// The services that clients call, then those of a control plane.
+const ROOTS: [&str; 4] = [
     "envoy/service/ratelimit/v3/rls.proto",
+    "envoy/service/rate_limit_quota/v3/rlqs.proto",
     "envoy/service/discovery/v3/ads.proto",
     "ratelimit/config/ratelimit/v3/rls_conf.proto",
 ];

@@ -388,7 +388,7 @@ fn health_follows_the_store_as_configured() {
             FleetMembership::start(Arc::clone(&service), Arc::clone(&health), &settings.fleet, None).unwrap()
         });
         let blocks = runtime.block_on(SharedBlocks::start(Arc::clone(&service), &settings.store));
-        let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false };
+        let collector = MetricsCollector { service, health, listeners: Arc::default(), path_label: false, quota: None };
         let site = AppState {
             blocks,
             fleet: Arc::new(fleet),

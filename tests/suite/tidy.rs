@@ -199,7 +199,7 @@ fn nothing_is_left_to_do_or_to_chance() {
 fn only_those_who_may_know_a_library_name_it() {
     let sources = texts("src", ".rs");
     let of = |modules: &'static [&'static str]| move |text: &Text| text.is_of(modules);
-    let protobuf = of(&["base::pb", "serve::grpc", "serve::http", "tools::cli", "tools::bench"]);
+    let protobuf = of(&["base::pb", "serve::grpc", "serve::quota", "serve::http", "tools::cli", "tools::bench"]);
     let protobuf = |text: &Text| protobuf(text) || text.name.starts_with("src/rules/xds");
     let protobuf = mentions(&sources, &["crate::base::pb", "prost"], protobuf);
     assert_none("protobuf", &protobuf);
@@ -209,7 +209,8 @@ fn only_those_who_may_know_a_library_name_it() {
     let yaml = |text: &Text| text.name.starts_with("src/rules/yaml") || mappings.contains(&text.name.as_str());
     assert_none("YAML", &mentions(&sources, &["granit_parser", "serde_saphyr"], yaml));
     assert_none("the command line", &mentions(&sources, &["clap"], of(&["tools::cli"])));
-    let network = of(&["base::pb", "serve::grpc", "serve::http", "serve::server", "tools::cli", "tools::bench"]);
+    let network =
+        of(&["base::pb", "serve::grpc", "serve::quota", "serve::http", "serve::server", "tools::cli", "tools::bench"]);
     // The exporter speaks gRPC to the collector; refusals are read from the events of h2.
     let also = ["src/telemetry/otlp.rs", "src/telemetry/http2_refusals.rs"];
     let is_xds = |text: &Text| text.name.starts_with("src/rules/xds");

@@ -395,6 +395,8 @@ pub enum DecisionSource {
     Share,
     /// A lease of an eventual limit.
     Lease,
+    /// A proxy, by what it was assigned over the rate limit quota service; the record is of its report.
+    Rlqs,
     /// A failure policy.
     Policy,
     /// A blocked value.
@@ -409,6 +411,7 @@ impl DecisionSource {
             Self::OverLimitCache => "over_limit_cache",
             Self::Share => "share",
             Self::Lease => "lease",
+            Self::Rlqs => "rlqs",
             Self::Policy => "policy",
             Self::Block => "block",
         }

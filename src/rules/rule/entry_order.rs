@@ -6,6 +6,10 @@
 //! If a descriptor has a key more than once, its entries are assigned to the levels with that key by the order of
 //! matching: at each level, of the entries that are left, the one with the best match goes there, the one with the
 //! smallest value of equal ones. A descriptor with a key more often than any rule matches nothing and stays sorted.
+//!
+//! The entries of a quota's bucket never have an order, whatever the domain says: they get that of the rule for just
+//! these entries, so that a bucket and a descriptor share a counter. Of several such rules the first best match at each
+//! level counts.
 
 use smallvec::SmallVec;
 
@@ -20,6 +24,9 @@ type Entries<'m> = SmallVec<[Entry<'m>; 4]>;
 /// Candidates of one level: node, kind of match, and index of the entry.
 type AssignedCandidates = SmallVec<[(NodeId, MatchKind, usize); 4]>;
 
+/// Maximum number of steps of the search for the order of a bucket's entries; a bucket that needs more has no rule.
+const MAX_BUCKET_STEPS: usize = 1000;
+
 impl RuleSet {
     /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
     pub fn order_request<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
@@ -30,6 +37,68 @@ impl RuleSet {
         let mut ordered = Box::new(request.clone());
         ordered.descriptors.iter_mut().for_each(|descriptor| self.order_entries(domain, &mut descriptor.entries));
         Some(ordered)
+    }
+
+    /// Returns the entries of a quota's bucket in the order of the rule for just these entries, if there is one.
+    pub fn order_bucket<'m>(&self, domain: &DomainRules, mut entries: Entries<'m>) -> Entries<'m> {
+        match domain.matching.order {
+            EntryOrder::Any => self.order_entries(domain, &mut entries),
+            EntryOrder::AsWritten => {
+                if let Some(order) = self.find_bucket_order(domain, &entries) {
+                    entries = order.into_iter().map(|index| entries[index]).collect();
+                }
+            }
+        }
+        entries
+    }
+
+    /// Searches an order of the entries that ends at a rule, in at most [`MAX_BUCKET_STEPS`] steps.
+    fn find_bucket_order(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<SmallVec<[usize; 8]>> {
+        let mut used: SmallVec<[bool; 8]> = SmallVec::from_elem(false, entries.len());
+        let mut path: SmallVec<[AssignedCandidates; 4]> = SmallVec::new();
+        let mut chosen: SmallVec<[usize; 8]> = SmallVec::new();
+        path.push(self.find_bucket_candidates(domain, domain.root, entries, &used));
+        for _ in 0..MAX_BUCKET_STEPS {
+            let Some((node, _, index)) = path.last_mut()?.pop() else {
+                path.pop();
+                used[chosen.pop()?] = false;
+                continue;
+            };
+            let compiled = &self.nodes[node as usize];
+            if path.len() == entries.len() {
+                if compiled.rule.is_some() || compiled.exempt {
+                    chosen.push(index);
+                    return Some(chosen);
+                }
+            } else if !compiled.children.is_empty() {
+                used[index] = true;
+                chosen.push(index);
+                path.push(self.find_bucket_candidates(domain, node, entries, &used));
+            }
+        }
+        None
+    }
+
+    /// Returns the matches below `node` of the entries that are left, best last.
+    fn find_bucket_candidates(
+        &self,
+        domain: &DomainRules,
+        node: NodeId,
+        entries: &[Entry<'_>],
+        used: &[bool],
+    ) -> AssignedCandidates {
+        let left = entries.iter().enumerate().filter(|(index, _)| !used[*index]);
+        let mut found: AssignedCandidates = left
+            .flat_map(|(index, entry)| {
+                let matches = match domain.matching.backtrack {
+                    true => self.find_candidates(node, entry),
+                    false => self.match_entry(node, entry).into_iter().collect(),
+                };
+                matches.into_iter().map(move |(node, kind)| (node, kind, index))
+            })
+            .collect();
+        found.sort_by_key(|(node, kind, index)| std::cmp::Reverse((match_rank(*kind), *node, *index)));
+        found
     }
 
     fn order_entries(&self, domain: &DomainRules, entries: &mut Entries<'_>) {

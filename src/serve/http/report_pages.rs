@@ -15,7 +15,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::admin_token::ClientAddress;
 use super::app_state::AppState;
@@ -24,6 +24,7 @@ use super::response::{respond_bad_query, respond_no_rules, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
+use crate::serve::quota::page::{QuotaReport, ReportScope};
 use crate::serve::report::Format;
 use crate::serve::report::domain_names::DomainsByMetricName;
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};
@@ -108,6 +109,37 @@ pub(super) async fn show_rules(
         let report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
         encode_report(format, &report, RuleUsageReport::format_text)
     };
+    state.pages.respond_with_page(&uri, render).await
+}
+
+/// Query of `/quota`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct QuotaQuery {
+    /// Format of the report.
+    format: Format,
+    /// Maximum number of streams, and of keys.
+    most: Option<usize>,
+    /// Name of a rule, whose keys are shown.
+    rule: Option<String>,
+}
+
+/// `/quota`
+pub(super) async fn show_quota(
+    State(state): State<AppState>,
+    uri: Uri,
+    query: Result<Query<QuotaQuery>, QueryRejection>,
+) -> Response {
+    let QuotaQuery { format, most, rule } = match query {
+        Ok(Query(query)) => query,
+        Err(rejection) => return respond_bad_query(&rejection),
+    };
+    let Some(quota) = state.collector.quota.clone() else {
+        let what = "the rate limit quota service is off (set TOLLKEEPER_RLQS=true and restart)\n";
+        return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
+    };
+    let scope = ReportScope { most, rule };
+    let render = move || encode_report(format, &quota.build_report(&scope), QuotaReport::format_text);
     state.pages.respond_with_page(&uri, render).await
 }
 

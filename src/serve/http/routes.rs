@@ -46,6 +46,7 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/unmatched", get(report_pages::show_unmatched))
         .route("/rules", get(report_pages::show_rules))
         .route("/fleet", get(report_pages::show_fleet))
+        .route("/quota", get(report_pages::show_quota))
         .route("/settings", get(admin_pages::show_settings))
         .route("/counters", get(admin_pages::show_counters))
         .route("/reset", post(admin_pages::reset_counters))

@@ -356,7 +356,7 @@ impl ConnectionPermit {
     }
 
     /// Marks the connection as active. Reads first: most requests find the mark set and keep the cache line shared.
-    fn mark_active(&self) {
+    pub(super) fn mark_active(&self) {
         if !self.is_active.load(Ordering::Relaxed) {
             self.is_active.store(true, Ordering::Relaxed);
         }
@@ -476,14 +476,19 @@ impl BufferedBytes {
     pub(super) const fn connection(&self) -> &Arc<ConnectionPermit> {
         &self.connection
     }
+
+    /// Subtracts all bytes.
+    pub(super) fn clear(&mut self) {
+        let counted = count_bytes_above_uncounted(std::mem::take(&mut self.bytes));
+        if counted > 0 {
+            self.connection.remove_buffered_bytes(counted);
+        }
+    }
 }
 
 impl Drop for BufferedBytes {
     fn drop(&mut self) {
-        let counted = count_bytes_above_uncounted(self.bytes);
-        if counted > 0 {
-            self.connection.remove_buffered_bytes(counted);
-        }
+        self.clear();
     }
 }
 

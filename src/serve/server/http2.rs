@@ -28,6 +28,7 @@ use http_body_util::BodyExt as _;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::in_flight::InFlightRequests;
@@ -37,6 +38,8 @@ use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
 use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::RateLimitMethod;
+use crate::serve::quota::evidence::{DeliveryEvidence, PingReplies};
+use crate::serve::quota::method::{STREAM_PATH, StreamPeer};
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 use crate::telemetry::listener_stats::ExceededLimit;
@@ -55,6 +58,8 @@ pub(super) struct Http2Server {
     builder: Builder,
     /// `None` switches pings off.
     keep_alive: Option<KeepAliveTimes>,
+    /// The quota service is on.
+    serves_quotas: bool,
     /// Maximum time for the message of a call, from the first wait for it.
     message_timeout: Duration,
     rate_limit_method: RateLimitMethod,
@@ -99,7 +104,15 @@ impl Http2Server {
         let timeout = settings.keepalive_timeout;
         let keep_alive = settings.keepalive_interval.map(|interval| KeepAliveTimes { interval, timeout });
         let message_timeout = bounds.head_timeout;
-        Self { builder, keep_alive, message_timeout, rate_limit_method, router: TowerToHyperService::new(router) }
+        let router = TowerToHyperService::new(router);
+        Self {
+            builder,
+            keep_alive,
+            serves_quotas: settings.quota.is_some(),
+            message_timeout,
+            rate_limit_method,
+            router,
+        }
     }
 
     /// Serves a connection.
@@ -115,15 +128,16 @@ impl Http2Server {
         let state = ConnectionState::Handshaking(self.builder.handshake(io));
         let requests = InFlightRequests::new(self.rate_limit_method.answers_immediately());
         let keep_alive = self.keep_alive;
-        let connection = Arc::clone(&permit);
-        let respond =
-            move |request, sender| answer_request(Arc::clone(&self), Arc::clone(&connection), request, sender);
+        let pings = self.serves_quotas.then(Arc::default);
+        let of_connection = ConnectionParts { server: self, permit: Arc::clone(&permit), pings: pings.clone() };
+        let respond = move |request, sender| answer_request(of_connection.clone(), request, sender);
         Http2Connection {
             state,
             permit,
             respond,
             requests,
             keep_alive,
+            pings,
             inbound,
             is_refused: false,
             is_shutting_down: false,
@@ -135,9 +149,10 @@ impl Http2Server {
         &self,
         request: Request<Body>,
         mut sender: SendResponse<ResponseData>,
+        written: Option<Arc<watch::Sender<u64>>>,
     ) -> Result<(), h2::Error> {
         match run_until_reset(&mut sender, pin!(self.router.call(request))).await {
-            Some(Ok::<_, Infallible>(page)) => send_streamed_response(&mut sender, page).await,
+            Some(Ok::<_, Infallible>(page)) => send_streamed_response(&mut sender, page, written.as_ref()).await,
             None => Ok(()),
         }
     }
@@ -151,6 +166,8 @@ struct Http2Connection<I, R, F> {
     respond: R,
     requests: InFlightRequests<F>,
     keep_alive: Option<KeepAliveTimes>,
+    /// `None` without the quota service.
+    pings: Option<Arc<PingReplies>>,
     inbound: Arc<InboundFrameState>,
     /// True once the connection closes because it sent too many frames.
     is_refused: bool,
@@ -194,8 +211,9 @@ where
                     if this.is_shutting_down {
                         connection.graceful_shutdown();
                     }
-                    let times = this.keep_alive;
-                    let keep_alive = times.and_then(|times| Some(KeepAlive::new(connection.ping_pong()?, times)));
+                    let (times, replies) = (this.keep_alive, &this.pings);
+                    let pings = connection.ping_pong().filter(|_| times.is_some() || replies.is_some());
+                    let keep_alive = pings.map(|pings| KeepAlive::new(pings, times, replies.clone()));
                     this.state = ConnectionState::Open(connection, keep_alive);
                     continue;
                 }
@@ -233,10 +251,17 @@ where
     }
 }
 
+/// What the requests of a connection share.
+#[derive(Clone)]
+struct ConnectionParts {
+    server: Arc<Http2Server>,
+    permit: Arc<ConnectionPermit>,
+    pings: Option<Arc<PingReplies>>,
+}
+
 /// Answers one request. Client I/O errors are not actionable, so they are ignored.
 async fn answer_request(
-    server: Arc<Http2Server>,
-    connection: Arc<ConnectionPermit>,
+    ConnectionParts { server, permit: connection, pings }: ConnectionParts,
     request: Request<RecvStream>,
     mut sender: SendResponse<ResponseData>,
 ) {
@@ -255,7 +280,11 @@ async fn answer_request(
         let _sent = send_head(&mut sender, build_too_many_bytes_status().into_http::<Body>(), true);
         return;
     }
-    let mut body = RequestBody::new(body, buffered, server.message_timeout);
+    let is_quota_stream = head.uri.path() == STREAM_PATH;
+    let mut body = match is_quota_stream {
+        true => RequestBody::for_stream(body, buffered),
+        false => RequestBody::new(body, buffered, server.message_timeout),
+    };
     let call = match (CallHead::parse(&head), &admitted) {
         (Ok(call), _) => CallHead { peer, ..call },
         (Err(_), Admitted::ImmediateProbe) => return,
@@ -275,22 +304,49 @@ async fn answer_request(
         }
         admitted => {
             let connection = Arc::clone(body.connection());
+            let pings = pings.filter(|_| is_quota_stream);
+            let written = pings.map(|pings| add_stream_extensions(&mut head, &connection, pings));
+            let request = Request::from_parts(head, Body::new(body));
             // Boxed, so that the future of the common call stays small.
-            let routed = Box::pin(server.answer_by_router(Request::from_parts(head, Body::new(body)), sender));
-            match admitted {
-                Admitted::ImmediateProbe => {
-                    // Dropping it resets the stream.
-                    let result = routed.now_or_never();
-                    if result.is_none() {
-                        connection.record_refusal(ExceededLimit::Probes);
-                    }
-                    result.unwrap_or(Ok(()))
-                }
-                Admitted::Probe(_permit) => routed.await,
-                _unlimited => routed.await,
-            }
+            let routed = Box::pin(server.answer_by_router(request, sender, written));
+            answer_routed(admitted, &connection, routed).await
         }
     };
+}
+
+/// Answers a request through the router, with the permit that it was admitted by.
+async fn answer_routed(
+    admitted: Admitted,
+    connection: &ConnectionPermit,
+    routed: Pin<Box<impl Future<Output = Result<(), h2::Error>>>>,
+) -> Result<(), h2::Error> {
+    match admitted {
+        Admitted::ImmediateProbe => {
+            // Dropping it resets the stream.
+            let result = routed.now_or_never();
+            if result.is_none() {
+                connection.record_refusal(ExceededLimit::Probes);
+            }
+            result.unwrap_or(Ok(()))
+        }
+        Admitted::Probe(_permit) => routed.await,
+        _unlimited => routed.await,
+    }
+}
+
+/// Adds what a quota stream knows of its connection to its request; returns the count of the bytes that are written.
+fn add_stream_extensions(
+    head: &mut Parts,
+    connection: &ConnectionPermit,
+    pings: Arc<PingReplies>,
+) -> Arc<watch::Sender<u64>> {
+    if let Some(peer) = connection.peer {
+        head.extensions.insert(StreamPeer(peer));
+    }
+    let evidence = DeliveryEvidence::new(pings);
+    let written = Arc::clone(&evidence.written);
+    head.extensions.insert(evidence);
+    written
 }
 
 /// Maximum time to wait for the end of an invalid call.
@@ -357,6 +413,9 @@ async fn run_until_reset<F: Future>(
     .await
 }
 
+/// Interval of pings that are switched off: a year.
+const NEVER: Duration = Duration::from_secs(365 * 86_400);
+
 /// Interval and timeout of the keepalive pings of a connection.
 #[derive(Clone, Copy, Debug)]
 struct KeepAliveTimes {
@@ -367,29 +426,46 @@ struct KeepAliveTimes {
 }
 
 /// Keepalive pings of one connection, which detect a client that is gone.
+///
+/// A quota stream may ask for a ping at any time.
 struct KeepAlive {
     pings: PingPong,
     times: KeepAliveTimes,
+    replies: Option<Arc<PingReplies>>,
+    /// A ping was asked for.
+    is_wanted: bool,
     /// Ends when the next ping is due, or the reply to the last one is overdue.
     timer: Pin<Box<Sleep>>,
     awaits_reply: bool,
 }
 
 impl KeepAlive {
-    fn new(pings: PingPong, times: KeepAliveTimes) -> Self {
-        Self { pings, times, timer: Box::pin(sleep(times.interval)), awaits_reply: false }
+    fn new(pings: PingPong, times: Option<KeepAliveTimes>, replies: Option<Arc<PingReplies>>) -> Self {
+        let times = times.unwrap_or(KeepAliveTimes { interval: NEVER, timeout: NEVER });
+        let timer = Box::pin(sleep(times.interval));
+        Self { pings, times, replies, is_wanted: false, timer, awaits_reply: false }
     }
 
     /// Sends a ping whenever one is due; ready when the reply to a ping is overdue and the connection must close.
     fn poll_keep_alive(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
+            self.is_wanted |= self.replies.as_ref().is_some_and(|replies| replies.take_request(context));
             if self.awaits_reply && self.pings.poll_pong(context).is_ready() {
                 self.awaits_reply = false;
+                if let Some(replies) = &self.replies {
+                    replies.record_reply();
+                }
                 self.timer.as_mut().reset(Instant::now() + self.times.interval);
             }
-            ready!(self.timer.as_mut().poll(context));
-            if self.awaits_reply {
-                return Poll::Ready(());
+            if self.awaits_reply || !self.is_wanted {
+                ready!(self.timer.as_mut().poll(context));
+                if self.awaits_reply {
+                    return Poll::Ready(());
+                }
+            }
+            self.is_wanted = false;
+            if let Some(replies) = &self.replies {
+                replies.record_sent();
             }
             // Sending fails if the connection is closing.
             self.awaits_reply = self.pings.send_ping(Ping::opaque()).is_ok();

@@ -22,6 +22,7 @@ use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitMethod;
 use crate::serve::http::app_state::AppState;
 use crate::serve::http::{metrics_pages, routes};
+use crate::serve::quota::method::add_to_router;
 use crate::settings::Settings;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
@@ -182,7 +183,11 @@ impl BoundListeners {
         let bounds = &self.bounds;
         let service = &state.collector.service;
         let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let http2 = Http2Server::new(bounds, settings, method, grpc::build_router(settings, health));
+        let mut router = grpc::build_router(settings, health);
+        if let Some(quota) = &state.collector.quota {
+            router = add_to_router(router, quota);
+        }
+        let http2 = Http2Server::new(bounds, settings, method, router);
         let policy = ConnectionPolicy::for_grpc(bounds, settings, http2);
         match self.grpc {
             GrpcListenerSocket::Tcp(listener) => {

@@ -18,6 +18,7 @@ use crate::decide::log::DecisionLog;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitService;
+use crate::serve::quota::service::QuotaService;
 use crate::settings::process::ShutdownSettings;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::traces::span_queue::SpanQueue;
@@ -37,6 +38,8 @@ pub(super) struct DrainingServer<'s> {
     pub(super) fleet: &'s FleetMembership,
     pub(super) statsd: StatsdThreadHandle,
     pub(super) grpc_health: GrpcHealth,
+    /// The quota service, if it is on.
+    pub(super) quota: Option<&'s QuotaService>,
     /// Asks the listeners to stop.
     pub(super) stop: watch::Sender<bool>,
     /// Tasks of the listeners.
@@ -52,7 +55,7 @@ impl DrainingServer<'_> {
     /// # Errors
     /// Responses were still delayed at the end of the timeout; a listener's task panicked.
     pub(super) async fn drain_and_stop(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
-        let Self { service, fleet, statsd, grpc_health, stop, mut serving } = self;
+        let Self { service, fleet, statsd, grpc_health, quota, stop, mut serving } = self;
         let end = Instant::now() + settings.timeout;
         let reserved_from = end - LAST_WORK_TIMEOUT.min(settings.timeout / 2);
         let drain_period = settings.drain_period;
@@ -60,6 +63,9 @@ impl DrainingServer<'_> {
         let mut serve_last = pin!(async {
             sleep(settings.drain_period).await;
             grpc_health.close_watch_streams();
+            if let Some(quota) = quota {
+                quota.end_streams();
+            }
             stop.send_replace(true);
             // Outlives the timeout: dropping the tasks would end the delayed responses before they are counted.
             wait_until_closed_or_answered(service, &mut serving).await

@@ -19,11 +19,15 @@ use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
 use crate::rules::files::RuleLocation;
+use crate::rules::rule::Rule;
+use crate::rules::rule::set::RuleSet;
 use crate::serve::server::startup;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 use crate::settings::setting::AnySetting as _;
+use crate::settings::store::StoreSettings;
 use crate::settings::{Settings, groups};
+use crate::store::hold_refusal_in_store;
 use crate::telemetry::metrics::mapper::Mapper;
 
 /// Arguments of `check`.
@@ -44,6 +48,10 @@ pub(super) struct Args {
     /// File of defaults to check, and to apply to the rules, as TOLLKEEPER_RULE_DEFAULTS does
     #[arg(long, value_name = "FILE")]
     defaults: Option<PathBuf>,
+    /// Name the limits that cannot be divided among proxies over RLQS, or are too small for that; the default with
+    /// TOLLKEEPER_RLQS=true
+    #[arg(long)]
+    quota: bool,
     /// Format of the output
     #[arg(long, value_enum, default_value_t)]
     format: OutputFormat,
@@ -56,7 +64,7 @@ TOLLKEEPER_ON_STORE_ERROR, TOLLKEEPER_RULE_DEFAULTS and USE_CALENDAR_MONTH_RATE_
 
 --format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
 (numbers) and `diagnostics` (severity, file, line, column, path, message, optional hint; the first 1000 of each \
-severity), and `acknowledged` if there are acknowledged warnings. With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
+severity), and `acknowledged` if there are acknowledged warnings. With --quota `quota_hints` (file, line, rule, message). With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
 disposition is honoured, differs, no_effect, unknown, unusable (a file without which a part of the service does \
 not work) or invalid.
 
@@ -75,6 +83,7 @@ Examples:
   tollkeeper check --merge-domains shop.yaml more/
   tollkeeper check --defaults defaults.yaml
   tollkeeper check --envoy envoy/gateway.yaml envoy/gateway.rules.yaml
+  tollkeeper check --quota shop.yaml
   kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
     | tollkeeper check -
   env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --format json
@@ -112,6 +121,7 @@ const fn is_zero(number: &u64) -> bool {
 /// Everything that was checked.
 struct Checked {
     rules: Option<CheckedRules>,
+    quota_hints: Vec<QuotaHint>,
     envoy: Option<CheckedEnvoyFiles>,
     environment: Option<Vec<VariableReport>>,
 }
@@ -133,23 +143,28 @@ struct RuleFilesReport<'r> {
     #[serde(skip_serializing_if = "is_zero")]
     acknowledged: u64,
     diagnostics: Vec<&'r Diagnostic>,
+    #[serde(skip_serializing_if = "<[QuotaHint]>::is_empty")]
+    quota_hints: &'r [QuotaHint],
 }
 
 /// Checks the files and the environment.
 pub(super) fn run(args: &Args) -> CommandOutcome {
     let environment = args.env.then(report_environment);
-    let rules = (!args.paths.is_empty() || args.defaults.is_some()).then(|| {
+    let settings = (!args.paths.is_empty() || args.defaults.is_some()).then(read_settings_or_defaults);
+    let rules = settings.as_ref().map(|settings| {
         let mut found = Diagnostics::default();
-        let options =
-            rule_files::build_compile_options(&read_settings_or_defaults(), args.defaults.as_deref(), &mut found);
+        let options = rule_files::build_compile_options(settings, args.defaults.as_deref(), &mut found);
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
+    let for_quotas = rules.as_ref().zip(settings.as_ref());
+    let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.quota.is_some());
+    let quota_hints = for_quotas.map(|(rules, settings)| find_quota_hints(rules, &settings.store)).unwrap_or_default();
     let envoy = (!args.envoy.is_empty()).then(|| {
         let set = rules.as_ref().and_then(|rules| rules.set.as_ref());
         CheckedEnvoyFiles::read_and_check(&args.envoy, set)
     });
-    let checked = Checked { rules, envoy, environment };
+    let checked = Checked { rules, quota_hints, envoy, environment };
     let page = match args.format {
         OutputFormat::Text => format_text(&checked),
         OutputFormat::Json => format_json(&checked),
@@ -158,10 +173,50 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     fail_if_unwritten(print_to_stdout(page), outcome)
 }
 
-fn format_text(Checked { rules, envoy, environment }: &Checked) -> String {
+/// Smallest limit per period that is divided without a hint: fewer hits are too few for a handful of proxies.
+const MIN_DIVIDED_HITS: u32 = 10;
+
+/// A limit that RLQS does not divide well, and why.
+#[derive(Serialize)]
+struct QuotaHint {
+    file: String,
+    line: u32,
+    rule: String,
+    message: String,
+}
+
+/// Finds the limits that cannot be divided among proxies, and those that are too small.
+fn find_quota_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<QuotaHint> {
+    let limits = rules.set.iter().flat_map(RuleSet::rules).flat_map(|compiled| {
+        let deciding = compiled.limits.iter().filter(|limit| !limit.shadow && !limit.candidate);
+        deciding.map(move |limit| (&compiled.rule, &limit.limit))
+    });
+    let hint = |rule: &Rule, message: String| QuotaHint {
+        file: rule.location.file.to_string(),
+        line: rule.location.line,
+        rule: rule.path.clone(),
+        message,
+    };
+    limits
+        .filter_map(|(rule, limit)| match (hold_refusal_in_store(limit, store), limit.requests_per_unit()) {
+            (Some(reason), _) => Some(hint(rule, format!("RLQS assigns nothing to its buckets: {reason}"))),
+            (None, hits @ 1..MIN_DIVIDED_HITS) => Some(hint(
+                rule,
+                format!("{hits} hits per period are few to divide among proxies over RLQS: ask over RLS instead"),
+            )),
+            (None, _) => None,
+        })
+        .collect()
+}
+
+fn format_text(Checked { rules, quota_hints, envoy, environment }: &Checked) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
         page += &rules.format_problems();
+        for QuotaHint { file, line, rule, message } in quota_hints {
+            let (file, rule) = (escape_unprintable(file), escape_unprintable(rule));
+            page += &format!("{file}:{line}: hint: {rule}: {message}\n");
+        }
         let (errors, warnings) = (rules.diagnostics.error_count(), rules.diagnostics.warning_count());
         let files = format_count(rules.sources.len() as u64, "file");
         page += &format!("{files}, {}, {}", format_count(errors, "error"), format_count(warnings, "warning"));
@@ -188,6 +243,7 @@ fn format_json(checked: &Checked) -> String {
         warnings: diagnostics.warning_count(),
         acknowledged: diagnostics.acknowledged_count(),
         diagnostics: diagnostics.errors().iter().chain(diagnostics.warnings()).collect(),
+        quota_hints: &checked.quota_hints,
     });
     let (envoy, environment) = (checked.envoy.as_ref(), checked.environment.as_deref());
     let report = to_pretty_json(&CheckReport { ok: checked.is_ok(), rules, envoy, environment });

@@ -162,7 +162,7 @@ fn build_report_path(args: &Args) -> String {
 }
 
 /// Percent-encodes `text` for a query.
-fn percent_encode(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

@@ -76,6 +76,7 @@ pub fn format_decider(descriptor: &DescriptorRecord<'_>) -> Option<String> {
         DecisionSource::OverLimitCache => "over-limit cache of the process".to_owned(),
         DecisionSource::Share => "share of an eventual limit in the process".to_owned(),
         DecisionSource::Lease => "lease of an eventual limit in the process".to_owned(),
+        DecisionSource::Rlqs => "a proxy, by its assignment over RLQS".to_owned(),
         DecisionSource::Policy => format_policy(descriptor),
         DecisionSource::Block => "a blocked value".to_owned(),
     })

@@ -284,6 +284,7 @@ fn every_word_is_encoded_as_it_is_serialized() {
         DecisionSource::OverLimitCache,
         DecisionSource::Share,
         DecisionSource::Lease,
+        DecisionSource::Rlqs,
         DecisionSource::Policy,
     ];
     let verdicts = [RecordedVerdict::Ok, RecordedVerdict::OverLimit, RecordedVerdict::Shadow, RecordedVerdict::Error];

@@ -104,7 +104,8 @@ descriptors:
         ("TOLLKEEPER_RULE_DEFAULTS", "/nonexistent"),
     ];
     // Without a control plane, and without the file.
-    let xds = xds.iter().fold(without_rules(), |setup, (name, value)| setup.env(name, value));
+    let xds = [("TOLLKEEPER_RLQS", "true")].iter().chain(&xds);
+    let xds = xds.fold(without_rules(), |setup, (name, value)| setup.env(name, value));
     let xds = Watched::start(xds.env("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1"));
     let servers = memcached().start();
     let setup = with_rules(SHOP).env("BACKEND_TYPE", "memcache").env("MEMCACHE_HOST_PORT", servers.address());

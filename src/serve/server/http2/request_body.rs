@@ -22,7 +22,10 @@ use crate::telemetry::listener_stats::ExceededLimit;
 pub(super) struct RequestBody {
     stream: RecvStream,
     received: BufferedBytes,
-    timeout: Duration,
+    /// `None`: the client may send messages at any time.
+    timeout: Option<Duration>,
+    /// Of a body with many messages: where it is in them.
+    messages: Option<MessagePosition>,
     /// Set from the first wait for the client on.
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -30,7 +33,12 @@ pub(super) struct RequestBody {
 impl RequestBody {
     /// Body that must be complete within `timeout` from the first wait for it.
     pub(super) const fn new(stream: RecvStream, received: BufferedBytes, timeout: Duration) -> Self {
-        Self { stream, received, timeout, timer: None }
+        Self { stream, received, timeout: Some(timeout), messages: None, timer: None }
+    }
+
+    /// Body of a call with many messages, over any time: the bytes of each count until it is complete.
+    pub(super) fn for_stream(stream: RecvStream, received: BufferedBytes) -> Self {
+        Self { stream, received, timeout: None, messages: Some(MessagePosition::default()), timer: None }
     }
 
     /// The connection of the request.
@@ -43,6 +51,12 @@ impl RequestBody {
         Poll::Ready(match ready!(stream.poll_data(context)) {
             Some(Ok(data)) => match self.received.add_bytes(data.len()) {
                 Ok(()) => {
+                    if let Some(messages) = &mut self.messages {
+                        self.received.connection().mark_active();
+                        if messages.advance(&data) {
+                            self.received.clear();
+                        }
+                    }
                     let released = stream.flow_control().release_capacity(data.len());
                     Some(released.map(|()| Frame::data(data)).map_err(Into::into))
                 }
@@ -57,7 +71,8 @@ impl RequestBody {
     }
 
     fn poll_timeout(&mut self, context: &mut Context<'_>) -> Poll<BoxError> {
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
+        let Some(timeout) = self.timeout else { return Poll::Pending };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
         ready!(timer.as_mut().poll(context));
         Poll::Ready(self.record_and_build_refusal(ExceededLimit::MessageTimeout))
     }
@@ -68,6 +83,43 @@ impl RequestBody {
             ExceededLimit::MessageTimeout => Status::deadline_exceeded("the message took too long").into(),
             _ => build_too_many_bytes_status().into(),
         }
+    }
+}
+
+/// Size of the head of a gRPC message: a byte for the compression, four for the length.
+const FRAME_HEAD_BYTES: usize = 5;
+
+/// Position in a sequence of gRPC messages.
+#[derive(Clone, Copy, Debug, Default)]
+struct MessagePosition {
+    /// Bytes of the frame head that have come.
+    head: [u8; FRAME_HEAD_BYTES],
+    head_bytes: usize,
+    /// Bytes of the message that are missing.
+    left: usize,
+}
+
+impl MessagePosition {
+    /// Advances by `data`; returns true if a message ends with it.
+    fn advance(&mut self, mut data: &[u8]) -> bool {
+        while !data.is_empty() {
+            if self.left > 0 {
+                let part = self.left.min(data.len());
+                self.left -= part;
+                data = &data[part..];
+                continue;
+            }
+            let part = (FRAME_HEAD_BYTES - self.head_bytes).min(data.len());
+            self.head[self.head_bytes..self.head_bytes + part].copy_from_slice(&data[..part]);
+            self.head_bytes += part;
+            data = &data[part..];
+            if self.head_bytes == FRAME_HEAD_BYTES {
+                let [_, length @ ..] = self.head;
+                self.left = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+                self.head_bytes = 0;
+            }
+        }
+        self.left == 0 && self.head_bytes == 0
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 
 use axum::body::Body;
@@ -11,10 +12,12 @@ use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
+use tokio::sync::watch;
 use tonic::Status;
 use tonic::metadata::GRPC_CONTENT_TYPE;
 
 use super::request_body::build_too_many_bytes_status;
+use crate::serve::quota::evidence::BodyPart;
 use crate::serve::server::admission::{BufferedBytes, RequestPermit};
 
 /// Data of a response. h2 drops it when it is written, or when its stream ends; until then the request keeps its place.
@@ -23,12 +26,14 @@ pub(super) struct ResponseData {
     bytes: Bytes,
     _permit: Option<RequestPermit>,
     _buffered: Option<BufferedBytes>,
+    /// Counts the bytes of a quota stream once they are written.
+    _part: Option<BodyPart>,
 }
 
 impl ResponseData {
     /// Data of a response whose request keeps its place elsewhere.
     const fn without_permit(bytes: Bytes) -> Self {
-        Self { bytes, _permit: None, _buffered: None }
+        Self { bytes, _permit: None, _buffered: None, _part: None }
     }
 
     /// A whole response; its request keeps `permit` until the client has taken it.
@@ -37,7 +42,7 @@ impl ResponseData {
     /// Too many bytes wait for the client.
     pub(super) fn for_request(bytes: Bytes, permit: RequestPermit) -> Result<Self, Status> {
         match BufferedBytes::reserve_for_response(permit.connection(), bytes.len()) {
-            Ok(buffered) => Ok(Self { bytes, _permit: Some(permit), _buffered: buffered }),
+            Ok(buffered) => Ok(Self { bytes, _permit: Some(permit), _buffered: buffered, _part: None }),
             Err(limit) => {
                 permit.connection().record_refusal(limit);
                 Err(build_too_many_bytes_status())
@@ -84,10 +89,11 @@ pub(super) fn send_head(
     Ok((sender.send_response(Response::from_parts(head, ()), is_end_of_stream)?, body))
 }
 
-/// Sends a response frame by frame, as the client grants capacity.
+/// Sends a response frame by frame, as the client grants capacity. `written` counts the bytes of a quota stream.
 pub(super) async fn send_streamed_response(
     sender: &mut SendResponse<ResponseData>,
     page: Response<Body>,
+    written: Option<&Arc<watch::Sender<u64>>>,
 ) -> Result<(), h2::Error> {
     let is_empty = page.body().is_end_stream();
     let (mut stream, mut body) = send_head(sender, page, is_empty)?;
@@ -110,7 +116,7 @@ pub(super) async fn send_streamed_response(
             Err(_reset) => return Ok(()),
         };
         match frame.into_data() {
-            Ok(data) => send_body_data(&mut stream, data).await?,
+            Ok(data) => send_body_data(&mut stream, data, written).await?,
             Err(frame) => match frame.into_trailers() {
                 Ok(trailers) => return stream.send_trailers(trailers),
                 Err(_unknown) => {}
@@ -119,14 +125,22 @@ pub(super) async fn send_streamed_response(
     }
 }
 
-async fn send_body_data(stream: &mut SendStream<ResponseData>, mut data: Bytes) -> Result<(), h2::Error> {
+async fn send_body_data(
+    stream: &mut SendStream<ResponseData>,
+    mut data: Bytes,
+    written: Option<&Arc<watch::Sender<u64>>>,
+) -> Result<(), h2::Error> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let Some(capacity) = poll_fn(|context| stream.poll_capacity(context)).await else { return Ok(()) };
         // The capacity can be 0 again by now; an empty frame must not be sent.
         match capacity?.min(data.len()) {
             0 => {}
-            length => stream.send_data(ResponseData::without_permit(data.split_to(length)), false)?,
+            length => {
+                let part = written.map(|written| BodyPart::new(written, length));
+                let data = ResponseData::without_permit(data.split_to(length));
+                stream.send_data(ResponseData { _part: part, ..data }, false)?;
+            }
         }
     }
     Ok(())

@@ -1,0 +1,311 @@
+//! Buckets of rate limit quotas: the limits that a proxy decides by itself, and the decisions that it reports.
+//!
+//! A bucket selects limits as a descriptor does; only the order of its entries is unknown. A report becomes up to two
+//! ordinary decisions, one of the hits that passed and one of those that were denied, with metrics, candidates and
+//! records as any other. They charge nothing that the proxy's assignment stands for; limits in shadow mode and
+//! candidates, which no assignment stands for, are charged here.
+
+use smallvec::SmallVec;
+
+use super::Decider;
+use super::candidates::CandidateCharges;
+use super::decision::DecisionContext;
+use super::outcome::DescriptorOutcome;
+use super::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
+use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath};
+use crate::limit::request::{Descriptor, Entry, Hits, MAX_HITS, Request};
+use crate::limit::{Limit, StorePolicy};
+use crate::rules::rule::set::CompiledRule;
+use crate::store::charge::{ChargeResults, DecidedBy, DeferredOutcomes, StoreOutcome, spawn_outcome_handler};
+
+/// Entry in owned form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedEntry {
+    /// Key as raw bytes.
+    pub key: Box<[u8]>,
+    /// Value as raw bytes.
+    pub value: Box<[u8]>,
+}
+
+/// Counter of a limit that a proxy decides by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketCounter {
+    /// The limit.
+    pub limit: Limit,
+    /// Distinguishes the counter from others of its path.
+    pub tag: u128,
+    /// Epoch of the rule.
+    pub epoch: u64,
+}
+
+/// Counters that are divided for a bucket, in owned form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketCounters {
+    /// Domain.
+    pub domain: Box<str>,
+    /// Entries in the order of the rule.
+    pub entries: Box<[OwnedEntry]>,
+    /// Entries whose values share a counter: index, and pattern.
+    pub shared: Box<[SharedEntry]>,
+    /// Hash of the path in this process.
+    pub path_hash: u128,
+    /// One for each limit, at least one.
+    pub counters: SmallVec<[BucketCounter; 1]>,
+    /// Name of the rule.
+    pub rule: Box<str>,
+}
+
+/// Entry whose values share a counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedEntry {
+    /// Index of the entry.
+    pub index: usize,
+    /// Pattern of the values.
+    pub pattern: Box<[u8]>,
+}
+
+/// Limits of a bucket, and how long they hold.
+#[derive(Debug)]
+pub struct BucketMatch {
+    /// The limits.
+    pub limits: BucketLimits,
+    /// They may change without a change of the rules: by the time, or by a row of a table.
+    pub may_change: bool,
+}
+
+/// Limits of a bucket.
+#[derive(Debug)]
+pub enum BucketLimits {
+    /// No rule matches.
+    Unmatched,
+    /// Nothing is limited: the rule is unlimited, or its limits are in shadow mode, inactive or replaced.
+    Unlimited,
+    /// These counters are divided.
+    Divided(BucketCounters),
+    /// A limit cannot be divided.
+    Refused(LimitRefusal),
+}
+
+/// A limit that cannot be divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRefusal {
+    /// Name of the rule.
+    pub rule: Box<str>,
+    /// Reason, for people.
+    pub reason: &'static str,
+}
+
+/// Requests that a proxy reports of a bucket.
+#[derive(Clone, Copy, Debug)]
+pub struct ReportedHits {
+    /// Requests that passed.
+    pub allowed: u64,
+    /// Requests that were denied.
+    pub denied: u64,
+}
+
+impl BucketCounter {
+    const fn new(counter: Counter<'_>) -> Self {
+        Self { limit: *counter.limit, tag: counter.tag, epoch: counter.epoch }
+    }
+}
+
+impl BucketCounters {
+    /// Strictest policy for failures of the store.
+    pub fn failure_policy(&self) -> StorePolicy {
+        let policies = self.counters.iter().map(|counter| counter.limit.on_store_error());
+        policies.max_by_key(|policy| super::store_failures::strictness(*policy)).unwrap_or_default()
+    }
+
+    /// Passes a charge without hits on the counter at `index` to `make`.
+    pub fn with_charge<T>(&self, index: usize, make: impl FnOnce(&Charge<'_>) -> T) -> Option<T> {
+        let entries: SmallVec<[Entry<'_>; 4]> =
+            self.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
+        let shared: SmallVec<[(usize, &[u8]); 1]> =
+            self.shared.iter().map(|shared| (shared.index, &*shared.pattern)).collect();
+        let path = CounterPath { domain: &self.domain, entries: &entries, shared: &shared, candidate: None };
+        let BucketCounter { limit, tag, epoch } = self.counters.get(index)?;
+        let counter = Counter { limit, shadow: false, quota: false, tag: *tag, epoch: *epoch };
+        let charge = Charge {
+            path,
+            path_hash: self.path_hash,
+            counters: SmallVec::from_iter([counter]),
+            request: ChargeRequest::new(Hits::Peek, 0),
+            slot: None,
+        };
+        Some(make(&charge))
+    }
+
+    /// Entries in the order of the rule.
+    pub fn borrow_entries(&self) -> SmallVec<[Entry<'_>; 4]> {
+        self.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
+    }
+}
+
+impl Decider {
+    /// Text of the entries of a bucket, with values in the form of the settings.
+    pub fn bucket_text(&self, counters: &BucketCounters) -> String {
+        let text = |charge: &Charge<'_>| super::key_text::key_text(&charge.path, &self.key_values).to_string();
+        counters.with_charge(0, text).unwrap_or_default()
+    }
+
+    /// Returns true if the rows of tables must be read before limits of buckets are selected.
+    pub fn reads_bucket_rows(context: DecisionContext<'_>) -> bool {
+        context.rules.is_some_and(crate::rules::rule::set::RuleSet::reads_rows)
+    }
+
+    /// Reads the rows of tables that the entries of buckets need.
+    pub async fn read_bucket_rows(&self, context: DecisionContext<'_>, request: &Request<'_>) {
+        self.row_reader.read_rows(&self.store, context, request).await;
+    }
+
+    /// Selects the limits of a bucket with these entries, which are in no order.
+    pub fn select_bucket(&self, context: DecisionContext<'_>, domain: &str, entries: &[Entry<'_>]) -> BucketMatch {
+        let unmatched = BucketMatch { limits: BucketLimits::Unmatched, may_change: false };
+        let Some((rules, request)) = context.rules.zip(order_bucket(context, domain, entries)) else {
+            return unmatched;
+        };
+        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        let selections = select_limits(&self.behaviour, terms, &request, &[]);
+        let Some((selection, compiled)) = selections.first().and_then(|selection| Some((selection, selection.rule?)))
+        else {
+            return unmatched;
+        };
+        let limits = self.limits_of_selection(&request, selection, compiled);
+        BucketMatch { limits, may_change: compiled.has_active_times || selection.plan_source.is_some() }
+    }
+
+    fn limits_of_selection(
+        &self,
+        request: &Request<'_>,
+        selection: &Selection<'_>,
+        compiled: &CompiledRule,
+    ) -> BucketLimits {
+        let deciding = || selection.limits.iter().filter(|selected| !selected.shadow);
+        let rule = || compiled.rule.path.clone().into_boxed_str();
+        if let Some(reason) = deciding().find_map(|selected| self.store.hold_refusal(&selected.limit)) {
+            return BucketLimits::Refused(LimitRefusal { rule: rule(), reason });
+        }
+        let counters: SmallVec<[BucketCounter; 1]> =
+            deciding().map(|selected| BucketCounter::new(selected.counter())).collect();
+        // Under SHADOW_MODE nothing is rejected.
+        if counters.is_empty() || self.behaviour.shadow_mode {
+            return BucketLimits::Unlimited;
+        }
+        let path = selection.counter_path(request, 0);
+        let own = |bytes: &[u8]| bytes.to_vec().into_boxed_slice();
+        BucketLimits::Divided(BucketCounters {
+            domain: request.domain.into(),
+            entries: path.entries.iter().map(|it| OwnedEntry { key: own(it.key), value: own(it.value) }).collect(),
+            shared: path.shared.iter().map(|(at, it)| SharedEntry { index: *at, pattern: own(it) }).collect(),
+            path_hash: selection.key,
+            counters,
+            rule: rule(),
+        })
+    }
+
+    /// Records what a proxy reports of a bucket, as decisions of this process.
+    pub fn record_bucket_report(
+        &self,
+        context: DecisionContext<'_>,
+        domain: &str,
+        entries: &[Entry<'_>],
+        reported: ReportedHits,
+    ) {
+        for (hits, admitted) in [(reported.allowed, true), (reported.denied, false)] {
+            if hits > 0 {
+                self.record_bucket_hits(context, domain, entries, BucketHits { hits, admitted });
+            }
+        }
+    }
+
+    fn record_bucket_hits(
+        &self,
+        context: DecisionContext<'_>,
+        domain: &str,
+        entries: &[Entry<'_>],
+        BucketHits { hits, admitted }: BucketHits,
+    ) {
+        let Some(mut request) = order_bucket(context, domain, entries) else { return };
+        let Some(rules) = context.rules else { return };
+        request.descriptors.iter_mut().for_each(|descriptor| descriptor.hits = Hits::Charge(hits.min(MAX_HITS)));
+        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        let selections = select_limits(&self.behaviour, terms, &request, &[]);
+        let Some(selection) = selections.first() else { return };
+        let selected = RequestWithSelections { request: &request, selections: &selections };
+        let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
+        let outcome = match selection.limits.is_empty() {
+            true => DescriptorOutcome::WithoutLimits,
+            false => {
+                let results = self.results_of_report(context, selected, BucketHits { hits, admitted });
+                DescriptorOutcome::Charged(StoreOutcome {
+                    results,
+                    decided_by: DecidedBy::Rlqs,
+                    now: context.store.now,
+                })
+            }
+        };
+        // The decision was the proxy's; nobody waits for this one.
+        drop(self.record_and_merge(context, selected, &[outcome], candidates));
+    }
+
+    /// Results of the limits: the proxy's verdict, and those of limits in shadow mode, which are charged.
+    fn results_of_report(
+        &self,
+        context: DecisionContext<'_>,
+        selected: RequestWithSelections<'_, '_, '_>,
+        BucketHits { hits, admitted }: BucketHits,
+    ) -> ChargeResults {
+        let selection = &selected.selections[0];
+        let charged = self.charge_shadow_limits(context, selected, selection);
+        let mut shadow = charged.iter().flatten().flat_map(|outcome| &outcome.results);
+        let result = |limit: &super::selection::SelectedLimit<'_>| {
+            let admitted = admitted || limit.shadow;
+            let by_proxy = ChargeResult {
+                admitted,
+                before: if admitted { 0 } else { limit.limit.capacity().into() },
+                after: if admitted { hits } else { limit.limit.capacity().into() },
+                retry_after_us: (!admitted).then(|| limit.limit.period_us()),
+                ..ChargeResult::default()
+            };
+            if limit.shadow { shadow.next().copied().unwrap_or(by_proxy) } else { by_proxy }
+        };
+        selection.limits.iter().map(result).collect()
+    }
+
+    /// Charges the limits in shadow mode; returns the outcomes that are known at once.
+    fn charge_shadow_limits(
+        &self,
+        context: DecisionContext<'_>,
+        selected: RequestWithSelections<'_, '_, '_>,
+        selection: &Selection<'_>,
+    ) -> Vec<Option<StoreOutcome>> {
+        let Some(mut charge) = selection.build_charge(selected.request, 0, 0) else { return Vec::new() };
+        charge.counters.retain(|counter| counter.shadow);
+        if charge.counters.is_empty() {
+            return Vec::new();
+        }
+        match self.store.charge_deferred(&[(0, charge)], context.store).poll() {
+            DeferredOutcomes::Ready(outcomes) => outcomes.into_iter().map(Result::ok).collect(),
+            DeferredOutcomes::Pending(pending) => {
+                spawn_outcome_handler(pending, drop);
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// Hits of a report that a proxy decided alike.
+#[derive(Clone, Copy)]
+struct BucketHits {
+    hits: u64,
+    admitted: bool,
+}
+
+/// Request of a bucket with its entries in the order of the rule, without hits; `None` without rules for its domain.
+fn order_bucket<'m>(context: DecisionContext<'_>, domain: &'m str, entries: &[Entry<'m>]) -> Option<Request<'m>> {
+    let rules = context.rules?;
+    let entries = rules.order_bucket(rules.domain(domain)?, entries.iter().copied().collect());
+    let descriptor = Descriptor { entries, hits: Hits::Peek, hits_addend: None, limit_override: None };
+    Some(Request { domain, descriptors: SmallVec::from_iter([descriptor]), hits_addend: 0 })
+}

@@ -1,0 +1,340 @@
+//! What a holder is told: a new assignment, the same one again, or nothing.
+//!
+//! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
+//! it is surely in force: after that, the same bucket would be a full one.
+
+use super::assignment::{Assignment, Retirement, Strategy, Tokens};
+use super::divided_limit::Form;
+use super::holder::{Change, Holder, MARGIN_US, Sent};
+use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S};
+use crate::base::clock::Time;
+
+/// Time before its end in which an assignment is renewed, in microseconds: two reports.
+const RENEW_BEFORE_US: u64 = 10_100_000;
+/// Smallest part of a bucket that is raised by its ratio; from less, a new bucket loses little.
+const MIN_RATIO_OF_RAISE: u64 = 16;
+/// Largest bucket that is assigned.
+const MAX_TOKENS: u64 = 1 << 31;
+
+/// What a holder could have.
+#[derive(Clone, Copy, Debug)]
+struct Possible {
+    /// Its fair part.
+    target: u64,
+    /// What is free beside what it has.
+    free: u64,
+    /// Another holder has less than it wants.
+    is_short: bool,
+    /// End of the hold.
+    held_until: Time,
+}
+
+/// Terms of a new assignment.
+struct Terms {
+    strategy: Strategy,
+    /// Most lent hits that it admits.
+    most: u64,
+    change: Change,
+}
+
+/// A bucket that a holder's shares of rates make.
+#[derive(Clone, Copy, Debug)]
+struct RateBucket {
+    tokens: u64,
+    fill: u64,
+    period_s: u64,
+}
+
+impl<K> Division<K> {
+    /// Returns what to tell the holder at `index`; `None`: nothing. It must be sent before anything else happens to the
+    /// division.
+    pub fn assign(&mut self, index: usize, now: Time) -> Option<Assignment> {
+        self.update_levels(now);
+        match self.pools.iter().any(|pool| pool.limit.form == Form::Rate) {
+            true => self.assign_rates(index, now),
+            false => self.assign_lent(index, now),
+        }
+    }
+
+    /// Returns an assignment of everything or nothing, for a time without the store; `None` if the holder has it.
+    pub fn assign_blanket(&mut self, index: usize, strategy: Strategy, ttl_s: u32, now: Time) -> Option<Assignment> {
+        let holder = self.holders.get_mut(index)?;
+        if holder.is_surely_in_force(now) && holder.sent.is_some_and(|sent| sent.strategy == strategy) {
+            return holder.renew(ttl_s, now);
+        }
+        let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
+        for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
+            rate.shrink_to(0, now, old_end.plus_us(pool.limit.refill_us()));
+        }
+        Some(holder.send(Terms { strategy, most: 0, change: Change::Fresh { before: u64::MAX } }, ttl_s, now))
+    }
+
+    /// Takes back what an idle holder has: lent hits, until at most one is left, so that little is lost when the proxy
+    /// forgets the bucket with what it did not report.
+    pub fn retire(&mut self, index: usize, now: Time) -> Retirement {
+        let Some(holder) = self.holders.get_mut(index) else { return Retirement::Done };
+        let has_lent = self.pools.iter().any(|pool| pool.limit.form == Form::Lent);
+        if !has_lent || holder.outstanding <= 1 {
+            return Retirement::Done;
+        }
+        let last = holder.sent.filter(|_| holder.is_surely_in_force(now));
+        match last {
+            Some(sent) if sent.most_left() <= 1 => Retirement::Wait,
+            Some(Sent { strategy: Strategy::Tokens(tokens), .. }) if holder.keeps_ratio && tokens.fill == 0 => {
+                let max = scale(tokens.max.into(), 1, holder.most_left());
+                let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
+                let change = Change::Shrink { to: to_u32(max), from: tokens.max };
+                // No longer than what it had: it needs no more of the hold.
+                let ttl_s = left_s(holder.sent, now);
+                Retirement::Assign(holder.send(Terms { strategy, most: max.min(1), change }, ttl_s, now))
+            }
+            _ => Retirement::Assign(holder.send(
+                Terms { strategy: Strategy::Deny, most: 0, change: Change::Fresh { before: u64::MAX } },
+                LENT_TTL_S,
+                now,
+            )),
+        }
+    }
+
+    fn possible(&self, index: usize, pool: usize, now: Time) -> Possible {
+        let holders = self.holders.len();
+        let free = self.free(pool);
+        let pool = &self.pools[pool];
+        let target = pool.level.share(pool.want(&self.holders[index], holders, now));
+        Possible { target, free, is_short: pool.is_starved || pool.level.is_short(), held_until: pool.held_until }
+    }
+
+    /// The least that all pools of one form allow.
+    fn least_possible(&self, index: usize, form: Form, now: Time) -> Option<Possible> {
+        let pools = self.pools.iter().enumerate().filter(|(_, pool)| pool.limit.form == form);
+        pools.map(|(pool, _)| self.possible(index, pool, now)).reduce(|one, other| Possible {
+            target: one.target.min(other.target),
+            free: one.free.min(other.free),
+            is_short: one.is_short || other.is_short,
+            held_until: one.held_until.min(other.held_until),
+        })
+    }
+
+    fn assign_lent(&mut self, index: usize, now: Time) -> Option<Assignment> {
+        let Possible { target, free, is_short, held_until } = self.least_possible(index, Form::Lent, now)?;
+        let ttl_s = bound_ttl(LENT_TTL_S, held_until, now);
+        if ttl_s == 0 {
+            // The store has not answered.
+            return None;
+        }
+        let holder = &mut self.holders[index];
+        let left = holder.most_left();
+        let is_in_force = holder.is_surely_in_force(now);
+        let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
+        let new_bucket = target.min(free).min(MAX_TOKENS);
+        let (strategy, most) = match current {
+            // Lapsed, or never assigned.
+            None if new_bucket < target && now < holder.patient_until => return None,
+            None if new_bucket > 0 => (full_bucket(new_bucket), new_bucket),
+            None => (Strategy::Deny, 0),
+            Some(Strategy::Allow) => (Strategy::Deny, 0),
+            Some(Strategy::Tokens(tokens)) if left > 0 && holder.keeps_ratio => {
+                let possible = Possible { target, free, is_short, held_until };
+                if let Some(changed) = holder.change_by_ratio(tokens, possible, ttl_s, now) {
+                    return Some(changed);
+                }
+                match new_bucket > left + left / 10 {
+                    true => (full_bucket(new_bucket), new_bucket),
+                    false => return holder.renew(ttl_s, now),
+                }
+            }
+            Some(Strategy::Tokens(_)) if is_short && target < left - left / 10 => {
+                if new_bucket > 0 {
+                    (full_bucket(new_bucket), new_bucket)
+                } else {
+                    (Strategy::Deny, 0)
+                }
+            }
+            Some(_) if new_bucket > left + left / 10 => (full_bucket(new_bucket), new_bucket),
+            Some(Strategy::Deny) => return holder.renew(LENT_TTL_S, now),
+            Some(Strategy::Tokens(_)) => return holder.renew(ttl_s, now),
+        };
+        holder.outstanding = holder.outstanding.saturating_add(most);
+        let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
+        Some(holder.send(Terms { strategy, most, change: Change::Fresh { before: left } }, ttl_s, now))
+    }
+
+    fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
+        let held_until = self.pools.iter().map(|pool| pool.held_until).min().unwrap_or(now);
+        let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);
+        if ttl_s == 0 {
+            // The store has not answered.
+            return None;
+        }
+        let is_in_force = self.holders[index].is_surely_in_force(now);
+        let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
+        let shares: smallvec::SmallVec<[u64; 2]> =
+            (0..self.pools.len()).map(|pool| self.new_share(index, pool, is_in_force, now)).collect();
+        let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
+        // A proxy that begins with a full bucket must first let the old one rest.
+        let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;
+        let mut bucket = if must_rest { None } else { self.rate_bucket(&shares) };
+        let mut most = 0;
+        if let (Some(rate), Some(lent)) = (bucket, self.least_possible(index, Form::Lent, now)) {
+            let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
+            bucket = rate.bounded_by(allowed, ttl_s);
+            most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
+        }
+        if bucket.is_none() && self.holders[index].sent.is_none() && now < self.holders[index].patient_until {
+            return None;
+        }
+        let strategy = match bucket {
+            Some(RateBucket { tokens, fill, period_s }) => {
+                Strategy::Tokens(Tokens { max: to_u32(tokens), fill: to_u32(fill), interval_s: to_u32(period_s) })
+            }
+            None => Strategy::Deny,
+        };
+        let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
+        let holder = &mut self.holders[index];
+        let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
+        let is_same = holder.sent.is_some_and(|sent| sent.strategy == strategy);
+        if is_in_force && is_same {
+            let renewed = holder.renew(ttl_s, now);
+            if renewed.is_some() {
+                holder.outstanding = holder.outstanding.max(most);
+            }
+            return renewed;
+        }
+        let mut takes_back = false;
+        for ((rate, share), pool) in holder.rates.iter_mut().zip(&shares).zip(&self.pools) {
+            let share = if strategy == Strategy::Deny { 0 } else { *share };
+            takes_back |= share < rate.now;
+            match share < rate.now {
+                true => rate.shrink_to(share, now, old_end.plus_us(pool.limit.refill_us())),
+                false => rate.now = share,
+            }
+        }
+        holder.outstanding = holder.outstanding.max(most);
+        let mut assignment =
+            holder.send(Terms { strategy, most, change: Change::Fresh { before: u64::MAX } }, ttl_s, now);
+        assignment.starts_full &= !is_in_force;
+        assignment.takes_back = takes_back;
+        Some(assignment)
+    }
+
+    /// Share of a holder in a pool that is divided as a rate: what it has, unless it should have clearly more or less.
+    fn new_share(&self, index: usize, pool: usize, is_in_force: bool, now: Time) -> u64 {
+        if self.pools[pool].limit.form != Form::Rate {
+            return 0;
+        }
+        let Possible { target, free, is_short, .. } = self.possible(index, pool, now);
+        let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now);
+        let target = target.min(has.saturating_add(free));
+        let step = (has / 10).max(1);
+        let is_less = target.saturating_add(step) <= has && (is_short || target < has / 2);
+        if !is_in_force || target >= has.saturating_add(step) || is_less { target } else { has }
+    }
+
+    /// The bucket that shares of rates make: the slowest, with the fewest tokens. `None` if a share is too small.
+    fn rate_bucket(&self, shares: &[u64]) -> Option<RateBucket> {
+        let rates = self.pools.iter().zip(shares).filter(|(pool, _)| pool.limit.form == Form::Rate);
+        let buckets = rates.map(|(pool, share)| RateBucket {
+            tokens: pool.limit.bucket_of_share(*share),
+            fill: pool.limit.fill_of_share(*share),
+            period_s: pool.limit.period_s,
+        });
+        let least = |one: RateBucket, other: RateBucket| {
+            let is_slower = one.fill.saturating_mul(other.period_s) <= other.fill.saturating_mul(one.period_s);
+            let slower = if is_slower { one } else { other };
+            RateBucket { tokens: one.tokens.min(other.tokens), ..slower }
+        };
+        buckets.reduce(least).filter(|bucket| bucket.tokens > 0 && bucket.fill > 0)
+    }
+}
+
+impl RateBucket {
+    /// Most hits that the bucket admits in its time to live and the margins.
+    fn most_admitted(self, ttl_s: u32) -> u64 {
+        let filled = u128::from(self.fill) * u128::from(ttl_s + 2);
+        let filled = u64::try_from(filled.div_ceil(u128::from(self.period_s))).unwrap_or(u64::MAX);
+        self.tokens.saturating_add(filled)
+    }
+
+    /// The bucket, scaled down so that it admits at most `allowed` hits.
+    fn bounded_by(self, allowed: u64, ttl_s: u32) -> Option<Self> {
+        let most = self.most_admitted(ttl_s);
+        if most <= allowed {
+            return Some(self);
+        }
+        // One less, because what is filled is rounded up.
+        let allowed = allowed.saturating_sub(1);
+        let (tokens, fill) = (scale(self.tokens, allowed, most), scale(self.fill, allowed, most));
+        (tokens > 0 && fill > 0).then_some(Self { tokens, fill, ..self })
+    }
+}
+
+impl<K> Holder<K> {
+    /// Changes a bucket that nothing refills at a proxy that keeps its ratio; `None` if that is not due, or not possible.
+    fn change_by_ratio(&mut self, tokens: Tokens, possible: Possible, ttl_s: u32, now: Time) -> Option<Assignment> {
+        let Possible { target, free, is_short, .. } = possible;
+        let left = self.most_left();
+        let wanted = target.min(left.saturating_add(free));
+        let max = scale(u64::from(tokens.max), wanted, left);
+        // A proxy that denies has less than it may have.
+        let is_raise = !self.was_denied
+            && wanted > left + left / 10
+            && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
+        if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
+            self.outstanding = self.outstanding.saturating_add(wanted - left);
+            let terms = Terms { strategy: full_bucket(max), most: wanted, change: Change::Raise };
+            return Some(self.send(terms, ttl_s, now));
+        }
+        if is_short && target < left - left / 10 && max < tokens.max.into() {
+            let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
+            let change = Change::Shrink { to: to_u32(max), from: tokens.max };
+            let most = if max == 0 { 0 } else { target };
+            return Some(self.send(Terms { strategy, most, change }, ttl_s, now));
+        }
+        None
+    }
+
+    fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
+        let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
+        let is_fresh = matches!(change, Change::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
+        let starts_full = is_fresh && self.sent.is_some();
+        self.sent = Some(Sent { strategy, at: now, ends, most, change, passed: 0 });
+        Assignment { strategy, starts_full, ttl_s, takes_back: false }
+    }
+
+    /// Renews the last assignment as it is, if it ends soon. It must be in force, or deny everything.
+    fn renew(&mut self, ttl_s: u32, now: Time) -> Option<Assignment> {
+        let sent = self.sent.as_mut()?;
+        let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
+        if sent.ends.since_us(now) > RENEW_BEFORE_US.max(u64::from(ttl_s) * 500_000) || ends <= sent.ends {
+            return None;
+        }
+        sent.ends = ends;
+        Some(Assignment { strategy: sent.strategy, starts_full: false, ttl_s, takes_back: false })
+    }
+}
+
+/// Time to live that ends, with the margin, before the hold does.
+fn bound_ttl(ttl_s: u32, held_until: Time, now: Time) -> u32 {
+    let left_s = held_until.since_us(now).saturating_sub(2 * MARGIN_US) / 1_000_000;
+    ttl_s.min(u32::try_from(left_s).unwrap_or(u32::MAX))
+}
+
+/// Whole seconds until an assignment ends, at least 1.
+fn left_s(sent: Option<Sent>, now: Time) -> u32 {
+    let left_us = sent.map_or(0, |sent| sent.ends.since_us(now));
+    u32::try_from(left_us / 1_000_000).unwrap_or(u32::MAX).max(1)
+}
+
+/// A bucket of tokens that are lent.
+fn full_bucket(tokens: u64) -> Strategy {
+    Strategy::Tokens(Tokens { max: to_u32(tokens), fill: 0, interval_s: 1 })
+}
+
+/// `amount` x `to` / `from`, rounded down.
+fn scale(amount: u64, to: u64, from: u64) -> u64 {
+    u64::try_from(u128::from(amount) * u128::from(to) / u128::from(from.max(1))).unwrap_or(u64::MAX)
+}
+
+fn to_u32(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,124 @@
+//! A limit as it is divided: as a rate that each proxy refills by itself, or as hits that are lent.
+
+use crate::limit::Limit;
+use crate::limit::algorithm::Algorithm;
+use crate::limit::hold::HeldAmount;
+
+/// Longest time in which the full limit is there again, for limits that are divided as rates.
+const MAX_RATE_REFILL_US: u64 = 20_000_000;
+
+/// Form in which a limit is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Proxies have shares of the limit per period, and refill them by themselves. Their use is not charged.
+    Rate,
+    /// Proxies have hits, which are used once. Their use is charged when they report it.
+    Lent,
+}
+
+/// A limit, by what its division needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DividedLimit {
+    /// Form of the shares.
+    pub form: Form,
+    /// Hits per period.
+    pub hits: u64,
+    /// Tokens that a bucket holds; `hits` for windows.
+    pub capacity: u64,
+    /// Period in whole seconds.
+    pub period_s: u64,
+    algorithm: Algorithm,
+}
+
+impl DividedLimit {
+    /// The divided form of a limit.
+    pub fn new(limit: &Limit) -> Self {
+        let is_bucket = limit.algorithm() == Algorithm::TokenBucket;
+        let hits = u64::from(limit.requests_per_unit());
+        let capacity = if is_bucket { u64::from(limit.capacity()) } else { hits };
+        let period_s = limit.period_us().div_ceil(1_000_000).max(1);
+        let mut divided = Self { form: Form::Lent, hits, capacity, period_s, algorithm: limit.algorithm() };
+        if divided.refill_us() < MAX_RATE_REFILL_US {
+            divided.form = Form::Rate;
+        }
+        divided
+    }
+
+    /// Microseconds in which the full limit is there again.
+    pub fn refill_us(&self) -> u64 {
+        let period_us = self.period_s * 1_000_000;
+        match self.hits {
+            0 => period_us,
+            hits => {
+                let full = (u128::from(self.capacity) * u128::from(period_us)).div_ceil(u128::from(hits));
+                u64::try_from(full).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// Tokens that refill a share in a period.
+    ///
+    /// Of a sliding window, what arrives in a period and what the bucket holds must fit in the share together: three
+    /// quarters arrive.
+    pub const fn fill_of_share(&self, share: u64) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog => share - share.div_ceil(4),
+            Algorithm::FixedWindow | Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Concurrent => share,
+        }
+    }
+
+    /// Tokens that the bucket of a share holds; 0 if the share is too small to be refilled.
+    pub fn bucket_of_share(&self, share: u64) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog if share < 2 => 0,
+            Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog => share.div_ceil(4),
+            Algorithm::TokenBucket => {
+                let tokens = u128::from(share) * u128::from(self.capacity) / u128::from(self.hits.max(1));
+                u64::try_from(tokens).unwrap_or(u64::MAX)
+            }
+            Algorithm::FixedWindow | Algorithm::LeakyBucket | Algorithm::Concurrent => share,
+        }
+    }
+
+    /// Capacity of a bucket that `share` hits per period take with them.
+    pub fn capacity_of_share(&self, share: u64) -> u64 {
+        match self.algorithm {
+            Algorithm::TokenBucket if self.form == Form::Rate => self.bucket_of_share(share),
+            Algorithm::TokenBucket => share,
+            Algorithm::SlidingWindowCounter
+            | Algorithm::SlidingWindowLog
+            | Algorithm::FixedWindow
+            | Algorithm::LeakyBucket
+            | Algorithm::Concurrent => 0,
+        }
+    }
+
+    /// Amount that a hold of `share` takes from the counter.
+    pub fn held_amount(&self, share: u64) -> HeldAmount {
+        match (self.algorithm, self.form) {
+            (Algorithm::TokenBucket, Form::Lent) => HeldAmount { hits: 0, capacity: share },
+            _ => HeldAmount { hits: share, capacity: self.capacity_of_share(share) },
+        }
+    }
+
+    /// Share that an amount allows.
+    pub fn share_of_amount(&self, amount: HeldAmount) -> u64 {
+        match (self.algorithm, self.form) {
+            (Algorithm::TokenBucket, Form::Lent) => amount.capacity,
+            (Algorithm::TokenBucket, Form::Rate) => {
+                let by_capacity =
+                    u128::from(amount.capacity) * u128::from(self.hits) / u128::from(self.capacity.max(1));
+                amount.hits.min(u64::try_from(by_capacity).unwrap_or(u64::MAX))
+            }
+            _ => amount.hits,
+        }
+    }
+
+    /// Most that can be divided.
+    pub const fn total(&self) -> u64 {
+        match self.form {
+            Form::Rate => self.hits,
+            Form::Lent => self.capacity,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! A holder: one proxy's stream with a key, what it wants, and what it may still admit.
+
+use smallvec::SmallVec;
+
+use super::assignment::{Strategy, Tokens};
+use crate::base::clock::Time;
+
+/// Time that an assignment takes to be in force after it was sent, and by which clocks and deliveries differ, in
+/// microseconds.
+pub const MARGIN_US: u64 = 1_000_000;
+/// Time after the sending from which a report proves that the assignment is in force, in microseconds.
+pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
+/// Time without a report after which a holder leaves the division, in microseconds: two reports are missing.
+const SILENT_AFTER_US: u64 = 11_000_000;
+/// Shortest time that a demand is measured over, in microseconds.
+const MIN_ELAPSED_US: u64 = 1_000_000;
+/// Parts of a share that are given up one after the other; more are merged.
+const MAX_LOSSES: usize = 4;
+
+/// Usage of a bucket since its last report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Requests that passed.
+    pub allowed: u64,
+    /// Requests that were denied.
+    pub denied: u64,
+    /// Time since the last report as the proxy says, in microseconds.
+    pub elapsed_us: u64,
+    /// Time that the report came. If this process stood still meanwhile: when that began, because the report may have
+    /// waited since then.
+    pub received: Time,
+}
+
+/// The last assignment that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) strategy: Strategy,
+    pub(super) at: Time,
+    /// End of its time to live, counted from the sending: it ends at the proxy at this time or later.
+    pub(super) ends: Time,
+    /// Most hits that it admits from its start on, of lent ones.
+    pub(super) most: u64,
+    /// How it follows from the one before.
+    pub(super) change: Change,
+    /// Requests that were reported as passed since it was sent.
+    pub(super) passed: u64,
+}
+
+/// How the tokens of an assignment follow from those of the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// There are more of them: what passed before the change would have left fewer.
+    Raise,
+    /// There are fewer, in this ratio: what passed before the change counts by the ratio only.
+    Shrink { to: u32, from: u32 },
+    /// They are new, whatever was left: at most this much may have passed before the change.
+    Fresh { before: u64 },
+}
+
+impl Sent {
+    /// True for a bucket that nothing refills.
+    pub(super) const fn never_refills(&self) -> bool {
+        matches!(self.strategy, Strategy::Deny | Strategy::Tokens(Tokens { fill: 0, .. }))
+    }
+
+    /// Most hits that the proxy can still admit, once the assignment is in force.
+    pub(super) fn most_left(&self) -> u64 {
+        let passed_since = match self.change {
+            Change::Raise => self.passed,
+            Change::Shrink { to, from } => {
+                let passed = u128::from(self.passed) * u128::from(to) / u128::from(from.max(1));
+                u64::try_from(passed).unwrap_or(u64::MAX)
+            }
+            Change::Fresh { before } => self.passed.saturating_sub(before),
+        };
+        self.most.saturating_sub(passed_since)
+    }
+}
+
+/// Part of a share that a holder gave up, and that may still be in use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loss {
+    pub(super) share: u64,
+    /// The assignment that gave it up; `None` once it is known to be in force.
+    pub(super) sent: Option<Time>,
+    /// Time from which others may have it.
+    pub(super) until: Time,
+}
+
+/// A rate's share of a holder, and what it gave up.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RateShare {
+    pub(super) now: u64,
+    pub(super) losses: SmallVec<[Loss; 1]>,
+}
+
+impl RateShare {
+    /// What is out of others' reach.
+    pub(super) fn reserved(&self) -> u64 {
+        self.losses.iter().fold(self.now, |sum, loss| sum.saturating_add(loss.share))
+    }
+
+    pub(super) fn shrink_to(&mut self, share: u64, sent: Time, until: Time) {
+        let lost = self.now.saturating_sub(share);
+        self.now = share;
+        if lost == 0 {
+            return;
+        }
+        let is_full = self.losses.len() >= MAX_LOSSES;
+        match self.losses.last_mut() {
+            Some(last) if is_full => {
+                *last = Loss { share: last.share + lost, sent: Some(sent), until: last.until.max(until) }
+            }
+            _ => self.losses.push(Loss { share: lost, sent: Some(sent), until }),
+        }
+    }
+
+    /// Records that what was sent before `sent_before` is in force since `at`; by default since the margin after it was
+    /// sent.
+    pub(super) fn confirm(&mut self, sent_before: Time, at: Option<Time>, refill_us: u64) {
+        for loss in &mut self.losses {
+            if let Some(sent) = loss.sent.filter(|sent| *sent < sent_before) {
+                loss.sent = None;
+                loss.until = loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));
+            }
+        }
+    }
+
+    /// Drops what others may have by now.
+    pub(super) fn release(&mut self, now: Time) {
+        self.losses.retain(|loss| loss.until > now);
+    }
+}
+
+/// A proxy's stream that holds a part of the limits of a key.
+#[derive(Debug)]
+pub struct Holder<K> {
+    /// Identifies the holder to the caller.
+    pub key: K,
+    /// The proxy keeps the ratio of tokens when its bucket changes, as Envoy does; else it begins with a full one.
+    pub keeps_ratio: bool,
+    /// Demand, in thousandths of a hit per second.
+    pub demand_mhps: u64,
+    /// Number of reports, up to 255.
+    pub reports: u8,
+    /// Time of the last report.
+    pub reported: Time,
+    /// Time that the last report counts as received at.
+    pub(super) received: Time,
+    /// Hits were denied since the report before the last.
+    pub was_denied: bool,
+    pub(super) sent: Option<Sent>,
+    /// Until then the proxy may have an assignment of another replica, or of a stream before this one, which is better
+    /// than less.
+    pub(super) patient_until: Time,
+    /// Lent hits that the proxy may still admit, or admitted and did not report.
+    pub(super) outstanding: u64,
+    /// Share of each pool that is divided as a rate, by its index.
+    pub(super) rates: SmallVec<[RateShare; 1]>,
+}
+
+impl<K> Holder<K> {
+    pub(super) fn new(key: K, keeps_ratio: bool, pools: usize, now: Time) -> Self {
+        Self {
+            key,
+            keeps_ratio,
+            demand_mhps: 0,
+            reports: 0,
+            reported: now,
+            received: now,
+            was_denied: false,
+            sent: None,
+            patient_until: now,
+            outstanding: 0,
+            rates: (0..pools).map(|_| RateShare::default()).collect(),
+        }
+    }
+
+    /// True if the proxy has not reported for so long that it may be gone.
+    pub fn is_silent(&self, now: Time) -> bool {
+        now.since_us(self.reported) > SILENT_AFTER_US
+    }
+
+    /// Records the demand: quick up, down by half with each report.
+    pub(super) fn record_demand(&mut self, usage: Usage, now: Time) {
+        let since_us = now.since_us(self.reported).max(usage.elapsed_us.min(SILENT_AFTER_US));
+        let hits = u128::from(usage.allowed.saturating_add(usage.denied));
+        let measured = hits * 1_000_000_000 / u128::from(since_us.max(MIN_ELAPSED_US));
+        let measured = u64::try_from(measured).unwrap_or(u64::MAX).min(MAX_DEMAND_MHPS);
+        self.demand_mhps = measured.max(u64::midpoint(self.demand_mhps, measured));
+        self.was_denied = usage.denied > 0;
+        self.reported = now;
+        self.received = usage.received;
+        self.reports = self.reports.saturating_add(1);
+    }
+
+    /// Most lent hits that the proxy has when the next assignment comes, which follows the last one.
+    pub(super) fn most_left(&self) -> u64 {
+        self.sent.map_or(self.outstanding, |sent| self.outstanding.min(sent.most_left()))
+    }
+
+    /// True if the proxy denies everything.
+    pub(super) fn is_denied(&self) -> bool {
+        self.sent.is_some_and(|sent| sent.strategy == Strategy::Deny)
+    }
+
+    /// True if the last assignment is in force at the proxy for at least the margin, as far as its time goes.
+    pub(super) fn is_surely_in_force(&self, now: Time) -> bool {
+        self.sent.is_some_and(|sent| sent.ends > now.plus_us(MARGIN_US))
+    }
+
+    /// True if no assignment can be in force any more.
+    pub(super) fn is_over(&self, now: Time) -> bool {
+        self.sent.is_none_or(|sent| sent.ends.plus_us(MARGIN_US) <= now)
+    }
+
+    /// True if a report that was received at `received` was made under the last assignment.
+    pub(super) fn is_confirmed_by_report(&self, received: Time) -> bool {
+        self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)
+    }
+
+    /// Hits in `span_us` at the demand, rounded up.
+    pub(super) fn demand_in(&self, span_us: u64) -> u64 {
+        let hits = (u128::from(self.demand_mhps) * u128::from(span_us)).div_ceil(1_000_000_000);
+        u64::try_from(hits).unwrap_or(u64::MAX)
+    }
+}
+
+/// Largest demand that is recorded, in thousandths of a hit per second.
+const MAX_DEMAND_MHPS: u64 = 1 << 50;

@@ -1,0 +1,490 @@
+//! A model of proxies, replicas and their network, which checks what all proxies together admit.
+//!
+//! Proxies behave as Envoy 1.40: a changed bucket keeps its ratio of tokens, a fresh one is full, an equal one is only
+//! renewed, reports come each 5 s and at once for the first request, an expired assignment falls back to denying. Time
+//! advances in steps of 10 ms, and each proxy has its own clock rate. Proxies and replicas freeze and die, and links
+//! are cut: then the proxy goes on without a stream until it has a new one.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+
+use super::assignment::{Assignment, Strategy};
+use super::divided_limit::DividedLimit;
+use super::holder::Usage;
+use super::ledger::{Division, OtherReplica, PoolGrant, PoolRequest};
+use crate::base::clock::Time;
+use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::state::State;
+use crate::limit::charge::ChargeRequest;
+use crate::limit::hold::{HeldCounter, HoldRequest, HolderId};
+use crate::limit::period::{Period, Unit};
+use crate::limit::request::Hits;
+use crate::limit::{Limit, LimitSpec};
+
+const STEP_US: u64 = 10_000;
+const REPORT_US: u64 = 5_000_000;
+
+/// An Envoy, with one bucket of the key.
+struct Proxy {
+    /// Replica that its stream goes to.
+    replica: Option<usize>,
+    /// Rate of its clock, in millionths.
+    clock_ppm: i64,
+    assigned: Option<(Strategy, f64, u64)>,
+    allowed: u64,
+    denied: u64,
+    is_known: bool,
+    next_report: u64,
+    /// Messages on their way to the proxy, and to the replica, with the time of arrival.
+    inbox: VecDeque<(u64, Assignment)>,
+    outbox: VecDeque<(u64, Usage)>,
+    frozen_until: u64,
+    /// The stream is cut: both sides notice at this time.
+    cut_at: Option<u64>,
+    is_dead: bool,
+    demand_per_s: u64,
+}
+
+struct Replica {
+    division: Division<usize>,
+    id: HolderId,
+    frozen_until: u64,
+    is_dead: bool,
+    last_tick: u64,
+    received_from: u64,
+}
+
+struct Model {
+    random: StdRng,
+    now: u64,
+    limit: Limit,
+    state: State,
+    held: HeldCounter,
+    proxies: Vec<Proxy>,
+    replicas: Vec<Replica>,
+    /// Time of each admitted hit.
+    admitted: Vec<u64>,
+    faults: bool,
+    rls_per_s: u64,
+}
+
+impl Proxy {
+    fn new(replica: usize, random: &mut StdRng) -> Self {
+        Self {
+            replica: Some(replica),
+            clock_ppm: random.random_range(-500..=500),
+            assigned: None,
+            allowed: 0,
+            denied: 0,
+            is_known: false,
+            next_report: random.random_range(0..REPORT_US),
+            inbox: VecDeque::new(),
+            outbox: VecDeque::new(),
+            frozen_until: 0,
+            cut_at: None,
+            is_dead: false,
+            demand_per_s: 0,
+        }
+    }
+
+    fn step_us(&self) -> u64 {
+        STEP_US.saturating_add_signed(i64::try_from(STEP_US).expect("a step is short") * self.clock_ppm / 1_000_000)
+    }
+
+    fn receive(&mut self, assignment: Assignment, now: u64) {
+        let ttl_us = u64::from(assignment.ttl_s) * 1_000_000;
+        // A slow clock lets the assignment live longer.
+        let ends = now
+            + ttl_us.saturating_add_signed(
+                -i64::try_from(ttl_us).expect("a time to live is short") * self.clock_ppm / 1_000_000,
+            );
+        let tokens = match (assignment.strategy, &self.assigned) {
+            (Strategy::Tokens(new), Some((Strategy::Tokens(old), left, _))) if !assignment.starts_full => {
+                if (new.max, new.fill) == (old.max, old.fill) {
+                    *left
+                } else {
+                    left / f64::from(old.max) * f64::from(new.max)
+                }
+            }
+            (Strategy::Tokens(new), _) => f64::from(new.max),
+            _ => 0.0,
+        };
+        self.assigned = Some((assignment.strategy, tokens, ends));
+    }
+
+    /// Takes requests; returns how many pass.
+    fn take_requests(&mut self, requests: u64, now: u64) -> u64 {
+        let step_us = self.step_us();
+        if self.assigned.as_ref().is_some_and(|(_, _, ends)| *ends <= now) {
+            self.assigned = None;
+        }
+        let passed = match &mut self.assigned {
+            None | Some((Strategy::Deny, ..)) => 0,
+            Some((Strategy::Allow, ..)) => requests,
+            Some((Strategy::Tokens(bucket), tokens, _)) => {
+                let per_us = f64::from(bucket.fill) / (f64::from(bucket.interval_s) * 1e6);
+                *tokens = (*tokens + per_us * step_us as f64).min(f64::from(bucket.max));
+                let passed = requests.min(whole(*tokens));
+                *tokens -= passed as f64;
+                passed
+            }
+        };
+        self.allowed += passed;
+        self.denied += requests - passed;
+        passed
+    }
+}
+
+/// Whole tokens, whatever rounding left of the last one.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "there are few tokens, and none below 0")]
+fn whole(tokens: f64) -> u64 {
+    (tokens + 1e-9).floor() as u64
+}
+
+impl Model {
+    fn new(seed: u64, limit: Limit, proxies: usize, replicas: usize) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let proxies = (0..proxies).map(|index| Proxy::new(index % replicas, &mut random)).collect();
+        let now = 1_800_000_000_000_000 + random.random_range(0..60_000_000_u64);
+        let replicas = (0..replicas).map(|index| Replica {
+            division: Division::new([DividedLimit::new(&limit)]),
+            id: HolderId([u8::try_from(index).expect("there are few replicas") + 1; 16]),
+            frozen_until: 0,
+            is_dead: false,
+            last_tick: now,
+            received_from: 0,
+        });
+        Self {
+            now,
+            state: State::empty_for(&limit),
+            limit,
+            held: HeldCounter::default(),
+            proxies,
+            replicas: replicas.collect(),
+            admitted: Vec::new(),
+            faults: true,
+            rls_per_s: 0,
+            random,
+        }
+    }
+
+    fn chance(&mut self, per_s: f64) -> bool {
+        self.random.random_bool((per_s * STEP_US as f64 / 1e6).min(1.0))
+    }
+
+    fn delay(&mut self) -> u64 {
+        self.random.random_range(1_000..40_000)
+    }
+
+    fn step(&mut self) {
+        self.now += STEP_US;
+        if self.faults {
+            self.make_faults();
+        }
+        for index in 0..self.proxies.len() {
+            self.step_proxy(index);
+        }
+        for index in 0..self.replicas.len() {
+            self.step_replica(index);
+        }
+        if self.rls_per_s > 0 && self.chance(self.rls_per_s as f64) {
+            self.charge_rls();
+        }
+    }
+
+    /// A request that asks over RLS.
+    fn charge_rls(&mut self) {
+        let now = Time::from_micros(self.now);
+        let hold = self.held.hold().and_then(|hold| hold.settle(&self.limit, &mut self.state, now));
+        if hold.is_none() {
+            self.held.forget_settled();
+        }
+        let limit = hold.map_or(self.limit, |hold| hold.lower(&self.limit));
+        if self.state.charge(&limit, now, ChargeRequest::new(Hits::Charge(1), 0)).admitted {
+            self.admitted.push(self.now);
+        }
+    }
+
+    fn make_faults(&mut self) {
+        for index in 0..self.proxies.len() {
+            if self.chance(0.02) {
+                self.proxies[index].demand_per_s = [0, 1, 5, 50, 500][self.random.random_range(0..5)];
+            }
+            if self.chance(0.005) {
+                self.proxies[index].frozen_until = self.now + self.random.random_range(0..9_000_000);
+            }
+            if self.chance(0.005) && self.proxies[index].cut_at.is_none() {
+                self.proxies[index].cut_at = Some(self.now + self.random.random_range(0..10_000_000));
+            }
+            if self.chance(0.001) {
+                self.proxies[index].is_dead = true;
+            }
+        }
+        for index in 0..self.replicas.len() {
+            if self.chance(0.003) {
+                self.replicas[index].frozen_until = self.now + self.random.random_range(0..25_000_000);
+            }
+            if self.chance(0.002) && self.replicas.len() > 1 {
+                self.kill_replica(index);
+            }
+        }
+    }
+
+    /// Another process takes its place, with another identity.
+    fn kill_replica(&mut self, index: usize) {
+        let id = HolderId(self.random.random());
+        let division = Division::new([DividedLimit::new(&self.limit)]);
+        let replica = &mut self.replicas[index];
+        (replica.division, replica.id, replica.frozen_until) = (division, id, 0);
+        for proxy in self.proxies.iter_mut().filter(|proxy| proxy.replica == Some(index)) {
+            proxy.lose_stream();
+        }
+    }
+
+    fn step_proxy(&mut self, index: usize) {
+        let (now, delay) = (self.now, self.delay());
+        let next_replica = self.random.random_range(0..self.replicas.len());
+        let rest = self.proxies[index].demand_per_s * STEP_US % 1_000_000;
+        let one_more = self.random.random_bool(rest as f64 / 1e6);
+        let proxy = &mut self.proxies[index];
+        if proxy.cut_at.is_some_and(|at| at <= now) {
+            proxy.cut_at = None;
+            let (replica, is_joined) = (proxy.replica, proxy.is_known);
+            proxy.lose_stream();
+            if let (Some(replica), true) = (replica, is_joined) {
+                self.leave(replica, index);
+            }
+            return;
+        }
+        if proxy.is_dead || proxy.frozen_until > now {
+            return;
+        }
+        while proxy.cut_at.is_none() && proxy.inbox.front().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, assignment)) = proxy.inbox.pop_front() {
+                proxy.receive(assignment, now);
+            }
+        }
+        let mean = proxy.demand_per_s * STEP_US / 1_000_000;
+        let requests = mean + u64::from(one_more);
+        let passed = proxy.take_requests(requests, now);
+        self.admitted.extend((0..passed).map(|_| now));
+        let proxy = &mut self.proxies[index];
+        let is_first = !proxy.is_known && requests > 0 && proxy.replica.is_some();
+        let is_due = now >= proxy.next_report;
+        if is_due {
+            proxy.next_report = now + REPORT_US;
+            proxy.replica.get_or_insert(next_replica);
+        }
+        if is_first || (is_due && (proxy.is_known || requests > 0)) {
+            proxy.is_known = true;
+            let (allowed, denied) = (std::mem::take(&mut proxy.allowed), std::mem::take(&mut proxy.denied));
+            let usage = Usage { allowed, denied, elapsed_us: 0, received: Time::default() };
+            if proxy.cut_at.is_none() {
+                let at = proxy.outbox.back().map_or(0, |(at, _)| *at).max(now + delay);
+                proxy.outbox.push_back((at, usage));
+            }
+        }
+    }
+
+    fn leave(&mut self, replica: usize, proxy: usize) {
+        let now = Time::from_micros(self.now);
+        let division = &mut self.replicas[replica].division;
+        if let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) {
+            division.lose(at, now);
+        }
+    }
+
+    fn step_replica(&mut self, index: usize) {
+        let now_us = self.now;
+        let now = Time::from_micros(now_us);
+        let replica = &mut self.replicas[index];
+        if replica.is_dead || replica.frozen_until > now_us {
+            return;
+        }
+        if now_us - replica.last_tick > 750_000 {
+            replica.received_from = replica.last_tick;
+        } else if now_us - replica.last_tick >= STEP_US {
+            replica.received_from = 0;
+        }
+        let received = if replica.received_from > 0 { Time::from_micros(replica.received_from) } else { now };
+        replica.last_tick = now_us;
+        let mut touched = Vec::new();
+        for proxy_index in 0..self.proxies.len() {
+            let proxy = &mut self.proxies[proxy_index];
+            while proxy.replica == Some(index) && proxy.outbox.front().is_some_and(|(at, _)| *at <= now_us) {
+                let Some((_, usage)) = proxy.outbox.pop_front() else { break };
+                let division = &mut self.replicas[index].division;
+                let at = division.holders.iter().position(|holder| holder.key == proxy_index);
+                let at = at.unwrap_or_else(|| division.join(proxy_index, true, now));
+                division.report(at, Usage { received, ..usage }, now);
+                touched.push(proxy_index);
+            }
+        }
+        let is_tick = (now_us / STEP_US).is_multiple_of(10);
+        if touched.is_empty() && !is_tick {
+            return;
+        }
+        self.settle(index);
+        let division = &mut self.replicas[index].division;
+        let known: Vec<usize> =
+            if is_tick { division.holders.iter().map(|holder| holder.key).collect() } else { touched };
+        for proxy in known {
+            let division = &mut self.replicas[index].division;
+            let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) else { continue };
+            if let Some(assignment) = division.assign(at, now) {
+                let delay = self.delay();
+                let proxy = &mut self.proxies[proxy];
+                let at = proxy.inbox.back().map_or(0, |(at, _)| *at).max(now_us + delay);
+                proxy.inbox.push_back((at, assignment));
+            }
+        }
+        let division = &self.replicas[index].division;
+        let (reserved, held) = (division.reserved(0), division.pools[0].held);
+        // With faults, hits that were charged when an assignment ended may be reported after that: they are charged
+        // twice, and lower what is held twice.
+        assert!(self.faults || reserved <= held, "{reserved} are in use of {held}");
+    }
+
+    /// Asks the store.
+    fn settle(&mut self, index: usize) {
+        let now = Time::from_micros(self.now);
+        let Replica { division, id, .. } = &mut self.replicas[index];
+        division.expire(now);
+        let Some(request) = division.request(0, now) else { return };
+        let PoolRequest { used, wanted, for_us, demand } = request;
+        let asked = HoldRequest { used, wanted, lasts_us: for_us, demand };
+        let answer = self.held.adjust(&self.limit, &mut self.state, *id, asked, now);
+        let others =
+            answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held }).collect();
+        let limit = division.pools[0].limit;
+        let grant = PoolGrant {
+            held: answer.granted,
+            room: limit.share_of_amount(answer.room),
+            others,
+            window_ends: answer.window_end,
+        };
+        division.grant(0, &request, grant, now);
+    }
+
+    /// Hits in the aligned window with most of them.
+    fn most_in_a_window(&self) -> u64 {
+        let window_us = self.limit.period_us();
+        let windows = self.admitted.chunk_by(|one, other| one / window_us == other / window_us);
+        windows.map(|hits| hits.len() as u64).max().unwrap_or(0)
+    }
+
+    /// Most by which the hits in any span are above `burst` and `rate` per period.
+    fn most_above_bucket(&self, burst: u64, rate: u64) -> f64 {
+        let per_us = rate as f64 * 1.0005 / self.limit.period_us() as f64;
+        let (mut level, mut last, mut most) = (0.0_f64, 0, f64::MIN);
+        for at in &self.admitted {
+            level = (level - per_us * (at - last) as f64).max(0.0) + 1.0;
+            last = *at;
+            most = most.max(level);
+        }
+        most - burst as f64
+    }
+}
+
+impl Proxy {
+    fn lose_stream(&mut self) {
+        self.replica = None;
+        self.inbox.clear();
+        self.outbox.clear();
+        // What it counted since its last report is never reported.
+        (self.allowed, self.denied) = (0, 0);
+        self.cut_at = None;
+    }
+}
+
+fn limit(algorithm: Algorithm, hits: u32, unit: Unit, bucket: Option<u32>) -> Limit {
+    let period = Period::new(unit, 1).expect("one unit is a period");
+    Limit::new(&LimitSpec { bucket_size: bucket, ..LimitSpec::new(algorithm, hits, period) })
+        .expect("the limit is valid")
+}
+
+fn run(mut model: Model, seconds: u64) -> Model {
+    for index in 0..model.proxies.len() {
+        model.proxies[index].demand_per_s = [1, 20, 200, 500][model.random.random_range(0..4)];
+    }
+    for _ in 0..seconds * 1_000_000 / STEP_US {
+        model.step();
+    }
+    model
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn lent_hits_stay_within_the_limit_in_every_window(
+        seed: u64, hits in 20..3000_u32, proxies in 1..6_usize, replicas in 1..4_usize, rls in 0..2_u64,
+    ) {
+        let limit = limit(Algorithm::FixedWindow, hits, Unit::Minute, None);
+        let model = Model { rls_per_s: rls * 20, ..Model::new(seed, limit, proxies, replicas) };
+        let model = run(model, 240);
+        prop_assert!(model.most_in_a_window() <= u64::from(hits), "{} of {hits}", model.most_in_a_window());
+    }
+
+    #[test]
+    fn lent_tokens_stay_within_the_bucket(
+        seed: u64, hits in 60..3000_u32, proxies in 1..6_usize, replicas in 1..4_usize, rls in 0..2_u64,
+    ) {
+        let limit = limit(Algorithm::TokenBucket, hits, Unit::Minute, Some(hits * 2));
+        let model = Model { rls_per_s: rls * 20, ..Model::new(seed, limit, proxies, replicas) };
+        let model = run(model, 240);
+        let above = model.most_above_bucket(u64::from(hits) * 2, hits.into());
+        prop_assert!(above <= 2.0, "{above} above {hits}");
+    }
+
+    #[test]
+    fn rates_of_windows_stay_within_two_limits_in_a_period(
+        seed: u64, hits in 10..200_u32, proxies in 1..6_usize, replicas in 1..4_usize,
+    ) {
+        let limit = limit(Algorithm::FixedWindow, hits, Unit::Second, None);
+        let model = run(Model::new(seed, limit, proxies, replicas), 240);
+        // What the algorithm admits in any span: a limit at once, and one in each period.
+        let above = model.most_above_bucket(hits.into(), hits.into());
+        prop_assert!(above <= 2.0, "{above} above {hits}");
+    }
+
+    #[test]
+    fn rates_of_buckets_stay_within_the_bucket(
+        seed: u64, hits in 10..200_u32, times in 1..10_u32, proxies in 1..6_usize, replicas in 1..4_usize,
+        rls in 0..2_u64,
+    ) {
+        let limit = limit(Algorithm::TokenBucket, hits, Unit::Second, Some(hits * times));
+        let model = Model { rls_per_s: rls * 20, ..Model::new(seed, limit, proxies, replicas) };
+        let model = run(model, 240);
+        let above = model.most_above_bucket(u64::from(hits * times), hits.into());
+        prop_assert!(above <= 2.0, "{above} above {hits}");
+    }
+}
+
+/// Share of the demand, up to the limit, that passes without faults.
+fn utilization(limit: Limit, demands: [u64; 3], seconds: u64) -> f64 {
+    let mut model = Model { faults: false, ..Model::new(1, limit, 3, 1) };
+    for (proxy, demand) in model.proxies.iter_mut().zip(demands) {
+        proxy.demand_per_s = demand;
+    }
+    for _ in 0..seconds * 1_000_000 / STEP_US {
+        model.step();
+    }
+    let could = demands.iter().sum::<u64>().min(u64::from(limit.requests_per_unit()) * 1_000_000 / limit.period_us());
+    model.admitted.len() as f64 / (could * seconds) as f64
+}
+
+#[test]
+fn skewed_demand_uses_most_of_a_rate() {
+    let used = utilization(limit(Algorithm::FixedWindow, 50, Unit::Second, None), [80, 15, 5], 130);
+    assert!(used > 0.85, "{used}");
+}
+
+#[test]
+fn skewed_demand_uses_most_of_lent_hits() {
+    let used = utilization(limit(Algorithm::FixedWindow, 600, Unit::Minute, None), [16, 3, 1], 120);
+    assert!(used > 0.9, "{used}");
+}

@@ -1,0 +1,20 @@
+//! The rate limit quota service (RLQS): proxies decide by themselves, from assignments, and report what they did.
+//!
+//! A *stream* is one call of `StreamRateLimitQuotas`: of one proxy, for one domain. A *bucket* is what the proxy counts
+//! for itself, named by pairs of keys and values. `limit::division` divides the limits of each key among the streams
+//! that report a bucket of it; `divisions` keeps one division for each key, and its hold in the store; `stream` reads
+//! reports and sends assignments, in a task of its own for each stream, so that a large report delays no decision.
+//!
+//! Everything has a bound: buckets of a stream, pairs and bytes of an id, responses that wait for a proxy that does not
+//! read (one).
+
+pub mod stats;
+pub mod evidence;
+mod messages;
+mod bucket;
+mod stream_handle;
+mod divisions;
+pub mod service;
+pub mod page;
+mod stream;
+pub mod method;

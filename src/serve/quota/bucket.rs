@@ -1,0 +1,92 @@
+//! Buckets of one stream: their ids, what limits them, and when they were used.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+
+use crate::base::clock::Time;
+
+/// Buckets of one stream. A bucket keeps its index until it is removed.
+#[derive(Debug, Default)]
+pub(super) struct Buckets {
+    by_id: HashMap<Bytes, u32>,
+    slots: Vec<Option<Bucket>>,
+    free: Vec<u32>,
+}
+
+/// A bucket.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    /// Id in its one form, encoded.
+    pub(super) id: Bytes,
+    /// What limits it.
+    pub(super) kind: BucketKind,
+    /// Number of the rules that it was matched by; 0: none yet.
+    pub(super) rules_version: u64,
+    /// What limits it may change without a change of the rules.
+    pub(super) may_change: bool,
+    /// Time of the last report with requests.
+    pub(super) used: Time,
+    /// Time of the last report.
+    pub(super) reported: Time,
+}
+
+/// What limits a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BucketKind {
+    /// Nothing: everything passes. Has the end of the assignment that says so.
+    Open { ends: Time, is_matched: bool },
+    /// The division with this key.
+    Divided { key: u128 },
+    /// A limit that cannot be divided.
+    Refused,
+}
+
+impl Buckets {
+    /// Number of buckets.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Index of a bucket.
+    pub(super) fn find(&self, id: &[u8]) -> Option<u32> {
+        self.by_id.get(id).copied()
+    }
+
+    /// The bucket at an index.
+    pub(super) fn get(&self, index: u32) -> Option<&Bucket> {
+        self.slots.get(index as usize)?.as_ref()
+    }
+
+    /// The bucket at an index.
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Bucket> {
+        self.slots.get_mut(index as usize)?.as_mut()
+    }
+
+    /// Adds a bucket; returns its index.
+    pub(super) fn add(&mut self, id: Bytes, now: Time) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        let kind = BucketKind::Open { ends: Time::default(), is_matched: false };
+        self.by_id.insert(id.clone(), index);
+        self.slots[index as usize] =
+            Some(Bucket { id, kind, rules_version: 0, may_change: false, used: now, reported: now });
+        index
+    }
+
+    /// Removes the bucket at an index.
+    pub(super) fn remove(&mut self, index: u32) -> Option<Bucket> {
+        let bucket = self.slots.get_mut(index as usize)?.take()?;
+        self.by_id.remove(&bucket.id);
+        self.free.push(index);
+        Some(bucket)
+    }
+
+    /// Indices of all buckets.
+    pub(super) fn indices(&self) -> Vec<u32> {
+        let slots = self.slots.iter().zip(0_u32..);
+        slots.filter(|(slot, _)| slot.is_some()).map(|(_, index)| index).collect()
+    }
+}

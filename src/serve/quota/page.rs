@@ -1,0 +1,264 @@
+//! Report of streams and shares, for `/quota` and `tollkeeper quota`.
+
+use serde::{Deserialize, Serialize};
+
+use super::divisions::KeyDivision;
+use super::service::QuotaService;
+use super::stream_handle::StreamHandle;
+use crate::base::clock::Time;
+use crate::base::printable_text::escape_unprintable;
+use crate::base::table::{NumberAlignment, format_table};
+use crate::limit::division::assignment::Strategy;
+use crate::limit::division::divided_limit::Form;
+use crate::limit::division::ledger::HolderReport;
+
+/// What a report shows.
+#[derive(Clone, Debug, Default)]
+pub struct ReportScope {
+    /// Maximum number of streams, and of keys: 1 to 10 000, default 100.
+    pub most: Option<usize>,
+    /// Name of a rule, whose keys are shown.
+    pub rule: Option<String>,
+}
+
+const DEFAULT_MOST: usize = 100;
+const MAX_MOST: usize = 10_000;
+/// Maximum number of holders of a key that are shown.
+const MAX_SHOWN_HOLDERS: usize = 100;
+
+/// Streams, and what they hold.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct QuotaReport {
+    /// Number of streams.
+    pub stream_count: usize,
+    /// Number of buckets of all streams.
+    pub bucket_count: usize,
+    /// Number of keys whose limits are divided.
+    pub key_count: usize,
+    /// Streams, the oldest first.
+    pub streams: Vec<StreamReport>,
+    /// Keys, those with the largest demand first.
+    pub keys: Vec<KeyReport>,
+}
+
+/// One stream.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct StreamReport {
+    /// Number of the stream in this process.
+    pub stream: u64,
+    /// Address of the proxy; empty for a Unix socket.
+    pub peer: String,
+    /// Domain.
+    pub domain: String,
+    /// Number of its buckets.
+    pub buckets: usize,
+    /// Number of its reports.
+    pub reports: u64,
+    /// Seconds since it was opened.
+    pub open_s: u64,
+    /// Seconds since its last report.
+    pub reported_s: u64,
+}
+
+/// One key.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct KeyReport {
+    /// Name of the rule.
+    pub rule: String,
+    /// Entries, `key=value,key=value`, with values in the form of the settings.
+    pub key: String,
+    /// Its limits.
+    pub limits: Vec<LimitShareReport>,
+    /// The store does not answer.
+    pub store_failed: bool,
+    /// Proxies that share it.
+    pub proxies: Vec<ProxyReport>,
+}
+
+/// One limit of a key.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct LimitShareReport {
+    /// The limit in words.
+    pub limit: String,
+    /// `rate`: shares per period; `hits`: lent hits.
+    pub form: String,
+    /// What this replica holds of it.
+    pub held: u64,
+    /// What of that no proxy has.
+    pub free: u64,
+    /// Seconds until the hold ends, unless it is renewed.
+    pub held_for_s: u64,
+}
+
+/// A proxy's part of a key.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ProxyReport {
+    /// Number of its stream.
+    pub stream: u64,
+    /// Its address.
+    pub peer: String,
+    /// Demand in requests per second.
+    pub demand_per_s: f64,
+    /// What it was told: `allow`, `deny`, or its bucket.
+    pub assignment: String,
+    /// Hits that it may still admit, or admitted and did not report; per period, for rates.
+    pub reserved: u64,
+    /// Seconds until its assignment ends, unless it is renewed.
+    pub ends_s: u64,
+}
+
+impl QuotaService {
+    /// Builds the report.
+    pub fn build_report(&self, query: &ReportScope) -> QuotaReport {
+        let now = self.service.clock.now();
+        let most = query.most.unwrap_or(DEFAULT_MOST).clamp(1, MAX_MOST);
+        let mut handles: Vec<_> = self.handles();
+        handles.sort_by_key(|handle| handle.id);
+        let streams = handles.iter().take(most).map(|handle| handle.report(now)).collect();
+        let mut keys: Vec<KeyReport> = Vec::new();
+        self.divisions.for_each(|division| {
+            let is_wanted = query.rule.as_ref().is_none_or(|rule| **rule == *division.counters.rule);
+            // Of the rest only the largest are kept; a second time, so that the list stays short.
+            if is_wanted {
+                keys.push(division.report(self, now));
+                if keys.len() >= 2 * most {
+                    keep_largest(&mut keys, most);
+                }
+            }
+        });
+        keep_largest(&mut keys, most);
+        QuotaReport {
+            stream_count: handles.len(),
+            bucket_count: self.stats.bucket_count(),
+            key_count: self.key_count(),
+            streams,
+            keys,
+        }
+    }
+}
+
+fn keep_largest(keys: &mut Vec<KeyReport>, most: usize) {
+    keys.sort_by(|one, other| other.demand().total_cmp(&one.demand()).then_with(|| one.key.cmp(&other.key)));
+    keys.truncate(most);
+}
+
+impl KeyReport {
+    fn demand(&self) -> f64 {
+        self.proxies.iter().map(|proxy| proxy.demand_per_s).sum()
+    }
+}
+
+impl StreamHandle {
+    fn report(&self, now: Time) -> StreamReport {
+        let state = self.lock();
+        StreamReport {
+            stream: self.id,
+            peer: self.peer.clone(),
+            domain: state.domain.clone(),
+            buckets: state.buckets,
+            reports: state.reports,
+            open_s: now.since_us(self.opened) / 1_000_000,
+            reported_s: now.since_us(state.last_report.max(self.opened)) / 1_000_000,
+        }
+    }
+}
+
+impl KeyDivision {
+    fn report(&self, quota: &QuotaService, now: Time) -> KeyReport {
+        let limits = self.division.pools.iter().zip(&self.counters.counters).enumerate();
+        let limits = limits.map(|(index, (pool, counter))| LimitShareReport {
+            limit: counter.limit.to_string(),
+            form: match pool.limit.form {
+                Form::Rate => "rate".to_owned(),
+                Form::Lent => "hits".to_owned(),
+            },
+            held: pool.held,
+            free: self.division.free(index),
+            held_for_s: pool.held_until.since_us(now) / 1_000_000,
+        });
+        let holders = self.division.holders.iter().take(MAX_SHOWN_HOLDERS);
+        KeyReport {
+            rule: self.counters.rule.to_string(),
+            key: quota.service.decider.bucket_text(&self.counters),
+            limits: limits.collect(),
+            store_failed: self.has_failed,
+            proxies: holders
+                .map(|holder| {
+                    let HolderReport { strategy, reserved, ends } = self.division.report_holder(holder);
+                    ProxyReport {
+                        stream: holder.key.stream.id,
+                        peer: holder.key.stream.peer.clone(),
+                        demand_per_s: per_second(holder.demand_mhps),
+                        assignment: strategy.map_or_else(|| "none".to_owned(), describe_strategy),
+                        reserved,
+                        ends_s: ends.since_us(now) / 1_000_000,
+                    }
+                })
+                .collect(),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn per_second(demand_mhps: u64) -> f64 {
+    demand_mhps as f64 / 1000.0
+}
+
+fn describe_strategy(strategy: Strategy) -> String {
+    match strategy {
+        Strategy::Allow => "allow".to_owned(),
+        Strategy::Deny => "deny".to_owned(),
+        Strategy::Tokens(tokens) if tokens.fill == 0 => format!("{} tokens", tokens.max),
+        Strategy::Tokens(tokens) => format!("{} tokens, {} per {} s", tokens.max, tokens.fill, tokens.interval_s),
+    }
+}
+
+impl QuotaReport {
+    /// The report as text.
+    pub fn format_text(&self) -> String {
+        let mut text = format!(
+            "{} streams, {} buckets, {} keys with divided limits\n",
+            self.stream_count, self.bucket_count, self.key_count
+        );
+        if !self.streams.is_empty() {
+            let head = ["stream", "peer", "domain", "buckets", "reports", "open", "last report"];
+            let rows = self.streams.iter().map(|stream| {
+                [
+                    stream.stream.to_string(),
+                    stream.peer.clone(),
+                    escape_unprintable(&stream.domain).clone(),
+                    stream.buckets.to_string(),
+                    stream.reports.to_string(),
+                    format!("{} s", stream.open_s),
+                    format!("{} s ago", stream.reported_s),
+                ]
+            });
+            text.push('\n');
+            text += &format_table(&head, rows, NumberAlignment::Right);
+        }
+        for key in &self.keys {
+            text += &format!("\n{} {}", escape_unprintable(&key.rule), escape_unprintable(&key.key));
+            text += if key.store_failed { " (the store does not answer)\n" } else { "\n" };
+            for limit in &key.limits {
+                let unit = if limit.form == "rate" { "per period" } else { "hits" };
+                text += &format!(
+                    "  {}: holds {} {unit} for {} s, {} free\n",
+                    limit.limit, limit.held, limit.held_for_s, limit.free
+                );
+            }
+            let head = ["stream", "peer", "demand", "assignment", "reserved", "ends in"];
+            let rows = key.proxies.iter().map(|proxy| {
+                [
+                    proxy.stream.to_string(),
+                    proxy.peer.clone(),
+                    format!("{:.1}/s", proxy.demand_per_s),
+                    proxy.assignment.clone(),
+                    proxy.reserved.to_string(),
+                    format!("{} s", proxy.ends_s),
+                ]
+            });
+            text += &format_table(&head, rows, NumberAlignment::Right);
+        }
+        text
+    }
+}

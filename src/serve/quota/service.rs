@@ -1,0 +1,131 @@
+//! The service: its streams, and its clock.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::divisions::Divisions;
+use super::stats::{Count, QuotaStats};
+use super::stream_handle::StreamHandle;
+use crate::base::clock::Time;
+use crate::base::sharded::lock_ignoring_poison;
+use crate::serve::grpc::service::RateLimitService;
+use crate::settings::grpc::QuotaSettings;
+
+/// Interval at which what became free is looked for.
+const TICK: Duration = Duration::from_millis(100);
+/// Gap between two ticks after which the process counts as having stood still, in microseconds.
+const STANDSTILL_US: u64 = 750_000;
+
+/// The quota service of this process.
+#[derive(Debug)]
+pub struct QuotaService {
+    pub(super) service: Arc<RateLimitService>,
+    pub(super) bounds: QuotaSettings,
+    pub(super) divisions: Divisions,
+    streams: Mutex<HashMap<u64, Arc<StreamHandle>>>,
+    next_stream: AtomicU64,
+    /// Counts since the start.
+    pub stats: QuotaStats,
+    /// Time of the last tick, and end of the last standstill, in microseconds.
+    last_tick_us: AtomicU64,
+    stood_still_from_us: AtomicU64,
+    resumed_us: AtomicU64,
+    /// Turns true when streams must end.
+    pub(super) ending: watch::Sender<bool>,
+}
+
+impl QuotaService {
+    /// Starts the service, and a task that gives out what becomes free. Call within a tokio runtime.
+    pub fn start(service: Arc<RateLimitService>, bounds: QuotaSettings) -> Arc<Self> {
+        let now_us = service.clock.now().as_micros();
+        let quota = Arc::new(Self {
+            divisions: Divisions::new(Arc::clone(&service)),
+            service,
+            bounds,
+            streams: Mutex::default(),
+            next_stream: AtomicU64::new(1),
+            stats: QuotaStats::default(),
+            last_tick_us: AtomicU64::new(now_us),
+            stood_still_from_us: AtomicU64::new(0),
+            resumed_us: AtomicU64::new(0),
+            ending: watch::Sender::new(false),
+        });
+        tokio::spawn(Arc::clone(&quota).run());
+        quota
+    }
+
+    /// Ends all streams; assignments stay at the proxies.
+    pub fn end_streams(&self) {
+        self.ending.send_replace(true);
+    }
+
+    /// Gives out what becomes free; never returns.
+    async fn run(self: Arc<Self>) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let now = self.service.clock.now();
+            self.record_tick(now);
+            self.divisions.wake_due(now).await;
+        }
+    }
+
+    fn record_tick(&self, now: Time) {
+        let last = self.last_tick_us.swap(now.as_micros(), Ordering::Relaxed);
+        if now.as_micros().saturating_sub(last) > STANDSTILL_US {
+            self.stood_still_from_us.store(last, Ordering::Relaxed);
+            self.resumed_us.store(now.as_micros(), Ordering::Relaxed);
+        }
+    }
+
+    /// Time that a report counts as received at: the beginning of a standstill that ends now, because the report may
+    /// have waited since then.
+    pub(super) fn received_at(&self, now: Time) -> Time {
+        let last = self.last_tick_us.load(Ordering::Relaxed);
+        if now.as_micros().saturating_sub(last) > STANDSTILL_US {
+            return Time::from_micros(last);
+        }
+        let resumed = self.resumed_us.load(Ordering::Relaxed);
+        match now.as_micros().saturating_sub(resumed) < STANDSTILL_US {
+            true => Time::from_micros(self.stood_still_from_us.load(Ordering::Relaxed)),
+            false => now,
+        }
+    }
+
+    pub(super) fn open_stream(&self, peer: String, keeps_ratio: bool) -> Arc<StreamHandle> {
+        let id = self.next_stream.fetch_add(1, Ordering::Relaxed);
+        let opened = self.service.clock.now();
+        let handle = Arc::new(StreamHandle::new(id, peer, keeps_ratio, opened));
+        lock_ignoring_poison(&self.streams).insert(id, Arc::clone(&handle));
+        handle
+    }
+
+    pub(super) fn close_stream(&self, handle: &StreamHandle) {
+        lock_ignoring_poison(&self.streams).remove(&handle.id);
+    }
+
+    pub(super) fn handles(&self) -> Vec<Arc<StreamHandle>> {
+        lock_ignoring_poison(&self.streams).values().map(Arc::clone).collect()
+    }
+
+    /// Requests to the store that failed.
+    pub fn store_failures(&self) -> &Count {
+        &self.divisions.store_failures
+    }
+
+    /// Number of keys whose limits are divided.
+    pub fn key_count(&self) -> usize {
+        self.divisions.count()
+    }
+
+    /// Number of open streams.
+    pub fn stream_count(&self) -> usize {
+        lock_ignoring_poison(&self.streams).len()
+    }
+}

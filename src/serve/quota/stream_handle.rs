@@ -1,0 +1,50 @@
+//! A stream, as other streams and pages see it.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard};
+
+use tokio::sync::Notify;
+
+use crate::base::clock::Time;
+use crate::base::sharded::lock_ignoring_poison;
+
+/// A stream, as others see it.
+#[derive(Debug)]
+pub(super) struct StreamHandle {
+    pub(super) id: u64,
+    pub(super) peer: String,
+    /// The proxy keeps the ratio of tokens when its bucket changes.
+    pub(super) keeps_ratio: bool,
+    pub(super) opened: Time,
+    state: Mutex<StreamState>,
+    pub(super) wake: Notify,
+}
+
+/// What others change of a stream, or see of it.
+#[derive(Debug, Default)]
+pub(super) struct StreamState {
+    pub(super) domain: String,
+    /// Indices of buckets whose assignment may change.
+    pub(super) due: BTreeSet<u32>,
+    pub(super) buckets: usize,
+    pub(super) reports: u64,
+    pub(super) last_report: Time,
+}
+
+impl StreamHandle {
+    /// A new stream.
+    pub(super) fn new(id: u64, peer: String, keeps_ratio: bool, opened: Time) -> Self {
+        Self { id, peer, keeps_ratio, opened, state: Mutex::default(), wake: Notify::new() }
+    }
+
+    /// Locks what changes.
+    pub(super) fn lock(&self) -> MutexGuard<'_, StreamState> {
+        lock_ignoring_poison(&self.state)
+    }
+
+    /// Makes the stream look at a bucket.
+    pub(super) fn mark_due(&self, bucket: u32) {
+        self.lock().due.insert(bucket);
+        self.wake.notify_one();
+    }
+}

@@ -1,0 +1,239 @@
+//! The rate limit quota service (RLQS): proxies decide by themselves, and report.
+//!
+//! Most tests play a proxy over a stream of their own, which says what it likes when it likes. With the real Envoy, a
+//! test takes as long as its reports.
+
+mod proxy;
+
+use std::time::{Duration, Instant};
+
+use self::proxy::{Assigned, Proxy};
+use crate::kit::envoy::Envoy;
+use crate::kit::grpc::{Client, rate_limit_request};
+use crate::kit::http;
+use crate::kit::tollkeeper::{self, Tollkeeper};
+use crate::kit::wait_for;
+
+/// Rules of the tests. Hours and days do not end while a test runs, as a rule.
+const RULES: &str = r"
+domain: quota
+descriptors:
+  - key: api
+    value: v1
+    descriptors:
+      - key: user
+        rate_limit: {unit: day, requests_per_unit: 40}
+  - key: fast
+    rate_limit: {unit: second, requests_per_unit: 80}
+  - key: free
+    rate_limit: {unlimited: true}
+  - key: closed
+    rate_limit: {unit: hour, requests_per_unit: 0}
+  - key: queue
+    rate_limit: {unit: second, requests_per_unit: 5, algorithm: leaky_bucket}
+  - key: watched
+    rate_limit: {unit: day, requests_per_unit: 3}
+    shadow_mode: true
+  - key: twice
+    rate_limit:
+      - {unit: second, requests_per_unit: 50}
+      - {unit: day, requests_per_unit: 300}
+";
+
+fn start(rules: &str) -> Tollkeeper {
+    tollkeeper::with_rules(rules).env("TOLLKEEPER_RLQS", "true").start()
+}
+
+const ANN: [(&str, &str); 2] = [("user", "ann"), ("api", "v1")];
+
+/// Peeks at what RLS would admit of a user's key.
+fn remaining_of_ann(server: &Tollkeeper) -> u32 {
+    let mut request = rate_limit_request("quota", &[("api", "v1"), ("user", "ann")]);
+    request.descriptors[0].hits_addend = Some(0);
+    let response = Client::connect(server.grpc_port()).call(&request).unwrap();
+    response.statuses[0].limit_remaining
+}
+
+#[test]
+fn off_by_default() {
+    let server = tollkeeper::with_rules(RULES).start();
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0)]);
+    assert_eq!(proxy.end().unwrap().code(), tonic::Code::Unimplemented);
+}
+
+#[test]
+fn first_report_is_answered_with_hits_of_the_counter() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0)]);
+    let assigned = proxy.next(&ANN);
+    let Assigned::Tokens { max, fill: 0, ttl_s, .. } = assigned else { panic!("{assigned:?}") };
+    assert!((30..40).contains(&max), "{max}");
+    assert!(ttl_s >= 15, "{ttl_s}");
+    // RLS sees what is left: neither the hit that was used nor what was lent.
+    assert_eq!(remaining_of_ann(&server), 40 - 1 - max);
+    let page = http::get(server.debug_port(), "/quota?format=text").send().text();
+    assert!(page.contains("quota.api_v1.user") && page.contains("tokens"), "{page}");
+}
+
+#[test]
+fn limits_of_rules_decide_the_strategy() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let one = |key| [(key, "x")];
+    let buckets = [one("fast"), one("free"), one("closed"), one("nothing"), one("watched"), one("twice")];
+    let usages: Vec<_> = buckets.iter().map(|bucket| (&bucket[..], 1, 0)).collect();
+    proxy.report(&usages);
+    let Assigned::Tokens { max, fill, interval_s: 1, ttl_s: 15, starts_full: false } = proxy.next(&buckets[0]) else {
+        panic!("a rate is assigned: {proxy:?}");
+    };
+    assert!(max == fill && (60..=80).contains(&max), "{max}, {fill}");
+    assert_eq!(proxy.next(&buckets[1]), Assigned::Allow);
+    assert_eq!(proxy.next(&buckets[2]), Assigned::Deny);
+    assert_eq!(proxy.next(&buckets[3]), Assigned::Allow);
+    assert_eq!(proxy.next(&buckets[4]), Assigned::Allow);
+    // The tightest of both: no more than 300 in the time of the assignment.
+    let Assigned::Tokens { max, fill, interval_s: 1, ttl_s, .. } = proxy.next(&buckets[5]) else {
+        panic!("a rate is assigned: {proxy:?}");
+    };
+    assert!(max + fill * (ttl_s + 1) <= 300, "{max} {fill} {ttl_s}");
+    // A queue cannot be divided.
+    proxy.report(&[(&one("queue"), 1, 0), (&one("free"), 0, 0)]);
+    wait_for("the refusal to be logged", || server.stderr().contains("leaky_bucket").then_some(()));
+}
+
+#[test]
+fn two_proxies_share_a_limit() {
+    let server = start(RULES);
+    let mut first = Proxy::connect(server.grpc_port(), "quota");
+    let mut second = Proxy::connect(server.grpc_port(), "quota");
+    first.report(&[(&ANN, 1, 0)]);
+    let Assigned::Tokens { max: first_has, .. } = first.next(&ANN) else { panic!("{first:?}") };
+    second.report(&[(&ANN, 0, 1)]);
+    let second_has = match second.next(&ANN) {
+        Assigned::Tokens { max, .. } => max,
+        Assigned::Deny => 0,
+        Assigned::Allow => panic!("{second:?}"),
+    };
+    assert!(second_has > 0 && first_has + second_has < 40, "{first_has} and {second_has}");
+    assert_eq!(remaining_of_ann(&server), 40 - 1 - first_has - second_has);
+}
+
+#[test]
+fn hits_that_are_not_reported_count_as_used_after_the_stream() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0)]);
+    let Assigned::Tokens { max, .. } = proxy.next(&ANN) else { panic!("{proxy:?}") };
+    proxy.report(&[(&ANN, 10, 0)]);
+    wait_for("the hits to be charged", || (remaining_of_ann(&server) <= 40 - 1 - max).then_some(()));
+    drop(proxy);
+    // What may have been used of the rest counts as used.
+    wait_for("the stream to end", || {
+        let page = http::get(server.debug_port(), "/quota").send().text();
+        page.contains("\"stream_count\": 0").then_some(())
+    });
+    // The assignment may have been raised by then.
+    assert!(remaining_of_ann(&server) <= 40 - 1 - max);
+}
+
+#[test]
+fn id_that_is_not_utf8_harms_no_other_bucket() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report_bytes(&[(&[(b"user", b"caf\xe9"), (b"api", b"v1")], 1), (&[(b"free", b"x")], 1)]);
+    assert_eq!(proxy.next(&[("free", "x")]), Assigned::Allow);
+    assert!(server.stderr().contains("not UTF-8"), "{}", server.stderr());
+}
+
+#[test]
+fn changed_rule_takes_back_at_once() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let fast = [("fast", "x")];
+    proxy.report(&[(&fast, 1, 0)]);
+    let Assigned::Tokens { max, .. } = proxy.next(&fast) else { panic!("{proxy:?}") };
+    let rules = RULES.replace("requests_per_unit: 80", "requests_per_unit: 20");
+    std::fs::write(server.rules_path(), rules).unwrap();
+    let less = proxy.next(&fast);
+    assert!(matches!(less, Assigned::Tokens { max: less, .. } if less < max && less <= 20), "{less:?} after {max}");
+}
+
+#[test]
+fn streams_end_with_the_drain() {
+    let mut server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0)]);
+    proxy.next(&ANN);
+    server.signal("TERM");
+    assert!(server.wait().success());
+}
+
+#[test]
+fn bucket_matches_the_rule_with_its_entries_in_any_order() {
+    let rules = r"
+domain: quota
+descriptors:
+  - key: b
+    descriptors:
+      - key: a
+        value: one
+        rate_limit: {unit: day, requests_per_unit: 100}
+  - key: a
+    rate_limit: {unit: day, requests_per_unit: 200}
+    descriptors:
+      - key: c
+        value: x*
+        descriptors:
+          - key: b
+            rate_limit: {unit: day, requests_per_unit: 300}
+";
+    let server = start(rules);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let (two, one, three) = ([("a", "one"), ("b", "y")], [("a", "one")], [("a", "q"), ("b", "y"), ("c", "xyz")]);
+    let none = [("a", "two"), ("b", "y")];
+    proxy.report(&[(&two, 1, 0), (&one, 1, 0), (&three, 1, 0), (&none, 1, 0)]);
+    for (bucket, limit) in [(&two[..], 100), (&one[..], 200), (&three[..], 300)] {
+        let assigned = proxy.next(bucket);
+        let Assigned::Tokens { max, .. } = assigned else { panic!("{assigned:?} for {bucket:?}") };
+        assert!((limit / 2..limit).contains(&max), "{max} of {limit}");
+    }
+    assert_eq!(proxy.next(&none), Assigned::Allow);
+    let mut request = rate_limit_request("quota", &[("b", "y"), ("a", "one")]);
+    request.descriptors[0].hits_addend = Some(0);
+    let response = Client::connect(server.grpc_port()).call(&request).unwrap();
+    assert!(response.statuses[0].limit_remaining < 50, "the descriptor has the counter of the bucket: {response:?}");
+}
+
+#[test]
+fn check_names_limits_that_cannot_be_divided() {
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("rules.yaml");
+    std::fs::write(&path, RULES).unwrap();
+    let run = |arguments: &[&str]| {
+        let output = std::process::Command::new(tollkeeper::PROGRAM).env_clear().args(arguments).arg(&path).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let page = run(&["check", "--quota"]);
+    assert!(page.contains("quota.queue: RLQS assigns nothing to its buckets: leaky_bucket"), "{page}");
+    assert!(!run(&["check"]).contains("RLQS"));
+}
+
+#[test]
+fn real_envoy_keeps_to_a_limit_that_rls_shares() {
+    let server = start(RULES);
+    let envoy = Envoy::start_file("tests/suite/quota/envoy.yaml", &[server.grpc_port()], |bootstrap| bootstrap);
+    let request = envoy.get("/").header("x-user", "ann");
+    let began = Instant::now();
+    let mut passed = 0;
+    // Two reports and more: what is left after the first assignment is lent with them.
+    while began.elapsed() < Duration::from_secs(17) {
+        let status = request.send().status;
+        assert!(matches!(status, 200 | 429), "{status}");
+        passed += u32::from(status == 200);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!((38..=40).contains(&passed), "{passed} of 40 passed;\n{}", server.stderr());
+    wait_for("the last hits to be reported", || (remaining_of_ann(&server) == 0).then_some(()));
+}
