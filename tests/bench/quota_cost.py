@@ -39,12 +39,15 @@ def load(envoy, directory, keys, rate, seconds):
 def measure_kind(options, kind, keys, rate):
     with tempfile.TemporaryDirectory(prefix="tollkeeper-quota.") as directory:
         # First requests pass: with DENY_ALL those before the assignment would be other work.
-        fleet = Fleet(options, directory, RULES, envoys=1, filter_kind=kind, header=":path", no_assignment="ALLOW_ALL")
+        fleet = Fleet(options, directory, RULES, envoys=1, filter_kind=kind, header=":path", no_assignment="ALLOW_ALL",
+                      is_direct=False)
         try:
             envoy, server = fleet.envoys[0], fleet.servers[0]
             load(envoy, directory, keys, rate, 5)
             before = [cpu_seconds(one.process.pid) for one in (envoy, server)]
             requests = load(envoy, directory, keys, rate, options.seconds)
+            if kind == "ratelimit" and envoy.stat("cluster.upstream.ratelimit.ok") < requests:
+                raise SystemExit("Envoy did not ask for each request")
             after = [cpu_seconds(one.process.pid) for one in (envoy, server)]
         finally:
             fleet.stop()

@@ -127,18 +127,20 @@ RATE_LIMIT_ACTIONS = """domains: ["*"]
 """
 
 
-def bootstrap(ports, no_assignment="DENY_ALL", expired="none", filter_kind="quota", header="x-user"):
+def bootstrap(ports, no_assignment="DENY_ALL", expired="none", filter_kind="quota", header="x-user",
+              is_direct=True):
     """envoy/quota.yaml with other ports, and with these changes.
 
     `no_assignment` replaces that of users, ALLOW_ALL. `expired` is `none` or `fallback`: without a fallback the bound
-    is exact at all times. The filter is `quota`, `ratelimit` or `none`. The routes answer directly, so that a request
-    is one hop.
+    is exact at all times. The filter is `quota`, `ratelimit` or `none`. By default routes answer directly, so that a
+    request is one hop; the filter `ratelimit` ignores such routes.
     """
     text = (ROOT / "envoy/quota.yaml").read_text()
     for shipped, own in ports.items():
         text = replaced(text, f"port_value: {shipped} ", f"port_value: {own} ")
     text = replaced(text, "blanket_rule: ALLOW_ALL", f"blanket_rule: {no_assignment}")
-    text = replaced(text, "route: { cluster: upstream }", "direct_response: { status: 200 }")
+    if is_direct:
+        text = replaced(text, "route: { cluster: upstream }", "direct_response: { status: 200 }")
     text = replaced(text, "header_name: x-user", f"header_name: \"{header}\"")
     if expired == "none":
         text = re.sub(r"( +)expired_assignment_behavior:\n(\1 +.*\n)+", "", text)

@@ -63,7 +63,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("operations.md", "kubectl", CLUSTER),
     ("operations.md", "curl", SERVER),
     ("performance.md", "tollkeeper bench", SERVER),
-    ("quota.md", "cargo run", SERVES),
+    ("quota.md", "TOLLKEEPER_RLQS=true cargo run", SERVES),
     ("quota.md", "curl", SERVER),
     ("redis.md", "REDIS_URL=redis:6379", SERVES),
     ("rules.md", "redis-cli", SERVER),

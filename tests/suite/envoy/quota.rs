@@ -5,8 +5,12 @@ use std::time::Duration;
 use super::Pair;
 use crate::kit::envoy::Envoy;
 use crate::kit::http::Request;
-use crate::kit::tollkeeper;
-use crate::kit::{wait_at_most, wait_for};
+use crate::kit::tollkeeper::{self, Setup};
+use crate::kit::{read, repository, wait_at_most, wait_for};
+
+fn with_quotas(rules: &str) -> Setup {
+    tollkeeper::with_rules(rules).env("TOLLKEEPER_RLQS", "true")
+}
 
 /// Before its first assignment a bucket is denied, so that every admitted request was assigned.
 fn with_denied_first_requests(bootstrap: String) -> String {
@@ -21,7 +25,7 @@ fn admitted(requests: &[Request]) -> usize {
 #[test]
 fn two_envoys_share_one_limit() {
     let rules = "domain: quota\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 100}}]\n";
-    let tollkeeper = tollkeeper::with_rules(rules).start();
+    let tollkeeper = with_quotas(rules).start();
     let envoys = [(); 2].map(|()| Envoy::start_with("quota", &[tollkeeper.grpc_port()], with_denied_first_requests));
     let requests = envoys.each_ref().map(|envoy| envoy.get("/").header("x-user", "ann"));
     let mut sum = 0;
@@ -40,7 +44,7 @@ fn two_envoys_share_one_limit() {
 
 #[test]
 fn first_requests_and_rejections_are_as_the_bootstrap_says() {
-    let pair = Pair::start("quota");
+    let pair = Pair::start_with("quota", with_quotas(&read(&repository("envoy/quota.rules.yaml"))));
     let anonymous = pair.envoy.get("/");
     let first = anonymous.send();
     assert_eq!((first.status, first.text().as_str()), (429, "send x-user\n"));
@@ -57,7 +61,7 @@ fn first_requests_and_rejections_are_as_the_bootstrap_says() {
 #[test]
 fn route_without_the_filter_is_not_limited() {
     let rules = "domain: quota\ndescriptors: [{key: caller, value: anonymous, rate_limit: {requests_per_unit: 0}}]\n";
-    let pair = Pair::start_with("quota", tollkeeper::with_rules(rules));
+    let pair = Pair::start_with("quota", with_quotas(rules));
     assert_eq!(pair.envoy.get("/").send().status, 429);
     assert_eq!(super::statuses(&pair.envoy.get("/health"), 5), vec![200; 5]);
 }
