@@ -55,7 +55,8 @@ pub struct HeldAmount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldRequest {
     /// Hits admitted since the last call: they are charged, and what is held falls by them. Hits beyond what is held
-    /// are charged as debt, up to the limit and the capacity.
+    /// are charged as debt, up to the limit and the capacity. Hits used before the end of a hold are reported after it
+    /// too: in windows the rest of the hold lasts longer, and would be granted again.
     ///
     /// A holder that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
     pub used: u64,
@@ -221,7 +222,8 @@ impl CounterHold {
         limit.lowered(self.hits, self.capacity)
     }
 
-    /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for windows.
+    /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for
+    /// windows.
     pub fn refill_us(&self, limit: &Limit) -> u64 {
         match limit.is_held_by_capacity() {
             true => 2 * limit.period_us() * (u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
@@ -240,7 +242,8 @@ impl CounterHold {
     /// Mends the result of a charge on the lowered limit: hits that fit only the whole limit may pass when the hold
     /// ends.
     pub fn mend_result(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
-        let fits_the_limit = matches!(request.hits, Hits::Charge(hits) if limit.requests_per_unit > 0 && hits <= u64::from(limit.capacity));
+        let fits_the_limit = limit.requests_per_unit > 0
+            && matches!(request.hits, Hits::Charge(hits) if hits <= u64::from(limit.capacity));
         if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
             result.retry_after_us = Some(self.until.since_us(now));
         }
@@ -250,6 +253,15 @@ impl CounterHold {
 /// Longest time for which a hold can last, in microseconds: until the end of the window after its own.
 const fn longest_hold_us(limit: &Limit) -> u64 {
     MAX_HOLD_US + 2 * limit.period_us()
+}
+
+/// State of a counter, and its limit.
+#[derive(Debug)]
+pub struct LimitedState<'s> {
+    /// The limit, without regard to holds.
+    pub limit: &'s Limit,
+    /// The state.
+    pub state: &'s mut State,
 }
 
 /// All holds on a counter in memory.
@@ -294,12 +306,12 @@ impl HeldCounter {
     /// can be held.
     pub fn adjust(
         &mut self,
-        limit: &Limit,
-        state: &mut State,
+        counter: LimitedState<'_>,
         holder: HolderId,
         request: HoldRequest,
         now: Time,
     ) -> HoldAnswer {
+        let LimitedState { limit, state } = counter;
         let lasting = self.hold.and_then(|hold| hold.settle(limit, state, now));
         let is_settled = self.hold.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
@@ -325,7 +337,7 @@ impl HeldCounter {
             until,
             room: fitting.minus(added),
             others: self.holders.iter().map(Holder::as_other).collect(),
-            window_end: window_end(limit, at),
+            window_end: window_end(limit, now),
         };
         // A holder without room is kept too, so that the others learn of its demand.
         if has_place && (granted != HeldAmount::default() || request.demand > 0) {

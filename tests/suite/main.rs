@@ -32,6 +32,7 @@ mod floods;
 mod fuzz_corpus;
 mod grpc_protocol;
 mod help_examples;
+mod holds;
 mod hostile;
 mod http2_headers;
 mod http_protocol;

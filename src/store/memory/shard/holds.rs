@@ -9,7 +9,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
-use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, HolderId};
+use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, HolderId, LimitedState};
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -37,17 +37,22 @@ impl MemoryShard {
         if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
             return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
         }
-        let mut states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
-        let (holds, lowered) = self.lower_limits(&slots, &mut states, now);
+        let found: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
+        let mut settled = found.clone();
+        let (holds, lowered) = self.lower_limits(&slots, &mut settled, now);
+        let mut states = settled.clone();
         let mut results = charge_together(&joint_limits(&slots, &lowered), &mut states, now, charge.request);
-        for (index, (slot, state)) in slots.iter().zip(states).enumerate() {
+        for (index, (slot, found)) in slots.iter().zip(found).enumerate() {
             let limit = slot.joint_limit.limit;
             let kept = keep_while_held(results[index], holds[index], limit, now);
-            if slot.index.is_some() || may_add {
-                self.put_state(slot, state, &kept, now);
+            if (slot.index.is_some() || may_add) && states[index] != settled[index] {
+                self.put_state(slot, states[index].clone(), &kept, now);
                 if let (None, Some(held)) = (holds[index], self.holds.get_mut(&slot.key)) {
                     held.forget_settled();
                 }
+            } else if let Some(entry) = slot.index {
+                // As in Redis, a charge that changes nothing leaves the end of a hold to a later one.
+                self.write_state(entry, found);
             }
             if let Some(hold) = holds[index] {
                 hold.mend_result(&mut results[index], limit, charge.request, now);
@@ -91,7 +96,7 @@ impl MemoryShard {
         }
         let mut held = known.unwrap_or_default();
         let mut state = self.take_state(&slots[0]);
-        let answer = held.adjust(limit, &mut state, holder, request, now);
+        let answer = held.adjust(LimitedState { limit, state: &mut state }, holder, request, now);
         let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
         self.put_state(&slots[0], state, &keep_while_held(result, held.hold(), limit, now), now);
         if !held.is_over(now) {

@@ -43,7 +43,7 @@ if hold then value, ttl_ms = value .. hold, ttl_ms + math.ceil((held_until - now
 -- fit; then the record of the other holders.
 -- Record: for each holder 16 bytes, its identity, and as unsigned numbers the hits and the capacity that it holds, the
 -- end of its hold, and its demand; at most 128 holders.
--- Writes: one SET with PX for each key. TTL of the record: up to a second after the last hold ends. O(holders).
+-- Writes: one SET with PX for each key. TTL of the record: ten seconds after the last hold ends. O(holders).
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
 local args, key, record_key = ARGV[1], KEYS[1], KEYS[2]
@@ -125,7 +125,7 @@ if sum_hits + sum_capacity > 0 then
   hold = pack('<I4c4I4I4I8', held_hits, 'hold', held_capacity, held_limit, held_until)
 end
 --> write
-local kept_ms = math.ceil(max(record_until - now, 0) / 1000) + 1000
+local kept_ms = math.ceil(max(record_until - now, 0) / 1000) + 10000
 local done = redis.pcall('SET', record_key, recorded, 'PX', kept_ms)
 if done.err then return done end
 return pack('<i8i8i8i8i8i8', now, granted_hits, granted_capacity, ends, room_hits - added_hits,

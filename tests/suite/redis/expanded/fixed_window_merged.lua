@@ -13,7 +13,7 @@ end
 local args, global_view, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
 local function charge(key, times, hits, limit, capacity, wait, flags, position)
   -- part: load of fixed_window.lua
-  local bytes = 16
+  local bytes, hold, held_hits, held_capacity, held_limit, held_until = 16
   -- part: read
   local before, last = redis.pcall('GET', key)
   if not before then
@@ -21,7 +21,15 @@ local function charge(key, times, hits, limit, capacity, wait, flags, position)
   elseif type(before) == 'table' then
     return before
   elseif #before ~= bytes then
-    return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+    -- part: wrong_size of hold.lua
+    if #before ~= bytes + 24 then
+      return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+    end
+    held_hits, hold, held_capacity, held_limit, held_until = unpack('<I4c4I4I4I8', before, bytes + 1)
+    if hold ~= 'hold' or held_until > 9007199254740992 then
+      return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+    end
+    hold = string.sub(before, bytes + 1)
   end
   -- back in load
   local count
@@ -41,6 +49,8 @@ local function charge(key, times, hits, limit, capacity, wait, flags, position)
   else
     ahead, void = 0, true
   end
+  -- part: end_hold of hold.lua
+  if hold and (at >= held_until or held_until - at > 3600000000 + 2 * period) then hold = nil end
   -- back in load
   local window
   local is_new = void
@@ -62,6 +72,8 @@ local function charge(key, times, hits, limit, capacity, wait, flags, position)
   -- part: charge_loop
   local admitted, changed
   while times do
+    -- part: lower_limit of hold.lua
+    if hold then limit, capacity = max(limit - held_hits, 0), max(capacity - held_capacity, 0) end
     -- part: equal_charges, with `decide` of fixed_window.lua in it
     if times > 1 and hits > 0 then
       local each = hits
@@ -99,6 +111,8 @@ local function charge(key, times, hits, limit, capacity, wait, flags, position)
     local value = pack('<I8I8', last, count)
     -- part: set_or_overwrite
     if not (keeps_expiry and is_server_time) or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
+      -- part: keep_hold of hold.lua
+      if hold then value, ttl_ms = value .. hold, ttl_ms + math.ceil((held_until - now) / 1000) end
       local done = redis.pcall('SET', key, value, 'PX', ttl_ms)
       if done.err then return done end
     end

@@ -40,17 +40,21 @@ if ARGV[2] and ARGV[2] ~= '' then
   if purpose == 1 then
     lent = is_known and 0 or 9007199254740992
   elseif purpose == 2 and lent == 0 then
-    local deleted = 0
-    for i, key in ipairs(KEYS) do
+    local deleted, is_held = 0, false
+    for i = 1, #KEYS - 1 do
+      local value = redis.pcall('GET', KEYS[i])
+      is_held = is_held or type(value) == 'string' and string.sub(value, -20, -17) == 'hold'
+    end
+    for i, key in ipairs(is_held and {} or KEYS) do
       local done = redis.pcall('UNLINK', key)
       if type(done) == 'table' then return done end
       if i < #KEYS then deleted = deleted + done end
     end
-    return deleted
+    if not is_held then return deleted end
   end
 end
 -- part: load of fixed_window.lua
-local bytes = 16
+local bytes, hold, held_hits, held_capacity, held_limit, held_until = 16
 -- part: read
 local before, last = redis.pcall('GET', key)
 if not before then
@@ -58,7 +62,15 @@ if not before then
 elseif type(before) == 'table' then
   return before
 elseif #before ~= bytes then
-  return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+  -- part: wrong_size of hold.lua
+  if #before ~= bytes + 24 then
+    return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+  end
+  held_hits, hold, held_capacity, held_limit, held_until = unpack('<I4c4I4I4I8', before, bytes + 1)
+  if hold ~= 'hold' or held_until > 9007199254740992 then
+    return {err = 'WRONGTYPE the value of this key is not the state of a counter'}
+  end
+  hold = string.sub(before, bytes + 1)
 end
 -- back in load
 local count
@@ -78,6 +90,8 @@ elseif ahead <= period then
 else
   ahead, void = 0, true
 end
+-- part: end_hold of hold.lua
+if hold and (at >= held_until or held_until - at > 3600000000 + 2 * period) then hold = nil end
 -- back in load
 local window
 local is_new = void
@@ -105,6 +119,8 @@ end
 -- part: charge_loop
 local admitted, changed
 while times do
+  -- part: lower_limit of hold.lua
+  if hold then limit, capacity = max(limit - held_hits, 0), max(capacity - held_capacity, 0) end
   -- part: equal_charges, with `decide` of fixed_window.lua in it
   if times > 1 and hits > 0 then
     local each = hits
@@ -161,6 +177,8 @@ if changed then
   local value = pack('<I8I8', last, count)
   -- part: set_or_overwrite
   if not (keeps_expiry and is_server_time) or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
+    -- part: keep_hold of hold.lua
+    if hold then value, ttl_ms = value .. hold, ttl_ms + math.ceil((held_until - now) / 1000) end
     local done = redis.pcall('SET', key, value, 'PX', ttl_ms)
     if done.err then return done end
   end
