@@ -243,13 +243,16 @@ impl<K> Division<K> {
         let mut used = 0_u64;
         for holder in &mut self.holders {
             holder.rates.iter_mut().for_each(|rate| rate.release(now));
-            if holder.sent.is_some() && holder.is_over(now) {
+            let Some(sent) = holder.sent else { continue };
+            if !holder.is_surely_in_force(now) {
+                // A new assignment may begin with a full bucket, so what was used of this one must rest before.
+                for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
+                    rate.shrink_to(0, sent.ends, sent.ends.plus_us(MARGIN_US + pool.limit.refill_us()));
+                }
+            }
+            if holder.is_over(now) {
                 // What was used of it and not reported must not be given again.
                 used = used.saturating_add(std::mem::take(&mut holder.outstanding));
-                let ends = holder.sent.map_or(now, |sent| sent.ends);
-                for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
-                    rate.shrink_to(0, ends, ends.plus_us(MARGIN_US + pool.limit.refill_us()));
-                }
                 holder.sent = None;
             }
         }

@@ -159,8 +159,8 @@ impl PreparedCall {
         }
     }
 
-    /// Adjusts the hold of a holder on the counter of the call, by one script. It is sent again only if the reply proves
-    /// that it did not run.
+    /// Adjusts the hold of a holder on the counter of the call, by one script. It is sent again only if the reply
+    /// proves that it did not run.
     pub(super) async fn adjust_hold(
         &self,
         counter: &OwnedCounter,

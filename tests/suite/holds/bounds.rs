@@ -336,7 +336,7 @@ fn hits_of_a_dead_holder_stay_held_until_the_end_and_return_once() {
         );
         assert_eq!(super::size(answer.granted), 100, "{algorithm}");
         let one = ChargeRequest::new(Hits::Charge(1), 0);
-        let mut admits = |at: Time| {
+        let admits = |at: Time| {
             let mut state = state.clone();
             let lasting = held.hold().and_then(|hold| hold.settle(&limit, &mut state, at));
             state.charge(&lasting.map_or(limit, |hold| hold.lower(&limit)), at, one).admitted
