@@ -89,10 +89,7 @@ const FILES: &[Case] = &[
         ],
         Fails(&["GRPC_CLIENT_TLS_CACERT"]),
     ),
-    (
-        &[("USE_PROMETHEUS", "true"), ("PROMETHEUS_MAPPER_YAML", "{}/gone.yaml")],
-        WorksInPart("PROMETHEUS_MAPPER_YAML"),
-    ),
+    (&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_MAPPER_YAML", "{}/gone.yaml")], WorksInPart("PROMETHEUS_MAPPER_YAML")),
     (&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_MAPPER_YAML", "{}/bad.yaml")], Fails(&["PROMETHEUS_MAPPER_YAML"])),
     (&[("PROMETHEUS_MAPPER_YAML", "{}/gone.yaml")], Works),
     (

@@ -174,9 +174,7 @@ fn missing_mapping_file_does_not_stop_the_start() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("gone.yaml");
     let watched = Watched::start(with_rules(SHOP).env("PROMETHEUS_MAPPER_YAML", &path));
-    let warning = format!(
-        "PROMETHEUS_MAPPER_YAML={}: there is no such file: metrics keep their own names",
-        path.display()
-    );
+    let warning =
+        format!("PROMETHEUS_MAPPER_YAML={}: there is no such file: metrics keep their own names", path.display());
     assert!(watched.server.stderr().contains(&warning), "{}", watched.server.stderr());
 }

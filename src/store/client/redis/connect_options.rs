@@ -147,11 +147,13 @@ impl ConnectOptions {
     /// Returns the settings whose files cannot be used to connect.
     fn find_settings_with_unusable_files(&self) -> Vec<UnusableSetting> {
         let credentials = match &self.credentials {
-            Credentials::File(CredentialFile { setting, path }) => read_trimmed(path).err().map(|error| UnusableSetting {
-                setting,
-                shown: path.display().to_string(),
-                what: format!("it cannot be read: {error}"),
-            }),
+            Credentials::File(CredentialFile { setting, path }) => {
+                read_trimmed(path).err().map(|error| UnusableSetting {
+                    setting,
+                    shown: path.display().to_string(),
+                    what: format!("it cannot be read: {error}"),
+                })
+            }
             Credentials::None | Credentials::Inline { .. } => None,
         };
         let tls = self.tls.as_ref().and_then(|tls| tls.build_client_config().err());
