@@ -44,8 +44,8 @@ descriptors:
 """
 WRONG_RULES = RULES.replace("unit: hour", "unit: huor")
 
-# Calls without a decision when a process is killed: those of a second, until health checks tell; retries leave none.
-KILL_ALLOWED = {"headless": CALLS_PER_SECOND, "address": 3 * CALLS_PER_SECOND, "ejecting": CALLS_PER_SECOND, "retrying": 0}
+# Calls without a decision when a process is killed: those of a second, until health checks tell; retries leave few.
+KILL_ALLOWED = {"headless": CALLS_PER_SECOND, "address": 3 * CALLS_PER_SECOND, "ejecting": CALLS_PER_SECOND, "retrying": 5}
 
 # What the checks share: three replicas, counters in a Redis with a password and TLS.
 VALUES = {
