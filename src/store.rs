@@ -59,6 +59,7 @@ pub struct Store {
 
 /// Implementations of a store: a closed set, so that the memory store needs neither a box nor dynamic dispatch.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a process has one store")]
 enum StoreBackend {
     /// Each process counts for itself.
     Memory(MemoryStore),
