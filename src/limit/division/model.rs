@@ -19,7 +19,7 @@ use crate::base::clock::Time;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeRequest;
-use crate::limit::hold::{HeldCounter, HoldRequest, HolderId};
+use crate::limit::hold::{HeldCounter, HoldRequest, HolderId, LimitedState};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
@@ -356,7 +356,7 @@ impl Model {
         let Some(request) = division.request(0, now) else { return };
         let PoolRequest { used, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, wanted, lasts_us: for_us, demand };
-        let answer = self.held.adjust(&self.limit, &mut self.state, *id, asked, now);
+        let answer = self.held.adjust(LimitedState { limit: &self.limit, state: &mut self.state }, *id, asked, now);
         let others =
             answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held }).collect();
         let limit = division.pools[0].limit;

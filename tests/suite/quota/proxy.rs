@@ -22,6 +22,9 @@ pub(super) type TextUsage<'a> = (&'a [(&'a str, &'a str)], u64, u64);
 /// The same with any bytes, and requests that passed.
 pub(super) type BytesUsage<'a> = (&'a [(&'a [u8], &'a [u8])], u64);
 
+/// Pairs of a bucket, sorted.
+type BucketKey = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What a bucket was assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Assigned {
@@ -38,7 +41,7 @@ pub(super) struct Proxy {
     reports: mpsc::Sender<RateLimitQuotaUsageReports>,
     responses: Result<Streaming<RateLimitQuotaResponse>, Status>,
     /// Assignments that no test has asked for, by bucket.
-    waiting: HashMap<Vec<(Vec<u8>, Vec<u8>)>, Vec<Assigned>>,
+    waiting: HashMap<BucketKey, Vec<Assigned>>,
 }
 
 impl Proxy {
@@ -84,7 +87,7 @@ impl Proxy {
 
     /// The next assignment of a bucket.
     pub(super) fn next(&mut self, bucket: &[(&str, &str)]) -> Assigned {
-        let mut key: Vec<(Vec<u8>, Vec<u8>)> =
+        let mut key: BucketKey =
             bucket.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect();
         key.sort();
         loop {
@@ -106,8 +109,7 @@ impl Proxy {
         let mut denied = HashMap::new();
         for action in response.bucket_action {
             let id = action.bucket_id.unwrap_or_default();
-            let mut key: Vec<(Vec<u8>, Vec<u8>)> =
-                id.bucket.iter().map(|entry| (entry.key.to_vec(), entry.value.to_vec())).collect();
+            let mut key: BucketKey = id.bucket.iter().map(|entry| (entry.key.to_vec(), entry.value.to_vec())).collect();
             key.sort();
             let Some(Action::QuotaAssignmentAction(assignment)) = action.bucket_action else { continue };
             let ttl_s = u32::try_from(assignment.assignment_time_to_live.unwrap().seconds).unwrap();
