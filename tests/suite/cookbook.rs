@@ -648,7 +648,7 @@ fn traps_of_tokens() {
 #[test]
 fn regions_share_a_limit() {
     let recipe = Recipe::find(15);
-    let page = crate::kit::read(&crate::kit::repository("docs/cookbook.md"));
+    let page = read(&repository("docs/cookbook.md"));
     let [eu, us, global] = [(); 3].map(|()| redis::options().start());
     let setting = |setup: Setup, name: &str, value: &str| {
         assert!(page.contains(&format!("    {name}=")), "the recipe does not set {name}");

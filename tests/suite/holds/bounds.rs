@@ -252,7 +252,9 @@ impl World {
                     let capacity = u128::from(self.limit.capacity()) * u128::from(period_us);
                     prop_assert!(level <= capacity, "{level} of {capacity} at {at}");
                 }
-                Algorithm::LeakyBucket | Algorithm::SlidingWindowLog => unreachable!("they cannot be held"),
+                Algorithm::LeakyBucket | Algorithm::SlidingWindowLog | Algorithm::Concurrent => {
+                    unreachable!("they cannot be held")
+                }
             }
         }
         Ok(())
