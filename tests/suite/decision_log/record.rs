@@ -32,11 +32,8 @@ fn full_slot() -> SlotRecord<'static> {
     }
 }
 
-/// A decision with every field set.
-pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
-    let entry = Entry { key: b"user", value: b"alice" };
-    let sent = LimitOverride { requests_per_unit: 10, unit: 2, unit_multiplier: 3 };
-    let result = LimitResultRecord {
+fn full_result() -> LimitResultRecord {
+    LimitResultRecord {
         admitted: false,
         before: 3,
         after: 4,
@@ -47,7 +44,13 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         banned_us: 10,
         slot: SlotChange::Taken,
         expired_seats: 11,
-    };
+    }
+}
+
+/// A decision with every field set.
+pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
+    let entry = Entry { key: b"user", value: b"alice" };
+    let sent = LimitOverride { requests_per_unit: 10, unit: 2, unit_multiplier: 3 };
     let limit = LimitRecord {
         name: "daily".into(),
         algorithm: Algorithm::TokenBucket,
@@ -67,7 +70,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         shadow: true,
         candidate: true,
         quota: true,
-        result: Some(result),
+        result: Some(full_result()),
     };
     let descriptor = DescriptorRecord {
         entries: smallvec![EntryRecord::from_plain_entry(&entry)],

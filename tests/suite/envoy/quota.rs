@@ -13,6 +13,7 @@ fn with_quotas(rules: &str) -> Setup {
 }
 
 /// Before its first assignment a bucket is denied, so that every admitted request was assigned.
+#[expect(clippy::needless_pass_by_value, reason = "the signature that a start takes")]
 fn with_denied_first_requests(bootstrap: String) -> String {
     assert!(bootstrap.contains("blanket_rule: ALLOW_ALL"), "{bootstrap}");
     bootstrap.replace("blanket_rule: ALLOW_ALL", "blanket_rule: DENY_ALL")
