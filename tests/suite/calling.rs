@@ -115,6 +115,7 @@ fn node_example_decides() {
 }
 
 #[test]
+#[ignore = "needs a JDK and Maven; .github/workflows/ci.yml runs it"]
 fn java_example_decides() {
     // Java waits for a connection until the deadline; 20 s are enough for a cold machine.
     let directory = directory_with("Call.java", &example("java", ("(1, TimeUnit", "(20, TimeUnit")));

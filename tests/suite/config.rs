@@ -280,7 +280,7 @@ domain: d
 descriptors:
   - key: k
     shadow_mode: true
-    rate_limit:
+    rate_limit:  # check: ok, x and y are elsewhere
       - {unit: second, requests_per_unit: 10, replaces: [{name: x}]}
       - {unit: day, requests_per_unit: 1000, name: daily, quota_mode: true, replaces: [{name: x}, {name: y}]}
       - {unit: hour, unit_multiplier: 3, requests_per_unit: 300, algorithm: token_bucket}
@@ -330,7 +330,7 @@ fn fixed_window_compiles_to_the_same_limit_with_memcache() {
     for limit in [
         "{unit: day, requests_per_unit: 5}",
         "{unit: day, requests_per_unit: 5, algorithm: fixed_window, count_rejected: true, consistency: strict}",
-        "[{unit: month, unit_multiplier: 2, requests_per_unit: 5, name: a, replaces: [{name: b}]}]",
+        "[{unit: month, unit_multiplier: 2, requests_per_unit: 5, name: a, replaces: [{name: b}]}]  # check: ok, b is elsewhere",
         "{unlimited: true}",
     ] {
         let text = rule(limit);

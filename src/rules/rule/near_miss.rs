@@ -3,7 +3,7 @@
 //! A search repeats matching with one difference at a time: letters of another case, entries in another order, an entry
 //! too few or too many, a similar key, other values, another domain. The first difference that leads to a rule is the
 //! reason. Values may be unknown, as those of a header are in Envoy's configuration. It serves reports, so it may be
-//! slow; it compares at most [`MAX_COMPARISONS`] nodes for each difference.
+//! slow; it compares at most `MAX_COMPARISONS` nodes for each difference.
 
 use super::NodeId;
 use super::set::{CompiledNode, DomainRules, RuleSet};

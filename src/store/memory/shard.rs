@@ -264,8 +264,12 @@ impl MemoryShard {
     /// An existing log may outgrow the shard once all other counters that can be evicted are: its limit bounds it, and
     /// a rule with a long log would otherwise fail for everyone in a shard that is too small for it.
     fn make_room(&mut self, slots: &mut [CounterLookup<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
-        // Peeks and refunds add nothing.
-        if !matches!(hits, Hits::Charge(_)) {
+        // Peeks and refunds add nothing, and a counter that is there grows only with its log or its ban.
+        let grows = |slot: &CounterLookup<'_>| {
+            let limit = slot.joint_limit.limit;
+            slot.index.is_none() || limit.ban().is_some() || limit.algorithm() == Algorithm::SlidingWindowLog
+        };
+        if !matches!(hits, Hits::Charge(_)) || !slots.iter().any(grows) {
             return Ok(());
         }
         loop {

@@ -1,7 +1,7 @@
 //! Findings about an Envoy bootstrap, and the table of checks that give them.
 //!
 //! A check has a name, a severity, a consequence and a fix; names are an interface of the JSON output. Findings are
-//! bounded like diagnostics: the first [`MAX_FINDINGS`] are kept, and the rest are counted.
+//! bounded like diagnostics: the first `MAX_FINDINGS` are kept, and the rest are counted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
