@@ -269,7 +269,7 @@ impl RateBucket {
 }
 
 impl<K> Holder<K> {
-    /// Changes a bucket that nothing refills at a proxy that keeps its ratio; `None` if that is not due, or not possible.
+    /// Changes a bucket that nothing refills, at a proxy that keeps its ratio; `None`: not due, or not possible.
     fn change_by_ratio(&mut self, tokens: Tokens, possible: Possible, ttl_s: u32, now: Time) -> Option<Assignment> {
         let Possible { target, free, is_short, .. } = possible;
         let left = self.most_left();
