@@ -284,8 +284,10 @@ fn key_is_shown_and_reset_in_its_own_domain() {
     browser.call("Page.navigate", &serde_json::json!({"url": format!("http://127.0.0.1:{}/", server.debug_port())}));
     browser.wait_until("document.getElementById('connection')?.dataset.state === 'live'");
     browser.evaluate(&format!("sessionStorage.setItem('tollkeeper-admin-token', '{TOKEN}')"));
-    open(&mut browser, "keys", "document.querySelectorAll('#main button.link').length === 1");
-    browser.evaluate("document.querySelector('#main button.link').click()");
+    // The first table of keys has those that were rejected.
+    let rejected = "document.querySelector('#main table').querySelectorAll('button.link')";
+    open(&mut browser, "keys", &format!("document.querySelector('#main table') && {rejected}.length === 1"));
+    browser.evaluate(&format!("{rejected}[0].click()"));
     browser.wait_until("document.querySelector('#dialog[open] meter') !== null");
     let shown = browser.evaluate("document.getElementById('dialog-body').textContent");
     assert!(shown.as_str().unwrap().contains("shop.eu.user"), "{shown}");
@@ -299,7 +301,7 @@ fn key_is_shown_and_reset_in_its_own_domain() {
     browser.evaluate("document.getElementById('dialog-cancel').click()");
     browser.wait_until("document.querySelector('#dialog[open]') === null");
     assert_eq!((used("shop"), used("shop.eu")), (2.into(), 5.into()));
-    browser.evaluate("document.querySelector('#main button.link').click()");
+    browser.evaluate(&format!("{rejected}[0].click()"));
     browser.wait_until("document.querySelector('#dialog[open] meter') !== null");
     browser.evaluate("document.getElementById('dialog-ok').click()");
     browser.wait_until("document.getElementById('dialog-title').textContent === 'Reset'");
