@@ -469,7 +469,6 @@ fn unusable_prometheus_address_is_one_error_line() {
         ("PROMETHEUS_PATH", "metrics", "PROMETHEUS_PATH=metrics: not a path; give one that begins with `/`"),
         ("EXTRA_TAGS", "a-b:c", "EXTRA_TAGS=a-b:c: holds a name that Prometheus does not accept"),
         ("EXTRA_TAGS", "a:b,a:c", "EXTRA_TAGS=a:b,a:c: names a tag twice; give each tag once"),
-        ("PROMETHEUS_MAPPER_YAML", "/nowhere/map.yaml", "PROMETHEUS_MAPPER_YAML=/nowhere/map.yaml: No such file"),
         ("TOLLKEEPER_METRIC_SERIES", "-1", "TOLLKEEPER_METRIC_SERIES=-1: out of range"),
         ("NEAR_LIMIT_RATIO", "80%", "NEAR_LIMIT_RATIO=80%: not a number"),
     ] {

@@ -70,6 +70,7 @@ descriptors:
   - {key: second, rate_limit: {unit: second, requests_per_unit: 2}}
   - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
   - {key: banned, rate_limit: {unit: second, requests_per_unit: 0, ban: 1h}}
+  - {key: stream, rate_limit: {concurrent: 1, max_duration: 1s}}
 ";
     // Spans are counted if tracing is on, even if none is sampled.
     let traced =
@@ -89,12 +90,18 @@ descriptors:
         for descriptor in ["strict=x", "second=x", "shared=x", "banned=x"] {
             shared.admits("shop", descriptor, 1);
         }
+        // A slot that is released, a release before its request, and a slot that nobody releases.
+        for slot in ["a", "a,release=?", "b,release=?", "b", "c"] {
+            shared.admits("shop", &format!("stream=x,slot={slot}"), 1);
+        }
         let found = shared.scrape();
         let lacks = [
             "ratelimit_service_rate_limit_over_limit_with_local_cache",
             "tollkeeper_rule_overshoot_hits_total",
             "tollkeeper_rule_bans_total",
             "tollkeeper_rule_banned_total",
+            "tollkeeper_rule_seats_expired_total",
+            "tollkeeper_rule_slots_overtaken_total",
         ];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
     });
