@@ -55,6 +55,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("decision-log.md", "TOLLKEEPER_DECISION_LOG=file:/var/log/", SERVES),
     ("decision-log.md", "tollkeeper events", SERVER),
     ("envoy.md", "LOG_LEVEL=debug", SERVES),
+    ("envoy-check.md", "tollkeeper check --envoy", "the module `envoy_check` checks such files"),
     ("envoy-gateway.md", "kubectl", CLUSTER),
     ("envoy-gateway.md", "curl", CLUSTER),
     ("layers.md", "sudo nft -f", CHANGES),

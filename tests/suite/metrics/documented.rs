@@ -86,14 +86,15 @@ descriptors:
         .env("REDIS_PERSECOND_SOCKET_TYPE", "tcp")
         .env("TOLLKEEPER_STORE_TIMEOUT", "10s");
     let shared = Watched::start(setup);
+    // A slot that is released, a release before its request, and a slot that nobody releases.
+    for slot in ["a", "a,release=?", "b,release=?", "b", "c"] {
+        shared.admits("shop", &format!("stream=x,slot={slot}"), 1);
+    }
     let scrape = wait_for("a share and a rejection from memory", || {
         for descriptor in ["strict=x", "second=x", "shared=x", "banned=x"] {
             shared.admits("shop", descriptor, 1);
         }
-        // A slot that is released, a release before its request, and a slot that nobody releases.
-        for slot in ["a", "a,release=?", "b,release=?", "b", "c"] {
-            shared.admits("shop", &format!("stream=x,slot={slot}"), 1);
-        }
+        shared.admits("shop", "stream=x,slot=d", 1);
         let found = shared.scrape();
         let lacks = [
             "ratelimit_service_rate_limit_over_limit_with_local_cache",

@@ -130,7 +130,10 @@ fn changed_certificates_are_used_for_new_connections() {
         let clients: String = server.query(&["CLIENT", "LIST"]);
         let port = server.tls_port().to_string();
         let lines = clients.lines().filter(|line| line.contains(&format!("laddr=127.0.0.1:{port}")));
-        lines.filter_map(|line| line.split_whitespace().find(|word| word.starts_with("id="))).map(str::to_owned).collect()
+        lines
+            .filter_map(|line| line.split_whitespace().find(|word| word.starts_with("id=")))
+            .map(str::to_owned)
+            .collect()
     };
     let first = wait_for("two connections", || Some(connected()).filter(|connections| connections.len() == 2));
 
