@@ -206,7 +206,8 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
     }
 }
 
-/// Logs in again when a file with credentials changes, and requests new connections when that fails or a certificate changes.
+/// Logs in again when a file with credentials changes, and requests new connections when that fails or a certificate
+/// changes.
 ///
 /// A provider of short-lived tokens closes connections whose token has expired, unless they log in again before.
 async fn watch_files<S: SupervisedServer>(server: Arc<S>) {

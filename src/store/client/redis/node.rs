@@ -337,7 +337,8 @@ impl SupervisedServer for NodeState {
         self.context.options.connect.hash_connect_files()
     }
 
-    /// Tries the credentials on a connection of its own first: wrong ones, or a user without permissions, reach no call.
+    /// Tries the credentials on a connection of its own first, so that wrong ones, or a user without permissions, reach
+    /// no call.
     async fn renew_credentials(&self) -> bool {
         let Ok(_tried) = SupervisedServer::connect(self).await else { return false };
         for connection in self.server.pool.open_connections() {
