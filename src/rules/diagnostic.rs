@@ -226,3 +226,15 @@ impl std::error::Error for Diagnostics {}
 pub(crate) fn escape_for_message(text: &str) -> String {
     truncate_printable(text, 200)
 }
+
+/// Returns the name that `written` was probably meant to be, if one is similar enough.
+pub(crate) fn find_similar_name<'n>(written: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    /// Bounded, because a comparison takes time proportional to both lengths.
+    const MAX_BYTES: usize = 100;
+    names
+        .filter(|name| name.len().max(written.len()) <= MAX_BYTES)
+        .map(|name| (strsim::normalized_damerau_levenshtein(written, name), name))
+        .filter(|(likeness, _)| *likeness >= 0.6)
+        .max_by(|one, other| one.0.total_cmp(&other.0).then(other.1.cmp(one.1)))
+        .map(|(_, name)| name)
+}

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
+use super::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message, find_similar_name};
 use super::files::PathProblem;
 use super::files::stamps::{FileStamp, FileStamps};
 use super::plan_table::PlanTable;
@@ -387,9 +387,7 @@ fn bind(table: &Arc<PlanTable>, plans: &[Arc<str>], domain: &str, path: &Path) -
     BoundTable::bind(Arc::clone(table), plans).map_err(|unknown| {
         let mut found = Diagnostics::default();
         for plan in unknown {
-            let likeness = |known: &&Arc<str>| strsim::normalized_damerau_levenshtein(&plan.name, known);
-            let nearest = plans.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-            let hint = match nearest.filter(|nearest| likeness(nearest) >= 0.6) {
+            let hint = match find_similar_name(&plan.name, plans.iter().map(|known| &**known)) {
                 Some(nearest) => format!("did you mean `{nearest}`?"),
                 None => "define it under `plans`, or write a limit such as 500/minute".to_owned(),
             };

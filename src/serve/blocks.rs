@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use crate::base::clock::{Clock, Time};
 use crate::base::random::random_u64_pair;
 use crate::decide::blocks::{Block, MAX_BLOCKS};
+use crate::decide::log::convert::encode_text_or_base64;
 use crate::serve::grpc::service::RateLimitService;
 use crate::settings::store::StoreSettings;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
@@ -100,8 +101,8 @@ pub(crate) struct EntryBytes<'a> {
 impl BlockedEntry {
     /// Entry of a block.
     pub(crate) fn of_block(block: &Block) -> Self {
-        let (key, key_base64) = encode_bytes(&block.key);
-        let (value, value_base64) = encode_bytes(&block.value);
+        let (key, key_base64) = encode_text_or_base64(&block.key);
+        let (value, value_base64) = encode_text_or_base64(&block.value);
         Self { key, key_base64, value, value_base64 }
     }
 
@@ -113,13 +114,6 @@ impl BlockedEntry {
 }
 
 /// Returns bytes as text if they are UTF-8, or else in base64.
-fn encode_bytes(bytes: &[u8]) -> (Option<String>, Option<String>) {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => (Some(text.to_owned()), None),
-        Err(_) => (None, Some(BASE64_STANDARD.encode(bytes))),
-    }
-}
-
 fn decode_bytes(name: &str, text: Option<&String>, base64: Option<&String>) -> Result<Vec<u8>, String> {
     match (text, base64) {
         (Some(text), None) => Ok(text.clone().into_bytes()),

@@ -34,7 +34,7 @@ impl<'a> EntryRecord<'a> {
 }
 
 /// Bytes as text, or else in base64.
-fn encode_text_or_base64(bytes: &[u8]) -> (Option<RecordText<'_>>, Option<RecordText<'_>>) {
+pub(crate) fn encode_text_or_base64<'b, T: From<&'b str> + From<String>>(bytes: &'b [u8]) -> (Option<T>, Option<T>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (Some(text.into()), None),
         Err(_) => (None, Some(BASE64_STANDARD.encode(bytes).into())),

@@ -118,7 +118,8 @@ pub(super) fn complete_limit_spec(
     }
 }
 
-/// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults `on_store_error` applies.
+/// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults, `on_store_error`
+/// and `epoch` apply.
 fn complete_concurrent_spec(
     written: &RateLimitEntry,
     period: Period,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::limit;
-use crate::rules::diagnostic::escape_for_message;
+use crate::rules::diagnostic::{escape_for_message, find_similar_name};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, PlanChoiceSpec, PlanSpec, TableSpec};
 use crate::rules::plan_table::is_table_file;
@@ -297,11 +297,9 @@ impl NameUse<'_> {
         };
         let index = names.clone().position(|known| known == name);
         if index.is_none() {
-            let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
-            let nearest = names.max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-            let hint = match nearest {
-                Some(nearest) if likeness(&nearest) >= 0.6 => format!("did you mean `{nearest}`?"),
-                _ => format!("define it under `{section}` of the domain"),
+            let hint = match find_similar_name(name, names) {
+                Some(nearest) => format!("did you mean `{nearest}`?"),
+                None => format!("define it under `{section}` of the domain"),
             };
             reader.report_error(*at, &field_path, format!("unknown {what} '{}'", escape_for_message(name)), hint);
         }

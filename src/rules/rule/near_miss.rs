@@ -332,7 +332,7 @@ impl RuleSet {
             return PossibleRule::Unknown;
         }
         let any_order = domain.matching.order == EntryOrder::Any;
-        let mut search = self.start_search(entries, Comparison::Exact, any_order);
+        let mut search = self.new_search(entries, Comparison::Exact, any_order);
         match (search.search(domain.root, all_entries(entries), 0), search.comparisons_left) {
             (true, _) => PossibleRule::Found,
             (false, 0) => PossibleRule::Unknown,
@@ -348,11 +348,11 @@ impl RuleSet {
     ) -> Option<Vec<(NodeId, Option<usize>)>> {
         let Difference { comparison, any_order, lacking } = difference;
         let any_order = any_order || domain.matching.order == EntryOrder::Any;
-        let mut search = self.start_search(entries, comparison, any_order);
+        let mut search = self.new_search(entries, comparison, any_order);
         search.search(domain.root, all_entries(entries), lacking).then_some(search.path)
     }
 
-    fn start_search<'s>(
+    fn new_search<'s>(
         &'s self,
         entries: &'s [PossibleEntry<'s>],
         comparison: Comparison,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::admin_token::AuthenticatedAdmin;
 use super::app_state::AppState;
-use super::response::{respond_pretty_json, respond_text};
+use super::response::{respond_internal_error, respond_pretty_json};
 use crate::base::clock::{Time, to_micros};
 use crate::base::go_syntax::parse_unsigned_duration;
 use crate::base::printable_text::{escape_unprintable, replace_unprintable};
@@ -203,11 +203,8 @@ pub(super) async fn show_blocks(admin: AuthenticatedAdmin, State(state): State<A
     let blocks = service.decider.blocks.list(service.clock.now());
     let blocks = blocks.iter().map(|block| ShownBlock::from(&**block)).collect();
     let list = BlockList { scope: scope_name(&state).to_owned(), max_blocks: MAX_BLOCKS, blocks };
-    let page = move || crate::base::printable_text::to_pretty_json(&list);
-    match tokio::task::spawn_blocking(page).await {
-        Ok(Ok(page)) => super::response::respond_json(StatusCode::OK, page),
-        Ok(Err(_)) | Err(_) => respond_text(StatusCode::INTERNAL_SERVER_ERROR, ""),
-    }
+    let page = tokio::task::spawn_blocking(move || respond_pretty_json(&list)).await;
+    page.unwrap_or_else(|_| respond_internal_error())
 }
 
 fn scope_name(state: &AppState) -> &'static str {

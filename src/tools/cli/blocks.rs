@@ -8,7 +8,7 @@ use std::io::Read as _;
 
 use serde_json::{Map, Value, json};
 
-use super::client::{PageRequest, call_page};
+use super::client::{PageRequest, call_page, format_json_page};
 use super::print::{CommandOutcome, escape_and_shorten, fail_if_unwritten, print_error, print_to_stdout};
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -197,8 +197,7 @@ fn print_answer(
     format: impl Fn(&[u8]) -> Option<String>,
 ) -> CommandOutcome {
     let page = answer.and_then(|answer| match server.json {
-        // Strings in JSON are escaped already.
-        true => Ok(String::from_utf8_lossy(&answer).into_owned() + "\n"),
+        true => Ok(format_json_page(&answer)),
         false => format(&answer)
             .ok_or_else(|| format!("{} answered, but not as the debug listener of this version does", server.addr)),
     });

@@ -8,20 +8,22 @@ use std::error::Error;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
+use serde::de::DeserializeOwned;
 use tokio::runtime;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
-use super::print::format_micros;
+use super::print::{CommandOutcome, fail_if_unwritten, format_micros, print_error, print_to_stdout};
 use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
-use crate::base::printable_text::escape_unprintable;
+use crate::base::printable_text::{escape_unprintable, escape_unprintable_json};
 use crate::settings::address::ServerAddress;
 use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, with_client_certificate};
 use crate::settings::secret::Secret;
@@ -314,4 +316,52 @@ pub(super) fn call_page(
     let mut response = response.map_err(failed)?;
     let page = response.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_vec().map_err(failed)?;
     Ok((response.status().as_u16(), page))
+}
+
+/// Prints what `fetch` returns, once or with this many seconds in between until the process is stopped.
+pub(super) fn print_report(
+    every_s: Option<u64>,
+    json: bool,
+    fetch: impl Fn() -> Result<String, String>,
+) -> CommandOutcome {
+    loop {
+        let page = match fetch() {
+            Ok(page) => page,
+            Err(problem) => {
+                print_error(problem);
+                return CommandOutcome::Failure;
+            }
+        };
+        let written = print_to_stdout(page);
+        match every_s {
+            Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
+            _ => return fail_if_unwritten(written, CommandOutcome::Success),
+        }
+        if !json && print_to_stdout("\n").is_err() {
+            return CommandOutcome::Success;
+        }
+    }
+}
+
+/// Parses a page; `what` is what it should be, such as `a report`.
+pub(super) fn parse_page<T: DeserializeOwned>(target: &ServerAddress, page: &[u8], what: &str) -> Result<T, String> {
+    serde_json::from_slice(page)
+        .map_err(|_| format!("{target} answered, but not with {what}; is it the debug listener of this version?"))
+}
+
+/// Returns a page of JSON as a line to print.
+pub(super) fn format_json_page(page: &[u8]) -> String {
+    escape_unprintable_json(&String::from_utf8_lossy(page)).into_owned() + "\n"
+}
+
+/// Percent-encodes `text` for a query.
+pub(super) fn percent_encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
+            _ => encoded += &format!("%{byte:02X}"),
+        }
+    }
+    encoded
 }

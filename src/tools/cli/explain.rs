@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use super::client::fetch_page;
+use super::client::{fetch_page, parse_page};
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_to_stdout,
 };
@@ -107,9 +107,7 @@ fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<E
 fn explain_with_server(target: &ServerAddress, request: &RateLimitRequest) -> Result<Explanation, String> {
     let body = request_to_json(request).map_err(|error| error.to_string())?;
     let page = fetch_page(target, "/explain", Some(&body))?;
-    serde_json::from_slice(&page).map_err(|_| {
-        format!("{target} answered, but not with an explanation; is it the debug listener of this version?")
-    })
+    parse_page(target, &page, "an explanation")
 }
 
 /// Formats an explanation; `has_counters` is true for that of a server.
@@ -171,7 +169,7 @@ fn append_slots_text(page: &mut String, explained: &ExplainedSlots) {
         let _ = write!(page, "; without a release the first ends in {first_end_s} s");
     }
     if *tombstones > 0 {
-        let _ = write!(page, "; {tombstones} releases came before their requests");
+        let _ = write!(page, "; releases that came before their requests: {tombstones}");
     }
     page.push('\n');
     for holder in holders {

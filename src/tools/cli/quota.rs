@@ -1,11 +1,7 @@
 //! `quota`: shows the quota streams of a running server, and how limits are divided among proxies.
 
-use std::thread;
-use std::time::Duration;
-
-use super::client::fetch_page;
-use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
-use super::top::percent_encode;
+use super::client::{fetch_page, format_json_page, parse_page, percent_encode, print_report};
+use super::print::CommandOutcome;
 use crate::serve::quota::page::QuotaReport;
 use crate::settings::address::ServerAddress;
 
@@ -41,23 +37,7 @@ Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 
 /// Prints the report, once or until the process is stopped.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    loop {
-        let page = match fetch_report(args) {
-            Ok(page) => page,
-            Err(problem) => {
-                print_error(problem);
-                return CommandOutcome::Failure;
-            }
-        };
-        let written = print_to_stdout(page);
-        match args.every {
-            Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
-            _ => return fail_if_unwritten(written, CommandOutcome::Success),
-        }
-        if !args.json && print_to_stdout("\n").is_err() {
-            return CommandOutcome::Success;
-        }
-    }
+    print_report(args.every, args.json, || fetch_report(args))
 }
 
 fn fetch_report(args: &Args) -> Result<String, String> {
@@ -70,11 +50,7 @@ fn fetch_report(args: &Args) -> Result<String, String> {
     }
     let page = fetch_page(&args.addr, path.trim_end_matches(['&', '?']), None)?;
     if args.json {
-        // Strings in JSON are escaped already.
-        return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
+        return Ok(format_json_page(&page));
     }
-    let report: Result<QuotaReport, _> = serde_json::from_slice(&page);
-    report.map(|report| report.format_text()).map_err(|_| {
-        format!("{} answered, but not with a report; is it the debug listener of this version?", args.addr)
-    })
+    parse_page::<QuotaReport>(&args.addr, &page, "a report").map(|report| report.format_text())
 }

@@ -3,13 +3,8 @@
 //! The server sends the data as JSON; this module formats it with the server's own code, so that untrusted text is
 //! escaped here too.
 
-use std::thread;
-use std::time::Duration;
-
-use serde::de::DeserializeOwned;
-
-use super::client::fetch_page;
-use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
+use super::client::{fetch_page, format_json_page, parse_page, percent_encode, print_report};
+use super::print::CommandOutcome;
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
 use crate::serve::report::rules;
 use crate::serve::report::top::{TopReport, TopTextContent};
@@ -90,31 +85,14 @@ Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 
 /// Prints the report, once or until the process is stopped.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    loop {
-        let page = match fetch_report(args) {
-            Ok(page) => page,
-            Err(problem) => {
-                print_error(problem);
-                return CommandOutcome::Failure;
-            }
-        };
-        let written = print_to_stdout(page);
-        match args.every {
-            Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
-            _ => return fail_if_unwritten(written, CommandOutcome::Success),
-        }
-        if !args.json && print_to_stdout("\n").is_err() {
-            return CommandOutcome::Success;
-        }
-    }
+    print_report(args.every, args.json, || fetch_report(args))
 }
 
 fn fetch_report(args: &Args) -> Result<String, String> {
     let path = build_report_path(args);
     let page = fetch_page(&args.addr, &path, None)?;
     if args.json {
-        // Strings in JSON are escaped already.
-        return Ok(String::from_utf8_lossy(&page).into_owned() + "\n");
+        return Ok(format_json_page(&page));
     }
     let part = match (args.rules, args.busiest) {
         (true, _) => FleetTextContent::Rules,
@@ -123,17 +101,15 @@ fn fetch_report(args: &Args) -> Result<String, String> {
     };
     let show = if args.busiest { TopTextContent::Busiest } else { TopTextContent::Rejected };
     match args.rules {
-        _ if args.unmatched => parse_report::<UnmatchedReport>(args, &page).map(|report| report.format_text()),
-        _ if args.fleet => parse_report::<FleetReport>(args, &page).map(|report| report.format_text(part)),
-        true => parse_report::<rules::RuleUsageReport>(args, &page).map(|report| report.format_text()),
-        false => parse_report::<TopReport>(args, &page).map(|report| report.format_text(show)),
+        _ if args.unmatched => {
+            parse_page::<UnmatchedReport>(&args.addr, &page, "a report").map(|report| report.format_text())
+        }
+        _ if args.fleet => {
+            parse_page::<FleetReport>(&args.addr, &page, "a report").map(|report| report.format_text(part))
+        }
+        true => parse_page::<rules::RuleUsageReport>(&args.addr, &page, "a report").map(|report| report.format_text()),
+        false => parse_page::<TopReport>(&args.addr, &page, "a report").map(|report| report.format_text(show)),
     }
-}
-
-fn parse_report<T: DeserializeOwned>(args: &Args, page: &[u8]) -> Result<T, String> {
-    serde_json::from_slice(page).map_err(|_| {
-        format!("{} answered, but not with a report; is it the debug listener of this version?", args.addr)
-    })
 }
 
 fn build_report_path(args: &Args) -> String {
@@ -159,16 +135,4 @@ fn build_report_path(args: &Args) -> String {
     }
     path.truncate(path.trim_end_matches(['&', '?']).len());
     path
-}
-
-/// Percent-encodes `text` for a query.
-pub(super) fn percent_encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
-            _ => encoded += &format!("%{byte:02X}"),
-        }
-    }
-    encoded
 }

@@ -271,19 +271,8 @@ impl EnvoyFindings {
         node: &ConfigNode<'_, '_>,
         message: impl Into<String>,
     ) {
-        let CheckText { consequence, fix, .. } = check.text();
-        let finding = EnvoyFinding {
-            severity,
-            check,
-            file: self.file.to_string(),
-            line: node.at.line,
-            column: node.at.column,
-            path: node.path(),
-            message: message.into(),
-            consequence: consequence.to_owned(),
-            fix: fix.to_owned(),
-        };
-        self.add(finding);
+        let finding = self.build(check, node, message.into());
+        self.add(EnvoyFinding { severity, ..finding });
     }
 
     /// Adds a finding of a check with another fix.
@@ -294,11 +283,25 @@ impl EnvoyFindings {
         message: String,
         fix: Option<String>,
     ) {
-        self.report(check, node, message);
-        if let (Some(fix), Some(last)) = (fix, self.kept.last_mut())
-            && (last.check, last.line, last.column) == (check, node.at.line, node.at.column)
-        {
-            last.fix = fix;
+        let mut finding = self.build(check, node, message);
+        if let Some(fix) = fix {
+            finding.fix = fix;
+        }
+        self.add(finding);
+    }
+
+    fn build(&self, check: EnvoyCheck, node: &ConfigNode<'_, '_>, message: String) -> EnvoyFinding {
+        let CheckText { severity, consequence, fix } = check.text();
+        EnvoyFinding {
+            severity,
+            check,
+            file: self.file.to_string(),
+            line: node.at.line,
+            column: node.at.column,
+            path: node.path(),
+            message,
+            consequence: consequence.to_owned(),
+            fix: fix.to_owned(),
         }
     }
 

@@ -108,7 +108,8 @@ impl CheckedEnvoyFiles {
                     page += &escape_unprintable(&format!("{name}:{line}:{column}: error: {message}"));
                     page.push('\n');
                     page += &format_excerpt(text, *line, *column);
-                    page += &fix.as_ref().map_or_else(String::new, |fix| format!("  fix: {fix}\n"));
+                    page +=
+                        &fix.as_ref().map_or_else(String::new, |fix| format!("  fix: {}\n", escape_unprintable(fix)));
                 }
             }
         }
