@@ -284,12 +284,11 @@ const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
         reset_us,
         retry_after_us,
         delay_us,
-        ban_left_us,
+        ban_left_us: banned_us,
         ban_begun: _,
         slot,
         expired_seats,
     } = result;
-    let banned_us = ban_left_us;
     LimitResultRecord {
         admitted,
         before,

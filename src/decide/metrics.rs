@@ -276,8 +276,8 @@ pub(super) fn record_slot_change(stats: &LimitStats, result: &ChargeResult) {
     let stat = match result.slot {
         SlotChange::Taken => Some(LimitStat::SlotsTaken),
         SlotChange::Freed => Some(LimitStat::SlotsFreed),
-        SlotChange::Buried => Some(LimitStat::SlotsBuried),
-        SlotChange::Overtaken => Some(LimitStat::SlotsOvertaken),
+        SlotChange::ReleasedEarly => Some(LimitStat::EarlyReleases),
+        SlotChange::Late => Some(LimitStat::LateRequests),
         SlotChange::None | SlotChange::Renewed => None,
     };
     if let Some(stat) = stat {

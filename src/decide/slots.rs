@@ -30,16 +30,13 @@ pub struct SeparatedRequest<'m> {
 /// Use of a slot by each descriptor; empty in a domain without concurrent limits.
 pub(super) type SlotUses = SmallVec<[SlotUse; 2]>;
 
-/// Uses of a request in a domain without concurrent limits.
-static NO_USES: SlotUses = SlotUses::new_const();
-
 impl<'m> SeparatedRequest<'m> {
     /// The request as it is matched, and its uses of slots: `whole` and none if nothing was separated.
     pub(super) fn parts_or<'a>(
         separated: Option<&'a Self>,
         whole: &'a Request<'m>,
     ) -> (&'a Request<'m>, &'a [SlotUse]) {
-        separated.map_or((whole, &*NO_USES), |separated| (&separated.request, &separated.uses))
+        separated.map_or((whole, &[]), |separated| (&separated.request, &separated.uses))
     }
 
     /// Returns true if all descriptors free slots.

@@ -24,7 +24,7 @@ const UNANSWERED_TOKEN: &[u8] = b"?";
 
 /// Time for which a release of an unknown slot keeps it from being taken, in microseconds: 15 s.
 ///
-/// Longer than a store's timeout and the longest queueing together: by then the request that was overtaken is there.
+/// Longer than a store's timeout and the longest queueing together: by then the request that comes late is there.
 pub const TOMBSTONE_US: u64 = 15_000_000;
 
 /// Wait that a full limit advises, in microseconds: when a slot becomes free is not known.
@@ -200,9 +200,9 @@ pub enum SlotChange {
     /// It was freed.
     Freed,
     /// It was unknown to a release, and cannot be taken for [`TOMBSTONE_US`].
-    Buried,
+    ReleasedEarly,
     /// It could not be taken, because its release came first.
-    Overtaken,
+    Late,
 }
 
 impl SlotChange {
@@ -213,8 +213,8 @@ impl SlotChange {
             Self::Taken => Some("taken"),
             Self::Renewed => Some("renewed"),
             Self::Freed => Some("freed"),
-            Self::Buried => Some("buried"),
-            Self::Overtaken => Some("overtaken"),
+            Self::ReleasedEarly => Some("released_early"),
+            Self::Late => Some("late"),
         }
     }
 }

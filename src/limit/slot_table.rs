@@ -16,7 +16,7 @@ use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
 /// Shortest time between two walks over all slots of a table, in microseconds.
 pub const SWEEP_INTERVAL_US: u64 = 1_000_000;
 
-/// Most buried slots of a table: later ones are not buried, and a slot that is taken after its release then stays
+/// Maximum number of tombstones of a table: later releases leave none, and a slot that is taken after its release then stays
 /// until it expires.
 pub const MAX_TOMBSTONES: u32 = 10_000;
 
@@ -120,7 +120,7 @@ impl SlotTable {
         }
         let own = match own {
             None => OwnSlot::Absent,
-            Some(Slot { seats: 0, .. }) => OwnSlot::Buried,
+            Some(Slot { seats: 0, .. }) => OwnSlot::Tombstone,
             Some(Slot { token, seats, .. }) => OwnSlot::Held { token, seats },
         };
         let expired = u32::try_from(expired).unwrap_or(u32::MAX);
@@ -139,11 +139,11 @@ impl SlotTable {
                 self.remove(id);
                 self.insert(id, Slot { token, holder, expires: now.plus_us(life_us), seats });
             }
-            OwnSlot::Buried if old.is_none() && self.tombstones < MAX_TOMBSTONES => {
+            OwnSlot::Tombstone if old.is_none() && self.tombstones < MAX_TOMBSTONES => {
                 let expires = now.plus_us(TOMBSTONE_US);
                 self.insert(id, Slot { token: SlotToken::default(), holder, expires, seats: 0 });
             }
-            OwnSlot::Held { .. } | OwnSlot::Buried => {}
+            OwnSlot::Held { .. } | OwnSlot::Tombstone => {}
         }
     }
 

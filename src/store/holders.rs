@@ -103,7 +103,16 @@ impl HolderTable {
     }
 
     /// Records a call that uses a slot.
+    ///
+    /// Changes nothing, and so needs no lock for writing, if a call was recorded a moment ago.
     pub fn record_call(&self, id: HolderId, name: &[u8], now: Time) {
+        let moment_us = self.timeout_us.load(Ordering::Relaxed) / 32;
+        let is_recorded = |holder: &Holder| {
+            holder.is_unreported && holder.first_slot.is_some() && now.since_us(holder.heard) < moment_us
+        };
+        if self.holders.read().unwrap_or_else(PoisonError::into_inner).get(&id).is_some_and(is_recorded) {
+            return;
+        }
         self.update(id, name, now, |holder| holder.first_slot = holder.first_slot.or(Some(now)));
     }
 
@@ -134,7 +143,7 @@ impl HolderTable {
         }
     }
 
-    /// Heartbeats since the last call, for the shared table.
+    /// Takes the heartbeats that were not yet sent to the shared table.
     pub fn take_heartbeats(&self, now: Time) -> Vec<Heartbeat> {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
         let unreported = holders.iter_mut().filter(|(_, holder)| holder.is_unreported && holder.has_heartbeats);
@@ -145,7 +154,7 @@ impl HolderTable {
         unreported.map(heartbeat).collect()
     }
 
-    /// Takes back heartbeats that could not be told.
+    /// Takes back heartbeats that could not be sent.
     pub fn put_back_heartbeats(&self, heartbeats: &[Heartbeat]) {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
         for heartbeat in heartbeats {
@@ -160,9 +169,11 @@ impl HolderTable {
 
     /// Dead holders, as a script takes them: eight bytes each. Those that this process just heard are not among them.
     pub fn dead_in_script_form(&self, now: Time) -> Vec<u8> {
-        let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
-        let still_dead = dead.into_iter().filter(|id| self.is_dead(*id, now));
-        still_dead.flat_map(|id| id.0.to_le_bytes()).collect()
+        let timeout_us = self.timeout_us.load(Ordering::Relaxed);
+        let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
+        let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);
+        let is_heard = |id: &HolderId| own.get(id).is_some_and(|holder| now.since_us(holder.heard) <= timeout_us);
+        dead.iter().flatten().filter(|id| !is_heard(id)).flat_map(|id| id.0.to_le_bytes()).collect()
     }
 
     /// Logs, once for each, holders whose slots have no heartbeats; forgets those that were silent for a day.

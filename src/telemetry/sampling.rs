@@ -11,17 +11,30 @@ pub const EXACT_OBSERVATIONS: u32 = 1024;
 /// Observations that a sampled one stands for.
 pub const SAMPLED_WEIGHT: u64 = 16;
 
+/// Statistics that are sampled, each with a number of observations of its own: the few of one are not lost among the
+/// many of another.
+#[derive(Clone, Copy, Debug)]
+pub enum SampledStatistic {
+    /// Keys with most hits.
+    BusiestKeys,
+    /// Descriptors that match no rule.
+    UnmatchedDescriptors,
+}
+
 thread_local! {
-    /// Number of observations up to [`EXACT_OBSERVATIONS`], and the state of a linear congruential generator.
-    static STATE: Cell<(u32, u32)> = const { Cell::new((0, 1)) };
+    /// Number of observations of each statistic up to [`EXACT_OBSERVATIONS`], and the state of a linear congruential
+    /// generator.
+    static STATE: Cell<([u32; 2], u32)> = const { Cell::new(([0; 2], 1)) };
 }
 
 /// Returns the number of observations that this one stands for; `None` if it is left out.
-pub fn sample_weight() -> Option<u64> {
+pub fn sample_weight(statistic: SampledStatistic) -> Option<u64> {
     STATE.with(|state| {
-        let (taken, random) = state.get();
-        if taken < EXACT_OBSERVATIONS {
-            state.set((taken + 1, random));
+        let (mut taken, random) = state.get();
+        let own = &mut taken[statistic as usize];
+        if *own < EXACT_OBSERVATIONS {
+            *own += 1;
+            state.set((taken, random));
             return Some(1);
         }
         // Constants of Numerical Recipes; the upper bits are the random ones.
@@ -33,13 +46,16 @@ pub fn sample_weight() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::SampledStatistic::{BusiestKeys, UnmatchedDescriptors};
     use super::{EXACT_OBSERVATIONS, sample_weight};
 
     #[test]
     fn first_observations_are_taken_and_later_ones_stand_for_as_many_as_there_are() {
         let all = std::thread::spawn(|| {
-            let first: u64 = (0..EXACT_OBSERVATIONS).filter_map(|_| sample_weight()).sum();
-            let later: u64 = (0..1_600_000).filter_map(|_| sample_weight()).sum();
+            let first: u64 = (0..EXACT_OBSERVATIONS).filter_map(|_| sample_weight(BusiestKeys)).sum();
+            let later: u64 = (0..1_600_000).filter_map(|_| sample_weight(BusiestKeys)).sum();
+            // Another statistic has exact observations left.
+            assert_eq!(sample_weight(UnmatchedDescriptors), Some(1));
             (first, later)
         });
         let (first, later) = all.join().expect("the thread ends");

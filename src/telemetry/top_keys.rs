@@ -126,7 +126,7 @@ impl TopKeys {
 
     /// Number of decisions that this one stands for in a sample; `None` if it is left out, or tracking is off.
     pub fn sample_weight(&self) -> Option<u64> {
-        self.shards.as_ref().and_then(|_| sampling::sample_weight())
+        self.shards.as_ref().and_then(|_| sampling::sample_weight(sampling::SampledStatistic::BusiestKeys))
     }
 
     /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new, and

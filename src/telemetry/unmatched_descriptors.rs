@@ -10,7 +10,7 @@ use std::hash::Hasher as _;
 
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use super::sampling::sample_weight;
+use super::sampling::{SampledStatistic, sample_weight};
 use super::top_keys::space_saving::SpaceSaving;
 use crate::base::clock::Time;
 use crate::base::printable_text::truncate_to_bytes;
@@ -89,7 +89,7 @@ impl UnmatchedDescriptors {
         push_text: impl FnOnce(&mut Vec<u8>),
     ) {
         let Some(shards) = &self.shards else { return };
-        let Some(weight) = sample_weight() else { return };
+        let Some(weight) = sample_weight(SampledStatistic::UnmatchedDescriptors) else { return };
         let UnmatchedDescriptor { domain, has_rules, keys } = descriptor;
         let domain = truncate_to_bytes(domain, MAX_DOMAIN_BYTES);
         let id = self.hash_path(domain, keys);

@@ -6,7 +6,7 @@
 //!
 //! - A request whose slot exists passes at the limit too: it is a retried call, or an internal redirect of its stream.
 //! - A release frees the slot if it brings the slot's newest token, or if Envoy saw no answer; then a slot that does
-//!   not exist is *buried*, so that the request that was overtaken cannot take it.
+//!   not exist is a *tombstone*, so that the request that comes later cannot take it.
 
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
@@ -29,7 +29,7 @@ pub enum OwnSlot {
         seats: u32,
     },
     /// Its release came first.
-    Buried,
+    Tombstone,
 }
 
 /// What one request sees of the slots of a counter.
@@ -62,7 +62,7 @@ impl State {
                 self.own = OwnSlot::Held { token: self.token, seats };
                 SlotChange::Renewed
             }
-            OwnSlot::Absent | OwnSlot::Buried => {
+            OwnSlot::Absent | OwnSlot::Tombstone => {
                 self.own = OwnSlot::Held { token: self.token, seats: u32::try_from(seats).unwrap_or(u32::MAX) };
                 self.used += seats;
                 SlotChange::Taken
@@ -78,10 +78,10 @@ impl State {
                 SlotChange::Freed
             }
             OwnSlot::Absent if self.is_unanswered => {
-                self.own = OwnSlot::Buried;
-                SlotChange::Buried
+                self.own = OwnSlot::Tombstone;
+                SlotChange::ReleasedEarly
             }
-            OwnSlot::Held { .. } | OwnSlot::Absent | OwnSlot::Buried => SlotChange::None,
+            OwnSlot::Held { .. } | OwnSlot::Absent | OwnSlot::Tombstone => SlotChange::None,
         }
     }
 }
@@ -91,13 +91,13 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let before = state.used;
     let admitted = admits(limit, state, now, request);
     let change = match request.hits {
-        Hits::Charge(_) if state.own == OwnSlot::Buried => SlotChange::Overtaken,
+        Hits::Charge(_) if state.own == OwnSlot::Tombstone => SlotChange::Late,
         Hits::Charge(seats) if admitted && !request.rejected_elsewhere => state.acquire(seats),
         Hits::Refund(_) => state.release(),
         Hits::Charge(_) | Hits::Peek => SlotChange::None,
     };
     let seats = u64::from(limit.requests_per_unit());
-    let can_ever_pass = request.required_hits() <= seats && state.own != OwnSlot::Buried;
+    let can_ever_pass = request.required_hits() <= seats && state.own != OwnSlot::Tombstone;
     ChargeResult {
         admitted,
         before,
@@ -118,7 +118,7 @@ pub fn admits(limit: &Limit, state: &State, _now: Time, request: ChargeRequest) 
     }
     match state.own {
         OwnSlot::Held { .. } => true,
-        OwnSlot::Buried => false,
+        OwnSlot::Tombstone => false,
         OwnSlot::Absent => state.used.saturating_add(request.required_hits()) <= u64::from(limit.requests_per_unit()),
     }
 }
@@ -126,7 +126,7 @@ pub fn admits(limit: &Limit, state: &State, _now: Time, request: ChargeRequest) 
 /// Numbers of [`OwnSlot`] in a script's reply.
 const ABSENT: u64 = 0;
 const HELD: u64 = 1;
-const BURIED: u64 = 2;
+const TOMBSTONE: u64 = 2;
 
 impl StoredState for State {
     /// The memory store keeps the table, and never packs what a request sees of it.
@@ -144,7 +144,7 @@ impl StoredState for State {
         let own = match kind {
             ABSENT => OwnSlot::Absent,
             HELD => OwnSlot::Held { token, seats },
-            BURIED => OwnSlot::Buried,
+            TOMBSTONE => OwnSlot::Tombstone,
             _ => return Err(MalformedReply),
         };
         Ok(Self { last, used, own, expired: reply.read_u32()?, ..Self::default() })

@@ -69,9 +69,7 @@ impl<'a> CallHead<'a> {
             timeout => Ok(Self { headers, timeout: timeout.flatten(), peer: None }),
         }
     }
-}
 
-impl<'a> CallHead<'a> {
     /// Envoy that makes the call.
     pub fn slot_holder(&self) -> Holder<'a> {
         let named = self.headers.get(HOLDER_HEADER).filter(|name| !name.is_empty());

@@ -72,7 +72,7 @@ impl RateLimitMethod {
         let message = MessageReader::new(call.headers, self.max_message_bytes)?.read_message(body).await?;
         let mut decoded = None;
         let request = decode_message(&message, &mut decoded)?;
-        if !self.answers_immediately() && may_release(&request) {
+        if !self.answers_immediately() && may_release(&request) && self.service.has_slots() {
             return Box::pin(self.answer_release(call, message.clone())).await;
         }
         let response = self.service.answer_grpc_call(call, &request).await;
@@ -81,9 +81,7 @@ impl RateLimitMethod {
         );
         Ok(encode_frame(&response?))
     }
-}
 
-impl RateLimitMethod {
     /// Answers a call that may free a slot, in a task: it is carried out though its caller gives up.
     async fn answer_release(&self, call: CallHead<'_>, message: Bytes) -> Result<Bytes, Status> {
         let (service, headers) = (Arc::clone(&self.service), call.headers.clone());
@@ -148,6 +146,11 @@ struct TimedAnswer {
 }
 
 impl RateLimitService {
+    /// Returns true if the rules have concurrent limits.
+    fn has_slots(&self) -> bool {
+        self.rules.current_rules().as_deref().is_some_and(|loaded| loaded.rules.has_slots())
+    }
+
     /// Creates a service without a tracer.
     pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
         Self { clock, rules, decider, tracer: None, delayed_responses: AtomicUsize::new(0) }
@@ -226,7 +229,8 @@ impl RateLimitService {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
             let rules = self.rules.current_rules();
             let separate = |loaded: &LoadedRules| loaded.rules.separate_slots(SlotCaller::default(), request);
-            let separated = rules.as_deref().and_then(|loaded| separate(loaded).unwrap_or_default());
+            let separated =
+                rules.as_deref().filter(|_| shows_descriptors).and_then(|loaded| separate(loaded).unwrap_or_default());
             let shown = separated.as_deref().map_or(request, |separated| &separated.request);
             spans::record_decision(span, shown, &decided, shows_descriptors);
         }

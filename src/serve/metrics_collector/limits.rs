@@ -147,13 +147,13 @@ const SLOT_COUNTERS: [(LimitStat, &str, &str); 5] = [
         "Total number of seats that were never released: max_duration was over, or the Envoy was dead.",
     ),
     (
-        LimitStat::SlotsBuried,
-        "tollkeeper_rule_slots_buried_total",
+        LimitStat::EarlyReleases,
+        "tollkeeper_rule_early_releases_total",
         "Total number of releases without an answer whose slot was unknown, so that it cannot be taken for 15 s.",
     ),
     (
-        LimitStat::SlotsOvertaken,
-        "tollkeeper_rule_slots_overtaken_total",
+        LimitStat::LateRequests,
+        "tollkeeper_rule_late_requests_total",
         "Total number of requests that were rejected because their release came first.",
     ),
 ];

@@ -148,7 +148,7 @@ pub struct SlotCounts {
     /// Seats that were never released.
     pub expired_seats: u64,
     /// Releases that came before their requests.
-    pub buried: u64,
+    pub early_releases: u64,
 }
 
 impl SlotCounts {
@@ -158,7 +158,7 @@ impl SlotCounts {
             taken: count(LimitStat::SlotsTaken),
             freed: count(LimitStat::SlotsFreed),
             expired_seats: count(LimitStat::SeatsExpired),
-            buried: count(LimitStat::SlotsBuried),
+            early_releases: count(LimitStat::EarlyReleases),
         })
     }
 }

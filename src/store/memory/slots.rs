@@ -207,7 +207,13 @@ impl SlotTables {
             let (key, limit) = (charge.path_hash ^ counter.tag, u64::from(counter.limit.requests_per_unit()));
             let query = SlotQuery { slot, now, seats: charge.request.required_hits(), limit, is_dead: &is_dead };
             let mut state = match shard.get_mut(&key) {
-                Some(table) => table.view(query),
+                Some(table) => {
+                    let before = table.bytes();
+                    let state = table.view(query);
+                    // The look may have shrunk the table.
+                    self.bytes.fetch_sub(before.saturating_sub(table.bytes()), Ordering::Relaxed);
+                    state
+                }
                 None => slots::State { last: now, ..slots::State::default() }.for_use(slot),
             };
             if room == SlotRoom::Nothing {

@@ -55,9 +55,9 @@ pub enum LimitStat {
     /// Slots that releases freed.
     SlotsFreed,
     /// Releases that came before their requests.
-    SlotsBuried,
+    EarlyReleases,
     /// Requests that came after their releases.
-    SlotsOvertaken,
+    LateRequests,
     /// Seats that were not released: their slots expired, or their holders died.
     SeatsExpired,
     /// Descriptors of the domain that matched no rule; only in the statistics of a domain's other limits.

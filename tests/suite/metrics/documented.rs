@@ -102,7 +102,7 @@ descriptors:
             "tollkeeper_rule_bans_total",
             "tollkeeper_rule_banned_total",
             "tollkeeper_rule_seats_expired_total",
-            "tollkeeper_rule_slots_overtaken_total",
+            "tollkeeper_rule_late_requests_total",
         ];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
     });

@@ -105,17 +105,17 @@ impl Steps {
     }
 }
 
-/// What a table should have: slots and buried ones, by id.
+/// What a table should have: slots and tombstones, by id.
 #[derive(Default)]
 struct Model {
     slots: BTreeMap<u128, (SlotToken, HolderId, Time, u64)>,
-    buried: BTreeMap<u128, Time>,
+    tombstones: BTreeMap<u128, Time>,
 }
 
 impl Model {
     fn forget_ended(&mut self, now: Time) {
         self.slots.retain(|_, (_, _, ends, _)| *ends > now);
-        self.buried.retain(|_, ends| *ends > now);
+        self.tombstones.retain(|_, ends| *ends > now);
     }
 
     fn seats(&self, dead: &BTreeSet<HolderId>) -> u64 {
@@ -125,7 +125,7 @@ impl Model {
 
 #[test]
 fn table_follows_the_protocol_over_random_histories() {
-    let (mut taken, mut overtaken, mut expired, mut late) = (0, 0, 0, 0);
+    let (mut taken, mut late_requests, mut expired, mut late) = (0, 0, 0, 0);
     for seed in 0..300 {
         let (mut steps, mut table, mut model) = (Steps::new(seed), SlotTable::default(), Model::default());
         for turn in 0..400 {
@@ -138,11 +138,11 @@ fn table_follows_the_protocol_over_random_histories() {
             let result = take_step(&mut table, step, &steps.dead);
             expired += result.expired_seats;
             match step.hits {
-                Hits::Charge(seats) => match (model.buried.contains_key(&id), own) {
+                Hits::Charge(seats) => match (model.tombstones.contains_key(&id), own) {
                     (true, _) => {
-                        assert!(!result.admitted && result.slot == SlotChange::Overtaken, "{at}");
+                        assert!(!result.admitted && result.slot == SlotChange::Late, "{at}");
                         assert_eq!(result.retry_after_us, None, "{at}");
-                        overtaken += 1;
+                        late_requests += 1;
                     }
                     (false, Some((.., seats))) if result.slot == SlotChange::Renewed => {
                         let ends = step.now.plus_us(u64::from(MAX_DURATION_S) * 1_000_000);
@@ -176,9 +176,9 @@ fn table_follows_the_protocol_over_random_histories() {
                             assert_eq!(result.slot, SlotChange::Freed, "{at}");
                             model.slots.remove(&id);
                         }
-                        None if unanswered && !model.buried.contains_key(&id) => {
-                            assert_eq!(result.slot, SlotChange::Buried, "{at}");
-                            model.buried.insert(id, step.now.plus_us(TOMBSTONE_US));
+                        None if unanswered && !model.tombstones.contains_key(&id) => {
+                            assert_eq!(result.slot, SlotChange::ReleasedEarly, "{at}");
+                            model.tombstones.insert(id, step.now.plus_us(TOMBSTONE_US));
                         }
                         Some(_) | None => assert_eq!(result.slot, SlotChange::None, "{at}"),
                     }
@@ -192,16 +192,19 @@ fn table_follows_the_protocol_over_random_histories() {
             assert!(table.used() >= model.seats(&steps.dead), "a slot is not counted: {at}");
             let summary = table.summarize(step.now, &|holder| steps.dead.contains(&holder));
             assert_eq!(summary.seats, model.seats(&steps.dead), "{at}");
-            assert_eq!(summary.tombstones, model.buried.len() as u64, "{at}");
+            assert_eq!(summary.tombstones, model.tombstones.len() as u64, "{at}");
             assert!(table.used() >= summary.seats && counted >= summary.seats, "{at}");
         }
     }
     // The histories meet every case.
-    assert!(taken > 5_000 && overtaken > 500 && expired > 500 && late > 20, "{taken} {overtaken} {expired} {late}");
+    assert!(
+        taken > 5_000 && late_requests > 500 && expired > 500 && late > 20,
+        "{taken} {late_requests} {expired} {late}"
+    );
 }
 
 #[test]
-fn buried_slots_are_bounded() {
+fn tombstones_are_bounded() {
     let mut table = SlotTable::default();
     let now = Time::from_secs(1_800_000_000);
     for id in 0..20_000 {

@@ -9,7 +9,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
-use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, HolderId, LimitedState};
+use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, LimitedState, ReplicaId};
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -82,7 +82,7 @@ impl MemoryShard {
     pub(in crate::store::memory) fn adjust_hold(
         &mut self,
         charge: &Charge<'_>,
-        holder: HolderId,
+        holder: ReplicaId,
         mut request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, MemoryFull> {

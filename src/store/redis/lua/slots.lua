@@ -3,8 +3,8 @@
 -- KEYS: the counter. a: seats of the limit. b: seats that the request needs, negative for a release. ARGV[4]: the slot:
 -- id (16 bytes), token and holder (8 each), action (1: acquire, 2: release by token, 3: release without an answer), then
 -- the dead holders (8 bytes each). State for the reply, numbers of 8 bytes: now, seats in use, kind of the own slot
--- (0: absent, 1: held, 2: buried), its token and seats, seats that were found over. Charges: limit. Nothing is rounded.
--- Hash: id -> token, holder, end (8 bytes), seats (4 bytes, 0: buried); '' -> seats, buried slots, time of the last
+-- (0: absent, 1: held, 2: a tombstone), its token and seats, seats that were found over. Charges: limit. Nothing is rounded.
+-- Hash: id -> token, holder, end (8 bytes), seats (4 bytes, 0: a tombstone); '' -> seats, number of tombstones, time of the last
 -- walk, cursor of the next step.
 -- Writes: one HSET or HDEL. If seats are lacking, and the last walk was a second ago, a walk over all slots deletes
 -- those that are over or whose holder is dead: up to 2000 in a step, the next step after 20 ms.
@@ -17,21 +17,21 @@ local id, token, holder = string.sub(slot, 1, 16), string.sub(slot, 17, 24), str
 local is_unanswered = string.byte(slot, 33) == 3
 local found = redis.pcall('HMGET', key, '', id)
 if found.err then return found end
-local used, buried, walked, cursor = 0, 0, 0, '0'
+local used, tombstones, walked, cursor = 0, 0, 0, '0'
 if found[1] then
   if #found[1] < 25 then
     --> wrong_type
   end
-  used, buried, walked = unpack('<I8I8I8', found[1])
+  used, tombstones, walked = unpack('<I8I8I8', found[1])
   cursor = string.sub(found[1], 25)
 end
 local own, kind, seats, own_token, expired = found[2], 0, 0, string.rep('\0', 8), 0
 local function head()
-  return pack('<I8I8I8', max(used, 0), max(buried, 0), walked) .. cursor
+  return pack('<I8I8I8', max(used, 0), max(tombstones, 0), walked) .. cursor
 end
 local function remove(field, of_slot)
   used = used - of_slot
-  if of_slot == 0 then buried = buried - 1 end
+  if of_slot == 0 then tombstones = tombstones - 1 end
   return redis.pcall('HDEL', key, field)
 end
 if own then
@@ -47,7 +47,7 @@ if own then
     own, kind, expired, seats = nil, 0, seats, 0
   end
 end
-local lacks_seats = kind == 0 and b > 0 and used + b > a or buried >= 10000
+local lacks_seats = kind == 0 and b > 0 and used + b > a or tombstones >= 10000
 local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
 if lacks_seats and is_due then
   local dead, steps = {}, 0
@@ -72,7 +72,7 @@ if lacks_seats and is_due then
   walked = now
   local done = redis.pcall('HSET', key, '', head())
   if type(done) == 'table' then return done end
-elseif expired > 0 then
+elseif found[2] and not own then
   local done = redis.pcall('HSET', key, '', head())
   if type(done) == 'table' then return done end
 end
@@ -89,8 +89,8 @@ if hits > 0 then
   value = token .. holder .. pack('<I8I4', now + period, seats)
 elseif kind == 1 and (is_unanswered or own_token == token) then
   used, kind, seats, value = used - seats, 0, 0, nil
-elseif kind == 0 and is_unanswered and buried < 10000 then
-  buried, kind, life_us = buried + 1, 2, 15000000
+elseif kind == 0 and is_unanswered and tombstones < 10000 then
+  tombstones, kind, life_us = tombstones + 1, 2, 15000000
   value = string.rep('\0', 8) .. holder .. pack('<I8I4', now + 15000000, 0)
 else
   do return changed end
@@ -100,7 +100,7 @@ end
 local done
 if value then
   done = redis.pcall('HSET', key, id, value, '', head())
-elseif used <= 0 and buried <= 0 then
+elseif used <= 0 and tombstones <= 0 then
   done = redis.pcall('UNLINK', key)
 else
   done = redis.pcall('HDEL', key, id)
