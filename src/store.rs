@@ -37,7 +37,7 @@ use self::stats::StoreStats;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::Charge;
-use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::limit::request::Hits;
 use crate::limit::slot_table::SlotSummary;
 use crate::settings::counters::KeyFormat;
@@ -300,7 +300,7 @@ impl Store {
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: HolderId,
+        holder: ReplicaId,
         request: HoldRequest,
         context: StoreContext<'_>,
     ) -> impl Future<Output = Result<HoldAnswer, ChargeError>> + Send + use<> {
@@ -336,7 +336,7 @@ impl Store {
     pub fn adjust_fallback_hold(
         &self,
         charge: &Charge<'_>,
-        holder: HolderId,
+        holder: ReplicaId,
         request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, ChargeError> {
@@ -355,8 +355,8 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(_) => limit.hold_refusal(),
             StoreBackend::Redis(redis) if redis.uses_own_key_format() => limit.hold_refusal(),
-            StoreBackend::Redis(_) => Some(REFUSED_IN_RATELIMIT_FORMAT),
-            StoreBackend::Memcache(_) => Some(REFUSED_IN_MEMCACHE),
+            StoreBackend::Redis(_) => Some(HOLD_REFUSAL_IN_RATELIMIT_FORMAT),
+            StoreBackend::Memcache(_) => Some(HOLD_REFUSAL_IN_MEMCACHE),
         }
     }
 
@@ -511,10 +511,11 @@ impl StoreBackend {
 }
 
 /// Reason why nothing is held in Redis in the key format of envoyproxy/ratelimit.
-const REFUSED_IN_RATELIMIT_FORMAT: &str =
+const HOLD_REFUSAL_IN_RATELIMIT_FORMAT: &str =
     "TOLLKEEPER_KEY_FORMAT=ratelimit: counters that envoyproxy/ratelimit also counts cannot be divided";
 /// Reason why nothing is held in memcached.
-const REFUSED_IN_MEMCACHE: &str = "BACKEND_TYPE=memcache: memcached cannot change a counter and its holds in one step";
+const HOLD_REFUSAL_IN_MEMCACHE: &str =
+    "BACKEND_TYPE=memcache: memcached cannot change a counter and its holds in one step";
 
 /// Returns the reason why hits of a limit cannot be held in a store with these settings, for people; `None` if they
 /// can.
@@ -522,8 +523,8 @@ pub fn hold_refusal_in_store(limit: &Limit, settings: &StoreSettings) -> Option<
     match settings {
         StoreSettings::Memory => limit.hold_refusal(),
         StoreSettings::Redis(redis) if redis.key_format == KeyFormat::Tollkeeper => limit.hold_refusal(),
-        StoreSettings::Redis(_) => Some(REFUSED_IN_RATELIMIT_FORMAT),
-        StoreSettings::Memcache(_) => Some(REFUSED_IN_MEMCACHE),
+        StoreSettings::Redis(_) => Some(HOLD_REFUSAL_IN_RATELIMIT_FORMAT),
+        StoreSettings::Memcache(_) => Some(HOLD_REFUSAL_IN_MEMCACHE),
     }
 }
 

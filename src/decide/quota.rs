@@ -119,8 +119,7 @@ impl BucketCounters {
 
     /// Passes a charge without hits on the counter at `index` to `make`.
     pub fn with_charge<T>(&self, index: usize, make: impl FnOnce(&Charge<'_>) -> T) -> Option<T> {
-        let entries: SmallVec<[Entry<'_>; 4]> =
-            self.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
+        let entries = self.borrow_entries();
         let shared: SmallVec<[(usize, &[u8]); 1]> =
             self.shared.iter().map(|shared| (shared.index, &*shared.pattern)).collect();
         let path = CounterPath { domain: &self.domain, entries: &entries, shared: &shared, candidate: None };

@@ -27,13 +27,13 @@ use crate::base::random::random_u64_pair;
 pub const MAX_HOLD_US: u64 = 3_600_000_000;
 
 /// Maximum number of holders of a counter; a further one is granted nothing.
-pub const MAX_HOLDERS: usize = 128;
+pub const MAX_HOLDING_REPLICAS: usize = 128;
 
 /// Identity of a holder: random, and the same for all counters of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HolderId(pub [u8; 16]);
+pub struct ReplicaId(pub [u8; 16]);
 
-impl HolderId {
+impl ReplicaId {
     /// Creates an identity that no other process has.
     pub fn random() -> Self {
         let (first, second) = random_u64_pair();
@@ -80,7 +80,7 @@ pub struct HoldAnswer {
     pub until: Time,
     /// What would still fit beside all holds.
     pub room: HeldAmount,
-    /// The other holders, at most [`MAX_HOLDERS`].
+    /// The other holders, at most [`MAX_HOLDING_REPLICAS`].
     pub others: Vec<OtherHolder>,
     /// End of the current window; `None` for a bucket.
     pub window_end: Option<Time>,
@@ -97,7 +97,7 @@ impl HoldAnswer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherHolder {
     /// Its identity.
-    pub holder: HolderId,
+    pub holder: ReplicaId,
     /// What it holds; nothing if there was no room for it.
     pub held: HeldAmount,
     /// Time of the store at which its hold ends.
@@ -228,7 +228,8 @@ impl CounterHold {
     /// windows.
     pub fn refill_us(&self, limit: &Limit) -> u64 {
         match limit.is_held_by_capacity() {
-            true => 2 * limit.period_us() * (u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
+            true => (2 * limit.period_us())
+                .saturating_mul(u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
             false => 0,
         }
     }
@@ -269,7 +270,7 @@ pub struct LimitedState<'s> {
 /// All holds on a counter in memory.
 #[derive(Clone, Debug, Default)]
 pub struct HeldCounter {
-    holders: SmallVec<[Holder; 1]>,
+    holders: SmallVec<[HoldingReplica; 1]>,
     /// Sum of what is held; `None` once that has ended.
     hold: Option<CounterHold>,
     /// Time from which on the hold changes nothing, even if nobody settles it: a bucket is full again by then.
@@ -278,8 +279,8 @@ pub struct HeldCounter {
 
 /// One holder of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Holder {
-    id: HolderId,
+struct HoldingReplica {
+    id: ReplicaId,
     held: HeldAmount,
     until: Time,
     demand: u64,
@@ -309,7 +310,7 @@ impl HeldCounter {
     pub fn adjust(
         &mut self,
         counter: LimitedState<'_>,
-        holder: HolderId,
+        holder: ReplicaId,
         request: HoldRequest,
         now: Time,
     ) -> HoldAnswer {
@@ -325,7 +326,7 @@ impl HeldCounter {
             limit.lowered(if limit.is_held_by_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
         let _result = state.charge(&refill.without_bound(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
 
-        let has_place = self.holders.len() < MAX_HOLDERS;
+        let has_place = self.holders.len() < MAX_HOLDING_REPLICAS;
         let wanted = if has_place { request.wanted.clamp_for(limit) } else { HeldAmount::default() };
         let others = self.holders.iter().fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));
         let kept = own.min(wanted);
@@ -338,12 +339,12 @@ impl HeldCounter {
             now,
             until,
             room: fitting.minus(added),
-            others: self.holders.iter().map(Holder::as_other).collect(),
+            others: self.holders.iter().map(HoldingReplica::as_other).collect(),
             window_end: window_end(limit, now),
         };
         // A holder without room is kept too, so that the others learn of its demand.
         if has_place && (granted != HeldAmount::default() || request.demand > 0) {
-            self.holders.push(Holder { id: holder, held: granted, until, demand: request.demand });
+            self.holders.push(HoldingReplica { id: holder, held: granted, until, demand: request.demand });
         }
         self.hold = sum_holds(limit, &self.holders);
         self.refilled = self.hold.map_or(now, |hold| hold.until.plus_us(hold.refill_us(limit)));
@@ -351,7 +352,7 @@ impl HeldCounter {
     }
 
     /// Takes out the holder, and those whose hold has ended; returns what the holder held, and the sum of what ended.
-    fn take_standing(&mut self, limit: &Limit, id: HolderId, at: Time) -> Standing {
+    fn take_standing(&mut self, limit: &Limit, id: ReplicaId, at: Time) -> Standing {
         let mut standing = Standing { own: HeldAmount::default(), ended_capacity: 0 };
         self.holders.retain(|holder| {
             if holder.until <= at {
@@ -376,7 +377,7 @@ struct Standing {
     ended_capacity: u64,
 }
 
-impl Holder {
+impl HoldingReplica {
     fn as_other(&self) -> OtherHolder {
         let Self { id, held, until, demand } = *self;
         OtherHolder { holder: id, held, until, demand }
@@ -462,7 +463,7 @@ pub(crate) fn window_end(limit: &Limit, at: Time) -> Option<Time> {
 }
 
 /// Returns the sum of what is held; `None` if nothing is.
-fn sum_holds(limit: &Limit, holders: &[Holder]) -> Option<CounterHold> {
+fn sum_holds(limit: &Limit, holders: &[HoldingReplica]) -> Option<CounterHold> {
     let holding = holders.iter().filter(|holder| holder.held != HeldAmount::default());
     let until = holding.clone().map(|holder| holder.until).max()?;
     let sum = holding.fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));

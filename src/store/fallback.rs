@@ -32,7 +32,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
-use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::limit::request::Hits;
 use crate::store::error::MemoryFull;
 
@@ -132,7 +132,7 @@ impl Fallback {
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: HolderId,
+        holder: ReplicaId,
         request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, MemoryFull> {

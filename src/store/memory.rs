@@ -26,7 +26,7 @@ use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
-use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::limit::slot::SlotUse;
 use crate::limit::slot_table::SlotSummary;
 use crate::store::error::MemoryFull;
@@ -140,7 +140,7 @@ impl MemoryStore {
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: HolderId,
+        holder: ReplicaId,
         request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, MemoryFull> {

@@ -54,7 +54,7 @@ use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
 use crate::base::clock::Time;
 use crate::limit::Consistency;
 use crate::limit::charge::{Charge, ChargeRequest};
-use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::settings::redis::RedisSettings;
 use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
@@ -330,7 +330,7 @@ impl Redis {
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: HolderId,
+        holder: ReplicaId,
         request: HoldRequest,
         context: ChargeContext<'_>,
     ) -> impl Future<Output = Result<HoldAnswer, RedisError>> + Send + use<> {

@@ -4,10 +4,11 @@
 //! it is surely in force: after that, the same bucket would be a full one.
 
 use super::assignment::{Assignment, Retirement, Strategy, Tokens};
-use super::divided_limit::Form;
-use super::holder::{Change, Holder, MARGIN_US, Sent};
+use super::divided_limit::AssignmentForm;
+use super::holder::{Change, MARGIN_US, Sent, ShareHolder};
 use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S};
 use crate::base::clock::Time;
+use crate::limit::charge::clamp_to_u32;
 
 /// Time before its end in which an assignment is renewed, in microseconds: two reports.
 const RENEW_BEFORE_US: u64 = 10_100_000;
@@ -50,7 +51,7 @@ impl<K> Division<K> {
     /// division.
     pub fn assign(&mut self, index: usize, now: Time) -> Option<Assignment> {
         self.update_levels(now);
-        match self.pools.iter().any(|pool| pool.limit.form == Form::Rate) {
+        match self.pools.iter().any(|pool| pool.limit.form == AssignmentForm::Rate) {
             true => self.assign_rates(index, now),
             false => self.assign_lent(index, now),
         }
@@ -73,7 +74,7 @@ impl<K> Division<K> {
     /// forgets the bucket with what it did not report.
     pub fn retire(&mut self, index: usize, now: Time) -> Retirement {
         let Some(holder) = self.holders.get_mut(index) else { return Retirement::Done };
-        let has_lent = self.pools.iter().any(|pool| pool.limit.form == Form::Lent);
+        let has_lent = self.pools.iter().any(|pool| pool.limit.form == AssignmentForm::Lent);
         if !has_lent || holder.outstanding <= 1 {
             return Retirement::Done;
         }
@@ -83,7 +84,7 @@ impl<K> Division<K> {
             Some(Sent { strategy: Strategy::Tokens(tokens), .. }) if holder.keeps_ratio && tokens.fill == 0 => {
                 let max = scale(tokens.max.into(), 1, holder.most_left());
                 let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-                let change = Change::Shrink { to: to_u32(max), from: tokens.max };
+                let change = Change::Shrink { to: clamp_to_u32(max), from: tokens.max };
                 // No longer than what it had: it needs no more of the hold.
                 let ttl_s = left_s(holder.sent, now);
                 Retirement::Assign(holder.send(Terms { strategy, most: max.min(1), change }, ttl_s, now))
@@ -105,7 +106,7 @@ impl<K> Division<K> {
     }
 
     /// The least that all pools of one form allow.
-    fn least_possible(&self, index: usize, form: Form, now: Time) -> Option<Possible> {
+    fn least_possible(&self, index: usize, form: AssignmentForm, now: Time) -> Option<Possible> {
         let pools = self.pools.iter().enumerate().filter(|(_, pool)| pool.limit.form == form);
         pools.map(|(pool, _)| self.possible(index, pool, now)).reduce(|one, other| Possible {
             target: one.target.min(other.target),
@@ -116,7 +117,7 @@ impl<K> Division<K> {
     }
 
     fn assign_lent(&mut self, index: usize, now: Time) -> Option<Assignment> {
-        let Possible { target, free, is_short, held_until } = self.least_possible(index, Form::Lent, now)?;
+        let Possible { target, free, is_short, held_until } = self.least_possible(index, AssignmentForm::Lent, now)?;
         let ttl_s = bound_ttl(LENT_TTL_S, held_until, now);
         if ttl_s == 0 {
             // The store has not answered.
@@ -175,7 +176,7 @@ impl<K> Division<K> {
         let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;
         let mut bucket = if must_rest { None } else { self.rate_bucket(&shares) };
         let mut most = 0;
-        if let (Some(rate), Some(lent)) = (bucket, self.least_possible(index, Form::Lent, now)) {
+        if let (Some(rate), Some(lent)) = (bucket, self.least_possible(index, AssignmentForm::Lent, now)) {
             let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
             bucket = rate.bounded_by(allowed, ttl_s);
             most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
@@ -184,9 +185,11 @@ impl<K> Division<K> {
             return None;
         }
         let strategy = match bucket {
-            Some(RateBucket { tokens, fill, period_s }) => {
-                Strategy::Tokens(Tokens { max: to_u32(tokens), fill: to_u32(fill), interval_s: to_u32(period_s) })
-            }
+            Some(RateBucket { tokens, fill, period_s }) => Strategy::Tokens(Tokens {
+                max: clamp_to_u32(tokens),
+                fill: clamp_to_u32(fill),
+                interval_s: clamp_to_u32(period_s),
+            }),
             None => Strategy::Deny,
         };
         let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
@@ -219,7 +222,7 @@ impl<K> Division<K> {
 
     /// Share of a holder in a pool that is divided as a rate: what it has, unless it should have clearly more or less.
     fn new_share(&self, index: usize, pool: usize, is_in_force: bool, now: Time) -> u64 {
-        if self.pools[pool].limit.form != Form::Rate {
+        if self.pools[pool].limit.form != AssignmentForm::Rate {
             return 0;
         }
         let Possible { target, free, is_short, .. } = self.possible(index, pool, now);
@@ -232,7 +235,7 @@ impl<K> Division<K> {
 
     /// The bucket that shares of rates make: the slowest, with the fewest tokens. `None` if a share is too small.
     fn rate_bucket(&self, shares: &[u64]) -> Option<RateBucket> {
-        let rates = self.pools.iter().zip(shares).filter(|(pool, _)| pool.limit.form == Form::Rate);
+        let rates = self.pools.iter().zip(shares).filter(|(pool, _)| pool.limit.form == AssignmentForm::Rate);
         let buckets = rates.map(|(pool, share)| RateBucket {
             tokens: pool.limit.bucket_of_share(*share),
             fill: pool.limit.fill_of_share(*share),
@@ -268,7 +271,7 @@ impl RateBucket {
     }
 }
 
-impl<K> Holder<K> {
+impl<K> ShareHolder<K> {
     /// Changes a bucket that nothing refills, at a proxy that keeps its ratio; `None`: not due, or not possible.
     fn change_by_ratio(&mut self, tokens: Tokens, possible: Possible, ttl_s: u32, now: Time) -> Option<Assignment> {
         let Possible { target, free, is_short, .. } = possible;
@@ -286,7 +289,7 @@ impl<K> Holder<K> {
         }
         if is_short && target < left - left / 10 && max < tokens.max.into() {
             let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-            let change = Change::Shrink { to: to_u32(max), from: tokens.max };
+            let change = Change::Shrink { to: clamp_to_u32(max), from: tokens.max };
             let most = if max == 0 { 0 } else { target };
             return Some(self.send(Terms { strategy, most, change }, ttl_s, now));
         }
@@ -327,14 +330,10 @@ fn left_s(sent: Option<Sent>, now: Time) -> u32 {
 
 /// A bucket of tokens that are lent.
 fn full_bucket(tokens: u64) -> Strategy {
-    Strategy::Tokens(Tokens { max: to_u32(tokens), fill: 0, interval_s: 1 })
+    Strategy::Tokens(Tokens { max: clamp_to_u32(tokens), fill: 0, interval_s: 1 })
 }
 
 /// `amount` x `to` / `from`, rounded down.
 fn scale(amount: u64, to: u64, from: u64) -> u64 {
     u64::try_from(u128::from(amount) * u128::from(to) / u128::from(from.max(1))).unwrap_or(u64::MAX)
-}
-
-fn to_u32(count: u64) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -7,9 +7,9 @@ use crate::limit::hold::HeldAmount;
 /// Longest time in which the full limit is there again, for limits that are divided as rates.
 const MAX_RATE_REFILL_US: u64 = 20_000_000;
 
-/// Form in which a limit is divided.
+/// AssignmentForm in which a limit is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum AssignmentForm {
     /// Proxies have shares of the limit per period, and refill them by themselves. Their use is not charged.
     Rate,
     /// Proxies have hits, which are used once. Their use is charged when they report it.
@@ -19,8 +19,8 @@ pub enum Form {
 /// A limit, by what its division needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DividedLimit {
-    /// Form of the shares.
-    pub form: Form,
+    /// AssignmentForm of the shares.
+    pub form: AssignmentForm,
     /// Hits per period.
     pub hits: u64,
     /// Tokens that a bucket holds; `hits` for windows.
@@ -37,11 +37,16 @@ impl DividedLimit {
         let hits = u64::from(limit.requests_per_unit());
         let capacity = if is_bucket { u64::from(limit.capacity()) } else { hits };
         let period_s = limit.period_us().div_ceil(1_000_000).max(1);
-        let mut divided = Self { form: Form::Lent, hits, capacity, period_s, algorithm: limit.algorithm() };
+        let mut divided = Self { form: AssignmentForm::Lent, hits, capacity, period_s, algorithm: limit.algorithm() };
         if divided.refill_us() < MAX_RATE_REFILL_US {
-            divided.form = Form::Rate;
+            divided.form = AssignmentForm::Rate;
         }
         divided
+    }
+
+    /// True if a token bucket counts the hits.
+    pub(super) const fn is_token_bucket(&self) -> bool {
+        matches!(self.algorithm, Algorithm::TokenBucket)
     }
 
     /// Microseconds in which the full limit is there again.
@@ -83,7 +88,7 @@ impl DividedLimit {
     /// Capacity of a bucket that `share` hits per period take with them.
     pub fn capacity_of_share(&self, share: u64) -> u64 {
         match self.algorithm {
-            Algorithm::TokenBucket if self.form == Form::Rate => self.bucket_of_share(share),
+            Algorithm::TokenBucket if self.form == AssignmentForm::Rate => self.bucket_of_share(share),
             Algorithm::TokenBucket => share,
             Algorithm::SlidingWindowCounter
             | Algorithm::SlidingWindowLog
@@ -96,7 +101,7 @@ impl DividedLimit {
     /// Amount that a hold of `share` takes from the counter.
     pub fn held_amount(&self, share: u64) -> HeldAmount {
         match (self.algorithm, self.form) {
-            (Algorithm::TokenBucket, Form::Lent) => HeldAmount { hits: 0, capacity: share },
+            (Algorithm::TokenBucket, AssignmentForm::Lent) => HeldAmount { hits: 0, capacity: share },
             _ => HeldAmount { hits: share, capacity: self.capacity_of_share(share) },
         }
     }
@@ -104,8 +109,8 @@ impl DividedLimit {
     /// Share that an amount allows.
     pub fn share_of_amount(&self, amount: HeldAmount) -> u64 {
         match (self.algorithm, self.form) {
-            (Algorithm::TokenBucket, Form::Lent) => amount.capacity,
-            (Algorithm::TokenBucket, Form::Rate) => {
+            (Algorithm::TokenBucket, AssignmentForm::Lent) => amount.capacity,
+            (Algorithm::TokenBucket, AssignmentForm::Rate) => {
                 let by_capacity =
                     u128::from(amount.capacity) * u128::from(self.hits) / u128::from(self.capacity.max(1));
                 amount.hits.min(u64::try_from(by_capacity).unwrap_or(u64::MAX))
@@ -117,8 +122,8 @@ impl DividedLimit {
     /// Most that can be divided.
     pub const fn total(&self) -> u64 {
         match self.form {
-            Form::Rate => self.hits,
-            Form::Lent => self.capacity,
+            AssignmentForm::Rate => self.hits,
+            AssignmentForm::Lent => self.capacity,
         }
     }
 }

@@ -15,7 +15,7 @@ const SILENT_AFTER_US: u64 = 11_000_000;
 /// Shortest time that a demand is measured over, in microseconds.
 const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.
-const MAX_LOSSES: usize = 4;
+const MAX_RELEASED_SHARES: usize = 4;
 
 /// Usage of a bucket since its last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl Sent {
 
 /// Part of a share that a holder gave up, and that may still be in use.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Loss {
+pub(super) struct ReleasedShare {
     pub(super) share: u64,
     /// The assignment that gave it up; `None` once it is known to be in force.
     pub(super) sent: Option<Time>,
@@ -91,13 +91,13 @@ pub(super) struct Loss {
 #[derive(Clone, Debug, Default)]
 pub(super) struct RateShare {
     pub(super) now: u64,
-    pub(super) losses: SmallVec<[Loss; 1]>,
+    pub(super) released_shares: SmallVec<[ReleasedShare; 1]>,
 }
 
 impl RateShare {
     /// What is out of others' reach.
     pub(super) fn reserved(&self) -> u64 {
-        self.losses.iter().fold(self.now, |sum, loss| sum.saturating_add(loss.share))
+        self.released_shares.iter().fold(self.now, |sum, loss| sum.saturating_add(loss.share))
     }
 
     pub(super) fn shrink_to(&mut self, share: u64, sent: Time, until: Time) {
@@ -106,19 +106,19 @@ impl RateShare {
         if lost == 0 {
             return;
         }
-        let is_full = self.losses.len() >= MAX_LOSSES;
-        match self.losses.last_mut() {
+        let is_full = self.released_shares.len() >= MAX_RELEASED_SHARES;
+        match self.released_shares.last_mut() {
             Some(last) if is_full => {
-                *last = Loss { share: last.share + lost, sent: Some(sent), until: last.until.max(until) }
+                *last = ReleasedShare { share: last.share + lost, sent: Some(sent), until: last.until.max(until) }
             }
-            _ => self.losses.push(Loss { share: lost, sent: Some(sent), until }),
+            _ => self.released_shares.push(ReleasedShare { share: lost, sent: Some(sent), until }),
         }
     }
 
     /// Records that what was sent before `sent_before` is in force since `at`; by default since the margin after it was
     /// sent.
     pub(super) fn confirm(&mut self, sent_before: Time, at: Option<Time>, refill_us: u64) {
-        for loss in &mut self.losses {
+        for loss in &mut self.released_shares {
             if let Some(sent) = loss.sent.filter(|sent| *sent < sent_before) {
                 loss.sent = None;
                 loss.until = loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));
@@ -128,13 +128,13 @@ impl RateShare {
 
     /// Drops what others may have by now.
     pub(super) fn release(&mut self, now: Time) {
-        self.losses.retain(|loss| loss.until > now);
+        self.released_shares.retain(|loss| loss.until > now);
     }
 }
 
 /// A proxy's stream that holds a part of the limits of a key.
 #[derive(Debug)]
-pub struct Holder<K> {
+pub struct ShareHolder<K> {
     /// Identifies the holder to the caller.
     pub key: K,
     /// The proxy keeps the ratio of tokens when its bucket changes, as Envoy does; else it begins with a full one.
@@ -159,7 +159,7 @@ pub struct Holder<K> {
     pub(super) rates: SmallVec<[RateShare; 1]>,
 }
 
-impl<K> Holder<K> {
+impl<K> ShareHolder<K> {
     pub(super) fn new(key: K, keeps_ratio: bool, pools: usize, now: Time) -> Self {
         Self {
             key,
@@ -197,6 +197,11 @@ impl<K> Holder<K> {
     /// Most lent hits that the proxy has when the next assignment comes, which follows the last one.
     pub(super) fn most_left(&self) -> u64 {
         self.sent.map_or(self.outstanding, |sent| self.outstanding.min(sent.most_left()))
+    }
+
+    /// True if the proxy has nothing, or denied hits.
+    pub fn is_waiting(&self) -> bool {
+        self.sent.is_none() || self.was_denied || self.is_denied()
     }
 
     /// True if the proxy denies everything.

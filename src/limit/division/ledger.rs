@@ -3,9 +3,9 @@
 use smallvec::SmallVec;
 
 use super::assignment::Strategy;
-use super::divided_limit::{DividedLimit, Form};
+use super::divided_limit::{AssignmentForm, DividedLimit};
 use super::fair_share::FillLevel;
-use super::holder::{CONFIRMED_AFTER_US, Holder, Loss, MARGIN_US, RateShare, Usage};
+use super::holder::{CONFIRMED_AFTER_US, MARGIN_US, RateShare, ReleasedShare, ShareHolder, Usage};
 use crate::base::clock::Time;
 use crate::limit::hold::HeldAmount;
 
@@ -13,6 +13,8 @@ use crate::limit::hold::HeldAmount;
 const HEADROOM_PART: u64 = 12;
 /// Time that lent hits should last: two reports and some, in microseconds.
 const LENT_HORIZON_US: u64 = 12_000_000;
+/// Time that a hold lasts beyond what its renewal needs, in microseconds.
+const RENEWAL_SLACK_US: u64 = 100_000;
 /// Longest time for which levels are kept, in microseconds.
 const LEVEL_LIFE_US: u64 = 500_000;
 /// Parts of eight of what nobody asks for that are handed out; the rest is for newcomers, and for other replicas.
@@ -34,6 +36,8 @@ pub struct OtherReplica {
     pub demand: u64,
     /// What it holds.
     pub held: HeldAmount,
+    /// End of its hold.
+    pub until: Time,
 }
 
 /// What a pool asks of its counter.
@@ -81,7 +85,7 @@ pub struct Pool {
     /// A holder should have more than is free.
     pub(super) is_starved: bool,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
-    orphans: SmallVec<[Loss; 1]>,
+    shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
     /// Time of the last request.
     asked: Option<Time>,
 }
@@ -92,12 +96,21 @@ pub struct Division<K> {
     /// One for each limit, at least one.
     pub pools: SmallVec<[Pool; 1]>,
     /// The proxies.
-    pub holders: Vec<Holder<K>>,
+    pub holders: Vec<ShareHolder<K>>,
     /// Time at which levels were computed; `None`: they must be.
     levelled: Option<Time>,
 }
 
 impl Pool {
+    /// Time after an assignment's end in which its share may still count in a window, in microseconds: the hold in the
+    /// store lasts longer by it.
+    fn rest_us(&self) -> u64 {
+        match (self.limit.form, self.limit.is_token_bucket()) {
+            (AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),
+            (AssignmentForm::Rate, true) | (AssignmentForm::Lent, _) => 0,
+        }
+    }
+
     fn new(limit: DividedLimit) -> Self {
         Self {
             limit,
@@ -109,27 +122,27 @@ impl Pool {
             others: SmallVec::new(),
             level: FillLevel::default(),
             is_starved: false,
-            orphans: SmallVec::new(),
+            shares_of_gone_holders: SmallVec::new(),
             asked: None,
         }
     }
 
     /// What is in use of a holder.
-    pub(super) fn reserved_by<K>(&self, index: usize, holder: &Holder<K>) -> u64 {
+    pub(super) fn reserved_by<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
         match self.limit.form {
-            Form::Lent => holder.outstanding,
-            Form::Rate => holder.rates.get(index).map_or(0, RateShare::reserved),
+            AssignmentForm::Lent => holder.outstanding,
+            AssignmentForm::Rate => holder.rates.get(index).map_or(0, RateShare::reserved),
         }
     }
 
     /// What a holder wants of this pool.
-    pub(super) fn want<K>(&self, holder: &Holder<K>, holders: usize, now: Time) -> u64 {
+    pub(super) fn want<K>(&self, holder: &ShareHolder<K>, holders: usize, now: Time) -> u64 {
         if holder.is_silent(now) {
             return 0;
         }
         let span_us = match self.limit.form {
-            Form::Rate => self.limit.period_s * 1_000_000,
-            Form::Lent => LENT_HORIZON_US,
+            AssignmentForm::Rate => self.limit.period_s * 1_000_000,
+            AssignmentForm::Lent => LENT_HORIZON_US,
         };
         let demand = holder.demand_in(span_us);
         let demand = demand.saturating_add((demand / HEADROOM_PART).max(1));
@@ -162,7 +175,7 @@ impl<K> Division<K> {
     pub fn join(&mut self, key: K, keeps_ratio: bool, now: Time) -> usize {
         self.levelled = None;
         self.pools.iter_mut().for_each(|pool| pool.asked = None);
-        self.holders.push(Holder::new(key, keeps_ratio, self.pools.len(), now));
+        self.holders.push(ShareHolder::new(key, keeps_ratio, self.pools.len(), now));
         self.holders.len() - 1
     }
 
@@ -175,8 +188,8 @@ impl<K> Division<K> {
         let lent = holder.outstanding;
         for (at, pool) in self.pools.iter_mut().enumerate() {
             match pool.limit.form {
-                Form::Lent => pool.charge(lent),
-                Form::Rate => {
+                AssignmentForm::Lent => pool.charge(lent),
+                AssignmentForm::Rate => {
                     let share = holder.rates.get(at).map_or(0, RateShare::reserved);
                     let until = ends.plus_us(pool.limit.refill_us());
                     pool.add_orphan(share, until);
@@ -188,7 +201,7 @@ impl<K> Division<K> {
     /// Records a report; returns the hits beyond what was assigned, of a key whose hits are all lent. The report must
     /// come from the stream that all assignments of the holder were sent on.
     pub fn report(&mut self, index: usize, usage: Usage, now: Time) -> u64 {
-        let all_lent = self.pools.iter().all(|pool| pool.limit.form == Form::Lent);
+        let all_lent = self.pools.iter().all(|pool| pool.limit.form == AssignmentForm::Lent);
         let Some(holder) = self.holders.get_mut(index) else { return 0 };
         if holder.reports < 2 {
             self.levelled = None;
@@ -216,8 +229,8 @@ impl<K> Division<K> {
         }
         for (at, pool) in self.pools.iter_mut().enumerate() {
             match pool.limit.form {
-                Form::Lent => pool.charge(usage.allowed),
-                Form::Rate => {
+                AssignmentForm::Lent => pool.charge(usage.allowed),
+                AssignmentForm::Rate => {
                     let refill_us = pool.limit.refill_us();
                     if let Some(rate) = holder.rates.get_mut(at) {
                         let received_us = usage.received.as_micros();
@@ -257,8 +270,8 @@ impl<K> Division<K> {
             }
         }
         for pool in &mut self.pools {
-            pool.orphans.retain(|orphan| orphan.until > now);
-            if pool.limit.form == Form::Lent {
+            pool.shares_of_gone_holders.retain(|orphan| orphan.until > now);
+            if pool.limit.form == AssignmentForm::Lent {
                 pool.charge(used);
             }
         }
@@ -266,18 +279,16 @@ impl<K> Division<K> {
 
     /// What is held of a pool and not in use.
     pub fn free(&self, index: usize) -> u64 {
-        let pool = &self.pools[index];
-        let orphans = pool.orphans.iter().fold(0_u64, |sum, orphan| sum.saturating_add(orphan.share));
-        let holders = self.holders.iter().map(|holder| pool.reserved_by(index, holder));
-        pool.held.saturating_sub(holders.fold(orphans, u64::saturating_add))
+        self.pools[index].held.saturating_sub(self.reserved(index))
     }
 
     /// What is in use of a pool.
     pub fn reserved(&self, index: usize) -> u64 {
         let pool = &self.pools[index];
-        let orphans = pool.orphans.iter().fold(0_u64, |sum, orphan| sum.saturating_add(orphan.share));
+        let shares_of_gone_holders =
+            pool.shares_of_gone_holders.iter().fold(0_u64, |sum, orphan| sum.saturating_add(orphan.share));
         let holders = self.holders.iter().map(|holder| pool.reserved_by(index, holder));
-        holders.fold(orphans, u64::saturating_add)
+        holders.fold(shares_of_gone_holders, u64::saturating_add)
     }
 
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
@@ -295,16 +306,19 @@ impl<K> Division<K> {
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_new_window = pool.window_ends.is_some_and(|ends| ends <= now);
         let all = match pool.limit.form {
-            Form::Lent if !is_new_window => pool.held.saturating_add(pool.room).min(pool.limit.total()),
-            Form::Lent | Form::Rate => pool.limit.total(),
+            AssignmentForm::Lent if !is_new_window => pool.held.saturating_add(pool.room).min(pool.limit.total()),
+            AssignmentForm::Lent | AssignmentForm::Rate => pool.limit.total(),
         };
         let spread = all - all / 8;
         let wanted = if holders == 0 { 0 } else { needed.max(spread) };
         let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand) };
         let wanted = wanted.min(target).max(reserved);
         let ttl_s = pool.ttl_s();
-        let for_us = u64::from(ttl_s) * 2_000_000 + 2 * MARGIN_US;
-        let ends_soon = pool.held_until.since_us(now) < u64::from(ttl_s) * 1_000_000 + 2 * MARGIN_US;
+        // An assignment that is sent now ends before the hold does, and a third of its life later the hold is renewed.
+        let ttl_us = u64::from(ttl_s) * 1_000_000;
+        let needed_us = ttl_us + 2 * MARGIN_US;
+        let for_us = needed_us + ttl_us / 3 + RENEWAL_SLACK_US + pool.rest_us();
+        let ends_soon = pool.held_until.since_us(now) < needed_us;
         let differs = wanted.abs_diff(pool.held) > pool.held / 10;
         // Without room, asking again each time would find none.
         let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
@@ -314,20 +328,22 @@ impl<K> Division<K> {
         }
         let pool = &mut self.pools[index];
         pool.asked = Some(now);
+        // What is given back is not handed out any more, whether or not the answer comes.
+        pool.held = pool.held.min(wanted);
         let used = std::mem::take(&mut pool.used);
         Some(PoolRequest { used, wanted: pool.limit.held_amount(wanted), for_us, demand })
     }
 
-    /// Records what a counter gave for a request of `now`.
-    pub fn grant(&mut self, index: usize, request: &PoolRequest, grant: PoolGrant, now: Time) {
+    /// Records what a counter gave for a request that was sent at `asked`.
+    pub fn grant(&mut self, index: usize, request: &PoolRequest, grant: PoolGrant, asked: Time) {
         let pool = &mut self.pools[index];
         pool.held = pool.limit.share_of_amount(grant.held);
-        pool.held_until = now.plus_us(request.for_us);
+        pool.held_until = asked.plus_us(request.for_us.saturating_sub(pool.rest_us()));
         pool.room = grant.room;
         pool.others = grant.others;
         pool.window_ends = grant.window_ends;
         // Hits that were used while the store was asked.
-        if pool.limit.form == Form::Lent {
+        if pool.limit.form == AssignmentForm::Lent {
             pool.held = pool.held.saturating_sub(pool.used);
         }
         self.levelled = None;
@@ -353,7 +369,7 @@ impl<K> Division<K> {
     }
 
     /// What a holder has.
-    pub fn report_holder(&self, holder: &Holder<K>) -> HolderReport {
+    pub fn report_holder(&self, holder: &ShareHolder<K>) -> HolderReport {
         HolderReport {
             strategy: holder.sent.map(|sent| sent.strategy),
             reserved: self.pools.first().map_or(0, |pool| pool.reserved_by(0, holder)),
@@ -363,20 +379,25 @@ impl<K> Division<K> {
 
     /// True if there is nothing left to remember.
     pub fn is_empty(&self) -> bool {
-        let is_empty = |pool: &Pool| pool.held == 0 && pool.used == 0 && pool.orphans.is_empty();
+        let is_empty = |pool: &Pool| pool.held == 0 && pool.used == 0 && pool.shares_of_gone_holders.is_empty();
         self.holders.is_empty() && self.pools.iter().all(is_empty)
     }
 
     /// Time of the next event for which [`Self::expire`] and assignments are due, beside reports.
     pub fn next_event(&self, now: Time) -> Option<Time> {
-        let losses = self.holders.iter().flat_map(|holder| &holder.rates).flat_map(|rate| &rate.losses);
-        let orphans = self.pools.iter().flat_map(|pool| &pool.orphans);
-        let releases = losses.chain(orphans).map(|loss| loss.until);
+        let released_shares =
+            self.holders.iter().flat_map(|holder| &holder.rates).flat_map(|rate| &rate.released_shares);
+        let shares_of_gone_holders = self.pools.iter().flat_map(|pool| &pool.shares_of_gone_holders);
+        let releases = released_shares.chain(shares_of_gone_holders).map(|loss| loss.until);
         // A new window concerns those who had too little in the last one.
         let has_denied = || self.holders.iter().any(|holder| holder.was_denied || holder.is_denied());
-        let windows = self.pools.iter().filter_map(|pool| pool.window_ends.filter(|_| pool.limit.form == Form::Lent));
+        let windows =
+            self.pools.iter().filter_map(|pool| pool.window_ends.filter(|_| pool.limit.form == AssignmentForm::Lent));
         let windows = windows.filter(|ends| *ends > now && has_denied());
-        releases.chain(windows).filter(|at| *at > now).min()
+        // What another replica holds may be free then, as after its death.
+        let starved = self.pools.iter().filter(|pool| pool.is_starved);
+        let holds = starved.flat_map(|pool| pool.others.iter().map(|other| other.until));
+        releases.chain(windows).chain(holds).filter(|at| *at > now).min()
     }
 
     pub(super) fn update_levels(&mut self, now: Time) {
@@ -413,20 +434,20 @@ impl Pool {
         if share == 0 {
             return;
         }
-        let is_full = self.orphans.len() >= MAX_ORPHANS;
-        match self.orphans.last_mut() {
+        let is_full = self.shares_of_gone_holders.len() >= MAX_ORPHANS;
+        match self.shares_of_gone_holders.last_mut() {
             Some(last) if is_full => {
                 (last.share, last.until) = (last.share.saturating_add(share), last.until.max(until));
             }
-            _ => self.orphans.push(Loss { share, sent: None, until }),
+            _ => self.shares_of_gone_holders.push(ReleasedShare { share, sent: None, until }),
         }
     }
 
     /// Time to live of assignments, in seconds.
     const fn ttl_s(&self) -> u32 {
         match self.limit.form {
-            Form::Rate => RATE_TTL_S,
-            Form::Lent => LENT_TTL_S,
+            AssignmentForm::Rate => RATE_TTL_S,
+            AssignmentForm::Lent => LENT_TTL_S,
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::base::clock::Time;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeRequest;
-use crate::limit::hold::{HeldCounter, HoldRequest, HolderId, LimitedState};
+use crate::limit::hold::{HeldCounter, HoldRequest, LimitedState, ReplicaId};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
@@ -50,7 +50,7 @@ struct Proxy {
 
 struct Replica {
     division: Division<usize>,
-    id: HolderId,
+    id: ReplicaId,
     frozen_until: u64,
     is_dead: bool,
     last_tick: u64,
@@ -151,7 +151,7 @@ impl Model {
         let now = 1_800_000_000_000_000 + random.random_range(0..60_000_000_u64);
         let replicas = (0..replicas).map(|index| Replica {
             division: Division::new([DividedLimit::new(&limit)]),
-            id: HolderId([u8::try_from(index).expect("there are few replicas") + 1; 16]),
+            id: ReplicaId([u8::try_from(index).expect("there are few replicas") + 1; 16]),
             frozen_until: 0,
             is_dead: false,
             last_tick: now,
@@ -235,7 +235,7 @@ impl Model {
 
     /// Another process takes its place, with another identity.
     fn kill_replica(&mut self, index: usize) {
-        let id = HolderId(self.random.random());
+        let id = ReplicaId(self.random.random());
         let division = Division::new([DividedLimit::new(&self.limit)]);
         let replica = &mut self.replicas[index];
         (replica.division, replica.id, replica.frozen_until) = (division, id, 0);
@@ -357,8 +357,11 @@ impl Model {
         let PoolRequest { used, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, wanted, lasts_us: for_us, demand };
         let answer = self.held.adjust(LimitedState { limit: &self.limit, state: &mut self.state }, *id, asked, now);
-        let others =
-            answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held }).collect();
+        let others = answer
+            .others
+            .iter()
+            .map(|other| OtherReplica { demand: other.demand, held: other.held, until: other.until })
+            .collect();
         let limit = division.pools[0].limit;
         let grant = PoolGrant {
             held: answer.granted,

@@ -22,7 +22,7 @@ use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::divided_limit::DividedLimit;
 use crate::limit::division::holder::Usage;
 use crate::limit::division::ledger::{Division, OtherReplica, PoolGrant, PoolRequest, RATE_TTL_S};
-use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId, MAX_HOLD_US};
+use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, ReplicaId};
 use crate::serve::grpc::service::RateLimitService;
 use crate::store::StoreContext;
 
@@ -49,7 +49,7 @@ impl BucketOfStream {
 pub(super) struct Divisions {
     service: Arc<RateLimitService>,
     /// Identity of this replica among the holders of counters.
-    holder: HolderId,
+    holder: ReplicaId,
     /// Requests to the store that failed.
     pub(super) store_failures: Count,
     keys: Sharded<HashMap<u128, KeyDivision>>,
@@ -65,6 +65,8 @@ pub(super) struct KeyDivision {
     wakes_at: Option<Time>,
     /// A call to the store is in flight.
     is_asking: bool,
+    /// Holders came while the store was asked.
+    has_waiting_holders: bool,
     /// The last call failed.
     pub(super) has_failed: bool,
     /// What is held is held of the fallback counters.
@@ -81,7 +83,7 @@ impl Divisions {
     pub(super) fn new(service: Arc<RateLimitService>) -> Self {
         Self {
             service,
-            holder: HolderId::random(),
+            holder: ReplicaId::random(),
             store_failures: Count::default(),
             keys: Sharded::new(DEFAULT_SHARDS, HashMap::default),
             wakes: Mutex::default(),
@@ -183,6 +185,7 @@ impl Divisions {
         let begin = |entry: &mut KeyDivision| {
             entry.division.expire(now);
             if entry.is_asking {
+                entry.has_waiting_holders = true;
                 return None;
             }
             let requests: SmallVec<[(usize, PoolRequest); 1]> = (0..entry.division.pools.len())
@@ -193,10 +196,18 @@ impl Divisions {
         };
         let Some(Some((requests, counters))) = self.with(key, begin) else { return };
         for (index, request) in requests {
+            // The hold began before the answer came.
+            let asked = self.service.clock.now();
             let answer = self.adjust_hold(&counters, index, &request).await;
-            self.with(key, |entry| entry.take_answer(index, &request, answer, self.service.clock.now()));
+            let answered = self.service.clock.now();
+            self.with(key, |entry| entry.take_answer(index, &request, answer, AnswerTimes { asked, answered }));
         }
-        self.with(key, |entry| entry.is_asking = false);
+        self.with(key, |entry| {
+            entry.is_asking = false;
+            if std::mem::take(&mut entry.has_waiting_holders) {
+                entry.wake_waiting_holders();
+            }
+        });
         self.schedule(key, now);
         self.forget_if_empty(key);
     }
@@ -258,6 +269,7 @@ impl KeyDivision {
             counters: Arc::new(counters),
             wakes_at: None,
             is_asking: false,
+            has_waiting_holders: false,
             has_failed: false,
             is_local: false,
         }
@@ -272,13 +284,21 @@ impl KeyDivision {
         self.division.pools.iter().any(|pool| pool.held_until.since_us(now) < 3_000_000)
     }
 
-    fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: HoldOutcome, now: Time) {
+    /// Makes the streams look at holders that have nothing, or too little.
+    fn wake_waiting_holders(&self) {
+        for holder in self.division.holders.iter().filter(|holder| holder.is_waiting()) {
+            holder.key.stream.mark_due(holder.key.bucket);
+        }
+    }
+
+    fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: HoldOutcome, times: AnswerTimes) {
+        let AnswerTimes { asked, answered: now } = times;
         let limit = self.division.pools[index].limit;
         self.has_failed = matches!(answer, HoldOutcome::Failed | HoldOutcome::HeldLocally(_));
         match answer {
             HoldOutcome::Held(answer) => {
                 self.is_local = false;
-                self.division.grant(index, request, convert_answer(&limit, &answer, now), now);
+                self.division.grant(index, request, convert_answer(&limit, &answer, now), asked);
             }
             // What the store gave before lasts until its end.
             HoldOutcome::HeldLocally(_) if !self.is_hold_over(now) && !self.is_local => {
@@ -286,11 +306,20 @@ impl KeyDivision {
             }
             HoldOutcome::HeldLocally(answer) => {
                 self.is_local = true;
-                self.division.grant(index, request, convert_answer(&limit, &answer, now), now);
+                self.division.grant(index, request, convert_answer(&limit, &answer, now), asked);
             }
             HoldOutcome::Failed => self.division.refuse(index, request),
         }
     }
+}
+
+/// Times of a request to the store.
+#[derive(Clone, Copy)]
+struct AnswerTimes {
+    /// It was sent.
+    asked: Time,
+    /// Its answer came.
+    answered: Time,
 }
 
 /// Outcome of a request to the store.
@@ -338,11 +367,16 @@ impl Divisions {
 
 /// Converts an answer of the store that came at `now`.
 fn convert_answer(limit: &DividedLimit, answer: &HoldAnswer, now: Time) -> PoolGrant {
-    let others = answer.others.iter().map(|other| OtherReplica { demand: other.demand, held: other.held });
+    let local = |at: Time| now.plus_us(at.since_us(answer.now));
+    let others = answer.others.iter().map(|other| OtherReplica {
+        demand: other.demand,
+        held: other.held,
+        until: local(other.until),
+    });
     PoolGrant {
         held: answer.granted,
         room: limit.share_of_amount(answer.room),
         others: others.collect(),
-        window_ends: answer.window_end.map(|end| now.plus_us(end.since_us(answer.now))),
+        window_ends: answer.window_end.map(local),
     }
 }

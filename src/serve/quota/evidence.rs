@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 /// PINGs of one connection, and their replies.
 #[derive(Debug, Default)]
-pub struct PingReplies {
+pub struct ConnectionPings {
     is_wanted: AtomicBool,
     connection: AtomicWaker,
     sent: AtomicU64,
@@ -25,7 +25,7 @@ pub struct PingReplies {
 #[derive(Clone, Debug)]
 pub struct DeliveryEvidence {
     /// PINGs of the connection.
-    pub pings: Arc<PingReplies>,
+    pub pings: Arc<ConnectionPings>,
     /// Bytes of the response body that are written.
     pub written: Arc<watch::Sender<u64>>,
 }
@@ -37,11 +37,11 @@ pub struct BodyPart {
     bytes: u64,
 }
 
-impl PingReplies {
+impl ConnectionPings {
     /// Returns true if a PING is wanted; wakes the task of `context` when one is. For the connection.
     pub fn take_request(&self, context: &Context<'_>) -> bool {
         self.connection.register(context.waker());
-        self.is_wanted.swap(false, Ordering::AcqRel)
+        self.is_wanted.load(Ordering::Acquire) && self.is_wanted.swap(false, Ordering::AcqRel)
     }
 
     /// Records that a PING is sent.
@@ -69,7 +69,7 @@ impl PingReplies {
 
 impl DeliveryEvidence {
     /// Evidence of a new stream.
-    pub fn new(pings: Arc<PingReplies>) -> Self {
+    pub fn new(pings: Arc<ConnectionPings>) -> Self {
         Self { pings, written: Arc::new(watch::Sender::new(0)) }
     }
 

@@ -70,7 +70,15 @@ pub(super) enum ReportField {
     Domain(Bytes),
     /// `bucket_quota_usages`.
     Usage(Box<BucketQuotaUsage>),
+    /// A usage that is too long to have an id that can be assigned. It is not decoded: an empty pair of an id takes
+    /// two bytes in a message, and 64 in memory.
+    TooLong,
+    /// A field that this version does not know.
+    Unknown,
 }
+
+/// Maximum length of a usage in bytes: more than the largest id and its numbers need.
+const MAX_USAGE_BYTES: usize = 8192;
 
 impl ReportFields {
     /// The fields of a message.
@@ -84,12 +92,12 @@ impl ReportFields {
     /// The message is malformed.
     pub(super) fn next_field(&mut self) -> Result<Option<ReportField>, Status> {
         let malformed = |error: prost::DecodeError| Status::invalid_argument(format!("malformed report: {error}"));
-        while self.left.has_remaining() {
+        if self.left.has_remaining() {
             let (field, wire_type) = decode_key(&mut self.left).map_err(malformed)?;
             if wire_type != WireType::LengthDelimited || !matches!(field, 1 | 2) {
                 skip_field(wire_type, field, &mut self.left, prost::encoding::DecodeContext::default())
                     .map_err(malformed)?;
-                continue;
+                return Ok(Some(ReportField::Unknown));
             }
             let length = decode_varint(&mut self.left).map_err(malformed)?;
             let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -99,6 +107,7 @@ impl ReportFields {
             let value = self.left.split_to(length);
             return Ok(Some(match field {
                 1 => ReportField::Domain(value),
+                _ if length > MAX_USAGE_BYTES => ReportField::TooLong,
                 _ => ReportField::Usage(Box::new(BucketQuotaUsage::decode(value).map_err(malformed)?)),
             }));
         }

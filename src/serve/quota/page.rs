@@ -9,7 +9,7 @@ use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::division::assignment::Strategy;
-use crate::limit::division::divided_limit::Form;
+use crate::limit::division::divided_limit::AssignmentForm;
 use crate::limit::division::ledger::HolderReport;
 
 /// What a report shows.
@@ -169,8 +169,8 @@ impl KeyDivision {
         let limits = limits.map(|(index, (pool, counter))| LimitShareReport {
             limit: counter.limit.to_string(),
             form: match pool.limit.form {
-                Form::Rate => "rate".to_owned(),
-                Form::Lent => "hits".to_owned(),
+                AssignmentForm::Rate => "rate".to_owned(),
+                AssignmentForm::Lent => "hits".to_owned(),
             },
             held: pool.held,
             free: self.division.free(index),
@@ -225,8 +225,8 @@ impl QuotaReport {
             let rows = self.streams.iter().map(|stream| {
                 [
                     stream.stream.to_string(),
-                    stream.peer.clone(),
-                    escape_unprintable(&stream.domain).clone(),
+                    escape_unprintable(&stream.peer),
+                    escape_unprintable(&stream.domain),
                     stream.buckets.to_string(),
                     stream.reports.to_string(),
                     format!("{} s", stream.open_s),
@@ -243,16 +243,19 @@ impl QuotaReport {
                 let unit = if limit.form == "rate" { "per period" } else { "hits" };
                 text += &format!(
                     "  {}: holds {} {unit} for {} s, {} free\n",
-                    limit.limit, limit.held, limit.held_for_s, limit.free
+                    escape_unprintable(&limit.limit),
+                    limit.held,
+                    limit.held_for_s,
+                    limit.free
                 );
             }
             let head = ["stream", "peer", "demand", "assignment", "reserved", "ends in"];
             let rows = key.proxies.iter().map(|proxy| {
                 [
                     proxy.stream.to_string(),
-                    proxy.peer.clone(),
+                    escape_unprintable(&proxy.peer),
                     format!("{:.1}/s", proxy.demand_per_s),
-                    proxy.assignment.clone(),
+                    escape_unprintable(&proxy.assignment),
                     proxy.reserved.to_string(),
                     format!("{} s", proxy.ends_s),
                 ]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::divisions::Divisions;
 use super::stats::{Count, QuotaStats};
@@ -66,13 +66,21 @@ impl QuotaService {
 
     /// Gives out what becomes free; never returns.
     async fn run(self: Arc<Self>) {
-        let mut ticks = interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // A task of its own: a slow store is no standstill.
+        let watched = Arc::clone(&self);
+        tokio::spawn(async move { watched.watch_standstills().await });
+        let mut ticks = start_ticks();
         loop {
             ticks.tick().await;
-            let now = self.service.clock.now();
-            self.record_tick(now);
-            self.divisions.wake_due(now).await;
+            self.divisions.wake_due(self.service.clock.now()).await;
+        }
+    }
+
+    async fn watch_standstills(&self) {
+        let mut ticks = start_ticks();
+        loop {
+            ticks.tick().await;
+            self.record_tick(self.service.clock.now());
         }
     }
 
@@ -128,4 +136,10 @@ impl QuotaService {
     pub fn stream_count(&self) -> usize {
         lock_ignoring_poison(&self.streams).len()
     }
+}
+
+fn start_ticks() -> Interval {
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }

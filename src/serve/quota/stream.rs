@@ -49,13 +49,23 @@ const OPEN_TTL_S: u32 = 60;
 const OPEN_RENEWAL_US: u64 = 31_000_000;
 /// Time that a proxy may leave a response unread, while more is due.
 const MAX_UNREAD_TIME: Duration = Duration::from_secs(60);
+/// Maximum number of ids that wait to be abandoned; the proxy reports others again.
+const MAX_UNWANTED: usize = 1000;
+/// Maximum length of a domain in bytes.
+const MAX_DOMAIN_BYTES: usize = 4096;
+/// Longest rest after a report.
+const MAX_REST: Duration = Duration::from_secs(1);
+/// Time in which a response is built; what is still due then goes into the next one.
+///
+/// An assignment is taken as sent when its bucket is worked on: a response that took longer would make its times old.
+const MAX_RESPONSE_TIME: Duration = Duration::from_millis(200);
 /// Interval of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Interval between log lines of one kind.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Sends responses.
-pub(super) type Responses = Sender<Result<RateLimitQuotaResponse, Status>>;
+pub(super) type ResponseSender = Sender<Result<RateLimitQuotaResponse, Status>>;
 
 /// The task of a stream.
 pub(super) struct StreamTask {
@@ -113,7 +123,7 @@ impl StreamTask {
     }
 
     /// Serves the stream until it ends.
-    pub(super) async fn run(mut self, mut reports: Streaming<Bytes>, responses: Responses) {
+    pub(super) async fn run(mut self, mut reports: Streaming<Bytes>, responses: ResponseSender) {
         let end = self.serve(&mut reports, &responses).await;
         self.leave_all();
         self.quota.close_stream(&self.handle);
@@ -123,21 +133,26 @@ impl StreamTask {
         }
     }
 
-    async fn serve(&mut self, reports: &mut Streaming<Bytes>, responses: &Responses) -> StreamEnd {
+    async fn serve(&mut self, reports: &mut Streaming<Bytes>, responses: &ResponseSender) -> StreamEnd {
         let mut ending = self.quota.ending.subscribe();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut reads_again = Instant::now();
         loop {
             let has_due = !self.unwanted.is_empty() || !self.handle.lock().due.is_empty();
             tokio::select! {
                 biased;
                 () = wait_for_end(&mut ending) => return StreamEnd::Closed,
                 () = responses.closed() => return StreamEnd::Closed,
-                report = reports.next() => match report {
+                report = reports.next(), if reads_again <= Instant::now() => match report {
                     Some(Ok(report)) => {
+                        let began = Instant::now();
                         if let Err(status) = self.take_report(report).await {
                             return StreamEnd::Failed(status);
                         }
+                        // Reports take half of the stream's time at most, however many there are.
+                        let ended = Instant::now();
+                        reads_again = ended + (ended - began).min(MAX_REST);
                     }
                     Some(Err(_)) | None => return StreamEnd::Closed,
                 },
@@ -149,6 +164,7 @@ impl StreamTask {
                     Err(mpsc::error::SendError(())) => return StreamEnd::Closed,
                 },
                 () = self.handle.wake.notified(), if !has_due => {}
+                () = tokio::time::sleep_until(reads_again), if reads_again > Instant::now() => {}
                 () = wait_for_evidence(&mut self.awaited) => self.take_evidence(),
                 _ = housekeeping.tick() => {
                     self.keep_house().await;
@@ -162,7 +178,7 @@ impl StreamTask {
     }
 
     /// True if the proxy has not read for so long that the stream must end.
-    fn is_unread_for_too_long(&mut self, has_due: bool, responses: &Responses) -> bool {
+    fn is_unread_for_too_long(&mut self, has_due: bool, responses: &ResponseSender) -> bool {
         if !has_due || responses.capacity() > 0 {
             self.unread_since = None;
             return false;
@@ -180,6 +196,8 @@ impl StreamTask {
             match field {
                 ReportField::Domain(domain) => self.take_domain(&domain)?,
                 ReportField::Usage(usage) => usages.push(usage),
+                ReportField::TooLong => self.record_unassignable(UnassignableId::TooLong),
+                ReportField::Unknown => {}
             }
             in_turn += 1;
             if in_turn % BUCKETS_PER_TURN == 0 {
@@ -196,6 +214,9 @@ impl StreamTask {
     }
 
     fn take_domain(&mut self, domain: &[u8]) -> Result<(), Status> {
+        if domain.len() > MAX_DOMAIN_BYTES {
+            return Err(Status::invalid_argument("the domain is too long"));
+        }
         let domain = std::str::from_utf8(domain).map_err(|_| Status::invalid_argument("the domain is not UTF-8"))?;
         if self.domain.is_empty() {
             domain.clone_into(&mut self.domain);
@@ -211,7 +232,7 @@ impl StreamTask {
     async fn take_usages(&mut self, usages: Vec<Box<BucketQuotaUsage>>, now: Time) {
         let mut indices: SmallVec<[(u32, Box<BucketQuotaUsage>); BUCKETS_PER_TURN]> = SmallVec::new();
         for mut usage in usages {
-            if let Some(index) = self.find_or_add(usage.bucket_id.take(), now) {
+            if let Some(index) = self.find_or_add_bucket(usage.bucket_id.take(), now) {
                 indices.push((index, usage));
             }
         }
@@ -220,17 +241,23 @@ impl StreamTask {
         for (index, usage) in &indices {
             keys.extend(self.take_usage(*index, usage, now));
         }
+        keys.sort_unstable();
+        keys.dedup();
         self.quota.divisions.settle_all(keys).await;
         self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));
     }
 
+    fn record_unassignable(&self, reason: UnassignableId) {
+        self.quota.stats.unassignable.add(1);
+        log_unassignable(&self.handle.peer, &self.domain, reason);
+    }
+
     /// Returns the index of a bucket; `None` if it cannot be answered, or there is no room for it.
-    fn find_or_add(&mut self, id: Option<BucketId>, now: Time) -> Option<u32> {
+    fn find_or_add_bucket(&mut self, id: Option<BucketId>, now: Time) -> Option<u32> {
         let id = match normalize_id(id) {
             Ok(id) => id,
             Err(reason) => {
-                self.quota.stats.unassignable.add(1);
-                log_unassignable(&self.handle.peer, &self.domain, reason);
+                self.record_unassignable(reason);
                 return None;
             }
         };
@@ -243,7 +270,7 @@ impl StreamTask {
         if self.buckets.len() >= bounds.buckets_per_stream || all.load(Ordering::Relaxed) >= bounds.buckets {
             log_too_many(&self.handle.peer, &self.domain, self.buckets.len());
             self.quota.stats.abandoned.add(1);
-            if self.unwanted.len() < bounds.buckets_per_stream {
+            if self.unwanted.len() < MAX_UNWANTED {
                 self.unwanted.push(id);
             }
             return None;
@@ -363,14 +390,19 @@ impl StreamTask {
         for id in self.unwanted.drain(..) {
             push_abandonment(&mut response, &id);
         }
-        for (count, index) in due.into_iter().enumerate() {
-            if count % BUCKETS_PER_TURN == BUCKETS_PER_TURN - 1 {
+        let began = Instant::now();
+        let mut due = due.into_iter();
+        let mut count = 0;
+        while began.elapsed() < MAX_RESPONSE_TIME
+            && let Some(index) = due.next()
+        {
+            count += 1;
+            if count % BUCKETS_PER_TURN == 0 {
                 tokio::task::yield_now().await;
             }
-            // Taken for each bucket: the building of a large response must not make its times old.
-            let now = self.quota.service.clock.now();
-            self.add_actions(index, &mut response, now);
+            self.add_actions(index, &mut response, self.quota.service.clock.now());
         }
+        self.handle.lock().due.extend(due);
         if !response.bucket_action.is_empty() {
             self.produced_bytes += (response.encoded_len() + FRAME_HEAD_BYTES) as u64;
             permit.send(Ok(response));

@@ -38,19 +38,11 @@ use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
 use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::RateLimitMethod;
-use crate::serve::quota::evidence::{DeliveryEvidence, PingReplies};
+use crate::serve::quota::evidence::{ConnectionPings, DeliveryEvidence};
 use crate::serve::quota::method::{STREAM_PATH, StreamPeer};
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 use crate::telemetry::listener_stats::ExceededLimit;
-
-/// A connection: a future that serves its requests when polled and completes when it is closed.
-///
-/// hyper-util has a sealed trait of this name; this one covers the gRPC server too.
-pub(super) trait GracefulConnection: Future {
-    /// Announces the end to the client (GOAWAY, or `connection: close`); requests in flight are still answered.
-    fn graceful_shutdown(self: Pin<&mut Self>);
-}
 
 /// Configuration of HTTP/2 and the services that answer.
 #[derive(Debug)]
@@ -167,7 +159,7 @@ struct Http2Connection<I, R, F> {
     requests: InFlightRequests<F>,
     keep_alive: Option<KeepAliveTimes>,
     /// `None` without the quota service.
-    pings: Option<Arc<PingReplies>>,
+    pings: Option<Arc<ConnectionPings>>,
     inbound: Arc<InboundFrameState>,
     /// True once the connection closes because it sent too many frames.
     is_refused: bool,
@@ -177,6 +169,14 @@ struct Http2Connection<I, R, F> {
 enum ConnectionState<I> {
     Handshaking(Handshake<FrameFilteringIo<I>, ResponseData>),
     Open(Connection<FrameFilteringIo<I>, ResponseData>, Option<KeepAlive>),
+}
+
+/// A connection: a future that serves its requests when polled and completes when it is closed.
+///
+/// hyper-util has a sealed trait of this name; this one covers the gRPC server too.
+pub(super) trait GracefulConnection: Future {
+    /// Announces the end to the client (GOAWAY, or `connection: close`); requests in flight are still answered.
+    fn graceful_shutdown(self: Pin<&mut Self>);
 }
 
 impl<I, R, F> GracefulConnection for Http2Connection<I, R, F>
@@ -256,7 +256,7 @@ where
 struct ConnectionParts {
     server: Arc<Http2Server>,
     permit: Arc<ConnectionPermit>,
-    pings: Option<Arc<PingReplies>>,
+    pings: Option<Arc<ConnectionPings>>,
 }
 
 /// Answers one request. Client I/O errors are not actionable, so they are ignored.
@@ -338,7 +338,7 @@ async fn answer_routed(
 fn add_stream_extensions(
     head: &mut Parts,
     connection: &ConnectionPermit,
-    pings: Arc<PingReplies>,
+    pings: Arc<ConnectionPings>,
 ) -> Arc<watch::Sender<u64>> {
     if let Some(peer) = connection.peer {
         head.extensions.insert(StreamPeer(peer));
@@ -431,7 +431,7 @@ struct KeepAliveTimes {
 struct KeepAlive {
     pings: PingPong,
     times: KeepAliveTimes,
-    replies: Option<Arc<PingReplies>>,
+    replies: Option<Arc<ConnectionPings>>,
     /// A ping was asked for.
     is_wanted: bool,
     /// Ends when the next ping is due, or the reply to the last one is overdue.
@@ -440,7 +440,7 @@ struct KeepAlive {
 }
 
 impl KeepAlive {
-    fn new(pings: PingPong, times: Option<KeepAliveTimes>, replies: Option<Arc<PingReplies>>) -> Self {
+    fn new(pings: PingPong, times: Option<KeepAliveTimes>, replies: Option<Arc<ConnectionPings>>) -> Self {
         let times = times.unwrap_or(KeepAliveTimes { interval: NEVER, timeout: NEVER });
         let timer = Box::pin(sleep(times.interval));
         Self { pings, times, replies, is_wanted: false, timer, awaits_reply: false }

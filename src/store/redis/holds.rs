@@ -9,7 +9,7 @@ use crate::limit::algorithm::CountingMethod;
 use crate::limit::algorithm::fixed_window::window_bounds;
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::limit::charge::ChargeRequest;
-use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, HolderId, MAX_HOLD_US, OtherHolder, window_end};
+use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder, ReplicaId, window_end};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 
@@ -17,7 +17,7 @@ use crate::store::charge::{OwnedCharge, OwnedCounter};
 const MAX_NUMBER: u64 = 1 << 40;
 
 /// Encodes a request of a holder on one counter, at about `time`.
-pub fn encode_hold_request(counter: &OwnedCounter, holder: HolderId, request: HoldRequest, time: CallTime) -> Bytes {
+pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: HoldRequest, time: CallTime) -> Bytes {
     let limit = &counter.limit;
     // A peek has the numbers of its counter, and no charges.
     let peek = OwnedCharge::new([*counter].into_iter().collect(), ChargeRequest::new(Hits::Peek, 0));
@@ -84,7 +84,7 @@ pub fn decode_hold_answer(reply: &[u8], limit: &Limit) -> Result<HoldAnswer, Mal
     let mut others = Vec::new();
     while let Some(id) = reader.read_bytes_if(|_| true) {
         let (held, until) = (read_amount(&mut reader)?, reader.read_time()?);
-        others.push(OtherHolder { holder: HolderId(id), held, until, demand: reader.read_number()? });
+        others.push(OtherHolder { holder: ReplicaId(id), held, until, demand: reader.read_number()? });
     }
     if !reader.is_empty() {
         return Err(MalformedReply);

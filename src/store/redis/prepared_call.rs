@@ -24,7 +24,7 @@ use super::script::{CallTime, ReplyContext, ScriptOutcome, encode_charges, hold_
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeRequest;
-use crate::limit::hold::{HoldAnswer, HoldRequest, HolderId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter, set_span_server, start_call_span};
 use crate::store::client::redis::connection::{MergeableScriptCall, Script};
@@ -164,7 +164,7 @@ impl PreparedCall {
     pub(super) async fn adjust_hold(
         &self,
         counter: &OwnedCounter,
-        holder: HolderId,
+        holder: ReplicaId,
         request: HoldRequest,
         deadline: Instant,
     ) -> Result<HoldAnswer, RedisError> {
