@@ -207,7 +207,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             reason: failed.map(|failed| failed.error.name().into()),
             block: block.map(to_block_record),
             now_us: charged_at.filter(|at| *at != self.context.store.now).map(|at| at.as_micros()),
-            slot: selection.and_then(|selection| selection.slot).map(SlotRecord::from),
+            slot: selection.and_then(|selection| selection.slot.as_deref()).map(|slot| SlotRecord::from(*slot)),
             verdict: logged.verdicts.descriptors[index],
         }
     }

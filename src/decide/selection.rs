@@ -50,7 +50,7 @@ pub(super) struct Selection<'r> {
     /// Rules of the domain, if it has any.
     pub(super) domain: Option<&'r DomainRules>,
     /// Slot that the descriptor takes or frees; `None` without a concurrent limit.
-    pub(super) slot: Option<SlotUse>,
+    pub(super) slot: Option<Box<SlotUse>>,
 }
 
 /// One limit of a selection.
@@ -190,13 +190,13 @@ impl<'r> Selection<'r> {
             selection.candidates.retain(is_freed);
         }
         let mut limits = selection.limits.iter().chain(&selection.candidates);
-        selection.slot = (is_release || limits.any(|selected| selected.limit.is_concurrent())).then_some(slot);
+        selection.slot = (is_release || limits.any(|selected| selected.limit.is_concurrent())).then(|| Box::new(slot));
         selection
     }
 
     /// Returns true if the descriptor frees slots: it charges no limit.
     pub(super) fn is_release(&self) -> bool {
-        self.slot.is_some_and(|slot| slot.action.is_release())
+        self.slot.as_ref().is_some_and(|slot| slot.action.is_release())
     }
 
     fn for_matched_rule(behaviour: &DecisionSettings, domain: &'r DomainRules, found: Match<'r>) -> Self {
@@ -322,7 +322,7 @@ impl<'r> Selection<'r> {
 
     /// The slot, if one of these limits has slots.
     fn slot_of(&self, limits: &[SelectedLimit<'_>]) -> Option<&SlotUse> {
-        self.slot.as_ref().filter(|_| limits.iter().any(|selected| selected.limit.is_concurrent()))
+        self.slot.as_deref().filter(|_| limits.iter().any(|selected| selected.limit.is_concurrent()))
     }
 
     /// All charges of this selection: that of the limits that decide, if there are any, then those of candidates.
@@ -359,7 +359,7 @@ impl<'r> Selection<'r> {
         let (limits, candidates) = (select_deciding_limits(rule, false), select_candidates(rule));
         let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
         let has_slots = rule.limits.iter().any(|limit| limit.limit.is_concurrent());
-        selection.slot = has_slots.then(SlotUse::unnamed);
+        selection.slot = has_slots.then(|| Box::new(SlotUse::unnamed()));
         selection.set_path_hash(request, index);
         selection
     }

@@ -34,7 +34,7 @@ impl Decider {
         decided: &mut Result<Decision<'r>, DecideError>,
     ) {
         let Ok(decision) = decided else { return };
-        let mut uses = selected.selections.iter().filter_map(|selection| selection.slot);
+        let mut uses = selected.selections.iter().filter_map(|selection| selection.slot.as_deref());
         let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
         let token = match decision.over_limit {
             true => REJECTED_TOKEN.to_owned(),
@@ -72,7 +72,7 @@ impl Decider {
         };
         let releases: Vec<Option<SlotUse>> = selections
             .iter()
-            .map(|selection| selection.slot.map(|slot| SlotUse { action: SlotAction::Release, ..slot }))
+            .map(|selection| selection.slot.as_deref().map(|slot| SlotUse { action: SlotAction::Release, ..*slot }))
             .collect();
         let mut charges: Vec<(usize, Charge<'_>)> = Vec::new();
         for (index, (selection, release)) in selections.iter().zip(&releases).enumerate() {

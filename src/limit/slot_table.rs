@@ -16,8 +16,8 @@ use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
 /// Shortest time between two walks over all slots of a table, in microseconds.
 pub const SWEEP_INTERVAL_US: u64 = 1_000_000;
 
-/// Maximum number of tombstones of a table: later releases leave none, and a slot that is taken after its release then stays
-/// until it expires.
+/// Maximum number of tombstones of a table: later releases leave none, and a slot that is taken after its release then
+/// stays until it expires.
 pub const MAX_TOMBSTONES: u32 = 10_000;
 
 /// A slot, or the mark of a release that came first.

@@ -168,8 +168,8 @@ fn termination_grace_period_covers_the_drain() {
         let grace = rendering.deployment()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64();
         let drain = seconds(rendering.setting("TOLLKEEPER_DRAIN_PERIOD"));
         let drain_timeout = seconds(rendering.setting("TOLLKEEPER_SHUTDOWN_TIMEOUT"));
-        // DNS answers may be cached for 30 s, and Envoy asks every 5 s: until then it uses the addresses of replicas that
-        // stop.
+        // DNS answers may be cached for 30 s, and Envoy asks every 5 s: until then it uses the addresses of replicas
+        // that stop.
         assert!(
             drain > 30 + 5 && drain < drain_timeout && grace > Some(drain_timeout),
             "{}: {drain} {drain_timeout} {grace:?}",
