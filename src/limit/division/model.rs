@@ -351,12 +351,16 @@ impl Model {
     /// Asks the store.
     fn settle(&mut self, index: usize) {
         let now = Time::from_micros(self.now);
+        let is_answer_lost = self.faults && self.random.random_bool(0.05);
         let Replica { division, id, .. } = &mut self.replicas[index];
         division.expire(now);
         let Some(request) = division.request(0, now) else { return };
         let PoolRequest { used, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, wanted, lasts_us: for_us, demand };
         let answer = self.held.adjust(LimitedState { limit: &self.limit, state: &mut self.state }, *id, asked, now);
+        if is_answer_lost {
+            return division.refuse(0, &request);
+        }
         let others = answer
             .others
             .iter()

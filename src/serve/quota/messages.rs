@@ -189,3 +189,34 @@ pub(super) fn elapsed_us(usage: &BucketQuotaUsage) -> u64 {
     let micros = u64::try_from(elapsed.nanos).unwrap_or(0).min(999_999_999) / 1000;
     seconds.saturating_mul(1_000_000).saturating_add(micros)
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::{BufMut as _, BytesMut};
+    use prost::encoding::{WireType, encode_key, encode_varint};
+
+    use super::{MAX_USAGE_BYTES, ReportField, ReportFields};
+
+    /// A usage whose id has this many empty pairs, of two bytes each in a message.
+    fn usage_with_empty_pairs(pairs: usize) -> BytesMut {
+        let mut id = BytesMut::new();
+        (0..pairs).for_each(|_| id.put_slice(&[0x0a, 0]));
+        let mut usage = BytesMut::new();
+        encode_key(1, WireType::LengthDelimited, &mut usage);
+        encode_varint(id.len() as u64, &mut usage);
+        usage.put(id);
+        let mut report = BytesMut::new();
+        encode_key(2, WireType::LengthDelimited, &mut report);
+        encode_varint(usage.len() as u64, &mut report);
+        report.put(usage);
+        report
+    }
+
+    #[test]
+    fn long_usages_are_not_decoded() {
+        let field = |pairs| ReportFields::new(usage_with_empty_pairs(pairs).freeze()).next_field();
+        assert!(matches!(field(1_000_000), Ok(Some(ReportField::TooLong))));
+        assert!(matches!(field(MAX_USAGE_BYTES / 2), Ok(Some(ReportField::TooLong))));
+        assert!(matches!(field(64), Ok(Some(ReportField::Usage(_)))));
+    }
+}

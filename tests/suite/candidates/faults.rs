@@ -28,7 +28,10 @@ fn eventual_candidate_keeps_its_bound_beside_a_strict_limit() {
     assert!(name == "shop.user.looser" && *is_candidate);
     assert!((190..=200).contains(rejected), "{rejected} of 300 rejected by 100 and 10 % more");
     let calls: u64 = ["evalsha", "eval"].iter().filter_map(|name| server.command_counts().get(*name).copied()).sum();
-    assert!(calls < 60, "{calls} calls: most of its hits are admitted from the process");
+    assert!(
+        calls < 100,
+        "{calls} calls: a strict candidate makes one for each of its 100 hits, and five for the limit"
+    );
 }
 
 #[test]
