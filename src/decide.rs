@@ -121,19 +121,21 @@ impl Decider {
         let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
         OptionFuture::from(reads_rows.then(|| Box::pin(self.row_reader.read_rows(&self.store, context, request))))
             .await;
-        let selections = self.select_limits(context, request, uses)?;
+        let rules = self.check_request(context, request)?;
+        let selections = self.select_limits(context, rules, request, uses);
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
-        let charger = self.build_charger(context, selected);
+        let charger = self.build_charger(&context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
         // `if let` would keep a second copy of each future in the state of this one.
         if self.behaviour.stop_cache_key_increment_when_overlimit {
             OptionFuture::from(charger.dry_run_descriptors(&mut dry_runs)).await;
         }
         OptionFuture::from(charger.charge_descriptors(&dry_runs, &mut outcomes)).await;
-        // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
-        OptionFuture::from(charger.charge_held_back_descriptors(&dry_runs, &mut outcomes)).await;
-        self.record_and_merge(context, selected, &outcomes, candidates)
+        if self.behaviour.stop_cache_key_increment_when_overlimit {
+            OptionFuture::from(charger.charge_held_back_descriptors(&dry_runs, &mut outcomes)).await;
+        }
+        self.record_and_merge(&context, selected, &outcomes, candidates)
     }
 
     /// Decides a request with an immediate store.
@@ -173,23 +175,25 @@ impl Decider {
         }
         let ordered = context.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = self.select_limits(context, request, uses)?;
+        let rules = self.check_request(context, request)?;
+        let selections = self.select_limits(context, rules, request, uses);
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
-        let charger = self.build_charger(context, selected);
+        let charger = self.build_charger(&context, selected);
         let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
         if self.behaviour.stop_cache_key_increment_when_overlimit {
             assert_completed_at_once(&charger.dry_run_descriptors(&mut dry_runs));
         }
         assert_completed_at_once(&charger.charge_descriptors(&dry_runs, &mut outcomes));
-        // Nothing to do without dry runs, that is without STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
-        assert_completed_at_once(&charger.charge_held_back_descriptors(&dry_runs, &mut outcomes));
+        if self.behaviour.stop_cache_key_increment_when_overlimit {
+            assert_completed_at_once(&charger.charge_held_back_descriptors(&dry_runs, &mut outcomes));
+        }
         for (index, (selection, outcome)) in selections.iter().zip(&outcomes).enumerate() {
             let ordered = ordered.as_ref().map(|request| &*request.descriptors[index].entries);
             let candidates = candidates.as_ref();
             observe(DescriptorResults { index, selection, outcome, candidates, ordered });
         }
-        self.record_and_merge(context, selected, &outcomes, candidates)
+        self.record_and_merge(&context, selected, &outcomes, candidates)
     }
 
     /// Returns the blocks that a request meets; `None` under SHADOW_MODE, which rejects nothing.
@@ -215,7 +219,8 @@ impl Decider {
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
         OptionFuture::from(reads_rows.then(|| self.row_reader.read_rows(&self.store, context, request))).await;
-        let mut selections = self.select_limits(context, request, uses)?;
+        let rules = self.check_request(context, request)?;
+        let mut selections = self.select_limits(context, rules, request, uses);
         for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
             if !matches!(descriptor.hits, Hits::Refund(_)) {
                 selection.limits.clear();
@@ -225,15 +230,15 @@ impl Decider {
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let (dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
-        let charger = self.build_charger(context, selected);
+        let charger = self.build_charger(&context, selected);
         OptionFuture::from(charger.charge_descriptors(&dry_runs, &mut outcomes)).await;
         if !self.metrics.is_off() {
-            self.metrics_recorder().record_outcomes(context, selected, &outcomes);
+            self.metrics_recorder().record_outcomes(&context, selected, &outcomes);
         }
         let candidates = candidates.map(CandidateCharges::poll_outcomes);
         let decided = self.reject_blocked(context, selected, &outcomes, candidates.as_ref(), &blocked);
         if let Some(candidates) = candidates {
-            candidates.record_outcomes(self.metrics_recorder(), context, selected);
+            candidates.record_outcomes(self.metrics_recorder(), &context, selected);
         }
         decided
     }
@@ -251,18 +256,17 @@ impl Decider {
         let behaviour = &self.behaviour;
         let mut decision = merge_blocked(behaviour, context.store.now, selected, outcomes, blocked);
         self.tell_that_no_slot_was_taken(context, selected.request, &mut decision);
-        let decided = Ok(decision);
         if !self.metrics.is_off() {
             self.blocks.count_rejection(selected.request.domain);
         }
-        let blocked = Some(blocked);
-        self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates, blocked }, &decided);
-        decided
+        let (context, blocked) = (&context, Some(blocked));
+        self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates, blocked }, Ok(&decision));
+        Ok(decision)
     }
 
     const fn build_charger<'a, 'r, 'm>(
         &'a self,
-        context: DecisionContext<'r>,
+        context: &'a DecisionContext<'r>,
         selected: RequestWithSelections<'a, 'r, 'm>,
     ) -> RequestCharger<'a, 'r, 'm> {
         RequestCharger { store: &self.store, behaviour: &self.behaviour, failures: &self.failures, context, selected }
@@ -271,7 +275,7 @@ impl Decider {
     /// Records metrics of the outcomes, merges the outcomes, and logs the decision.
     fn record_and_merge<'r>(
         &'r self,
-        context: DecisionContext<'r>,
+        context: &DecisionContext<'r>,
         selected: RequestWithSelections<'_, 'r, '_>,
         outcomes: &[DescriptorOutcome],
         candidates: Option<CandidateCharges>,
@@ -280,27 +284,30 @@ impl Decider {
             self.metrics_recorder().record_outcomes(context, selected, outcomes);
         }
         let candidates = candidates.map(CandidateCharges::poll_outcomes);
-        let mut decided = merge_outcomes(&self.behaviour, selected, outcomes);
+        let mut decision = Decision::default();
+        let merged = merge_outcomes(&self.behaviour, selected, outcomes, &mut decision);
         if selected.selections.iter().any(|selection| selection.slot.is_some()) {
             self.record_slot_holder(context, selected.selections);
-            self.finish_slots(context, selected, outcomes, &mut decided);
+            if merged.is_ok() {
+                self.finish_slots(context, selected, outcomes, &mut decision);
+            }
         }
-        if decided.as_ref().is_ok_and(|decision| decision.shadowed) {
+        if merged.is_ok() && decision.shadowed {
             self.metrics.record_global_shadow();
         }
         let (behaviour, charges) = (&self.behaviour, candidates.as_ref());
         self.log(
             DecidedRequest { behaviour, context, selected, outcomes, candidates: charges, blocked: None },
-            &decided,
+            merged.map(|()| &decision),
         );
         if let Some(candidates) = candidates {
             candidates.record_outcomes(self.metrics_recorder(), context, selected);
         }
-        decided
+        merged.map(|()| decision)
     }
 
     /// Logs a decision: in the decision log, and as a line at the level debug.
-    fn log(&self, request: DecidedRequest<'_, '_, '_>, decided: &Result<Decision<'_>, DecideError>) {
+    fn log(&self, request: DecidedRequest<'_, '_, '_>, decided: Result<&Decision<'_>, DecideError>) {
         if let Some(log) = &self.log {
             request.write_to_log(log, decided);
         }
@@ -329,24 +336,32 @@ impl Decider {
         self.failures.count_decided_by(policy)
     }
 
-    /// Selects the limits of each descriptor.
-    fn select_limits<'r>(
+    /// Returns the rules that decide a request; an error if it is invalid, or if there are none.
+    fn check_request<'r>(
         &self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
-        uses: &[SlotUse],
-    ) -> Result<SmallVec<[Selection<'r>; 2]>, DecideError> {
+    ) -> Result<&'r RuleSet, DecideError> {
         let error = match context.rules {
             _ if request.domain.is_empty() => DecideError::EmptyDomain,
             _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
-            Some(rules) => {
-                let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
-                return Ok(select_limits(&self.behaviour, terms, request, uses));
-            }
+            Some(rules) => return Ok(rules),
             None => DecideError::NoRules,
         };
         self.log_error(context, request, error);
         Err(error)
+    }
+
+    /// Selects the limits of each descriptor.
+    fn select_limits<'r>(
+        &self,
+        context: DecisionContext<'_>,
+        rules: &'r RuleSet,
+        request: &Request<'_>,
+        uses: &[SlotUse],
+    ) -> SmallVec<[Selection<'r>; 2]> {
+        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        select_limits(&self.behaviour, terms, request, uses)
     }
 
     /// Takes the entries that identify a stream off a request; `None` in a domain without concurrent limits.
@@ -370,8 +385,8 @@ impl Decider {
         let behaviour = &self.behaviour;
         let blocked = None;
         self.log(
-            DecidedRequest { behaviour, context, selected, outcomes: &[], candidates: None, blocked },
-            &Err(error),
+            DecidedRequest { behaviour, context: &context, selected, outcomes: &[], candidates: None, blocked },
+            Err(error),
         );
     }
 }

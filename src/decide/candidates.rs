@@ -104,7 +104,7 @@ impl CandidateCharges {
     pub(super) fn record_outcomes<'r>(
         self,
         recorder: MetricsRecorder<'_>,
-        context: DecisionContext<'r>,
+        context: &DecisionContext<'r>,
         selected: RequestWithSelections<'_, 'r, '_>,
     ) {
         let Self { refs, outcomes } = self;
@@ -168,7 +168,7 @@ struct UnrecordedCandidateCharge {
 impl UnrecordedCandidateCharge {
     fn new<'r>(
         recorder: MetricsRecorder<'_>,
-        context: DecisionContext<'r>,
+        context: &DecisionContext<'r>,
         selected: RequestWithSelections<'_, 'r, '_>,
         candidate: CandidateRef,
     ) -> Self {
@@ -181,7 +181,7 @@ impl UnrecordedCandidateCharge {
         let key = path.hash_for_process();
         let stats = is_on.then(|| recorder.limit_stats(context, selection, limit, &sent.entries)).flatten();
         Self {
-            limit: limit.limit,
+            limit: *limit.limit,
             near: near_limit_threshold(&limit.limit, recorder.near_limit_ratio),
             hits: sent.hits,
             is_release: selection.is_release(),

@@ -46,7 +46,7 @@ pub(super) struct RequestCharger<'a, 'r, 'm> {
     pub(super) store: &'a Store,
     pub(super) behaviour: &'a DecisionSettings,
     pub(super) failures: &'a FailedChargeCounters,
-    pub(super) context: DecisionContext<'r>,
+    pub(super) context: &'a DecisionContext<'r>,
     pub(super) selected: RequestWithSelections<'a, 'r, 'm>,
 }
 

@@ -25,10 +25,10 @@ const MAX_TEXT_BYTES: usize = 256;
 impl DecidedRequest<'_, '_, '_> {
     /// Logs the decision as one line.
     #[inline(never)]
-    pub(super) fn log_debug_line(self, values: &ValueForm, decided: &Result<Decision<'_>, DecideError>) {
+    pub(super) fn log_debug_line(self, values: &ValueForm, decided: Result<&Decision<'_>, DecideError>) {
         let domain = bounded_text(self.selected.request.domain.as_bytes());
-        let (verdict, delay_us) = (self.verdicts(decided).request.name(), decided.as_ref().map_or(0, |it| it.delay_us));
-        let error = decided.as_ref().err().map(|error| error.name());
+        let (verdict, delay_us) = (self.verdicts(decided).request.name(), decided.map_or(0, |it| it.delay_us));
+        let error = decided.err().map(|error| error.name());
         let descriptors = self.describe_request(values);
         tracing::debug!(domain, verdict, error, delay_us, descriptors, "decision");
     }
@@ -68,7 +68,7 @@ impl DecidedRequest<'_, '_, '_> {
         for (at, limit) in selection.limits.iter().enumerate() {
             let result = outcome.and_then(|outcome| outcome.limit_result(at));
             let mode = if limit.shadow { ", in shadow mode" } else { "" };
-            let _ = write!(text, ": {}{mode}", limit.limit);
+            let _ = write!(text, ": {}{mode}", *limit.limit);
             if let Some(result) = result {
                 let _ = write!(text, ", {} used, {} remaining", result.after, result.remaining);
                 if result.ban_left_us > 0 {

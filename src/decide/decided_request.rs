@@ -27,7 +27,7 @@ use crate::store::charge::{DecidedBy, StoreOutcome};
 #[derive(Clone, Copy)]
 pub(super) struct DecidedRequest<'a, 'r, 'm> {
     pub(super) behaviour: &'a DecisionSettings,
-    pub(super) context: DecisionContext<'r>,
+    pub(super) context: &'a DecisionContext<'r>,
     /// No selections if the request is invalid or there are no rules.
     pub(super) selected: RequestWithSelections<'a, 'r, 'm>,
     pub(super) outcomes: &'a [DescriptorOutcome],
@@ -45,7 +45,7 @@ pub(super) struct Verdicts {
 
 /// A decision that the log selects.
 struct LoggedDecision<'d, 'r> {
-    decided: &'d Result<Decision<'r>, DecideError>,
+    decided: Result<&'d Decision<'r>, DecideError>,
     verdicts: Verdicts,
     /// True for each descriptor whose key the sample contains.
     sampled: SmallVec<[bool; 2]>,
@@ -54,7 +54,7 @@ struct LoggedDecision<'d, 'r> {
 impl<'a> DecidedRequest<'a, '_, '_> {
     /// Logs the decision if it is selected.
     #[inline(never)]
-    pub(super) fn write_to_log(self, log: &'a DecisionLog, decided: &Result<Decision<'_>, DecideError>) {
+    pub(super) fn write_to_log(self, log: &'a DecisionLog, decided: Result<&Decision<'_>, DecideError>) {
         let count = self.selected.request.descriptors.len();
         // Before the verdicts, because a small sample contains few keys.
         let sampled: SmallVec<[bool; 2]> =
@@ -81,7 +81,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    pub(super) fn verdicts(self, decided: &Result<Decision<'_>, DecideError>) -> Verdicts {
+    pub(super) fn verdicts(self, decided: Result<&Decision<'_>, DecideError>) -> Verdicts {
         let count = self.selected.request.descriptors.len();
         let descriptors: SmallVec<[RecordedVerdict; 2]> =
             (0..count).map(|index| self.descriptor_verdict(index)).collect();
@@ -157,13 +157,13 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             hits_addend: request.hits_addend,
             descriptors: (0..count).map(|index| self.build_descriptor_record(log, index, logged)).collect(),
             verdict: verdicts.request,
-            error: decided.as_ref().err().map(|error| error.name().into()),
+            error: decided.err().map(|error| error.name().into()),
             retry_after_us: match self.blocked {
                 Some(blocked) => Some(blocked.until.since_us(self.context.store.now)),
                 None if is_rejected => retry_after_us(limit_verdicts),
                 None => None,
             },
-            delay_us: decided.as_ref().map_or(0, |decision| decision.delay_us),
+            delay_us: decided.map_or(0, |decision| decision.delay_us),
             max_delay_us: self.context.max_delay_us,
             rules: self.context.rules.map(|rules| &*rules.id).unwrap_or_default().into(),
             trace_id: self.context.store.span_ref.map(|span_ref| span_ref.trace_id().to_string().into()),

@@ -35,7 +35,7 @@ impl DecisionContext<'_> {
 }
 
 /// The answer to a request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision<'r> {
     /// True if the request is rejected. Envoy acts on this alone.
     pub over_limit: bool,

@@ -20,16 +20,18 @@ use crate::decide::decision::{DecideError, Decision, Header, ReportedStatus};
 use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::{DecisionSettings, HeaderNames};
 
-/// Merges the outcomes of all descriptors into the decision on the request.
+/// Merges the outcomes of all descriptors into the decision on the request, which is `decision` then: it is filled where
+/// it stands, because each copy would cost a hundredth of a decision from memory.
 pub(super) fn merge_outcomes<'r>(
     behaviour: &'r DecisionSettings,
     selected: RequestWithSelections<'_, 'r, '_>,
     outcomes: &[DescriptorOutcome],
-) -> Result<Decision<'r>, DecideError> {
+    decision: &mut Decision<'r>,
+) -> Result<(), DecideError> {
     let RequestWithSelections { request, selections } = selected;
+    let mut statuses: SmallVec<[DescriptorStatus<'r>; 2]> = SmallVec::new();
     let decided = selections.iter().zip(outcomes);
-    let statuses: SmallVec<[DescriptorStatus<'r>; 2]> =
-        decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(behaviour, selection, outcome)).collect();
+    statuses.extend(decided.map(|(selection, outcome)| DescriptorStatus::from_outcome(behaviour, selection, outcome)));
     let rejected = match combine_verdicts(&statuses.iter().map(|status| status.limit_verdicts), !behaviour.shadow_mode)
     {
         Answer::Failed => return Err(DecideError::Store),
@@ -38,36 +40,24 @@ pub(super) fn merge_outcomes<'r>(
     let over_limit = rejected && !behaviour.shadow_mode;
     // Delay only admitted responses; SHADOW_MODE must not add latency.
     let may_delay = !rejected && !behaviour.shadow_mode;
-    let mut headers = SmallVec::new();
-    append_descriptor_headers(&mut headers, behaviour, &statuses);
-    append_limit_headers(&mut headers, behaviour.limit_headers.as_ref(), &statuses);
-    let mut request_headers = Vec::new();
-    append_limit_headers(&mut request_headers, behaviour.request_limit_headers.as_ref(), &statuses);
-    if !over_limit {
-        request_headers.extend(build_exceeded_limits_header(behaviour, selections, outcomes));
-    }
-    let mut body = None;
+    (decision.over_limit, decision.shadowed) = (over_limit, rejected && !over_limit);
+    append_descriptor_headers(&mut decision.headers, behaviour, &statuses);
+    append_limit_headers(&mut decision.headers, behaviour.limit_headers.as_ref(), &statuses);
+    append_limit_headers(&mut decision.request_headers, behaviour.request_limit_headers.as_ref(), &statuses);
     if over_limit {
-        if let Some(header) = build_retry_after_header(behaviour, &statuses) {
-            headers.push(header);
-        }
+        decision.headers.extend(build_retry_after_header(behaviour, &statuses));
         let rejection = select_rejection_body(selections, &statuses);
-        body = rejection.and_then(|rejection| rejection.body.as_deref());
+        decision.body = rejection.and_then(|rejection| rejection.body.as_deref());
         let content_type = rejection.and_then(|rejection| rejection.content_type.as_deref());
-        if let Some(value) = content_type {
-            headers.push(Header { name: "content-type", value: Cow::Borrowed(value) });
-        }
+        let content_type = content_type.map(|text| Header { name: "content-type", value: Cow::Borrowed(text) });
+        decision.headers.extend(content_type);
+    } else {
+        decision.request_headers.extend(build_exceeded_limits_header(behaviour, selections, outcomes));
     }
-    Ok(Decision {
-        over_limit,
-        shadowed: rejected && !over_limit,
-        headers,
-        request_headers,
-        body,
-        metadata: metadata::build_metadata(behaviour, request, selections, &statuses),
-        delay_us: statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0),
-        statuses: statuses.into_iter().map(|status| status.shown).collect(),
-    })
+    decision.metadata = metadata::build_metadata(behaviour, request, selections, &statuses);
+    decision.delay_us = statuses.iter().map(|status| status.delay_us).max().filter(|_| may_delay).unwrap_or(0);
+    decision.statuses.extend(statuses.into_iter().map(|status| status.shown));
+    Ok(())
 }
 
 /// Builds the rejection of a request with blocked entries; `outcomes` are those of its refunds, or none.

@@ -87,7 +87,7 @@ impl<'d> MetricsRecorder<'d> {
     /// Records the outcome of each descriptor.
     pub(super) fn record_outcomes<'r>(
         self,
-        context: DecisionContext<'r>,
+        context: &DecisionContext<'r>,
         selected: RequestWithSelections<'_, 'r, '_>,
         outcomes: &[DescriptorOutcome],
     ) {
@@ -229,7 +229,7 @@ impl<'d> MetricsRecorder<'d> {
     /// Statistics that a limit counts under: those of its rule, or of a name that the request makes.
     pub(super) fn limit_stats<'r>(
         self,
-        context: DecisionContext<'r>,
+        context: &DecisionContext<'r>,
         selection: &Selection<'r>,
         limit: &SelectedLimit<'r>,
         entries: &[Entry<'_>],

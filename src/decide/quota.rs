@@ -245,7 +245,7 @@ impl Decider {
             }
         };
         // The decision was the proxy's; nobody waits for this one.
-        drop(self.record_and_merge(context, selected, &[outcome], candidates));
+        drop(self.record_and_merge(&context, selected, &[outcome], candidates));
     }
 
     /// Results of the limits: the proxy's verdict, and those of limits in shadow mode, which are charged.

@@ -4,6 +4,7 @@
 //! and the rules decide. A rule may replace named limits of the same request, on any descriptor. Candidates are kept
 //! apart from the limits that decide, so that nothing that decides can see them.
 
+use std::ops::Deref;
 use std::sync::{Arc, Once};
 
 use smallvec::SmallVec;
@@ -53,10 +54,28 @@ pub(super) struct Selection<'r> {
     pub(super) slot: Option<Box<SlotUse>>,
 }
 
+/// A limit of a rule, or one that was built for the request.
+#[derive(Clone, Debug)]
+pub(super) enum LimitRef<'r> {
+    OfRule(&'r Limit),
+    Built(Box<Limit>),
+}
+
+impl Deref for LimitRef<'_> {
+    type Target = Limit;
+
+    fn deref(&self) -> &Limit {
+        match self {
+            Self::OfRule(limit) => limit,
+            Self::Built(limit) => limit,
+        }
+    }
+}
+
 /// One limit of a selection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SelectedLimit<'r> {
-    pub(super) limit: Limit,
+    pub(super) limit: LimitRef<'r>,
     /// Index among the limits of its rule.
     pub(super) index: usize,
     pub(super) name: &'r str,
@@ -92,20 +111,21 @@ pub(super) fn select_limits<'r>(
     request: &Request<'_>,
     slots: &[SlotUse],
 ) -> SmallVec<[Selection<'r>; 2]> {
-    let SelectionTerms { rules, .. } = terms;
-    let Some(domain) = rules.domain(request.domain) else {
-        return request.descriptors.iter().map(|_| Selection::default()).collect();
+    // One variable for every return, so that the selections are built where the caller has them.
+    let mut selections = SmallVec::with_capacity(request.descriptors.len());
+    let Some(domain) = terms.rules.domain(request.domain) else {
+        selections.extend(request.descriptors.iter().map(|_| Selection::default()));
+        return selections;
     };
-    let mut selections: SmallVec<[Selection<'r>; 2]> = request
-        .descriptors
-        .iter()
-        .enumerate()
-        .map(|(index, descriptor)| match slots.get(index) {
+    for (index, descriptor) in request.descriptors.iter().enumerate() {
+        selections.push(match slots.get(index) {
             None => Selection::for_descriptor(behaviour, terms, domain, descriptor),
             Some(slot) => Selection::for_slot(behaviour, terms, domain, descriptor, *slot),
-        })
-        .collect();
-    drop_replaced_limits(&mut selections);
+        });
+    }
+    if selections.iter().any(|selection| selection.rule.is_some_and(|compiled| !compiled.rule.replaces.is_empty())) {
+        drop_replaced_limits(&mut selections);
+    }
     selections.iter_mut().enumerate().for_each(|(index, selection)| selection.set_path_hash(request, index));
     selections
 }
@@ -146,15 +166,25 @@ impl<'r> Selection<'r> {
         match terms.rules.match_path(domain, &descriptor.entries) {
             RuleMatch::Exempt => Self { domain: Some(domain), ..Self::default() },
             RuleMatch::None => Self { domain: Some(domain), matches_nothing: true, ..Self::default() },
-            RuleMatch::Rule(found) => {
-                let mut selection = match found.rule.choose_plan(domain, &descriptor.entries) {
-                    None => Self::for_matched_rule(behaviour, domain, found),
-                    Some(chosen) => Self::for_plan(behaviour, domain, found, chosen),
-                };
-                selection.drop_inactive_limits(terms.active_at);
-                selection
-            }
+            RuleMatch::Rule(found) => Self::for_found_rule(behaviour, terms, domain, descriptor, found),
         }
+    }
+
+    /// Selects the active limits of the rule that matched, or of the plan that its table chooses.
+    fn for_found_rule(
+        behaviour: &DecisionSettings,
+        terms: SelectionTerms<'r>,
+        domain: &'r DomainRules,
+        descriptor: &Descriptor<'_>,
+        found: Match<'r>,
+    ) -> Self {
+        // One variable, so that it is built where the caller has it.
+        let mut selection = match found.rule.choose_plan(domain, &descriptor.entries) {
+            None => Self::for_matched_rule(behaviour, domain, found),
+            Some(chosen) => Self::for_plan(behaviour, domain, found, chosen),
+        };
+        selection.drop_inactive_limits(terms.active_at);
+        selection
     }
 
     /// Selects the limits of a descriptor of a domain with concurrent limits.
@@ -178,7 +208,8 @@ impl<'r> Selection<'r> {
                 selection = of_rule;
                 selection.limits.retain(|selected| selected.limit.is_concurrent());
                 for selected in &mut selection.limits {
-                    selected.limit = selected.limit.with_requests_per_unit(sent.requests_per_unit);
+                    let limit = selected.limit.with_requests_per_unit(sent.requests_per_unit);
+                    selected.limit = LimitRef::Built(Box::new(limit));
                 }
             }
         }
@@ -235,6 +266,7 @@ impl<'r> Selection<'r> {
                     let epoch = domain.defaults_for_override(limit.period().unit()).epoch;
                     let (tag, stats) = (hash_limit_identity(&limit, epoch), Some(own.stats));
                     let quota = own.quota || behaviour.quota_mode;
+                    let limit = LimitRef::Built(Box::new(limit));
                     SelectedLimit { limit, index: 0, name: "", shadow: own.shadow, quota, stats, tag, epoch }
                 })
                 .collect();
@@ -276,6 +308,7 @@ impl<'r> Selection<'r> {
     fn for_override(limit: Limit, domain: &'r DomainRules, quota: bool) -> Self {
         let defaults = domain.defaults_for_override(limit.period().unit());
         let (tag, epoch) = (hash_limit_identity(&limit, defaults.epoch), defaults.epoch);
+        let limit = LimitRef::Built(Box::new(limit));
         let selected = SelectedLimit { limit, index: 0, name: "", shadow: false, quota, stats: None, tag, epoch };
         let (limits, over_limit_body) = (SmallVec::from([selected]), Some(&defaults.over_limit_body));
         Self { limits, over_limit_body, domain: Some(domain), ..Self::default() }
@@ -296,7 +329,10 @@ impl<'r> Selection<'r> {
         Some(Charge {
             path: self.counter_path(request, index),
             path_hash: self.key,
-            counters: self.limits.iter().map(counter).collect(),
+            counters: match &*self.limits {
+                [only] => SmallVec::from([counter(only)]),
+                limits => limits.iter().map(counter).collect(),
+            },
             request: ChargeRequest::new(hits, max_delay_us),
             slot: self.slot_of(&self.limits),
         })
@@ -397,7 +433,7 @@ impl<'r> Selection<'r> {
 impl<'r> SelectedLimit<'r> {
     fn from_compiled(compiled: &'r CompiledRule, index: usize, limit: &'r CompiledLimit) -> Self {
         Self {
-            limit: limit.limit,
+            limit: LimitRef::OfRule(&limit.limit),
             index,
             name: compiled.limit_name(index),
             shadow: limit.shadow,
@@ -409,7 +445,7 @@ impl<'r> SelectedLimit<'r> {
     }
 
     /// Counter of the limit, as if it were not in shadow mode.
-    pub(super) const fn counter(&self) -> Counter<'_> {
+    pub(super) fn counter(&self) -> Counter<'_> {
         let Self { limit, quota, tag, epoch, .. } = self;
         Counter { limit, shadow: false, quota: *quota, tag: *tag, epoch: *epoch }
     }
@@ -421,12 +457,20 @@ fn select_deciding_limits<'r>(compiled: &'r CompiledRule, all_are_quotas: bool) 
         let selected = SelectedLimit::from_compiled(compiled, index, limit);
         SelectedLimit { quota: selected.quota || all_are_quotas, ..selected }
     };
-    compiled.deciding_limits().iter().enumerate().map(select).collect()
+    match compiled.deciding_limits() {
+        // Most rules have one, which costs half as much without an iterator.
+        [only] => SmallVec::from([select((0, only))]),
+        limits => limits.iter().enumerate().map(select).collect(),
+    }
 }
 
 /// Candidates of a rule; never allocates for a rule without any.
 fn select_candidates(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
-    let candidates = compiled.limits.iter().enumerate().skip(compiled.deciding_limits().len());
+    let deciding = compiled.deciding_limits().len();
+    if compiled.limits.len() == deciding {
+        return Vec::new();
+    }
+    let candidates = compiled.limits.iter().enumerate().skip(deciding);
     candidates.map(|(index, limit)| SelectedLimit::from_compiled(compiled, index, limit)).collect()
 }
 

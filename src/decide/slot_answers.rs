@@ -4,7 +4,7 @@
 //! Envoy will not.
 
 use super::Decider;
-use super::decision::{DecideError, Decision, DecisionContext};
+use super::decision::{Decision, DecisionContext};
 use super::outcome::DescriptorOutcome;
 use super::selection::{RequestWithSelections, Selection};
 use crate::limit::charge::Charge;
@@ -17,7 +17,7 @@ const METADATA_KEY: &str = "slot";
 
 impl Decider {
     /// Records the caller of a request that uses slots, as a sign of life.
-    pub(super) fn record_slot_holder(&self, context: DecisionContext<'_>, selections: &[Selection<'_>]) {
+    pub(super) fn record_slot_holder(&self, context: &DecisionContext<'_>, selections: &[Selection<'_>]) {
         if let Some(slot) = selections.iter().find_map(|selection| selection.slot.as_ref()) {
             self.store.holders().record_call(slot.holder, &context.slots.holder.name(), context.store.now);
         }
@@ -28,12 +28,11 @@ impl Decider {
     #[cold]
     pub(super) fn finish_slots<'r>(
         &'r self,
-        context: DecisionContext<'r>,
+        context: &DecisionContext<'r>,
         selected: RequestWithSelections<'_, 'r, '_>,
         outcomes: &[DescriptorOutcome],
-        decided: &mut Result<Decision<'r>, DecideError>,
+        decision: &mut Decision<'r>,
     ) {
-        let Ok(decision) = decided else { return };
         let mut uses = selected.selections.iter().filter_map(|selection| selection.slot.as_deref());
         let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
         let token = match decision.over_limit {
@@ -61,7 +60,7 @@ impl Decider {
     /// Frees the slots that a rejected request took.
     fn give_back_slots(
         &self,
-        context: DecisionContext<'_>,
+        context: &DecisionContext<'_>,
         selected: RequestWithSelections<'_, '_, '_>,
         outcomes: &[DescriptorOutcome],
     ) {
