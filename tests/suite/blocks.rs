@@ -384,6 +384,8 @@ fn reason_is_in_the_metadata_the_decision_log_and_why() {
     let blocked = &metadata["dynamicMetadata"]["over_limit"][0]["blocked"];
     assert_eq!((&blocked["key"], &blocked["reason"]), (&"user".into(), &"abuse".into()), "{metadata}");
     assert!(!metadata.to_string().contains("ann"), "values stay out: {metadata}");
+    let all_of_bob = RateLimitRequest { hits_addend: 1000, ..rate_limit_request("shop", &[("user", "bob")]) };
+    assert!(response_to_json(&Client::connect(server.grpc_port()).call(&all_of_bob).unwrap()).unwrap().contains("OK"));
     server.signal("TERM");
     assert!(server.wait().success());
     let lines = fs::read_to_string(&log).unwrap();
@@ -396,6 +398,15 @@ fn reason_is_in_the_metadata_the_decision_log_and_why() {
     let text = String::from_utf8(why.env_clear().envs(inherited_env()).output().unwrap().stdout).unwrap();
     assert!(text.contains("1 by the block of user until 2") && text.contains(": abuse"), "{text}");
     assert!(text.contains("would have passed after `tollkeeper unblock`"), "{text}");
+    let mut simulate = Command::new(PROGRAM);
+    simulate.args(["simulate", "--json", "--traffic"]).arg(&log).env_clear().envs(inherited_env());
+    let results: Value = serde_json::from_slice(&simulate.output().unwrap().stdout).unwrap();
+    assert_eq!((&results["traffic"]["requests"], &results["new"]["rejected"]), (&2.into(), &1.into()), "{results}");
+    assert_eq!(
+        (&results["verification"]["compared"], &results["verification"]["agreed"]),
+        (&1.into(), &1.into()),
+        "{results}"
+    );
 }
 
 #[test]

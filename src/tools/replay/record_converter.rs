@@ -20,6 +20,7 @@ use crate::decide::log::record::{
 };
 use crate::decide::log::recorded_rules;
 use crate::limit::period::Period;
+use crate::limit::request::Hits;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::plan_table::row::OwnLimit;
 use crate::rules::rule::OWN_LIMIT_NAME;
@@ -131,6 +132,7 @@ impl RecordConverter {
         request.domain = Arc::clone(&self.domain);
         request.max_delay_us = record.max_delay_us;
         request.answer = convert_answer(record);
+        request.is_blocked = record.descriptors.iter().any(|descriptor| descriptor.block.is_some());
         request.rules_id = Arc::clone(&self.rules_id);
         if let DecisionRules::Other(rules) = self.find_decision_rules(record) {
             request.rules = Some(rules);
@@ -243,7 +245,9 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     let limit_override = record.limit_override.as_ref();
     let limit_override =
         limit_override.map(|sent| sent.to_limit_override().ok_or("the unit of an override is invalid"));
-    let mut descriptor = RecordedDescriptor::new(hits_from_number(record.hits));
+    let charged = hits_from_number(record.hits);
+    let hits = if request.is_blocked && matches!(charged, Hits::Charge(_)) { Hits::Peek } else { charged };
+    let mut descriptor = RecordedDescriptor::new(hits);
     descriptor.limit_override = limit_override.transpose()?;
     descriptor.charged_at = record.now_us.map(Time::from_micros);
     descriptor.is_sampled = record.sampled && record.entries.iter().all(has_logged_value);

@@ -27,6 +27,8 @@ pub struct RecordedRequest {
     pub max_delay_us: u64,
     /// Answer that the request got, if it is known.
     pub answer: Option<RecordedAnswer>,
+    /// A blocked value rejected it, whatever the rules are: only its refunds reached counters.
+    pub is_blocked: bool,
     /// Id of the rules that decided it; empty if the traffic does not say, or if there were none.
     pub rules_id: Arc<str>,
     /// Rules that decided it, if they are not those of the process's last header.

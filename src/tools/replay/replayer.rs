@@ -229,6 +229,7 @@ impl Replayer {
         let answer = match counters.decider.decide_with_results(context, request, observe) {
             Ok(decision) => {
                 let Decision { over_limit, shadowed, .. } = decision;
+                let over_limit = over_limit || recorded.is_blocked;
                 ReplayedAnswer { over_limit, shadowed, ..ReplayedAnswer::default() }
             }
             Err(_) => ReplayedAnswer { failed: true, ..ReplayedAnswer::default() },
