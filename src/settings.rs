@@ -12,6 +12,7 @@ pub mod value;
 pub mod setting;
 pub mod pem;
 mod values;
+pub mod cloud_identity;
 pub mod credentials;
 pub mod endpoint;
 pub mod store_tls;

@@ -5,12 +5,12 @@
 
 use super::setting::{AnySetting, SettingGroup};
 use super::{
-    client_limits, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics, process, redis,
-    rules, tls, tracing, xds,
+    client_limits, cloud_identity, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics,
+    process, redis, rules, tls, tracing, xds,
 };
 
 /// All groups of settings.
-pub static SETTING_GROUPS: [&SettingGroup; 17] = [
+pub static SETTING_GROUPS: [&SettingGroup; 18] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -27,6 +27,7 @@ pub static SETTING_GROUPS: [&SettingGroup; 17] = [
     &xds::GROUP,
     &redis::GROUP,
     &redis::regions::GROUP,
+    &cloud_identity::GROUP,
     &memcache::GROUP,
 ];
 
