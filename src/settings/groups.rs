@@ -6,11 +6,11 @@
 use super::setting::{AnySetting, SettingGroup};
 use super::{
     client_limits, cloud_identity, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics,
-    process, redis, rules, tls, tracing, xds,
+    otlp_metrics, process, redis, rules, tls, tracing, xds,
 };
 
 /// All groups of settings.
-pub static SETTING_GROUPS: [&SettingGroup; 18] = [
+pub static SETTING_GROUPS: [&SettingGroup; 19] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -24,6 +24,7 @@ pub static SETTING_GROUPS: [&SettingGroup; 18] = [
     &metrics::GROUP,
     &fleet::GROUP,
     &tracing::GROUP,
+    &otlp_metrics::GROUP,
     &xds::GROUP,
     &redis::GROUP,
     &redis::regions::GROUP,

@@ -18,6 +18,7 @@ use crate::kit::{http, redis, statsd, wait_for};
 mod bounds;
 mod documented;
 mod mapper;
+mod otlp;
 mod sent;
 mod store;
 
