@@ -12,6 +12,7 @@ pub mod value;
 pub mod setting;
 pub mod pem;
 mod values;
+pub mod cloud_identity;
 pub mod credentials;
 pub mod endpoint;
 pub mod store_tls;
@@ -30,6 +31,7 @@ pub mod process;
 pub mod logs;
 pub mod collector;
 pub mod tracing;
+pub mod otlp_metrics;
 pub mod decision_log;
 pub mod store;
 pub mod fleet;
@@ -55,6 +57,7 @@ use grpc::GrpcSettings;
 use listeners::{AdminToken, Listeners, TOLLKEEPER_ADMIN_TOKEN, TOLLKEEPER_ADMIN_TOKEN_FILE};
 use logs::LogSettings;
 use metrics::MetricsSettings;
+use otlp_metrics::OtlpMetricsSettings;
 use problem::{Notice, SettingsError};
 use process::{ShutdownSettings, TOLLKEEPER_WORKER_THREADS};
 use rules::RuleSettings;
@@ -97,6 +100,8 @@ pub struct Settings {
     pub fleet: FleetSettings,
     /// Destinations of metrics.
     pub metrics: MetricsSettings,
+    /// Export of metrics to a collector; `None` means that there is none.
+    pub otlp_metrics: Option<OtlpMetricsSettings>,
     /// Export of traces; `None` means that there are none.
     pub tracing: Option<TracingSettings>,
     /// Number of worker threads; `None` means one per core.
@@ -162,6 +167,7 @@ impl Settings {
         let deployments =
             store.redis_deployments().chain(decision_log.iter().flat_map(DecisionLogSettings::redis_deployments));
         redis::mark_unused_certificate_settings(&mut values, deployments);
+        let otlp_metrics = OtlpMetricsSettings::from_values(&mut values);
         let exports_logs = decision_log.as_ref().is_some_and(DecisionLogSettings::uses_collector);
         let fleet = FleetSettings::from_values(&mut values, &store, decision_log.as_ref(), hash_key);
         let on_store_error = values.get(&TOLLKEEPER_ON_STORE_ERROR);
@@ -182,7 +188,8 @@ impl Settings {
             decision_log,
             fleet,
             metrics: MetricsSettings::from_values(&mut values),
-            tracing: TracingSettings::from_values(&mut values, exports_logs),
+            tracing: TracingSettings::from_values(&mut values, exports_logs || otlp_metrics.is_some()),
+            otlp_metrics,
             worker_threads: NonZeroUsize::new(values.get(&TOLLKEEPER_WORKER_THREADS)),
         };
         values.ignore_settings_with_unmet_requirements(&SETTING_GROUPS);

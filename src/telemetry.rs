@@ -18,4 +18,5 @@ pub mod unmatched_descriptors;
 pub mod service_metrics;
 pub mod otlp;
 pub mod otlp_logs;
+pub mod otlp_metrics;
 pub mod traces;

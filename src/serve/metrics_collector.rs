@@ -18,6 +18,7 @@ use self::limits::emit_limits;
 use self::quota::emit_quota;
 use self::service::emit_service;
 use self::store::emit_store;
+use crate::base::clock::Clock;
 use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::live::LiveRules;
 use crate::rules::plan_table::live::LiveTable;
@@ -108,6 +109,9 @@ fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         let seconds = loaded.loaded_at.as_micros() / 1_000_000;
         let help = "Time when the rules were loaded, in seconds since the Unix epoch.";
         emit(Family::gauge("tollkeeper_config_last_load_timestamp_seconds", help, seconds));
+        let help = "First 48 bits of the hash of the loaded rules; replicas with the same rules have the same.";
+        let first_digits = loaded.rules.contents_hash.get(..12).unwrap_or_default();
+        emit(Family::gauge("tollkeeper_config_hash", help, u64::from_str_radix(first_digits, 16).unwrap_or(0)));
     }
 }
 
@@ -209,6 +213,12 @@ fn emit_process_usage(emit: &mut dyn FnMut(Family)) {
     let help = "Largest delay of a due task by this process in the last 5 to 10 seconds, in seconds.";
     let series = Series::new(MetricValue::Gauge(lag.as_secs_f64()));
     emit(Family::new("tollkeeper_scheduler_lag_seconds", MetricKind::Gauge, help).with_series(series));
+    let help = "Time of this process, in seconds since the Unix epoch.";
+    let now = Duration::from_micros(Clock::System.now().as_micros()).as_secs_f64();
+    emit(
+        Family::new("tollkeeper_time_seconds", MetricKind::Gauge, help)
+            .with_series(Series::new(MetricValue::Gauge(now))),
+    );
     let Ok(process) = Process::myself() else { return };
     if let Ok(stat) = process.stat() {
         let ticks_per_second = procfs::ticks_per_second().max(1);

@@ -21,6 +21,7 @@ mod memory_accounted_bodies;
 mod http2;
 mod connection;
 mod listeners;
+mod otlp_metrics_thread;
 pub mod startup;
 mod table_changes;
 mod reload;
@@ -38,6 +39,7 @@ use tokio::task::JoinSet;
 use self::certificate_expiry::watch_client_certificates;
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
+use self::otlp_metrics_thread::OtlpMetricsThread;
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
@@ -80,6 +82,7 @@ use crate::telemetry::listener_stats::StatsByListener;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::otlp::{self, OtlpExporter};
+use crate::telemetry::otlp_metrics::BlockingMetricExporter;
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::Tracer;
 use crate::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue};
@@ -91,7 +94,7 @@ use crate::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue};
 /// end of the shutdown.
 pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), ServerError> {
     let listener_stats = Arc::new(StatsByListener::default());
-    let StartupResources { guards, prometheus_page, exporter, logged_values, fleet_secret } =
+    let StartupResources { guards, prometheus_page, exporter, metric_exporter, logged_values, fleet_secret } =
         StartupResources::load_files_and_check_addresses(&settings, &listener_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open_all(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
     let tracer = settings.tracing.as_ref().zip(exporter);
@@ -114,6 +117,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let collector = build_collector(&settings, &service, &health, &listener_stats, quota.clone());
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(name_failed_resource("the thread that reports metrics"))?;
+    let otlp_metrics = start_metric_export(&settings, metric_exporter, &collector)?;
     let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
     let (drain, draining) = watch::channel(false);
     let blocks = SharedBlocks::start(Arc::clone(&service), &settings.store).await;
@@ -137,7 +141,8 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     drain.send_replace(true);
     grpc_health.send_changed_status();
     let quota = quota.as_deref();
-    let draining = DrainingServer { service: &service, fleet: &fleet, statsd, grpc_health, quota, stop, serving };
+    let draining =
+        DrainingServer { service: &service, fleet: &fleet, statsd, otlp_metrics, grpc_health, quota, stop, serving };
     let second_signal = async { while signals.wait_for_signal().await != SignalAction::Stop {} };
     tokio::select! {
         result = draining.drain_and_stop(&settings.shutdown) => result,
@@ -309,6 +314,17 @@ fn choose_rejected_key_value_form(settings: &Settings, secret: Option<&Secret>) 
         (TopKeyValueForm::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
         (TopKeyValueForm::Hashed, None) | (TopKeyValueForm::None, _) => ValueForm::Omitted,
     }
+}
+
+/// Starts the export of metrics over OTLP; `None` without an exporter.
+fn start_metric_export(
+    settings: &Settings,
+    exporter: Option<BlockingMetricExporter>,
+    collector: &MetricsCollector,
+) -> Result<Option<OtlpMetricsThread>, ServerError> {
+    let Some((exporter, otlp)) = exporter.zip(settings.otlp_metrics.as_ref()) else { return Ok(None) };
+    let thread = OtlpMetricsThread::start(exporter, otlp.interval, collector.clone());
+    thread.map(Some).map_err(name_failed_resource("the thread that exports metrics"))
 }
 
 /// Starts the view of all replicas.

@@ -36,12 +36,14 @@ impl Settings {
             SinkSettings::Otlp(collector) => collector_certificate(collector),
             SinkSettings::Stdout | SinkSettings::File(_) | SinkSettings::Redis(_) => None,
         });
+        let metrics = self.otlp_metrics.as_ref().and_then(|metrics| collector_certificate(&metrics.collector));
         let presented = [
             (TlsClient::Redis, redis, true),
             (TlsClient::Memcached, memcached, true),
             (TlsClient::Xds, xds, true),
             (TlsClient::OtlpTraces, traces, false),
             (TlsClient::OtlpLogs, logs, false),
+            (TlsClient::OtlpMetrics, metrics, false),
         ];
         let presented = presented.into_iter().filter_map(|(client, certificate, is_read_again)| {
             Some(PresentedCertificate { client, file: certificate?.certificate.clone(), is_read_again })

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::cloud_identity::{CloudIdentity, IdentityVariables};
 use super::secret::Secret;
 use super::setting::{AnySetting as _, Setting};
 use super::value::text::SecretUrl;
@@ -25,6 +26,8 @@ pub enum Credentials {
     },
     /// Credentials in a file.
     File(CredentialFile),
+    /// Tokens of an identity that a cloud gives.
+    Identity(Box<CloudIdentity>),
 }
 
 /// File with `password` or `user:password`, with or without a line break at the end, read at each use.
@@ -52,6 +55,7 @@ impl fmt::Debug for Credentials {
             Self::None => f.write_str("None"),
             Self::Inline { password, .. } => write!(f, "Inline({password:?})"),
             Self::File(file) => f.debug_tuple("File").field(file).finish(),
+            Self::Identity(identity) => f.debug_tuple("Identity").field(&identity.setting).finish(),
         }
     }
 }
@@ -62,6 +66,8 @@ pub(crate) struct CredentialVariables {
     pub(crate) file: &'static Setting<Option<PathBuf>>,
     /// Name that an open change of envoyproxy/ratelimit gives to `file`; `None` if it has none.
     pub(crate) peer_file: Option<&'static Setting<Option<PathBuf>>>,
+    /// Variables of an identity that logs in instead; `None` if there are none.
+    pub(crate) identity: Option<&'static IdentityVariables>,
 }
 
 impl CredentialVariables {
@@ -73,6 +79,20 @@ impl CredentialVariables {
         url: &Setting<SecretUrl>,
     ) -> Credentials {
         let secret = values.get(self.auth);
+        if let Some(identity) = self.identity.and_then(|variables| variables.read_identity(values)) {
+            let given = if secret.is_some() {
+                Some(self.auth.name())
+            } else if let Some((file, _)) = self.read_file_name(values) {
+                Some(file.name())
+            } else {
+                (in_url != Credentials::None).then(|| url.name())
+            };
+            if let Some(given) = given {
+                let what = format!("{given} gives a password too");
+                values.add_problem_with_name(identity.setting, what, "unset one of them");
+            }
+            return Credentials::Identity(Box::new(identity));
+        }
         if let Some((setting, path)) = self.read_file_name(values) {
             if secret.is_some() {
                 values.add_problem(setting, format!("{} is set too", self.auth.name()), "unset one of them");

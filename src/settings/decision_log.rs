@@ -99,11 +99,13 @@ static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
         auth: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH,
         file: &TOLLKEEPER_DECISION_LOG_REDIS_AUTH_FILE,
         peer_file: None,
+        identity: None,
     },
     sentinels: CredentialVariables {
         auth: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH,
         file: &TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH_FILE,
         peer_file: None,
+        identity: None,
     },
 };
 

@@ -5,12 +5,12 @@
 
 use super::setting::{AnySetting, SettingGroup};
 use super::{
-    client_limits, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics, process, redis,
-    rules, tls, tracing, xds,
+    client_limits, cloud_identity, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics,
+    otlp_metrics, process, redis, rules, tls, tracing, xds,
 };
 
 /// All groups of settings.
-pub static SETTING_GROUPS: [&SettingGroup; 17] = [
+pub static SETTING_GROUPS: [&SettingGroup; 19] = [
     &listeners::GROUP,
     &grpc::GROUP,
     &client_limits::GROUP,
@@ -24,9 +24,11 @@ pub static SETTING_GROUPS: [&SettingGroup; 17] = [
     &metrics::GROUP,
     &fleet::GROUP,
     &tracing::GROUP,
+    &otlp_metrics::GROUP,
     &xds::GROUP,
     &redis::GROUP,
     &redis::regions::GROUP,
+    &cloud_identity::GROUP,
     &memcache::GROUP,
 ];
 

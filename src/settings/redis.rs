@@ -14,10 +14,13 @@ use std::time::Duration;
 use self::addresses::{AddressVariables, DeploymentKind, SocketKind};
 use self::deployment::{DeploymentSettings, DeploymentVariables};
 use self::regions::RegionSettings;
+use super::cloud_identity::{
+    IdentityVariables, TOLLKEEPER_REDIS_AWS_IAM_SERVICE, TOLLKEEPER_REDIS_IDENTITY_USER, TokenCloud,
+};
 use super::counters::{KeyFormat, OverLimitCacheSettings, read_expiration_jitter, read_key_prefix};
 use super::credentials::CredentialVariables;
 use super::secret::Secret;
-use super::setting::{Condition, Requirement, Support, settings};
+use super::setting::{Condition, RequiredValue, Requirement, Support, settings};
 use super::store_tls::StoreTlsVariables;
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::value::text::SecretUrl;
@@ -58,6 +61,13 @@ settings! { "Counters in Redis";
     REDIS_AUTH_FILE: Option<PathBuf> = None,
         "file that holds REDIS_AUTH; read at each connection attempt and when it changes, then told to open connections";
     TOLLKEEPER_REDIS_AUTH_FILE: Option<PathBuf> = None, "REDIS_AUTH_FILE under its first name";
+    REDIS_AWS_IAM_AUTH: bool = false, "log in to ElastiCache or MemoryDB as an IAM user, with tokens that are renewed";
+    REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster" .only_with(&REQUIRES_AWS_IAM);
+    REDIS_AWS_IAM_USER_ID: String = "", "id of the user" .only_with(&REQUIRES_AWS_IAM);
+    REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION" .only_with(&REQUIRES_ANY_AWS_IAM);
+    REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless" .only_with(&REQUIRES_AWS_IAM);
+    TOLLKEEPER_REDIS_IDENTITY: TokenCloud = TokenCloud::None,
+        "log in with access tokens of this cloud, which are renewed: of Memorystore, or of Azure Managed Redis";
     REDIS_TLS: bool = false, "connect over TLS";
     REDIS_TLS_CLIENT_CERT: Option<PathBuf> = None, "client certificate, PEM file; for both deployments";
     REDIS_TLS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
@@ -117,6 +127,15 @@ settings! { "Counters in Redis";
         .only_with(&REQUIRES_PER_SECOND_REDIS);
     TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE: Option<PathBuf> = None, "REDIS_PERSECOND_AUTH_FILE under its first name"
         .only_with(&REQUIRES_PER_SECOND_REDIS);
+    REDIS_PERSECOND_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
+    REDIS_PERSECOND_AWS_IAM_CACHE_NAME: String = "", "REDIS_AWS_IAM_CACHE_NAME for limits per second"
+        .only_with(&REQUIRES_PER_SECOND_AWS_IAM);
+    REDIS_PERSECOND_AWS_IAM_USER_ID: String = "", "REDIS_AWS_IAM_USER_ID for limits per second"
+        .only_with(&REQUIRES_PER_SECOND_AWS_IAM);
+    REDIS_PERSECOND_AWS_IAM_SERVERLESS: bool = false, "REDIS_AWS_IAM_SERVERLESS for limits per second"
+        .only_with(&REQUIRES_PER_SECOND_AWS_IAM);
+    TOLLKEEPER_REDIS_PERSECOND_IDENTITY: TokenCloud = TokenCloud::None, "TOLLKEEPER_REDIS_IDENTITY for limits per second"
+        .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_TLS: bool = false, "REDIS_TLS for limits per second" .only_with(&REQUIRES_PER_SECOND_REDIS);
     REDIS_PERSECOND_TIMEOUT: Duration = Duration::from_secs(10), "REDIS_TIMEOUT for limits per second"
         .with_allowed(CONNECT_TIMEOUT_RANGE) .only_with(&REQUIRES_PER_SECOND_REDIS);
@@ -140,6 +159,40 @@ settings! { "Counters in Redis";
 static REQUIRES_PER_SECOND_REDIS: Requirement =
     Requirement::checked_by_reading_code("it is only read with REDIS_PERSECOND=true");
 
+static REQUIRES_AWS_IAM: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&REDIS_AWS_IAM_AUTH, "true")],
+    why: "it is only read with REDIS_AWS_IAM_AUTH=true",
+};
+static REQUIRES_ANY_AWS_IAM: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&REDIS_AWS_IAM_AUTH, "true"), RequiredValue::Is(&REDIS_PERSECOND_AWS_IAM_AUTH, "true")],
+    why: "it is only read with REDIS_AWS_IAM_AUTH=true",
+};
+static REQUIRES_PER_SECOND_AWS_IAM: Requirement = Requirement {
+    any_of: &[RequiredValue::Is(&REDIS_PERSECOND_AWS_IAM_AUTH, "true")],
+    why: "it is only read with REDIS_PERSECOND_AWS_IAM_AUTH=true",
+};
+static MAIN_IDENTITY: IdentityVariables = IdentityVariables {
+    aws_auth: &REDIS_AWS_IAM_AUTH,
+    aws_cache_name: &REDIS_AWS_IAM_CACHE_NAME,
+    aws_user_id: &REDIS_AWS_IAM_USER_ID,
+    aws_is_serverless: &REDIS_AWS_IAM_SERVERLESS,
+    aws_region: &REDIS_AWS_IAM_REGION,
+    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
+    cloud: &TOLLKEEPER_REDIS_IDENTITY,
+    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
+};
+
+static PER_SECOND_IDENTITY: IdentityVariables = IdentityVariables {
+    aws_auth: &REDIS_PERSECOND_AWS_IAM_AUTH,
+    aws_cache_name: &REDIS_PERSECOND_AWS_IAM_CACHE_NAME,
+    aws_user_id: &REDIS_PERSECOND_AWS_IAM_USER_ID,
+    aws_is_serverless: &REDIS_PERSECOND_AWS_IAM_SERVERLESS,
+    aws_region: &REDIS_AWS_IAM_REGION,
+    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
+    cloud: &TOLLKEEPER_REDIS_PERSECOND_IDENTITY,
+    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
+};
+
 static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
     connections: &REDIS_POOL_SIZE,
@@ -149,11 +202,13 @@ static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
         auth: &REDIS_AUTH,
         file: &TOLLKEEPER_REDIS_AUTH_FILE,
         peer_file: Some(&REDIS_AUTH_FILE),
+        identity: Some(&MAIN_IDENTITY),
     },
     sentinels: CredentialVariables {
         auth: &REDIS_SENTINEL_AUTH,
         file: &TOLLKEEPER_REDIS_SENTINEL_AUTH_FILE,
         peer_file: None,
+        identity: None,
     },
 };
 
@@ -170,11 +225,13 @@ static PER_SECOND_VARIABLES: DeploymentVariables = DeploymentVariables {
         auth: &REDIS_PERSECOND_AUTH,
         file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE,
         peer_file: Some(&REDIS_PERSECOND_AUTH_FILE),
+        identity: Some(&PER_SECOND_IDENTITY),
     },
     sentinels: CredentialVariables {
         auth: &REDIS_PERSECOND_SENTINEL_AUTH,
         file: &TOLLKEEPER_REDIS_PERSECOND_SENTINEL_AUTH_FILE,
         peer_file: None,
+        identity: None,
     },
 };
 

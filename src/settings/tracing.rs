@@ -36,7 +36,7 @@ settings! { "Tracing";
         .with_allowed(ZERO_TO_ONE) .differs_when(Condition::Never, "a number outside of 0 to 1 prevents the start");
     TOLLKEEPER_TRACE_DESCRIPTORS: bool = false,
         "record descriptors in spans; they may identify persons";
-    OTEL_SDK_DISABLED: bool = false, "turn off traces, regardless of TRACING_ENABLED";
+    OTEL_SDK_DISABLED: bool = false, "turn off traces and metrics over OTLP";
     OTEL_SERVICE_NAME: Option<String> = None, "service.name of traces";
     OTEL_RESOURCE_ATTRIBUTES: String = "", "resource attributes of traces: k=v,k=v";
     OTEL_EXPORTER_OTLP_ENDPOINT: Option<SecretUrl> = None,
@@ -63,7 +63,7 @@ settings! { "Tracing";
     OTEL_EXPORTER_OTLP_INSECURE: bool = false, "connect to the collector without TLS"
         .no_effect_when(Condition::True, "the URL decides, by http:// or https://");
     OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = None, "other settings of OTLP exporters"
-        .no_effect_when(Condition::NotEmpty, "it is not for traces or logs, or not known");
+        .no_effect_when(Condition::NotEmpty, "it is not for traces, logs or metrics, or not known");
     OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE";
     OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .with_allowed(ZERO_TO_ONE);
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
@@ -164,8 +164,8 @@ pub struct TracingSettings {
     pub records_descriptors: bool,
 }
 
-/// Settings that the export of traces shares with that of logs.
-const SHARED_WITH_LOGS: [&dyn AnySetting; 14] = [
+/// Settings that the export of traces shares with that of logs and of metrics.
+const SHARED_WITH_OTHERS: [&dyn AnySetting; 14] = [
     &TRACING_SERVICE_NAME,
     &TRACING_SERVICE_NAMESPACE,
     &TRACING_SERVICE_INSTANCE_ID,
@@ -183,8 +183,9 @@ const SHARED_WITH_LOGS: [&dyn AnySetting; 14] = [
 ];
 
 impl TracingSettings {
-    /// Reads the settings; `None` if no traces are exported. `exports_logs` means that logs use the shared ones.
-    pub(super) fn from_values(values: &mut Values, exports_logs: bool) -> Option<Self> {
+    /// Reads the settings; `None` if no traces are exported. `exports_others` means that logs or metrics use
+    /// the shared ones.
+    pub(super) fn from_values(values: &mut Values, exports_others: bool) -> Option<Self> {
         let tracing = Self {
             collector: CollectorSettings::from_signal_variables(values, &TRACE_VARIABLES),
             sampler: read_sampler(values),
@@ -197,7 +198,7 @@ impl TracingSettings {
         }
         let is_enabled = values.get(&TRACING_ENABLED);
         let why = if is_enabled { "OTEL_SDK_DISABLED is true" } else { "it is only read with TRACING_ENABLED=true" };
-        let is_read = |name| exports_logs && SHARED_WITH_LOGS.iter().any(|shared| shared.name() == name);
+        let is_read = |name| exports_others && SHARED_WITH_OTHERS.iter().any(|shared| shared.name() == name);
         for setting in GROUP.settings {
             let name = setting.name();
             if !setting.info().is_family() && name != OTEL_SDK_DISABLED.name() && !is_read(name) {
@@ -252,7 +253,7 @@ fn read_queue_options(values: &mut Values) -> SpanQueueOptions {
     SpanQueueOptions { max_batch_spans: queue.max_spans, ..queue }
 }
 
-/// Variables of one OpenTelemetry signal (traces or logs), which take precedence over those for all signals.
+/// Variables of one OpenTelemetry signal (traces, logs or metrics), which take precedence over those for all signals.
 pub(super) struct OtlpSignalVariables {
     /// Path of the signal over HTTP.
     pub(super) path: &'static str,

@@ -176,7 +176,12 @@ impl Values {
 
     /// Adds a notice about a setting.
     pub(crate) fn add_notice(&mut self, setting: &dyn AnySetting, what: impl Into<String>) {
-        self.findings.notices.push(Notice { name: setting.name().to_owned(), what: what.into() });
+        self.add_notice_with_name(setting.name(), what);
+    }
+
+    /// Adds a notice about the variable `name`.
+    pub(crate) fn add_notice_with_name(&mut self, name: &str, what: impl Into<String>) {
+        self.findings.notices.push(Notice { name: name.to_owned(), what: what.into() });
     }
 
     /// Records that a setting is ignored because of others, even if it is set to its default.

@@ -8,5 +8,6 @@ pub mod pipeline;
 pub(crate) mod connect;
 pub(crate) mod server_state;
 pub(crate) mod supervisor;
+pub mod tokens;
 pub mod redis;
 pub mod memcache;

@@ -38,6 +38,8 @@ named_enum! {
         OtlpTraces = "otlp_traces",
         /// Export of the decision log.
         OtlpLogs = "otlp_logs",
+        /// Export of metrics.
+        OtlpMetrics = "otlp_metrics",
     }
 }
 

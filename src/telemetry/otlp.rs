@@ -74,6 +74,9 @@ pub enum OtlpError {
     /// The options do not describe a valid exporter, for example because of the URL.
     #[error("{0}")]
     Exporter(#[from] ExporterBuildError),
+    /// The URL or the certificates cannot be used.
+    #[error("{0}")]
+    Transport(#[from] tonic::transport::Error),
     /// The private key cannot be used.
     #[error("the private key cannot be used: {0}")]
     Key(#[from] ureq::Error),
@@ -161,7 +164,8 @@ fn build_with_own_thread<E>(
     Ok(exporter?)
 }
 
-fn build_tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
+/// Builds the TLS options of a gRPC connection.
+pub(super) fn build_tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(tls.roots.iter().cloned());
     let config = ClientTlsConfig::new().trust_anchors(roots.roots);
@@ -172,15 +176,20 @@ fn build_tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
 }
 
 fn set_http_transport<B: WithExportConfig + WithHttpConfig>(builder: B, options: &OtlpOptions) -> Result<B, OtlpError> {
+    let builder = builder.with_http_client(BlockingClient(build_agent(options)?));
+    let builder = builder.with_protocol(Protocol::HttpBinary).with_endpoint(&options.endpoint);
+    Ok(builder.with_timeout(options.timeout))
+}
+
+/// Builds a client of a collector over HTTP.
+pub(super) fn build_agent(options: &OtlpOptions) -> Result<ureq::Agent, OtlpError> {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(options.timeout))
         .http_status_as_error(false)
         .max_redirects(0)
         .user_agent("")
         .tls_config(build_ureq_tls(&options.tls)?);
-    let builder = builder.with_http_client(BlockingClient(config.build().new_agent()));
-    let builder = builder.with_protocol(Protocol::HttpBinary).with_endpoint(&options.endpoint);
-    Ok(builder.with_timeout(options.timeout))
+    Ok(config.build().new_agent())
 }
 
 fn build_ureq_tls(tls: &OtlpTls) -> Result<TlsConfig, OtlpError> {

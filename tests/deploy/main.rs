@@ -15,6 +15,7 @@ mod chart;
 mod compose;
 mod hooks;
 mod image;
+mod ai_gateway;
 mod istio;
 mod manifests;
 mod monitoring;

@@ -39,10 +39,14 @@ fn queries(dashboard: &Value) -> Vec<(String, String)> {
     targets.chain(notes).map(|(place, it)| (place, filled(it["expr"].as_str().unwrap()))).collect()
 }
 
-/// Metric names in an expression: words with a prefix of tollkeeper's metrics.
+/// Metrics of Envoy that alerts and panels query: `cluster.NAME.ratelimit.*`.
+const ENVOY_METRICS: [&str; 2] = ["envoy_cluster_ratelimit_failure_mode_allowed", "envoy_cluster_ratelimit_error"];
+
+/// Metric names in an expression: words with a prefix of metrics of tollkeeper or Envoy.
 fn metrics(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
-    words.filter(|word| ["tollkeeper_", "ratelimit_", "process_"].iter().any(|prefix| word.starts_with(prefix)))
+    let prefixes = ["tollkeeper_", "ratelimit_", "process_", "envoy_cluster_ratelimit"];
+    words.filter(move |word| prefixes.iter().any(|prefix| word.starts_with(prefix)))
 }
 
 #[test]
@@ -145,13 +149,14 @@ fn queried_metrics_exist() {
     drop(server);
     // This scrape lacks the metrics of Redis, TLS and eventual rules.
     known.extend(written_names());
+    known.extend(ENVOY_METRICS.map(str::to_owned));
     let dashboard = dashboard();
     let alerts = alerts();
     let of_alerts = alerts.iter().map(|alert| (alert["alert"].to_string(), alert["expr"].as_str().unwrap().to_owned()));
     let mut missing = BTreeSet::new();
     for (place, expression) in of_alerts.chain(queries(&dashboard)) {
         let mut all = metrics(&expression).peekable();
-        assert!(all.peek().is_some(), "{place}: {expression} queries no metric of tollkeeper");
+        assert!(all.peek().is_some(), "{place}: {expression} queries no metric of tollkeeper or Envoy");
         missing.extend(all.filter(|name| !known.contains(family(name))).map(|name| format!("{place}: {name}")));
     }
     assert!(missing.is_empty(), "{missing:#?}");

@@ -1,6 +1,8 @@
-//! A collector in this process: accepts OTLP over gRPC or HTTP and keeps spans and log records.
+//! A collector in this process: accepts OTLP over gRPC or HTTP and keeps spans, log records and metrics.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -9,10 +11,15 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use opentelemetry_proto::tonic::collector::logs::v1::logs_service_server::{LogsService, LogsServiceServer};
 use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_server::{
+    MetricsService, MetricsServiceServer,
+};
+use opentelemetry_proto::tonic::collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
+use opentelemetry_proto::tonic::metrics::v1::Metric;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use rustls::ServerConfig;
@@ -20,6 +27,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
+use tonic::codec::CompressionEncoding;
 use tonic::{Request, Response, Status};
 
 use super::http_server::{HttpServer, NextAcceptor};
@@ -68,10 +76,26 @@ impl ReceivedLog {
     }
 }
 
+/// Metrics of an export request as they were received.
+#[derive(Clone, Debug)]
+pub(crate) struct ReceivedMetrics {
+    /// Resource attributes of the process that sent them, as text.
+    pub(crate) resource: BTreeMap<String, String>,
+    /// The metrics.
+    pub(crate) metrics: Vec<Metric>,
+    /// The header `authorization` that came with them.
+    pub(crate) authorization: String,
+    /// The header `content-encoding`, or `grpc-encoding`.
+    pub(crate) encoding: String,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Kept {
     spans: Arc<Mutex<Vec<ReceivedSpan>>>,
     logs: Arc<Mutex<Vec<ReceivedLog>>>,
+    metrics: Arc<Mutex<Vec<ReceivedMetrics>>>,
+    /// True to refuse metrics.
+    refuses_metrics: Arc<AtomicBool>,
 }
 
 /// A running collector; stopped when dropped.
@@ -83,7 +107,8 @@ pub(crate) struct OtlpCollector {
 }
 
 impl OtlpCollector {
-    /// Starts a collector that accepts OTLP over gRPC, and over HTTP at `/v1/traces` and `/v1/logs`.
+    /// Starts a collector that accepts OTLP over gRPC, and over HTTP at `/v1/traces`, `/v1/logs` and
+    /// `/v1/metrics`.
     pub(crate) fn start() -> Self {
         Self::behind(None)
     }
@@ -129,6 +154,16 @@ impl OtlpCollector {
         self.kept.logs.lock().expect("no thread panicked with the lock").clone()
     }
 
+    /// Export requests with metrics received so far.
+    pub(crate) fn metrics(&self) -> Vec<ReceivedMetrics> {
+        self.kept.metrics.lock().expect("no thread panicked with the lock").clone()
+    }
+
+    /// Refuses metrics, or accepts them again.
+    pub(crate) fn refuse_metrics(&self, refuses: bool) {
+        self.kept.refuses_metrics.store(refuses, Ordering::SeqCst);
+    }
+
     /// Waits for `count` spans of that name, and returns them.
     pub(crate) fn wait_for(&self, name: &str, count: usize) -> Vec<ReceivedSpan> {
         wait_for(&format!("{count} spans {name}"), || {
@@ -140,7 +175,7 @@ impl OtlpCollector {
 
 /// Routes of OTLP over gRPC and over HTTP.
 fn routes(kept: Kept) -> Router {
-    let (over_http, logs_over_http) = (kept.clone(), kept.clone());
+    let (over_http, logs_over_http, metrics_over_http) = (kept.clone(), kept.clone(), kept.clone());
     let take = |headers: HeaderMap, body: Bytes| async move {
         let Ok(message) = ExportTraceServiceRequest::decode(body) else { return (StatusCode::BAD_REQUEST, Vec::new()) };
         let authorization = headers.get("authorization").and_then(|value| value.to_str().ok());
@@ -153,9 +188,29 @@ fn routes(kept: Kept) -> Router {
         logs_over_http.keep_logs(message, authorization.unwrap_or_default());
         (StatusCode::OK, ExportLogsServiceResponse::default().encode_to_vec())
     };
+    let take_metrics = |headers: HeaderMap, body: Bytes| async move {
+        let header =
+            |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        let encoding = header("content-encoding");
+        let mut plain = body.to_vec();
+        if encoding == "gzip" {
+            plain.clear();
+            flate2::read::GzDecoder::new(&body[..]).read_to_end(&mut plain).expect("gzip");
+        }
+        let Ok(message) = ExportMetricsServiceRequest::decode(&plain[..]) else {
+            return (StatusCode::BAD_REQUEST, Vec::new());
+        };
+        if !metrics_over_http.keep_metrics(message, &header("authorization"), &encoding) {
+            return (StatusCode::SERVICE_UNAVAILABLE, Vec::new());
+        }
+        (StatusCode::OK, ExportMetricsServiceResponse::default().encode_to_vec())
+    };
     let services = tonic::service::Routes::new(TraceServiceServer::new(kept.clone()));
-    let grpc = services.add_service(LogsServiceServer::new(kept)).prepare().into_axum_router();
+    let grpc = services.add_service(LogsServiceServer::new(kept.clone()));
+    let metrics = MetricsServiceServer::new(kept).accept_compressed(CompressionEncoding::Gzip);
+    let grpc = grpc.add_service(metrics).prepare().into_axum_router();
     grpc.merge(Router::new().route("/v1/traces", post(take)).route("/v1/logs", post(take_logs)))
+        .merge(Router::new().route("/v1/metrics", post(take_metrics)))
 }
 
 impl Kept {
@@ -180,6 +235,40 @@ impl Kept {
             for record in group.scope_logs.into_iter().flat_map(|scope| scope.log_records) {
                 kept.push(ReceivedLog { resource: resource.clone(), record, authorization: authorization.to_owned() });
             }
+        }
+    }
+}
+
+impl Kept {
+    /// Keeps the metrics of a request; false if they are refused.
+    fn keep_metrics(&self, message: ExportMetricsServiceRequest, authorization: &str, encoding: &str) -> bool {
+        if self.refuses_metrics.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut kept = self.metrics.lock().expect("no thread panicked with the lock");
+        for group in message.resource_metrics {
+            let resource = texts(&group.resource.unwrap_or_default().attributes);
+            let metrics = group.scope_metrics.into_iter().flat_map(|scope| scope.metrics).collect();
+            let (authorization, encoding) = (authorization.to_owned(), encoding.to_owned());
+            kept.push(ReceivedMetrics { resource, metrics, authorization, encoding });
+        }
+        true
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Kept {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        let header = |name: &str| {
+            request.metadata().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+        };
+        let (authorization, encoding) = (header("authorization"), header("grpc-encoding"));
+        match self.keep_metrics(request.into_inner(), &authorization, &encoding) {
+            true => Ok(Response::new(ExportMetricsServiceResponse::default())),
+            false => Err(Status::unavailable("not now")),
         }
     }
 }
@@ -210,7 +299,7 @@ impl TraceService for Kept {
     }
 }
 
-fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
+pub(crate) fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
     let text = |attribute: &KeyValue| match attribute.value.as_ref().and_then(|value| value.value.as_ref()) {
         Some(any_value::Value::StringValue(text)) => text.clone(),
         Some(any_value::Value::IntValue(number)) => number.to_string(),

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 use serde_json::json;
 
@@ -17,6 +18,7 @@ use crate::kit::{http, redis, statsd, wait_for};
 mod bounds;
 mod documented;
 mod mapper;
+mod otlp;
 mod sent;
 mod store;
 
@@ -230,15 +232,32 @@ tollkeeper_unmatched_descriptors_total{domain="shop"} 1
 fn fixed(scrape: &Scrape) -> Vec<String> {
     let is_fixed = |name: &&String| {
         let apart = ["process_", "tollkeeper_memory_", "tollkeeper_keys{", "tollkeeper_connections"];
-        let is_free =
-            ["tollkeeper_config_last_load_timestamp_seconds", "tollkeeper_keys", "tollkeeper_scheduler_lag_seconds"]
-                .contains(&name.as_str())
-                || apart.iter().any(|start| name.starts_with(start))
-                || name.contains("_bucket{")
-                || name.contains("_sum");
+        let is_free = [
+            "tollkeeper_config_hash",
+            "tollkeeper_config_last_load_timestamp_seconds",
+            "tollkeeper_keys",
+            "tollkeeper_scheduler_lag_seconds",
+            "tollkeeper_time_seconds",
+        ]
+        .contains(&name.as_str())
+            || apart.iter().any(|start| name.starts_with(start))
+            || name.contains("_bucket{")
+            || name.contains("_sum");
         !is_free && !name.starts_with("tollkeeper_store_errors_total") && !name.starts_with("tollkeeper_rule_limit")
     };
     scrape.samples.keys().filter(is_fixed).map(|name| format!("{name} {}", scrape.value(name))).collect()
+}
+
+#[test]
+fn replicas_with_equal_rules_have_equal_hashes_and_their_clocks_show() {
+    let hash_of = |rules: &str| Watched::start(with_rules(rules)).scrape().count("tollkeeper_config_hash");
+    assert_eq!(hash_of(SHOP), hash_of(SHOP));
+    assert_ne!(hash_of(SHOP), hash_of(&SHOP.replace("requests_per_unit: 2", "requests_per_unit: 3")));
+    let watched = Watched::start(with_rules(SHOP));
+    let now_s = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    let before = now_s();
+    let shown = watched.scrape().value("tollkeeper_time_seconds");
+    assert!(before - 0.001 <= shown && shown <= now_s() + 0.001, "{before} {shown}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod eventual;
 mod eventual_model;
 pub(crate) mod faults;
 mod expanded;
+mod identities;
 mod keys;
 mod lease_record;
 mod over_limit_cache;

@@ -25,6 +25,7 @@ use tollkeeper::settings::value::text::{TextList, TextMap};
 use tollkeeper::settings::{Settings, documentation, groups};
 use tollkeeper::telemetry::logs;
 
+mod identities;
 mod memcache;
 mod redis;
 mod regions;
@@ -205,14 +206,23 @@ fn every_variable_of_envoyproxy_ratelimit_is_known_with_its_default() {
 }
 
 /// Names of open changes of envoyproxy/ratelimit.
-const PROPOSED: [&str; 7] = [
+const PROPOSED: [&str; 16] = [
     "LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED",
     "LIMIT_REQUEST_HEADERS_ENABLED",
     "LIMIT_REQUEST_LIMIT_HEADER",
     "LIMIT_REQUEST_REMAINING_HEADER",
     "LIMIT_REQUEST_RESET_HEADER",
     "REDIS_AUTH_FILE",
+    "REDIS_AWS_IAM_AUTH",
+    "REDIS_AWS_IAM_CACHE_NAME",
+    "REDIS_AWS_IAM_REGION",
+    "REDIS_AWS_IAM_SERVERLESS",
+    "REDIS_AWS_IAM_USER_ID",
     "REDIS_PERSECOND_AUTH_FILE",
+    "REDIS_PERSECOND_AWS_IAM_AUTH",
+    "REDIS_PERSECOND_AWS_IAM_CACHE_NAME",
+    "REDIS_PERSECOND_AWS_IAM_SERVERLESS",
+    "REDIS_PERSECOND_AWS_IAM_USER_ID",
 ];
 
 #[test]
@@ -223,7 +233,8 @@ fn settings_table_has_unique_names_and_typed_defaults() {
         assert!(!names[..i].contains(&name), "{name} twice");
         let is_own = name.starts_with("TOLLKEEPER_") || name.starts_with("OTEL_");
         let is_peers = PEER.iter().any(|(known, _)| setting.info().covers_variable(known));
-        assert!(is_own || is_peers || PROPOSED.contains(&name), "{name} is neither's");
+        let is_of_cloud = ["AWS_", "AZURE_", "GCE_"].iter().any(|cloud| name.starts_with(cloud));
+        assert!(is_own || is_peers || is_of_cloud || PROPOSED.contains(&name), "{name} is nobody's");
         assert!(!help.is_empty() && help.len() < 120 && !help.contains('|'), "{name}: {help}");
         let default = setting.default_text();
         if !default.is_empty() {
@@ -928,7 +939,7 @@ fn twins_for_limits_per_second_accept_the_same_values() {
         assert_eq!(support[0], support[1], "{}", twin.name());
         twins += 1;
     }
-    assert_eq!(twins, 16);
+    assert_eq!(twins, 21);
 }
 
 /// `BLESS=1` rewrites the page.

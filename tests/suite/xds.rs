@@ -1,5 +1,7 @@
 //! Rules over xDS: a scripted control plane, and a tollkeeper that takes its rules from it.
 
+#[path = "xds/ai_gateway.rs"]
+mod ai_gateway;
 #[path = "xds/cache.rs"]
 mod cache;
 #[path = "xds/connection.rs"]

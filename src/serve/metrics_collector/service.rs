@@ -3,6 +3,7 @@
 use crate::decide::log::{DecisionLog, RecordCounts};
 use crate::serve::grpc::service::RateLimitService;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use crate::telemetry::otlp_metrics::METRIC_EXPORTS;
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::span_queue::{ExportCounts, SpanQueue};
 
@@ -26,6 +27,10 @@ pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Fami
     emit(Family::gauge("tollkeeper_blocked_values", help, blocked));
     if let Some(tracer) = &service.tracer {
         emit(build_span_family(&tracer.span_queue));
+    }
+    if let Some(exports) = METRIC_EXPORTS.counts_by_outcome() {
+        let help = "Total number of requests to the collector of metrics: sent, or failed to send.";
+        emit(Family::counter_by_label("tollkeeper_otlp_metric_exports_total", help, "outcome", exports));
     }
     if let Some(log) = &service.decider.log {
         emit(build_decision_log_family(log));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::decide::Decider;
 use crate::limit::StorePolicy;
 use crate::serve::health::Health;
+use crate::store::client::tokens::{TokenStats, token_stats};
 use crate::store::stats::region_notice::RegionNotice;
 use crate::store::stats::{
     CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionStats, SharedStoreStats,
@@ -29,9 +30,37 @@ pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMu
     let help = "1 if the store is misconfigured.";
     emit(Family::gauge("tollkeeper_store_misconfigured", help, u8::from(health.is_store_misconfigured())));
     emit_local_counters(stats.memory, emit);
+    emit_tokens(emit);
     if let Some(shared) = stats.shared {
         emit_shared_store(shared, emit);
     }
+}
+
+/// Emits the metrics of tokens with which the process logs in to Redis; none without them.
+fn emit_tokens(emit: &mut dyn FnMut(Family)) {
+    let sources = token_stats();
+    if sources.is_empty() {
+        return;
+    }
+    let mut emit_family = |name, kind, help, value_of: &dyn Fn(&TokenStats) -> MetricValue| {
+        let mut family = Family::new(name, kind, help);
+        family
+            .series
+            .extend(sources.iter().map(|source| Series::new(value_of(source)).with_label("setting", source.setting)));
+        emit(family);
+    };
+    let help = "Total number of tokens of an identity for Redis.";
+    emit_family("tollkeeper_redis_token_renewals_total", MetricKind::Counter, help, &|source| {
+        MetricValue::Counter(source.renewals)
+    });
+    let help = "Total number of failed attempts to renew a token.";
+    emit_family("tollkeeper_redis_token_failures_total", MetricKind::Counter, help, &|source| {
+        MetricValue::Counter(source.failures)
+    });
+    let help = "Expiry of the last token, in seconds since the Unix epoch; 0 without one.";
+    emit_family("tollkeeper_redis_token_not_after_seconds", MetricKind::Gauge, help, &|source| {
+        MetricValue::gauge_from(source.expires_at_s)
+    });
 }
 
 /// Emits the metrics of the counters in this process: those of the memory store, or of the fallback.

@@ -75,6 +75,7 @@ pub(super) const fn rejecting_server(client: TlsClient) -> &'static str {
         TlsClient::Xds => "xDS servers",
         TlsClient::OtlpTraces => "collectors of traces",
         TlsClient::OtlpLogs => "collectors of logs",
+        TlsClient::OtlpMetrics => "collectors of metrics",
     }
 }
 

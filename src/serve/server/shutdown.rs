@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
+use super::otlp_metrics_thread::OtlpMetricsThread;
 use super::statsd_and_sweep_thread::StatsdThreadHandle;
 use crate::decide::log::DecisionLog;
 use crate::serve::fleet::member::FleetMembership;
@@ -37,6 +38,8 @@ pub(super) struct DrainingServer<'s> {
     pub(super) service: &'s RateLimitService,
     pub(super) fleet: &'s FleetMembership,
     pub(super) statsd: StatsdThreadHandle,
+    /// Thread that exports metrics over OTLP; `None` if there is none.
+    pub(super) otlp_metrics: Option<OtlpMetricsThread>,
     pub(super) grpc_health: GrpcHealth,
     /// The quota service, if it is on.
     pub(super) quota: Option<&'s QuotaService>,
@@ -55,7 +58,7 @@ impl DrainingServer<'_> {
     /// # Errors
     /// Responses were still delayed at the end of the timeout; a listener's task panicked.
     pub(super) async fn drain_and_stop(self, settings: &ShutdownSettings) -> Result<(), ServerError> {
-        let Self { service, fleet, statsd, grpc_health, quota, stop, mut serving } = self;
+        let Self { service, fleet, statsd, otlp_metrics, grpc_health, quota, stop, mut serving } = self;
         let end = Instant::now() + settings.timeout;
         let reserved_from = end - LAST_WORK_TIMEOUT.min(settings.timeout / 2);
         let drain_period = settings.drain_period;
@@ -80,7 +83,7 @@ impl DrainingServer<'_> {
         let (served, _) = tokio::join!(
             serve_until_end,
             timeout_at(end, async {
-                tokio::join!(shut_down_store_and_send_last_telemetry(service, statsd), fleet.stop())
+                tokio::join!(shut_down_store_and_send_last_telemetry(service, statsd, otlp_metrics), fleet.stop())
             })
         );
         match served {
@@ -111,7 +114,11 @@ async fn wait_until_closed_or_answered(
 }
 
 /// Shuts down the store, and sends the last metrics, spans and records of decisions; takes up to 2 s.
-async fn shut_down_store_and_send_last_telemetry(service: &RateLimitService, statsd: StatsdThreadHandle) {
+async fn shut_down_store_and_send_last_telemetry(
+    service: &RateLimitService,
+    statsd: StatsdThreadHandle,
+    otlp_metrics: Option<OtlpMetricsThread>,
+) {
     let span_queue = service.tracer.as_ref().map(|tracer| Arc::clone(&tracer.span_queue));
     let last_spans = async {
         if let Some(span_queue) = span_queue {
@@ -125,7 +132,12 @@ async fn shut_down_store_and_send_last_telemetry(service: &RateLimitService, sta
     };
     let last_metrics = async {
         service.decider.store.shutdown().await;
-        statsd.send_last_report().await;
+        let last_export = async {
+            if let Some(thread) = otlp_metrics {
+                thread.export_last_metrics().await;
+            }
+        };
+        tokio::join!(statsd.send_last_report(), last_export);
     };
     tokio::join!(last_metrics, last_spans, last_records);
 }

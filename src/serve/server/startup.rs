@@ -10,6 +10,7 @@ use super::certificate_expiry::{self, find_expired_certificate};
 use super::error::StartupError;
 use super::listener_addresses;
 use super::listeners::GuardsByListener;
+use super::otlp_metrics_thread::build_metric_exporter;
 use crate::base::threads;
 use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
@@ -24,6 +25,7 @@ use crate::settings::tracing::TracingSettings;
 use crate::store;
 use crate::telemetry::listener_stats::StatsByListener;
 use crate::telemetry::otlp::{self, OtlpExporter};
+use crate::telemetry::otlp_metrics::BlockingMetricExporter;
 
 /// What the server needs to start, built from the files that the settings name.
 pub(super) struct StartupResources {
@@ -33,6 +35,8 @@ pub(super) struct StartupResources {
     pub(super) prometheus_page: Option<Arc<PrometheusPage>>,
     /// OTLP exporter of spans; `None` if tracing is off.
     pub(super) exporter: Option<OtlpExporter>,
+    /// OTLP exporter of metrics; `None` if there is none.
+    pub(super) metric_exporter: Option<BlockingMetricExporter>,
     /// Form of entry values (plain, hashed, left out) in the decision log; `None` if there is no decision log.
     pub(super) logged_values: Option<ValueForm>,
     /// Secret shared by all replicas, which authenticates their summaries and hashes values of rejected keys.
@@ -57,23 +61,30 @@ impl StartupResources {
         let prometheus_page = prometheus_page.transpose().map_err(|unusable| errors.push(unusable.into()));
         let exporter = settings.tracing.as_ref().map(build_span_exporter);
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
+        let metric_exporter =
+            settings.otlp_metrics.as_ref().map(|otlp| build_metric_exporter(otlp, &metrics.tags)).transpose();
+        let metric_exporter = metric_exporter.map_err(|unusable| errors.push(unusable.into()));
         let values = settings.decision_log.as_ref().map(log::check_settings).transpose();
         let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
         let secret = settings.fleet.secret.as_ref().map(HashKey::load_secret).transpose();
         // If the decision log failed, it has already reported the same key file.
         let secret = secret.map_err(|unusable| values.is_ok().then(|| errors.push(unusable.into())));
-        match (guards, prometheus_page, exporter, values, secret) {
-            (Ok(guards), Ok(prometheus_page), Ok(exporter), Ok(logged_values), Ok(fleet_secret))
-                if errors.is_empty() =>
-            {
-                Ok(Self {
-                    guards,
-                    prometheus_page: prometheus_page.map(Arc::new),
-                    exporter,
-                    logged_values,
-                    fleet_secret,
-                })
-            }
+        match (guards, prometheus_page, exporter, metric_exporter, values, secret) {
+            (
+                Ok(guards),
+                Ok(prometheus_page),
+                Ok(exporter),
+                Ok(metric_exporter),
+                Ok(logged_values),
+                Ok(fleet_secret),
+            ) if errors.is_empty() => Ok(Self {
+                guards,
+                prometheus_page: prometheus_page.map(Arc::new),
+                exporter,
+                metric_exporter,
+                logged_values,
+                fleet_secret,
+            }),
             _ => Err(errors),
         }
     }

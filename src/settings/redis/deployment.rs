@@ -118,6 +118,11 @@ impl DeploymentVariables {
                 (topology, self.server.read_credentials(values, in_url, self.url.url))
             }
         };
+        if let (Credentials::Identity(identity), None) = (&credentials, &tls) {
+            let what =
+                "sends its tokens without TLS, which clouds refuse: set REDIS_TLS, or write rediss:// in the URL";
+            values.add_notice_with_name(identity.setting, what);
+        }
         let (connections, connect_timeout) = (self.read_connection_count(values), values.get(self.connect_timeout));
         let setting = self.url.url.name();
         DeploymentSettings { setting, topology, database, credentials, tls, connections, connect_timeout }

@@ -10,6 +10,9 @@ use siphasher::sip::SipHasher13;
 
 use super::addresses::{AddressVariables, DeploymentKind};
 use super::deployment::{DeploymentSettings, DeploymentVariables};
+use crate::settings::cloud_identity::{
+    IdentityVariables, TOLLKEEPER_REDIS_AWS_IAM_SERVICE, TOLLKEEPER_REDIS_IDENTITY_USER, TokenCloud,
+};
 use crate::settings::credentials::CredentialVariables;
 use crate::settings::secret::Secret;
 use crate::settings::setting::{AnySetting as _, RequiredValue, Requirement, settings};
@@ -28,6 +31,12 @@ settings! { "Regions", only with REQUIRES_REGION;
     TOLLKEEPER_GLOBAL_REDIS_POOL_SIZE: NonZeroUsize = NonZeroUsize::MIN, "connections to each node, at most 128";
     TOLLKEEPER_GLOBAL_REDIS_AUTH: Option<Secret> = None, "password or user:password";
     TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH: bool = false, "REDIS_AWS_IAM_AUTH for it, and so on";
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME: String = "", "name of the cache or cluster";
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID: String = "", "id of the user";
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION: String = "", "region of the cache; empty: AWS_REGION";
+    TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS: bool = false, "the cache is serverless";
+    TOLLKEEPER_GLOBAL_REDIS_IDENTITY: TokenCloud = TokenCloud::None, "TOLLKEEPER_REDIS_IDENTITY for it";
     TOLLKEEPER_GLOBAL_REDIS_TLS: bool = false, "connect over TLS, with the certificates of REDIS_TLS_";
     TOLLKEEPER_GLOBAL_REDIS_TIMEOUT: Duration = Duration::from_secs(10), "time limit of a connection attempt"
         .with_allowed(DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600)));
@@ -53,6 +62,17 @@ static REQUIRES_REGION: Requirement = Requirement {
     why: "it is only read with TOLLKEEPER_REGION",
 };
 
+static GLOBAL_IDENTITY: IdentityVariables = IdentityVariables {
+    aws_auth: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH,
+    aws_cache_name: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME,
+    aws_user_id: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID,
+    aws_is_serverless: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_SERVERLESS,
+    aws_region: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_REGION,
+    aws_service: &TOLLKEEPER_REDIS_AWS_IAM_SERVICE,
+    cloud: &TOLLKEEPER_GLOBAL_REDIS_IDENTITY,
+    user: &TOLLKEEPER_REDIS_IDENTITY_USER,
+};
+
 /// Redis that all regions reach.
 static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &TOLLKEEPER_GLOBAL_REDIS_URL, kind: &TOLLKEEPER_GLOBAL_REDIS_TYPE, socket: None },
@@ -63,11 +83,13 @@ static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
         auth: &TOLLKEEPER_GLOBAL_REDIS_AUTH,
         file: &TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE,
         peer_file: None,
+        identity: Some(&GLOBAL_IDENTITY),
     },
     sentinels: CredentialVariables {
         auth: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH,
         file: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE,
         peer_file: None,
+        identity: None,
     },
 };
 

@@ -26,7 +26,7 @@ const MIN_CONNECTION_LIFETIME: Duration = Duration::from_millis(20);
 /// Pause between two attempts to replace a connection that still works.
 const REPLACE_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between two checks for changed files.
-const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Kind of store server whose connections a supervisor keeps open.
 pub(crate) trait SupervisedServer: Send + Sync + 'static {
@@ -221,7 +221,12 @@ async fn watch_files<S: SupervisedServer>(server: Arc<S>) {
             seen = now;
             let names = state.names;
             if are_certificates_equal && server.renew_credentials().await {
-                tracing::info!(server = %state.endpoint, "credentials for {} changed: logged in again", names.program);
+                let (server, program) = (&state.endpoint, names.program);
+                if seen.is_token {
+                    tracing::debug!(%server, "logged in to {program} with a new token");
+                } else {
+                    tracing::info!(%server, "credentials for {program} changed: logged in again");
+                }
                 continue;
             }
             tracing::info!(server = %state.endpoint, "{} for {} changed: reconnecting", names.files, names.program);
@@ -237,6 +242,8 @@ pub(crate) struct ConnectFileHashes {
     credentials: Option<[u8; 32]>,
     /// `None` if no file has certificates.
     certificates: Option<[u8; 32]>,
+    /// True if the credentials are a token, which changes all the time.
+    is_token: bool,
 }
 
 impl ConnectFileHashes {
@@ -245,8 +252,15 @@ impl ConnectFileHashes {
         credentials: Option<&'a PathBuf>,
         certificates: impl Iterator<Item = &'a PathBuf>,
     ) -> Option<Self> {
-        let hashes = Self { credentials: hash_files(credentials.into_iter()), certificates: hash_files(certificates) };
+        let (credentials, certificates) = (hash_files(credentials.into_iter()), hash_files(certificates));
+        let hashes = Self { credentials, certificates, is_token: false };
         (hashes.credentials.is_some() || hashes.certificates.is_some()).then_some(hashes)
+    }
+
+    /// Hashes the token in use, and the files with certificates.
+    pub(crate) fn of_token<'a>(token: &str, certificates: impl Iterator<Item = &'a PathBuf>) -> Self {
+        let credentials = Some(*blake3::hash(token.as_bytes()).as_bytes());
+        Self { credentials, certificates: hash_files(certificates), is_token: true }
     }
 }
 

@@ -75,6 +75,8 @@ descriptors:
     // Spans are counted if tracing is on, even if none is sampled.
     let traced =
         [("TRACING_ENABLED", "true"), ("TRACING_SAMPLING_RATE", "0"), ("TOLLKEEPER_DECISION_LOG", "file:/dev/null")];
+    let exported = [("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")];
+    let traced = [&traced[..], &exported].concat();
     let memory = Watched::start(traced.iter().fold(with_rules(SHOP), |setup, (name, value)| setup.env(name, value)));
     send_traffic(&memory.server);
     let (main, per_second) = (redis::options().start(), redis::options().start());
@@ -118,8 +120,13 @@ descriptors:
     let servers = memcached().start();
     let setup = with_rules(SHOP).env("BACKEND_TYPE", "memcache").env("MEMCACHE_HOST_PORT", servers.address());
     let memcache = Watched::start(setup);
+    // Neither the metadata server nor Redis answers.
+    let setup = with_rules(SHOP).env("REDIS_URL", "127.0.0.1:1").env("TOLLKEEPER_REDIS_IDENTITY", "google");
+    let identity = Watched::start(setup.env("GCE_METADATA_HOST", "127.0.0.1:1"));
     let mut all = scraped(&memory.scrape());
-    for (name, (kind, labels)) in [scrape, xds.scrape(), memcache.scrape(), of_a_region()].iter().flat_map(scraped) {
+    for (name, (kind, labels)) in
+        [scrape, xds.scrape(), memcache.scrape(), of_a_region(), identity.scrape()].iter().flat_map(scraped)
+    {
         let known = all.entry(name).or_insert((kind, BTreeSet::new()));
         known.1.extend(labels);
     }

@@ -20,7 +20,7 @@ use super::{PEER, Vars, credential_file, notices, os, problems, read, tcp};
 use crate::kit::repository;
 
 /// Redis settings of an environment.
-fn redis(vars: Vars<'_>) -> RedisSettings {
+pub(super) fn redis(vars: Vars<'_>) -> RedisSettings {
     match read(vars).store {
         StoreSettings::Redis(redis) => redis,
         store => panic!("{vars:?} is no Redis: {store:?}"),

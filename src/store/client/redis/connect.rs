@@ -33,7 +33,7 @@ pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &ConnectOptions,
 ) -> Result<Connected<Connection>, RedisConnectError> {
-    let credentials = options.read_auth_credentials()?;
+    let credentials = options.read_auth_credentials().await?;
     let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
@@ -93,7 +93,7 @@ async fn authenticate(connection: &Connection, credentials: &AuthCredentials) ->
 /// # Errors
 /// The file cannot be read, or the server does not accept the credentials in time; the connection keeps its old login.
 pub(crate) async fn log_in_again(connection: &Connection, options: &ConnectOptions) -> Result<(), RedisConnectError> {
-    let Some(credentials) = options.read_auth_credentials()? else { return Ok(()) };
+    let Some(credentials) = options.read_auth_credentials().await? else { return Ok(()) };
     match timeout(options.connect_timeout, authenticate(connection, &credentials)).await {
         Ok(outcome) => outcome.map_err(|(error, text)| login_error(&error, text, options)),
         Err(_) => Err(RedisConnectError { kind: RedisError::Timeout, text: "AUTH got no answer in time".to_owned() }),
@@ -107,7 +107,10 @@ fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> Re
         error => error_kind(error),
     };
     let text = match kind {
-        RedisError::Unauthenticated => format!("{text}; look at {}", options.auth_setting()),
+        RedisError::Unauthenticated => {
+            let stale = options.token_error().map(|error| format!(", whose token is not renewed: {error}"));
+            format!("{text}; look at {}{}", options.auth_setting(), stale.unwrap_or_default())
+        }
         _ => text,
     };
     RedisConnectError { kind, text }

@@ -5,6 +5,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::RedisConnectError;
@@ -13,6 +14,7 @@ use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
 use crate::settings::store_tls::StoreTls;
 use crate::store::client::supervisor::ConnectFileHashes;
+use crate::store::client::tokens::TokenSource;
 
 /// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
 ///
@@ -34,6 +36,8 @@ pub(crate) struct ConnectOptions {
     pub(crate) is_sentinel: bool,
     /// Credentials for AUTH.
     pub(crate) credentials: Credentials,
+    /// Source of the tokens, if the credentials are an identity.
+    pub(super) tokens: Option<Arc<TokenSource>>,
     /// TLS options; `None` for plaintext.
     pub(crate) tls: Option<StoreTls>,
     /// Database to SELECT; `None` for database 0.
@@ -62,6 +66,7 @@ impl ConnectOptions {
             setting: settings.setting,
             is_sentinel: false,
             credentials: settings.credentials.clone(),
+            tokens: find_token_source(&settings.credentials),
             tls: settings.tls.clone(),
             database: (settings.database != 0).then_some(settings.database),
             connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
@@ -88,13 +93,16 @@ impl ConnectOptions {
 
     /// Returns the options for the sentinels of the same deployment.
     pub(super) fn for_sentinels(&self, credentials: &Credentials) -> Self {
-        Self { is_sentinel: true, credentials: credentials.clone(), database: None, ..self.clone() }
+        let (credentials, tokens) = (credentials.clone(), find_token_source(credentials));
+        Self { is_sentinel: true, credentials, tokens, database: None, ..self.clone() }
     }
 
     /// Names the settings that hold the credentials, for messages.
     pub(crate) fn auth_setting(&self) -> &'static str {
-        if let Credentials::File(file) = &self.credentials {
-            return file.setting;
+        match &self.credentials {
+            Credentials::File(file) => return file.setting,
+            Credentials::Identity(identity) => return identity.setting,
+            Credentials::None | Credentials::Inline { .. } => {}
         }
         match (self.setting, self.is_sentinel) {
             ("TOLLKEEPER_DECISION_LOG_REDIS_URL", false) => {
@@ -119,11 +127,12 @@ impl ConnectOptions {
         }
     }
 
-    /// Reads the credentials; a file holds `password` or `user:password`, and white space at its end is ignored.
+    /// Reads the credentials; a file holds `password` or `user:password`, and white space at its end is ignored. Waits
+    /// for the first token of an identity, at most as long as a connection attempt may take.
     ///
     /// # Errors
-    /// The file cannot be read.
-    pub(super) fn read_auth_credentials(&self) -> Result<Option<AuthCredentials>, RedisConnectError> {
+    /// The file cannot be read, or there is no token yet.
+    pub(super) async fn read_auth_credentials(&self) -> Result<Option<AuthCredentials>, RedisConnectError> {
         match &self.credentials {
             Credentials::None => Ok(None),
             Credentials::Inline { user, password } => {
@@ -141,6 +150,19 @@ impl ConnectOptions {
                     None => AuthCredentials { user: None, password: text },
                 }))
             }
+            Credentials::Identity(identity) => {
+                let token = match &self.tokens {
+                    Some(source) => source.token(self.connect_timeout).await,
+                    None => None,
+                };
+                let Some(token) = token else {
+                    let reason = self.token_error().unwrap_or_else(|| "its source has not answered yet".to_owned());
+                    let text = format!("{}: there is no token: {reason}", identity.setting);
+                    return Err(RedisConnectError::misconfigured(text));
+                };
+                let password = token.password.reveal().to_owned();
+                Ok(Some(AuthCredentials { user: token.user.clone(), password }))
+            }
         }
     }
 
@@ -154,7 +176,7 @@ impl ConnectOptions {
                     what: format!("it cannot be read: {error}"),
                 })
             }
-            Credentials::None | Credentials::Inline { .. } => None,
+            Credentials::None | Credentials::Inline { .. } | Credentials::Identity(_) => None,
         };
         let tls = self.tls.as_ref().and_then(|tls| tls.build_client_config().err());
         credentials.into_iter().chain(tls).collect()
@@ -164,9 +186,22 @@ impl ConnectOptions {
     pub(crate) fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
         let credentials = match &self.credentials {
             Credentials::File(file) => Some(&file.path),
-            Credentials::None | Credentials::Inline { .. } => None,
+            Credentials::None | Credentials::Inline { .. } | Credentials::Identity(_) => None,
         };
-        ConnectFileHashes::of_files(credentials, self.tls.iter().flat_map(StoreTls::certificate_paths))
+        let certificates = self.tls.iter().flat_map(StoreTls::certificate_paths);
+        match &self.tokens {
+            Some(source) => {
+                let token = source.last_token();
+                let password = token.as_ref().map_or("", |token| token.password.reveal());
+                Some(ConnectFileHashes::of_token(password, certificates))
+            }
+            None => ConnectFileHashes::of_files(credentials, certificates),
+        }
+    }
+
+    /// Text of the last failure to renew the token; `None` without tokens or without a failure.
+    pub(super) fn token_error(&self) -> Option<String> {
+        self.tokens.as_ref()?.last_error()
     }
 }
 
@@ -178,6 +213,14 @@ pub(crate) fn find_settings_with_unusable_files(settings: &DeploymentSettings) -
         TopologySettings::Single(_) | TopologySettings::Cluster(_) => None,
     };
     [Some(servers), sentinels].iter().flatten().flat_map(ConnectOptions::find_settings_with_unusable_files).collect()
+}
+
+/// Returns the source of the tokens of an identity.
+fn find_token_source(credentials: &Credentials) -> Option<Arc<TokenSource>> {
+    match credentials {
+        Credentials::Identity(identity) => Some(TokenSource::for_identity(identity)),
+        Credentials::None | Credentials::Inline { .. } | Credentials::File(_) => None,
+    }
 }
 
 fn read_trimmed(path: &Path) -> io::Result<String> {

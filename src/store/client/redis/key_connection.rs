@@ -2,7 +2,8 @@
 //!
 //! Connections of a [`Deployment`] are shared, so no command may block them, and they keep only the kind of an error.
 //! This one belongs to its caller, and keeps the text. It is opened when it is needed and closed after an error, and it
-//! follows the key through failovers and moved slots.
+//! follows the key through failovers and moved slots. Before a command it is replaced if certificates or credentials
+//! have changed since it was opened; a connection that cannot be replaced stays.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use super::node::Node;
 use super::resp::{Reply, is_too_large};
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::connect::Connected;
+use crate::store::client::supervisor::{ConnectFileHashes, FILE_CHECK_INTERVAL};
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -81,6 +83,10 @@ struct OpenConnection {
     node: Arc<Node>,
     /// True to send ASKING before each command: the slot moves to this node.
     asking: bool,
+    /// Files, or the token, that it was opened with.
+    files: Option<ConnectFileHashes>,
+    /// Time of the last comparison with the files.
+    compared_at: Instant,
 }
 
 impl KeyConnection {
@@ -114,7 +120,7 @@ impl KeyConnection {
     pub(crate) async fn call(&mut self, words: &[&[u8]], limit: Duration) -> Result<Reply, KeyCommandError> {
         for _ in 0..MAX_SENDS {
             let open = match self.open.take() {
-                Some(open) => open,
+                Some(open) => self.replace_if_files_changed(open).await,
                 None => self.connect().await?,
             };
             let reply = open.connected.connection.call(words, open.asking, Some(Instant::now() + limit)).await;
@@ -164,9 +170,23 @@ impl KeyConnection {
         self.open(node, false).await
     }
 
+    /// Returns a new connection if what connecting reads has changed, compared once a second; otherwise `open`.
+    async fn replace_if_files_changed(&self, mut open: OpenConnection) -> OpenConnection {
+        if open.files.is_none() || open.compared_at.elapsed() < FILE_CHECK_INTERVAL {
+            return open;
+        }
+        open.compared_at = Instant::now();
+        if self.options.hash_connect_files() == open.files {
+            return open;
+        }
+        self.open(Arc::clone(&open.node), open.asking).await.unwrap_or(open)
+    }
+
     async fn open(&self, node: Arc<Node>, asking: bool) -> Result<OpenConnection, KeyCommandError> {
+        // Hashed first: a file that changes meanwhile is found by the next comparison.
+        let files = self.options.hash_connect_files();
         match connect::connect(node.endpoint(), &self.options).await {
-            Ok(connected) => Ok(OpenConnection { connected, node, asking }),
+            Ok(connected) => Ok(OpenConnection { connected, node, asking, files, compared_at: Instant::now() }),
             Err(RedisConnectError { kind, text }) => {
                 self.deployment.request_discovery();
                 Err(RedisConnectError { kind, text: format!("{}: {text}", node.endpoint()) }.into())

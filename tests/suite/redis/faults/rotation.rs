@@ -144,7 +144,10 @@ fn changed_certificates_are_used_for_new_connections() {
 
     certificates.issue_server("client");
     give("client");
-    wait_for("a new connection", || (!connected().is_subset(&first)).then_some(()));
+    wait_for("both connections to be replaced", || {
+        let now = connected();
+        (now.len() == 2 && now.is_disjoint(&first)).then_some(())
+    });
     wait_for("a strict answer", strict);
     assert_eq!(tollkeeper.healthcheck(), 200);
 }

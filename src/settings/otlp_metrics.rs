@@ -1,0 +1,153 @@
+//! Export of metrics to an OpenTelemetry collector, off unless `OTEL_METRICS_EXPORTER` asks for it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::collector::CollectorSettings;
+use super::endpoint::percent_decode;
+use super::metrics::DISABLE_STATS;
+use super::secret::Secret;
+use super::setting::{AnySetting as _, Condition, settings};
+use super::tracing::{
+    Compression, OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_EXPORTER_OTLP_HEADERS, OTEL_SDK_DISABLED, OtelProtocol,
+    OtlpSignalVariables,
+};
+use super::value::number::IntRange;
+use super::value::text::{SecretUrl, TextList};
+use super::value::{Choice, WordTable};
+use super::values::Values;
+use crate::base::named_enum::named_enum;
+use crate::telemetry::otlp_metrics::Temporality;
+
+/// Bounds of the interval in milliseconds; more often costs more than the metrics are worth.
+const INTERVAL_RANGE_MS: IntRange = IntRange::new(1000, 3_600_000);
+const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);
+
+settings! { "Metrics over OTLP";
+    OTEL_METRICS_EXPORTER: TextList = "none", "otlp: send metrics to a collector, beside other destinations"
+        .differs_when(Condition::Never, "the default of OpenTelemetry is otlp");
+    OTEL_METRIC_EXPORT_INTERVAL: u64 = 60_000, "interval of sending metrics to the collector, in milliseconds"
+        .with_allowed(INTERVAL_RANGE_MS);
+    OTEL_METRIC_EXPORT_TIMEOUT: u64 = 30_000, "see OTEL_EXPORTER_OTLP_METRICS_TIMEOUT"
+        .with_allowed(UP_TO_AN_HOUR_MS) .no_effect_when(Condition::Set, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT applies instead");
+    OTEL_METRICS_EXEMPLAR_FILTER: String = "", "selection of exemplars"
+        .no_effect_when(Condition::NotEmpty, "no exemplars are recorded");
+    OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: Option<SecretUrl> = None,
+        "URL of the collector for metrics; over HTTP with the whole path";
+    OTEL_EXPORTER_OTLP_METRICS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for metrics";
+    OTEL_EXPORTER_OTLP_METRICS_HEADERS: Option<Secret> = None, "headers of export requests for metrics: k=v,k=v";
+    OTEL_EXPORTER_OTLP_METRICS_TIMEOUT: Option<u64> = None,
+        "time limit of an export request for metrics, in milliseconds" .with_allowed(UP_TO_AN_HOUR_MS);
+    OTEL_EXPORTER_OTLP_METRICS_COMPRESSION: Option<Compression> = None, "compression of export requests for metrics";
+    OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE: Option<PathBuf> = None,
+        "CA certificates for the collector of metrics, PEM file, instead of the system's";
+    OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE: Option<PathBuf> = None, "client certificate for it, PEM file";
+    OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
+    OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: TemporalityPreference = TemporalityPreference::Cumulative,
+        "counts since the start, or since the last export; lowmemory is delta";
+    OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION: String = "explicit_bucket_histogram", "form of histograms"
+        .no_effect_when(Condition::IsNot("explicit_bucket_histogram"), "histograms have the bounds that Prometheus gets");
+}
+
+named_enum! {
+    /// Time that counts are for, in OpenTelemetry's words.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TemporalityPreference {
+        /// Since the start of the process.
+        Cumulative = "cumulative",
+        /// Since the last export.
+        Delta = "delta",
+        /// Since the last export, as all counters here are synchronous.
+        LowMemory = "lowmemory",
+    }
+}
+
+impl Choice for TemporalityPreference {
+    const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
+    const EMPTY_IS_UNSET: bool = true;
+}
+
+/// Export of metrics to a collector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtlpMetricsSettings {
+    /// The collector.
+    pub collector: CollectorSettings,
+    /// Headers of each request, by name.
+    pub headers: Vec<(String, Secret)>,
+    /// `true` if requests are compressed with gzip.
+    pub is_compressed: bool,
+    /// Interval of exports, 1 s to 1 h.
+    pub interval: Duration,
+    /// Time that counts are for.
+    pub temporality: Temporality,
+}
+
+/// Variables of the export of metrics over OTLP.
+static METRIC_VARIABLES: OtlpSignalVariables = OtlpSignalVariables {
+    path: "/v1/metrics",
+    endpoint: &OTEL_EXPORTER_OTLP_METRICS_ENDPOINT,
+    protocol: &OTEL_EXPORTER_OTLP_METRICS_PROTOCOL,
+    headers: &OTEL_EXPORTER_OTLP_METRICS_HEADERS,
+    timeout: &OTEL_EXPORTER_OTLP_METRICS_TIMEOUT,
+    certificate: &OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE,
+    client_certificate: &OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE,
+    client_key: &OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY,
+};
+
+impl OtlpMetricsSettings {
+    /// Reads the settings; `None` if no metrics are exported.
+    pub(super) fn from_values(values: &mut Values) -> Option<Self> {
+        let TextList(exporters) = values.get(&OTEL_METRICS_EXPORTER);
+        let asks_for = |name: &str| exporters.iter().any(|exporter| exporter.trim() == name);
+        let unknown = exporters.iter().map(|name| name.trim()).find(|name| !["otlp", "none", ""].contains(name));
+        if unknown.is_some() {
+            let what = "names another exporter than otlp, which has no effect; USE_PROMETHEUS serves Prometheus";
+            values.add_notice(&OTEL_METRICS_EXPORTER, what);
+        }
+        let why_not = if !asks_for("otlp") {
+            "it is only read with OTEL_METRICS_EXPORTER=otlp"
+        } else if values.get(&OTEL_SDK_DISABLED) {
+            "OTEL_SDK_DISABLED is true"
+        } else if values.get(&DISABLE_STATS) {
+            "DISABLE_STATS is true"
+        } else {
+            return Some(Self::read(values));
+        };
+        for setting in GROUP.settings.iter().filter(|setting| setting.name() != OTEL_METRICS_EXPORTER.name()) {
+            values.mark_ignored_if_changed(*setting, why_not);
+        }
+        None
+    }
+
+    fn read(values: &mut Values) -> Self {
+        let compression = values.get(&OTEL_EXPORTER_OTLP_METRICS_COMPRESSION);
+        let compression = compression.or_else(|| values.get(&OTEL_EXPORTER_OTLP_COMPRESSION));
+        let temporality = match values.get(&OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE) {
+            TemporalityPreference::Cumulative => Temporality::Cumulative,
+            TemporalityPreference::Delta | TemporalityPreference::LowMemory => Temporality::Delta,
+        };
+        Self {
+            // A problem with the headers is found here.
+            collector: CollectorSettings::from_signal_variables(values, &METRIC_VARIABLES),
+            headers: read_headers(values),
+            is_compressed: compression == Some(Compression::Gzip),
+            interval: Duration::from_millis(values.get(&OTEL_METRIC_EXPORT_INTERVAL)),
+            temporality,
+        }
+    }
+}
+
+/// Reads the headers for all signals, and those for metrics, which take precedence.
+fn read_headers(values: &Values) -> Vec<(String, Secret)> {
+    let mut headers: Vec<(String, Secret)> = Vec::new();
+    for setting in [&OTEL_EXPORTER_OTLP_HEADERS, &OTEL_EXPORTER_OTLP_METRICS_HEADERS] {
+        let Some(given) = values.get(setting) else { continue };
+        for (name, value) in given.reveal().split(',').filter_map(|pair| pair.split_once('=')) {
+            let name = name.trim().to_ascii_lowercase();
+            let Ok(value) = percent_decode(value.trim()) else { continue };
+            headers.retain(|(other, _)| *other != name);
+            headers.push((name, Secret::new(value)));
+        }
+    }
+    headers
+}

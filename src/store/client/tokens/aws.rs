@@ -1,0 +1,169 @@
+//! Tokens of IAM users of ElastiCache and MemoryDB, signed with credentials of AWS.
+//!
+//! A token is valid for 15 minutes, but not longer than the credentials that sign it. Credentials are fetched again
+//! when they would not outlive the next token; while that fails, those that are still valid go on signing.
+
+use jiff::Timestamp;
+
+use super::http_call::{Route, build_request, call, encode_form, text_field, xml_text};
+use super::sigv4::{AwsKeys, PresignedRequest};
+use super::token::{Fetched, Token, TokenError, read_token_file};
+use crate::settings::cloud_identity::{AwsCredentialSource, AwsIamSettings, ContainerAuthorization};
+use crate::settings::secret::Secret;
+
+/// Validity of a token: the maximum that the services accept.
+const TOKEN_VALID_S: u32 = 900;
+/// Remaining lifetime below which credentials are fetched again: two tokens.
+const MIN_CREDENTIAL_LIFETIME_S: u64 = 2 * TOKEN_VALID_S as u64;
+/// Lifetime of a session token of the instance metadata, in seconds.
+const METADATA_SESSION_S: &str = "300";
+
+/// Keys with their expiry.
+struct Credentials {
+    keys: AwsKeys,
+    /// Seconds since the Unix epoch; `u64::MAX` for keys that do not expire.
+    expires_at_s: u64,
+}
+
+/// Signer of tokens, with the last credentials.
+pub(super) struct AwsTokens {
+    settings: AwsIamSettings,
+    last: Option<Credentials>,
+}
+
+impl AwsTokens {
+    pub(super) const fn new(settings: AwsIamSettings) -> Self {
+        Self { settings, last: None }
+    }
+
+    /// Signs a token at `now_s`, after fetching credentials if the last ones end soon.
+    pub(super) fn fetch(&mut self, now_s: u64) -> Result<Fetched, TokenError> {
+        let lifetime_s = |last: &Credentials| last.expires_at_s.saturating_sub(now_s);
+        let mut problem = None;
+        if self.last.as_ref().is_none_or(|last| lifetime_s(last) < MIN_CREDENTIAL_LIFETIME_S) {
+            match fetch_credentials(&self.settings.credentials) {
+                Ok(credentials) => self.last = Some(credentials),
+                Err(error) => problem = Some(error),
+            }
+        }
+        let usable = self.last.as_ref().filter(|last| lifetime_s(last) > 0);
+        match (usable, problem) {
+            (Some(usable), problem) => Ok(Fetched { token: self.sign_token(usable, now_s)?, problem }),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(TokenError("the credentials of AWS have expired already".to_owned())),
+        }
+    }
+
+    fn sign_token(&self, credentials: &Credentials, now_s: u64) -> Result<Token, TokenError> {
+        let now = i64::try_from(now_s).ok().and_then(|now_s| Timestamp::from_second(now_s).ok());
+        let now = now.ok_or_else(|| TokenError("the clock of this machine is wrong".to_owned()))?;
+        let user = &*self.settings.user_id;
+        let mut query = vec![("Action", "connect")];
+        query.extend(self.settings.is_serverless.then_some(("ResourceType", "ServerlessCache")));
+        query.push(("User", user));
+        let request = PresignedRequest {
+            host: &self.settings.cache_name,
+            region: &self.settings.region,
+            service: self.settings.service.name(),
+            query: &query,
+            time: &now.strftime("%Y%m%dT%H%M%SZ").to_string(),
+            valid_s: TOKEN_VALID_S,
+        };
+        Ok(Token {
+            user: Some(user.to_owned()),
+            password: request.sign_url(&credentials.keys),
+            expires_at_s: (now_s + u64::from(TOKEN_VALID_S)).min(credentials.expires_at_s),
+        })
+    }
+}
+
+/// Fetches credentials from their source.
+fn fetch_credentials(source: &AwsCredentialSource) -> Result<Credentials, TokenError> {
+    match source {
+        AwsCredentialSource::Keys { id, secret, session_token } => {
+            let (id, secret, session_token) = (id.clone(), secret.clone(), session_token.clone());
+            Ok(Credentials { keys: AwsKeys { id, secret, session_token }, expires_at_s: u64::MAX })
+        }
+        AwsCredentialSource::WebIdentity { .. } => assume_role(source),
+        AwsCredentialSource::Container { url, authorization } => {
+            let what = "the source of AWS_CONTAINER_CREDENTIALS";
+            let authorization = read_authorization(authorization.as_ref())?;
+            let headers = authorization.as_ref().map(|token| ("authorization", token.reveal()));
+            let request = build_request(http::Method::GET, url, headers.as_slice(), Vec::new())?;
+            parse_credentials(what, &call(what, request, route_to(url))?.parse_json(what)?)
+        }
+        AwsCredentialSource::InstanceMetadata(url) => read_instance_metadata(url),
+    }
+}
+
+/// Calls `AssumeRoleWithWebIdentity` of STS, which needs no signature.
+fn assume_role(source: &AwsCredentialSource) -> Result<Credentials, TokenError> {
+    let AwsCredentialSource::WebIdentity { token_file, role_arn, session_name, sts_url } = source else {
+        return Err(TokenError("not a web identity".to_owned()));
+    };
+    let token = read_token_file("AWS_WEB_IDENTITY_TOKEN_FILE", token_file)?;
+    let body = encode_form(&[
+        ("Action", "AssumeRoleWithWebIdentity"),
+        ("Version", "2011-06-15"),
+        ("RoleArn", role_arn),
+        ("RoleSessionName", session_name),
+        ("WebIdentityToken", token.reveal()),
+    ]);
+    let headers = [("content-type", "application/x-www-form-urlencoded"), ("accept", "application/xml")];
+    let request = build_request(http::Method::POST, &format!("{sts_url}/"), &headers, body)?;
+    let reply = call("STS", request, route_to(sts_url))?.0;
+    let field = |name: &str| xml_text(&reply, name).ok_or_else(|| TokenError(format!("STS: the reply has no {name}")));
+    let keys = AwsKeys {
+        id: Secret::new(field("AccessKeyId")?),
+        secret: Secret::new(field("SecretAccessKey")?),
+        session_token: Some(Secret::new(field("SessionToken")?)),
+    };
+    Ok(Credentials { keys, expires_at_s: parse_time(field("Expiration")?, "STS")? })
+}
+
+/// Reads the credentials of the role of an instance, by version 2 of the metadata.
+fn read_instance_metadata(url: &str) -> Result<Credentials, TokenError> {
+    let what = "the instance metadata of EC2";
+    let ttl = [("x-aws-ec2-metadata-token-ttl-seconds", METADATA_SESSION_S)];
+    let request = build_request(http::Method::PUT, &format!("{url}/latest/api/token"), &ttl, Vec::new())?;
+    let session = Secret::new(call(what, request, Route::Direct)?.0.trim());
+    let get = |path: &str| {
+        let headers = [("x-aws-ec2-metadata-token", session.reveal())];
+        let url = format!("{url}/latest/meta-data/iam/security-credentials/{path}");
+        call(what, build_request(http::Method::GET, &url, &headers, Vec::new())?, Route::Direct)
+    };
+    let roles = get("")?.0;
+    let role = roles.lines().next().map(str::trim).filter(|role| !role.is_empty());
+    let role = role.ok_or_else(|| TokenError(format!("{what}: the instance has no role")))?;
+    parse_credentials(what, &get(role)?.parse_json(what)?)
+}
+
+fn read_authorization(authorization: Option<&ContainerAuthorization>) -> Result<Option<Secret>, TokenError> {
+    authorization
+        .map(|authorization| match authorization {
+            ContainerAuthorization::File(path) => read_token_file("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", path),
+            ContainerAuthorization::Token(token) => Ok(token.clone()),
+        })
+        .transpose()
+}
+
+/// Reads the JSON of metadata and of container credentials.
+fn parse_credentials(what: &str, reply: &serde_json::Value) -> Result<Credentials, TokenError> {
+    let field = |name: &str| text_field(reply, name, what);
+    let keys = AwsKeys {
+        id: Secret::new(field("AccessKeyId")?),
+        secret: Secret::new(field("SecretAccessKey")?),
+        session_token: Some(Secret::new(field("Token")?)),
+    };
+    Ok(Credentials { keys, expires_at_s: parse_time(field("Expiration")?, what)? })
+}
+
+fn parse_time(text: &str, what: &str) -> Result<u64, TokenError> {
+    let seconds = text.parse::<Timestamp>().ok().and_then(|time| u64::try_from(time.as_second()).ok());
+    seconds.ok_or_else(|| TokenError(format!("{what}: the expiry in the reply is not a time")))
+}
+
+/// Only services over TLS are behind proxies.
+fn route_to(url: &str) -> Route {
+    if url.starts_with("https://") { Route::Proxied } else { Route::Direct }
+}

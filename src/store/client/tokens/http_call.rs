@@ -1,0 +1,140 @@
+//! Calls of metadata servers and token services: small, bounded, and without redirects.
+//!
+//! Metadata is asked without a proxy, token services through the proxy of the environment. An error has the status and
+//! the code of the reply, never its body, which may hold a token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use rustls::crypto::ring;
+use serde_json::Value;
+use ureq::Agent;
+use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+
+use super::token::TokenError;
+use crate::base::printable_text::truncate_printable;
+use crate::settings::pem::load_system_roots;
+
+/// Upper bound on a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Upper bound on the body of a reply in bytes.
+const MAX_REPLY_BYTES: u64 = 64 * 1024;
+
+/// Where a call goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    /// To this machine or network, without a proxy.
+    Direct,
+    /// Through the proxy of the environment, if there is one.
+    Proxied,
+}
+
+/// Reply with a status of 2xx.
+pub(super) struct Reply(pub(super) String);
+
+/// Sends a request and returns the body of its reply. `what` names the service in errors.
+///
+/// # Errors
+/// The service cannot be reached in time, or answers with another status than 2xx.
+pub(super) fn call(what: &str, request: Request<Vec<u8>>, route: Route) -> Result<Reply, TokenError> {
+    let target = request.uri().host().unwrap_or_default().to_owned();
+    let failed = |error: ureq::Error| TokenError(format!("{what} at {target} does not answer: {error}"));
+    let (head, body) = request.into_parts();
+    let response = build_agent(route).run(Request::from_parts(head, &body[..])).map_err(failed)?;
+    let (head, mut body) = response.into_parts();
+    let body = body.with_config().limit(MAX_REPLY_BYTES).read_to_vec().map_err(failed)?;
+    let text = String::from_utf8(body).map_err(|_| TokenError(format!("{what} at {target}: the reply is not text")))?;
+    if head.status.is_success() {
+        return Ok(Reply(text));
+    }
+    let code = error_code(&text).map(|code| format!(" ({})", truncate_printable(&code, 100))).unwrap_or_default();
+    Err(TokenError(format!("{what} at {target} answers {}{code}", head.status.as_u16())))
+}
+
+impl Reply {
+    /// Parses the reply as JSON.
+    pub(super) fn parse_json(&self, what: &str) -> Result<Value, TokenError> {
+        serde_json::from_str(&self.0).map_err(|_| TokenError(format!("{what}: the reply is not JSON")))
+    }
+}
+
+/// Returns a text field of a reply.
+pub(super) fn text_field<'v>(value: &'v Value, name: &str, what: &str) -> Result<&'v str, TokenError> {
+    let text = value.get(name).and_then(Value::as_str);
+    text.ok_or_else(|| TokenError(format!("{what}: the reply has no {name}")))
+}
+
+/// Returns a number of seconds, given as a number or as text.
+pub(super) fn seconds_field(value: &Value, name: &str, what: &str) -> Result<u64, TokenError> {
+    let field = value.get(name);
+    let seconds = field.and_then(|field| field.as_u64().or_else(|| field.as_str()?.parse().ok()));
+    seconds.ok_or_else(|| TokenError(format!("{what}: the reply has no {name}")))
+}
+
+/// Returns the text of an XML element that has no attributes and no escapes.
+pub(super) fn xml_text<'x>(xml: &'x str, element: &str) -> Option<&'x str> {
+    let after = xml.split_once(&format!("<{element}>"))?.1;
+    Some(after.split_once('<')?.0.trim())
+}
+
+/// Returns the code of an error reply: of OAuth, of AWS's metadata or of STS.
+fn error_code(text: &str) -> Option<String> {
+    if let Ok(value) = serde_json::from_str::<Value>(text) {
+        let code = value.get("error").or_else(|| value.get("Code")).or_else(|| value.get("code"))?;
+        return code.as_str().map(str::to_owned);
+    }
+    xml_text(text, "Code").map(str::to_owned)
+}
+
+fn build_agent(route: Route) -> Agent {
+    let roots: Vec<Certificate<'static>> =
+        load_system_roots().iter().map(|der| Certificate::from_der(der).to_owned()).collect();
+    let tls = TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .root_certs(RootCerts::new_with_certs(&roots))
+        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
+        .build();
+    let builder = Agent::config_builder()
+        .timeout_global(Some(CALL_TIMEOUT))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .user_agent(concat!("tollkeeper/", env!("CARGO_PKG_VERSION")))
+        .tls_config(tls);
+    let builder = if route == Route::Direct { builder.proxy(None) } else { builder };
+    builder.build().new_agent()
+}
+
+/// Encodes everything but letters, digits, `-`, `_`, `.` and `~` as `%XX`, as AWS and forms need it.
+pub(super) fn percent_encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len() + 16);
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push('%');
+            encoded.extend([byte >> 4, byte & 15].map(|digit| char::from(b"0123456789ABCDEF"[usize::from(digit)])));
+        }
+    }
+    encoded
+}
+
+/// Encodes the fields of a form.
+pub(super) fn encode_form(fields: &[(&str, &str)]) -> Vec<u8> {
+    let pairs: Vec<String> = fields.iter().map(|(name, value)| format!("{name}={}", percent_encode(value))).collect();
+    pairs.join("&").into_bytes()
+}
+
+/// Builds a request; a header that is not valid is an error without its value.
+pub(super) fn build_request(
+    method: http::Method,
+    url: &str,
+    headers: &[(&'static str, &str)],
+    body: Vec<u8>,
+) -> Result<Request<Vec<u8>>, TokenError> {
+    let mut builder = Request::builder().method(method).uri(url);
+    for (name, value) in headers {
+        builder = builder.header(*name, *value);
+    }
+    builder.body(body).map_err(|_| TokenError("a URL or a token for a header is not valid".to_owned()))
+}
