@@ -13,7 +13,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
-use crate::limit::slot::{RETRY_AFTER_US, SlotAction, SlotChange, SlotToken, SlotUse};
+use crate::limit::slot::{RETRY_AFTER_US, SlotAction, SlotChange, SlotToken, SlotUse, TOMBSTONE_US};
 
 /// Slot of a request in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,14 +97,16 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         Hits::Charge(_) | Hits::Peek => SlotChange::None,
     };
     let seats = u64::from(limit.requests_per_unit());
-    let can_ever_pass = request.required_hits() <= seats && state.own != OwnSlot::Tombstone;
+    let can_ever_pass = request.required_hits() <= seats;
+    // A request whose release came first can pass once that is forgotten.
+    let retry_after_us = if state.own == OwnSlot::Tombstone { TOMBSTONE_US } else { RETRY_AFTER_US };
     ChargeResult {
         admitted,
         before,
         after: state.used,
         remaining: u32::try_from(seats.saturating_sub(state.used)).unwrap_or(u32::MAX),
         reset_us: if state.used > 0 { limit.period_us() } else { 0 },
-        retry_after_us: (!admitted && can_ever_pass).then_some(RETRY_AFTER_US),
+        retry_after_us: (!admitted && can_ever_pass).then_some(retry_after_us),
         slot: change,
         expired_seats: state.expired,
         ..ChargeResult::default()

@@ -17,6 +17,7 @@ use axum::BoxError;
 use axum::http::HeaderValue;
 use bytes::Bytes;
 use hyper::body::Body;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 
 use super::call_head::CallHead;
@@ -42,12 +43,18 @@ use crate::telemetry::traces::{Span, SpanKind, Tracer};
 const BYTES_PER_BUDGET_UNIT: usize = 512;
 /// Descriptors of a request that cost one of these units.
 const DESCRIPTORS_PER_BUDGET_UNIT: usize = 4;
+/// Memory of all tasks that carry out releases, in KiB. A release beyond it ends with its caller, as other calls do.
+const MAX_RELEASE_TASKS_KIB: usize = 64 * 1024;
+/// Memory of such a task beside its message and headers, in bytes.
+const RELEASE_TASK_BYTES: usize = 8 * 1024;
 
 /// Answers calls of `ShouldRateLimit`.
 #[derive(Clone, Debug)]
 pub struct RateLimitMethod {
     service: Arc<RateLimitService>,
     max_message_bytes: usize,
+    /// A permit for each KiB that tasks of releases may take.
+    release_tasks: Arc<Semaphore>,
 }
 
 impl RateLimitMethod {
@@ -55,8 +62,8 @@ impl RateLimitMethod {
     pub const PATH: &'static str = METHOD_PATH;
 
     /// Creates the method of a service; messages are limited to `max_message_bytes`.
-    pub const fn new(service: Arc<RateLimitService>, max_message_bytes: usize) -> Self {
-        Self { service, max_message_bytes }
+    pub fn new(service: Arc<RateLimitService>, max_message_bytes: usize) -> Self {
+        Self { service, max_message_bytes, release_tasks: Arc::new(Semaphore::new(MAX_RELEASE_TASKS_KIB)) }
     }
 
     /// True if responses that no limit delays are ready on the first poll.
@@ -73,7 +80,10 @@ impl RateLimitMethod {
         let mut decoded = None;
         let request = decode_message(&message, &mut decoded)?;
         if !self.answers_immediately() && may_release(&request) && self.service.has_slots() {
-            return Box::pin(self.answer_release(call, message.clone())).await;
+            let permits = Arc::clone(&self.release_tasks).try_acquire_many_owned(release_task_kib(call, &message));
+            if let Ok(permits) = permits {
+                return Box::pin(self.answer_release(call, message.clone(), permits)).await;
+            }
         }
         let response = self.service.answer_grpc_call(call, &request).await;
         threads::consume_task_budget(
@@ -83,10 +93,16 @@ impl RateLimitMethod {
     }
 
     /// Answers a call that may free a slot, in a task: it is carried out though its caller gives up.
-    async fn answer_release(&self, call: CallHead<'_>, message: Bytes) -> Result<Bytes, Status> {
+    async fn answer_release(
+        &self,
+        call: CallHead<'_>,
+        message: Bytes,
+        permits: OwnedSemaphorePermit,
+    ) -> Result<Bytes, Status> {
         let (service, headers) = (Arc::clone(&self.service), call.headers.clone());
         let (timeout, peer) = (call.timeout, call.peer);
         let answer = async move {
+            let _permits = permits;
             let mut decoded = None;
             let request = decode_message(&message, &mut decoded)?;
             let call = CallHead { headers: &headers, timeout, peer };
@@ -94,6 +110,12 @@ impl RateLimitMethod {
         };
         tokio::spawn(answer).await.map_err(|error| Status::internal(error.to_string()))?
     }
+}
+
+/// Upper bound on the memory of the task of a release, in KiB.
+fn release_task_kib(call: CallHead<'_>, message: &Bytes) -> u32 {
+    let headers: usize = call.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    u32::try_from((RELEASE_TASK_BYTES + message.len() + headers).div_ceil(1024)).unwrap_or(u32::MAX)
 }
 
 /// Decodes a message; `decoded` has the parts that cannot be borrowed from it.
