@@ -1,5 +1,6 @@
 """Real processes for the bench of concurrent limits: Envoys with envoy/concurrency.yaml, tollkeepers, a Redis."""
 
+import collections
 import json
 import os
 import pathlib
@@ -82,7 +83,7 @@ class Fleet:
         self.servers = [Tollkeeper(options.binary, directory, f"tollkeeper-{n}", self.rules, self.redis, settings)
                         for n in range(replicas)]
         ports = [server.grpc for server in self.servers]
-        heartbeat_s = holder_timeout_s / 6
+        heartbeat_s = round(holder_timeout_s / 6, 3)
         self.envoys = [Envoy(options.envoy, directory, f"envoy-{n}", ports, backend, heartbeat_s) for n in range(2)]
 
     def restart_redis(self):
@@ -115,14 +116,14 @@ class Fleet:
         explained = self.explain(user, server)
         return explained["slots"][0] if explained and explained.get("slots") else None
 
-    def stat(self, name):
-        """Sum of a metric over all servers and labels."""
-        total = 0
+    def slot_counts(self):
+        """Counts of slots since the start, over all servers."""
+        total = collections.Counter()
         for server in self.servers:
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.debug}/metrics", timeout=3) as answer:
-                lines = answer.read().decode().splitlines()
-            total += sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-        return int(total)
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.debug}/rules", timeout=3) as answer:
+                for rule in json.load(answer)["rules"]:
+                    total.update(rule["slots"])
+        return total
 
     def stop(self):
         """Ends the processes of this fleet."""

@@ -62,7 +62,7 @@ class Backend:
                 await self.answer(head, reader, writer)
                 if "upgrade: websocket" in head.lower():
                     break
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             writer.close()
@@ -75,7 +75,7 @@ class Backend:
         user, stream, seconds = headers.get("x-user"), query["stream"], int(query["ms"]) / 1000
         kind = url.path.strip("/")
         self.streams.begin(user, stream)
-        gone = asyncio.ensure_future(reader.read(1)) if kind != "websocket" else None
+        gone = asyncio.ensure_future(wait_for_close(reader)) if kind != "websocket" else None
         try:
             if kind == "websocket":
                 await serve_websocket(reader, writer)
@@ -103,6 +103,13 @@ class Backend:
         await writer.drain()
         if gone and gone.done() and not gone.cancelled():
             raise ConnectionError
+
+
+async def wait_for_close(reader):
+    try:
+        await reader.read(1)
+    except OSError:
+        pass
 
 
 async def send_events(writer, gone, seconds):

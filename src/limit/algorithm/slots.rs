@@ -5,8 +5,8 @@
 //! changed. The same arithmetic serves both stores.
 //!
 //! - A request whose slot exists passes at the limit too: it is a retried call, or an internal redirect of its stream.
-//! - A release frees the slot if it brings the slot's newest token, or if Envoy saw no answer; then a slot that does
-//!   not exist is a *tombstone*, so that the request that comes later cannot take it.
+//! - A release frees the slot if it brings the slot's newest token, or if Envoy saw no answer; the latter leaves a
+//!   *tombstone*, so that a request that comes later cannot take the slot.
 
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
@@ -73,7 +73,9 @@ impl State {
     fn release(&mut self) -> SlotChange {
         match self.own {
             OwnSlot::Held { token, seats } if self.is_unanswered || token == self.token => {
-                self.own = OwnSlot::Absent;
+                // An unanswered request may be an internal redirect that has yet to come, and the slot that of the
+                // attempt before: without a tombstone it would take the slot again, and nothing would free it.
+                self.own = if self.is_unanswered { OwnSlot::Tombstone } else { OwnSlot::Absent };
                 self.used = self.used.saturating_sub(u64::from(seats));
                 SlotChange::Freed
             }

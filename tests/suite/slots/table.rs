@@ -176,6 +176,9 @@ fn table_follows_the_protocol_over_random_histories() {
                         Some((token, ..)) if unanswered || token == step.slot.token => {
                             assert_eq!(result.slot, SlotChange::Freed, "{at}");
                             model.slots.remove(&id);
+                            if unanswered {
+                                model.tombstones.insert(id, step.now.plus_us(TOMBSTONE_US));
+                            }
                         }
                         None if unanswered && !model.tombstones.contains_key(&id) => {
                             assert_eq!(result.slot, SlotChange::ReleasedEarly, "{at}");
