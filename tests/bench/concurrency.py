@@ -188,7 +188,7 @@ async def limit_changed(run):
     async def is_loaded(limit):
         run.fleet.change_limit(limit)
         for server in range(2):
-            while f"{limit} " not in str((await asyncio.to_thread(run.fleet.explain, "ann", server))["limits"]):
+            while f"{limit} " not in str(await asyncio.to_thread(run.fleet.explain, "ann", server)):
                 await asyncio.sleep(0.02)
 
     async def events():
