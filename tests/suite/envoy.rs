@@ -85,7 +85,8 @@ fn shipped_bootstraps_are_valid() {
         }
     }
     checked.sort();
-    let names = ["concurrency", "egress", "gateway", "layers", "overrides", "queue", "quota", "replicas", "tcp", "usage"];
+    let names =
+        ["concurrency", "egress", "gateway", "layers", "overrides", "queue", "quota", "replicas", "tcp", "usage"];
     assert_eq!(checked, names.map(|name| format!("{name}.yaml")));
 }
 

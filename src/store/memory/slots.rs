@@ -234,7 +234,8 @@ impl SlotTables {
             Some(table) => table.growth_bytes(),
             None => SlotTable::default().bytes() + SlotTable::default().growth_bytes(),
         };
-        let growth: u64 = counters.iter().map(growth).sum();
+        let new = counters.iter().filter(|counter| counter.state.own == slots::OwnSlot::Absent);
+        let growth: u64 = new.map(growth).sum();
         let fits = growth == 0 || self.bytes() + growth <= self.capacity_bytes;
         if fits { Ok(()) } else { Err(MemoryFull) }
     }

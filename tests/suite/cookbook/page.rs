@@ -91,7 +91,9 @@ impl Recipe {
         let (mut route, mut beside_route, mut filters_before) = (Vec::new(), Vec::new(), Vec::new());
         let (mut grpc_service, mut cluster) = (Vec::new(), Vec::new());
         if !self.envoy.contains_key("circuit_breakers") {
-            cluster.push("circuit_breakers: { thresholds: [{ max_requests: 100000, max_pending_requests: 100000 }] }".into());
+            cluster.push(
+                "circuit_breakers: { thresholds: [{ max_requests: 100000, max_pending_requests: 100000 }] }".into(),
+            );
         }
         if !self.envoy.contains_key("timeout") {
             // Envoy's 20 ms expire on a machine busy with tests, and Envoy fails open.

@@ -122,15 +122,12 @@ impl Fleet {
             Envoy::start_with("concurrency", &[replica.grpc_port()], |bootstrap| {
                 let often = bootstrap.replace("interval: 5s\n", "interval: 0.2s\n");
                 assert!(often.contains("no_traffic_interval: 0.2s"), "{often}");
-                upstream.replace_in(&often)
+                // Without BOOT, both Envoys would be one holder.
+                let named = often.replace("%ENVIRONMENT(BOOT)%", &replica.id().to_string());
+                upstream.replace_in(&named)
             })
         };
-        let fleet = Self {
-            envoys: replicas.iter().map(start).collect(),
-            replicas,
-            _upstream: upstream,
-            _redis: redis,
-        };
+        let fleet = Self { envoys: replicas.iter().map(start).collect(), replicas, _upstream: upstream, _redis: redis };
         for envoy in &fleet.envoys {
             // At the start Redis may not be connected.
             wait_for("a request", || (envoy.get("/now").header("x-user", "first").send().status == 200).then_some(()));

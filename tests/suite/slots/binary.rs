@@ -166,7 +166,8 @@ fn release_that_the_store_failed_to_make_is_repeated() {
 
 /// Runs `tollkeeper` with these arguments; returns its standard output.
 fn output_of(arguments: &[&str]) -> String {
-    let output = std::process::Command::new(PROGRAM).args(arguments).env_clear().envs(inherited_env()).output().unwrap();
+    let output =
+        std::process::Command::new(PROGRAM).args(arguments).env_clear().envs(inherited_env()).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -174,10 +175,11 @@ fn output_of(arguments: &[&str]) -> String {
 fn slots_are_explained_counted_and_missed_if_nothing_releases_them() {
     let log = tempfile::tempdir().unwrap();
     let file = log.path().join("decisions.jsonl");
-    let replica = with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 30, max_duration: 10m}}]\n")
-        .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
-        .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
-        .start();
+    let replica =
+        with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 30, max_duration: 10m}}]\n")
+            .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
+            .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
+            .start();
     let tokens: Vec<_> = (0..25).map(|stream| acquire(&replica, "one", &stream.to_string())).collect();
     let address = format!("127.0.0.1:{}", replica.debug_port());
     let explained = output_of(&["explain", "--addr", &address, "--domain", "shop", "--descriptor", "k=a"]);

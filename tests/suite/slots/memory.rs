@@ -21,13 +21,7 @@ fn slot(id: u128, action: SlotAction) -> SlotUse {
 }
 
 /// Charges the limit of `value` that has so many seats.
-fn charge(
-    store: &MemoryStore,
-    value: &str,
-    seats: u32,
-    slot: SlotUse,
-    now: Time,
-) -> Result<ChargeResult, MemoryFull> {
+fn charge(store: &MemoryStore, value: &str, seats: u32, slot: SlotUse, now: Time) -> Result<ChargeResult, MemoryFull> {
     let limit = concurrent_limit(seats);
     let entries = [Entry { key: b"k", value: value.as_bytes() }];
     let path = CounterPath { domain: "slots", entries: &entries, shared: &[], candidate: None };

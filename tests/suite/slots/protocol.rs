@@ -160,7 +160,8 @@ fn unanswered_release_frees_or_buries(server: Option<&Server>) {
     assert!(acquire(&service, "k=b", "1").is_some());
 }
 
-/// The client leaves while an internal redirect asks: its release frees the slot of the attempt before, and comes first.
+/// The client leaves while an internal redirect asks. Its release overtakes the request, and frees the slot of the
+/// attempt before.
 fn unanswered_release_keeps_a_redirect_from_taking_the_slot_again(server: Option<&Server>) {
     let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 1, max_duration: 10m}}]");
     let first = acquire(&service, "k=a", "1").unwrap();
