@@ -7,7 +7,7 @@ BINARY is a tollkeeper. Two Envoys with envoy/concurrency.yaml call two replicas
 streams that are open (tests/bench/concurrency_load.py says how). `--only list` prints the names of the runs.
 
 Prints a row for each run and ends with status 1 if one is broken:
-  mixed, memory     requests of all kinds, cancels at random times, forged ids: never more than the limit, no slot is left
+  mixed, memory     requests of all kinds, cancels at random times, forged ids: never more than the limit, none is left
   replica, redis-frozen, lowered   the same while a replica dies, Redis stands still, the limit changes
   redis-empty       Redis loses its data: at most the limit again until the old streams are over, exact afterwards
   freed             a slot is usable within 100 ms of its stream's end
@@ -108,7 +108,8 @@ class Run:
         load = MixedLoad(self.fleet, self.streams, USERS, clients)
         await load.run(seconds, events)
         counts = load.statuses
-        named = {200: "ok", 429: "rejected", -1: "cancelled", 503: "reset", 502: "not retried", 504: "denied", 0: "lost"}
+        named = {200: "ok", 429: "rejected", -1: "cancelled", 503: "reset", 502: "not retried", 504: "denied",
+                 0: "lost"}
         self.facts.append(", ".join(f"{name} {counts[status]}" for status, name in named.items()))
         others = {status: count for status, count in counts.items() if status not in named}
         self.check(not others, f"statuses {others}")

@@ -39,7 +39,8 @@ def bootstrap(ports, servers, heartbeat_s):
     # Apart from the 503 of an upstream that resets.
     text = replaced(text, "ServiceUnavailable", "GatewayTimeout")
     return replaced(text, "cluster: upstream, timeout: 0s", "cluster: upstream, timeout: 0s, "
-                    "retry_policy: { retry_on: retriable-status-codes, retriable_status_codes: [502], num_retries: 2 }, "
+                    "retry_policy: { retry_on: retriable-status-codes, retriable_status_codes: [502], "
+                    "num_retries: 2 }, "
                     "internal_redirect_policy: { max_internal_redirects: 1, redirect_response_codes: [302] }")
 
 

@@ -24,7 +24,11 @@ ALGORITHM, TABLE = "src/limit/algorithm/slots.rs", "src/limit/slot_table.rs"
 SEPARATE, ANSWER = "src/decide/slots.rs", "src/decide/slot_answers.rs"
 HOLDERS, MEMORY, SERVICE = "src/store/holders.rs", "src/store/memory/slots.rs", "src/serve/grpc/service.rs"
 TEXTS = "src/limit/slot.rs"
-FILTERS = ["slots::", "decision_log::"]
+IN_MEMORY = ["slots::table", "slots::protocol::memory", "slots::memory"]
+IN_REDIS = ["slots::agreement::script_agrees_with_the_table", "slots::protocol::redis"]
+THROUGH_THE_PROGRAM = ["slots::binary"]
+# Tests of what is in a file; others are tests in memory.
+FILTERS = {HOLDERS: THROUGH_THE_PROGRAM, SERVICE: THROUGH_THE_PROGRAM, "slots.lua": IN_REDIS}
 
 # File, text, replacement, and for each $N of the replacement the row of the protocol and what is broken.
 RUST = [
@@ -34,14 +38,14 @@ RUST = [
     (ANSWER, "decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into());",
      "if !$0 { decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into()); }",
      [("acquire, room", "the answer has no token")]),
-    (ALGORITHM, "OwnSlot::Absent => state.used.saturating_add(request.required_hits()) <= u64::from(limit.requests_per_unit()),",
-     "OwnSlot::Absent => state.used.saturating_add(request.required_hits()) <= u64::from(limit.requests_per_unit())"
-     " + u64::from($0),",
+    (ALGORITHM, "(request.required_hits()) <= u64::from(limit.requests_per_unit()),",
+     "(request.required_hits()) <= u64::from(limit.requests_per_unit()) + u64::from($0),",
      [("acquire, full", "one more is admitted")]),
     (ALGORITHM, "Hits::Charge(seats) if admitted && !request.rejected_elsewhere",
      "Hits::Charge(seats) if (admitted || $0) && (!request.rejected_elsewhere || $1)",
      [("acquire, full", "a rejected request takes a slot"), ("another limit rejects", "the slot is taken")]),
-    (ANSWER, "        if decision.over_limit {\n            self.give", "        if decision.over_limit && !$0 {\n            self.give",
+    (ANSWER, "        if decision.over_limit {\n            self.give",
+     "        if decision.over_limit && !$0 {\n            self.give",
      [("another limit rejects", "of another descriptor: the slot is not given back")]),
     (ANSWER, "let token = match decision.over_limit {", "let token = match decision.over_limit && !$0 {",
      [("another limit rejects", "the answer has a token in place of -")]),
@@ -60,8 +64,10 @@ RUST = [
     (SEPARATE, "(unnamed, SlotToken::default(), SlotAction::ReleaseRejected)",
      "(unnamed, SlotToken::default(), if $0 { SlotAction::ReleaseUnanswered } else { SlotAction::ReleaseRejected })",
      [("release -", "it counts as ?")]),
-    (ALGORITHM, "            OwnSlot::Absent if self.is_unanswered => {\n                self.own = OwnSlot::Tombstone;",
-     "            OwnSlot::Absent if self.is_unanswered || $1 => {\n                if !$0 { self.own = OwnSlot::Tombstone; }",
+    (ALGORITHM,
+     "            OwnSlot::Absent if self.is_unanswered => {\n                self.own = OwnSlot::Tombstone;",
+     "            OwnSlot::Absent if self.is_unanswered || $1 => {\n"
+     "                if !$0 { self.own = OwnSlot::Tombstone; }",
      [("release ?", "an unknown slot leaves no tombstone"), ("tombstone's life", "a release by token writes one")]),
     (ALGORITHM, "if self.is_unanswered { OwnSlot::Tombstone }", "if self.is_unanswered && !$0 { OwnSlot::Tombstone }",
      [("release ?", "a freed slot leaves no tombstone")]),
@@ -90,7 +96,8 @@ RUST = [
      "self.update(HolderId::from_name(name), name, if $0 { Time::default() } else { now }, |holder|"
      " holder.has_heartbeats = true);",
      [("holder", "health checks are no signs of life")]),
-    (HOLDERS, "holder.is_unreported && holder.has_heartbeats);", "holder.is_unreported && holder.has_heartbeats && !$0);",
+    (HOLDERS, "holder.is_unreported && holder.has_heartbeats);",
+     "holder.is_unreported && holder.has_heartbeats && !$0);",
      [("holder", "replicas share no signs of life")]),
     (HOLDERS, "(Some(holder), None) => holder.has_heartbeats,", "(Some(holder), None) => holder.has_heartbeats || $0,",
      [("Envoy without heartbeats", "it is dead after the timeout")]),
@@ -122,7 +129,8 @@ RUST = [
 LUA = [
     ("acquire, full: one more is admitted", "used + hits <= limit", "used + hits <= limit + 1"),
     ("the id exists: it keeps its token", "  value = token .. holder", "  value = own_token .. holder"),
-    ("the id exists: it counts twice", "if kind == 0 then used, seats = used + hits, hits end", "used, seats = used + hits, hits"),
+    ("the id exists: it counts twice", "if kind == 0 then used, seats = used + hits, hits end",
+     "used, seats = used + hits, hits"),
     ("release, token: an old token frees too", "(is_unanswered or own_token == token)", "true"),
     ("release, token: it frees nothing", "(is_unanswered or own_token == token)", "is_unanswered"),
     ("release ?: a freed slot leaves no tombstone", "if hits <= 0 and is_unanswered and tombstones < 10000 then",
@@ -132,8 +140,10 @@ LUA = [
     ("tombstone: it lives for a second more", "now + 15000000", "now + 16000000"),
     ("tombstone: the head keeps one that expired", "elseif found[2] and not own then", "elseif false then"),
     ("holder: a dead one keeps its slots", "of_slot > 0 and dead[string.sub(fields[i + 1], 9, 16)]", "false"),
-    ("max_duration: a slot lives on", "pack('<I8I4', now + period, seats)", "pack('<I8I4', now + 2 * period, seats)"),
-    ("weight: a release gives one seat back", "used, kind, seats = used - seats, 0, 0", "used, kind, seats = used - 1, 0, 0"),
+    ("max_duration: a slot lives on", "pack('<I8I4', now + period, seats)",
+     "pack('<I8I4', now + 2 * period, seats)"),
+    ("weight: a release gives one seat back", "used, kind, seats = used - seats, 0, 0",
+     "used, kind, seats = used - 1, 0, 0"),
     ("a full hash is walked at once", "cursor == '0' and 1000000 or 20000", "cursor == '0' and 0 or 20000"),
 ]
 
@@ -165,44 +175,53 @@ def replaced(text, old, new, path):
     return text.replace(old, new)
 
 
+def write_if_changed(file, text):
+    """Writes a file unless it has this text, so that cargo builds no more than it must."""
+    if not file.exists() or file.read_text() != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
 def make_copy(copy):
-    """Copies the files that git knows, with all mutations; returns their names by number."""
-    shutil.rmtree(copy, ignore_errors=True)
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    for file in filter(None, files):
-        target = copy / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / file, target, follow_symlinks=False)
-    names = {}
+    """Copies the files that git knows, with all mutations; returns name and tests of each, by number."""
+    texts, mutations = {}, {}
+
+    def change(path, old, new):
+        text = texts.get(path) or (ROOT / path).read_text()
+        texts[path] = replaced(text, old, new, path)
+
     for path, old, new, broken in RUST:
         for index, (row, what) in enumerate(broken):
-            number = len(names) + 1
-            names[number] = f"{row}: {what}"
+            number = len(mutations) + 1
+            mutations[number] = (f"{row}: {what}", FILTERS.get(path, IN_MEMORY))
             new = new.replace(f"${index}", f"crate::is_mutated({number})")
-        file = copy / path
-        file.write_text(replaced(file.read_text(), old, new, path))
-    script = (copy / "src/store/redis/lua/slots.lua").read_text()
+        change(path, old, new)
+    script = (ROOT / "src/store/redis/lua/slots.lua").read_text()
     arms = ""
     for what, old, new in LUA:
         replaced(script, old, new, "slots.lua")
-        number = len(names) + 1
-        names[number] = f"Redis, {what}"
+        number = len(mutations) + 1
+        mutations[number] = (f"Redis, {what}", FILTERS["slots.lua"])
         arms += f'        {number} => text.replace(r#"{old}"#, r#"{new}"#),\n'
-    lib = copy / "src/lib.rs"
-    lib.write_text(lib.read_text() + SWITCH.replace("LUA_ARMS", arms))
-    connection = copy / "src/store/client/redis/connection.rs"
-    place = "    pub fn new(text: String) -> Self {\n        let hash"
-    connection.write_text(replaced(connection.read_text(), place, place.replace(
-        "        let hash", "        let text = crate::mutated_script(text);\n        let hash"), connection))
-    kit = copy / "tests/kit/tollkeeper.rs"
-    kit.write_text(replaced(kit.read_text(), '["PATH", ', '["SLOT_MUTATION", "PATH", ', kit))
-    return names
+    texts["src/lib.rs"] = (ROOT / "src/lib.rs").read_text() + SWITCH.replace("LUA_ARMS", arms)
+    change("src/store/client/redis/connection.rs", "    pub fn new(text: String) -> Self {\n        let hash",
+           "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n        let hash")
+    change("tests/kit/tollkeeper.rs", '["PATH", ', '["SLOT_MUTATION", "PATH", ')
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    for file in filter(None, files):
+        target = copy / file
+        if file in texts:
+            write_if_changed(target, texts[file])
+        elif not target.exists() or target.stat().st_mtime != (ROOT / file).stat().st_mtime:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, target, follow_symlinks=False)
+    return mutations
 
 
-def run_tests(copy, number):
+def run_tests(copy, number, tests):
     """Names of the tests that fail with a mutation; None if there was no result."""
     env = os.environ | {"SLOT_MUTATION": str(number)}
-    ran = subprocess.run(["cargo", "test", "--quiet", "--test", "suite", "--", *FILTERS], cwd=copy, env=env,
+    ran = subprocess.run(["cargo", "test", "--quiet", "--test", "suite", "--", *tests], cwd=copy, env=env,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if "test result:" not in ran.stdout:
         print(ran.stdout[-3000:])
@@ -218,17 +237,18 @@ def main():
     copy = options.copy.resolve()
     if copy == ROOT or ROOT in copy.parents:
         raise SystemExit("COPY must lie outside of the repository")
-    names = make_copy(copy)
-    failed = run_tests(copy, 0)
+    mutations = make_copy(copy)
+    failed = run_tests(copy, 0, IN_MEMORY + IN_REDIS + THROUGH_THE_PROGRAM)
     if failed != []:
         raise SystemExit(f"without a mutation the tests fail: {failed}")
-    asked = [int(number) for number in options.only.split(",")] if options.only else list(names)
+    asked = [int(number) for number in options.only.split(",")] if options.only else list(mutations)
     survived = 0
     for number in asked:
-        failed = run_tests(copy, number)
+        name, tests = mutations[number]
+        failed = run_tests(copy, number, tests)
         survived += not failed
-        shown = "SURVIVED" if not failed else f"red: {failed[0]}" + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
-        print(f"{number:>3} {names[number]:<75} {shown}")
+        more = f" and {len(failed) - 1} more" if failed and len(failed) > 1 else ""
+        print(f"{number:>3} {name:<75} {f'red: {failed[0]}{more}' if failed else 'SURVIVED'}")
         sys.stdout.flush()
     raise SystemExit(bool(survived))
 
