@@ -80,17 +80,20 @@ class Run:
         return streams
 
     async def all_back(self, envoy, user, timeout_s):
-        """Opens streams until as many as the limit are open; returns the seconds that took, and the streams."""
-        began, streams = time.time(), []
+        """Opens streams until as many as the limit are open; returns the seconds until the last rejection, and the
+        streams: a slow machine takes long to open them, but none is rejected once all slots are back.
+        """
+        began, rejected, streams = time.time(), 0, []
         while len(streams) < self.limit and time.time() < began + timeout_s:
             stream = await Client(self.streams).open(envoy, user, "events", 3_600_000)
             if await stream.head() == 200:
                 streams.append(stream)
             else:
+                rejected = time.time() - began
                 stream.leave()
                 await asyncio.sleep(0.05)
         self.check(len(streams) == self.limit, f"only {len(streams)} of {self.limit} slots were back in {timeout_s} s")
-        return time.time() - began, streams
+        return rejected, streams
 
     async def idle(self, users=USERS):
         """Waits until no slot is in use; states how long that took."""
@@ -237,7 +240,7 @@ def envoy_ends(how, timeout_s):
         doomed.kill(how)
         for stream in streams:
             run.streams.leave("ann", stream.number)
-        took, streams = await run.all_back(other, "ann", timeout_s + 10)
+        took, streams = await run.all_back(other, "ann", timeout_s + 30)
         run.facts.append(f"all {run.limit} slots back after {took:.1f} s, holder timeout {timeout_s} s")
         run.check(took < timeout_s + 5, f"they were back after {took:.1f} s")
         run.check(await run.client.request(other, "ann") == 429, "more than the limit")
@@ -266,7 +269,7 @@ async def drained(run):
     run.check(all(statuses), f"{statuses.count(0)} of {run.limit} streams were cut off")
     await asyncio.sleep(0.2)
     doomed.kill(signal.SIGTERM)
-    took, streams = await run.all_back(other, "ann", 10)
+    took, streams = await run.all_back(other, "ann", 30)
     run.facts.append(f"all {run.limit} slots back after {took:.1f} s")
     for stream in streams:
         stream.leave()
