@@ -102,6 +102,9 @@ pub struct ExplainedSlots {
     /// Seconds until the slot that ends first is over if nobody frees it; absent without slots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_end_s: Option<u64>,
+    /// Seconds since the oldest slot was taken or renewed, by the `max_duration` of now; absent without slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest_s: Option<u64>,
     /// Releases that came before their requests, in the last 15 s.
     pub tombstones: u64,
     /// Envoys that hold slots, with their number.
@@ -114,7 +117,7 @@ pub struct ExplainedSlots {
 /// An Envoy that holds slots.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ExplainedHolder {
-    /// Its name, or its number if this process never heard of it.
+    /// Its name, or its number if this process never heard of it; empty if nothing names it.
     pub holder: String,
     /// Slots that it holds.
     pub slots: u64,
@@ -291,20 +294,26 @@ impl Decider {
             let mut of_descriptor = Vec::new();
             if let Some(charge) = selection.build_charge(request, index, 0) {
                 let summaries = self.store.summarize_slots(&charge, now, deadline).await;
-                of_descriptor.extend(summaries.into_iter().flatten().map(|summary| self.explain_summary(summary, now)));
+                let concurrent = charge.counters.iter().filter(|counter| counter.limit.is_concurrent());
+                let of_limits = concurrent.zip(summaries);
+                of_descriptor.extend(of_limits.filter_map(|(counter, summary)| {
+                    Some(self.explain_summary(summary?, counter.limit.period_us(), now))
+                }));
             }
             explained.push(of_descriptor);
         }
         explained
     }
 
-    fn explain_summary(&self, summary: SlotSummary, now: Time) -> ExplainedSlots {
+    fn explain_summary(&self, summary: SlotSummary, max_duration_us: u64, now: Time) -> ExplainedSlots {
         let SlotSummary { seats, slots, tombstones, expires, mut holders, is_partial: partial } = summary;
         holders.sort_by_key(|(_, slots)| Reverse(*slots));
         let name = |(holder, slots)| ExplainedHolder { holder: self.store.holders().name(holder), slots };
         let holders = holders.into_iter().take(MAX_EXPLAINED_HOLDERS).map(name).collect();
-        let first_end_s = expires.map(|expires| expires.since_us(now) / 1_000_000);
-        ExplainedSlots { slots, seats, first_end_s, tombstones, holders, partial }
+        let until_end_us = expires.map(|expires| expires.since_us(now));
+        let first_end_s = until_end_us.map(|left_us| left_us / 1_000_000);
+        let oldest_s = until_end_us.map(|left_us| max_duration_us.saturating_sub(left_us) / 1_000_000);
+        ExplainedSlots { slots, seats, first_end_s, oldest_s, tombstones, holders, partial }
     }
 
     /// Blocked entries of a request, each once.

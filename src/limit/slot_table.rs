@@ -139,9 +139,12 @@ impl SlotTable {
                 self.remove(id);
                 self.insert(id, Slot { token, holder, expires: now.plus_us(life_us), seats });
             }
-            OwnSlot::Tombstone if old.is_none() && self.tombstones < MAX_TOMBSTONES => {
-                let expires = now.plus_us(TOMBSTONE_US);
-                self.insert(id, Slot { token: SlotToken::default(), holder, expires, seats: 0 });
+            OwnSlot::Tombstone if old.is_none_or(|old| old.seats > 0) => {
+                self.remove(id);
+                if self.tombstones < MAX_TOMBSTONES {
+                    let expires = now.plus_us(TOMBSTONE_US);
+                    self.insert(id, Slot { token: SlotToken::default(), holder, expires, seats: 0 });
+                }
             }
             OwnSlot::Held { .. } | OwnSlot::Tombstone => {}
         }

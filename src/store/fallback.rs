@@ -34,6 +34,7 @@ use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
 use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::limit::request::Hits;
+use crate::limit::slot::RETRY_AFTER_US;
 use crate::store::error::MemoryFull;
 
 /// Fallback counters.
@@ -108,7 +109,7 @@ impl Fallback {
     /// Decides a charge under this process's share of its limits; the results are those of the share.
     ///
     /// More hits than the share holds, but not than the limit, may be admitted once Redis is back: their retry time is
-    /// the reset of the share instead of never.
+    /// the reset of the share instead of never; that of a full concurrent limit for slots, which have no reset.
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
         let mut results = self.with_charge_under_shares(charge, |charge| {
             self.memory.charge(charge, now).unwrap_or_else(|_| self.memory.charge_in_overflow_shard(charge, now))
@@ -117,7 +118,8 @@ impl Fallback {
             let fits_the_limit =
                 matches!(charge.request.hits, Hits::Charge(hits) if hits <= u64::from(counter.limit.capacity()));
             if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
-                result.retry_after_us = Some(result.reset_us);
+                let is_concurrent = counter.limit.is_concurrent();
+                result.retry_after_us = Some(if is_concurrent { RETRY_AFTER_US } else { result.reset_us });
             }
         }
         results

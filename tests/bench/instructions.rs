@@ -26,6 +26,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use self::situations::Situation;
 use self::situations::charging::Charging;
 use self::situations::deciding::{Deciding, Options};
+use self::situations::holding::Holding;
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 use self::situations::tables::LookingUp;
@@ -162,8 +163,21 @@ fn look_up(situation: LookingUp) -> LookingUp {
     steps(situation)
 }
 
+#[library_benchmark(teardown = forget)]
+#[benches::fixed_window(args = [0], setup = fixed_window_decision)]
+#[benches::stream(args = [10, 100_000], setup = Holding::streams)]
+#[benches::rejected(args = [10], setup = Holding::rejections)]
+fn hold(situation: Holding) -> Holding {
+    steps(situation)
+}
+
+/// Decisions by a fixed window, to compare with.
+fn fixed_window_decision(_: usize) -> Holding {
+    Holding::fixed_window()
+}
+
 library_benchmark_group!(
     name = steps_of_a_decision,
-    benchmarks = [find, charge, decide, decode, encode, answer, look_up]
+    benchmarks = [find, charge, decide, hold, decode, encode, answer, look_up]
 );
 main!(library_benchmark_groups = steps_of_a_decision);

@@ -4,7 +4,7 @@
 //! With several threads, the figure is the time of a charge on its own thread: without contention it equals the time
 //! with one thread. The bench asserts nothing.
 //!
-//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, table, charge, decide, decode, encode, answer.
+//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, table, charge, decide, hold, decode, encode, answer.
 
 #[path = "situations.rs"]
 mod situations;
@@ -19,6 +19,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use self::situations::Situation;
 use self::situations::charging::Charging;
 use self::situations::deciding::{Deciding, Options};
+use self::situations::holding::Holding;
 use self::situations::matching::Matching;
 use self::situations::messages::{Answering, Decoding, Encoding};
 use self::situations::tables::LookingUp;
@@ -42,6 +43,7 @@ fn main() {
     charges(&mut criterion.benchmark_group("charge"));
     decisions(&mut criterion.benchmark_group("decide"));
     logged_decisions(&mut criterion.benchmark_group("decide with log"));
+    streams(&mut criterion.benchmark_group("hold"));
     messages(&mut criterion);
     criterion.final_summary();
 }
@@ -148,6 +150,15 @@ fn logged_decisions(group: &mut Group<'_>) {
     for logged in ["0.01", "1"] {
         let options = Options { logged, ..Options::default() };
         measure(group, &format!("1 descriptors/10 rules/admitted/logged {logged}"), || Deciding::new(options));
+    }
+}
+
+fn streams(group: &mut Group<'_>) {
+    measure(group, "decision by fixed_window", Holding::fixed_window);
+    for open in [10, 1_000_000] {
+        measure(group, &format!("stream/{open} open"), || Holding::streams(open));
+        measure(group, &format!("rejected/{open} open"), || Holding::rejections(open));
+        measure(group, &format!("rejected after a walk/{open} open"), || Holding::walks(open));
     }
 }
 

@@ -78,6 +78,9 @@ class Redis(Process):
     def __init__(self, directory):
         self.port = next(PORTS)
         self.log = open(pathlib.Path(directory, "redis.log"), "a")
+        self.start()
+
+    def start(self):
         self.process = start_process(["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "",
                                       "--appendonly", "no"], {"PATH": os.environ["PATH"]}, self.log)
         wait_for_port(self.port, self.process, "redis-server")

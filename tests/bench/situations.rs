@@ -8,6 +8,8 @@
 pub(crate) mod deciding;
 #[path = "situations/charging.rs"]
 pub(crate) mod charging;
+#[path = "situations/holding.rs"]
+pub(crate) mod holding;
 #[path = "situations/matching.rs"]
 pub(crate) mod matching;
 #[path = "situations/messages.rs"]

@@ -19,6 +19,7 @@ use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
 
 use self::page::{Recipe, recipes};
+use crate::envoy::concurrency::{OpenUpstream, open};
 use crate::kit::envoy::Envoy;
 use crate::kit::http::{self, Request};
 use crate::kit::redis;
@@ -33,7 +34,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 16] = [
+const RECIPES: [&str; 18] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -50,6 +51,8 @@ const RECIPES: [&str; 16] = [
     "Tokens of a language model",
     "One limit over several regions",
     "See first, reject later",
+    "Ten exports at once",
+    "WebSockets",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -71,6 +74,18 @@ impl Served {
         let setup = without_rules().arg("--config").arg(files.path().join(format!("{}.yaml", recipe.domain())));
         let tollkeeper = change(setup).start();
         let envoy = Envoy::start_file(TEMPLATE, &[tollkeeper.grpc_port()], |template| recipe.bootstrap(&template));
+        Self { envoy, tollkeeper, files }
+    }
+
+    /// Serves the recipe of that number in front of an upstream whose answers stay open.
+    fn start_before(number: usize, upstream: &OpenUpstream) -> Self {
+        let (recipe, files) = (Recipe::find(number), tempfile::tempdir().unwrap());
+        recipe.write_files(files.path());
+        let rules = files.path().join(format!("{}.yaml", recipe.domain()));
+        let tollkeeper = without_rules().arg("--config").arg(rules).start();
+        let envoy = Envoy::start_file(TEMPLATE, &[tollkeeper.grpc_port()], |template| {
+            upstream.replace_in(&recipe.bootstrap(&template))
+        });
         Self { envoy, tollkeeper, files }
     }
 }
@@ -708,4 +723,28 @@ fn first_roll_out_rejects_nothing_and_shows_who_would_be() {
     wait_for("the rule to reject", || {
         (served.envoy.get("/").header("x-user", "ann").send().status == 429).then_some(())
     });
+}
+
+#[test]
+fn ten_exports_run_at_once() {
+    let upstream = OpenUpstream::start();
+    let served = Served::start_before(17, &upstream);
+    let mut streams: Vec<_> = (0..10).map(|_| open(&served.envoy, "x-user: ann").expect("a slot is free")).collect();
+    assert_eq!(open(&served.envoy, "x-user: bob").err(), Some(429));
+    streams.pop();
+    streams.push(wait_for("the slot that was freed", || open(&served.envoy, "x-user: bob").ok()));
+    assert_eq!(open(&served.envoy, "x-user: ann").err(), Some(429));
+}
+
+#[test]
+fn user_has_twenty_websockets() {
+    let upstream = OpenUpstream::start();
+    let served = Served::start_before(18, &upstream);
+    let socket = |user: &str| open(&served.envoy, &format!("x-user: {user}\nconnection: upgrade\nupgrade: websocket"));
+    let mut sockets: Vec<_> = (0..20).map(|_| socket("ann").expect("a slot is free")).collect();
+    assert_eq!(socket("ann").err(), Some(429));
+    assert!(socket("bob").is_ok());
+    sockets.pop();
+    sockets.push(wait_for("the slot of the closed socket", || socket("ann").ok()));
+    assert_eq!(socket("ann").err(), Some(429));
 }

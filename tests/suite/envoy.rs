@@ -5,6 +5,7 @@
 //! the earliest times of its responses, which no load can falsify.
 
 mod call_headers;
+pub(crate) mod concurrency;
 mod descriptors;
 mod quota;
 
@@ -84,7 +85,8 @@ fn shipped_bootstraps_are_valid() {
         }
     }
     checked.sort();
-    let names = ["egress", "gateway", "layers", "overrides", "queue", "quota", "replicas", "tcp", "usage"];
+    let names =
+        ["concurrency", "egress", "gateway", "layers", "overrides", "queue", "quota", "replicas", "tcp", "usage"];
     assert_eq!(checked, names.map(|name| format!("{name}.yaml")));
 }
 

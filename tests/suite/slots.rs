@@ -2,5 +2,6 @@
 
 mod agreement;
 mod binary;
+mod memory;
 mod protocol;
 mod table;

@@ -4,6 +4,7 @@ mod bans;
 mod gaps;
 mod remedies;
 mod served;
+mod slots;
 mod time_line;
 
 use std::fs;

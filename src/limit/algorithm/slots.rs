@@ -5,15 +5,15 @@
 //! changed. The same arithmetic serves both stores.
 //!
 //! - A request whose slot exists passes at the limit too: it is a retried call, or an internal redirect of its stream.
-//! - A release frees the slot if it brings the slot's newest token, or if Envoy saw no answer; then a slot that does
-//!   not exist is a *tombstone*, so that the request that comes later cannot take it.
+//! - A release frees the slot if it brings the slot's newest token, or if Envoy saw no answer; the latter leaves a
+//!   *tombstone*, so that a request that comes later cannot take the slot.
 
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
-use crate::limit::slot::{RETRY_AFTER_US, SlotAction, SlotChange, SlotToken, SlotUse};
+use crate::limit::slot::{RETRY_AFTER_US, SlotAction, SlotChange, SlotToken, SlotUse, TOMBSTONE_US};
 
 /// Slot of a request in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,9 @@ impl State {
     fn release(&mut self) -> SlotChange {
         match self.own {
             OwnSlot::Held { token, seats } if self.is_unanswered || token == self.token => {
-                self.own = OwnSlot::Absent;
+                // An unanswered request may be an internal redirect that has yet to come, and the slot that of the
+                // attempt before: without a tombstone it would take the slot again, and nothing would free it.
+                self.own = if self.is_unanswered { OwnSlot::Tombstone } else { OwnSlot::Absent };
                 self.used = self.used.saturating_sub(u64::from(seats));
                 SlotChange::Freed
             }
@@ -97,14 +99,16 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         Hits::Charge(_) | Hits::Peek => SlotChange::None,
     };
     let seats = u64::from(limit.requests_per_unit());
-    let can_ever_pass = request.required_hits() <= seats && state.own != OwnSlot::Tombstone;
+    let can_ever_pass = request.required_hits() <= seats;
+    // A request whose release came first can pass once that is forgotten.
+    let retry_after_us = if state.own == OwnSlot::Tombstone { TOMBSTONE_US } else { RETRY_AFTER_US };
     ChargeResult {
         admitted,
         before,
         after: state.used,
         remaining: u32::try_from(seats.saturating_sub(state.used)).unwrap_or(u32::MAX),
         reset_us: if state.used > 0 { limit.period_us() } else { 0 },
-        retry_after_us: (!admitted && can_ever_pass).then_some(RETRY_AFTER_US),
+        retry_after_us: (!admitted && can_ever_pass).then_some(retry_after_us),
         slot: change,
         expired_seats: state.expired,
         ..ChargeResult::default()

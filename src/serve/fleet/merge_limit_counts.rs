@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::summary::{LimitSummary, ReplicaSummary, decode_sketch};
+use crate::serve::report::rules::SlotCounts;
 use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::limit_stats::LimitName;
 
@@ -33,6 +34,8 @@ pub struct MergedLimitCounts {
     pub rejected: u64,
     /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
     pub near_limit_hits: u64,
+    /// Slots of a concurrent limit; `None` of others.
+    pub slots: Option<SlotCounts>,
     /// Distinct keys.
     pub keys: MergedDistinctKeys,
     /// Distinct keys that were rejected.
@@ -84,6 +87,9 @@ impl MergedLimitCounts {
         self.matched = self.matched.saturating_add(limit.matched);
         self.rejected = self.rejected.saturating_add(limit.rejected);
         self.near_limit_hits = self.near_limit_hits.saturating_add(limit.near_limit_hits);
+        if let Some(counts) = limit.slots {
+            self.slots = Some(self.slots.unwrap_or_default().saturating_add(counts.into()));
+        }
         if has_seed {
             self.keys.merge_sketch(limit.keys.as_deref());
             self.rejected_keys.merge_sketch(limit.rejected_keys.as_deref());

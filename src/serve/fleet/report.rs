@@ -19,6 +19,7 @@ use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::report::Format;
 use crate::serve::report::domain_names::DomainsByMetricName;
+use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_us;
@@ -202,6 +203,9 @@ pub struct FleetLimitReport {
     pub distinct_keys: Option<u64>,
     /// Estimated number of distinct keys that were rejected; null if a replica published no sketch.
     pub distinct_rejected_keys: Option<u64>,
+    /// Slots of a concurrent limit; absent of others, and before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<SlotCounts>,
 }
 
 impl FleetReport {
@@ -315,6 +319,7 @@ impl FleetLimitReport {
             near_limit_hits: limit.near_limit_hits,
             distinct_keys: limit.distinct_keys(),
             distinct_rejected_keys: limit.distinct_rejected_keys(),
+            slots: limit.slots,
         }
     }
 }
@@ -401,6 +406,9 @@ impl FleetReport {
                     self.rules.iter().map(FleetLimitReport::format_row),
                     NumberAlignment::Right,
                 );
+                for (limit, slots) in self.rules.iter().filter_map(|limit| Some((limit, limit.slots?))) {
+                    let _ = write!(page, "\n{}\n  {}\n", escape_unprintable(&limit.rule), slots.format_text());
+                }
                 if self.limits > self.rules.len() {
                     let _ = writeln!(page, "\n{} of {} limits", self.rules.len(), self.limits);
                 }

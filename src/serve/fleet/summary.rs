@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use crate::serve::report::rules::SlotCounts;
 use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::histogram::BOUNDS_US;
 
@@ -165,12 +166,32 @@ pub struct LimitSummary {
     /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
     #[serde(rename = "h", default, skip_serializing_if = "is_zero")]
     pub near_limit_hits: u64,
+    /// Slots of a concurrent limit that was asked for any; `None` from older versions.
+    #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<PublishedSlotCounts>,
     /// Sketch of the distinct keys, if there was room.
     #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<String>,
     /// Sketch of the distinct rejected keys, if there was room.
     #[serde(rename = "j", default, skip_serializing_if = "Option::is_none")]
     pub rejected_keys: Option<String>,
+}
+
+/// [`SlotCounts`], in the order of their fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublishedSlotCounts(pub [u64; 5]);
+
+impl From<SlotCounts> for PublishedSlotCounts {
+    fn from(SlotCounts { taken, freed, expired_seats, early_releases, late_requests }: SlotCounts) -> Self {
+        Self([taken, freed, expired_seats, early_releases, late_requests])
+    }
+}
+
+impl From<PublishedSlotCounts> for SlotCounts {
+    fn from(PublishedSlotCounts(counts): PublishedSlotCounts) -> Self {
+        let [taken, freed, expired_seats, early_releases, late_requests] = counts;
+        Self { taken, freed, expired_seats, early_releases, late_requests }
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

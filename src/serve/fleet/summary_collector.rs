@@ -12,6 +12,7 @@ use crate::base::printable_text::truncate_to_bytes;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
+use crate::serve::report::rules::SlotCounts;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -375,8 +376,16 @@ fn add_limit_summaries(
     for (limit, rejected, matched) in &limits {
         let near_limit_hits = limit.counter_value(LimitStat::NearLimit);
         let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(count_digits).sum();
-        let cost =
-            LIMIT_JSON_OVERHEAD_BYTES + names.max_index_digits() + of_counts + names.count_added_bytes(limit.name());
+        let slots = Some(SlotCounts::of_stats(limit)).filter(|counts| *counts != SlotCounts::default());
+        let slots = slots.map(PublishedSlotCounts::from);
+        let of_slots = slots.map_or(0, |PublishedSlotCounts(counts)| {
+            counts.into_iter().map(|count| count_digits(count) + ",".len()).sum::<usize>() + "\"s\":[],".len()
+        });
+        let cost = LIMIT_JSON_OVERHEAD_BYTES
+            + names.max_index_digits()
+            + of_counts
+            + of_slots
+            + names.count_added_bytes(limit.name());
         if cost > room {
             break;
         }
@@ -391,6 +400,7 @@ fn add_limit_summaries(
             matched: *matched,
             rejected: *rejected,
             near_limit_hits,
+            slots,
             keys: sketch(encode_sketch(&keyed.get(&Arc::as_ptr(limit)).unwrap_or(limit).keys.snapshot())),
             rejected_keys: sketch(encode_sketch(&limit.rejected_keys.snapshot())),
         });

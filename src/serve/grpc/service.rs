@@ -17,6 +17,7 @@ use axum::BoxError;
 use axum::http::HeaderValue;
 use bytes::Bytes;
 use hyper::body::Body;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::Status;
 
 use super::call_head::CallHead;
@@ -42,12 +43,22 @@ use crate::telemetry::traces::{Span, SpanKind, Tracer};
 const BYTES_PER_BUDGET_UNIT: usize = 512;
 /// Descriptors of a request that cost one of these units.
 const DESCRIPTORS_PER_BUDGET_UNIT: usize = 4;
+/// Time for which a release that the store failed to make is repeated: Envoy's own tries end sooner.
+const RELEASE_REPEAT_TIME: Duration = Duration::from_secs(15);
+/// Pauses before a release is repeated: the first, and the longest; each is twice the one before.
+const RELEASE_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+/// Memory of all tasks that carry out releases, in KiB. A release beyond it ends with its caller, as other calls do.
+const MAX_RELEASE_TASKS_KIB: usize = 64 * 1024;
+/// Memory of such a task beside its message and headers, in bytes.
+const RELEASE_TASK_BYTES: usize = 8 * 1024;
 
 /// Answers calls of `ShouldRateLimit`.
 #[derive(Clone, Debug)]
 pub struct RateLimitMethod {
     service: Arc<RateLimitService>,
     max_message_bytes: usize,
+    /// A permit for each KiB that tasks of releases may take.
+    release_tasks: Arc<Semaphore>,
 }
 
 impl RateLimitMethod {
@@ -55,8 +66,8 @@ impl RateLimitMethod {
     pub const PATH: &'static str = METHOD_PATH;
 
     /// Creates the method of a service; messages are limited to `max_message_bytes`.
-    pub const fn new(service: Arc<RateLimitService>, max_message_bytes: usize) -> Self {
-        Self { service, max_message_bytes }
+    pub fn new(service: Arc<RateLimitService>, max_message_bytes: usize) -> Self {
+        Self { service, max_message_bytes, release_tasks: Arc::new(Semaphore::new(MAX_RELEASE_TASKS_KIB)) }
     }
 
     /// True if responses that no limit delays are ready on the first poll.
@@ -73,7 +84,10 @@ impl RateLimitMethod {
         let mut decoded = None;
         let request = decode_message(&message, &mut decoded)?;
         if !self.answers_immediately() && may_release(&request) && self.service.has_slots() {
-            return Box::pin(self.answer_release(call, message.clone())).await;
+            let permits = Arc::clone(&self.release_tasks).try_acquire_many_owned(release_task_kib(call, &message));
+            if let Ok(permits) = permits {
+                return Box::pin(self.answer_release(call, message.clone(), permits)).await;
+            }
         }
         let response = self.service.answer_grpc_call(call, &request).await;
         threads::consume_task_budget(
@@ -83,17 +97,42 @@ impl RateLimitMethod {
     }
 
     /// Answers a call that may free a slot, in a task: it is carried out though its caller gives up.
-    async fn answer_release(&self, call: CallHead<'_>, message: Bytes) -> Result<Bytes, Status> {
+    ///
+    /// If the store fails, the caller learns so at once, and the task repeats the release: Envoy gives up after a few
+    /// tries, and the slot would be taken until `max_duration`. A release that was made twice is made once.
+    async fn answer_release(
+        &self,
+        call: CallHead<'_>,
+        message: Bytes,
+        permits: OwnedSemaphorePermit,
+    ) -> Result<Bytes, Status> {
         let (service, headers) = (Arc::clone(&self.service), call.headers.clone());
         let (timeout, peer) = (call.timeout, call.peer);
-        let answer = async move {
-            let mut decoded = None;
-            let request = decode_message(&message, &mut decoded)?;
+        let (sender, answer) = oneshot::channel();
+        tokio::spawn(async move {
+            let _permits = permits;
             let call = CallHead { headers: &headers, timeout, peer };
-            Ok(encode_frame(&service.answer_grpc_call(call, &request).await?))
-        };
-        tokio::spawn(answer).await.map_err(|error| Status::internal(error.to_string()))?
+            let mut decoded = None;
+            let request = match decode_message(&message, &mut decoded) {
+                Ok(request) => request,
+                Err(status) => return drop(sender.send(Err(status))),
+            };
+            let answered = service.answer_grpc_call(call, &request).await;
+            let is_unmade = answered.as_ref().is_err_and(|status| status.code() == tonic::Code::Unavailable);
+            // Nobody waits if the caller gave up.
+            let _unsent = sender.send(answered.map(|response| encode_frame(&response)));
+            if is_unmade {
+                service.repeat_release(call, &request).await;
+            }
+        });
+        answer.await.map_err(|error| Status::internal(error.to_string()))?
     }
+}
+
+/// Upper bound on the memory of the task of a release, in KiB.
+fn release_task_kib(call: CallHead<'_>, message: &Bytes) -> u32 {
+    let headers: usize = call.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    u32::try_from((RELEASE_TASK_BYTES + message.len() + headers).div_ceil(1024)).unwrap_or(u32::MAX)
 }
 
 /// Decodes a message; `decoded` has the parts that cannot be borrowed from it.
@@ -154,6 +193,21 @@ impl RateLimitService {
     /// Creates a service without a tracer.
     pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
         Self { clock, rules, decider, tracer: None, delayed_responses: AtomicUsize::new(0) }
+    }
+
+    /// Repeats a release until the store makes it, for [`RELEASE_REPEAT_TIME`].
+    async fn repeat_release(&self, head: CallHead<'_>, request: &Request<'_>) {
+        let until = Instant::now() + RELEASE_REPEAT_TIME;
+        let [mut pause, longest] = RELEASE_PAUSES;
+        while Instant::now() < until {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+            let terms = CallTerms { deadline: DEFAULT_DEADLINE, span: None, head: Some(head) };
+            let decided = self.decide_call(request, terms).await;
+            if !matches!(decided, Err(AnswerError::Undecided(DecideError::Store))) {
+                return;
+            }
+        }
     }
 
     /// Starts the span of a request with these headers; `None` if the request is not sampled.

@@ -18,7 +18,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;
-use crate::rules::rule::set::{CompiledLimit, CompiledRule, RuleSet};
+use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 use crate::telemetry::top_keys::{BURST_SECONDS, KEPT_MINUTES, TopKeys, TopKeysSnapshot};
@@ -138,8 +138,11 @@ pub struct LimitReport {
     pub findings: Vec<LimitFinding>,
 }
 
-/// Slots of a concurrent limit since it was loaded, in this process.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+/// Slots of a concurrent limit since it was loaded.
+///
+/// A process does not count slots whose requests gave up before the answer, and releases may reach another one: only
+/// over all replicas, and about, is the difference of both what is in use.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct SlotCounts {
     /// Slots that requests took.
     pub taken: u64,
@@ -149,17 +152,42 @@ pub struct SlotCounts {
     pub expired_seats: u64,
     /// Releases that came before their requests.
     pub early_releases: u64,
+    /// Requests that came after their releases.
+    #[serde(default)]
+    pub late_requests: u64,
 }
 
 impl SlotCounts {
-    fn of_limit(limit: &CompiledLimit) -> Option<Self> {
-        let count = |stat| limit.stats.counter_value(stat);
-        limit.limit.is_concurrent().then(|| Self {
-            taken: count(LimitStat::SlotsTaken),
-            freed: count(LimitStat::SlotsFreed),
-            expired_seats: count(LimitStat::SeatsExpired),
-            early_releases: count(LimitStat::EarlyReleases),
-        })
+    /// Counts of a limit; all zero if it is not concurrent.
+    pub fn of_stats(stats: &LimitStats) -> Self {
+        Self {
+            taken: stats.counter_value(LimitStat::SlotsTaken),
+            freed: stats.counter_value(LimitStat::SlotsFreed),
+            expired_seats: stats.counter_value(LimitStat::SeatsExpired),
+            early_releases: stats.counter_value(LimitStat::EarlyReleases),
+            late_requests: stats.counter_value(LimitStat::LateRequests),
+        }
+    }
+
+    /// Sum of the counts of two replicas.
+    #[must_use]
+    pub const fn saturating_add(self, other: Self) -> Self {
+        Self {
+            taken: self.taken.saturating_add(other.taken),
+            freed: self.freed.saturating_add(other.freed),
+            expired_seats: self.expired_seats.saturating_add(other.expired_seats),
+            early_releases: self.early_releases.saturating_add(other.early_releases),
+            late_requests: self.late_requests.saturating_add(other.late_requests),
+        }
+    }
+
+    /// The counts as a line of a report.
+    pub fn format_text(&self) -> String {
+        let Self { taken, freed, expired_seats, early_releases, late_requests } = self;
+        format!(
+            "slots: {taken} taken, {freed} freed, {expired_seats} seats never released; {early_releases} releases came \
+             before their requests, {late_requests} requests after their releases"
+        )
     }
 }
 
@@ -240,13 +268,16 @@ impl RuleUsageReport {
         }
         let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
         let mut page = format_table(&headings, self.rules.iter().map(LimitReport::format_row), NumberAlignment::Right);
-        for limit in self.rules.iter().filter(|limit| !limit.findings.is_empty()) {
+        for limit in self.rules.iter().filter(|limit| limit.slots.is_some() || !limit.findings.is_empty()) {
             page += &format!(
                 "\n{} ({}), {}\n",
                 escape_unprintable(&limit.rule),
                 escape_unprintable(&limit.limit),
                 escape_unprintable(&limit.origin)
             );
+            if let Some(slots) = &limit.slots {
+                page += &format!("  {}\n", slots.format_text());
+            }
             for finding in &limit.findings {
                 page += &format!("  {}\n", escape_unprintable(&finding.advice));
             }
@@ -326,7 +357,7 @@ impl LimitReport {
             distinct_keys: first.keys.estimate(),
             distinct_rejected_keys: stats.rejected_keys.estimate(),
             burst_share,
-            slots: SlotCounts::of_limit(limit),
+            slots: limit.limit.is_concurrent().then(|| SlotCounts::of_stats(stats)),
             findings: Vec::new(),
         };
         report.findings = report.find_findings(&limit.limit, bursts);

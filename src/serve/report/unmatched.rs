@@ -158,6 +158,7 @@ impl UnmatchedReport {
         page += "\nThe last five to ten minutes by keys, with an example; numbers are estimates.\n";
         for row in &self.descriptors {
             let (domain, example) = (escape_unprintable(&row.domain), escape_unprintable(&row.example));
+            let example = if example.is_empty() { "no entries but `slot` and `release`" } else { &example };
             page += &format!("\n{} of {domain}: {example}\n  {}\n", row.about, escape_unprintable(&row.why));
             if let Some(origin) = &row.origin {
                 page += &format!("  at {}\n", escape_unprintable(origin));

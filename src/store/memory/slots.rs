@@ -147,6 +147,11 @@ impl SlotTables {
             ChargeRequest { rejected_elsewhere: charge.request.rejected_elsewhere || rejected, ..charge.request };
         for SlotCounter { index, counter, key, state } in &mut counters {
             results[*index] = slots::charge(counter.limit, state, now, request);
+            let is_release = matches!(request.hits, Hits::Refund(_));
+            if is_release && state.own == slots::OwnSlot::Tombstone && self.bytes() >= self.capacity_bytes {
+                // No room: a request that comes after its release then keeps its slot until that expires.
+                state.own = slots::OwnSlot::Absent;
+            }
             let is_needed = shard.contains_key(key) || state.own != slots::OwnSlot::Absent;
             if is_needed {
                 let table = shard.entry(*key).or_insert_with(|| {
@@ -229,7 +234,8 @@ impl SlotTables {
             Some(table) => table.growth_bytes(),
             None => SlotTable::default().bytes() + SlotTable::default().growth_bytes(),
         };
-        let growth: u64 = counters.iter().map(growth).sum();
+        let new = counters.iter().filter(|counter| counter.state.own == slots::OwnSlot::Absent);
+        let growth: u64 = new.map(growth).sum();
         let fits = growth == 0 || self.bytes() + growth <= self.capacity_bytes;
         if fits { Ok(()) } else { Err(MemoryFull) }
     }

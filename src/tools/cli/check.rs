@@ -5,6 +5,7 @@
 //! each variable that is set, and its effect on a start.
 
 mod envoy_files;
+mod slot_traffic;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::envoy_files::CheckedEnvoyFiles;
+use self::slot_traffic::{SlotTraffic, SlotWarning};
 use super::print::{CommandOutcome, fail_if_unwritten, format_count, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
@@ -22,6 +24,7 @@ use crate::rules::files::RuleLocation;
 use crate::rules::rule::Rule;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::server::startup;
+use crate::settings::address::ServerAddress;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 use crate::settings::setting::AnySetting as _;
@@ -34,11 +37,17 @@ use crate::telemetry::metrics::mapper::Mapper;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Rule files, directories of rule files (.yaml, .yml and .json, recursively), or - for standard input
-    #[arg(value_name = "PATH", required_unless_present_any = ["env", "defaults", "envoy"])]
+    #[arg(value_name = "PATH", required_unless_present_any = ["env", "defaults", "envoy", "addr", "log"])]
     paths: Vec<PathBuf>,
     /// Envoy bootstrap (YAML or JSON), or - for standard input, to check why a limit will not work; repeatable
     #[arg(long, value_name = "FILE")]
     envoy: Vec<PathBuf>,
+    /// Debug listener of a running server, to name concurrent limits whose slots no traffic released
+    #[arg(long, value_name = "HOST:PORT")]
+    addr: Option<ServerAddress>,
+    /// Decision log, plain or compressed, to name concurrent limits whose slots no traffic released; repeatable
+    #[arg(long, value_name = "FILE")]
+    log: Vec<PathBuf>,
     /// Check the environment variables, as a start would
     #[arg(long)]
     env: bool,
@@ -75,6 +84,9 @@ rule, whatever their values. A comment `# check: ok, REASON` at the line, or alo
 files warnings. The JSON has `envoy` (files, errors, warnings, hints, acknowledged, and findings with severity, check, file, line, column, path, message, \
 consequence and fix). The checks are listed in docs/envoy-check.md.
 
+--addr and --log look at traffic: a rule with `concurrent` whose slots are taken and never released is named, because Envoy lacks the \
+filter that releases. The JSON has `traffic` (warnings with rule and message, and problems).
+
 --env runs the validation of the start: run it where the service will run, with its files. Ports that another process \
 uses are found only by the start.
 
@@ -84,6 +96,7 @@ Examples:
   tollkeeper check --defaults defaults.yaml
   tollkeeper check --envoy envoy/gateway.yaml envoy/gateway.rules.yaml
   tollkeeper check --quota shop.yaml
+  tollkeeper check --addr localhost:6070 shop.yaml
   kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
     | tollkeeper check -
   env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --format json
@@ -110,6 +123,8 @@ struct CheckReport<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     envoy: Option<&'r CheckedEnvoyFiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    traffic: Option<&'r SlotTraffic>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<&'r [VariableReport]>,
 }
 
@@ -123,6 +138,7 @@ struct Checked {
     rules: Option<CheckedRules>,
     quota_hints: Vec<QuotaHint>,
     envoy: Option<CheckedEnvoyFiles>,
+    traffic: Option<SlotTraffic>,
     environment: Option<Vec<VariableReport>>,
 }
 
@@ -131,6 +147,7 @@ impl Checked {
     fn is_ok(&self) -> bool {
         self.rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
             && self.envoy.as_ref().is_none_or(|envoy| !envoy.has_errors())
+            && self.traffic.as_ref().is_none_or(|traffic| traffic.problems.is_empty())
             && self.environment.as_ref().is_none_or(|variables| variables.iter().all(VariableReport::is_usable))
     }
 }
@@ -164,7 +181,9 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         let set = rules.as_ref().and_then(|rules| rules.set.as_ref());
         CheckedEnvoyFiles::read_and_check(&args.envoy, set)
     });
-    let checked = Checked { rules, quota_hints, envoy, environment };
+    let has_traffic = args.addr.is_some() || !args.log.is_empty();
+    let traffic = has_traffic.then(|| SlotTraffic::read_and_check(args.addr.as_ref(), &args.log));
+    let checked = Checked { rules, quota_hints, envoy, traffic, environment };
     let page = match args.format {
         OutputFormat::Text => format_text(&checked),
         OutputFormat::Json => format_json(&checked),
@@ -209,7 +228,7 @@ fn find_quota_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<QuotaHin
         .collect()
 }
 
-fn format_text(Checked { rules, quota_hints, envoy, environment }: &Checked) -> String {
+fn format_text(Checked { rules, quota_hints, envoy, traffic, environment }: &Checked) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
         page += &rules.format_problems();
@@ -229,11 +248,26 @@ fn format_text(Checked { rules, quota_hints, envoy, environment }: &Checked) -> 
         page += if page.is_empty() { "" } else { "\n" };
         page += &envoy.format_text();
     }
+    if let Some(traffic) = traffic {
+        page += if page.is_empty() { "" } else { "\n" };
+        page += &format_traffic(traffic);
+    }
     if let Some(variables) = environment {
         page += if page.is_empty() { "" } else { "\n" };
         page += &format_variables(variables);
     }
     page
+}
+
+fn format_traffic(SlotTraffic { warnings, problems }: &SlotTraffic) -> String {
+    let mut page = String::new();
+    for problem in problems {
+        page += &format!("error: {}\n", escape_unprintable(problem));
+    }
+    for SlotWarning { rule, message } in warnings {
+        page += &format!("warning: {}: {}\n", escape_unprintable(rule), escape_unprintable(message));
+    }
+    page + &format!("traffic, {}\n", format_count(warnings.len() as u64, "warning"))
 }
 
 fn format_json(checked: &Checked) -> String {
@@ -245,8 +279,9 @@ fn format_json(checked: &Checked) -> String {
         diagnostics: diagnostics.errors().iter().chain(diagnostics.warnings()).collect(),
         quota_hints: &checked.quota_hints,
     });
-    let (envoy, environment) = (checked.envoy.as_ref(), checked.environment.as_deref());
-    let report = to_pretty_json(&CheckReport { ok: checked.is_ok(), rules, envoy, environment });
+    let (envoy, traffic, environment) =
+        (checked.envoy.as_ref(), checked.traffic.as_ref(), checked.environment.as_deref());
+    let report = to_pretty_json(&CheckReport { ok: checked.is_ok(), rules, envoy, traffic, environment });
     report.expect("it holds only texts, numbers and flags") + "\n"
 }
 

@@ -162,18 +162,22 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
 }
 
 fn append_slots_text(page: &mut String, explained: &ExplainedSlots) {
-    let ExplainedSlots { slots, seats, first_end_s, tombstones, holders, partial } = explained;
+    let ExplainedSlots { slots, seats, first_end_s, oldest_s, tombstones, holders, partial } = explained;
     let more = if *partial { " or more" } else { "" };
     let _ = write!(page, "     {slots}{more} slots in use, {seats} seats");
-    if let Some(first_end_s) = first_end_s {
-        let _ = write!(page, "; without a release the first ends in {first_end_s} s");
+    if let (Some(first_end_s), Some(oldest_s)) = (first_end_s, oldest_s) {
+        let _ = write!(page, "; the oldest is {oldest_s} s old and ends in {first_end_s} s without a release");
     }
     if *tombstones > 0 {
         let _ = write!(page, "; releases that came before their requests: {tombstones}");
     }
     page.push('\n');
     for holder in holders {
-        let _ = writeln!(page, "       {} slots of {}", holder.slots, escape_and_shorten(&holder.holder));
+        let name = match &*holder.holder {
+            "" => "an Envoy without a name (no x-tollkeeper-holder, and no address)".to_owned(),
+            name => escape_and_shorten(name),
+        };
+        let _ = writeln!(page, "       {} slots of {name}", holder.slots);
     }
 }
 

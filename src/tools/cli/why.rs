@@ -28,6 +28,7 @@ use crate::tools::why::ban_history::BanFacts;
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
 use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_origin};
 use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
+use crate::tools::why::slot_history::{HeldSlot, HeldSlots};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
 /// Arguments of `why`.
@@ -386,6 +387,13 @@ fn format_limit_line(limit: &LimitRecord<'_>) -> String {
 fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
     if let Some(ban) = &rejected_by.ban {
         let _ = writeln!(page, "      {}", format_ban(ban));
+    }
+    if let Some(HeldSlots { seats, found, slots }) = &rejected_by.held {
+        let _ =
+            writeln!(page, "      {seats} seats were taken; the logs have {}:", format_count(*found as u64, "slot"));
+        for HeldSlot { id, holder, since } in slots {
+            let _ = writeln!(page, "        slot {id} of {holder} since {} UTC", format_moment(since));
+        }
     }
     for remedy in &rejected_by.remedies {
         let text = match remedy {

@@ -37,7 +37,7 @@ pub struct BanFacts {
 }
 
 /// Limit of a rule: path of the rule, and index of the limit.
-type LimitId = (String, usize);
+pub(super) type LimitId = (String, usize);
 
 /// Rejections by limits with a ban, apart from those during one.
 #[derive(Debug, Default)]
@@ -54,12 +54,12 @@ struct KeptRejection {
     begins_ban: bool,
 }
 
-fn limit_id(descriptor: &DescriptorRecord<'_>, at: usize) -> LimitId {
+pub(super) fn limit_id(descriptor: &DescriptorRecord<'_>, at: usize) -> LimitId {
     (descriptor.rule.as_ref().map(|rule| rule.path.to_string()).unwrap_or_default(), at)
 }
 
 /// Time of a charge by the clock of its counter.
-fn charged_us(decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) -> u64 {
+pub(super) fn charged_us(decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) -> u64 {
     descriptor.now_us.unwrap_or(decision.time_us)
 }
 

@@ -9,6 +9,7 @@ use super::any_order::AnyOrderRules;
 use super::asked_descriptor::{AskedDescriptor, Likeness, NearestDescriptors, format_entries};
 use super::ban_history::BanHistory;
 use super::rejection;
+use super::slot_history::SlotHistory;
 use super::time_range::{TimeRange, format_time};
 use crate::decide::log::header::{HeaderReason, HeaderRecord, SettingsRecord};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
@@ -47,6 +48,8 @@ pub struct DescriptorHistory<'q> {
     pub(super) nearest: NearestDescriptors,
     /// Rejections that may have begun a ban.
     pub(super) bans: BanHistory,
+    /// Slots that were taken and freed.
+    pub(super) slots: SlotHistory,
     /// Rule sets under which the domain takes entries in any order.
     any_order: AnyOrderRules,
     /// Problems of the logs.
@@ -130,6 +133,7 @@ impl<'q> DescriptorHistory<'q> {
             headers: HeaderFacts::default(),
             nearest,
             bans: BanHistory::default(),
+            slots: SlotHistory::default(),
             any_order: AnyOrderRules::default(),
             problems: Vec::new(),
         }
@@ -200,7 +204,10 @@ impl<'q> DescriptorHistory<'q> {
         self.log.found += 1;
         extend_span(&mut self.log.first_found_us, &mut self.log.last_found_us, time_us);
         let asked = positions.iter().filter_map(|index| decision.descriptors.get(*index));
-        asked.for_each(|descriptor| self.bans.add_descriptor(decision, descriptor));
+        asked.for_each(|descriptor| {
+            self.bans.add_descriptor(decision, descriptor);
+            self.slots.add_descriptor(decision, descriptor);
+        });
         if is_in_range {
             self.counts.add_decision(decision, &positions);
             self.keep_decision(decision, positions);

@@ -18,11 +18,15 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
 use crate::limit::regions::format_milli_percent;
+use crate::limit::slot::SlotChange;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
 pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     let period = period_in_words(limit.unit.name(), limit.unit_multiplier);
-    let mut text = format!("{} per {period} {}", limit.requests_per_unit, limit.algorithm);
+    let mut text = match limit.algorithm {
+        Algorithm::Concurrent => format!("{} at once, max_duration {period}", limit.requests_per_unit),
+        algorithm => format!("{} per {period} {algorithm}", limit.requests_per_unit),
+    };
     if let Some(capacity) = limit.capacity {
         let key = limit.algorithm.properties().capacity.rule_file_key().unwrap_or("capacity");
         text += &format!(", {key} {capacity}");
@@ -231,7 +235,12 @@ impl RejectingLimit<'_, '_> {
         remedies
     }
 
+    /// Finds the earliest time at which the hits pass: for a full concurrent limit nobody knows it.
     fn find_wait_remedy(&self) -> Option<Remedy> {
+        let is_late = self.limit.result?.slot == SlotChange::Late;
+        if self.limit.algorithm == Algorithm::Concurrent && self.limit.requests_per_unit > 0 && !is_late {
+            return None;
+        }
         let reason = match self.limit.result?.retry_after_us {
             Some(wait_us) => {
                 let now_us = self.descriptor.now_us.unwrap_or(self.decision.time_us);
@@ -253,10 +262,13 @@ impl RejectingLimit<'_, '_> {
     }
 
     fn find_larger_limit_remedy(&self) -> Option<Remedy> {
-        let result = self.limit.result?;
+        let result = self.limit.result.filter(|result| result.slot != SlotChange::Late)?;
         let counted = result.before;
         let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= u64::from(u32::MAX))?;
-        let key = self.limit.algorithm.properties().capacity.rule_file_key().unwrap_or("requests_per_unit");
+        let key = match self.limit.algorithm {
+            Algorithm::Concurrent => "concurrent",
+            algorithm => algorithm.properties().capacity.rule_file_key().unwrap_or("requests_per_unit"),
+        };
         // A request leaves a queue when everything before it has left.
         let is_queue = self.limit.algorithm == Algorithm::LeakyBucket;
         let delay_us = Some(result.reset_us).filter(|delay_us| is_queue && *delay_us > 0);

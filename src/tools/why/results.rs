@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::ban_history::BanFacts;
 use super::descriptor_history::{AskedDecision, DescriptorHistory, RuleChange};
 use super::rejection::{RejectingLimit, Remedy, limit_rejects, list_remedies_without_limit};
+use super::slot_history::HeldSlots;
 use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, RecordedVerdict};
@@ -110,6 +111,9 @@ pub struct LimitRemedies {
     /// Ban that the limit began, or that rejected the hits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ban: Option<BanFacts>,
+    /// Slots that were held, if the limit is concurrent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<HeldSlots>,
     /// Changes.
     pub remedies: Vec<Remedy>,
 }
@@ -172,14 +176,15 @@ fn build_shown_decision<'l>(
             let before = rejected_by.len();
             for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit_rejects(limit)) {
                 let remedies = RejectingLimit { decision: &record, descriptor, limit }.list_remedies();
-                // Rejections are kept of the asked descriptor only.
-                let ban = asked_positions.contains(&index).then(|| history.bans.explain_ban(&record, descriptor, at));
-                let ban = ban.flatten();
-                rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), ban, remedies });
+                // Rejections and slots are kept of the asked descriptor only.
+                let is_asked = asked_positions.contains(&index);
+                let ban = is_asked.then(|| history.bans.explain_ban(&record, descriptor, at)).flatten();
+                let held = is_asked.then(|| history.slots.find_held_slots(&record, descriptor, at)).flatten();
+                rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), ban, held, remedies });
             }
             if rejected_by.len() == before {
                 let remedies = list_remedies_without_limit(&record, descriptor);
-                rejected_by.push(LimitRemedies { descriptor: index, limit: None, ban: None, remedies });
+                rejected_by.push(LimitRemedies { descriptor: index, limit: None, ban: None, held: None, remedies });
             }
         }
     }

@@ -89,6 +89,12 @@ impl Recipe {
         let mut connection_manager = vec!["use_remote_address: true".to_owned()];
         let mut filter = vec![format!("domain: {}", self.domain())];
         let (mut route, mut beside_route, mut filters_before) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut grpc_service, mut cluster) = (Vec::new(), Vec::new());
+        if !self.envoy.contains_key("circuit_breakers") {
+            cluster.push(
+                "circuit_breakers: { thresholds: [{ max_requests: 100000, max_pending_requests: 100000 }] }".into(),
+            );
+        }
         if !self.envoy.contains_key("timeout") {
             // Envoy's 20 ms expire on a machine busy with tests, and Envoy fails open.
             filter.push("timeout: 10s".to_owned());
@@ -103,7 +109,9 @@ impl Recipe {
                 }
                 "timeout" | "failure_mode_deny" => filter.push(line),
                 "use_remote_address" => assert_eq!(*value, Value::Bool(true), "{}", self.heading),
-                "xff_num_trusted_hops" => connection_manager.push(line),
+                "xff_num_trusted_hops" | "upgrade_configs" | "stream_idle_timeout" => connection_manager.push(line),
+                "initial_metadata" => grpc_service.push(line),
+                "circuit_breakers" | "health_checks" => cluster.push(line),
                 _ => panic!("{}: where does {key} belong?", self.heading),
             }
         }
@@ -111,8 +119,10 @@ impl Recipe {
             ("CONNECTION MANAGER", connection_manager),
             ("FILTERS BEFORE", filters_before),
             ("FILTER", filter),
+            ("GRPC SERVICE", grpc_service),
             ("ROUTE", route),
             ("BESIDE ROUTE", beside_route),
+            ("CLUSTER", cluster),
         ];
         places.into_iter().fold(template.to_owned(), |text, (place, lines)| {
             let (before, after) = text.split_once(&format!("# {place}\n")).expect("the template has each place");

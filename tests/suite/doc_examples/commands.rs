@@ -48,6 +48,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper check /data/", "its files are those of the reader"),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper call --addr", SERVER),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper explain --addr", SERVER),
+    ("concurrency.md", "cargo run --release", SERVES),
     ("cookbook.md", "curl", SERVER),
     ("cookbook.md", "tollkeeper block", SERVER),
     ("cookbook.md", "tollkeeper top", SERVER),

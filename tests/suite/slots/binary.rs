@@ -11,7 +11,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::redis::{Server, options};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
 use crate::kit::{http, wait_for};
 
 const RULES: &str = "domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 1, max_duration: 10m}}]\n";
@@ -149,6 +149,56 @@ fn release_that_the_store_fails_to_make_is_an_error() {
     assert_eq!(acquire(&replica, "", "3"), "-");
     assert_eq!(call(&replica, "", &[("slot", "2"), ("release", &local)]).unwrap(), "");
     assert_ne!(acquire(&replica, "", "3"), "-");
+}
+
+#[test]
+fn release_that_the_store_failed_to_make_is_repeated() {
+    // Redis keeps its data over a restart.
+    let server = options().with(&[("appendonly", "yes"), ("appendfsync", "always")]).start();
+    let replica = setup(Some(&server)).env("TOLLKEEPER_STORE_TIMEOUT", "500ms").start();
+    let token = acquire(&replica, "", "1");
+    server.kill();
+    let failed = call(&replica, "", &[("slot", "1"), ("release", &token)]).expect_err("Redis does not answer");
+    assert_eq!(failed.code(), Code::Unavailable, "Envoy may give up now");
+    server.restart();
+    wait_for("the slot", || call(&replica, "", &[("slot", "2")]).ok().filter(|token| token.len() == 48));
+}
+
+/// Runs `tollkeeper` with these arguments; returns its standard output.
+fn output_of(arguments: &[&str]) -> String {
+    let output =
+        std::process::Command::new(PROGRAM).args(arguments).env_clear().envs(inherited_env()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn slots_are_explained_counted_and_missed_if_nothing_releases_them() {
+    let log = tempfile::tempdir().unwrap();
+    let file = log.path().join("decisions.jsonl");
+    let replica =
+        with_rules("domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 30, max_duration: 10m}}]\n")
+            .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
+            .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
+            .start();
+    let tokens: Vec<_> = (0..25).map(|stream| acquire(&replica, "one", &stream.to_string())).collect();
+    let address = format!("127.0.0.1:{}", replica.debug_port());
+    let explained = output_of(&["explain", "--addr", &address, "--domain", "shop", "--descriptor", "k=a"]);
+    assert!(explained.contains("25 slots in use, 25 seats; the oldest is "), "{explained}");
+    assert!(explained.contains("25 slots of one\n"), "{explained}");
+    let top = output_of(&["top", "--addr", &address, "--rules"]);
+    assert!(top.contains("slots: 25 taken, 0 freed, 0 seats never released"), "{top}");
+    let missed = ["warning: shop.k", "25 slots were taken and none was released"];
+    let check = |arguments: &[&str]| output_of(&[&["check"], arguments].concat());
+    let of_server = check(&["--addr", &address]);
+    assert!(missed.iter().all(|part| of_server.contains(part)), "{of_server}");
+    let log_path = file.to_str().unwrap();
+    let of_log = wait_for("the log", || Some(check(&["--log", log_path])).filter(|text| text.contains("25 requests")));
+    assert!(of_log.contains("warning: shop.k: 25 requests asked for slots and none released one"), "{of_log}");
+    call(&replica, "one", &[("slot", "0"), ("release", &tokens[0])]).unwrap();
+    assert_eq!(check(&["--addr", &address]), "traffic, 0 warnings\n");
+    wait_for("the release in the log", || (check(&["--log", log_path]) == "traffic, 0 warnings\n").then_some(()));
+    let top = output_of(&["top", "--addr", &address, "--rules"]);
+    assert!(top.contains("slots: 25 taken, 1 freed"), "{top}");
 }
 
 #[test]

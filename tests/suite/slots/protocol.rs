@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use prost_types::value::Kind;
 use tollkeeper::base::clock::Time;
+use tollkeeper::serve::grpc::decode;
+use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
 use tollkeeper::store::Store;
 
 use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
@@ -75,6 +77,9 @@ on_both_stores![
     repeated_acquire_keeps_its_slot_and_changes_the_token,
     release_of_a_rejected_request_does_nothing,
     unanswered_release_frees_or_buries,
+    unanswered_release_keeps_a_redirect_from_taking_the_slot_again,
+    late_request_may_come_again_within_the_life_of_a_tombstone,
+    expired_tombstone_is_forgotten,
     release_without_slot_entries_goes_by_token,
     slot_ends_with_max_duration,
     lowered_limit_kills_nothing_and_a_raised_one_holds_at_once,
@@ -153,6 +158,61 @@ fn unanswered_release_frees_or_buries(server: Option<&Server>) {
     assert_eq!(acquire(&service, "k=b", "1"), None, "the tombstone stays");
     service.advance_us(1);
     assert!(acquire(&service, "k=b", "1").is_some());
+}
+
+/// The client leaves while an internal redirect asks. Its release overtakes the request, and frees the slot of the
+/// attempt before.
+fn unanswered_release_keeps_a_redirect_from_taking_the_slot_again(server: Option<&Server>) {
+    let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 1, max_duration: 10m}}]");
+    let first = acquire(&service, "k=a", "1").unwrap();
+    release(&service, "k=a", "1", "?");
+    assert_eq!(acquire(&service, "k=a", "1"), None, "nothing would release it");
+    release(&service, "k=a", "1", &first);
+    assert!(acquire(&service, "k=a", "2").is_some(), "the slot is free");
+}
+
+fn late_request_may_come_again_within_the_life_of_a_tombstone(server: Option<&Server>) {
+    let service = service(server, RULES);
+    acquire(&service, "k=a", "1").unwrap();
+    release(&service, "k=a", "2", "?");
+    let late = decide(&service, &shop_request("k=a,slot=2,slot=7"));
+    assert_eq!(late.statuses(), [(true, 0)]);
+    assert_eq!(late.response.statuses[0].duration_until_reset.unwrap().seconds, 15);
+}
+
+/// A repeated request that finds its own tombstone expired, and nothing else.
+fn expired_tombstone_is_forgotten(server: Option<&Server>) {
+    let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 0, max_duration: 10m}}]");
+    let slots = || {
+        let rules = service.inner.rules.current_rules_owned().expect("rules are loaded");
+        let context = service.inner.build_decision_context(Some(&rules), DEFAULT_DEADLINE);
+        let message = shop_request("k=a").0;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let request = decode::convert_request(&message);
+        crate::kit::test_service::store_runtime()
+            .block_on(service.inner.decider.explain_slots(context, &request, deadline))
+            .remove(0)
+            .remove(0)
+    };
+    for stream in ["1", "2"] {
+        release(&service, "k=a", stream, "?");
+    }
+    assert_eq!(slots().tombstones, 2);
+    service.advance_us(15 * SECOND);
+    // Nothing is written for the request itself: the limit is full.
+    assert_eq!(acquire(&service, "k=a", "1"), None);
+    assert_eq!(slots().tombstones, 0);
+    if let Some(server) = server {
+        let head = slot_head(server);
+        assert!(head.as_ref().is_none_or(|head| *head <= 1), "the tombstone of the request is counted: {head:?}");
+    }
+}
+
+/// Number of tombstones at the head of the only hash of slots; `None` if there is none.
+fn slot_head(server: &Server) -> Option<u64> {
+    let keys: Vec<String> = server.query(&["KEYS", "*:concurrent*"]);
+    let head: Vec<u8> = server.query(&["HGET", keys.first()?, ""]);
+    Some(u64::from_le_bytes(head[8..16].try_into().unwrap()))
 }
 
 fn release_without_slot_entries_goes_by_token(server: Option<&Server>) {
@@ -317,8 +377,6 @@ fn formatter_sent_as_text_is_refused(server: Option<&Server>) {
 }
 
 fn reset_frees_all_slots(server: Option<&Server>) {
-    use tollkeeper::serve::grpc::decode;
-    use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
     let service = service(server, RULES);
     acquire(&service, "k=a", "1").unwrap();
     acquire(&service, "k=a", "2").unwrap();

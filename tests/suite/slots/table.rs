@@ -141,7 +141,8 @@ fn table_follows_the_protocol_over_random_histories() {
                 Hits::Charge(seats) => match (model.tombstones.contains_key(&id), own) {
                     (true, _) => {
                         assert!(!result.admitted && result.slot == SlotChange::Late, "{at}");
-                        assert_eq!(result.retry_after_us, None, "{at}");
+                        let can_ever_pass = seats <= u64::from(step.limit);
+                        assert_eq!(result.retry_after_us, can_ever_pass.then_some(TOMBSTONE_US), "{at}");
                         late += 1;
                     }
                     (false, Some((.., seats))) if result.slot == SlotChange::Renewed => {
@@ -175,6 +176,9 @@ fn table_follows_the_protocol_over_random_histories() {
                         Some((token, ..)) if unanswered || token == step.slot.token => {
                             assert_eq!(result.slot, SlotChange::Freed, "{at}");
                             model.slots.remove(&id);
+                            if unanswered {
+                                model.tombstones.insert(id, step.now.plus_us(TOMBSTONE_US));
+                            }
                         }
                         None if unanswered && !model.tombstones.contains_key(&id) => {
                             assert_eq!(result.slot, SlotChange::ReleasedEarly, "{at}");

@@ -396,6 +396,18 @@ function passes(counter) {
 const explainBody = (domain, entries) => JSON.stringify({ domain, descriptors: [{ entries }] });
 const explain = (domain, entries) => getJson('explain', { method: 'POST', body: explainBody(domain, entries) });
 
+const slotCounts = (slots) => (slots
+  ? `${number(slots.taken)} taken, ${number(slots.freed)} freed, ${number(slots.expired_seats)} seats never released` : '');
+
+function slotsInUse(slots) {
+  const holders = slots.holders.map((holder) => element('li', {}, `${number(holder.slots)} of ${printable(holder.holder) || 'an Envoy without a name'}`));
+  return [element('h3', {}, 'Slots in use'), details([
+    ['Slots', `${number(slots.slots)}${slots.partial ? ' or more' : ''}, ${number(slots.seats)} seats`],
+    ['Oldest', slots.oldest_s === undefined ? 'none' : `${number(slots.oldest_s)} s old, ends in ${number(slots.first_end_s)} s without a release`],
+    ['Early releases', `${number(slots.tombstones)} in the last 15 s`],
+  ]), element('ul', {}, holders)];
+}
+
 function explanation(explained) {
   const shown = explained.descriptors.map((descriptor) => element('section', { class: 'card' },
     element('h2', {}, printable(descriptor.descriptor)),
@@ -404,6 +416,7 @@ function explanation(explained) {
       ['Rule', descriptor.rule ? [ruleLink(descriptor.rule.path), ` ${descriptor.rule.origin}`] : 'none'],
     ]),
     descriptor.limits?.length > 0 ? counterRows(descriptor.limits) : null,
+    ...(descriptor.slots ?? []).flatMap(slotsInUse),
     element('h3', {}, 'How it was matched'),
     element('ol', {}, descriptor.steps.map((step) => element('li', {},
       element('code', {}, printable(step.entry)),
@@ -558,6 +571,7 @@ function fleet(main) {
       { title: 'Near', number: true, cell: (limit) => number(limit.near_limit_hits) },
       { title: 'Keys', number: true, cell: (limit) => number(limit.distinct_keys) },
       { title: 'Rejected keys', number: true, cell: (limit) => number(limit.distinct_rejected_keys) },
+      { title: 'Slots', cell: (limit) => slotCounts(limit.slots) },
       { title: 'Replicas', number: true, cell: (limit) => number(limit.replicas) },
     ], report.rules)));
     body.replaceChildren(...parts);
@@ -653,6 +667,7 @@ function ruleDetails(main, name) {
       ['Counting since', duration(limit.age_s * 1e6)],
       ['Decisions', `${number(limit.matched)} matched, ${number(limit.rejected)} rejected (${share(limit.rejected, limit.matched)}), ${number(limit.near_limit_hits)} hits near the limit`],
       ['Distinct keys', `about ${number(limit.distinct_keys)}, of them about ${number(limit.distinct_rejected_keys)} rejected`],
+      ...(limit.slots ? [['Slots', slotCounts(limit.slots)]] : []),
     ]))];
     for (const finding of limit.findings) parts.push(element('p', { class: 'notice' }, element('strong', {}, finding.kind.replaceAll('_', ' ')), `: ${finding.advice}`));
     if (siblings.length > 1) {

@@ -88,12 +88,13 @@ if hits > 0 then
   kind, own_token, life_us = 1, token, period
   value = token .. holder .. pack('<I8I4', now + period, seats)
 elseif kind == 1 and (is_unanswered or own_token == token) then
-  used, kind, seats, value = used - seats, 0, 0, nil
-elseif kind == 0 and is_unanswered and tombstones < 10000 then
+  used, kind, seats = used - seats, 0, 0
+elseif kind == 2 or not is_unanswered or tombstones >= 10000 then
+  do return changed end
+end
+if hits <= 0 and is_unanswered and tombstones < 10000 then
   tombstones, kind, life_us = tombstones + 1, 2, 15000000
   value = string.rep('\0', 8) .. holder .. pack('<I8I4', now + 15000000, 0)
-else
-  do return changed end
 end
 
 --: write

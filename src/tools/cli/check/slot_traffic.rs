@@ -1,0 +1,126 @@
+//! Traffic of concurrent limits: rules whose slots were taken and never released, by a server or by decision logs.
+//!
+//! Without the `release` filter of Envoy nothing of a rule file is wrong, and each slot ends with `max_duration` only.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::decide::log::reader::{ReadError, RecordReader};
+use crate::decide::log::record::{DescriptorRecord, Record};
+use crate::limit::algorithm::Algorithm;
+use crate::limit::slot::SlotAction;
+use crate::serve::report::rules::{LimitFindingKind, RuleUsageReport};
+use crate::settings::address::ServerAddress;
+use crate::tools::cli::client::{fetch_page, parse_page};
+
+/// Number of requests from which on a missing release is a finding.
+const MIN_REQUESTS: u64 = 20;
+/// Maximum number of rules that are counted.
+const MAX_RULES: usize = 10_000;
+
+/// A rule whose slots no traffic released.
+#[derive(Debug, Serialize)]
+pub(super) struct SlotWarning {
+    /// Path of the rule.
+    pub(super) rule: String,
+    /// What is wrong, and the fix.
+    pub(super) message: String,
+}
+
+/// What was found in traffic.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct SlotTraffic {
+    /// Rules whose slots no traffic released.
+    pub(super) warnings: Vec<SlotWarning>,
+    /// Servers and logs that could not be read.
+    pub(super) problems: Vec<String>,
+}
+
+/// Requests of a rule.
+#[derive(Default)]
+struct Uses {
+    requests: u64,
+    releases: u64,
+}
+
+impl SlotTraffic {
+    /// Looks at the limits of a server, and at logs.
+    pub(super) fn read_and_check(server: Option<&ServerAddress>, logs: &[PathBuf]) -> Self {
+        let mut found = Self::default();
+        if let Some(server) = server {
+            match fetch_warnings(server) {
+                Ok(warnings) => found.warnings = warnings,
+                Err(problem) => found.problems.push(problem),
+            }
+        }
+        let mut uses = BTreeMap::new();
+        for path in logs {
+            if let Err(problem) = count_uses(path, &mut uses) {
+                found.problems.push(problem);
+            }
+        }
+        let unreleased = uses.into_iter().filter(|(_, uses)| uses.requests >= MIN_REQUESTS && uses.releases == 0);
+        found.warnings.extend(unreleased.map(|(rule, Uses { requests, .. })| {
+            let message = format!(
+                "{requests} requests asked for slots and none released one: Envoy needs a second rate limit filter in \
+                 front, with apply_on_stream_done and the entry `release`"
+            );
+            SlotWarning { rule, message }
+        }));
+        found
+    }
+}
+
+fn fetch_warnings(server: &ServerAddress) -> Result<Vec<SlotWarning>, String> {
+    let page = fetch_page(server, "/rules?finding=slots_not_released&most=10000", None)?;
+    let report = parse_page::<RuleUsageReport>(server, &page, "a report")?;
+    let warnings = report.rules.into_iter().flat_map(|limit| {
+        let rule = limit.rule;
+        let unreleased = limit.findings.into_iter().filter(|found| found.kind == LimitFindingKind::SlotsNotReleased);
+        unreleased.map(move |found| SlotWarning { rule: rule.clone(), message: found.advice })
+    });
+    Ok(warnings.collect())
+}
+
+/// Counts the uses of slots in a log. Lines that are no records are left out.
+fn count_uses(path: &Path, uses: &mut BTreeMap<String, Uses>) -> Result<(), String> {
+    let file = File::open(path).map_err(|error| format!("{}: cannot be opened: {error}", path.display()))?;
+    let name = path.display().to_string();
+    let mut reader = RecordReader::new(&name, file).map_err(|error| error.to_string())?;
+    loop {
+        match reader.next_record() {
+            Ok(Some(Record::Header(header))) if header.settings.when.iter().all(|when| when != "all") => {
+                return Err(format!(
+                    "{name}: the log has only some decisions, so it does not tell which slots were released (write it \
+                     with TOLLKEEPER_DECISION_LOG_WHEN=all)"
+                ));
+            }
+            Ok(Some(Record::Decision(decision))) => {
+                decision.descriptors.iter().for_each(|descriptor| count_descriptor(descriptor, uses));
+            }
+            Ok(Some(_)) | Err(ReadError::NotARecord { .. } | ReadError::UnknownVersion { .. }) => {}
+            Ok(None) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn count_descriptor(descriptor: &DescriptorRecord<'_>, uses: &mut BTreeMap<String, Uses>) {
+    let Some(rule) = descriptor.rule.as_ref() else { return };
+    if descriptor.limits.iter().all(|limit| limit.algorithm != Algorithm::Concurrent) {
+        return;
+    }
+    if !uses.contains_key(&*rule.path) && uses.len() == MAX_RULES {
+        return;
+    }
+    let action = descriptor.slot.as_ref().and_then(|slot| SlotAction::from_name(&slot.action));
+    let uses = uses.entry(rule.path.to_string()).or_default();
+    match action.is_some_and(SlotAction::is_release) {
+        true => uses.releases += 1,
+        false if descriptor.hits > 0 => uses.requests += 1,
+        false => {}
+    }
+}
