@@ -7,6 +7,7 @@
 pub mod child_list;
 pub mod plan_table;
 pub mod rule;
+pub mod rule_yaml;
 pub mod acknowledged;
 pub mod diagnostic;
 pub mod key_table;

@@ -155,6 +155,7 @@ impl<'d> MetricsRecorder<'d> {
                         let decided_by = DecidedBy::Store;
                         let result_of = ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by };
                         record_hits(stats, &limit.limit, hits, result_of);
+                        stats.add_to_counter(LimitStat::LocalRejected, u64::from(!result.admitted && !shadow));
                     }
                     None => {
                         if let Hits::Charge(hits) = hits {

@@ -3,6 +3,7 @@
 //! A reload replaces all rules or none. A decision loads the rules once and keeps them until it is made, so no decision
 //! sees half a change. Loading them takes no lock.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwapOption, Guard};
 use serde::Serialize;
 
+use super::compile::RuleText;
 use super::defaults_file::{DefaultsReport, DefaultsStatus};
 use super::table_loader::TableReport;
 use super::xds::status::{StreamReport, StreamStatus};
@@ -25,6 +27,19 @@ pub struct LiveRules {
     stream: OnceLock<Arc<StreamStatus>>,
     defaults: OnceLock<Arc<DefaultsStatus>>,
     tables: Mutex<Vec<TableReport>>,
+    marks: Mutex<VecDeque<LoadMark>>,
+}
+
+/// Maximum number of attempts to load rules that are kept.
+const MAX_LOAD_MARKS: usize = 100;
+
+/// An attempt to load rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LoadMark {
+    /// Time, in seconds since the Unix epoch.
+    pub at_s: u64,
+    /// Number of the loaded set; `null` if the attempt failed.
+    pub version: Option<u64>,
 }
 
 /// A set of rules that was loaded.
@@ -47,6 +62,8 @@ pub struct SourceIdentity {
     pub names: Vec<Arc<str>>,
     /// Version that the source gives the set, if it has versions.
     pub version: Option<Arc<str>>,
+    /// Texts of the rules; empty if they came from a control plane.
+    pub texts: Arc<[RuleText]>,
 }
 
 /// The last attempt to load rules.
@@ -171,6 +188,7 @@ impl LiveRules {
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
         *attempt = LoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
         drop(attempt);
+        self.add_load_mark(now, Some(version));
         if let Some(old) = old {
             await_sole_owner(&old);
         }
@@ -181,6 +199,21 @@ impl LiveRules {
     pub fn record_rejected(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
         let mut attempt = self.lock_attempt();
         *attempt = LoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
+        drop(attempt);
+        self.add_load_mark(now, None);
+    }
+
+    /// Returns the last attempts to load rules, the oldest first.
+    pub fn load_marks(&self) -> Vec<LoadMark> {
+        lock_ignoring_poison(&self.marks).iter().copied().collect()
+    }
+
+    fn add_load_mark(&self, now: Time, version: Option<u64>) {
+        let mut marks = lock_ignoring_poison(&self.marks);
+        if marks.len() >= MAX_LOAD_MARKS {
+            marks.pop_front();
+        }
+        marks.push_back(LoadMark { at_s: now.as_micros() / 1_000_000, version });
     }
 
     /// Returns the errors of the last attempt that have a position, the first of them.

@@ -110,6 +110,14 @@ impl SourceRules {
         }
     }
 
+    /// Copies the texts; none of a control plane.
+    pub fn copy_texts(&self) -> Arc<[RuleText]> {
+        match self {
+            Self::Texts(of_files) => of_files.texts.clone().into(),
+            Self::Resources(_) => Arc::default(),
+        }
+    }
+
     /// Compiles them together.
     ///
     /// # Errors

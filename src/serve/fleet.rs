@@ -16,4 +16,5 @@ mod counter_resets;
 mod worker;
 pub mod member;
 pub mod findings;
+pub mod alarms;
 pub mod report;

@@ -12,6 +12,7 @@ pub mod admin_token;
 mod decision_pages;
 mod status_pages;
 mod report_pages;
+pub mod inspection_pages;
 pub mod metrics_pages;
 mod admin_pages;
 pub(crate) mod block_pages;

@@ -6,9 +6,12 @@
 
 pub mod domain_names;
 pub mod live;
+pub mod history;
 pub mod problems;
 pub mod rules;
+pub mod rule_text;
 pub mod top;
+pub mod what_if;
 pub mod unmatched;
 
 use serde::{Deserialize, Serialize};

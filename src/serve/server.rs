@@ -65,6 +65,7 @@ use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::{Health, HealthRequirements};
 use crate::serve::http::app_state::{AppState, PrometheusPage};
 use crate::serve::http::browser_protection::AllowedHosts;
+use crate::serve::http::inspection_pages::record_history_each_minute;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -127,6 +128,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(updates.apply_updates(grpc_health.clone()));
     background.spawn(grpc_health.clone().send_status_after_store_changes());
     background.spawn(sweep_counters(Arc::clone(&service)));
+    background.spawn(record_history_each_minute(state.collector.clone(), state.pages.clone()));
     listeners.watch_certificates(&mut background);
     background.spawn(watch_client_certificates(settings.client_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));

@@ -8,7 +8,6 @@
 pub mod demand;
 pub mod smallest_limit;
 pub mod results;
-pub mod rule_yaml;
 pub mod recommendation;
 pub mod verifier;
 pub mod results_builder;

@@ -4,8 +4,8 @@
 Usage: tests/bench/consoles.py PATH-OF-A-RELEASE-BUILD [ROUNDS]
 
 Windows with and without consoles alternate within one run, and the medians are compared, so that the load of the
-machine hits both alike. A console listens to /live and reads /rules, /top and /fleet every 5 seconds, as the page does.
-Asserts nothing.
+machine hits both alike. A console listens to /live and reads /rules, /top, /fleet, /history and /alarms every 5
+seconds, somewhat more than the page does. Asserts nothing.
 """
 
 import http.client
@@ -22,7 +22,7 @@ import time
 CONSOLES = 10
 WINDOW_S = 12
 RATE = 10_000
-POLLED = ["/rules?order=file&most=100", "/top?minutes=10&most=50", "/fleet?minutes=10&most=20"]
+POLLED = ["/rules?order=rejected&most=100", "/top?minutes=10&most=50", "/fleet?minutes=10&most=20", "/history", "/alarms"]
 RULES = """\
 domain: bench
 descriptors:

@@ -90,7 +90,7 @@ impl TestService {
     /// Replaces the rules by compiled ones, which the decision log records so.
     pub(crate) fn replace(&self, compiled: CompiledRules, recorded: RuleSetRecord) {
         let names = recorded.documents.iter().map(|document| Arc::from(document.name.as_str())).collect();
-        let from = SourceIdentity { names, version: None };
+        let from = SourceIdentity { names, ..SourceIdentity::default() };
         let mut rules = RuleSet::from_domains(compiled.domains, &self.inner.decider.metrics.limits);
         if let Some(log) = &self.inner.decider.log {
             rules.id = recorded.id.as_str().into();

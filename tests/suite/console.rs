@@ -2,6 +2,8 @@
 
 #[path = "console/browser.rs"]
 mod browser;
+#[path = "console/inspection.rs"]
+mod inspection;
 #[path = "console/live.rs"]
 mod live;
 #[path = "console/problems.rs"]
@@ -80,6 +82,11 @@ fn every_page_is_isolated_from_other_sites() {
         "/problems",
         "/counters",
         "/explain",
+        "/alarms",
+        "/history",
+        "/rule_text",
+        "/what_if",
+        "/console/dom.js",
         "/nowhere",
         "/healthcheck",
     ];
@@ -108,8 +115,20 @@ fn console_needs_no_inline_code_and_no_other_host() {
     let server = server().start();
     let page = http::get(server.debug_port(), "/").header("accept", "text/html").send().text();
     let style = http::get(server.debug_port(), "/console.css").send().text();
-    let script = http::get(server.debug_port(), "/console.js").send().text();
-    assert!(page.len() + style.len() + script.len() < 100 * 1024);
+    let mut scripts = vec![http::get(server.debug_port(), "/console.js").send().text()];
+    for module in page.split("href=\"").filter_map(|rest| rest.split_once(".js\"")).map(|(path, _)| path) {
+        let script = http::get(server.debug_port(), &format!("/{module}.js")).send();
+        assert_eq!(script.header("content-type").as_deref(), Some("text/javascript; charset=utf-8"), "{module}");
+        scripts.push(script.text());
+    }
+    // Each module that another imports is loaded with the page.
+    for import in scripts.iter().flat_map(|script| script.split(" from './").skip(1)) {
+        let name = import.split_once('\'').unwrap().0.trim_start_matches("console/");
+        assert!(page.contains(&format!("href=\"console/{name}\"")), "{name}");
+    }
+    assert_eq!(http::get(server.debug_port(), "/console/none.js").send().status, 404);
+    let size = page.len() + style.len() + scripts.iter().map(String::len).sum::<usize>();
+    assert!(size < 100 * 1024, "{size} bytes");
     let has_handler = page.split(" on").skip(1).any(|rest| {
         rest.split_once('=')
             .is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase()))
@@ -164,7 +183,7 @@ fn colours_of_both_themes_have_enough_contrast() {
             ["paper", "card"].into_iter().for_each(|ground| assert_contrast(text, ground, 4.5));
         }
         assert_contrast("ink", "bar", 4.5);
-        for mark in ["control", "accent", "good", "warn", "bad"] {
+        for mark in ["control", "accent", "good", "warn", "bad", "deny"] {
             ["paper", "card"].into_iter().for_each(|ground| assert_contrast(mark, ground, 3.0));
         }
     }

@@ -38,6 +38,23 @@ pub struct FleetQuery {
     pub most: Option<usize>,
     /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
     pub rule: Option<String>,
+    /// Words that the name of a limit must contain, in any case.
+    pub search: String,
+    /// Order of the limits.
+    pub order: FleetLimitOrder,
+}
+
+/// Order of the limits of all replicas.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FleetLimitOrder {
+    /// By rejected and then by matched decisions, the most first.
+    #[default]
+    Rejected,
+    /// By the number of decisions, the most first.
+    Matched,
+    /// By name.
+    Name,
 }
 
 /// Contents of the text form.
@@ -219,10 +236,15 @@ impl FleetReport {
             .limits
             .by_name
             .iter()
-            .filter(|(name, _)| query.matches_limit_name(name))
+            .filter(|(name, _)| query.matches_limit_name(name) && query.matches_search(name))
             .map(|(name, limit)| FleetLimitReport::new(name, limit, &domains))
             .collect();
         limits.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
+        match query.order {
+            FleetLimitOrder::Rejected => {}
+            FleetLimitOrder::Matched => limits.sort_by_key(|limit| Reverse(limit.matched)),
+            FleetLimitOrder::Name => limits.sort_by(|a, b| a.rule.cmp(&b.rule)),
+        }
         let all_limits = limits.len();
         limits.truncate(query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS));
         if let Some(rules) = rules {
@@ -282,6 +304,11 @@ impl FleetQuery {
     fn matches_limit_name(&self, name: &str) -> bool {
         let Some(rule) = &self.rule else { return true };
         name.strip_prefix(rule.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
+
+    fn matches_search(&self, name: &str) -> bool {
+        let name = name.to_lowercase();
+        self.search.split_whitespace().all(|word| name.contains(&word.to_lowercase()))
     }
 }
 

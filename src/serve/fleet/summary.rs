@@ -134,6 +134,9 @@ pub struct DecisionsByVerdict {
     pub shadow: u64,
     /// Decided by the failure policy `local`.
     pub local: u64,
+    /// Part of `local` that was rejected; 0 from older versions.
+    #[serde(default)]
+    pub local_rejected: u64,
     /// Decided by the failure policy `allow`.
     pub allow: u64,
     /// Decided by the failure policy `deny`.
@@ -297,6 +300,7 @@ impl DecisionsByVerdict {
             over_limit: with(self.over_limit, other.over_limit),
             shadow: with(self.shadow, other.shadow),
             local: with(self.local, other.local),
+            local_rejected: with(self.local_rejected, other.local_rejected),
             allow: with(self.allow, other.allow),
             deny: with(self.deny, other.deny),
             error: with(self.error, other.error),

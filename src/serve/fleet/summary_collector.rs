@@ -219,6 +219,7 @@ impl DecisionTotals {
                 over_limit: limit.counter_value(LimitStat::Over),
                 shadow: limit.counter_value(LimitStat::Shadow),
                 local: limit.counter_value(LimitStat::Local),
+                local_rejected: limit.counter_value(LimitStat::LocalRejected),
                 allow: limit.counter_value(LimitStat::Allow),
                 deny: limit.counter_value(LimitStat::Deny),
                 error: limit.counter_value(LimitStat::Error),

@@ -4,22 +4,37 @@
 
 use std::fmt::Write as _;
 
+use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
-use super::response::respond_text;
+use super::response::{respond_error, respond_text};
 
 const CONSOLE_HTML: &str = include_str!("console/index.html");
 const CONSOLE_CSS: &str = include_str!("console/console.css");
+
+/// Script that the page names.
 const CONSOLE_JS: &str = include_str!("console/console.js");
 
+/// Modules that it imports, by name.
+const CONSOLE_MODULES: [(&str, &str); 6] = [
+    ("dom.js", include_str!("console/dom.js")),
+    ("server.js", include_str!("console/server.js")),
+    ("charts.js", include_str!("console/charts.js")),
+    ("keys.js", include_str!("console/keys.js")),
+    ("limits.js", include_str!("console/limits.js")),
+    ("fleet.js", include_str!("console/fleet.js")),
+];
+
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 19] = [
+const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 23] = [
     ("/", "the console in a browser, this list elsewhere"),
+    ("/alarms", "what is wrong now, with this process and between replicas, as JSON"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
     ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
     ("/fleet", "all replicas, their limits, rejected keys and findings as JSON; `format=text`, as for /top and /rules"),
     ("/healthcheck", "200 if the process accepts traffic, as on the HTTP listener"),
+    ("/history", "the last hour by minute as JSON: requests, or decisions of the limits of `rule=NAME`"),
     ("/live", "requests, verdicts, latency, store and rules as server-sent events, one a second"),
     ("/livez", "200 while the process runs"),
     ("/log_level", "current log level; PUT a level's name to change it until the process ends, needs the token"),
@@ -31,6 +46,7 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 19] = [
     ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration as JSON"),
+    ("/rule_text?origin=FILE:LINE:COLUMN", "lines of a rule in its file, and its limits, as JSON"),
     ("/rules", "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `finding=KIND`, `most=N`"),
     ("/settings", "effective settings as JSON, secrets masked"),
     ("/stats", "all metrics as text, under their statsd names, or else their Prometheus names"),
@@ -40,6 +56,7 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 19] = [
         "most rejected and busiest keys as JSON; `format=text` (`show=busiest`), `minutes=1..10`, `rule=NAME`, `most=N`",
     ),
     ("/unmatched", "descriptors without a rule and the nearest rule, as JSON; `format=text`, `domain=NAME`, `most=N`"),
+    ("/what_if?rule=NAME&limit=YAML", "busy keys that another limit would have rejected in ten minutes, as JSON"),
 ];
 
 /// `/`: the console for a browser, otherwise the list of pages.
@@ -60,6 +77,14 @@ pub(super) async fn show_style() -> Response {
 /// `/console.js`
 pub(super) async fn show_script() -> Response {
     respond_static_file("text/javascript; charset=utf-8", CONSOLE_JS)
+}
+
+/// `/console/NAME.js`
+pub(super) async fn show_module(Path(name): Path<String>) -> Response {
+    match CONSOLE_MODULES.iter().find(|(module, _)| *module == name) {
+        Some((_, text)) => respond_static_file("text/javascript; charset=utf-8", text),
+        None => respond_error(StatusCode::NOT_FOUND, "404 page not found\n"),
+    }
 }
 
 fn respond_static_file(content_type: &'static str, text: &'static str) -> Response {

@@ -188,7 +188,7 @@ pub(super) async fn show_live(State(state): State<AppState>, address: Option<Ext
 }
 
 /// Status 503 instead of a report of zeros, which would show every rule as unused.
-fn respond_metrics_off() -> Response {
+pub(super) fn respond_metrics_off() -> Response {
     let what = "DISABLE_STATS=true: keys and rules are not counted (unset it and restart)\n";
     respond_text(StatusCode::SERVICE_UNAVAILABLE, what)
 }

@@ -16,7 +16,10 @@ use axum::routing::{any, get, post};
 use super::app_state::AppState;
 use super::browser_protection;
 use super::response::respond_error;
-use super::{admin_pages, block_pages, console_pages, decision_pages, metrics_pages, report_pages, status_pages};
+use super::{
+    admin_pages, block_pages, console_pages, decision_pages, inspection_pages, metrics_pages, report_pages,
+    status_pages,
+};
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
 
 /// Builds the routes of the HTTP listener, for clients and health probes.
@@ -35,6 +38,7 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/", get(console_pages::show_index))
         .route("/console.css", get(console_pages::show_style))
         .route("/console.js", get(console_pages::show_script))
+        .route("/console/{module}", get(console_pages::show_module))
         .route("/live", get(report_pages::show_live))
         .route("/rlconfig", get(status_pages::show_rlconfig))
         .route("/rlconfig/status", get(status_pages::show_rlconfig_status))
@@ -46,6 +50,10 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/unmatched", get(report_pages::show_unmatched))
         .route("/rules", get(report_pages::show_rules))
         .route("/fleet", get(report_pages::show_fleet))
+        .route("/history", get(inspection_pages::show_history))
+        .route("/alarms", get(inspection_pages::show_alarms))
+        .route("/rule_text", get(inspection_pages::show_rule_text))
+        .route("/what_if", get(inspection_pages::show_what_if))
         .route("/quota", get(report_pages::show_quota))
         .route("/settings", get(admin_pages::show_settings))
         .route("/counters", get(admin_pages::show_counters))

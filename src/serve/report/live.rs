@@ -18,6 +18,7 @@ pub struct LiveTotals {
     at: Time,
     decisions: HistogramSnapshot,
     verdicts: [u64; LimitStat::VERDICT_COUNTERS.len()],
+    local_rejected: u64,
     rejected: u64,
     failed_charges: u64,
 }
@@ -35,6 +36,8 @@ pub struct LiveReport {
     pub rejected: u64,
     /// Decisions of limits, by verdict.
     pub verdicts: BTreeMap<&'static str, u64>,
+    /// Part of the verdicts `local` that rejected.
+    pub local_rejected: u64,
     /// Duration of decisions; `null` without any.
     pub latency_us: Option<LatencyReport>,
     /// State of the store.
@@ -113,16 +116,18 @@ impl LiveTotals {
     /// Totals now. Reads the statistics of every limit.
     pub fn new(collector: &MetricsCollector) -> Self {
         let decider = &collector.service.decider;
-        let mut verdicts = [0; LimitStat::VERDICT_COUNTERS.len()];
+        let (mut verdicts, mut local_rejected) = ([0; LimitStat::VERDICT_COUNTERS.len()], 0);
         for limit in decider.metrics.limits.all_limit_stats() {
             for (sum, (stat, _)) in verdicts.iter_mut().zip(LimitStat::VERDICT_COUNTERS) {
                 *sum += limit.counter_value(stat);
             }
+            local_rejected += limit.counter_value(LimitStat::LocalRejected);
         }
         Self {
             at: collector.service.clock.now(),
             decisions: decider.metrics.decisions.snapshot(),
             verdicts,
+            local_rejected,
             rejected: decider.metrics.rejected_request_count(),
             failed_charges: decider.failed_charge_counts().map(|(_, count)| count).sum(),
         }
@@ -145,6 +150,7 @@ impl LiveReport {
             time_us: now.at.as_micros(),
             interval_us: now.at.since_us(before.at),
             requests: decisions.observation_count(),
+            local_rejected: now.local_rejected.saturating_sub(before.local_rejected),
             rejected: now.rejected.saturating_sub(before.rejected),
             latency_us: LatencyReport::new(&decisions),
             store: LiveStoreReport::new(collector, now.failed_charges.saturating_sub(before.failed_charges)),

@@ -45,6 +45,8 @@ pub struct RulesQuery {
     pub found: bool,
     /// Finding that limits must have.
     pub finding: Option<LimitFindingKind>,
+    /// True for limits that rejected, in shadow mode too.
+    pub rejecting: bool,
 }
 
 /// Order of limits in a report.
@@ -54,6 +56,16 @@ pub enum LimitOrder {
     /// By rejected and then by matched decisions, the most first.
     #[default]
     Rejected,
+    /// By the number of decisions, the most first.
+    Matched,
+    /// By the share of decisions that rejected, the largest first.
+    Share,
+    /// By hits near the limit, the most first.
+    Near,
+    /// By the number of distinct keys, the most first.
+    Keys,
+    /// By name.
+    Name,
     /// As in the files, candidates behind the limit that they stand beside.
     File,
 }
@@ -237,14 +249,12 @@ impl RuleUsageReport {
             rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| LimitOfRule { rule, index }));
         let mut found: Vec<LimitOfRule<'_>> = limits
             .filter(|limit| query.matches_limit_name(limit.stats().name()) && limit.contains_words(&words))
+            .filter(|limit| !query.rejecting || limit.stats().total_decision_counts().rejected > 0)
             // Findings take the most time, so they are computed of all limits only if the query asks for them.
             .filter(|limit| !needs_findings || query.has_finding(&limit.report(bursts_of(limit.stats()))))
             .collect();
-        if query.order == LimitOrder::Rejected {
-            found.sort_by_cached_key(|limit| {
-                let decisions = limit.stats().total_decision_counts();
-                (Reverse(decisions.rejected), Reverse(decisions.total), limit.stats().name().as_str())
-            });
+        if query.order != LimitOrder::File {
+            found.sort_by_cached_key(|limit| (limit.sort_values(query.order), limit.stats().name().as_str()));
         }
         let most = query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS);
         let domains = DomainsByMetricName::new(Some(rules));
@@ -311,6 +321,20 @@ struct LimitOfRule<'r> {
 impl<'r> LimitOfRule<'r> {
     fn stats(self) -> &'r LimitStats {
         &self.rule.limits[self.index].stats
+    }
+
+    /// Values by which the limit is sorted before its name.
+    fn sort_values(self, order: LimitOrder) -> [Reverse<u64>; 2] {
+        let decisions = self.stats().total_decision_counts();
+        let first = match order {
+            LimitOrder::Rejected => decisions.rejected,
+            LimitOrder::Matched => decisions.total,
+            LimitOrder::Share => decisions.rejected.saturating_mul(1_000_000) / decisions.total.max(1),
+            LimitOrder::Near => self.stats().counter_value(LimitStat::NearLimit),
+            LimitOrder::Keys => self.rule.limits.first().map_or(0, |first| first.stats.keys.estimate()),
+            LimitOrder::Name | LimitOrder::File => return [Reverse(0); 2],
+        };
+        [Reverse(first), Reverse(decisions.total)]
     }
 
     fn report(self, bursts: BurstStats) -> LimitReport {

@@ -278,7 +278,7 @@ impl RuleApplier {
         if let Some(AcceptedRules { rules, version, paths }) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
             let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
-            let from = SourceIdentity { names: rules.source_names(), version };
+            let from = SourceIdentity { names: rules.source_names(), version, texts: rules.copy_texts() };
             // Defaults make no rule invalid, so this does not fail.
             let compiled =
                 rules.compile(&options).map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
@@ -310,7 +310,8 @@ impl RuleApplier {
                 self.reject_update_with_lines(&texts, problems)
             })?;
         let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
-        let from = SourceIdentity { names: rules.source_names(), version: version.clone() };
+        let (names, texts) = (rules.source_names(), rules.copy_texts());
+        let from = SourceIdentity { names, version: version.clone(), texts };
         let replacement = RuleSetReplacement { compiled, from, recorded, paths: Arc::clone(&paths) };
         self.replace_rules(replacement, &defaults).map_err(|found| {
             let texts: Vec<_> = found.errors().iter().map(ToString::to_string).collect();

@@ -62,11 +62,13 @@ pub enum LimitStat {
     SeatsExpired,
     /// Descriptors of the domain that matched no rule; only in the statistics of a domain's other limits.
     Unmatched,
+    /// Decisions by the policy `local` that rejected; also among [`LimitStat::Local`].
+    LocalRejected,
 }
 
 impl LimitStat {
     /// Number of counters.
-    pub const STAT_COUNT: usize = Self::Unmatched as usize + 1;
+    pub const STAT_COUNT: usize = Self::LocalRejected as usize + 1;
 
     /// Counters that envoyproxy/ratelimit also has, with their names there and HELP texts.
     pub const ENVOY_RATELIMIT_COUNTERS: [(Self, &'static str, &'static str); 7] = [
@@ -121,6 +123,19 @@ pub struct DecisionCounts {
     pub total: u64,
     /// Decisions that exceeded the limit, in shadow mode too.
     pub rejected: u64,
+}
+
+/// Decisions on a limit by what became of the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DecisionsByResult {
+    /// Decisions of any verdict.
+    pub matched: u64,
+    /// Decisions that admitted, in shadow mode too.
+    pub passed: u64,
+    /// Decisions that rejected; those by the policy `error` are neither.
+    pub rejected: u64,
+    /// Decisions that exceeded the limit in shadow mode, which are also among `passed`.
+    pub exceeded_in_shadow: u64,
 }
 
 /// Maximum length of a name from a request in bytes.
@@ -263,6 +278,26 @@ impl LimitStats {
         DecisionCounts {
             total: self.decision_count() + admitted + rejected,
             rejected: self.counter_value(LimitStat::Over) + self.counter_value(LimitStat::Shadow) + rejected,
+        }
+    }
+
+    /// Number of decisions by what became of the request, including those counted under names from requests.
+    pub fn decisions_by_result(&self) -> DecisionsByResult {
+        let count = |stat| self.counter_value(stat);
+        let [admitted, rejected] = [0, 1].map(|index: usize| self.under_request_names[index].load(Ordering::Relaxed));
+        // Read before the decisions that they are part of.
+        let local_rejected = count(LimitStat::LocalRejected);
+        let shadow = count(LimitStat::Shadow);
+        let local = count(LimitStat::Local);
+        DecisionsByResult {
+            matched: self.decision_count() + admitted + rejected,
+            passed: count(LimitStat::Ok)
+                + shadow
+                + count(LimitStat::Allow)
+                + local.saturating_sub(local_rejected)
+                + admitted,
+            rejected: count(LimitStat::Over) + count(LimitStat::Deny) + local_rejected + rejected,
+            exceeded_in_shadow: shadow,
         }
     }
 

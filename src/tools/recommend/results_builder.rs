@@ -8,10 +8,10 @@ use super::results::{
     ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimit,
     TrafficBasisResults, VerifiedFigures,
 };
-use super::rule_yaml::{LimitToPaste, format_plan_yaml, format_rule_yaml};
 use crate::base::printable_text::escape_unprintable;
 use crate::limit::Consistency;
 use crate::rules::rule::decompile::RulePath;
+use crate::rules::rule_yaml::{LimitToPaste, format_plan_yaml, format_rule_yaml};
 use crate::tools::replay::replayer::CounterLosses;
 use crate::tools::simulate::results::compute_share;
 use crate::tools::simulate::simulation::LogProperties;
@@ -165,7 +165,7 @@ fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let max_wait_us = asked.limit.written_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
     let global = asked.limit.global_scope().and_then(|scope| limit.with_global_scope(scope));
     let limit = &global.unwrap_or(limit);
-    let pasted = LimitToPaste { limit, name: &asked.name, active: asked.active, max_wait_us };
+    let pasted = LimitToPaste { limit, name: &asked.name, active: asked.active, max_wait_us, shadow_mode: false };
     if let Some(plan) = &asked.plan {
         let text = format_plan_yaml(entries?, plan, pasted);
         return Some(format!(

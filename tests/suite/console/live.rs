@@ -74,6 +74,31 @@ fn event_has_the_counts_of_its_interval() {
 }
 
 #[test]
+fn local_decisions_are_split_into_passed_and_rejected() {
+    let server =
+        server().env("REDIS_URL", "redis://127.0.0.1:1").env("TOLLKEEPER_STORE_TIMEOUT", "1s").start_unhealthy();
+    let mut listener = Listener::connect(&server);
+    listener.next().unwrap();
+    for _ in 0..5 {
+        server.post_json(r#"{"domain":"shop","descriptors":[{"entries":[{"key":"login","value":"ann"}]}]}"#);
+    }
+    let (mut local, mut rejected) = (0, 0);
+    while local < 5 {
+        let event = listener.next().unwrap();
+        local += event["verdicts"]["local"].as_u64().unwrap();
+        rejected += event["local_rejected"].as_u64().unwrap();
+    }
+    // The limit is 3, and this process has all of it.
+    assert_eq!((local, rejected), (5, 2));
+    let history = http::get(server.debug_port(), "/history?rule=shop.login&exact=true").send();
+    let history: Value = serde_json::from_slice(&history.body).unwrap();
+    let sum = |name: &str| {
+        history["limits"][name].as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!((sum("matched"), sum("passed"), sum("rejected")), (5, 3, 2), "{history}");
+}
+
+#[test]
 fn listeners_are_bounded_and_places_are_free_again() {
     let server = server().start();
     let refused = |source: Ipv4Addr, expected: &str| {

@@ -19,10 +19,22 @@ pub struct LimitToPaste<'a> {
     pub active: Option<ActiveTimes>,
     /// `max_wait` in microseconds, if it is written.
     pub max_wait_us: Option<u64>,
+    /// Shadow mode of the limit itself.
+    pub shadow_mode: bool,
 }
 
 /// Formats the rule file. Other keys of the rule are absent.
 pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String {
+    let (mut text, indent) = format_descriptors(entries);
+    text += &format!("{indent}rate_limit:\n");
+    for (key, value) in list_limit_fields(pasted) {
+        text += &format!("{indent}  {key}: {value}\n");
+    }
+    text
+}
+
+/// Formats the domain and the descriptors down to the rule, with the indentation of the keys of the last.
+fn format_descriptors(entries: &RulePath) -> (String, String) {
     let mut text = format!("domain: {}\n", quote_for_yaml(&entries.domain));
     let mut indent = String::new();
     for RuleDescriptor { key, value, share_threshold } in &entries.entries {
@@ -39,10 +51,25 @@ pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String 
             text += &format!("{indent}share_threshold: true\n");
         }
     }
+    (text, indent)
+}
+
+/// Formats a limit as a mapping on one line: a value of `rate_limit`, or an item of its list.
+pub fn format_limit_on_one_line(pasted: LimitToPaste<'_>) -> String {
+    // A plain text with a comma or a colon would end in braces.
+    let is_plain = |value: &str| !value.starts_with(['{', '[', '"']) && value.contains([',', ':']);
+    let fields = list_limit_fields(pasted).into_iter().map(|(key, value)| match is_plain(&value) {
+        true => format!("{key}: {}", serde_json::Value::from(value)),
+        false => format!("{key}: {value}"),
+    });
+    format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+}
+
+/// Formats the rule file with these limits, each as [`format_limit_on_one_line`] has it. Other keys are absent.
+pub fn format_rule_with_limits(entries: &RulePath, limits: &[String]) -> String {
+    let (mut text, indent) = format_descriptors(entries);
     text += &format!("{indent}rate_limit:\n");
-    for (key, value) in list_limit_fields(pasted) {
-        text += &format!("{indent}  {key}: {value}\n");
-    }
+    limits.iter().for_each(|limit| text += &format!("{indent}- {limit}\n"));
     text
 }
 
@@ -77,7 +104,7 @@ fn format_match(pattern: &MatchPattern) -> String {
 }
 
 fn list_limit_fields(
-    LimitToPaste { limit, name, active, max_wait_us }: LimitToPaste<'_>,
+    LimitToPaste { limit, name, active, max_wait_us, shadow_mode }: LimitToPaste<'_>,
 ) -> Vec<(&'static str, String)> {
     let period = limit.period();
     let mut keys = Vec::new();
@@ -113,6 +140,9 @@ fn list_limit_fields(
         keys.push(("max_wait", text));
     }
     keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::keys));
+    if shadow_mode {
+        keys.push(("shadow_mode", "true".to_owned()));
+    }
     keys
 }
 

@@ -1,0 +1,330 @@
+// Views of replicas and of this process: fleet, one replica, failures, quotas, settings.
+
+import { atMost, badge, card, code, copyButton, details, duration, element, empty, figure, modeBadge, number, pre, printable, problemNotice, rate, share, table, timeOf, update } from './dom.js';
+import { hourChart, mix, requestSeries, sparkline } from './charts.js';
+import { listBlocks, rejectedTable, ruleLink } from './keys.js';
+import { adminRequest, ask, getJson, readAddress, request, tell, withQuery, writeState } from './server.js';
+
+/** Parts of decisions by what became of the request; `local` is split into passed and rejected. */
+function verdictParts(verdicts, localRejected) {
+  return [
+    { kind: 'ok', title: 'passed', count: verdicts.ok },
+    { kind: 'over_limit', title: 'rejected', count: verdicts.over_limit },
+    { kind: 'shadow', title: 'over the limit in shadow mode', count: verdicts.shadow },
+    { kind: 'policy', title: 'local: passed', count: Math.max(verdicts.local - localRejected, 0) },
+    { kind: 'policy_rejected', title: 'local: rejected', count: localRejected },
+    { kind: 'policy', title: 'allow', count: verdicts.allow },
+    { kind: 'policy_rejected', title: 'deny', count: verdicts.deny },
+    { kind: 'other', title: 'error, or a candidate that was not charged', count: verdicts.error },
+  ];
+}
+
+function decisionsCard(title, perSecond, verdicts, localRejected) {
+  const parts = verdictParts(verdicts, localRejected);
+  const all = parts.reduce((sum, { count }) => sum + count, 0);
+  const shown = parts.filter(({ count }, at) => at < 2 || count > 0);
+  return figure(title, rate(perSecond), 'per second', mix(parts),
+    element('p', { class: 'legend' }, shown.map(({ kind, title: name, count }) => element('span', {}, element('span', { class: `sample ${kind}` }), `${name} ${share(count, all)}`))));
+}
+
+/** What is wrong, or that nothing is. */
+export function alarmList(report) {
+  if (!report) return null;
+  if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
+  const views = { store_lost: 'failures', server_not_used: 'failures', reload_failed: 'failures', answers_by_policy: 'failures', unmatched: 'keys', unmatched_descriptors: 'keys', load_failed: 'failures' };
+  return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
+    element('strong', {}, alarm.replicas.join(', ') || alarm.kind), ': ', printable(alarm.text), ' ',
+    views[alarm.kind] ? element('a', { href: `#/${views[alarm.kind]}` }, 'Look') : null)));
+}
+
+const replicaAddress = (replica) => (replica.this ? '#/replica' : `#/replica/${encodeURIComponent(replica.incarnation)}`);
+
+function storeState({ store }) {
+  if (!store.available) return element('span', { class: 'bad' }, `${store.kind}: lost`);
+  if (store.breakers_open > 0) return element('span', { class: 'bad' }, `${store.breakers_open} of ${store.servers} lost`);
+  return element('span', { class: 'good' }, store.kind);
+}
+
+/** A replica with problems comes first, then this one, then the others by name. */
+function problemsOf(replica, findings) {
+  const named = findings.filter(({ replicas }) => replicas.includes(replica.name)).length;
+  return (replica.silent ? 8 : 0) + (replica.store.available ? 0 : 4) + (replica.store.breakers_open > 0 ? 2 : 0) + (replica.rules.load_failed ? 2 : 0) + named;
+}
+
+const replicaColumns = (findings) => [
+  { title: 'Replica', class: 'name', cell: (replica) => [element('a', { href: replicaAddress(replica) }, printable(replica.name)), replica.this ? badge('this') : null,
+    replica.silent ? badge(`silent for ${number(replica.published_s_ago)} s`, 'bad') : problemsOf(replica, findings) > 0 ? badge('problem', 'bad') : null] },
+  { title: 'Requests/s', number: true, cell: (replica) => rate(replica.recent.calls_per_s) },
+  { title: 'Rejected/s', number: true, cell: (replica) => rate(replica.recent.rejected_per_s) },
+  { title: 'p99 at most', number: true, cell: (replica) => duration(replica.recent.latency_us?.p99) },
+  { title: 'Store', cell: storeState },
+  { title: 'Rules', cell: (replica) => [code(replica.rules.hash.slice(0, 8) || 'none'), replica.rules.load_failed ? badge('reload failed', 'bad') : null] },
+  { title: 'Slot', number: true, cell: (replica) => number(replica.slot) },
+  { title: 'Blocked values', number: true, cell: (replica) => number(replica.blocks.values) },
+  { title: 'Clock', number: true, cell: (replica) => `${number(replica.clock_offset_ms)} ms` },
+  { title: 'Version', cell: (replica) => replica.build },
+  { title: 'Age', number: true, cell: (replica) => duration(replica.age_s * 1e6) },
+];
+
+export function fleet(main, { alarms, hasAlarms }) {
+  const { state } = readAddress();
+  const search = element('input', { type: 'search', id: 'search', placeholder: 'part of a name', autocomplete: 'off', value: state.get('search') ?? '' });
+  const order = element('select', { id: 'order' }, [['rejected', 'rejected most'], ['matched', 'matched most'], ['name', 'name']].map(([value, name]) =>
+    element('option', { value, selected: value === state.get('order') }, name)));
+  const top = element('div');
+  const chart = hourChart('Requests of this replica, the last hour', 'requests a minute');
+  const body = element('div');
+  const limits = element('div');
+  main.append(element('h1', {}, 'Fleet'), top, body, chart.node, element('section', { class: 'card' }, element('h2', {}, 'Limits over all replicas'),
+    element('div', { class: 'tools' }, element('label', { for: 'search' }, 'Search', search), element('label', { for: 'order' }, 'Order', order)), limits));
+  const refresh = async () => {
+    const [report, history] = await Promise.all([
+      getJson(withQuery('fleet', { minutes: 10, most: 20, search: search.value.trim(), order: order.value })),
+      getJson('history'),
+      hasAlarms,
+    ]);
+    const silent = report.replicas.filter((replica) => replica.silent).length;
+    const heard = report.replicas.length - silent;
+    const { recent, findings } = report;
+    update(top, alarmList(alarms()),
+      report.problem ? element('p', { class: 'notice' }, `This replica only: ${report.problem}.`) : null,
+      report.left_out.map((left) => element('p', { class: 'notice' }, `Left out: ${number(left.summaries)} summaries ${left.reason}.`)),
+      element('h2', {}, 'Requests'),
+      element('div', { class: 'grid' },
+        figure('Requests', rate(recent.calls_per_s), 'per second'),
+        figure('Rejected requests', rate(recent.rejected_per_s), 'per second'),
+        figure('Latency, p99', duration(recent.latency_us?.p99), 'at most'),
+        card('Replicas', element('p', { class: 'figure' }, number(heard), silent > 0 ? element('small', { class: 'bad' }, ` and ${number(silent)} silent`) : null))),
+      element('h2', {}, 'Limits'),
+      element('div', { class: 'grid' }, decisionsCard('Decisions of limits; a request may have several', recent.decisions_per_s, recent.verdicts, recent.verdicts.local_rejected)));
+    const rows = [...report.replicas].sort((a, b) => problemsOf(b, findings) - problemsOf(a, findings));
+    update(body,
+      element('section', { class: 'card' }, table('Replicas, problems first', replicaColumns(findings), rows,
+        { key: (replica) => replica.incarnation, open: (replica) => { location.hash = replicaAddress(replica); } })),
+      report.blocked_values > 0 ? element('section', { class: 'card' }, table('Blocked values', [
+        { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
+        { title: 'Key', class: 'name', cell: (block) => printable(block.key) },
+        { title: 'Until', cell: (block) => timeOf(block.until) },
+        { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
+      ], report.blocks), element('p', { class: 'soft' }, `${number(report.blocked_values)} in all; the values need the admin token.`),
+        element('button', { type: 'button', onclick: listBlocks }, 'List blocked values')) : null,
+      element('section', { class: 'card' }, rejectedTable('Keys rejected most in ten minutes, all replicas', report.top.overall)));
+    chart.update(requestSeries(history));
+    update(limits, table(`${number(report.rules.length)} of ${number(report.limits)} limits`, [
+      { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit)] },
+      { title: 'Matched', number: true, cell: (limit) => number(limit.matched) },
+      { title: 'Rejected', number: true, cell: (limit) => number(limit.rejected) },
+      { title: 'Near', number: true, cell: (limit) => number(limit.near_limit_hits) },
+      { title: 'Keys', number: true, cell: (limit) => number(limit.distinct_keys) },
+      { title: 'Rejected keys', number: true, cell: (limit) => number(limit.distinct_rejected_keys) },
+      { title: 'Slots', cell: (limit) => (limit.slots ? `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released` : '') },
+      { title: 'Replicas', number: true, cell: (limit) => number(limit.replicas) },
+    ], report.rules, { key: (limit) => limit.rule }));
+  };
+  const change = () => {
+    writeState({ search: search.value.trim(), order: order.value === 'rejected' ? '' : order.value });
+    return refresh();
+  };
+  return { refresh, every: 5, change: [search, order].map((control) => [control, change]) };
+}
+
+export function replica(main, context) {
+  const { argument } = readAddress();
+  return argument ? otherReplica(main, argument) : thisReplica(main, context);
+}
+
+/** Another replica, by its summary: this console cannot ask it itself. */
+function otherReplica(main, incarnation) {
+  const body = element('div');
+  main.append(element('p', {}, element('a', { href: '#/fleet' }, '← All replicas')), body);
+  return {
+    every: 5,
+    refresh: async () => {
+      const report = await getJson('fleet?minutes=10&most=1');
+      const found = report.replicas.find((one) => one.incarnation === incarnation);
+      if (!found) {
+        update(body, element('h1', {}, 'Replica'), problemNotice('This replica published nothing for 30 s: it has ended, or cannot reach Redis.'));
+        return;
+      }
+      const { recent, rules, store } = found;
+      const findings = report.findings.filter(({ replicas }) => replicas.includes(found.name));
+      const command = `kubectl port-forward pod/${found.name} 6071:6070`;
+      update(body, element('h1', {}, 'Replica ', element('span', { class: 'mono' }, printable(found.name))),
+        found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
+        findings.map((finding) => element('p', { class: 'notice bad' }, printable(finding.advice))),
+        element('div', { class: 'grid' },
+          figure('Requests', rate(recent.calls_per_s), 'per second'),
+          figure('Rejected requests', rate(recent.rejected_per_s), 'per second'),
+          figure('Latency, p99', duration(recent.latency_us?.p99), 'at most')),
+        element('div', { class: 'grid' }, decisionsCard('Decisions of limits', recent.decisions_per_s, recent.verdicts, recent.verdicts.local_rejected)),
+        element('div', { class: 'grid' },
+          card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
+          card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? element('span', { class: 'bad' }, 'failed') : 'worked']])),
+          card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${number(found.clock_offset_ms)} ms from that of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
+        card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), element('p', { class: 'tools' }, copyButton('Copy command', command))));
+    },
+  };
+}
+
+const perSecond = (point, count) => (point.interval_us > 0 ? (count * 1e6) / point.interval_us : 0);
+
+function thisReplica(main, { live, alarms }) {
+  const figures = element('div');
+  const state = element('div', { class: 'grid' });
+  const chart = hourChart('The last hour', 'requests a minute');
+  main.append(element('h1', {}, 'This replica'), figures, chart.node, state);
+  const draw = () => {
+    const { last } = live;
+    if (!last) {
+      update(figures, alarmList(alarms()), empty('Waiting for the first figures.'));
+      return;
+    }
+    const series = (pick) => live.points.map((point) => perSecond(point, pick(point)));
+    const requests = series((point) => point.requests);
+    const rejected = series((point) => point.rejected);
+    const decisions = Object.values(last.verdicts).reduce((sum, count) => sum + count, 0);
+    const seconds = (list) => element('p', { class: 'soft' }, `${number(list.length)} s, highest ${rate(Math.max(...list))}`);
+    const latency = live.points.map((point) => point.latency_us?.p99 ?? 0);
+    update(figures, alarmList(alarms()),
+      element('h2', {}, 'Requests'),
+      element('div', { class: 'grid' },
+        figure('Requests', rate(requests.at(-1)), 'per second', sparkline(requests, 'requests', `Requests per second in the last ${requests.length} seconds`), seconds(requests)),
+        figure('Rejected requests', rate(rejected.at(-1)), 'per second', sparkline(rejected, 'rejected', `Rejected requests per second in the last ${rejected.length} seconds`), seconds(rejected)),
+        figure('Latency of decisions, p99', duration(last.latency_us?.p99), 'at most', sparkline(latency, 'latency', '99th percentile of latency'),
+          element('p', { class: 'soft' }, `p50 ${atMost(last.latency_us?.p50)} · p90 ${atMost(last.latency_us?.p90)} · p99.9 ${atMost(last.latency_us?.p999)}`))),
+      element('h2', {}, 'Limits'),
+      element('div', { class: 'grid' }, decisionsCard('Decisions of limits; a request may have several', perSecond(last, decisions), last.verdicts, last.local_rejected)));
+    const { store, rules, replicas } = last;
+    update(state,
+      card('This process', element('p', { class: last.ready ? 'good' : 'bad' }, last.ready ? 'ready' : `not ready: ${last.not_ready_reason}`),
+        last.draining ? element('p', { class: 'warn' }, 'stopping') : null),
+      card('Store', element('p', { class: store.available ? 'good' : 'bad' }, `${store.kind}: ${store.available ? 'available' : 'lost'}`),
+        details([['Servers', number(store.nodes)], ['Connections', number(store.connections)], ['Servers not used', number(store.available ? store.breakers_open : store.nodes)], ['Failed charges per second', rate(perSecond(last, store.failed_charges))]])),
+      card('Rules', element('p', { class: rules.reload_failed ? 'bad' : 'good' }, rules.reload_failed ? 'the last reload failed' : 'loaded'),
+        details([['Version', rules.source_version ?? rules.version], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
+      card('Replicas', element('p', {}, replicas ? `${number(replicas.live)} live` : 'counted with Redis only'),
+        replicas ? details([['Slot', replicas.slot ?? 'none']]) : null, element('p', {}, element('a', { href: '#/fleet' }, 'All replicas'))));
+  };
+  return {
+    onLive: draw,
+    every: 5,
+    refresh: async () => {
+      draw();
+      chart.update(requestSeries(await getJson('history')));
+    },
+  };
+}
+
+function counts(title, of) {
+  const rows = Object.entries(of ?? {});
+  return card(title, rows.length === 0 ? element('p', { class: 'good' }, 'none since the start') : details(rows.map(([name, count]) => [name.replaceAll('_', ' '), number(count)])));
+}
+
+export function failures(main) {
+  const body = element('div');
+  main.append(element('h1', {}, 'Failures'), body);
+  const refresh = async () => {
+    const [store, status, problems] = await Promise.all([getJson('store'), getJson('rlconfig/status'), getJson('problems')]);
+    const servers = problems.servers ?? [];
+    const log = [...(problems.log ?? [])].reverse();
+    update(body,
+      element('div', { class: 'grid' },
+        counts('Failed charges', store.failed_charges),
+        counts('Decided by failure policy', store.decided_by_policy),
+        card('Servers of the store', servers.length === 0 ? empty(`${store.store}: no server`) : details(servers.map((server) => [server.address, serverState(server, problems.store_available)])))),
+      status.last_error ? element('section', { class: 'card' }, element('h2', {}, status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force'),
+        pre('Errors', status.last_error), (problems.diagnostics ?? []).map(diagnostic)) : null,
+      element('section', { class: 'card' }, log.length === 0 ? empty('No warning or error was logged.') : table('Last warnings and errors of the log', [
+        { title: 'Time, UTC', cell: (line) => timeOf(line.time) },
+        { title: 'Level', cell: (line) => element('span', { class: line.level.toLowerCase() === 'error' ? 'bad' : 'warn' }, line.level.toLowerCase()) },
+        { title: 'Message', class: 'name', cell: (line) => [line.message, line.times > 1 ? badge(`${number(line.times)} times`) : null, fields(line.fields)] },
+      ], log)));
+  };
+  return { refresh, every: 5 };
+}
+
+function serverState(server, isStoreAvailable) {
+  if (server.is_breaker_open) return element('span', { class: 'bad' }, 'not used: breaker open');
+  return isStoreAvailable ? element('span', { class: 'good' }, 'in use') : element('span', { class: 'bad' }, 'not reached');
+}
+
+function fields(of) {
+  const pairs = Object.entries(of ?? {});
+  return pairs.length === 0 ? null : element('span', { class: 'mono soft' }, ` ${pairs.map(([name, value]) => `${name}=${value}`).join(' ')}`);
+}
+
+function diagnostic(found) {
+  const lines = (found.lines ?? []).map(({ number: at, text }) => {
+    const line = `${String(at).padStart(5)}  ${text}\n`;
+    return at === found.line ? element('mark', {}, line) : line;
+  });
+  return element('div', {}, element('p', { class: 'mono' }, found.message ?? ''), lines.length > 0 ? pre(found.message, lines) : null);
+}
+
+export function quota(main) {
+  const body = element('div');
+  main.append(element('h1', {}, 'Quotas'), element('p', { class: 'soft' }, 'Streams of the rate limit quota service, and what each proxy was assigned.'), body);
+  let isOn = null;
+  return {
+    every: 5,
+    refresh: async () => {
+      isOn ??= (await getJson('settings')).some(({ name, value }) => name === 'TOLLKEEPER_RLQS' && value === 'true');
+      update(body, isOn ? card('Now', pre('Quotas', await request('quota?format=text')))
+        : element('p', { class: 'notice' }, 'The rate limit quota service is off: set TOLLKEEPER_RLQS=true and restart.'));
+    },
+  };
+}
+
+export function settings(main) {
+  const { state } = readAddress();
+  const filter = element('input', { type: 'search', id: 'filter', placeholder: 'name or value', autocomplete: 'off', value: state.get('filter') ?? '' });
+  const only = element('input', { type: 'checkbox', id: 'only-set', checked: state.has('set') });
+  const body = element('div');
+  const level = element('select', { id: 'level' }, ['panic', 'fatal', 'error', 'warn', 'info', 'debug', 'trace'].map((name) => element('option', { value: name }, name)));
+  let current = null;
+  const showLevel = async () => {
+    const now = (await request('log_level')).trim();
+    if (now !== current) level.value = now;
+    current = now;
+  };
+  main.append(element('h1', {}, 'Settings'),
+    element('div', { class: 'tools' }, element('label', { for: 'level' }, 'Log level', level), element('button', { type: 'button', onclick: () => changeLevel(level.value, showLevel) }, 'Change')),
+    element('div', { class: 'tools' }, element('label', { for: 'filter' }, 'Filter', filter), element('label', { for: 'only-set' }, only, 'set by the environment only')), body);
+  let all = [];
+  const draw = () => {
+    const text = filter.value.toLowerCase();
+    const shown = all.filter((setting) => (!only.checked || setting.set) && `${setting.name} ${setting.value}`.toLowerCase().includes(text));
+    update(body, element('section', { class: 'card' }, table(`${number(shown.length)} of ${number(all.length)} settings`, [
+      { title: 'Name', class: 'name', cell: (setting) => code(setting.name) },
+      { title: 'Value', class: 'name', cell: (setting) => (setting.value === '' ? element('span', { class: 'soft' }, 'empty') : element('span', { class: 'mono' }, setting.value)) },
+      { title: 'Origin', cell: (setting) => (setting.set ? 'environment' : element('span', { class: 'soft' }, 'default')) },
+    ], shown, { key: (setting) => setting.name })));
+  };
+  const change = async () => {
+    writeState({ filter: filter.value, set: only.checked && 1 });
+    draw();
+  };
+  return {
+    every: 30,
+    change: [filter, only].map((control) => [control, change]),
+    refresh: async () => {
+      await showLevel();
+      all = await getJson('settings');
+      draw();
+    },
+  };
+}
+
+async function changeLevel(level, then) {
+  const confirmed = await ask({
+    title: 'Change the log level?',
+    body: [element('p', {}, `This process logs from ${level} on, until it ends. At debug each decision is a line.`)],
+    confirm: 'Change',
+  });
+  if (!confirmed) return;
+  try {
+    if ((await adminRequest('log_level', { method: 'PUT', body: level })) !== null) await then();
+  } catch (error) {
+    await tell('Not changed', problemNotice(error.message));
+  }
+}

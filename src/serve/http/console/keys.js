@@ -1,0 +1,385 @@
+// Views of keys: those rejected most and with most hits, one key, and the sandbox.
+
+import { card, code, copyButton, curlOf, details, duration, element, empty, explainCommand, modeBadge, number, pre, printable, problemNotice, share, table, timeOf, update } from './dom.js';
+import { adminRequest, ask, explain, explainBody, getJson, keyAddress, readAddress, resetCounters, ruleAddress, tell, withQuery, writeState } from './server.js';
+
+export const ruleLink = (rule) => element('a', { href: ruleAddress(rule) }, printable(rule));
+const isWhole = (entries) => entries?.length > 0 && entries.every(({ value }) => value !== undefined && value !== null);
+
+/** A link that opens a key, if its domain and values are known. */
+export function keyLink({ domain, entries, key }) {
+  return domain && isWhole(entries)
+    ? element('a', { class: 'mono', href: keyAddress(domain, entries) }, printable(key))
+    : element('span', { class: 'mono' }, printable(key));
+}
+
+function bounds({ rejected_at_least: least, rejected_at_most: most }) {
+  return least === most ? number(least) : `${number(least)} to ${number(most)}`;
+}
+
+const keyName = (row) => `${row.rule} ${row.key}`;
+
+export function rejectedTable(caption, keys, withRule = true) {
+  if (keys.length === 0) return empty('No hits were rejected in this time.');
+  return table(caption, [
+    { title: 'Rejected hits', number: true, cell: bounds },
+    { title: 'Key', class: 'name', cell: keyLink },
+    ...(withRule ? [{ title: 'Limit', class: 'name', cell: (key) => ruleLink(key.rule) }] : []),
+  ], keys, { key: keyName });
+}
+
+export function busiestTable(caption, keys = [], withRule = true) {
+  if (keys.length === 0) return empty('No hits were counted in this time.');
+  return table(caption, [
+    { title: 'Hits, about', number: true, cell: (key) => number(key.hits_about) },
+    { title: 'Key', class: 'name', cell: keyLink },
+    ...(withRule ? [{ title: 'Limit', class: 'name', cell: (key) => ruleLink(key.rule) }] : []),
+  ], keys, { key: keyName });
+}
+
+/** Descriptors of this replica that matched no rule; nothing if there are none. */
+function unmatchedCard(report) {
+  if (!report || report.domains.length === 0) return null;
+  const parts = report.findings.map((finding) => element('p', { class: 'notice' }, printable(finding.advice)));
+  parts.push(element('p', { class: 'soft' }, report.domains.map((domain) =>
+    `${printable(domain.domain)}: ${number(domain.unmatched)} unmatched, ${number(domain.matched)} matched`).join(' · ')));
+  if (report.descriptors.length > 0) {
+    parts.push(table('By keys, in the last five to ten minutes', [
+      { title: 'About', number: true, cell: (row) => number(row.about) },
+      { title: 'Domain', class: 'name', cell: (row) => printable(row.domain) },
+      { title: 'Example', class: 'name', cell: (row) => keyLink({ ...row, key: row.example }) },
+      { title: 'Why', class: 'name', cell: (row) => printable(row.origin ? `${row.why} (${row.origin})` : row.why) },
+    ], report.descriptors));
+  }
+  return card('Descriptors that matched no rule', ...parts);
+}
+
+export function keys(main) {
+  const { state } = readAddress();
+  const minutes = element('select', { id: 'minutes' }, [[1, 'this minute'], [5, 'last 5 minutes'], [10, 'last 10 minutes']].map(([value, name]) =>
+    element('option', { value, selected: String(value) === (state.get('minutes') ?? '5') }, name)));
+  const of = element('select', { id: 'of' }, [['top', 'this replica'], ['fleet', 'all replicas']].map(([value, name]) =>
+    element('option', { value, selected: value === state.get('of') }, name)));
+  const rule = element('input', { type: 'search', id: 'rule', placeholder: 'shop.user', autocomplete: 'off', value: state.get('rule') ?? '' });
+  const body = element('div');
+  main.append(element('h1', {}, 'Keys'),
+    element('div', { class: 'tools' }, element('label', { for: 'minutes' }, 'Time', minutes), element('label', { for: 'of' }, 'Of', of),
+      element('label', { for: 'rule' }, 'Limit', rule),
+      element('button', { type: 'button', onclick: listBlocks }, 'List blocked values'),
+      copyButton('Copy link', () => location.href), copyButton('Copy curl', () => curlOf(withQuery(of.value, { minutes: minutes.value, rule: rule.value.trim(), format: 'text' })))), body);
+  const refresh = async () => {
+    const ofFleet = of.value === 'fleet';
+    const [answer, unmatched] = await Promise.all([
+      getJson(withQuery(of.value, { minutes: minutes.value, most: 50, rule: rule.value.trim() })),
+      ofFleet ? null : getJson('unmatched'),
+    ]);
+    const report = ofFleet ? answer.top : answer;
+    const missed = report.max_missed_hits === 0 ? 'No key is missing.' : `Every missing key had at most ${number(report.max_missed_hits)} rejected hits.`;
+    update(body,
+      answer.problem ? element('p', { class: 'notice' }, `This replica only: ${answer.problem}.`) : null,
+      element('section', { class: 'card' }, rejectedTable('Keys rejected most', report.overall), element('p', { class: 'soft' }, missed)),
+      element('section', { class: 'card' }, busiestTable(ofFleet ? 'Busiest keys of ten minutes' : 'Busiest keys', report.busiest),
+        element('p', { class: 'soft' }, 'Rejected or not; estimated from a sample of the decisions.')),
+      unmatchedCard(unmatched));
+  };
+  const change = () => {
+    writeState({ minutes: minutes.value === '5' ? '' : minutes.value, of: of.value === 'top' ? '' : of.value, rule: rule.value.trim() });
+    return refresh();
+  };
+  return { refresh, every: 5, change: [minutes, of, rule].map((control) => [control, change]) };
+}
+
+// A request and its limits.
+
+function counterTable(descriptor, limits) {
+  return table(`What each limit says of one more hit of ${printable(descriptor)}`, [
+    { title: 'Limit', class: 'name', cell: (limit) => [limit.name ? `${printable(limit.name)}: ` : '', limit.limit ?? '', modeBadge({ candidate: limit.candidate, shadow_mode: limit.shadow_mode })] },
+    { title: 'Says', cell: (limit) => verdict(limit.counter, limit.shadow_mode || limit.candidate) },
+    { title: 'Used', number: true, cell: ({ counter }) => number(counter?.used) },
+    { title: 'Left', number: true, cell: ({ counter }) => number(counter?.remaining) },
+    { title: 'Full', cell: ({ counter }) => fullness(counter) },
+  ], limits);
+}
+
+function fullness(counter) {
+  if (!counter) return '–';
+  const all = counter.used + counter.remaining;
+  const full = counter.passes ? share(counter.used, all) : '100 %';
+  const bar = element('meter', { min: 0, max: 1, low: 0.8, high: 0.99, optimum: 0, value: counter.passes && all > 0 ? counter.used / all : 1, 'aria-label': `full: ${full}` });
+  return element('span', { class: 'meter' }, bar, full);
+}
+
+export function verdict(counter, isShadow = false) {
+  if (!counter) return element('span', { class: 'warn' }, 'not known: the store failed');
+  if (counter.banned_us > 0) return element('span', { class: 'bad' }, `banned for ${duration(counter.banned_us)}`);
+  if (counter.passes) return element('span', { class: 'good' }, 'passes');
+  const wait = counter.retry_after_us === null || counter.retry_after_us === undefined ? 'never' : `in ${duration(counter.retry_after_us)}`;
+  return element('span', { class: isShadow ? 'warn' : 'bad' }, `${isShadow ? 'would reject' : 'rejects'}; passes ${wait}`);
+}
+
+/** Lines of a rule in its file, that of its limits marked. */
+export function ruleLines(text) {
+  if (!text) return null;
+  if (text.lines.length === 0) return text.yaml ? pre('YAML', printable(text.yaml).replaceAll('\\u{a}', '\n')) : null;
+  const lines = text.lines.map(({ number: at, text: line }) => {
+    const shown = `${String(at).padStart(5)}  ${printable(line)}\n`;
+    return at === text.line ? element('mark', {}, shown) : shown;
+  });
+  return pre(`Lines of ${text.file} from ${text.lines[0].number}`, lines, text.is_cut ? '       …' : null);
+}
+
+export const yamlOf = (text) => (text.lines.length > 0 ? text.lines.map((line) => line.text).join('\n') : text.yaml ?? '');
+
+/** Texts of the rules that an explanation names, by their origin. */
+async function loadRuleTexts(explained) {
+  const origins = new Set(explained.descriptors.map(({ rule }) => rule?.origin).filter(Boolean));
+  const load = async (origin) => [origin, await getJson(withQuery('rule_text', { origin })).catch(() => null)];
+  return new Map(await Promise.all([...origins].map(load)));
+}
+
+function slotsInUse(slots) {
+  const holders = slots.holders.map((holder) => element('li', {}, `${number(holder.slots)} of ${printable(holder.holder) || 'an Envoy without a name'}`));
+  return [element('h3', {}, 'Slots in use'), details([
+    ['Slots', `${number(slots.slots)}${slots.partial ? ' or more' : ''}, ${number(slots.seats)} seats`],
+    ['Oldest', slots.oldest_s === undefined ? 'none' : `${number(slots.oldest_s)} s old, ends in ${number(slots.first_end_s)} s without a release`],
+    ['Early releases', `${number(slots.tombstones)} in the last 15 s`],
+  ]), element('ul', {}, holders)];
+}
+
+function explanation(explained, texts) {
+  const shown = explained.descriptors.map((descriptor) => {
+    const text = texts.get(descriptor.rule?.origin);
+    const miss = descriptor.near_miss;
+    return element('section', { class: 'card' },
+      element('h2', { class: 'mono' }, printable(descriptor.descriptor)),
+      details([
+        ['Outcome', printable(descriptor.outcome)],
+        ['Rule', descriptor.rule ? [ruleLink(text?.limits[0]?.rule ?? descriptor.rule.path), ' ', code(printable(descriptor.rule.origin))] : 'none'],
+        descriptor.rule?.plan && ['Plan', printable(descriptor.rule.plan.reason)],
+        miss && ['Near', printable(miss.origin ? `${miss.why} (${miss.origin})` : miss.why)],
+      ]),
+      descriptor.limits?.length > 0 ? counterTable(descriptor.descriptor, descriptor.limits) : null,
+      (descriptor.slots ?? []).flatMap(slotsInUse),
+      text ? element('h3', {}, 'The rule, as it was loaded') : null,
+      ruleLines(text),
+      text ? element('p', { class: 'tools' }, copyButton('Copy YAML', () => yamlOf(text))) : null,
+      element('details', {}, element('summary', {}, 'How it was matched'), element('ol', {}, descriptor.steps.map((step) => element('li', {},
+        code(printable(step.entry)),
+        step.matched ? ` matched ${printable(step.matched.join(' '))}` : ' matched nothing',
+        step.near_misses?.length > 0 ? `; near: ${step.near_misses.map((near) => printable(near.join(' '))).join(', ')}` : '')))));
+  });
+  if (explained.known_domain === false) shown.unshift(problemNotice('There are no rules for this domain.'));
+  for (const block of explained.blocked ?? []) shown.unshift(problemNotice(`${printable(block.entry)} is blocked until ${block.until}: ${printable(block.reason)}`));
+  return shown;
+}
+
+const copies = (asked) => [
+  copyButton('Copy link', () => location.href),
+  copyButton('Copy explain', () => explainCommand(asked)),
+  copyButton('Copy curl', () => curlOf('explain', explainBody(asked))),
+];
+
+const textOf = (entries) => entries.map(({ key, value }) => `${printable(key)}=${printable(value)}`).join(', ');
+
+export function key(main) {
+  const { state } = readAddress();
+  const domain = state.get('domain') ?? '';
+  const values = state.getAll('v');
+  const entries = state.getAll('k').map((name, at) => ({ key: name, value: values[at] ?? '' }));
+  const asked = { domain, descriptors: [{ entries }] };
+  const body = element('div');
+  main.append(element('h1', {}, 'Key ', element('span', { class: 'mono' }, textOf(entries))),
+    element('p', { class: 'soft' }, `Domain ${printable(domain)}. Nothing is charged by looking.`),
+    element('p', { class: 'tools' }, copies(asked), element('a', { href: sandboxAddress(asked) }, 'Change it in the sandbox'),
+      element('button', { type: 'button', class: 'danger', onclick: () => resetCounters(asked, textOf(entries)) }, 'Reset its counters'),
+      element('button', { type: 'button', class: 'danger', onclick: () => blockValue(domain, entries) }, 'Block it')), body);
+  return {
+    every: 5,
+    refresh: async () => {
+      const explained = await explain(asked);
+      update(body, explanation(explained, await loadRuleTexts(explained)));
+    },
+  };
+}
+
+// The sandbox.
+
+const textOfRequest = ({ domain, descriptors }) => {
+  const escape = (text) => text.replace(/[\\,=]/g, '\\$&');
+  const lines = descriptors.map(({ entries }) => entries.map(({ key: name, value }) => `${escape(name)}=${escape(value)}`).join(','));
+  return `${domain}: ${lines.join('\n')}`;
+};
+
+const sandboxAddress = (asked) => `#/sandbox?${new URLSearchParams({ text: textOfRequest(asked) })}`;
+
+/** Entries of `key=value,key=value`, in which `\` escapes. */
+function parseEntries(text) {
+  const entries = [];
+  let entry = { key: '', value: undefined };
+  const add = (mark) => (entry.value === undefined ? (entry.key += mark) : (entry.value += mark));
+  for (let at = 0; at < text.length; at += 1) {
+    const mark = text[at];
+    if (mark === '\\' && at + 1 < text.length) add(text[(at += 1)]);
+    else if (mark === '=' && entry.value === undefined) entry.value = '';
+    else if (mark === ',') {
+      entries.push(entry);
+      entry = { key: '', value: undefined };
+    } else add(mark);
+  }
+  entries.push(entry);
+  return entries.map(({ key: name, value }) => ({ key: name.trim(), value: (value ?? '').trim() }));
+}
+
+/** The first object in some JSON that has descriptors. */
+function findRequest(value, domain) {
+  if (!value || typeof value !== 'object') return null;
+  const own = typeof value.domain === 'string' ? value.domain : domain;
+  if (Array.isArray(value.descriptors)) return { domain: own, descriptors: value.descriptors };
+  if (typeof value.descriptors === 'string') return { domain: own, text: value.descriptors };
+  for (const part of Object.values(value)) {
+    const found = findRequest(part, own);
+    if (found) return found;
+  }
+  return null;
+}
+
+function jsonIn(text) {
+  const [from, to] = [text.indexOf('{'), text.lastIndexOf('}')];
+  if (from < 0 || to < from) return null;
+  try {
+    return JSON.parse(text.slice(from, to + 1));
+  } catch {
+    return null;
+  }
+}
+
+/** Descriptors of a line of the log at the level debug: `user=ann -> shop.user (...): ...; ...`. */
+const descriptorsOfLog = (text) => text.split('; ').map((part) => ({ entries: parseEntries(part.split(/ -> | \(\d+ hits\)|: /)[0]) }));
+
+function unquote(text) {
+  try {
+    return JSON.parse(`"${text}"`);
+  } catch {
+    return text;
+  }
+}
+
+/** Reads a request from what was pasted; throws an error that says what can be pasted. */
+export function parseRequest(text) {
+  const json = jsonIn(text);
+  const found = json && findRequest(json, undefined);
+  if (found?.text !== undefined) return { domain: found.domain ?? '', descriptors: descriptorsOfLog(found.text) };
+  if (found) {
+    if (!found.domain) throw new Error('The request has descriptors and no "domain": add it.');
+    const entry = ({ key: name, value, value_hash: hash, key_base64: raw }) => {
+      if (name === undefined || raw !== undefined) throw new Error('An entry is not text: send it to /explain as it is.');
+      if (value === undefined && hash !== undefined) throw new Error(`The value of ${name} is hashed in this line (TOLLKEEPER_DECISION_LOG_VALUES): put the value in its place.`);
+      return { key: String(name), value: String(value ?? '') };
+    };
+    return { domain: found.domain, descriptors: found.descriptors.map(({ entries }) => ({ entries: (entries ?? []).map(entry) })) };
+  }
+  const log = /\bdomain="?([^"\s]+)"?.*\bdescriptors="((?:[^"\\]|\\.)*)"/s.exec(text);
+  if (log) return { domain: log[1], descriptors: descriptorsOfLog(unquote(log[2])) };
+  const plain = /^\s*([^\s:={}]+):\s*(\S.*)$/s.exec(text);
+  if (plain && plain[2].includes('=')) {
+    return { domain: plain[1], descriptors: plain[2].split('\n').filter((line) => line.trim()).map((line) => ({ entries: parseEntries(line) })) };
+  }
+  throw new Error('This is no request. Paste the JSON of /json, a line of the decision log, a line of the log at the level debug, a line of an access log that contains one of these, or write "domain: key=value,key=value" with a line for each descriptor.');
+}
+
+export function sandbox(main) {
+  const { state } = readAddress();
+  const input = element('textarea', { id: 'request', rows: 5, spellcheck: 'false', placeholder: 'shop: user=ann,path=/login' });
+  input.value = state.get('text') ?? '';
+  const result = element('div');
+  let asked = null;
+  const show = async () => {
+    if (!input.value.trim()) {
+      update(result);
+      return;
+    }
+    try {
+      asked = parseRequest(input.value);
+      const explained = await explain(asked);
+      update(result,
+        element('p', { class: 'tools' }, copies(asked), asked.descriptors.length === 1 ? element('a', { href: keyAddress(asked.domain, asked.descriptors[0].entries) }, 'Open as a key') : null,
+          element('button', { type: 'button', class: 'danger', onclick: () => resetCounters(asked, asked.descriptors.map(({ entries }) => textOf(entries)).join('; ')) }, 'Reset its counters')),
+        explanation(explained, await loadRuleTexts(explained)));
+    } catch (error) {
+      update(result, problemNotice(error.message));
+    }
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    writeState({ text: input.value.trim() });
+    return show();
+  };
+  input.onkeydown = (event) => event.key === 'Enter' && (event.ctrlKey || event.metaKey) && submit(event);
+  main.append(element('h1', {}, 'Sandbox'),
+    element('p', { class: 'soft' }, 'Which rule a request matches, and what each limit would say. Nothing is charged.'),
+    element('form', { class: 'card', onsubmit: submit },
+      element('p', {}, element('label', { for: 'request' }, 'A request, or a line of a log')),
+      input,
+      element('p', { class: 'soft' }, 'JSON of /json, a line of the decision log or of the log at the level debug, also inside a line of an access log; or "domain: key=value,key=value", a line for each descriptor.'),
+      element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Show what would happen'))),
+    result);
+  return { refresh: show, every: 5 };
+}
+
+// Blocked values.
+
+/** A blocked entry; bytes that are not UTF-8 are in base64. */
+const entryText = (entry) => `${entry.key ?? `base64:${entry.key_base64}`}=${entry.value ?? `base64:${entry.value_base64}`}`;
+
+export async function listBlocks() {
+  try {
+    const text = await adminRequest('blocks');
+    if (text === null) return;
+    const { blocks, scope } = JSON.parse(text);
+    await tell('Blocked values',
+      element('p', { class: 'soft' }, scope === 'fleet' ? 'They hold for all replicas.' : 'They hold for this process only: its counters are not in Redis.'),
+      blocks.length === 0 ? empty('Nothing is blocked.') : table('Blocked values', [
+        { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
+        { title: 'Entry', class: 'name', cell: ({ entry }) => element('span', { class: 'mono' }, printable(entryText(entry))) },
+        { title: 'Until', cell: (block) => timeOf(block.until) },
+        { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
+        { title: '', cell: ({ domain, entry }) => element('button', { type: 'button', onclick: (event) => unblock(event.currentTarget, { domain, entry }) }, 'Unblock') },
+      ], blocks));
+  } catch (error) {
+    await tell('Blocked values', problemNotice(error.message));
+  }
+}
+
+async function unblock(button, block) {
+  button.disabled = true;
+  try {
+    if ((await adminRequest('block', { method: 'DELETE', body: JSON.stringify(block) })) === null) return;
+    button.textContent = 'Unblocked';
+  } catch (error) {
+    button.textContent = error.message;
+  }
+}
+
+async function blockValue(domain, entries) {
+  const entry = element('select', { id: 'block-entry' }, entries.map((one, at) => element('option', { value: at }, textOf([one]))));
+  const time = element('select', { id: 'block-for' }, ['10m', '1h', '24h'].map((name) => element('option', { value: name }, name)));
+  const reason = element('input', { type: 'text', id: 'block-reason', required: true, autocomplete: 'off' });
+  try {
+    const blocked = await ask({
+      title: 'Block a value?',
+      body: [
+        element('p', {}, `Every request of domain ${printable(domain)} that has this entry is rejected, before any rule.`),
+        element('p', {}, element('label', { for: 'block-entry' }, 'Entry '), entry),
+        element('p', {}, element('label', { for: 'block-for' }, 'For '), time),
+        element('p', {}, element('label', { for: 'block-reason' }, 'Reason '), reason)],
+      confirm: 'Block',
+      danger: true,
+    });
+    if (!blocked) return;
+    const body = JSON.stringify({ domain, entry: entries[Number(entry.value)], for: time.value, reason: reason.value });
+    if ((await adminRequest('block', { method: 'POST', body })) !== null) await tell('Blocked', element('p', {}, `${textOf([entries[Number(entry.value)]])} is blocked for ${time.value}.`));
+  } catch (error) {
+    await tell('Not blocked', problemNotice(error.message));
+  }
+}
+

@@ -1,0 +1,186 @@
+// Views of limits: all of them, and one with its history, its keys, and what another limit would do.
+
+import { card, code, copyButton, curlOf, details, duration, element, empty, modeBadge, badge, number, pre, printable, problemNotice, share, table, update } from './dom.js';
+import { hourChart, limitSeries } from './charts.js';
+import { busiestTable, keyLink, rejectedTable, ruleLines, ruleLink, verdict, yamlOf } from './keys.js';
+import { adminRequest, getJson, readAddress, tell, withQuery, writeState } from './server.js';
+
+const LIMITS_PER_PAGE = 100;
+const ORDERS = [['rejected', 'rejected most'], ['share', 'largest share rejected'], ['matched', 'matched most'], ['near', 'nearest to the limit'], ['keys', 'most keys'], ['name', 'name'], ['file', 'place in the files']];
+
+const limitColumns = [
+  { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit), element('br'), element('span', { class: 'soft' }, limit.limit)] },
+  { title: 'Matched', number: true, cell: (limit) => number(limit.matched) },
+  { title: 'Rejected', number: true, cell: (limit) => number(limit.rejected) },
+  { title: 'Share', number: true, cell: (limit) => share(limit.rejected, limit.matched) },
+  { title: 'Near', number: true, cell: (limit) => number(limit.near_limit_hits) },
+  { title: 'Keys', number: true, cell: (limit) => number(limit.distinct_keys) },
+];
+
+export function rules(main) {
+  const { argument, state } = readAddress();
+  return argument ? ruleDetails(main, argument) : allRules(main, state);
+}
+
+function allRules(main, state) {
+  const search = element('input', { type: 'search', id: 'search', placeholder: 'domain, key, value, file', autocomplete: 'off', value: state.get('search') ?? '' });
+  const order = element('select', { id: 'order' }, ORDERS.map(([value, name]) => element('option', { value, selected: value === (state.get('order') ?? 'rejected') }, name)));
+  const rejecting = element('input', { type: 'checkbox', id: 'rejecting', checked: state.has('rejecting') });
+  const found = element('input', { type: 'checkbox', id: 'only-findings', checked: state.has('found') });
+  const body = element('div');
+  let offset = Math.max(Number.parseInt(state.get('offset') ?? '0', 10) || 0, 0);
+  const query = () => ({ order: order.value, most: LIMITS_PER_PAGE, offset: offset || '', search: search.value.trim(), rejecting: rejecting.checked, found: found.checked });
+  main.append(
+    element('h1', {}, 'Rules'),
+    element('div', { class: 'tools' },
+      element('label', { for: 'search' }, 'Search', search),
+      element('label', { for: 'order' }, 'Order', order),
+      element('label', { for: 'rejecting' }, rejecting, 'that rejected'),
+      element('label', { for: 'only-findings' }, found, 'with findings'),
+      copyButton('Copy link', () => location.href), copyButton('Copy curl', () => curlOf(withQuery('rules', { ...query(), format: 'text' })))),
+    body);
+  let asked = 0;
+  const draw = (report) => {
+    const last = offset + report.rules.length;
+    const text = report.rules.length > 0 ? `${number(offset + 1)} to ${number(last)} of ${number(report.limits)} limits` : '';
+    const turn = (name, to, enabled) => element('button', { type: 'button', id: `page-${name}`, disabled: !enabled, onclick: () => page(to) }, name);
+    const turns = element('p', { class: 'tools' }, element('span', { class: 'soft' }, text),
+      turn('previous', offset - LIMITS_PER_PAGE, offset > 0), turn('next', offset + LIMITS_PER_PAGE, last < report.limits));
+    const columns = [...limitColumns,
+      { title: 'Position', cell: (limit) => element('span', { class: 'mono soft' }, printable(limit.origin)) },
+      { title: 'Findings', cell: (limit) => limit.findings.map((finding) => badge(finding.kind.replaceAll('_', ' '), 'warn', finding.advice)) },
+    ];
+    const options = { key: (limit) => limit.rule, rowClass: (limit) => (limit.candidate && order.value === 'file' ? 'child' : undefined) };
+    update(body, turns, report.rules.length === 0 ? empty('No limit matches the search.')
+      : element('section', { class: 'card' }, table('Decisions since each limit was loaded, in shadow mode too', columns, report.rules, options)));
+  };
+  const refresh = async () => {
+    asked += 1;
+    const own = asked;
+    const report = await getJson(withQuery('rules', query()));
+    // A later search may have been answered before.
+    if (own === asked) draw(report);
+  };
+  const page = (to) => {
+    offset = Math.max(to, 0);
+    writeState({ search: search.value.trim(), order: order.value === 'rejected' ? '' : order.value, rejecting: rejecting.checked && 1, found: found.checked && 1, offset: offset || '' });
+    return refresh();
+  };
+  return { refresh, every: 5, change: [search, order, rejecting, found].map((control) => [control, () => page(0)]) };
+}
+
+function ruleDetails(main, name) {
+  const facts = element('div');
+  const chart = hourChart('The last hour', 'decisions a minute');
+  const rest = element('div');
+  const tried = whatIf(name);
+  main.append(element('p', {}, element('a', { href: '#/rules' }, '← All rules')), element('h1', { class: 'mono' }, printable(name)), facts, chart.node, tried.node, rest);
+  const refresh = async () => {
+    const [report, top, history] = await Promise.all([
+      getJson(withQuery('rules', { rule: name, exact: true })),
+      getJson(withQuery('top', { rule: name, exact: true, minutes: 10, most: 20 })).catch((error) => error),
+      getJson(withQuery('history', { rule: name, exact: true })),
+    ]);
+    const limit = report.rules[0];
+    chart.node.hidden = !limit;
+    tried.node.hidden = !limit;
+    if (!limit) {
+      update(facts, problemNotice('No limit of the loaded rules has this name.'));
+      update(rest);
+      return;
+    }
+    const [ofRule, text] = await Promise.all([
+      getJson(withQuery('rules', { search: limit.origin, order: 'file', most: 20 })),
+      getJson(withQuery('rule_text', { origin: limit.origin })).catch(() => null),
+    ]);
+    chart.update(limitSeries(history));
+    tried.begin(text?.limits.find(({ rule }) => rule === name)?.yaml);
+    const siblings = ofRule.rules.filter((found) => found.origin === limit.origin && found.rule_path === limit.rule_path);
+    update(facts,
+      element('section', { class: 'card' }, details([
+        ['Limit', [limit.limit, modeBadge(limit)]],
+        ['Position', code(printable(limit.origin))],
+        ['Counting since', duration(limit.age_s * 1e6)],
+        ['Decisions', `${number(limit.matched)} matched, ${number(limit.rejected)} rejected (${share(limit.rejected, limit.matched)})${limit.shadow_mode ? ' in shadow mode' : ''}, ${number(limit.near_limit_hits)} hits near the limit`],
+        ['Distinct keys', `about ${number(limit.distinct_keys)}, of them about ${number(limit.distinct_rejected_keys)} rejected`],
+        limit.slots && ['Slots', `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released`],
+      ]),
+      element('p', { class: 'tools' }, copyButton('Copy link', () => location.href), copyButton('Copy curl', () => curlOf(withQuery('rules', { rule: name, exact: true }))),
+        text ? copyButton('Copy YAML', () => yamlOf(text)) : null)),
+      limit.findings.map((finding) => element('p', { class: 'notice' }, element('strong', {}, finding.kind.replaceAll('_', ' ')), `: ${finding.advice}`)),
+      text ? card('The rule, as it was loaded', ruleLines(text)) : null,
+      siblings.length > 1 ? element('section', { class: 'card' }, table('Limits of the same rule', limitColumns.slice(0, 4), siblings, { key: (row) => row.rule })) : null);
+    const parts = top instanceof Error ? [problemNotice(top.message)] : [
+      element('section', { class: 'card' }, rejectedTable('Keys rejected most in ten minutes', top.overall, false)),
+      element('section', { class: 'card' }, busiestTable('Busiest keys of ten minutes, from a sample', top.busiest, false))];
+    update(rest, parts, card('Counters',
+      element('p', { class: 'soft' }, 'Lists up to 100 counters of the rule. Needs the admin token and is written to the audit log.'),
+      element('button', { type: 'button', onclick: () => listCounters(limit) }, 'List counters')));
+  };
+  return { refresh, every: 5 };
+}
+
+/** A form in which another limit is tried on the keys of the last minutes. */
+function whatIf(name) {
+  const input = element('textarea', { id: 'tried', rows: 2, spellcheck: 'false' });
+  input.value = readAddress().state.get('limit') ?? '';
+  const result = element('div', { role: 'status' });
+  const show = async () => {
+    try {
+      const report = await getJson(withQuery('what_if', { rule: name, limit: input.value.trim() }));
+      const columns = [
+        { title: 'Key', class: 'name', cell: keyLink },
+        { title: 'Would reject, about', number: true, cell: (key) => number(key.rejected_tried_about) },
+        { title: 'Rejects now, about', number: true, cell: (key) => number(key.rejected_now_about) },
+        { title: 'Hits, about', number: true, cell: (key) => number(key.hits_about) }];
+      update(result,
+        element('p', {}, element('strong', {}, `${number(report.rejected_keys)} of ${number(report.keys.length)} keys`), ` would be rejected, ${number(report.newly_rejected_keys)} of them are not rejected now.`),
+        report.keys.length > 0 ? table(`${report.tried}, instead of ${report.now}`, columns, report.keys.slice(0, 20), { key: (row) => row.key }) : null,
+        element('p', { class: 'soft' }, `Based on the ${report.basis}. "simulate" decides it exactly, on a decision log.`),
+        report.candidate_yaml ? [element('h3', {}, 'As a candidate beside the limits of the rule'), pre('A candidate', report.candidate_yaml), element('p', { class: 'tools' }, copyButton('Copy the candidate', () => report.candidate_yaml))] : null);
+    } catch (error) {
+      update(result, problemNotice(error.message));
+    }
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    writeState({ limit: input.value.trim() });
+    return show();
+  };
+  const node = element('section', { class: 'card' }, element('h2', {}, 'What if'),
+    element('form', { onsubmit: submit },
+      element('p', {}, element('label', { for: 'tried' }, 'Another limit, as in a rule file')), input,
+      element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Try it on the last ten minutes'))),
+    result);
+  let begun = false;
+  return {
+    node,
+    begin: (yaml) => {
+      if (begun) return;
+      begun = true;
+      if (input.value) show();
+      else input.value = yaml ?? '{unit: minute, requests_per_unit: 100}';
+    },
+  };
+}
+
+async function listCounters(limit) {
+  try {
+    const text = await adminRequest(withQuery('counters', { domain: limit.domain, rule: limit.rule_path }));
+    if (text === null) return;
+    const listing = JSON.parse(text);
+    const rows = listing.counters.flatMap((counter) => counter.limits.map((of) => ({ entries: counter.entries.map(([key, value]) => ({ key, value })), counter: of })));
+    const name = (entries) => entries.map(({ key, value }) => `${key}=${value ?? ''}`).join(', ');
+    await tell('Counters',
+      element('p', { class: 'soft' }, `${listing.note}${listing.complete ? '' : '; there may be others'}`),
+      rows.length === 0 ? empty('No counter is above zero.') : table('Counters', [
+        { title: 'Key', class: 'name', cell: ({ entries }) => keyLink({ domain: limit.domain, entries, key: name(entries) }) },
+        { title: 'Used', number: true, cell: ({ counter }) => number(counter.used) },
+        { title: 'Left', number: true, cell: ({ counter }) => number(counter.remaining) },
+        { title: 'Says', cell: ({ counter }) => verdict(counter) },
+      ], rows));
+  } catch (error) {
+    await tell('Counters', problemNotice(error.message));
+  }
+}
+

@@ -1,0 +1,171 @@
+//! The lines of a rule in its file, as they were loaded, and its limits in the form of rule files.
+
+use serde::{Deserialize, Serialize};
+
+use crate::rules::live::{FileLine, LoadedRules};
+use crate::rules::rule::set::{CompiledRule, RuleSet};
+use crate::rules::rule::{Allowance, RuleLimit, SourceLocation};
+use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line, format_rule_with_limits};
+
+/// Query of `/rule_text`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RuleTextQuery {
+    /// Location of a rule: `file:line:column`, as in `/rules` and `/explain`.
+    pub origin: String,
+}
+
+/// Maximum number of lines of a rule.
+const MAX_RULE_LINES: usize = 60;
+/// Maximum number of characters of a line.
+const MAX_LINE_CHARS: usize = 200;
+
+/// A rule in its file.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuleTextReport {
+    /// Name of the file.
+    pub file: String,
+    /// Line of the rule's limits, from 1.
+    pub line: u32,
+    /// Lines from that of the rule's key to the end of the rule; empty if the rules came from a control plane.
+    pub lines: Vec<FileLine>,
+    /// True if lines were left out.
+    pub is_cut: bool,
+    /// Limits, candidates last, each on one line of YAML: what decides, without policies and texts.
+    pub limits: Vec<RuleLimitText>,
+    /// A rule file with these limits; absent if there are none.
+    pub yaml: Option<String>,
+}
+
+/// A limit in the form of rule files.
+#[derive(Clone, Debug, Serialize)]
+pub struct RuleLimitText {
+    /// Name in metrics.
+    pub rule: String,
+    /// Value of `rate_limit`.
+    pub yaml: String,
+    /// True for a candidate.
+    pub candidate: bool,
+}
+
+impl RuleTextReport {
+    /// Finds the rule at a location of the loaded rules; `None` if there is none.
+    pub fn find(loaded: &LoadedRules, origin: &str) -> Option<Self> {
+        let rule = loaded.rules.rules().find(|rule| is_at(&rule.rule.location, origin))?;
+        let SourceLocation { file, line, .. } = &rule.rule.location;
+        let text = loaded.from.texts.iter().find(|text| text.name == *file);
+        let (lines, is_cut) = text.map(|text| find_rule_lines(&text.bytes, *line)).unwrap_or_default();
+        let limits = rule.limits.iter().zip(rule_limits(rule)).map(|(compiled, limit)| RuleLimitText {
+            rule: compiled.stats.name().as_str().to_owned(),
+            yaml: format_limit_on_one_line(limit_to_paste(limit)),
+            candidate: compiled.candidate,
+        });
+        Some(Self {
+            file: file.to_string(),
+            line: *line,
+            lines,
+            is_cut,
+            limits: limits.collect(),
+            yaml: format_rule(&loaded.rules, rule, None),
+        })
+    }
+}
+
+/// Limits of a rule, candidates last, as the compiled ones.
+pub(super) fn rule_limits(rule: &CompiledRule) -> &[RuleLimit] {
+    match &rule.rule.allowance {
+        Allowance::Unlimited { .. } => &[],
+        Allowance::Limits(limits) => limits,
+    }
+}
+
+/// Formats a rule file with the limits of a rule, and `added` as one more line of the list.
+pub(super) fn format_rule(rules: &RuleSet, rule: &CompiledRule, added: Option<String>) -> Option<String> {
+    let path = rules.find_rule_path(&rule.rule.path)?;
+    let lines = rule_limits(rule).iter().map(|limit| format_limit_on_one_line(limit_to_paste(limit)));
+    let lines: Vec<String> = lines.chain(added).collect();
+    (!lines.is_empty()).then(|| format_rule_with_limits(&path, &lines))
+}
+
+pub(super) fn limit_to_paste(limit: &RuleLimit) -> LimitToPaste<'_> {
+    LimitToPaste {
+        limit: &limit.limit,
+        name: &limit.name,
+        active: limit.active,
+        max_wait_us: limit.limit.written_max_wait_us(),
+        shadow_mode: limit.shadow,
+    }
+}
+
+fn is_at(location: &SourceLocation, origin: &str) -> bool {
+    origin.strip_prefix(&*location.file).is_some_and(|rest| rest == format!(":{}:{}", location.line, location.column))
+}
+
+/// Lines of the list item that contains `line`, and whether the last were left out.
+fn find_rule_lines(text: &[u8], line: u32) -> (Vec<FileLine>, bool) {
+    let all: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
+    let at = (line as usize).saturating_sub(1);
+    if at >= all.len() {
+        return (Vec::new(), false);
+    }
+    let indent = |index: usize| all[index].iter().take_while(|byte| **byte == b' ').count();
+    let is_item = |index: usize| all[index][indent(index)..].starts_with(b"-");
+    let is_blank = |index: usize| matches!(all[index].get(indent(index)), None | Some(b'#' | b'\r'));
+    // `rate_limit` stands deeper than the `- key` that it belongs to.
+    let within = indent(at);
+    let is_start = |index: &usize| is_item(*index) && !is_blank(*index) && (*index == at || indent(*index) < within);
+    let lowest = at.saturating_sub(MAX_RULE_LINES / 2);
+    let first = (lowest..=at).rev().find(is_start).unwrap_or(at);
+    let mut end = first + 1;
+    while end < all.len() && (is_blank(end) || indent(end) > indent(first)) {
+        end += 1;
+    }
+    while end > first + 1 && is_blank(end - 1) {
+        end -= 1;
+    }
+    let shown = end.min(first + MAX_RULE_LINES);
+    let lines = (first..shown).zip(1..).map(|(index, offset)| {
+        let start = &all[index][..all[index].len().min(4 * MAX_LINE_CHARS)];
+        let text = String::from_utf8_lossy(start).trim_end().chars().take(MAX_LINE_CHARS).collect();
+        FileLine { number: u32::try_from(first).unwrap_or(u32::MAX).saturating_add(offset), text }
+    });
+    (lines.collect(), shown < end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+domain: shop
+descriptors:
+- key: user
+  # premium
+  rate_limit:
+    unit: day
+    requests_per_unit: 5
+  descriptors:
+  - {key: path, rate_limit: {unit: day, requests_per_unit: 2}}
+
+- key: login
+";
+
+    fn numbers(line: u32) -> Vec<u32> {
+        find_rule_lines(TEXT.as_bytes(), line).0.iter().map(|line| line.number).collect()
+    }
+
+    #[test]
+    fn lines_of_a_rule_begin_at_its_key_and_end_with_it() {
+        assert_eq!(numbers(5), [3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(numbers(6), [3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(numbers(9), [9]);
+        assert_eq!(numbers(99), []);
+    }
+
+    #[test]
+    fn long_rules_are_cut() {
+        let text = format!("- key: user\n{}", "  x: y\n".repeat(100));
+        let (lines, is_cut) = find_rule_lines(text.as_bytes(), 1);
+        assert_eq!((lines.len(), is_cut), (MAX_RULE_LINES, true));
+    }
+}

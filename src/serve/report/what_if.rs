@@ -1,0 +1,298 @@
+//! Report of the keys that another limit would have rejected in the last minutes.
+//!
+//! Hits are those of the busiest keys, by minute, from a sample of the decisions. They are spread evenly over their
+//! minute and charged to the limit as it decides, beginning with nothing counted, so a limit with a longer period than
+//! the minutes that are known rejects at least what is said, and bursts within a minute are not seen.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::domain_names::DomainsByMetricName;
+use super::rule_text::{format_rule, rule_limits};
+use super::top::{KeyEntry, parse_key_entries};
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::algorithm::state::State;
+use crate::limit::charge::ChargeRequest;
+use crate::limit::request::Hits;
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::compile::{RuleText, compile_texts};
+use crate::rules::rule::set::{CompiledRule, RuleSet};
+use crate::rules::rule::{Allowance, RuleLimit};
+use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line};
+use crate::rules::yaml::DocumentSelection;
+use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKeysInMinute, TopKeys};
+
+/// Query of `/what_if`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WhatIfQuery {
+    /// Name of a limit: `domain.key_value.key`.
+    pub rule: String,
+    /// Limit to try, as the value of `rate_limit` in a rule file, on one line or more.
+    pub limit: String,
+}
+
+/// Maximum length of the limit to try, in bytes.
+const MAX_LIMIT_BYTES: usize = 2000;
+/// Maximum number of keys that are tried.
+const MAX_TRIED_KEYS: usize = 50;
+/// Number of parts of a minute at whose start the hits of the part come.
+const PARTS_PER_MINUTE: u64 = 240;
+const US_PER_MINUTE: u64 = 60_000_000;
+
+/// Effect of another limit.
+#[derive(Clone, Debug, Serialize)]
+pub struct WhatIfReport {
+    /// Name of the limit that it is compared with.
+    pub rule: String,
+    /// That limit in words.
+    pub now: String,
+    /// The limit that was tried, in words.
+    pub tried: String,
+    /// Number of minutes of which hits are known, including the current one.
+    pub minutes: u64,
+    /// Busiest keys, the most rejected by the tried limit first.
+    pub keys: Vec<WhatIfKey>,
+    /// Number of these keys that it would have rejected.
+    pub rejected_keys: usize,
+    /// Number of these keys that only it would have rejected.
+    pub newly_rejected_keys: usize,
+    /// A rule file with the limit as a candidate beside the limits of the rule.
+    pub candidate_yaml: Option<String>,
+    /// What the figures are based on.
+    pub basis: &'static str,
+}
+
+/// Effect on one key.
+#[derive(Clone, Debug, Serialize)]
+pub struct WhatIfKey {
+    /// Domain, as requests name it; absent if it is not certain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// As in `/top`.
+    pub key: String,
+    /// Entries of the key; absent if it was cut or is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Vec<KeyEntry>>,
+    /// Estimated number of hits.
+    pub hits_about: u64,
+    /// Hits that the present limit would have rejected, by the same estimate.
+    pub rejected_now_about: u64,
+    /// Hits that the tried limit would have rejected.
+    pub rejected_tried_about: u64,
+}
+
+/// Reason why a limit cannot be tried.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WhatIfError {
+    /// No limit has the name.
+    #[error("no limit of the loaded rules has the name {0} (use a name of /rules)")]
+    UnknownLimit(String),
+    /// The limit to try is no `rate_limit`.
+    #[error("limit: {0}")]
+    InvalidLimit(String),
+    /// Slots are not in the sample.
+    #[error("a concurrent limit cannot be tried: it depends on how long requests take")]
+    Concurrent,
+}
+
+/// The rules, and the keys with most hits.
+#[derive(Clone, Copy, Debug)]
+pub struct WhatIfSources<'a> {
+    /// Loaded rules.
+    pub rules: &'a RuleSet,
+    /// Keys with most hits.
+    pub busiest: &'a TopKeys,
+    /// Values of keys are shown.
+    pub has_values: bool,
+}
+
+impl WhatIfReport {
+    /// Computes the report.
+    ///
+    /// # Errors
+    /// No such limit, an invalid limit to try, or a limit that cannot be tried.
+    pub fn new(sources: WhatIfSources<'_>, now: Time, query: &WhatIfQuery) -> Result<Self, WhatIfError> {
+        let WhatIfSources { rules, busiest, has_values } = sources;
+        let has_name = |rule: &CompiledRule| rule.limits.iter().position(|one| one.stats.name().as_str() == query.rule);
+        let found = rules.rules().find_map(|rule| Some((rule, has_name(rule)?)));
+        let (rule, index) = found.ok_or_else(|| WhatIfError::UnknownLimit(query.rule.clone()))?;
+        let tried = parse_limit(&query.limit)?;
+        let present = &rule.limits[index].limit;
+        if present.is_concurrent() || tried.limit.is_concurrent() {
+            return Err(WhatIfError::Concurrent);
+        }
+        // The sample has keys under the first limit of their rule.
+        let first = rule.limits[0].stats.name();
+        let domain = DomainsByMetricName::new(Some(rules)).find_domain(first);
+        let hits = sum_hits_by_key(&busiest.rejected_keys_by_minute(now), |name| name == first.as_str());
+        let mut keys: Vec<WhatIfKey> = hits
+            .into_iter()
+            .map(|(text, by_minute)| {
+                let mut entries = parse_key_entries(&text);
+                if !has_values {
+                    entries.iter_mut().flatten().for_each(|entry| entry.value = None);
+                }
+                WhatIfKey {
+                    domain: domain.clone(),
+                    key: text.to_string(),
+                    entries,
+                    hits_about: by_minute.values().sum(),
+                    rejected_now_about: count_rejected_hits(present, &by_minute),
+                    rejected_tried_about: count_rejected_hits(&tried.limit, &by_minute),
+                }
+            })
+            .collect();
+        keys.sort_by(|a, b| {
+            (b.rejected_tried_about, b.hits_about, &a.key).cmp(&(a.rejected_tried_about, a.hits_about, &b.key))
+        });
+        Ok(Self {
+            rule: query.rule.clone(),
+            now: present.to_string(),
+            tried: tried.limit.to_string(),
+            minutes: KEPT_MINUTES,
+            rejected_keys: keys.iter().filter(|key| key.rejected_tried_about > 0).count(),
+            newly_rejected_keys: keys
+                .iter()
+                .filter(|key| key.rejected_tried_about > 0 && key.rejected_now_about == 0)
+                .count(),
+            keys,
+            candidate_yaml: format_rule(rules, rule, Some(format_candidate(rule, &tried))),
+            basis: "busiest keys of ten minutes, from a sample; hits spread evenly over each minute; nothing counted \
+                    before",
+        })
+    }
+}
+
+/// Reads a limit as the value of `rate_limit`.
+fn parse_limit(text: &str) -> Result<RuleLimit, WhatIfError> {
+    let invalid = |what: String| WhatIfError::InvalidLimit(what);
+    if text.trim().is_empty() || text.len() > MAX_LIMIT_BYTES {
+        return Err(invalid(format!("1 to {MAX_LIMIT_BYTES} bytes, such as {{unit: minute, requests_per_unit: 50}}")));
+    }
+    let mut document = "domain: tried\ndescriptors:\n- key: tried\n  rate_limit:\n".to_owned();
+    text.lines().for_each(|line| document += &format!("    {line}\n"));
+    let text = RuleText { name: "limit".into(), bytes: document.into_bytes(), documents: DocumentSelection::FirstOnly };
+    let compiled = compile_texts(&[text], &CompileOptions::default()).map_err(|found| {
+        let messages: Vec<String> = found.errors().iter().map(|error| error.message.to_string()).collect();
+        invalid(messages.join("; "))
+    })?;
+    let nodes = compiled.domains.iter().flat_map(|domain| domain.descriptors.iter());
+    let limits: Vec<RuleLimit> = nodes
+        .filter_map(|node| node.rule.as_ref())
+        .flat_map(|rule| match &rule.allowance {
+            Allowance::Limits(limits) => limits.clone(),
+            Allowance::Unlimited { .. } => Vec::new(),
+        })
+        .collect();
+    <[RuleLimit; 1]>::try_from(limits)
+        .map(|[limit]| limit)
+        .map_err(|limits| invalid(format!("one limit is tried at a time, here are {}", limits.len())))
+}
+
+/// The tried limit as a candidate, under a name that no limit of the rule has.
+fn format_candidate(rule: &CompiledRule, tried: &RuleLimit) -> String {
+    let is_taken = |name: &str| rule_limits(rule).iter().any(|limit| limit.name == name);
+    let names = std::iter::once("candidate".to_owned()).chain((2..).map(|number| format!("candidate_{number}")));
+    let name = names.into_iter().find(|name| !is_taken(name)).unwrap_or_default();
+    format_limit_on_one_line(LimitToPaste {
+        limit: &tried.limit,
+        name: &name,
+        active: tried.active,
+        max_wait_us: tried.limit.written_max_wait_us(),
+        shadow_mode: true,
+    })
+}
+
+/// Hits by minute of the keys with most hits, at most [`MAX_TRIED_KEYS`].
+fn sum_hits_by_key(
+    minutes: &[RejectedKeysInMinute],
+    filter: impl Fn(&str) -> bool,
+) -> Vec<(Arc<str>, BTreeMap<u64, u64>)> {
+    let mut by_key: BTreeMap<Arc<str>, BTreeMap<u64, u64>> = BTreeMap::new();
+    for minute in minutes {
+        for key in minute.keys.iter().filter(|key| filter(key.limit.as_str())) {
+            *by_key.entry(Arc::clone(&key.text)).or_default().entry(minute.minute).or_default() += key.at_least;
+        }
+    }
+    let mut keys: Vec<_> = by_key.into_iter().filter(|(_, hits)| hits.values().sum::<u64>() > 0).collect();
+    keys.sort_by_key(|(_, hits)| std::cmp::Reverse(hits.values().sum::<u64>()));
+    keys.truncate(MAX_TRIED_KEYS);
+    keys
+}
+
+/// Number of hits that the limit rejects, if those of a minute come evenly.
+fn count_rejected_hits(limit: &Limit, by_minute: &BTreeMap<u64, u64>) -> u64 {
+    let mut state = State::empty_for(limit);
+    let mut rejected = 0;
+    for (minute, hits) in by_minute {
+        let mut done = 0;
+        for part in 1..=PARTS_PER_MINUTE {
+            let due = (u128::from(*hits) * u128::from(part)).div_ceil(u128::from(PARTS_PER_MINUTE));
+            let of_part = u64::try_from(due).unwrap_or(u64::MAX).saturating_sub(done);
+            done += of_part;
+            let at_us = minute * US_PER_MINUTE + (part - 1) * (US_PER_MINUTE / PARTS_PER_MINUTE);
+            if of_part > 0 {
+                rejected += charge_and_count_rejected(
+                    &mut state,
+                    limit,
+                    HitsAt { at: Time::from_micros(at_us), hits: of_part },
+                );
+            }
+        }
+    }
+    rejected
+}
+
+/// Hits that come at one time.
+#[derive(Clone, Copy, Debug)]
+struct HitsAt {
+    at: Time,
+    hits: u64,
+}
+
+/// Charges hits one by one, as far as they differ: those that pass at once, and the others.
+fn charge_and_count_rejected(state: &mut State, limit: &Limit, HitsAt { at, hits }: HitsAt) -> u64 {
+    let mut charge = |hits: Hits| state.charge(limit, at, ChargeRequest::new(hits, u64::MAX));
+    let first = hits.min(u64::from(charge(Hits::Peek).remaining));
+    [first, hits - first].into_iter().filter(|part| *part > 0 && !charge(Hits::Charge(*part)).admitted).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected(limit: &str, hits: &[(u64, u64)]) -> u64 {
+        let limit = parse_limit(limit).unwrap();
+        count_rejected_hits(&limit.limit, &hits.iter().copied().collect())
+    }
+
+    #[test]
+    fn hits_beyond_the_limit_of_each_minute_are_rejected() {
+        let limit = "{unit: minute, requests_per_unit: 10}";
+        assert_eq!(rejected(limit, &[(100, 10), (101, 25), (102, 11)]), 15 + 1);
+        assert_eq!(rejected(limit, &[]), 0);
+        // A tenth of a hit a second comes in one second of ten.
+        assert_eq!(rejected("{unit: second, requests_per_unit: 1}", &[(100, 6)]), 0);
+        assert_eq!(rejected("{unit: second, requests_per_unit: 1}", &[(100, 120)]), 60);
+    }
+
+    #[test]
+    fn limit_is_read_as_in_rule_files_and_errors_name_the_key() {
+        for good in ["{unit: minute, requests_per_unit: 5}", "unit: minute\nrequests_per_unit: 5"] {
+            assert_eq!(parse_limit(good).unwrap().limit.requests_per_unit(), 5, "{good}");
+        }
+        for (bad, expected) in [
+            ("", "1 to 2000 bytes"),
+            ("{unit: minutes, requests_per_unit: 5}", "minutes"),
+            ("unlimited: true", "one limit is tried at a time, here are 0"),
+        ] {
+            let error = parse_limit(bad).unwrap_err().to_string();
+            assert!(error.contains(expected), "{bad}: {error}");
+        }
+        assert!(parse_limit(&"x".repeat(MAX_LIMIT_BYTES + 1)).is_err());
+    }
+}
