@@ -70,6 +70,7 @@ fn every_page_is_isolated_from_other_sites() {
         "/rules",
         "/top",
         "/unmatched",
+        "/quota",
         "/fleet",
         "/settings",
         "/store",

@@ -14,7 +14,7 @@ const CONSOLE_CSS: &str = include_str!("console/console.css");
 const CONSOLE_JS: &str = include_str!("console/console.js");
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 19] = [
+const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 20] = [
     ("/", "the console in a browser, this list elsewhere"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
     ("/explain", "rules and counters that a request (as for /json) matches, as JSON; charges nothing"),
@@ -27,6 +27,7 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 19] = [
         "/problems",
         "last warnings and errors of the log, errors in rule files with their lines, failures of the store as JSON",
     ),
+    ("/quota", "streams of quotas, and what each proxy has of each key as JSON; `format=text`, `rule=NAME`, `most=N`"),
     ("/readyz", "200 if the process can decide requests, otherwise the reason"),
     ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
