@@ -33,7 +33,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 16] = [
+const RECIPES: [&str; 17] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -50,6 +50,7 @@ const RECIPES: [&str; 16] = [
     "Tokens of a language model",
     "One limit over several regions",
     "See first, reject later",
+    "A hot limit without calls",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -708,4 +709,18 @@ fn first_roll_out_rejects_nothing_and_shows_who_would_be() {
     wait_for("the rule to reject", || {
         (served.envoy.get("/").header("x-user", "ann").send().status == 429).then_some(())
     });
+}
+
+#[test]
+fn proxy_decides_by_itself_what_it_was_assigned() {
+    let served = Served::start_with(&Recipe::find(17), |setup| setup.env("TOLLKEEPER_RLQS", "true"));
+    let request = served.envoy.get("/");
+    let began = Instant::now();
+    wait_for("the first assignment", || (request.send().status == 200).then_some(()));
+    let passed = 1 + (0..1000).take_while(|_| request.send().status == 200).count() as u64;
+    let most = 60 + began.elapsed().as_secs() + 1;
+    assert!((20..=most).contains(&passed), "{passed} of {most} passed");
+    assert_eq!(served.envoy.stat("cluster.upstream.ratelimit.ok"), 0, "Envoy asks for no request");
+    let page = http::get(served.tollkeeper.debug_port(), "/quota?format=text").send().text();
+    assert!(page.contains("hot.backend_search"), "{page}");
 }
