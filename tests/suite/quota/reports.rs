@@ -46,8 +46,9 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 10}
     shadow_mode: true
   - key: tried
-    rate_limit: {unit: day, requests_per_unit: 1000}
-    candidates: [{name: tight, rate_limit: {unit: day, requests_per_unit: 4}}]
+    rate_limit:
+      - {unit: day, requests_per_unit: 1000}
+      - {name: tight, shadow_mode: true, unit: day, requests_per_unit: 4}
 ";
     let server = start(rules);
     let mut proxy = Proxy::connect(server.grpc_port(), "quota");
@@ -92,7 +93,7 @@ fn log_of_reports_is_read_by_all_tools() {
         let output = command.output().unwrap();
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
     };
-    let why = run(&["why", "--domain", "quota", "--descriptor", "user=ann", "--all", "--log", "log.jsonl"]);
+    let why = run(&["why", "--domain", "quota", "--descriptor", "api=v1,user=ann", "--all", "--log", "log.jsonl"]);
     assert!(why.contains("a proxy, by its assignment over RLQS"), "{why}");
     let simulated = run(&["simulate", "--traffic", "log.jsonl", "--rules", "rules.yaml", "--json"]);
     let simulated: Value = serde_json::from_str(&simulated).unwrap_or_else(|error| panic!("{error}: {simulated}"));
