@@ -9,6 +9,7 @@ pub mod error;
 pub mod charge;
 pub mod health;
 pub mod stats;
+pub mod held_demand;
 pub mod holders;
 pub mod memory;
 pub mod fallback;
@@ -29,6 +30,7 @@ use self::charge::{ChargeContext, CommitMode};
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
+use self::held_demand::HeldDemand;
 use self::holders::HolderTable;
 use self::memcache::Memcache;
 use self::memory::MemoryStore;
@@ -55,6 +57,8 @@ use crate::telemetry::traces::SpanRef;
 #[derive(Debug)]
 pub struct Store {
     backend: StoreBackend,
+    /// Demand of decisions on counters that this process holds a part of.
+    pub held_demand: HeldDemand,
 }
 
 /// Implementations of a store: a closed set, so that the memory store needs neither a box nor dynamic dispatch.
@@ -91,9 +95,15 @@ impl StoreContext<'_> {
     }
 }
 
+impl From<StoreBackend> for Store {
+    fn from(backend: StoreBackend) -> Self {
+        Self { backend, held_demand: HeldDemand::default() }
+    }
+}
+
 impl From<MemoryStore> for Store {
     fn from(memory: MemoryStore) -> Self {
-        Self { backend: StoreBackend::Memory(memory) }
+        StoreBackend::Memory(memory).into()
     }
 }
 
@@ -105,13 +115,13 @@ impl From<Redis> for Store {
 
 impl From<Arc<Redis>> for Store {
     fn from(redis: Arc<Redis>) -> Self {
-        Self { backend: StoreBackend::Redis(redis) }
+        StoreBackend::Redis(redis).into()
     }
 }
 
 impl From<Memcache> for Store {
     fn from(memcache: Memcache) -> Self {
-        Self { backend: StoreBackend::Memcache(Box::new(memcache)) }
+        StoreBackend::Memcache(Box::new(memcache)).into()
     }
 }
 
@@ -155,6 +165,7 @@ impl Store {
         context: StoreContext<'_>,
         mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
     ) -> Option<impl Future<Output = ()>> {
+        let charges = charges.inspect(|(_, charge)| self.held_demand.record(charge));
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {

@@ -90,6 +90,53 @@ pub struct ExplainedDescriptor {
     /// Slots of each concurrent limit; empty for most rules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slots: Vec<ExplainedSlots>,
+    /// Who holds what of the limits over the rate limit quota service; absent if nobody does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<ExplainedQuota>,
+}
+
+/// How limits of a descriptor are divided among proxies that decide by themselves, by this replica.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct ExplainedQuota {
+    /// Each limit, and what this replica holds of it.
+    pub limits: Vec<LimitShareReport>,
+    /// Proxies that share it.
+    pub proxies: Vec<ProxyReport>,
+    /// The store does not answer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub store_failed: bool,
+}
+
+/// One limit of a key.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct LimitShareReport {
+    /// The limit in words.
+    pub limit: String,
+    /// `rate`: shares per period; `hits`: lent hits.
+    pub form: String,
+    /// What this replica holds of it.
+    pub held: u64,
+    /// What of that no proxy has.
+    pub free: u64,
+    /// Seconds until the hold ends, unless it is renewed.
+    pub held_for_s: u64,
+}
+
+/// A proxy's part of a key.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ProxyReport {
+    /// Number of its stream.
+    pub stream: u64,
+    /// Its address.
+    pub peer: String,
+    /// Demand in requests per second.
+    pub demand_per_s: f64,
+    /// What it was told: `allow`, `deny`, or its bucket.
+    pub assignment: String,
+    /// Hits that it may still admit, or admitted and did not report; per period, for rates.
+    pub reserved: u64,
+    /// Seconds until its assignment ends, unless it is renewed.
+    pub ends_s: u64,
 }
 
 /// Slots of a concurrent limit.
@@ -396,6 +443,7 @@ fn explain_unknown_domain(rules: &RuleSet, domain: &str, descriptor: &Descriptor
         rule: None,
         limits: Vec::new(),
         slots: Vec::new(),
+        quota: None,
     }
 }
 
@@ -464,6 +512,7 @@ fn explain_descriptor(
         }),
         limits,
         slots: Vec::new(),
+        quota: None,
     }
 }
 

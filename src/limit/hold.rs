@@ -60,6 +60,9 @@ pub struct HoldRequest {
     ///
     /// A holder that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
     pub used: u64,
+    /// Number of `used` among those of this holder on this counter; 0: none. A call with the number of the last one
+    /// repeats it, because its answer was lost: its used hits are not charged again.
+    pub number: u64,
     /// What to hold from now on. What is still held, up to this, is always granted; the rest if it fits.
     pub wanted: HeldAmount,
     /// Time from the store's now for which to hold it, in microseconds, at most [`MAX_HOLD_US`]. A call renews the
@@ -284,6 +287,7 @@ struct HoldingReplica {
     held: HeldAmount,
     until: Time,
     demand: u64,
+    number: u64,
 }
 
 impl HeldCounter {
@@ -318,9 +322,10 @@ impl HeldCounter {
         let lasting = self.hold.and_then(|hold| hold.settle(limit, state, now));
         let is_settled = self.hold.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
-        let Standing { mut own, ended_capacity } = self.take_standing(limit, holder, at);
+        let Standing { mut own, number, ended_capacity } = self.take_standing(limit, holder, at);
         let ended = if is_settled { 0 } else { ended_capacity };
-        let used = own.use_hits(limit, request.used);
+        let is_repeated = request.number > 0 && request.number == number;
+        let used = own.use_hits(limit, if is_repeated { 0 } else { request.used });
         // The bucket was refilled by what the holds left of the refill until now.
         let refill =
             limit.lowered(if limit.is_held_by_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
@@ -332,19 +337,20 @@ impl HeldCounter {
         let kept = own.min(wanted);
         let fitting = find_room(limit, state, others.plus(kept), now);
         let added = wanted.minus(kept).min(fitting);
-        let granted = kept.plus(added);
+        let granted = kept.plus(added).without_excess_refill(wanted);
         let until = end_of_hold(limit, at, request.lasts_us.min(MAX_HOLD_US));
         let answer = HoldAnswer {
             granted,
             now,
             until,
-            room: fitting.minus(added),
+            room: fitting.minus(granted.minus(kept)),
             others: self.holders.iter().map(HoldingReplica::as_other).collect(),
             window_end: window_end(limit, now),
         };
         // A holder without room is kept too, so that the others learn of its demand.
         if has_place && (granted != HeldAmount::default() || request.demand > 0) {
-            self.holders.push(HoldingReplica { id: holder, held: granted, until, demand: request.demand });
+            let HoldRequest { demand, number, .. } = request;
+            self.holders.push(HoldingReplica { id: holder, held: granted, until, demand, number });
         }
         self.hold = sum_holds(limit, &self.holders);
         self.refilled = self.hold.map_or(now, |hold| hold.until.plus_us(hold.refill_us(limit)));
@@ -353,7 +359,7 @@ impl HeldCounter {
 
     /// Takes out the holder, and those whose hold has ended; returns what the holder held, and the sum of what ended.
     fn take_standing(&mut self, limit: &Limit, id: ReplicaId, at: Time) -> Standing {
-        let mut standing = Standing { own: HeldAmount::default(), ended_capacity: 0 };
+        let mut standing = Standing { own: HeldAmount::default(), number: 0, ended_capacity: 0 };
         self.holders.retain(|holder| {
             if holder.until <= at {
                 standing.ended_capacity += holder.held.capacity;
@@ -362,7 +368,7 @@ impl HeldCounter {
             // A hold beyond this was made before the clock was set back.
             let lasts = holder.until.since_us(at) <= longest_hold_us(limit);
             if lasts && holder.id == id {
-                standing.own = holder.held;
+                (standing.own, standing.number) = (holder.held, holder.number);
             }
             lasts && holder.id != id
         });
@@ -373,13 +379,15 @@ impl HeldCounter {
 /// What a call finds of the holds on a counter, besides the other holders.
 struct Standing {
     own: HeldAmount,
+    /// Number of the last call of the holder.
+    number: u64,
     /// Capacity of holds that have ended and were not charged.
     ended_capacity: u64,
 }
 
 impl HoldingReplica {
     fn as_other(&self) -> OtherHolder {
-        let Self { id, held, until, demand } = *self;
+        let Self { id, held, until, demand, .. } = *self;
         OtherHolder { holder: id, held, until, demand }
     }
 }
@@ -395,6 +403,17 @@ impl HeldAmount {
 
     fn min(self, other: Self) -> Self {
         Self { hits: self.hits.min(other.hits), capacity: self.capacity.min(other.capacity) }
+    }
+
+    /// Returns the amount with no more of the refill of a bucket than goes with its capacity, as wanted.
+    ///
+    /// A hold of the refill without capacity would keep an empty bucket from ever being refilled.
+    fn without_excess_refill(self, wanted: Self) -> Self {
+        if wanted.capacity == 0 {
+            return self;
+        }
+        let fitting = u128::from(wanted.hits) * u128::from(self.capacity) / u128::from(wanted.capacity);
+        Self { hits: self.hits.min(u64::try_from(fitting).unwrap_or(u64::MAX)), ..self }
     }
 
     /// Returns what of the amount a limit can give: at most 2^32 - 1, and no capacity of a window.
@@ -444,16 +463,24 @@ fn find_largest_charge(limit: &Limit, state: &State, now: Time) -> u64 {
 /// Returns the time of the counter at which a hold ends that must last for `lasts_us`.
 fn end_of_hold(limit: &Limit, at: Time, lasts_us: u64) -> Time {
     let last = at.plus_us(lasts_us);
+    match windows_until_end(limit) {
+        0 => last,
+        windows => fixed_window::window_bounds(limit, last).1.plus_us((windows - 1) * limit.period_us()),
+    }
+}
+
+/// Number of ends of windows after which a hold ends; 0: at its own time.
+pub(crate) const fn windows_until_end(limit: &Limit) -> u64 {
     match limit.counting {
-        CountingMethod::FixedWindow | CountingMethod::CalendarWindow => fixed_window::window_bounds(limit, last).1,
+        CountingMethod::FixedWindow | CountingMethod::CalendarWindow => 1,
         // The window is weighed in the next one too.
-        CountingMethod::SlidingWindowCounter => fixed_window::window_bounds(limit, last).1.plus_us(limit.period_us()),
+        CountingMethod::SlidingWindowCounter => 2,
         CountingMethod::TokenBucket
         | CountingMethod::LeakyBucket
         | CountingMethod::SlidingWindowLog
         | CountingMethod::Slots
         | CountingMethod::RegionWindow
-        | CountingMethod::RegionBucket => last,
+        | CountingMethod::RegionBucket => 0,
     }
 }
 

@@ -199,6 +199,9 @@ def judge_reload(run):
                 begin += -begin % one.limit.period_s
             part = [answer for answer in answers if begin <= answer.sent < end]
             limit = one.limit._replace(hits=int(one.limit.hits * factor))
+            if not part:
+                # No window of the limit begins in this part.
+                continue
             rows.append(judge(f"{one.name}: {label}", part, limit))
     return rows
 

@@ -72,6 +72,7 @@ fn every_page_is_isolated_from_other_sites() {
         "/rules",
         "/top",
         "/unmatched",
+        "/quota",
         "/fleet",
         "/settings",
         "/store",

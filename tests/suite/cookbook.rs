@@ -34,7 +34,7 @@ const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 const TEMPLATE: &str = "tests/suite/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
-const RECIPES: [&str; 18] = [
+const RECIPES: [&str; 19] = [
     "Premium users get more",
     "A limit for one path and method",
     "So many a day, and bursts",
@@ -53,6 +53,7 @@ const RECIPES: [&str; 18] = [
     "See first, reject later",
     "Ten exports at once",
     "WebSockets",
+    "A hot limit without calls",
 ];
 
 /// A recipe's tollkeeper behind a recipe's Envoy.
@@ -747,4 +748,18 @@ fn user_has_twenty_websockets() {
     sockets.pop();
     sockets.push(wait_for("the slot of the closed socket", || socket("ann").ok()));
     assert_eq!(socket("ann").err(), Some(429));
+}
+
+#[test]
+fn proxy_decides_by_itself_what_it_was_assigned() {
+    let served = Served::start_with(&Recipe::find(19), |setup| setup.env("TOLLKEEPER_RLQS", "true"));
+    let request = served.envoy.get("/");
+    let began = Instant::now();
+    wait_for("the first assignment", || (request.send().status == 200).then_some(()));
+    let passed = 1 + (0..1000).take_while(|_| request.send().status == 200).count() as u64;
+    let most = 60 + began.elapsed().as_secs() + 1;
+    assert!((20..=most).contains(&passed), "{passed} of {most} passed");
+    assert_eq!(served.envoy.stat("cluster.upstream.ratelimit.ok"), 0, "Envoy asks for no request");
+    let page = http::get(served.tollkeeper.debug_port(), "/quota?format=text").send().text();
+    assert!(page.contains("hot.backend_search"), "{page}");
 }

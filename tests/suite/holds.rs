@@ -49,7 +49,7 @@ fn size(amount: HeldAmount) -> u64 {
 
 /// Request to hold hits for 20 s.
 fn hold(used: u64, wanted: HeldAmount) -> HoldRequest {
-    HoldRequest { used, wanted, lasts_us: 20 * SECOND_US, demand: size(wanted) }
+    HoldRequest { used, number: 0, wanted, lasts_us: 20 * SECOND_US, demand: size(wanted) }
 }
 
 /// Charge on the counters of a value.

@@ -4,6 +4,7 @@
 //! test takes as long as its reports.
 
 mod proxy;
+mod reports;
 
 use std::time::{Duration, Instant};
 
@@ -85,10 +86,10 @@ fn limits_of_rules_decide_the_strategy() {
     let buckets = [one("fast"), one("free"), one("closed"), one("nothing"), one("watched"), one("twice")];
     let usages: Vec<_> = buckets.iter().map(|bucket| (&bucket[..], 1, 0)).collect();
     proxy.report(&usages);
-    let Assigned::Tokens { max, fill, interval_s: 1, ttl_s: 15, starts_full: false } = proxy.next(&buckets[0]) else {
+    let Assigned::Tokens { max, fill, interval_s: 1, ttl_s, starts_full: false } = proxy.next(&buckets[0]) else {
         panic!("a rate is assigned: {proxy:?}");
     };
-    assert!(max == fill && (60..=80).contains(&max), "{max}, {fill}");
+    assert!(max == fill && (60..=80).contains(&max) && ttl_s <= 15, "{max}, {fill}, {ttl_s}");
     assert_eq!(proxy.next(&buckets[1]), Assigned::Allow);
     assert_eq!(proxy.next(&buckets[2]), Assigned::Deny);
     assert_eq!(proxy.next(&buckets[3]), Assigned::Allow);
@@ -218,6 +219,29 @@ fn check_names_limits_that_cannot_be_divided() {
     let page = run(&["check", "--quota"]);
     assert!(page.contains("quota.queue: RLQS assigns nothing to its buckets: leaky_bucket"), "{page}");
     assert!(!run(&["check"]).contains("RLQS"));
+    std::fs::write(&path, RULES.replace("algorithm: leaky_bucket", "scope: global")).unwrap();
+    let page = run(&["check", "--quota"]);
+    assert!(page.contains("quota.queue: RLQS assigns nothing to its buckets: `scope: global`"), "{page}");
+}
+
+#[test]
+fn stream_that_never_reads_harms_no_other() {
+    let server = start(RULES);
+    let mut deaf = Proxy::connect(server.grpc_port(), "quota");
+    // Far more than the windows of HTTP/2 hold: the answers to each are about 100 kB.
+    let users: Vec<String> = (0..1000).map(|number| format!("deaf-{number}")).collect();
+    let buckets: Vec<[(&str, &str); 2]> = users.iter().map(|user| [("user", user.as_str()), ("api", "v1")]).collect();
+    let usages: Vec<_> = buckets.iter().map(|bucket| (&bucket[..], 1, 0)).collect();
+    for _ in 0..8 {
+        deaf.report(&usages);
+    }
+    let mut other = Proxy::connect(server.grpc_port(), "quota");
+    other.report(&[(&ANN, 1, 0)]);
+    assert!(matches!(other.next(&ANN), Assigned::Tokens { .. }), "{other:?}");
+    let buckets = format!("\"bucket_count\": {}", 1001);
+    wait_for("all buckets to be known", || {
+        http::get(server.debug_port(), "/quota").send().text().contains(&buckets).then_some(())
+    });
 }
 
 #[test]

@@ -6,12 +6,10 @@
 use super::assignment::{Assignment, Retirement, Strategy, Tokens};
 use super::divided_limit::AssignmentForm;
 use super::holder::{Change, MARGIN_US, Sent, ShareHolder};
-use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S};
+use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S, renew_before_us};
 use crate::base::clock::Time;
 use crate::limit::charge::clamp_to_u32;
 
-/// Time before its end in which an assignment is renewed, in microseconds: two reports.
-const RENEW_BEFORE_US: u64 = 10_100_000;
 /// Smallest part of a bucket that is raised by its ratio; from less, a new bucket loses little.
 const MIN_RATIO_OF_RAISE: u64 = 16;
 /// Largest bucket that is assigned.
@@ -22,6 +20,8 @@ const MAX_TOKENS: u64 = 1 << 31;
 struct Possible {
     /// Its fair part.
     target: u64,
+    /// Least for which a proxy gives up an assignment that this ledger does not know.
+    enough: u64,
     /// What is free beside what it has.
     free: u64,
     /// Another holder has less than it wants.
@@ -80,7 +80,7 @@ impl<K> Division<K> {
         }
         let last = holder.sent.filter(|_| holder.is_surely_in_force(now));
         match last {
-            Some(sent) if sent.most_left() <= 1 => Retirement::Wait,
+            Some(sent) if sent.most_left() <= 1 || !holder.can_be_changed() => Retirement::Wait,
             Some(Sent { strategy: Strategy::Tokens(tokens), .. }) if holder.keeps_ratio && tokens.fill == 0 => {
                 let max = scale(tokens.max.into(), 1, holder.most_left());
                 let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
@@ -101,8 +101,18 @@ impl<K> Division<K> {
         let holders = self.holders.len();
         let free = self.free(pool);
         let pool = &self.pools[pool];
-        let target = pool.level.share(pool.want(&self.holders[index], holders, now));
-        Possible { target, free, is_short: pool.is_starved || pool.level.is_short(), held_until: pool.held_until }
+        let holder = &self.holders[index];
+        let level = if holder.is_patient(now) { pool.level_of_all } else { pool.level };
+        let want = pool.want(holder, holders, now);
+        let enough = want.min(pool.limit.total() / (holders as u64).max(1)).div_ceil(4) * 3;
+        let target = level.share(want);
+        Possible {
+            target,
+            enough,
+            free,
+            is_short: pool.is_starved || pool.level.is_short(),
+            held_until: pool.held_until,
+        }
     }
 
     /// The least that all pools of one form allow.
@@ -110,6 +120,7 @@ impl<K> Division<K> {
         let pools = self.pools.iter().enumerate().filter(|(_, pool)| pool.limit.form == form);
         pools.map(|(pool, _)| self.possible(index, pool, now)).reduce(|one, other| Possible {
             target: one.target.min(other.target),
+            enough: one.enough.min(other.enough),
             free: one.free.min(other.free),
             is_short: one.is_short || other.is_short,
             held_until: one.held_until.min(other.held_until),
@@ -117,7 +128,8 @@ impl<K> Division<K> {
     }
 
     fn assign_lent(&mut self, index: usize, now: Time) -> Option<Assignment> {
-        let Possible { target, free, is_short, held_until } = self.least_possible(index, AssignmentForm::Lent, now)?;
+        let possible = self.least_possible(index, AssignmentForm::Lent, now)?;
+        let Possible { target, enough, free, is_short, held_until } = possible;
         let ttl_s = bound_ttl(LENT_TTL_S, held_until, now);
         if ttl_s == 0 {
             // The store has not answered.
@@ -130,12 +142,12 @@ impl<K> Division<K> {
         let new_bucket = target.min(free).min(MAX_TOKENS);
         let (strategy, most) = match current {
             // Lapsed, or never assigned.
-            None if new_bucket < target && now < holder.patient_until => return None,
+            None if new_bucket < enough && holder.is_patient(now) => return None,
             None if new_bucket > 0 => (full_bucket(new_bucket), new_bucket),
             None => (Strategy::Deny, 0),
+            Some(_) if !holder.can_be_changed() => return holder.renew(ttl_s, now),
             Some(Strategy::Allow) => (Strategy::Deny, 0),
             Some(Strategy::Tokens(tokens)) if left > 0 && holder.keeps_ratio => {
-                let possible = Possible { target, free, is_short, held_until };
                 if let Some(changed) = holder.change_by_ratio(tokens, possible, ttl_s, now) {
                     return Some(changed);
                 }
@@ -157,7 +169,8 @@ impl<K> Division<K> {
         };
         holder.outstanding = holder.outstanding.saturating_add(most);
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
-        Some(holder.send(Terms { strategy, most, change: Change::Fresh { before: left } }, ttl_s, now))
+        let before = if holder.has_unknown_assignment { u64::MAX } else { left };
+        Some(holder.send(Terms { strategy, most, change: Change::Fresh { before } }, ttl_s, now))
     }
 
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
@@ -181,7 +194,7 @@ impl<K> Division<K> {
             bucket = rate.bounded_by(allowed, ttl_s);
             most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
         }
-        if bucket.is_none() && self.holders[index].sent.is_none() && now < self.holders[index].patient_until {
+        if self.holders[index].is_patient(now) && !self.is_enough_for_patient(index, &shares, now) {
             return None;
         }
         let strategy = match bucket {
@@ -211,6 +224,7 @@ impl<K> Division<K> {
                 true => rate.shrink_to(share, now, old_end.plus_us(pool.limit.refill_us())),
                 false => rate.now = share,
             }
+            rate.note_releases(&mut self.next_release);
         }
         holder.outstanding = holder.outstanding.max(most);
         let mut assignment =
@@ -220,6 +234,13 @@ impl<K> Division<K> {
         Some(assignment)
     }
 
+    /// True if these shares are most of what a patient proxy wants.
+    fn is_enough_for_patient(&self, index: usize, shares: &[u64], now: Time) -> bool {
+        let rates = self.pools.iter().enumerate().zip(shares);
+        let mut rates = rates.filter(|((_, pool), _)| pool.limit.form == AssignmentForm::Rate);
+        rates.all(|((pool, _), share)| *share >= self.possible(index, pool, now).enough)
+    }
+
     /// Share of a holder in a pool that is divided as a rate: what it has, unless it should have clearly more or less.
     fn new_share(&self, index: usize, pool: usize, is_in_force: bool, now: Time) -> u64 {
         if self.pools[pool].limit.form != AssignmentForm::Rate {
@@ -227,9 +248,14 @@ impl<K> Division<K> {
         }
         let Possible { target, free, is_short, .. } = self.possible(index, pool, now);
         let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now);
+        // After a limit became smaller, parts that are rounded up would be more than it.
+        let excess = self.assigned(pool).saturating_sub(self.pools[pool].held.min(self.pools[pool].limit.total()));
         let target = target.min(has.saturating_add(free));
+        let rounding = u64::from(excess > 0 && target > 0);
+        let target = target.min(has.saturating_sub(excess).max(target - rounding));
         let step = (has / 10).max(1);
-        let is_less = target.saturating_add(step) <= has && (is_short || target < has / 2);
+        let is_less =
+            target.saturating_add(step) <= has && (is_short || target < has / 2) || target < has && excess > 0;
         if !is_in_force || target >= has.saturating_add(step) || is_less { target } else { has }
     }
 
@@ -279,7 +305,10 @@ impl<K> ShareHolder<K> {
         let wanted = target.min(left.saturating_add(free));
         let max = scale(u64::from(tokens.max), wanted, left);
         // A proxy that denies has less than it may have.
+        // What passed since the last report is not raised.
+        let passed = self.demand.in_span(now.since_us(self.reported));
         let is_raise = !self.was_denied
+            && passed.saturating_add(self.uncertain_hits()) <= left / 8
             && wanted > left + left / 10
             && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
         if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
@@ -308,7 +337,7 @@ impl<K> ShareHolder<K> {
     fn renew(&mut self, ttl_s: u32, now: Time) -> Option<Assignment> {
         let sent = self.sent.as_mut()?;
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
-        if sent.ends.since_us(now) > RENEW_BEFORE_US.max(u64::from(ttl_s) * 500_000) || ends <= sent.ends {
+        if sent.ends.since_us(now) > renew_before_us(ttl_s) || ends <= sent.ends.plus_us(MARGIN_US) {
             return None;
         }
         sent.ends = ends;
@@ -318,7 +347,7 @@ impl<K> ShareHolder<K> {
 
 /// Time to live that ends, with the margin, before the hold does.
 fn bound_ttl(ttl_s: u32, held_until: Time, now: Time) -> u32 {
-    let left_s = held_until.since_us(now).saturating_sub(2 * MARGIN_US) / 1_000_000;
+    let left_s = held_until.since_us(now).saturating_sub(MARGIN_US) / 1_000_000;
     ttl_s.min(u32::try_from(left_s).unwrap_or(u32::MAX))
 }
 

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::assignment::{Strategy, Tokens};
+use super::demand::Demand;
 use crate::base::clock::Time;
 
 /// Time that an assignment takes to be in force after it was sent, and by which clocks and deliveries differ, in
@@ -12,8 +13,10 @@ pub const MARGIN_US: u64 = 1_000_000;
 pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
 /// Time without a report after which a holder leaves the division, in microseconds: two reports are missing.
 const SILENT_AFTER_US: u64 = 11_000_000;
+/// Time for which a report shows that a proxy is alive, in microseconds.
+pub(super) const ALIVE_US: u64 = 5_500_000;
 /// Shortest time that a demand is measured over, in microseconds.
-const MIN_ELAPSED_US: u64 = 1_000_000;
+pub(super) const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.
 const MAX_RELEASED_SHARES: usize = 4;
 
@@ -61,6 +64,13 @@ impl Sent {
     /// True for a bucket that nothing refills.
     pub(super) const fn never_refills(&self) -> bool {
         matches!(self.strategy, Strategy::Deny | Strategy::Tokens(Tokens { fill: 0, .. }))
+    }
+
+    /// Records that a report came which was made under the assignment: all that passed before it is reported.
+    pub(super) fn bound_hits_before(&mut self) {
+        if let Change::Fresh { before } = &mut self.change {
+            *before = self.passed.min(*before);
+        }
     }
 
     /// Most hits that the proxy can still admit, once the assignment is in force.
@@ -126,10 +136,20 @@ impl RateShare {
         }
     }
 
+    /// Lowers `earliest` to the next time at which others may have what was given up.
+    pub(super) fn note_releases(&self, earliest: &mut Option<Time>) {
+        self.released_shares.iter().for_each(|loss| note_earliest(earliest, loss.until));
+    }
+
     /// Drops what others may have by now.
     pub(super) fn release(&mut self, now: Time) {
         self.released_shares.retain(|loss| loss.until > now);
     }
+}
+
+/// Keeps the earlier of two times.
+pub(super) fn note_earliest(earliest: &mut Option<Time>, at: Time) {
+    *earliest = Some(earliest.map_or(at, |earliest| earliest.min(at)));
 }
 
 /// A proxy's stream that holds a part of the limits of a key.
@@ -139,8 +159,12 @@ pub struct ShareHolder<K> {
     pub key: K,
     /// The proxy keeps the ratio of tokens when its bucket changes, as Envoy does; else it begins with a full one.
     pub keeps_ratio: bool,
-    /// Demand, in thousandths of a hit per second.
-    pub demand_mhps: u64,
+    /// What its proxy is asked for.
+    pub demand: Demand,
+    /// Hits of reports that came too soon after another to measure a demand.
+    unmeasured_hits: u64,
+    /// Time of the last measurement.
+    measured_at: Time,
     /// Number of reports, up to 255.
     pub reports: u8,
     /// Time of the last report.
@@ -149,10 +173,14 @@ pub struct ShareHolder<K> {
     pub(super) received: Time,
     /// Hits were denied since the report before the last.
     pub was_denied: bool,
+    /// All hits were denied, and there were some: whatever the proxy was assigned is used up or over.
+    pub(super) is_empty: bool,
     pub(super) sent: Option<Sent>,
     /// Until then the proxy may have an assignment of another replica, or of a stream before this one, which is better
     /// than less.
     pub(super) patient_until: Time,
+    /// Requests may have passed by something else than the assignments of this ledger, and are not all reported.
+    pub(super) has_unknown_assignment: bool,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
     pub(super) outstanding: u64,
     /// Share of each pool that is divided as a rate, by its index.
@@ -164,13 +192,17 @@ impl<K> ShareHolder<K> {
         Self {
             key,
             keeps_ratio,
-            demand_mhps: 0,
+            demand: Demand::default(),
+            unmeasured_hits: 0,
+            measured_at: now,
             reports: 0,
             reported: now,
             received: now,
             was_denied: false,
+            is_empty: false,
             sent: None,
             patient_until: now,
+            has_unknown_assignment: false,
             outstanding: 0,
             rates: (0..pools).map(|_| RateShare::default()).collect(),
         }
@@ -181,17 +213,31 @@ impl<K> ShareHolder<K> {
         now.since_us(self.reported) > SILENT_AFTER_US
     }
 
-    /// Records the demand: quick up, down by half with each report.
+    /// Records a report. A demand is measured over a second or more, so reports in quick succession are added up.
     pub(super) fn record_demand(&mut self, usage: Usage, now: Time) {
-        let since_us = now.since_us(self.reported).max(usage.elapsed_us.min(SILENT_AFTER_US));
-        let hits = u128::from(usage.allowed.saturating_add(usage.denied));
-        let measured = hits * 1_000_000_000 / u128::from(since_us.max(MIN_ELAPSED_US));
-        let measured = u64::try_from(measured).unwrap_or(u64::MAX).min(MAX_DEMAND_MHPS);
-        self.demand_mhps = measured.max(u64::midpoint(self.demand_mhps, measured));
+        let elapsed_us = usage.elapsed_us.min(SILENT_AFTER_US);
+        // Only the proxy knows what time the first report is about.
+        if self.reports > 0 || elapsed_us >= MIN_ELAPSED_US {
+            self.unmeasured_hits = self.unmeasured_hits.saturating_add(usage.allowed.saturating_add(usage.denied));
+        }
+        let since_us = now.since_us(self.measured_at).max(elapsed_us);
+        if since_us >= MIN_ELAPSED_US {
+            self.demand.take_sample(std::mem::take(&mut self.unmeasured_hits), since_us);
+            self.measured_at = now;
+        }
+        self.is_empty = usage.allowed == 0 && usage.denied > 0;
         self.was_denied = usage.denied > 0;
         self.reported = now;
         self.received = usage.received;
         self.reports = self.reports.saturating_add(1);
+    }
+
+    /// Hits that may have passed before the last assignment or after it.
+    pub(super) fn uncertain_hits(&self) -> u64 {
+        match self.sent.map(|sent| sent.change) {
+            Some(Change::Fresh { before }) => before,
+            Some(Change::Raise | Change::Shrink { .. }) | None => 0,
+        }
     }
 
     /// Most lent hits that the proxy has when the next assignment comes, which follows the last one.
@@ -224,12 +270,15 @@ impl<K> ShareHolder<K> {
         self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)
     }
 
-    /// Hits in `span_us` at the demand, rounded up.
-    pub(super) fn demand_in(&self, span_us: u64) -> u64 {
-        let hits = (u128::from(self.demand_mhps) * u128::from(span_us)).div_ceil(1_000_000_000);
-        u64::try_from(hits).unwrap_or(u64::MAX)
+    /// True if lent hits can be changed: what the next reports say of the time before a change is told apart from what
+    /// passed after it for one change at a time. Before a first assignment nothing passed, and a raise takes no hits.
+    pub(super) fn can_be_changed(&self) -> bool {
+        let is_simple = |sent: Sent| matches!(sent.change, Change::Raise | Change::Fresh { before: 0 });
+        self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)
+    }
+
+    /// True if the proxy may have an assignment that this ledger does not know, which is better than less.
+    pub(super) fn is_patient(&self, now: Time) -> bool {
+        self.sent.is_none() && !self.is_empty && now < self.patient_until
     }
 }
-
-/// Largest demand that is recorded, in thousandths of a hit per second.
-const MAX_DEMAND_MHPS: u64 = 1 << 50;

@@ -3,31 +3,41 @@
 use smallvec::SmallVec;
 
 use super::assignment::Strategy;
+use super::demand::Demand;
 use super::divided_limit::{AssignmentForm, DividedLimit};
 use super::fair_share::FillLevel;
-use super::holder::{CONFIRMED_AFTER_US, MARGIN_US, RateShare, ReleasedShare, ShareHolder, Usage};
+use super::holder::{
+    ALIVE_US, CONFIRMED_AFTER_US, MARGIN_US, MIN_ELAPSED_US, RateShare, ReleasedShare, ShareHolder, Usage,
+    note_earliest,
+};
 use crate::base::clock::Time;
 use crate::limit::hold::HeldAmount;
 
 /// Part of a demand that is added to it, so that a holder can want more.
-const HEADROOM_PART: u64 = 12;
+const HEADROOM_PART: u64 = 32;
 /// Time that lent hits should last: two reports and some, in microseconds.
 const LENT_HORIZON_US: u64 = 12_000_000;
 /// Time that a hold lasts beyond what its renewal needs, in microseconds.
 const RENEWAL_SLACK_US: u64 = 100_000;
+/// Time before the end of a window at which assignments end that do not last beyond it, so that a proxy that stands
+/// still for less takes nothing into the next window, in microseconds. Assignments that last beyond it do so for twice
+/// this time.
+const HALF_CROSSING_US: u64 = 10_000_000;
 /// Longest time for which levels are kept, in microseconds.
 const LEVEL_LIFE_US: u64 = 500_000;
+/// Time for which levels are kept for each holder, in microseconds: much longer than it takes to compute its part.
+const LEVEL_LIFE_PER_HOLDER_US: u64 = 1000;
 /// Parts of eight of what nobody asks for that are handed out; the rest is for newcomers, and for other replicas.
 const SPREAD_EIGHTHS: u64 = 7;
-/// Time for which a proxy that comes with a bucket is left alone, if there is less for it than it wants, in
-/// microseconds: what is left of its assignment lasts at least as long, unless the new stream took long.
-const LENT_PATIENCE_US: u64 = 15_000_000;
-/// The same for rates, in microseconds.
-const RATE_PATIENCE_US: u64 = 2_000_000;
 /// Time to live of an assignment of a rate, in seconds.
 pub const RATE_TTL_S: u32 = 15;
 /// Time to live of an assignment of lent hits, in seconds.
 pub const LENT_TTL_S: u32 = 60;
+
+/// Time before its end in which an assignment is renewed, in microseconds: two reports, or half of its time to live.
+pub(super) fn renew_before_us(ttl_s: u32) -> u64 {
+    10_100_000.max(u64::from(ttl_s) * 500_000)
+}
 
 /// Another replica that holds a part of the same counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +55,8 @@ pub struct OtherReplica {
 pub struct PoolRequest {
     /// Hits that were used since the last request.
     pub used: u64,
+    /// Number of these hits: a request whose answer was lost is repeated with its number.
+    pub number: u64,
     /// What it wants to hold after that.
     pub wanted: HeldAmount,
     /// Time for which it wants it, from now on, in microseconds.
@@ -66,6 +78,13 @@ pub struct PoolGrant {
     pub window_ends: Option<Time>,
 }
 
+/// Hits that were used, with the number of the request that tells the store.
+#[derive(Clone, Copy, Debug)]
+struct NumberedHits {
+    used: u64,
+    number: u64,
+}
+
 /// A pool: what this replica holds of one limit.
 #[derive(Debug)]
 pub struct Pool {
@@ -79,10 +98,18 @@ pub struct Pool {
     pub used: u64,
     /// End of the current window.
     pub window_ends: Option<Time>,
+    /// Hits of a request that was not answered: the store may have charged them.
+    unanswered: Option<NumberedHits>,
+    /// Number of the last request.
+    number: u64,
     room: u64,
     others: SmallVec<[OtherReplica; 2]>,
     pub(super) level: FillLevel,
-    /// A holder should have more than is free.
+    /// Part of what this replica could hold that it leaves to decisions over RLS.
+    outside_share: u64,
+    /// The level if those wait no longer who may have an assignment from elsewhere.
+    pub(super) level_of_all: FillLevel,
+    /// A holder, another replica or RLS should have more than is free.
     pub(super) is_starved: bool,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
     shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
@@ -99,6 +126,19 @@ pub struct Division<K> {
     pub holders: Vec<ShareHolder<K>>,
     /// Time at which levels were computed; `None`: they must be.
     levelled: Option<Time>,
+    /// Demands have changed since then.
+    has_new_demand: bool,
+    /// Holders were not looked at since the levels were computed.
+    has_new_levels: bool,
+    /// Demand of decisions on the same counters, which no holder makes.
+    outside: Demand,
+    /// Hits of these decisions that are not in it yet, and since when.
+    outside_hits: u64,
+    outside_since: Option<Time>,
+    /// A hold was renewed, and its assignments were not.
+    has_renewals: bool,
+    /// Earliest time at which something becomes free.
+    pub(super) next_release: Option<Time>,
 }
 
 impl Pool {
@@ -111,16 +151,33 @@ impl Pool {
         }
     }
 
+    /// Time for which a hold is made, without the rest after it.
+    ///
+    /// It ends with the window unless that ends soon, so that a dead replica takes nothing from the next one.
+    fn new_hold_us(&self, now: Time) -> u64 {
+        let full_us = u64::from(self.ttl_s()) * 1_000_000 + MARGIN_US + RENEWAL_SLACK_US;
+        let ends = self.window_ends.filter(|_| self.limit.form == AssignmentForm::Lent);
+        match ends.map(|ends| ends.since_us(now)).filter(|left_us| *left_us > 0) {
+            Some(left_us) if left_us > 3 * HALF_CROSSING_US => full_us.min(left_us - HALF_CROSSING_US),
+            Some(left_us) => full_us.min(left_us + 2 * HALF_CROSSING_US),
+            None => full_us,
+        }
+    }
+
     fn new(limit: DividedLimit) -> Self {
         Self {
             limit,
             held: 0,
             held_until: Time::default(),
             used: 0,
+            unanswered: None,
+            number: 0,
             window_ends: None,
             room: limit.total(),
             others: SmallVec::new(),
             level: FillLevel::default(),
+            outside_share: 0,
+            level_of_all: FillLevel::default(),
             is_starved: false,
             shares_of_gone_holders: SmallVec::new(),
             asked: None,
@@ -135,31 +192,57 @@ impl Pool {
         }
     }
 
+    /// What a holder may use of this pool, without what it gave up.
+    fn assigned_to<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
+        match self.limit.form {
+            AssignmentForm::Lent => holder.most_left(),
+            AssignmentForm::Rate => holder.rates.get(index).map_or(0, |rate| rate.now),
+        }
+    }
+
     /// What a holder wants of this pool.
     pub(super) fn want<K>(&self, holder: &ShareHolder<K>, holders: usize, now: Time) -> u64 {
         if holder.is_silent(now) {
             return 0;
         }
-        let span_us = match self.limit.form {
-            AssignmentForm::Rate => self.limit.period_s * 1_000_000,
-            AssignmentForm::Lent => LENT_HORIZON_US,
-        };
-        let demand = holder.demand_in(span_us);
-        let demand = demand.saturating_add((demand / HEADROOM_PART).max(1));
+        let demand = holder.demand.in_span(self.horizon_us());
+        let demand = demand.saturating_add(demand / HEADROOM_PART).max(1);
         // The first report says nothing of the demand.
         let fair = (self.limit.total() - self.limit.total() / 8) / (holders as u64).max(1);
-        let floor = if holder.reports < 2 { fair } else { 0 };
+        let floor = if holder.demand.samples == 0 { fair } else { 0 };
         demand.max(floor).min(self.limit.total())
     }
 
+    /// Time of the demand that a share is for, in microseconds.
+    const fn horizon_us(&self) -> u64 {
+        match self.limit.form {
+            AssignmentForm::Rate => self.limit.period_s * 1_000_000,
+            AssignmentForm::Lent => LENT_HORIZON_US,
+        }
+    }
+
+    /// What could be held beside what this replica and others hold.
+    fn beside(&self, now: Time) -> u64 {
+        match self.limit.form {
+            AssignmentForm::Lent => self.room,
+            AssignmentForm::Rate => {
+                let others = self.others.iter().filter(|other| other.until > now);
+                let held =
+                    others.map(|other| self.limit.share_of_amount(other.held)).fold(self.held, u64::saturating_add);
+                self.limit.total().saturating_sub(held)
+            }
+        }
+    }
+
     /// What this replica should hold, among the others.
-    fn target_among_replicas(&self, own_demand: u64) -> u64 {
-        if self.others.is_empty() {
+    fn target_among_replicas(&self, own_demand: u64, now: Time) -> u64 {
+        let others = || self.others.iter().filter(|other| other.until > now);
+        if others().next().is_none() {
             return u64::MAX;
         }
         let held = |other: &OtherReplica| self.limit.share_of_amount(other.held);
-        let total = self.others.iter().map(held).fold(self.held.saturating_add(self.room), u64::saturating_add);
-        let mut wants: Vec<u64> = self.others.iter().map(|other| other.demand).chain([own_demand]).collect();
+        let total = others().map(held).fold(self.held.saturating_add(self.room), u64::saturating_add);
+        let mut wants: Vec<u64> = others().map(|other| other.demand).chain([own_demand]).collect();
         FillLevel::fill(total, &mut wants, SPREAD_EIGHTHS).share(own_demand)
     }
 }
@@ -168,7 +251,18 @@ impl<K> Division<K> {
     /// A division of these limits, without holders.
     pub fn new(limits: impl IntoIterator<Item = DividedLimit>) -> Self {
         let pools = limits.into_iter().map(Pool::new).collect();
-        Self { pools, holders: Vec::new(), levelled: None }
+        Self {
+            pools,
+            holders: Vec::new(),
+            levelled: None,
+            has_new_demand: false,
+            has_new_levels: false,
+            outside: Demand::default(),
+            outside_hits: 0,
+            outside_since: None,
+            has_renewals: false,
+            next_release: None,
+        }
     }
 
     /// Adds a holder; returns its index, which changes when others leave.
@@ -179,22 +273,36 @@ impl<K> Division<K> {
         self.holders.len() - 1
     }
 
-    /// Removes a holder whose proxy, stream or bucket is gone: what it may still admit counts as used, and its rates
-    /// stay in use until its assignment ends.
+    /// Records hits that others asked for on the same counters, over RLS, since the last call.
+    pub fn record_outside(&mut self, hits: u64, now: Time) {
+        self.outside_hits = self.outside_hits.saturating_add(hits);
+        let since_us = now.since_us(*self.outside_since.get_or_insert(now));
+        if since_us >= MIN_ELAPSED_US {
+            let former = self.outside;
+            self.outside.take_sample(std::mem::take(&mut self.outside_hits), since_us);
+            self.outside_since = Some(now);
+            self.has_new_demand |= former.mhps != self.outside.mhps;
+        }
+    }
+
+    /// Removes a holder whose proxy, stream or bucket is gone: what it has stays in use until its assignment ends. Lent
+    /// hits count as used then.
     pub fn lose(&mut self, index: usize, now: Time) {
         self.levelled = None;
         let holder = self.holders.swap_remove(index);
         let ends = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
         let lent = holder.outstanding;
         for (at, pool) in self.pools.iter_mut().enumerate() {
-            match pool.limit.form {
-                AssignmentForm::Lent => pool.charge(lent),
+            // The proxy may use lent hits until then, also in another window than this one.
+            let (share, until) = match pool.limit.form {
+                AssignmentForm::Lent => (lent, ends),
                 AssignmentForm::Rate => {
                     let share = holder.rates.get(at).map_or(0, RateShare::reserved);
-                    let until = ends.plus_us(pool.limit.refill_us());
-                    pool.add_orphan(share, until);
+                    (share, ends.plus_us(pool.limit.refill_us()))
                 }
-            }
+            };
+            pool.add_orphan(share, until);
+            note_earliest(&mut self.next_release, until);
         }
     }
 
@@ -203,25 +311,34 @@ impl<K> Division<K> {
     pub fn report(&mut self, index: usize, usage: Usage, now: Time) -> u64 {
         let all_lent = self.pools.iter().all(|pool| pool.limit.form == AssignmentForm::Lent);
         let Some(holder) = self.holders.get_mut(index) else { return 0 };
-        if holder.reports < 2 {
-            self.levelled = None;
-        }
+        let former = holder.demand;
         let is_first_request = usage.allowed.saturating_add(usage.denied) == 1 && usage.elapsed_us == 0;
+        if holder.reports == 0 {
+            holder.has_unknown_assignment = !is_first_request;
+        }
         if holder.reports == 0 && !is_first_request {
-            holder.patient_until = now.plus_us(if all_lent { LENT_PATIENCE_US } else { RATE_PATIENCE_US });
+            let ttl_s = if all_lent { LENT_TTL_S } else { RATE_TTL_S };
+            holder.patient_until = now.plus_us(u64::from(ttl_s) * 1_000_000 + MARGIN_US);
         }
         let was_in_force = holder.is_confirmed_by_report(holder.received);
         holder.record_demand(usage, now);
-        let debt = if all_lent { usage.allowed.saturating_sub(holder.outstanding) } else { 0 };
-        holder.outstanding = holder.outstanding.saturating_sub(usage.allowed);
+        self.has_new_demand |= former != holder.demand;
+        // What an unknown assignment let pass is no part of what was assigned since, as far as reports can tell.
+        let lent = if holder.has_unknown_assignment { 0 } else { usage.allowed.min(holder.outstanding) };
+        // Before a first assignment, these are hits that another one of this proxy admitted, which are charged with it.
+        let charged = if holder.has_unknown_assignment && holder.sent.is_none() { 0 } else { usage.allowed };
+        let debt = charged - lent;
+        holder.outstanding -= lent;
         if let Some(sent) = &mut holder.sent {
             sent.passed = sent.passed.saturating_add(usage.allowed);
         }
         if holder.is_over(usage.received) {
             holder.outstanding = 0;
         } else if holder.is_confirmed_by_report(usage.received)
-            && let Some(sent) = holder.sent
+            && let Some(sent) = &mut holder.sent
         {
+            sent.bound_hits_before();
+            holder.has_unknown_assignment = false;
             // A request that was denied found the bucket empty, and nothing refills it.
             let is_empty = was_in_force && usage.denied > 0 && sent.never_refills();
             let most_left = if is_empty { 0 } else { sent.most_left() };
@@ -229,18 +346,19 @@ impl<K> Division<K> {
         }
         for (at, pool) in self.pools.iter_mut().enumerate() {
             match pool.limit.form {
-                AssignmentForm::Lent => pool.charge(usage.allowed),
+                AssignmentForm::Lent => pool.charge(charged),
                 AssignmentForm::Rate => {
                     let refill_us = pool.limit.refill_us();
                     if let Some(rate) = holder.rates.get_mut(at) {
                         let received_us = usage.received.as_micros();
                         let sent_before = Time::from_micros(received_us.saturating_sub(CONFIRMED_AFTER_US));
                         rate.confirm(sent_before, None, refill_us);
+                        rate.note_releases(&mut self.next_release);
                     }
                 }
             }
         }
-        debt
+        if all_lent { debt } else { 0 }
     }
 
     /// Records that the proxy acknowledged, at `now`, a PING that followed all that was sent before `sent_before`.
@@ -248,12 +366,14 @@ impl<K> Division<K> {
         let Some(holder) = self.holders.get_mut(index) else { return };
         for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
             rate.confirm(sent_before, Some(now.plus_us(MARGIN_US)), pool.limit.refill_us());
+            rate.note_releases(&mut self.next_release);
         }
     }
 
     /// Records the passing of time: gives back what is out of use.
     pub fn expire(&mut self, now: Time) {
         let mut used = 0_u64;
+        self.next_release = None;
         for holder in &mut self.holders {
             holder.rates.iter_mut().for_each(|rate| rate.release(now));
             let Some(sent) = holder.sent else { continue };
@@ -268,11 +388,15 @@ impl<K> Division<K> {
                 used = used.saturating_add(std::mem::take(&mut holder.outstanding));
                 holder.sent = None;
             }
+            holder.rates.iter().for_each(|rate| rate.note_releases(&mut self.next_release));
         }
         for pool in &mut self.pools {
+            let over = pool.shares_of_gone_holders.iter().filter(|orphan| orphan.until <= now);
+            let lost = over.fold(0_u64, |sum, orphan| sum.saturating_add(orphan.share));
             pool.shares_of_gone_holders.retain(|orphan| orphan.until > now);
+            pool.shares_of_gone_holders.iter().for_each(|orphan| note_earliest(&mut self.next_release, orphan.until));
             if pool.limit.form == AssignmentForm::Lent {
-                pool.charge(used);
+                pool.charge(used.saturating_add(lost));
             }
         }
     }
@@ -280,6 +404,12 @@ impl<K> Division<K> {
     /// What is held of a pool and not in use.
     pub fn free(&self, index: usize) -> u64 {
         self.pools[index].held.saturating_sub(self.reserved(index))
+    }
+
+    /// What holders were assigned last of a pool, without what they gave up.
+    pub(super) fn assigned(&self, index: usize) -> u64 {
+        let pool = &self.pools[index];
+        self.holders.iter().map(|holder| pool.assigned_to(index, holder)).fold(0, u64::saturating_add)
     }
 
     /// What is in use of a pool.
@@ -293,6 +423,7 @@ impl<K> Division<K> {
 
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
     pub fn request(&mut self, index: usize, now: Time) -> Option<PoolRequest> {
+        self.update_levels(now);
         let reserved = self.reserved(index);
         let holders = self.holders.len();
         let pool = &self.pools[index];
@@ -304,25 +435,31 @@ impl<K> Division<K> {
             pool.want(holder, holders, now).max(has)
         });
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
-        let is_new_window = pool.window_ends.is_some_and(|ends| ends <= now);
+        let is_lent = pool.limit.form == AssignmentForm::Lent;
+        let is_new_window = is_lent && pool.window_ends.is_some_and(|ends| ends <= now);
         let all = match pool.limit.form {
             AssignmentForm::Lent if !is_new_window => pool.held.saturating_add(pool.room).min(pool.limit.total()),
             AssignmentForm::Lent | AssignmentForm::Rate => pool.limit.total(),
         };
         let spread = all - all / 8;
         let wanted = if holders == 0 { 0 } else { needed.max(spread) };
-        let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand) };
+        let wanted = wanted.min(all.saturating_sub(pool.outside_share));
+        let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand, now) };
         let wanted = wanted.min(target).max(reserved);
-        let ttl_s = pool.ttl_s();
-        // An assignment that is sent now ends before the hold does, and a third of its life later the hold is renewed.
-        let ttl_us = u64::from(ttl_s) * 1_000_000;
-        let needed_us = ttl_us + 2 * MARGIN_US;
-        let for_us = needed_us + ttl_us / 3 + RENEWAL_SLACK_US + pool.rest_us();
-        let ends_soon = pool.held_until.since_us(now) < needed_us;
+        let left_us = pool.held_until.since_us(now);
+        let new_us = pool.new_hold_us(now);
+        // When the hold is renewed, so are all assignments: if this replica dies, both end at once.
+        let ends_soon =
+            left_us < renew_before_us(pool.ttl_s()) + MARGIN_US && new_us > left_us.saturating_add(MARGIN_US);
+        let for_us = if ends_soon || is_new_window { new_us } else { left_us } + pool.rest_us();
         let differs = wanted.abs_diff(pool.held) > pool.held / 10;
         // Without room, asking again each time would find none.
         let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
-        let is_due = pool.used > 0 || is_new_window || (ends_soon && wanted > 0) || (differs && asked_us > MARGIN_US);
+        let is_due = pool.used > 0
+            || pool.unanswered.is_some()
+            || is_new_window
+            || (ends_soon && wanted > 0)
+            || (differs && asked_us > MARGIN_US);
         if !is_due && asked_us != u64::MAX {
             return None;
         }
@@ -330,15 +467,19 @@ impl<K> Division<K> {
         pool.asked = Some(now);
         // What is given back is not handed out any more, whether or not the answer comes.
         pool.held = pool.held.min(wanted);
-        let used = std::mem::take(&mut pool.used);
-        Some(PoolRequest { used, wanted: pool.limit.held_amount(wanted), for_us, demand })
+        let NumberedHits { used, number } = pool.take_used();
+        // What is used and not in this request stays held until it is in one.
+        let wanted = pool.limit.held_amount(wanted.saturating_add(pool.used));
+        Some(PoolRequest { used, number, wanted, for_us, demand })
     }
 
     /// Records what a counter gave for a request that was sent at `asked`.
     pub fn grant(&mut self, index: usize, request: &PoolRequest, grant: PoolGrant, asked: Time) {
         let pool = &mut self.pools[index];
         pool.held = pool.limit.share_of_amount(grant.held);
-        pool.held_until = asked.plus_us(request.for_us.saturating_sub(pool.rest_us()));
+        let held_until = asked.plus_us(request.for_us.saturating_sub(pool.rest_us()));
+        self.has_renewals |= held_until > pool.held_until;
+        pool.held_until = held_until;
         pool.room = grant.room;
         pool.others = grant.others;
         pool.window_ends = grant.window_ends;
@@ -352,7 +493,7 @@ impl<K> Division<K> {
     /// Records that the store did not answer a request.
     pub fn refuse(&mut self, index: usize, request: &PoolRequest) {
         let pool = &mut self.pools[index];
-        pool.used = pool.used.saturating_add(request.used);
+        pool.unanswered = Some(NumberedHits { used: request.used, number: request.number });
     }
 
     /// Replaces the limits of the pools by others of the same counters: more is handed out as usual, and what a smaller
@@ -379,16 +520,14 @@ impl<K> Division<K> {
 
     /// True if there is nothing left to remember.
     pub fn is_empty(&self) -> bool {
-        let is_empty = |pool: &Pool| pool.held == 0 && pool.used == 0 && pool.shares_of_gone_holders.is_empty();
+        let is_empty = |pool: &Pool| {
+            pool.held == 0 && pool.used == 0 && pool.unanswered.is_none() && pool.shares_of_gone_holders.is_empty()
+        };
         self.holders.is_empty() && self.pools.iter().all(is_empty)
     }
 
     /// Time of the next event for which [`Self::expire`] and assignments are due, beside reports.
     pub fn next_event(&self, now: Time) -> Option<Time> {
-        let released_shares =
-            self.holders.iter().flat_map(|holder| &holder.rates).flat_map(|rate| &rate.released_shares);
-        let shares_of_gone_holders = self.pools.iter().flat_map(|pool| &pool.shares_of_gone_holders);
-        let releases = released_shares.chain(shares_of_gone_holders).map(|loss| loss.until);
         // A new window concerns those who had too little in the last one.
         let has_denied = || self.holders.iter().any(|holder| holder.was_denied || holder.is_denied());
         let windows =
@@ -397,28 +536,98 @@ impl<K> Division<K> {
         // What another replica holds may be free then, as after its death.
         let starved = self.pools.iter().filter(|pool| pool.is_starved);
         let holds = starved.flat_map(|pool| pool.others.iter().map(|other| other.until));
-        releases.chain(windows).chain(holds).filter(|at| *at > now).min()
+        // A bucket that was used up is refilled meanwhile, and other replicas give back what is too much for them.
+        let is_filling = |pool: &&Pool| {
+            let may_get_more = pool.limit.is_token_bucket() || !pool.others.is_empty();
+            pool.is_starved && may_get_more && pool.held < pool.limit.total()
+        };
+        let fillings = self.pools.iter().filter(is_filling).filter_map(|pool| Some(pool.asked?.plus_us(MARGIN_US + 1)));
+        let demands = self.levelled.filter(|_| self.has_new_demand).map(|at| at.plus_us(self.level_life_us() + 1));
+        self.next_release
+            .into_iter()
+            .chain(windows)
+            .chain(holds)
+            .chain(fillings)
+            .chain(demands)
+            .filter(|at| *at > now)
+            .min()
+    }
+
+    /// Returns the holders to look at beside those that reported: those whose assignments can be renewed after their
+    /// hold was, and those that have more than their part while another has less than it wants. Each change is
+    /// returned once.
+    pub fn find_holders_to_tell(&mut self, now: Time) -> Vec<usize> {
+        self.update_levels(now);
+        let has_renewals = std::mem::take(&mut self.has_renewals);
+        let has_starved = std::mem::take(&mut self.has_new_levels) && self.pools.iter().any(|pool| pool.is_starved);
+        if !has_renewals && !has_starved {
+            return Vec::new();
+        }
+        let holders = self.holders.iter().enumerate();
+        let told = holders.filter(|(_, holder)| {
+            has_renewals && self.is_due_for_renewal(holder, now) || has_starved && self.has_too_much(holder, now)
+        });
+        told.map(|(index, _)| index).collect()
+    }
+
+    fn is_due_for_renewal(&self, holder: &ShareHolder<K>, now: Time) -> bool {
+        let ttl_s = self.pools.iter().map(Pool::ttl_s).min().unwrap_or(0);
+        // A proxy that stands still would begin a time to live late.
+        let is_alive = now.since_us(holder.reported) < ALIVE_US;
+        is_alive && holder.sent.is_some_and(|sent| sent.ends.since_us(now) <= renew_before_us(ttl_s))
+    }
+
+    fn has_too_much(&self, holder: &ShareHolder<K>, now: Time) -> bool {
+        self.pools.iter().enumerate().any(|(index, pool)| {
+            let has = pool.assigned_to(index, holder);
+            pool.is_starved && pool.level.share(pool.want(holder, self.holders.len(), now)) < has - has / 10
+        })
+    }
+
+    fn level_life_us(&self) -> u64 {
+        LEVEL_LIFE_US.min(self.holders.len() as u64 * LEVEL_LIFE_PER_HOLDER_US)
     }
 
     pub(super) fn update_levels(&mut self, now: Time) {
-        if self.levelled.is_some_and(|at| now.since_us(at) < LEVEL_LIFE_US) {
+        if self.levelled.is_some_and(|at| now.since_us(at) < self.level_life_us()) {
             return;
         }
         let holders = self.holders.len();
         let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free(index)).collect();
         for (index, pool) in self.pools.iter_mut().enumerate() {
-            let mut wants: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
-            let demand = wants.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
+            let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
+            let demand = all.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
+            // What a patient proxy lacks it may have from elsewhere, so nobody gives it up.
+            let is_known = |holder: &&ShareHolder<K>| !holder.is_patient(now);
+            let known = self.holders.iter().filter(is_known);
+            let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, holders, now)).collect();
             // More is held than a limit that became smaller allows, until it is taken back.
-            let amount = pool.held.min(pool.limit.total()).min(pool.target_among_replicas(demand));
+            let target = pool.target_among_replicas(demand, now);
+            let is_too_much = pool.held > target.saturating_add(target / 10);
+            let mut amount = pool.held.min(pool.limit.total()).min(target);
+            // Those who ask over RLS count as as many proxies as there are: who they are is not known.
+            let outside = self.outside.in_span(pool.horizon_us()).min(pool.limit.total());
+            let parties = wants.len().max(1) as u64;
+            if outside > 0 {
+                amount = amount.saturating_add(pool.beside(now)).min(pool.limit.total());
+                wants.extend((0..parties).map(|_| outside / parties));
+                all.extend((0..parties).map(|_| outside / parties));
+            }
             pool.level = FillLevel::fill(amount, &mut wants, 8);
-            pool.is_starved = self.holders.iter().any(|holder| {
-                let has = pool.reserved_by(index, holder);
-                let target = pool.level.share(pool.want(holder, holders, now));
-                target > has.saturating_add(has / 10).saturating_add(free[index])
-            });
+            pool.level_of_all = FillLevel::fill(amount, &mut all, 8);
+            let for_outside = if outside > 0 { pool.level.share(outside / parties).saturating_mul(parties) } else { 0 };
+            pool.outside_share = for_outside.min(amount);
+            let is_outside_short = pool.outside_share - pool.outside_share / 10 > pool.beside(now);
+            pool.is_starved = is_too_much
+                || is_outside_short
+                || self.holders.iter().any(|holder| {
+                    let has = pool.reserved_by(index, holder);
+                    let target = pool.level.share(pool.want(holder, holders, now));
+                    target > has.saturating_add(has / 10).saturating_add(free[index])
+                });
         }
         self.levelled = Some(now);
+        (self.has_new_demand, self.has_new_levels) = (false, true);
     }
 }
 
@@ -427,6 +636,14 @@ impl Pool {
     fn charge(&mut self, hits: u64) {
         self.used = self.used.saturating_add(hits);
         self.held = self.held.saturating_sub(hits);
+    }
+
+    /// Takes the used hits of the next request: those of one that was not answered go first, alone.
+    fn take_used(&mut self) -> NumberedHits {
+        self.unanswered.take().unwrap_or_else(|| {
+            self.number += 1;
+            NumberedHits { used: std::mem::take(&mut self.used), number: self.number }
+        })
     }
 
     fn add_orphan(&mut self, share: u64, until: Time) {

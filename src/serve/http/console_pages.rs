@@ -27,7 +27,7 @@ const CONSOLE_MODULES: [(&str, &str); 6] = [
 ];
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 23] = [
+const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 24] = [
     ("/", "the console in a browser, this list elsewhere"),
     ("/alarms", "what is wrong now, with this process and between replicas, as JSON"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
@@ -42,6 +42,7 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 23] = [
         "/problems",
         "last warnings and errors of the log, errors in rule files with their lines, failures of the store as JSON",
     ),
+    ("/quota", "streams of quotas, and what each proxy has of each key as JSON; `format=text`, `rule=NAME`, `most=N`"),
     ("/readyz", "200 if the process can decide requests, otherwise the reason"),
     ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),

@@ -18,6 +18,7 @@ use super::response::{
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::decide::explain::Explanation;
+use crate::limit::request::Descriptor;
 use crate::rules::xds::descriptors::MAX_DESCRIPTOR_DEPTH;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_DEADLINE;
@@ -112,12 +113,19 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
     let deadline = Instant::now() + SLOT_SUMMARY_TIMEOUT;
     let slots = service.decider.explain_slots(context, &decode::convert_request(&request), deadline).await;
     let blocked = service.decider.explain_blocks(context, &decode::convert_request(&request));
+    let converted = decode::convert_request(&request);
+    let explain_quota = |descriptor: &Descriptor<'_>| {
+        state.collector.quota.as_ref()?.explain(context, converted.domain, &descriptor.entries)
+    };
+    let quotas: Vec<_> = converted.descriptors.iter().map(explain_quota).collect();
+    drop(converted);
     // The search for near misses visits all rules of a level.
     let explain = move || {
         let behaviour = &service.decider.behaviour;
         let mut explained =
             Explanation::explain_request(behaviour, &loaded.rules, &decode::convert_request(&request), &counters, now);
         explained.descriptors.iter_mut().zip(slots).for_each(|(descriptor, slots)| descriptor.slots = slots);
+        explained.descriptors.iter_mut().zip(quotas).for_each(|(descriptor, quota)| descriptor.quota = quota);
         let source_version = service.rules.source_version().map(|version| version.to_string());
         let region = service.decider.own_region();
         respond_pretty_json(&Explanation { source_version, region, blocked, ..explained })

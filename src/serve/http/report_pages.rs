@@ -104,9 +104,13 @@ pub(super) async fn show_rules(
         return respond_metrics_off();
     }
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
+    let quota = state.collector.quota.clone();
     let render = move || {
         let top_keys = &service.decider.metrics.top_keys;
-        let report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
+        let mut report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
+        if let Some(quota) = &quota {
+            report.add_quotas(quota);
+        }
         encode_report(format, &report, RuleUsageReport::format_text)
     };
     state.pages.respond_with_page(&uri, render).await

@@ -28,6 +28,8 @@ use crate::store::StoreContext;
 
 /// Calls to the store that are in flight for one stream, or for all keys that are due.
 const MAX_CALLS_IN_FLIGHT: usize = 128;
+/// Maximum number of proxies that share a key at one replica: each report looks at all of them.
+const MAX_HOLDERS: usize = 1000;
 /// Time after the end of a window at which it is looked at, so that the store's clock has passed it too.
 const WINDOW_DELAY_US: u64 = 20_000;
 
@@ -91,7 +93,7 @@ impl Divisions {
     }
 
     /// Passes the division of a key to `read`.
-    fn with<T>(&self, key: u128, read: impl FnOnce(&mut KeyDivision) -> T) -> Option<T> {
+    pub(super) fn with<T>(&self, key: u128, read: impl FnOnce(&mut KeyDivision) -> T) -> Option<T> {
         self.keys.lock_shard(upper_half(key)).get_mut(&key).map(read)
     }
 
@@ -108,17 +110,25 @@ impl Divisions {
     }
 
     /// Adds a holder, if it is not there; limits of the same counters replace those of the division.
-    pub(super) fn join(&self, key: u128, counters: BucketCounters, holder: BucketOfStream, now: Time) {
+    /// Returns false if there is no room for it.
+    pub(super) fn join(&self, key: u128, counters: BucketCounters, holder: BucketOfStream, now: Time) -> bool {
         let mut shard = self.keys.lock_shard(upper_half(key));
-        let entry = shard.entry(key).or_insert_with(|| KeyDivision::new(counters.clone()));
+        let entry = shard.entry(key).or_insert_with(|| {
+            self.service.decider.store.held_demand.watch(counters.path_hash);
+            KeyDivision::new(counters.clone())
+        });
         if *entry.counters != counters {
             entry.division.change_limits(counters.counters.iter().map(|counter| DividedLimit::new(&counter.limit)));
             entry.counters = Arc::new(counters);
         }
         if entry.find(&holder).is_none() {
+            if entry.division.holders.len() >= MAX_HOLDERS {
+                return false;
+            }
             let keeps_ratio = holder.stream.keeps_ratio;
             entry.division.join(holder, keeps_ratio, now);
         }
+        true
     }
 
     /// Removes a holder.
@@ -182,8 +192,10 @@ impl Divisions {
     /// Asks the store for what the pools of a key want.
     pub(super) async fn settle(&self, key: u128) {
         let now = self.service.clock.now();
+        let held_demand = &self.service.decider.store.held_demand;
         let begin = |entry: &mut KeyDivision| {
             entry.division.expire(now);
+            entry.division.record_outside(held_demand.take(entry.counters.path_hash), now);
             if entry.is_asking {
                 entry.has_waiting_holders = true;
                 return None;
@@ -207,6 +219,7 @@ impl Divisions {
             if std::mem::take(&mut entry.has_waiting_holders) {
                 entry.wake_waiting_holders();
             }
+            entry.wake_holders_to_tell(self.service.clock.now());
         });
         self.schedule(key, now);
         self.forget_if_empty(key);
@@ -214,8 +227,10 @@ impl Divisions {
 
     fn forget_if_empty(&self, key: u128) {
         let mut shard = self.keys.lock_shard(upper_half(key));
-        if shard.get(&key).is_some_and(|entry| entry.division.is_empty() && !entry.is_asking) {
-            shard.remove(&key);
+        if shard.get(&key).is_some_and(|entry| entry.division.is_empty() && !entry.is_asking)
+            && let Some(entry) = shard.remove(&key)
+        {
+            self.service.decider.store.held_demand.unwatch(entry.counters.path_hash);
         }
     }
 
@@ -291,6 +306,14 @@ impl KeyDivision {
         }
     }
 
+    /// Makes the streams look at holders that must be told something, and did not report now.
+    fn wake_holders_to_tell(&mut self, now: Time) {
+        for index in self.division.find_holders_to_tell(now) {
+            let holder = &self.division.holders[index];
+            holder.key.stream.mark_due(holder.key.bucket);
+        }
+    }
+
     fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: HoldOutcome, times: AnswerTimes) {
         let AnswerTimes { asked, answered: now } = times;
         let limit = self.division.pools[index].limit;
@@ -339,6 +362,7 @@ impl Divisions {
         let store = &self.service.decider.store;
         let asked = HoldRequest {
             used: request.used,
+            number: request.number,
             wanted: request.wanted,
             lasts_us: request.for_us.min(MAX_HOLD_US),
             demand: request.demand,

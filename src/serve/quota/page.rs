@@ -1,16 +1,22 @@
 //! Report of streams and shares, for `/quota` and `tollkeeper quota`.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::divisions::KeyDivision;
+use super::divisions::{KeyDivision, division_key};
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
+use crate::decide::decision::DecisionContext;
+use crate::decide::explain::{ExplainedQuota, LimitShareReport, ProxyReport};
+use crate::decide::quota::BucketLimits;
 use crate::limit::division::assignment::Strategy;
 use crate::limit::division::divided_limit::AssignmentForm;
 use crate::limit::division::ledger::HolderReport;
+use crate::limit::request::Entry;
 
 /// What a report shows.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +31,17 @@ const DEFAULT_MOST: usize = 100;
 const MAX_MOST: usize = 10_000;
 /// Maximum number of holders of a key that are shown.
 const MAX_SHOWN_HOLDERS: usize = 100;
+
+/// Keys of a rule that are divided among proxies.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct QuotaCounts {
+    /// Number of keys.
+    pub keys: usize,
+    /// Number of assignments of these keys that proxies have.
+    pub proxies: usize,
+    /// Seconds until the last of these assignments ends, unless it is renewed.
+    pub ends_s: u64,
+}
 
 /// Streams, and what they hold.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -75,38 +92,6 @@ pub struct KeyReport {
     pub proxies: Vec<ProxyReport>,
 }
 
-/// One limit of a key.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct LimitShareReport {
-    /// The limit in words.
-    pub limit: String,
-    /// `rate`: shares per period; `hits`: lent hits.
-    pub form: String,
-    /// What this replica holds of it.
-    pub held: u64,
-    /// What of that no proxy has.
-    pub free: u64,
-    /// Seconds until the hold ends, unless it is renewed.
-    pub held_for_s: u64,
-}
-
-/// A proxy's part of a key.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct ProxyReport {
-    /// Number of its stream.
-    pub stream: u64,
-    /// Its address.
-    pub peer: String,
-    /// Demand in requests per second.
-    pub demand_per_s: f64,
-    /// What it was told: `allow`, `deny`, or its bucket.
-    pub assignment: String,
-    /// Hits that it may still admit, or admitted and did not report; per period, for rates.
-    pub reserved: u64,
-    /// Seconds until its assignment ends, unless it is renewed.
-    pub ends_s: u64,
-}
-
 impl QuotaService {
     /// Builds the report.
     pub fn build_report(&self, query: &ReportScope) -> QuotaReport {
@@ -134,6 +119,35 @@ impl QuotaService {
             streams,
             keys,
         }
+    }
+}
+
+impl QuotaService {
+    /// Counts what is divided, by the name of the rule.
+    pub fn count_by_rule(&self) -> HashMap<Box<str>, QuotaCounts> {
+        let now = self.service.clock.now();
+        let mut counts: HashMap<Box<str>, QuotaCounts> = HashMap::new();
+        self.divisions.for_each(|entry| {
+            let count = counts.entry(entry.counters.rule.clone()).or_default();
+            count.keys += 1;
+            for holder in &entry.division.holders {
+                let HolderReport { strategy, ends, .. } = entry.division.report_holder(holder);
+                count.proxies += usize::from(strategy.is_some());
+                count.ends_s = count.ends_s.max(ends.since_us(now) / 1_000_000);
+            }
+        });
+        counts
+    }
+
+    /// Who holds what of the limits of a descriptor with these entries, and until when; `None` if they are not divided.
+    pub fn explain(&self, context: DecisionContext<'_>, domain: &str, entries: &[Entry<'_>]) -> Option<ExplainedQuota> {
+        let BucketLimits::Divided(counters) = self.service.decider.select_bucket(context, domain, entries).limits
+        else {
+            return None;
+        };
+        let report = |entry: &mut KeyDivision| entry.report(self, context.store.now);
+        let KeyReport { limits, proxies, store_failed, .. } = self.divisions.with(division_key(&counters), report)?;
+        Some(ExplainedQuota { limits, proxies, store_failed })
     }
 }
 
@@ -188,7 +202,7 @@ impl KeyDivision {
                     ProxyReport {
                         stream: holder.key.stream.id,
                         peer: holder.key.stream.peer.clone(),
-                        demand_per_s: per_second(holder.demand_mhps),
+                        demand_per_s: per_second(holder.demand.mhps),
                         assignment: strategy.map_or_else(|| "none".to_owned(), describe_strategy),
                         reserved,
                         ends_s: ends.since_us(now) / 1_000_000,
@@ -239,29 +253,35 @@ impl QuotaReport {
         for key in &self.keys {
             text += &format!("\n{} {}", escape_unprintable(&key.rule), escape_unprintable(&key.key));
             text += if key.store_failed { " (the store does not answer)\n" } else { "\n" };
-            for limit in &key.limits {
-                let unit = if limit.form == "rate" { "per period" } else { "hits" };
-                text += &format!(
-                    "  {}: holds {} {unit} for {} s, {} free\n",
-                    escape_unprintable(&limit.limit),
-                    limit.held,
-                    limit.held_for_s,
-                    limit.free
-                );
-            }
-            let head = ["stream", "peer", "demand", "assignment", "reserved", "ends in"];
-            let rows = key.proxies.iter().map(|proxy| {
-                [
-                    proxy.stream.to_string(),
-                    escape_unprintable(&proxy.peer),
-                    format!("{:.1}/s", proxy.demand_per_s),
-                    escape_unprintable(&proxy.assignment),
-                    proxy.reserved.to_string(),
-                    format!("{} s", proxy.ends_s),
-                ]
-            });
-            text += &format_table(&head, rows, NumberAlignment::Right);
+            text += &format_shares(&key.limits, &key.proxies);
         }
         text
     }
+}
+
+/// What this replica holds of limits, and what proxies have of that.
+pub fn format_shares(limits: &[LimitShareReport], proxies: &[ProxyReport]) -> String {
+    let mut text = String::new();
+    for limit in limits {
+        let unit = if limit.form == "rate" { "per period" } else { "hits" };
+        text += &format!(
+            "  {}: holds {} {unit} for {} s, {} free\n",
+            escape_unprintable(&limit.limit),
+            limit.held,
+            limit.held_for_s,
+            limit.free
+        );
+    }
+    let head = ["stream", "peer", "demand", "assignment", "reserved", "ends in"];
+    let rows = proxies.iter().map(|proxy| {
+        [
+            proxy.stream.to_string(),
+            escape_unprintable(&proxy.peer),
+            format!("{:.1}/s", proxy.demand_per_s),
+            escape_unprintable(&proxy.assignment),
+            proxy.reserved.to_string(),
+            format!("{} s", proxy.ends_s),
+        ]
+    });
+    text + &format_table(&head, rows, NumberAlignment::Right)
 }

@@ -349,7 +349,8 @@ impl StreamTask {
             let matched = quota.service.decider.select_bucket(context, &self.domain, &entries);
             let kind = self.join_division(*index, matched.limits, now);
             if let Some(bucket) = self.buckets.get_mut(*index) {
-                (bucket.kind, bucket.rules_version, bucket.may_change) = (kind, rules.version, matched.may_change);
+                (bucket.kind, bucket.rules_version, bucket.may_change) =
+                    (kind, rules.version, matched.may_change || kind == BucketKind::Refused);
             }
         }
     }
@@ -373,7 +374,11 @@ impl StreamTask {
         }
         match limits {
             BucketLimits::Divided(counters) => {
-                self.quota.divisions.join(division_key(&counters), counters, holder, now);
+                let rule = counters.rule.clone();
+                if !self.quota.divisions.join(division_key(&counters), counters, holder, now) {
+                    log_refused(&rule, "1000 proxies share its key at this replica");
+                    return BucketKind::Refused;
+                }
             }
             BucketLimits::Refused(refusal) if old != Some(new) => {
                 log_refused(&refusal.rule, refusal.reason);

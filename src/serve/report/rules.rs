@@ -19,6 +19,8 @@ use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
+use crate::serve::quota::page::QuotaCounts;
+use crate::serve::quota::service::QuotaService;
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
 use crate::telemetry::top_keys::{BURST_SECONDS, KEPT_MINUTES, TopKeys, TopKeysSnapshot};
@@ -146,6 +148,9 @@ pub struct LimitReport {
     /// Slots of a concurrent limit; absent of others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<SlotCounts>,
+    /// Keys of the rule that proxies decide by themselves, at this replica; absent without them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<QuotaCounts>,
     /// Findings.
     pub findings: Vec<LimitFinding>,
 }
@@ -271,6 +276,14 @@ impl RuleUsageReport {
         }
     }
 
+    /// Adds how the limits are divided among proxies.
+    pub fn add_quotas(&mut self, quota: &QuotaService) {
+        let counts = quota.count_by_rule();
+        for limit in &mut self.rules {
+            limit.quota = counts.get(&*limit.rule_path).copied();
+        }
+    }
+
     /// Formats the report as text.
     pub fn format_text(&self) -> String {
         if self.rules.is_empty() {
@@ -290,6 +303,14 @@ impl RuleUsageReport {
             }
             for finding in &limit.findings {
                 page += &format!("  {}\n", escape_unprintable(&finding.advice));
+            }
+        }
+        for limit in &self.rules {
+            if let Some(QuotaCounts { keys, proxies, ends_s }) = limit.quota {
+                page += &format!(
+                    "\n{}: {keys} keys are divided among proxies, in {proxies} parts; the last ends in {ends_s} s\n",
+                    escape_unprintable(&limit.rule)
+                );
             }
         }
         if self.limits > self.rules.len() {
@@ -382,6 +403,7 @@ impl LimitReport {
             distinct_rejected_keys: stats.rejected_keys.estimate(),
             burst_share,
             slots: limit.limit.is_concurrent().then(|| SlotCounts::of_stats(stats)),
+            quota: None,
             findings: Vec::new(),
         };
         report.findings = report.find_findings(&limit.limit, bursts);

@@ -5,11 +5,12 @@ use bytes::Bytes;
 use super::script::{CallTime, encode_charges};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::CountingMethod;
 use crate::limit::algorithm::fixed_window::window_bounds;
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::limit::charge::ChargeRequest;
-use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder, ReplicaId, window_end};
+use crate::limit::hold::{
+    HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder, ReplicaId, window_end, windows_until_end,
+};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 
@@ -40,25 +41,11 @@ pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: H
         request.wanted.capacity.min(MAX_NUMBER),
         lasts_us,
         request.demand.min(MAX_NUMBER),
+        request.number.min(MAX_NUMBER),
     ];
     numbers.iter().for_each(|number| argument.extend_from_slice(&number.to_le_bytes()));
     argument.extend_from_slice(&holder.0);
     argument.into()
-}
-
-/// Number of ends of windows after which a hold ends; 0: at its own time.
-fn windows_until_end(limit: &Limit) -> u64 {
-    match limit.counting() {
-        CountingMethod::FixedWindow | CountingMethod::CalendarWindow => 1,
-        // The window is weighed in the next one too.
-        CountingMethod::SlidingWindowCounter => 2,
-        CountingMethod::TokenBucket
-        | CountingMethod::LeakyBucket
-        | CountingMethod::SlidingWindowLog
-        | CountingMethod::Slots
-        | CountingMethod::RegionWindow
-        | CountingMethod::RegionBucket => 0,
-    }
 }
 
 /// Returns the next two ends of windows of a calendar after `at`, which is a time by the clock of this process; zeros
@@ -85,6 +72,7 @@ pub fn decode_hold_answer(reply: &[u8], limit: &Limit) -> Result<HoldAnswer, Mal
     while let Some(id) = reader.read_bytes_if(|_| true) {
         let (held, until) = (read_amount(&mut reader)?, reader.read_time()?);
         others.push(OtherHolder { holder: ReplicaId(id), held, until, demand: reader.read_number()? });
+        let _number = reader.read_number()?;
     }
     if !reader.is_empty() {
         return Err(MalformedReply);

@@ -16,13 +16,14 @@ use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{
-    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, ExplainedSlots,
-    Explanation,
+    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, ExplainedQuota,
+    ExplainedSlots, Explanation,
 };
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
 use crate::serve::http::proto_json::request_to_json;
+use crate::serve::quota::page::format_shares;
 use crate::settings::address::ServerAddress;
 
 /// Arguments of `explain`.
@@ -159,6 +160,13 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
     }
     descriptor.limits.iter().for_each(|limit| append_limit_text(page, limit, has_counters));
     descriptor.slots.iter().for_each(|slots| append_slots_text(page, slots));
+    if let Some(ExplainedQuota { limits, proxies, store_failed }) = &descriptor.quota {
+        *page += "     divided among proxies over RLQS";
+        *page += if *store_failed { " (the store does not answer)\n" } else { "\n" };
+        for line in format_shares(limits, proxies).lines() {
+            let _ = writeln!(page, "     {line}");
+        }
+    }
 }
 
 fn append_slots_text(page: &mut String, explained: &ExplainedSlots) {

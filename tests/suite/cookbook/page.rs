@@ -124,12 +124,21 @@ impl Recipe {
             ("BESIDE ROUTE", beside_route),
             ("CLUSTER", cluster),
         ];
-        places.into_iter().fold(template.to_owned(), |text, (place, lines)| {
+        let asks = ["rate_limits", "typed_per_filter_config"].iter().any(|key| self.envoy.contains_key(*key));
+        let bootstrap = places.into_iter().fold(template.to_owned(), |text, (place, lines)| {
             let (before, after) = text.split_once(&format!("# {place}\n")).expect("the template has each place");
             let indent = format!("\n{}", before.rsplit('\n').next().expect("a line begins"));
             format!("{before}{}\n{after}", lines.join(&indent))
-        })
+        });
+        if asks { bootstrap } else { without_filter_that_asks(&bootstrap) }
     }
+}
+
+/// The bootstrap without the filter that asks for each request.
+fn without_filter_that_asks(bootstrap: &str) -> String {
+    let (before, rest) = bootstrap.split_once("- name: envoy.filters.http.ratelimit\n").expect("there is one");
+    let (_, after) = rest.split_once("- name: envoy.filters.http.router\n").expect("a router follows it");
+    format!("{before}- name: envoy.filters.http.router\n{after}")
 }
 
 /// All recipes of the page, in its order.

@@ -83,14 +83,11 @@ fn call() -> impl Strategy<Value = Call> {
         1 => Just(Hits::Peek),
         1 => (1..40_u64).prop_map(Hits::Refund),
     ];
-    let amount = (0..50_u64, 0..50_u64).prop_map(|(hits, capacity)| HeldAmount { hits, capacity });
+    let size = || prop_oneof![20 => 0..50_u64, 1 => 1_000_000_000..u64::from(u32::MAX)];
+    let amount = (size(), size()).prop_map(|(hits, capacity)| HeldAmount { hits, capacity });
     let lasts_us = prop_oneof![3 => 0..120_000_000_u64, 1 => Just(u64::MAX)];
-    let request = (0..30_u64, amount, lasts_us, 0..3_u64).prop_map(|(used, wanted, lasts_us, demand)| HoldRequest {
-        used,
-        wanted,
-        lasts_us,
-        demand,
-    });
+    let request = (0..30_u64, 0..4_u64, amount, lasts_us, 0..3_u64)
+        .prop_map(|(used, number, wanted, lasts_us, demand)| HoldRequest { used, number, wanted, lasts_us, demand });
     prop_oneof![
         1 => hits.prop_map(Call::Charge),
         1 => (0..3_usize, 0..3_u8, request)

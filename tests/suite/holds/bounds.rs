@@ -215,7 +215,7 @@ impl World {
             Form::Rate if is_bucket => process.held.capacity.saturating_sub(wanted.capacity),
             Form::Rate => process.held.hits.saturating_sub(wanted.hits),
         };
-        let request = HoldRequest { used, wanted, lasts_us, demand: wanted.hits };
+        let request = HoldRequest { used, number: 0, wanted, lasts_us, demand: wanted.hits };
         let answer =
             self.held.adjust(LimitedState { limit: &limit, state: &mut self.state }, holder(process.id), request, now);
         process.held = answer.granted;
@@ -355,16 +355,50 @@ fn hits_of_a_dead_holder_stay_held_until_the_end_and_return_once() {
 }
 
 #[test]
+fn used_up_bucket_is_refilled_beside_a_hold_of_its_refill() {
+    let limit = limit(Algorithm::TokenBucket, 50, Unit::Second);
+    let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
+    let start = Time::from_micros(START_US);
+    let all = HeldAmount { hits: 50, capacity: 50 };
+    let mut adjust = |number, at| {
+        let counter = LimitedState { limit: &limit, state: &mut state };
+        held.adjust(counter, holder(number), super::hold(0, all), at).granted
+    };
+    assert_eq!(adjust(1, start), all);
+    // The holder stood still, and its capacity is charged at the end of its hold.
+    let ends = start.plus_us(20 * SECOND_US);
+    assert_eq!(adjust(1, ends.plus_us(SECOND_US / 2)), HeldAmount { hits: 25, capacity: 25 });
+    assert_eq!(adjust(1, ends.plus_us(2 * SECOND_US)), all);
+}
+
+#[test]
+fn repeated_call_charges_its_hits_once() {
+    for algorithm in HELD {
+        let limit = limit(algorithm, 100, Unit::Minute);
+        let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
+        let mut adjust = |number, used, wanted| {
+            let counter = LimitedState { limit: &limit, state: &mut state };
+            let request = HoldRequest { number, ..super::hold(used, lent(algorithm, wanted)) };
+            super::size(held.adjust(counter, holder(1), request, Time::from_micros(START_US)).granted)
+        };
+        adjust(1, 0, 80);
+        assert_eq!(adjust(2, 30, 50), 50, "{algorithm}");
+        // Its answer was lost.
+        assert_eq!(adjust(2, 30, 50), 50, "{algorithm}");
+        assert_eq!(adjust(3, 10, 100), 60, "{algorithm}: 40 of 100 are used");
+    }
+}
+
+#[test]
 fn wild_numbers_are_bounded() {
     for algorithm in HELD {
         let limit = limit(algorithm, 100, Unit::Minute);
         let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
         let now = Time::from_micros(START_US);
         let all = HeldAmount { hits: u64::MAX, capacity: u64::MAX };
-        let wild = HoldRequest { used: u64::MAX, wanted: all, lasts_us: u64::MAX, demand: u64::MAX };
+        let wild = HoldRequest { used: u64::MAX, number: u64::MAX, wanted: all, lasts_us: u64::MAX, demand: u64::MAX };
         let answer = held.adjust(LimitedState { limit: &limit, state: &mut state }, holder(1), wild, now);
-        let refill = if algorithm == Algorithm::TokenBucket { 100 } else { 0 };
-        assert_eq!(answer.granted, HeldAmount { hits: refill, capacity: 0 }, "{algorithm}: all room is debt");
+        assert_eq!(answer.granted, HeldAmount::default(), "{algorithm}: all room is debt");
         assert!(answer.until <= now.plus_us(3_600 * SECOND_US + 2 * limit.period_us()), "{algorithm}");
         for number in 0..=u8::MAX {
             held.adjust(

@@ -37,12 +37,12 @@ if hold then value, ttl_ms = value .. hold, ttl_ms + math.ceil((held_until - now
 -- ARGV[1]: the time and the numbers of the counter as in driver.lua, then signed numbers: limit, capacity, by_capacity
 -- (1: holds take capacity, 0: hits of windows), windows (after how many ends of windows a hold ends, 0: at its time),
 -- first_end and second_end (the next two ends of windows of a calendar at the end of the hold, by the caller's clock,
--- in microseconds; 0: windows have the period's length), used, wanted_hits, wanted_capacity, lasts_us, demand; then 16
--- bytes: the holder.
+-- in microseconds; 0: windows have the period's length), used, wanted_hits, wanted_capacity, lasts_us, demand, number
+-- (of `used`; with the holder's last one, `used` was charged already; 0: none); then 16 bytes: the holder.
 -- Returns: numbers as above: now, granted hits and capacity, the end of the hold, hits and capacity that would still
 -- fit; then the record of the other holders.
 -- Record: for each holder 16 bytes, its identity, and as unsigned numbers the hits and the capacity that it holds, the
--- end of its hold, and its demand; at most 128 holders.
+-- end of its hold, its demand, and its last number; at most 128 holders.
 -- Writes: one SET with PX for each key. TTL of the record: ten seconds after the last hold ends. O(holders).
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
@@ -53,25 +53,26 @@ local lent, is_server_time = 0, false
 --> load
 local hits, limit, capacity, wait, flags, admitted
 local full_limit, full_capacity, by_capacity, windows, first_end, second_end, used, wanted_hits, wanted_capacity,
-  lasts_us, demand, me = unpack('<i8i8i8i8i8i8i8i8i8i8i8c16', args, position)
+  lasts_us, demand, number, me = unpack('<i8i8i8i8i8i8i8i8i8i8i8i8c16', args, position)
 local recorded = redis.pcall('GET', record_key) or ''
 if type(recorded) == 'table' then
   return recorded
-elseif #recorded % 48 ~= 0 then
+elseif #recorded % 56 ~= 0 then
   --> wrong_type
 end
 -- The other holders, what they hold, and what the caller holds. What has ended is charged, unless `load` did that.
 local rows, sum_hits, sum_capacity, own_hits, own_capacity, ended = {}, 0, 0, 0, 0, 0
 local sum_until, record_until = 0, 0
-for i = 1, #recorded, 48 do
-  local id, row_hits, row_capacity, ends = unpack('<c16I8I8I8', recorded, i)
+for i = 1, #recorded, 56 do
+  local id, row_hits, row_capacity, ends, _, row_number = unpack('<c16I8I8I8I8I8', recorded, i)
   if ends <= at then
     ended = ended + row_capacity
   elseif ends - at <= 3600000000 + 2 * period then
     if id == me then
       own_hits, own_capacity = row_hits, row_capacity
+      if number > 0 and number == row_number then used = 0 end
     else
-      rows[#rows + 1] = string.sub(recorded, i, i + 47)
+      rows[#rows + 1] = string.sub(recorded, i, i + 55)
       sum_hits, sum_capacity, record_until = sum_hits + row_hits, sum_capacity + row_capacity, max(record_until, ends)
       if row_hits + row_capacity > 0 then sum_until = max(sum_until, ends) end
     end
@@ -104,7 +105,16 @@ end
 if by_capacity == 1 then room_capacity = fits else room_hits = fits end
 local added_hits = min(wanted_hits - granted_hits, room_hits)
 local added_capacity = min(wanted_capacity - granted_capacity, room_capacity)
-granted_hits, granted_capacity = granted_hits + added_hits, granted_capacity + added_capacity
+granted_capacity = granted_capacity + added_capacity
+if wanted_capacity > 0 then
+  -- No more of the refill than goes with the capacity: floor(wanted_hits * granted_capacity / wanted_capacity), in
+  -- two steps, because the product can exceed 2^53.
+  local high = floor(wanted_hits / 65536) * granted_capacity
+  local low = high % wanted_capacity * 65536 + wanted_hits % 65536 * granted_capacity
+  local fitting = floor(high / wanted_capacity) * 65536 + floor(low / wanted_capacity)
+  added_hits = min(granted_hits + added_hits, fitting) - granted_hits
+end
+granted_hits = granted_hits + added_hits
 local ends = at + min(lasts_us, 3600000000)
 if first_end > 0 then
   ends = ends < first_end and first_end or max(ends, second_end)
@@ -114,7 +124,7 @@ end
 local others = table.concat(rows)
 recorded = others
 if has_place and granted_hits + granted_capacity + demand > 0 then
-  recorded = others .. pack('<c16I8I8I8I8', me, granted_hits, granted_capacity, ends, demand)
+  recorded = others .. pack('<c16I8I8I8I8I8', me, granted_hits, granted_capacity, ends, demand, number)
   record_until = max(record_until, ends)
   if granted_hits + granted_capacity > 0 then sum_until = max(sum_until, ends) end
 end
@@ -128,5 +138,5 @@ end
 local kept_ms = math.ceil(max(record_until - now, 0) / 1000) + 10000
 local done = redis.pcall('SET', record_key, recorded, 'PX', kept_ms)
 if done.err then return done end
-return pack('<i8i8i8i8i8i8', now, granted_hits, granted_capacity, ends, room_hits - added_hits,
+return pack('<i8i8i8i8i8i8', now, granted_hits, granted_capacity, ends, room_hits - max(added_hits, 0),
   room_capacity - added_capacity) .. others

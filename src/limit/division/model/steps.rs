@@ -1,0 +1,131 @@
+//! Single steps of the ledger, one proof each: what a broken step would give away.
+
+use super::*;
+use crate::limit::hold::HeldAmount;
+
+const SECOND_US: u64 = 1_000_000;
+const START: Time = Time::from_micros(1_800_000_000_000_000);
+
+fn at(second: u64) -> Time {
+    START.plus_us(second * SECOND_US)
+}
+
+/// A division with one proxy that was assigned a part of a limit of 100; returns the part too.
+fn assigned(unit: Unit) -> (Division<u32>, u64) {
+    let limit = limit(Algorithm::FixedWindow, 100, unit, None);
+    let mut division = Division::new([DividedLimit::new(&limit)]);
+    division.join(1, true, START);
+    division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    answer(&mut division, START);
+    let assignment = division.assign(0, START).expect("the first report is answered");
+    let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
+    (division, tokens.max.into())
+}
+
+/// Asks a store that grants everything; returns what was asked.
+fn answer(division: &mut Division<u32>, now: Time) -> Option<PoolRequest> {
+    let request = division.request(0, now)?;
+    let grant = PoolGrant { held: request.wanted, ..PoolGrant::default() };
+    division.grant(0, &request, grant, now);
+    Some(request)
+}
+
+fn usage(allowed: u64, denied: u64, received: Time) -> Usage {
+    Usage { allowed, denied, elapsed_us: 5 * SECOND_US, received }
+}
+
+#[test]
+fn assignment_that_ends_without_a_report_counts_as_used() {
+    let (mut division, part) = assigned(Unit::Day);
+    division.expire(at(62));
+    let request = division.request(0, at(62)).expect("it has something to tell");
+    assert_eq!(request.used, part);
+}
+
+#[test]
+fn report_that_may_have_waited_confirms_nothing() {
+    // Requests were denied: if the report was made under the assignment, its bucket is empty.
+    let (mut division, part) = assigned(Unit::Day);
+    division.report(0, usage(0, 5, at(5)), at(5));
+    division.report(0, usage(0, 5, at(10)), at(10));
+    assert_eq!(division.reserved(0), 0);
+    // This process stood still since before the sending: the same reports may be older than the assignment.
+    let (mut division, _) = assigned(Unit::Day);
+    division.report(0, usage(0, 5, START), at(5));
+    division.report(0, usage(0, 5, START), at(10));
+    assert_eq!(division.reserved(0), part);
+}
+
+#[test]
+fn report_within_a_second_of_the_sending_confirms_nothing() {
+    let (mut division, part) = assigned(Unit::Day);
+    let soon = START.plus_us(SECOND_US / 2);
+    division.report(0, usage(0, 5, soon), soon);
+    division.report(0, usage(0, 5, soon.plus_us(1)), soon.plus_us(1));
+    assert_eq!(division.reserved(0), part);
+}
+
+#[test]
+fn what_is_given_back_is_not_handed_out_while_the_store_is_asked() {
+    let (mut division, _) = assigned(Unit::Second);
+    // The proxy gives up most, and that has rested.
+    division.report(0, usage(5, 0, at(5)), at(5));
+    let others = vec![OtherReplica { demand: 100, held: HeldAmount::default(), until: at(100) }];
+    let request = PoolRequest { for_us: 16 * SECOND_US, ..PoolRequest::default() };
+    let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
+    division.grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
+    division.assign(0, at(5)).expect("its part shrinks");
+    division.report(0, usage(5, 0, at(10)), at(10));
+    division.expire(at(10));
+    let before = division.free(0);
+    let request = division.request(0, at(10)).expect("another replica has more demand");
+    assert!(before > 0 && request.wanted.hits < held.hits, "{before} free, {request:?}");
+    assert_eq!(division.free(0) + division.reserved(0), request.wanted.hits);
+    // Nor after an answer that was lost.
+    division.refuse(0, &request);
+    assert_eq!(division.free(0) + division.reserved(0), request.wanted.hits);
+}
+
+#[test]
+fn hits_of_a_lost_stream_stay_held_until_its_assignment_ends() {
+    let (mut division, part) = assigned(Unit::Minute);
+    division.lose(0, at(5));
+    division.expire(at(30));
+    assert_eq!(division.reserved(0), part, "the proxy may use them in the next window");
+    division.expire(at(62));
+    assert_eq!(division.request(0, at(62)).map(|request| request.used), Some(part));
+}
+
+#[test]
+fn hits_of_an_unknown_assignment_are_no_part_of_what_is_assigned() {
+    let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
+    let mut division = Division::new([DividedLimit::new(&limit)]);
+    division.join(1, true, START);
+    // Not a first request: the proxy comes from another replica, and has nothing any more.
+    division.report(0, usage(0, 9, START), START);
+    answer(&mut division, START);
+    assert!(division.assign(0, START).is_some());
+    let part = division.reserved(0);
+    // These may have passed before the assignment came.
+    let soon = START.plus_us(SECOND_US / 2);
+    division.report(0, usage(7, 0, soon), soon);
+    assert_eq!(division.reserved(0), part);
+}
+
+#[test]
+fn change_waits_until_the_one_before_it_is_confirmed() {
+    let (mut division, _) = assigned(Unit::Day);
+    let shrink = |division: &mut Division<u32>, held: u64, now: Time| {
+        let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
+        let held = HeldAmount { hits: held, capacity: 0 };
+        division.grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
+        division.assign(0, now)
+    };
+    division.report(0, usage(1, 0, at(5)), at(5));
+    division.holders[0].demand.take_sample(1000, SECOND_US);
+    assert!(shrink(&mut division, 40, at(5)).is_some(), "the first change");
+    assert_eq!(shrink(&mut division, 10, at(6)), None, "the second");
+    division.report(0, usage(1, 0, at(10)), at(10));
+    division.holders[0].demand.take_sample(1000, SECOND_US);
+    assert!(shrink(&mut division, 10, at(10)).is_some(), "the second, later");
+}

@@ -1,0 +1,103 @@
+//! Reports of proxies where other decisions show: explanations, logs, what is made of logs, counters in shadow mode.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::proxy::{Assigned, Proxy};
+use super::{ANN, RULES, start};
+use crate::kit::grpc::{Client, rate_limit_request};
+use crate::kit::http;
+use crate::kit::tollkeeper::{PROGRAM, inherited_env, with_rules};
+use crate::kit::wait_for;
+
+#[test]
+fn explanation_says_who_holds_what() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0)]);
+    let Assigned::Tokens { max, .. } = proxy.next(&ANN) else { panic!("{proxy:?}") };
+    let explain = |more: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        let addr = format!("127.0.0.1:{}", server.debug_port());
+        command.args(["explain", "--addr", &addr, "--domain", "quota", "--descriptor", "api=v1,user=ann"]).args(more);
+        String::from_utf8(command.env_clear().envs(inherited_env()).output().unwrap().stdout).unwrap()
+    };
+    let page = explain(&[]);
+    assert!(page.contains("divided among proxies over RLQS") && page.contains(&format!("{max} tokens")), "{page}");
+    let explained: Value = serde_json::from_str(&explain(&["--json"])).unwrap();
+    let quota = &explained["descriptors"][0]["quota"];
+    assert_eq!(quota["proxies"][0]["reserved"], max, "{quota}");
+    assert!(quota["proxies"][0]["ends_s"].as_u64().unwrap() > 0, "{quota}");
+    assert!(quota["limits"][0]["held"].as_u64().unwrap() >= u64::from(max), "{quota}");
+    let rules = http::get(server.debug_port(), "/rules").send().text();
+    let rules: Value = serde_json::from_str(&rules).unwrap();
+    let of_rule = |rule: &&Value| rule["rule_path"] == "quota.api_v1.user";
+    let divided = &rules["rules"].as_array().unwrap().iter().find(of_rule).unwrap()["quota"];
+    assert!(divided["keys"] == 1 && divided["proxies"] == 1 && divided["ends_s"].as_u64() > Some(0), "{divided}");
+}
+
+#[test]
+fn limits_in_shadow_mode_and_candidates_count_reports() {
+    let rules = "
+domain: quota
+descriptors:
+  - key: watched
+    rate_limit: {unit: day, requests_per_unit: 10}
+    shadow_mode: true
+  - key: tried
+    rate_limit:
+      - {unit: day, requests_per_unit: 1000}
+      - {name: tight, shadow_mode: true, unit: day, requests_per_unit: 4}
+";
+    let server = start(rules);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let (watched, tried) = ([("watched", "x")], [("tried", "x")]);
+    proxy.report(&[(&watched, 7, 0), (&tried, 7, 0)]);
+    assert_eq!(proxy.next(&watched), Assigned::Allow);
+    let mut peek = rate_limit_request("quota", &watched);
+    peek.descriptors[0].hits_addend = Some(0);
+    wait_for("the limit in shadow mode to count", || {
+        let response = Client::connect(server.grpc_port()).call(&peek).unwrap();
+        (response.statuses[0].limit_remaining == 3).then_some(())
+    });
+    wait_for("the candidate to count", || {
+        let metrics = http::get(server.debug_port(), "/metrics").send().text();
+        let is_over = |line: &&str| line.contains("tight") && line.contains("over_limit") && line.ends_with(" 7");
+        metrics.lines().any(|line| is_over(&line)).then_some(())
+    });
+}
+
+#[test]
+fn log_of_reports_is_read_by_all_tools() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("log.jsonl");
+    std::fs::write(directory.path().join("rules.yaml"), RULES).unwrap();
+    let mut server = with_rules(RULES)
+        .env("TOLLKEEPER_RLQS", "true")
+        .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+        .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", log.display()))
+        .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
+        .start();
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0)]);
+    proxy.next(&ANN);
+    proxy.report(&[(&ANN, 20, 9)]);
+    let top = || http::get(server.debug_port(), "/top?format=text").send().text();
+    wait_for("the hits to be among the most rejected", || top().contains("user=ann").then_some(()));
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments).current_dir(directory.path()).env_clear().envs(inherited_env());
+        let output = command.output().unwrap();
+        String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+    };
+    let why = run(&["why", "--domain", "quota", "--descriptor", "api=v1,user=ann", "--all", "--log", "log.jsonl"]);
+    assert!(why.contains("a proxy, by its assignment over RLQS"), "{why}");
+    let simulated = run(&["simulate", "--traffic", "log.jsonl", "--rules", "rules.yaml", "--json"]);
+    let simulated: Value = serde_json::from_str(&simulated).unwrap_or_else(|error| panic!("{error}: {simulated}"));
+    assert!(simulated.to_string().contains("quota.api_v1.user"), "{simulated}");
+    let recommended = run(&["recommend", "--traffic", "log.jsonl", "--rule", "quota.api_v1.user"]);
+    assert!(recommended.contains("quota.api_v1.user"), "{recommended}");
+}
