@@ -159,7 +159,7 @@ descriptors:
         assert_eq!(numbers(5), [3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(numbers(6), [3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(numbers(9), [9]);
-        assert_eq!(numbers(99), []);
+        assert_eq!(numbers(99), [0_u32; 0]);
     }
 
     #[test]
