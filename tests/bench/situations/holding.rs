@@ -57,6 +57,7 @@ impl Holding {
     }
 
     /// Rejected streams that look at all of the `open` slots.
+    #[allow(dead_code, reason = "timed only: its instructions say little")]
     pub(crate) fn walks(open: usize) -> Self {
         Self::new(Step::Walk, &format!("{{concurrent: {open}, max_duration: 1d}}"), open)
     }
