@@ -20,8 +20,9 @@ use crate::decide::decision::{DecideError, Decision, Header, ReportedStatus};
 use crate::rules::rule::OverLimitBody;
 use crate::settings::decisions::{DecisionSettings, HeaderNames};
 
-/// Merges the outcomes of all descriptors into the decision on the request, which is `decision` then: it is filled where
-/// it stands, because each copy would cost a hundredth of a decision from memory.
+/// Merges the outcomes of all descriptors into the decision on the request.
+///
+/// It is filled where it stands: each copy would cost a hundredth of a decision from memory.
 pub(super) fn merge_outcomes<'r>(
     behaviour: &'r DecisionSettings,
     selected: RequestWithSelections<'_, 'r, '_>,

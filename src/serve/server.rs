@@ -98,14 +98,12 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let StartupResources { guards, prometheus_page, exporter, metric_exporter, logged_values, fleet_secret } =
         StartupResources::load_files_and_check_addresses(&settings, &listener_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open_all(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
-    let tracer = settings.tracing.as_ref().zip(exporter);
-    let tracer = tracer.map(|(tracing, exporter)| start_tracer(tracing, exporter));
     let mut signals = Signals::install_handlers().map_err(name_failed_resource("signal handlers"))?;
     let rules = Arc::new(LiveRules::default());
     let store_health = Arc::new(StoreHealth::default());
     let health = build_health(&settings, &rules, &store_health);
     let mut service = build_service(&settings, rules);
-    service.tracer = tracer;
+    service.tracer = settings.tracing.as_ref().zip(exporter).map(|(tracing, it)| start_tracer(tracing, it));
     service.decider.key_values = choose_rejected_key_value_form(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);

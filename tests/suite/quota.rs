@@ -63,6 +63,21 @@ fn off_by_default() {
     assert_eq!(proxy.end().unwrap().code(), tonic::Code::Unimplemented);
 }
 
+/// Else Envoy would do, when their time ends, what it does without an assignment: most configurations admit requests.
+#[test]
+fn used_up_hits_are_denied_before_their_time_ends() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0)]);
+    let (mut used, mut assigned) = (1, proxy.next(&ANN));
+    while let Assigned::Tokens { max, .. } = assigned {
+        used += max;
+        proxy.report(&[(&ANN, u64::from(max), 5)]);
+        assigned = proxy.next(&ANN);
+    }
+    assert_eq!((used, assigned), (40, Assigned::Deny));
+}
+
 #[test]
 fn first_report_is_answered_with_hits_of_the_counter() {
     let server = start(RULES);
@@ -212,14 +227,28 @@ fn check_names_limits_that_cannot_be_divided() {
     let files = tempfile::tempdir().unwrap();
     let path = files.path().join("rules.yaml");
     std::fs::write(&path, RULES).unwrap();
+    let regions = [
+        ("TOLLKEEPER_REGION", "a"),
+        ("TOLLKEEPER_REGIONS", "a,b"),
+        ("TOLLKEEPER_GLOBAL_REDIS_URL", "redis://localhost:6380"),
+        ("REDIS_URL", "localhost:6379"),
+    ];
     let run = |arguments: &[&str]| {
-        let output = std::process::Command::new(tollkeeper::PROGRAM).env_clear().args(arguments).arg(&path).output();
+        let mut check = std::process::Command::new(tollkeeper::PROGRAM);
+        let output = check.env_clear().envs(regions).args(arguments).arg(&path).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     };
     let page = run(&["check", "--quota"]);
     assert!(page.contains("quota.queue: RLQS assigns nothing to its buckets: leaky_bucket"), "{page}");
     assert!(!run(&["check"]).contains("RLQS"));
-    std::fs::write(&path, RULES.replace("algorithm: leaky_bucket", "scope: global")).unwrap();
+    std::fs::write(
+        &path,
+        RULES.replace(
+            "second, requests_per_unit: 5, algorithm: leaky_bucket",
+            "day, requests_per_unit: 90000, scope: global",
+        ),
+    )
+    .unwrap();
     let page = run(&["check", "--quota"]);
     assert!(page.contains("quota.queue: RLQS assigns nothing to its buckets: `scope: global`"), "{page}");
 }

@@ -165,6 +165,8 @@ impl<K> Division<K> {
             }
             Some(_) if new_bucket > left + left / 10 => (full_bucket(new_bucket), new_bucket),
             Some(Strategy::Deny) => return holder.renew(LENT_TTL_S, now),
+            // Used up, and the hold ends with it. If it lapsed, the proxy would do what it does without assignment.
+            Some(Strategy::Tokens(_)) if left == 0 => (Strategy::Deny, 0),
             Some(Strategy::Tokens(_)) => return holder.renew(ttl_s, now),
         };
         holder.outstanding = holder.outstanding.saturating_add(most);

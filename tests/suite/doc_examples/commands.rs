@@ -49,6 +49,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper call --addr", SERVER),
     ("coming-from-envoyproxy-ratelimit.md", "tollkeeper explain --addr", SERVER),
     ("concurrency.md", "cargo run --release", SERVES),
+    ("concurrency.md", "tollkeeper check --envoy", "the module `envoy_check` checks these files"),
     ("cookbook.md", "curl", SERVER),
     ("cookbook.md", "tollkeeper block", SERVER),
     ("cookbook.md", "tollkeeper top", SERVER),

@@ -16,7 +16,11 @@ fn with_quotas(rules: &str) -> Setup {
 #[expect(clippy::needless_pass_by_value, reason = "the signature that a start takes")]
 fn with_denied_first_requests(bootstrap: String) -> String {
     assert!(bootstrap.contains("blanket_rule: ALLOW_ALL"), "{bootstrap}");
-    bootstrap.replace("blanket_rule: ALLOW_ALL", "blanket_rule: DENY_ALL")
+    let bootstrap = bootstrap.replace("blanket_rule: ALLOW_ALL", "blanket_rule: DENY_ALL");
+    // Else the end of a connection with a rejection takes a second.
+    let prefix = "                stat_prefix: quota\n";
+    assert!(bootstrap.contains(prefix), "{bootstrap}");
+    bootstrap.replace(prefix, &format!("{prefix}                delayed_close_timeout: 0s\n"))
 }
 
 fn admitted(requests: &[Request]) -> usize {

@@ -62,9 +62,10 @@ descriptors:
         (response.statuses[0].limit_remaining == 3).then_some(())
     });
     wait_for("the candidate to count", || {
-        let metrics = http::get(server.debug_port(), "/metrics").send().text();
-        let is_over = |line: &&str| line.contains("tight") && line.contains("over_limit") && line.ends_with(" 7");
-        metrics.lines().any(|line| is_over(&line)).then_some(())
+        let page: serde_json::Value = http::get(server.debug_port(), "/rules").send().text().parse().unwrap();
+        let rules = page["rules"].as_array().unwrap().iter();
+        let tight = rules.filter(|limit| limit["rule"] == "quota.tried.tight").collect::<Vec<_>>();
+        (tight.len() == 1 && tight[0]["rejected"] == 1).then_some(())
     });
 }
 
