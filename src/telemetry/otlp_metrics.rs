@@ -215,14 +215,15 @@ impl BlockingMetricExporter {
             let rest = series.split_off(room.min(series.len()));
             let Some(batch) = batches.last_mut() else { return };
             batch.points += series.len();
-            let data = self.build_data(batch, &name, kind, series, now_ns);
+            let data = self.build_data(batch, Family { name: name.clone(), help, kind, series }, now_ns);
             let (name, description) = (name.to_string(), help.to_owned());
             batch.metrics.push(Metric { name, description, data: Some(data), ..Metric::default() });
             series = rest;
         }
     }
 
-    fn build_data(&self, batch: &mut Batch, name: &str, kind: MetricKind, series: Vec<Series>, now_ns: u64) -> Data {
+    fn build_data(&self, batch: &mut Batch, family: Family, now_ns: u64) -> Data {
+        let Family { name, kind, series, .. } = family;
         let aggregation_temporality = match self.temporality {
             Temporality::Cumulative => AggregationTemporality::Cumulative.into(),
             Temporality::Delta => AggregationTemporality::Delta.into(),
@@ -233,7 +234,7 @@ impl BlockingMetricExporter {
             let attributes = self.build_attributes(&labels);
             let (value, start_ns) = match (self.temporality, kind) {
                 (Temporality::Delta, MetricKind::Counter | MetricKind::Histogram) => {
-                    let key = SeriesKey { name: name.to_owned(), labels };
+                    let key = SeriesKey { name: name.to_string(), labels };
                     let delta = self.since_last_arrival(&key, &value);
                     batch.values.push((key, ArrivedValue { value, at_ns: now_ns }));
                     delta

@@ -72,6 +72,10 @@ pub(super) async fn show_alarms(State(state): State<AppState>, uri: Uri) -> Resp
     state.pages.respond_with_page(&uri, build).await
 }
 
+fn respond_report(report: &impl serde::Serialize) -> Response {
+    to_pretty_json(report).map_or_else(|_| respond_internal_error(), |body| respond_json(StatusCode::OK, body))
+}
+
 /// `/rule_text`
 pub(super) async fn show_rule_text(
     State(state): State<AppState>,
@@ -83,17 +87,13 @@ pub(super) async fn show_rule_text(
     };
     let Some(loaded) = state.collector.service.rules.current_rules_owned() else { return respond_no_rules() };
     let build = move || match RuleTextReport::find(&loaded, &query.origin) {
-        Some(report) => to_pretty_json(&report).map_err(|_| respond_internal_error()),
+        Some(report) => respond_report(&report),
         None => {
             let what = "no loaded rule has this origin: file:line:column, as in /rules (the rules may have changed)\n";
-            Err(respond_text(StatusCode::NOT_FOUND, what))
+            respond_text(StatusCode::NOT_FOUND, what)
         }
     };
-    match state.pages.run_one_at_a_time(build).await {
-        Some(Ok(body)) => respond_json(StatusCode::OK, body),
-        Some(Err(response)) => response,
-        None => respond_internal_error(),
-    }
+    state.pages.run_one_at_a_time(build).await.unwrap_or_else(respond_internal_error)
 }
 
 /// `/what_if`
@@ -119,13 +119,9 @@ pub(super) async fn show_what_if(
         let busiest = &service.decider.metrics.busiest_keys;
         let sources = WhatIfSources { rules: &loaded.rules, busiest, has_values };
         match WhatIfReport::new(sources, service.clock.now(), &query) {
-            Ok(report) => to_pretty_json(&report).map_err(|_| respond_internal_error()),
-            Err(error) => Err(respond_text(StatusCode::BAD_REQUEST, format!("{error}\n"))),
+            Ok(report) => respond_report(&report),
+            Err(error) => respond_text(StatusCode::BAD_REQUEST, format!("{error}\n")),
         }
     };
-    match state.pages.run_one_at_a_time(build).await {
-        Some(Ok(body)) => respond_json(StatusCode::OK, body),
-        Some(Err(response)) => response,
-        None => respond_internal_error(),
-    }
+    state.pages.run_one_at_a_time(build).await.unwrap_or_else(respond_internal_error)
 }

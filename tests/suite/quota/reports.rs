@@ -62,7 +62,7 @@ descriptors:
         (response.statuses[0].limit_remaining == 3).then_some(())
     });
     wait_for("the candidate to count", || {
-        let page: serde_json::Value = http::get(server.debug_port(), "/rules").send().text().parse().unwrap();
+        let page: Value = http::get(server.debug_port(), "/rules").send().text().parse().unwrap();
         let rules = page["rules"].as_array().unwrap().iter();
         let tight = rules.filter(|limit| limit["rule"] == "quota.tried.tight").collect::<Vec<_>>();
         (tight.len() == 1 && tight[0]["rejected"] == 1).then_some(())

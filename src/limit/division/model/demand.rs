@@ -43,6 +43,7 @@ fn requests(pattern: Pattern, limit: &Limit, seconds: f64, random: &mut StdRng) 
     }
     let mut at = exponential(1.0 / rate);
     while at < seconds {
+        #[expect(clippy::cast_possible_truncation, reason = "some minutes")]
         let first = (at / 20.0) as usize % 3;
         let weights = match pattern {
             Pattern::Skewed => [0.8, 0.15, 0.05],
@@ -83,6 +84,7 @@ impl Run {
         let mut model = Model { faults: false, ..Model::new(seed, limit, 3, replicas) };
         let began = model.now;
         let demand = requests(pattern, &limit, seconds.into(), &mut StdRng::seed_from_u64(seed + 1000));
+        #[expect(clippy::cast_possible_truncation, reason = "some minutes")]
         let micros = |at: f64| began + (at * 1e6) as u64;
         for (at, proxy) in &demand {
             model.proxies[*proxy].requests.push_back(micros(*at));
