@@ -5,17 +5,45 @@
 use super::fixed_window::window_bounds;
 use super::reservation_view::{OwnReservation, ReservationMark, ReservationView};
 use super::state::{CounterWithReservations, State};
+use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
-use crate::limit::slot::{SlotAction, SlotChange};
+use crate::limit::slot::{SlotAction, SlotChange, SlotToken, SlotUse};
 
 impl State {
     /// Adds what a request sees of the reservations of a counter.
     #[must_use]
     pub fn with_reservations(self, view: ReservationView) -> Self {
         Self::WithReservations(Box::new(CounterWithReservations { counter: self, view }))
+    }
+
+    /// Decodes what a request sees of the reservations of a counter, which follows the counter and its ban in a script's
+    /// reply, if the limit has some.
+    ///
+    /// # Errors
+    /// The script cannot have returned these numbers.
+    pub(crate) fn read_reservations(
+        self,
+        limit: &Limit,
+        slot: &SlotUse,
+        reply: &mut ReplyReader<'_>,
+    ) -> Result<Self, MalformedReply> {
+        if limit.reservations().is_none() {
+            return Ok(self);
+        }
+        let (kind, token) = (reply.read_number()?, SlotToken(reply.read_word()?));
+        let (hits, refundable) = (reply.read_number()?, reply.read_number()?);
+        let own = match kind {
+            0 => OwnReservation::Absent,
+            1 => OwnReservation::Open { token, hits, refundable },
+            2 => OwnReservation::Tombstone,
+            3 => OwnReservation::Over,
+            _ => return Err(MalformedReply),
+        };
+        let (returned, unsettled, is_full) = (reply.read_number()?, reply.read_u32()?, reply.read_number()? != 0);
+        Ok(self.with_reservations(ReservationView { own, returned, unsettled, is_full, ..ReservationView::empty_for(slot) }))
     }
 
     /// Gives hits of unsettled reservations back to the counter, before a request is decided.
@@ -33,7 +61,8 @@ impl State {
         let Self::WithReservations(both) = self else {
             return match request.hits {
                 Hits::Refund(_) => look_at(self, limit, now),
-                Hits::Charge(_) | Hits::Peek => self.charge_counter(limit, now, estimated(limit, request)),
+                Hits::Peek => peek_at_estimate(self, limit, now, request),
+                Hits::Charge(_) => self.charge_counter(limit, now, estimated(limit, request)),
             };
         };
         let CounterWithReservations { counter, view } = &mut **both;
@@ -125,13 +154,14 @@ fn peek(
     match view.own {
         OwnReservation::Open { .. } => look_at(counter, limit, now),
         OwnReservation::Tombstone => ChargeResult { admitted: false, ..look_at(counter, limit, now) },
-        // Rejected hits do not count, so nothing is charged.
-        OwnReservation::Absent | OwnReservation::Over => {
-            let asked = ChargeRequest { rejected_elsewhere: true, ..estimated(limit, request) };
-            let result = counter.charge_counter(limit, now, asked);
-            ChargeResult { delay_us: 0, ..result }
-        }
+        OwnReservation::Absent | OwnReservation::Over => peek_at_estimate(counter, limit, now, request),
     }
+}
+
+/// Asks whether the rule's estimate fits. Rejected hits do not count, so nothing is charged.
+fn peek_at_estimate(counter: &mut State, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+    let asked = ChargeRequest { rejected_elsewhere: true, ..estimated(limit, request) };
+    ChargeResult { delay_us: 0, ..counter.charge_counter(limit, now, asked) }
 }
 
 fn reserve(

@@ -93,6 +93,10 @@ impl StoredState for State {
         let signed = |hits| i64::try_from(hits).unwrap_or(i64::MAX);
         let (mut requested, mut max_debt, mut refunded, mut min_limit) = (0, 0, 0, i64::MAX);
         for ScriptCharge { limit, hits } in charges {
+            // What a settlement gives back is known to the script only, so its reply has the whole log.
+            if limit.reservations().is_some() {
+                return [i64::from(u32::MAX), 0];
+            }
             min_limit = min_limit.min(i64::from(limit.requests_per_unit()));
             match hits {
                 Hits::Peek => requested += 1,
