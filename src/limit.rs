@@ -24,8 +24,8 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use self::ban::Ban;
-use self::reservation::Reservations;
 use self::period::{Period, Unit, period_in_words};
+use self::reservation::Reservations;
 use self::window::{Window, WindowSpec};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::limit::algorithm::CountingMethod;
@@ -592,7 +592,9 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
 /// Reason why a limit with these keys cannot have reservations, for people; `None` if it can.
 const fn reservations_refusal(algorithm: Algorithm, ban: Option<Ban>) -> Option<&'static str> {
     match algorithm {
-        Algorithm::LeakyBucket => Some("leaky_bucket: others wait behind a request, so its places cannot be given back"),
+        Algorithm::LeakyBucket => {
+            Some("leaky_bucket: others wait behind a request, so its places cannot be given back")
+        }
         Algorithm::Concurrent => Some("`concurrent`: a slot is freed as a whole; write a limit of its own beside it"),
         _ if ban.is_some() => Some("`ban`: a cost that exceeds the limit is known only when the request is over"),
         _ => None,

@@ -223,7 +223,8 @@ impl<'r> Selection<'r> {
             selection.candidates.retain(is_freed);
         }
         let mut limits = selection.limits.iter().chain(&selection.candidates);
-        selection.slot = (is_release || limits.any(|selected| selected.limit.follows_streams())).then(|| Box::new(slot));
+        selection.slot =
+            (is_release || limits.any(|selected| selected.limit.follows_streams())).then(|| Box::new(slot));
         selection
     }
 

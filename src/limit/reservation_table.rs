@@ -11,7 +11,7 @@ use crate::limit::algorithm::reservation_view::{OwnReservation, ReservationMark,
 use crate::limit::algorithm::state::State;
 use crate::limit::reservation::{MAX_RESERVATIONS, Reservations, Unsettled};
 use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
-use crate::limit::slot_table::SWEEP_INTERVAL_US;
+use crate::limit::slot_table::{SWEEP_INTERVAL_US, SlotSummary, SummarizedSlot};
 
 /// A reservation, or the mark of a settlement that came first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,59 +45,14 @@ pub struct ReservationQuery<'q> {
     pub limit: &'q Limit,
     /// State of the counter, without reservations.
     pub counter: &'q State,
+    /// The request only asks, so nothing is removed.
+    pub is_peek: bool,
     /// The request cannot pass unless hits are given back.
     pub lacks_hits: bool,
     /// Time of the request.
     pub now: Time,
     /// Tells whether a holder is dead.
     pub is_dead: &'q dyn Fn(HolderId) -> bool,
-}
-
-/// Sums of a table.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReservationSummary {
-    /// Open reservations.
-    pub open: u64,
-    /// Hits that they charged.
-    pub hits: u64,
-    /// Settlements that came before their requests.
-    pub tombstones: u64,
-    /// Earliest time at which a reservation can no more be settled; `None` without any.
-    pub expires: Option<Time>,
-    /// There are more than were looked at.
-    pub is_partial: bool,
-}
-
-/// A reservation as [`ReservationSummary`] counts it.
-#[derive(Clone, Copy, Debug)]
-pub struct SummarizedReservation {
-    /// Envoy of the request.
-    pub holder: HolderId,
-    /// Time from which it can no more be settled.
-    pub expires: Time,
-    /// Hits; 0 marks a settlement that came first.
-    pub hits: u64,
-}
-
-impl ReservationSummary {
-    /// Sums reservations, without those that are over at `now`.
-    pub fn new(
-        all: impl Iterator<Item = SummarizedReservation>,
-        now: Time,
-        is_dead: &dyn Fn(HolderId) -> bool,
-    ) -> Self {
-        let mut sum = Self::default();
-        for one in all.filter(|one| one.expires > now) {
-            if one.hits == 0 {
-                sum.tombstones += 1;
-            } else if !is_dead(one.holder) {
-                sum.open += 1;
-                sum.hits += one.hits;
-                sum.expires = Some(sum.expires.map_or(one.expires, |first| first.min(one.expires)));
-            }
-        }
-        sum
-    }
 }
 
 impl ReservationTable {
@@ -110,19 +65,19 @@ impl ReservationTable {
         let ReservationQuery { slot, limit, now, .. } = query;
         let Some(reservations) = limit.reservations() else { return ReservationView::empty_for(slot) };
         let mut view = ReservationView::empty_for(slot);
-        let mut is_over = false;
-        if let Some(own) = self.open.get(&slot.id.0).copied().filter(|own| own.expires <= now) {
-            is_over = own.hits > 0;
+        let found = self.open.get(&slot.id.0).copied();
+        let over = found.filter(|own| own.expires <= now);
+        if let Some(over) = over.filter(|_| !query.is_peek) {
             self.open.remove(&slot.id.0);
-            self.end_unsettled(own, reservations, query, &mut view);
+            self.end_unsettled(over, reservations, query, &mut view);
         }
-        let own = self.open.get(&slot.id.0).copied();
+        let own = if over.is_some() { None } else { found };
         let wants_hits = query.lacks_hits && own.is_none() && reservations.unsettled() == Unsettled::Return;
-        if wants_hits || own.is_none() && self.is_full() {
+        if !query.is_peek && (wants_hits || own.is_none() && self.is_full()) {
             self.sweep_if_due(reservations, query, &mut view);
         }
         view.own = match own {
-            None if is_over => OwnReservation::Over,
+            None if over.is_some_and(|over| over.hits > 0) => OwnReservation::Over,
             None => OwnReservation::Absent,
             Some(Reservation { hits: 0, .. }) => OwnReservation::Tombstone,
             Some(Reservation { token, hits, mark, .. }) => {
@@ -186,11 +141,13 @@ impl ReservationTable {
         (size_of::<Self>() + self.open.capacity() * Self::ENTRY_BYTES) as u64
     }
 
-    /// Sums of the reservations that are not over at `now`.
-    pub fn summarize(&self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> ReservationSummary {
-        let one =
-            |one: &Reservation| SummarizedReservation { holder: one.holder, expires: one.expires, hits: one.hits };
-        ReservationSummary::new(self.open.values().map(one), now, is_dead)
+    /// Sums of the reservations that are not over at `now`: as slots with their hits as seats.
+    pub fn summarize(&self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> SlotSummary {
+        let one = |one: &Reservation| {
+            let seats = u32::try_from(one.hits).unwrap_or(u32::MAX);
+            SummarizedSlot { holder: one.holder, expires: one.expires, seats }
+        };
+        SlotSummary::new(self.open.values().map(one), now, is_dead)
     }
 
     fn is_full(&self) -> bool {

@@ -29,7 +29,6 @@ use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
 use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
-use crate::limit::reservation_table::ReservationSummary;
 use crate::limit::slot::SlotUse;
 use crate::limit::slot_table::SlotSummary;
 use crate::store::error::MemoryFull;
@@ -112,7 +111,7 @@ impl MemoryStore {
     }
 
     /// Sums of the reservations of a counter, by the hash of its path and its tag.
-    pub fn summarize_reservations(&self, path: u128, tag: u128, now: Time) -> ReservationSummary {
+    pub fn summarize_reservations(&self, path: u128, tag: u128, now: Time) -> SlotSummary {
         self.reservations.summarize(path, tag, now, self.holders())
     }
 

@@ -43,7 +43,13 @@ impl State {
             _ => return Err(MalformedReply),
         };
         let (returned, unsettled, is_full) = (reply.read_number()?, reply.read_u32()?, reply.read_number()? != 0);
-        Ok(self.with_reservations(ReservationView { own, returned, unsettled, is_full, ..ReservationView::empty_for(slot) }))
+        Ok(self.with_reservations(ReservationView {
+            own,
+            returned,
+            unsettled,
+            is_full,
+            ..ReservationView::empty_for(slot)
+        }))
     }
 
     /// Gives hits of unsettled reservations back to the counter, before a request is decided.
@@ -133,7 +139,9 @@ const fn give_back(hits: u64) -> ChargeRequest {
 /// The request with the rule's estimate in place of its hits; a peek asks whether the estimate fits.
 fn estimated(limit: &Limit, request: ChargeRequest) -> ChargeRequest {
     match limit.reservations().and_then(|reservations| reservations.estimate()) {
-        Some(estimate) if !matches!(request.hits, Hits::Refund(_)) => ChargeRequest { hits: Hits::Charge(u64::from(estimate.get())), ..request },
+        Some(estimate) if !matches!(request.hits, Hits::Refund(_)) => {
+            ChargeRequest { hits: Hits::Charge(u64::from(estimate.get())), ..request }
+        }
         _ => request,
     }
 }
@@ -144,13 +152,7 @@ fn look_at(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
     ChargeResult { admitted: true, retry_after_us: None, ..result }
 }
 
-fn peek(
-    counter: &mut State,
-    view: &ReservationView,
-    limit: &Limit,
-    now: Time,
-    request: ChargeRequest,
-) -> ChargeResult {
+fn peek(counter: &mut State, view: &ReservationView, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
     match view.own {
         OwnReservation::Open { .. } => look_at(counter, limit, now),
         OwnReservation::Tombstone => ChargeResult { admitted: false, ..look_at(counter, limit, now) },
@@ -223,10 +225,9 @@ fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: T
             };
             ChargeResult { slot: SlotChange::ReleasedEarly, overspent: cost, ..result }
         }
-        OwnReservation::Open { .. }
-        | OwnReservation::Absent
-        | OwnReservation::Over
-        | OwnReservation::Tombstone => look_at(counter, limit, now),
+        OwnReservation::Open { .. } | OwnReservation::Absent | OwnReservation::Over | OwnReservation::Tombstone => {
+            look_at(counter, limit, now)
+        }
     }
 }
 

@@ -12,8 +12,9 @@ use super::shard::MemoryShard;
 use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::charge::{Charge, ChargeResult};
-use crate::limit::reservation_table::{ReservationSummary, ReservationTable};
+use crate::limit::reservation_table::ReservationTable;
 use crate::limit::slot::{HolderId, SlotUse};
+use crate::limit::slot_table::SlotSummary;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
 use crate::store::holders::HolderTable;
@@ -63,7 +64,7 @@ impl ReservationTables {
     }
 
     /// Sums of the reservations of a counter.
-    pub(super) fn summarize(&self, path: u128, tag: u128, now: Time, holders: &HolderTable) -> ReservationSummary {
+    pub(super) fn summarize(&self, path: u128, tag: u128, now: Time, holders: &HolderTable) -> SlotSummary {
         let shard = self.lock_shard(path);
         let table = shard.get(&(path ^ tag));
         table.map(|table| table.summarize(now, &|holder| holders.is_dead(holder, now))).unwrap_or_default()

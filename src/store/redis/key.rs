@@ -196,7 +196,7 @@ pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Coun
         keys.push([&keys[index], BAN_SUFFIX].concat().into());
     }
     for (index, _) in counters.iter().enumerate().filter(|(_, counter)| counter.limit.reservations().is_some()) {
-        keys.push([&keys[index], RESERVATIONS_SUFFIX].concat().into());
+        keys.push(reservations_key(&keys[index]));
     }
     keys
 }
@@ -206,6 +206,11 @@ const BAN_SUFFIX: &[u8] = b":ban";
 
 /// End of the key of the reservations of a counter.
 const RESERVATIONS_SUFFIX: &[u8] = b":reservations";
+
+/// Returns the key of the reservations of a counter, in the same slot.
+pub(super) fn reservations_key(counter_key: &[u8]) -> Bytes {
+    [counter_key, RESERVATIONS_SUFFIX].concat().into()
+}
 
 /// Begins the name of a candidate, after the path. No algorithm has this name.
 const CANDIDATE_MARK: &[u8] = b":candidate=";

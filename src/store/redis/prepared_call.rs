@@ -125,8 +125,7 @@ impl PreparedCall {
         }
         // Counters with a ban or reservations have no leases.
         let has_own_keys = |limit: &Limit| limit.ban().is_some() || limit.reservations().is_some();
-        let in_script =
-            |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region() && !has_own_keys(limit);
+        let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region() && !has_own_keys(limit);
         let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
         let script = match &self.command {
             CountCommand::Script { script, keys } if can_be_lent => {

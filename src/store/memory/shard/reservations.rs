@@ -29,8 +29,9 @@ impl MemoryShard {
         let limits: SmallVec<[JointLimit<'_>; 4]> = lookups.iter().map(|lookup| lookup.joint_limit).collect();
         let results = charge_together(&limits, &mut states, terms.now, charge.request);
         for ((lookup, state), result) in lookups.iter().zip(states).zip(&results) {
-            let state = write_reservation(lookup, state, &mut terms);
-            if lookup.index.is_some() || !matches!(charge.request.hits, Hits::Peek) {
+            let is_peek = matches!(charge.request.hits, Hits::Peek);
+            let state = write_reservation(lookup, state, &mut terms, is_peek);
+            if lookup.index.is_some() || !is_peek {
                 self.put_state(lookup, state, result, terms.now);
             }
         }
@@ -100,14 +101,20 @@ fn query_of<'q>(
 ) -> ReservationQuery<'q> {
     let (limit, now) = (lookup.joint_limit.limit, terms.now);
     let lacks_hits = matches!(request.hits, Hits::Charge(_)) && !counter.fits_estimate(limit, now, request);
-    ReservationQuery { slot: terms.slot, limit, counter, lacks_hits, now, is_dead: terms.is_dead }
+    let is_peek = matches!(request.hits, Hits::Peek);
+    ReservationQuery { slot: terms.slot, limit, counter, is_peek, lacks_hits, now, is_dead: terms.is_dead }
 }
 
 /// Writes what a charge made of a request's reservation; returns the state of the counter.
-fn write_reservation(lookup: &CounterLookup<'_>, state: State, terms: &mut ReservationTerms<'_>) -> State {
+fn write_reservation(
+    lookup: &CounterLookup<'_>,
+    state: State,
+    terms: &mut ReservationTerms<'_>,
+    is_peek: bool,
+) -> State {
     let State::WithReservations(both) = state else { return state };
     let is_known = terms.tables.contains_key(&lookup.key);
-    if is_known || both.view.is_recorded() {
+    if !is_peek && (is_known || both.view.is_recorded()) {
         let table = terms.tables.entry(lookup.key).or_default();
         table.apply(terms.slot, &both.view, lookup.joint_limit.limit, &both.counter, terms.now);
         if table.is_empty() {
