@@ -9,11 +9,13 @@
 //! | request, room | charges the estimate, hands out a new token |
 //! | request, no room, or another limit rejects | none: all limits of the descriptor or none |
 //! | request again with the same id | none; a new token, admitted also at the limit |
-//! | settled with less than the estimate | gives the difference back, as far as these hits still count: never into a later window |
-//! | settled with more | charges the difference, also beyond the limit, as rejected hits that count are |
+//! | settled below the estimate | gives the difference back, as far as these hits still count: never into a later window |
+//! | settled above | charges the difference, also beyond the limit, as rejected hits that count are |
 //! | settled by another token, twice, or `-` | none |
-//! | settled by `?`: Envoy saw no answer | settles by the id. Without a reservation the cost is charged, and a *tombstone* rejects the request that comes late |
-//! | not settled within `settle_within`, or its Envoy is dead | `unsettled: keep`: the estimate stays charged. `return`: it is given back as if it had cost nothing, when room is lacking next. A later settlement changes nothing |
+//! | settled by `?`: Envoy saw no answer | settles by the id; without a reservation charges the cost, and leaves a tombstone |
+//! | request that finds a *tombstone* | none; rejected, because its stream is gone |
+//! | not settled in time, or its Envoy is dead | `unsettled: keep`: none. `return`: gives it back when room is lacking next |
+//! | settled after that | none |
 //!
 //! A counter has at most [`MAX_RESERVATIONS`] open ones. Of more, the estimate is charged and stays.
 
@@ -112,7 +114,8 @@ fn parse_seconds(text: &str) -> Option<u32> {
     u32::try_from(to_micros(parse_unsigned_duration(text).ok()?) / 1_000_000).ok()
 }
 
-/// Writes the value of `reservations` in a rule file: `10m`, or `{settle_within: 10m, unsettled: return, estimate: 4000}`.
+/// Writes the value of `reservations` in a rule file: `10m`, or
+/// `{settle_within: 10m, unsettled: return, estimate: 4000}`.
 impl fmt::Display for Reservations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = DurationText(self.settle_within_us());

@@ -198,6 +198,9 @@ pub struct RuleKey {
 /// Maximum epoch: above it, a double is not exact.
 pub const MAX_EPOCH: u64 = 1 << 53;
 
+/// Description of `estimate`.
+const ESTIMATE_DOC: &str = "Estimate of every request. If absent: its hits_addend.";
+
 /// Maximum length of `over_limit_body`, in bytes.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
 
@@ -435,13 +438,7 @@ pub const RULE_KEYS: &[RuleKey] = &[
         "keep",
         "What becomes of an estimate that is not settled in time: keep (it stays charged) or return (it is given back when hits are lacking).",
     ),
-    define_tollkeeper_key(
-        "estimate",
-        &[Reservations],
-        Count(1, u32::MAX as u64),
-        "",
-        "Estimate of every request, whatever its hits_addend is. If absent: its hits_addend.",
-    ),
+    define_tollkeeper_key("estimate", &[Reservations], Count(1, u32::MAX as u64), "", ESTIMATE_DOC),
     define_tollkeeper_key(
         "concurrent",
         &[RateLimit, Limit],

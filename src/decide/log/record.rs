@@ -352,8 +352,8 @@ pub struct LimitResultRecord {
     /// Microseconds until the ban of the client ends; 0: it is not banned.
     #[serde(default, skip_serializing_if = "is_default")]
     pub banned_us: u64,
-    /// What became of the slot or reservation: `taken`, `renewed`, `freed` (a reservation: settled), `released_early` or
-    /// `late`; absent if nothing did.
+    /// What became of the slot or reservation: `taken`, `renewed`, `freed` (a reservation: settled), `released_early`
+    /// or `late`; absent if nothing did.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: SlotChange,
     /// Seats that were found expired, or held by a dead Envoy, and freed; of reservations their number.

@@ -19,8 +19,8 @@ impl State {
         Self::WithReservations(Box::new(CounterWithReservations { counter: self, view }))
     }
 
-    /// Decodes what a request sees of the reservations of a counter, which follows the counter and its ban in a script's
-    /// reply, if the limit has some.
+    /// Decodes what a request sees of the reservations of a counter, which follows the counter and its ban in a
+    /// script's reply, if the limit has some.
     ///
     /// # Errors
     /// The script cannot have returned these numbers.

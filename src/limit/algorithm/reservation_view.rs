@@ -4,8 +4,8 @@
 //! store that keeps the reservations makes one, the charge changes it, and the store writes what changed. The same
 //! arithmetic serves both stores.
 //!
-//! What is given back must still count, or the counter would admit more than its limit. A [`ReservationMark`] tells that
-//! later: the window of the charge, or for a bucket its level. The level at the charge, less what can have been
+//! What is given back must still count, or the counter would admit more than its limit. A [`ReservationMark`] tells
+//! that later: the window of the charge, or for a bucket its level. The level at the charge, less what can have been
 //! refilled or given back since, is a lower bound on the level at any time since; tokens below that bound were never
 //! refilled, so they can be given back. A log drops its oldest hits, which leave it first.
 

@@ -135,7 +135,8 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
             state.drop_oldest(state.held.saturating_sub(keep));
         }
         StateChange::Refund(hits) if request.lent == 0 && !request.gives_back => state.drop_newest(hits),
-        // The newest hits may be lent, and must then stay for a period. Those of a reservation may be followed by others.
+        // The newest hits may be lent, and must then stay for a period. Those of a reservation may be followed by
+        // others.
         StateChange::Refund(hits) => state.drop_oldest(hits.min(state.held.saturating_sub(request.lent))),
     }
     let after = if effect == StateChange::None { before } else { state.held };
