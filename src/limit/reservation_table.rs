@@ -7,7 +7,7 @@
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;
-use crate::limit::algorithm::reservation_view::{OwnReservation, ReservationMark, ReservationView};
+use crate::limit::algorithm::reservation_view::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
 use crate::limit::algorithm::state::State;
 use crate::limit::reservation::{MAX_RESERVATIONS, Reservations, Unsettled};
 use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
@@ -32,6 +32,8 @@ pub struct ReservationTable {
     /// Hits that settlements have given back to the counter so far.
     given_back: u64,
     swept: Time,
+    /// Time at which a request found the counter gone, as after an eviction: what was charged before counts no more.
+    lost: Time,
     /// Time for which a reservation that is over stays, in microseconds: its hits may be given back until then.
     kept_us: u64,
 }
@@ -45,6 +47,8 @@ pub struct ReservationQuery<'q> {
     pub limit: &'q Limit,
     /// State of the counter, without reservations.
     pub counter: &'q State,
+    /// The counter does not exist yet, or no more.
+    pub counter_is_new: bool,
     /// The request only asks, so nothing is removed.
     pub is_peek: bool,
     /// The request cannot pass unless hits are given back.
@@ -65,6 +69,9 @@ impl ReservationTable {
         let ReservationQuery { slot, limit, now, .. } = query;
         let Some(reservations) = limit.reservations() else { return ReservationView::empty_for(slot) };
         let mut view = ReservationView::empty_for(slot);
+        if query.counter_is_new && !query.is_peek && !self.open.is_empty() {
+            self.lost = now;
+        }
         let found = self.open.get(&slot.id.0).copied();
         let over = found.filter(|own| own.expires <= now);
         if let Some(over) = over.filter(|_| !query.is_peek) {
@@ -81,7 +88,7 @@ impl ReservationTable {
             None => OwnReservation::Absent,
             Some(Reservation { hits: 0, .. }) => OwnReservation::Tombstone,
             Some(Reservation { token, hits, mark, .. }) => {
-                let refundable = query.counter.refundable_hits(limit, now, mark, self.given_back).min(hits);
+                let refundable = self.refundable_hits(hits, mark, query);
                 OwnReservation::Open { token, hits, refundable }
             }
         };
@@ -90,9 +97,9 @@ impl ReservationTable {
     }
 
     /// Writes what a charge made of a request's [`view`](Self::view); `counter` is the state after the charge.
-    pub fn apply(&mut self, slot: &SlotUse, view: &ReservationView, limit: &Limit, counter: &State, now: Time) {
+    pub fn apply(&mut self, view: &ReservationView, limit: &Limit, counter: &State, now: Time) {
         let Some(reservations) = limit.reservations() else { return };
-        let SlotUse { id, holder, .. } = *slot;
+        let SlotUse { id, holder, .. } = view.slot;
         self.kept_us = reservations.kept_us(limit.period_us());
         self.given_back = self.given_back.saturating_add(view.given_back);
         let old = self.open.get(&id.0).copied();
@@ -150,6 +157,15 @@ impl ReservationTable {
         SlotSummary::new(self.open.values().map(one), now, is_dead)
     }
 
+    /// Hits of a reservation of so many hits with this mark that certainly still count.
+    fn refundable_hits(&self, hits: u64, mark: ReservationMark, query: ReservationQuery<'_>) -> u64 {
+        let reserved = ReservedHits { hits, mark, given_back: self.given_back };
+        match mark.at < self.lost {
+            true => 0,
+            false => query.counter.refundable_hits(query.limit, query.now, reserved),
+        }
+    }
+
     fn is_full(&self) -> bool {
         self.open.len() >= MAX_RESERVATIONS as usize
     }
@@ -185,8 +201,7 @@ impl ReservationTable {
         }
         view.unsettled = view.unsettled.saturating_add(1);
         if reservations.unsettled() == Unsettled::Return {
-            let refundable = query.counter.refundable_hits(query.limit, query.now, one.mark, self.given_back);
-            let returned = refundable.min(one.hits);
+            let returned = self.refundable_hits(one.hits, one.mark, query);
             view.returned = view.returned.saturating_add(returned);
             self.given_back = self.given_back.saturating_add(returned);
         }

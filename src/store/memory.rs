@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use self::reservations::ReservationTables;
+use self::reservations::{ReservationContext, ReservationTables};
 use self::shard::{MemoryShard, ban_key};
 use self::slots::{SlotRoom, SlotTables, SlotTerms};
 use super::charge::LimitAdmissions;
@@ -87,8 +87,12 @@ impl MemoryStore {
             None => self.charge_counters(others, terms.now),
             // Without room, the overflow shard charges the estimate.
             Some(slot) if terms.room == SlotRoom::Nothing && !slot.action.is_release() => Err(MemoryFull),
-            Some(slot) => self.reservations.charge(others, slot, terms.now, self.holders(), &self.shards),
+            Some(slot) => self.reservations.charge(others, slot, self.reservation_context(terms.now)),
         })
+    }
+
+    fn reservation_context(&self, now: Time) -> ReservationContext<'_> {
+        ReservationContext { now, holders: self.holders(), counters: &self.shards }
     }
 
     fn charge_counters(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
@@ -146,7 +150,7 @@ impl MemoryStore {
             None => self.counter_admissions(charge, now),
             Some(slot) => self.slots.slot_admissions(charge, slot, now, |others| match others.slot {
                 None => self.counter_admissions(others, now),
-                Some(slot) => self.reservations.admissions(others, slot, now, self.holders(), &self.shards),
+                Some(slot) => self.reservations.admissions(others, slot, self.reservation_context(now)),
             }),
         }
     }

@@ -3,7 +3,7 @@
 //! See [`reservation`](crate::limit::reservation) for the cases.
 
 use super::fixed_window::window_bounds;
-use super::reservation_view::{OwnReservation, ReservationMark, ReservationView};
+use super::reservation_view::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
 use super::state::{CounterWithReservations, State};
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -108,14 +108,18 @@ impl State {
         ReservationMark { at, base }
     }
 
-    /// Hits of a reservation with this mark that certainly still count at `now`.
-    pub(crate) fn refundable_hits(&self, limit: &Limit, now: Time, mark: ReservationMark, given_back: u64) -> u64 {
+    /// Hits of a reservation that certainly still count at `now`.
+    ///
+    /// A bucket refills at most the hits of the reservation itself. It refills those of others first if they were in it
+    /// before, and are not given back.
+    pub(crate) fn refundable_hits(&self, limit: &Limit, now: Time, reserved: ReservedHits) -> u64 {
+        let ReservedHits { hits, mark, given_back } = reserved;
         let at = self.effective_charge_time(limit, now);
         // The clock was set back by more than a period: the state is discarded.
         if at < mark.at {
             return 0;
         }
-        let all_if = |counts: bool| if counts { u64::MAX } else { 0 };
+        let all_if = |counts: bool| if counts { hits } else { 0 };
         match self {
             Self::FixedWindow(_) => all_if(at.as_micros() < mark.base),
             Self::CalendarWindow(state) => all_if(state.end.as_micros() == mark.base && at < state.end),
@@ -124,7 +128,7 @@ impl State {
             Self::TokenBucket(_) => {
                 let units = u128::from(at.since_us(mark.at)) * u128::from(limit.requests_per_unit());
                 let refilled = u64::try_from(units.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX);
-                mark.base.saturating_sub(given_back).saturating_sub(refilled)
+                mark.base.saturating_sub(given_back).max(hits).saturating_sub(refilled).min(hits)
             }
             _ => 0,
         }

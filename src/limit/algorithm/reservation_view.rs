@@ -71,3 +71,14 @@ pub struct ReservationMark {
     /// Window of the charge; for a bucket its level after the charge plus all hits that were given back before.
     pub base: u64,
 }
+
+/// A reservation, as far as its counter tells how many of its hits still count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReservedHits {
+    /// Hits that it charged.
+    pub(crate) hits: u64,
+    /// Mark of the charge.
+    pub(crate) mark: ReservationMark,
+    /// Hits that were given back to the counter so far.
+    pub(crate) given_back: u64,
+}

@@ -30,6 +30,17 @@ pub(super) struct ReservationTables {
     capacity_bytes: u64,
 }
 
+/// Counters of a charge, and who holds reservations of them.
+#[derive(Clone, Copy)]
+pub(super) struct ReservationContext<'c> {
+    /// Time of the request.
+    pub(super) now: Time,
+    /// Envoys that hold reservations.
+    pub(super) holders: &'c HolderTable,
+    /// The counters.
+    pub(super) counters: &'c Sharded<MemoryShard>,
+}
+
 /// What a charge finds beside its counters.
 pub(super) struct ReservationTerms<'t> {
     /// Time of the request.
@@ -89,10 +100,9 @@ impl ReservationTables {
         &self,
         charge: &Charge<'_>,
         slot: &SlotUse,
-        now: Time,
-        holders: &HolderTable,
-        counters: &Sharded<MemoryShard>,
+        context: ReservationContext<'_>,
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
+        let ReservationContext { now, holders, counters } = context;
         let mut tables = self.lock_shard(charge.path_hash);
         let before = sum_bytes(&tables, charge);
         let is_full = self.bytes() >= self.capacity_bytes;
@@ -111,10 +121,9 @@ impl ReservationTables {
         &self,
         charge: &Charge<'_>,
         slot: &SlotUse,
-        now: Time,
-        holders: &HolderTable,
-        counters: &Sharded<MemoryShard>,
+        context: ReservationContext<'_>,
     ) -> LimitAdmissions {
+        let ReservationContext { now, holders, counters } = context;
         let mut tables = self.lock_shard(charge.path_hash);
         let is_dead = |holder| holders.is_dead(holder, now);
         let terms = ReservationTerms { now, slot, tables: &mut tables, is_full: false, is_dead: &is_dead };

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::request::Entry;
+use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::reservation::Unsettled;
 use tollkeeper::limit::slot::SlotChange;
 use tollkeeper::limit::{LimitSpec, charge::ChargeResult};
@@ -80,7 +80,11 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
                 for holders in [redis.fallback().holders(), memory.holders()] {
                     holders.set_shared_dead(steps.dead.iter().copied());
                 }
-                let limits = limits_of(kind, seed, step.limit);
+                let mut limits = limits_of(kind, seed, step.limit);
+                if matches!(step.hits, Hits::Refund(_)) {
+                    // A release is sent to no other limits.
+                    limits.retain(Limit::follows_streams);
+                }
                 let charge = charge_of(&step, &limits, &entries);
                 let expected = memory.charge(&charge, step.now).expect("there is room");
                 let context = ChargeContext::new(step.now, Instant::now() + LONG_TIMEOUT);

@@ -318,6 +318,22 @@ fn reset_forgets_reservations(server: Option<&Server>) {
     assert_eq!(left(&service, "k=a"), 70, "the settlement gives back nothing that others charged");
 }
 
+#[test]
+fn settlement_after_an_eviction_gives_back_no_hits_of_others() {
+    let server = options().start();
+    let service = service(Some(&server), RULES);
+    let lost = reserve(&service, "k=a", "1", 60).unwrap();
+    let keys: Vec<String> = server.query(&["KEYS", "*k=a*"]);
+    let counters: Vec<&String> = keys.iter().filter(|key| !key.ends_with(":reservations")).collect();
+    assert_eq!((counters.len(), keys.len()), (1, 2), "{keys:?}");
+    server.query::<u64>(&["DEL", counters[0]]);
+    let kept = reserve(&service, "k=a", "2", 30).unwrap();
+    settle(&service, "k=a", "1", &lost, 0);
+    assert_eq!(left(&service, "k=a"), 70, "the hits of the first stream are gone with the counter");
+    settle(&service, "k=a", "2", &kept, 10);
+    assert_eq!(left(&service, "k=a"), 90);
+}
+
 fn parallel_streams_never_overspend(server: Option<&Server>) {
     let service = service(server, RULES);
     let (spent, admitted) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -102,7 +102,8 @@ fn query_of<'q>(
     let (limit, now) = (lookup.joint_limit.limit, terms.now);
     let lacks_hits = matches!(request.hits, Hits::Charge(_)) && !counter.fits_estimate(limit, now, request);
     let is_peek = matches!(request.hits, Hits::Peek);
-    ReservationQuery { slot: terms.slot, limit, counter, is_peek, lacks_hits, now, is_dead: terms.is_dead }
+    let (counter_is_new, is_dead) = (lookup.index.is_none(), terms.is_dead);
+    ReservationQuery { slot: terms.slot, limit, counter, counter_is_new, is_peek, lacks_hits, now, is_dead }
 }
 
 /// Writes what a charge made of a request's reservation; returns the state of the counter.
@@ -116,7 +117,7 @@ fn write_reservation(
     let is_known = terms.tables.contains_key(&lookup.key);
     if !is_peek && (is_known || both.view.is_recorded()) {
         let table = terms.tables.entry(lookup.key).or_default();
-        table.apply(terms.slot, &both.view, lookup.joint_limit.limit, &both.counter, terms.now);
+        table.apply(&both.view, lookup.joint_limit.limit, &both.counter, terms.now);
         if table.is_empty() {
             terms.tables.remove(&lookup.key);
         }

@@ -7,8 +7,9 @@
 -- hits are never given back), estimate (0: the hits of the request). ARGV[4]: the slot, as in slots.lua. The hits of a
 -- release are negative: -1 less the true cost.
 -- Hash: id -> token, holder, end, hits (0: a tombstone), time of the charge, base (6 x 8 bytes); '' -> number of fields
--- beside this one, hits given back so far, time of the last walk (8 bytes each), cursor of its next step. `base` is what
--- `reservation_mark` of an algorithm returns; `refundable` tells by it how many hits still count.
+-- beside this one, hits given back so far, time of the last walk, time at which a request found the counter gone (8 bytes
+-- each), cursor of the walk's next step. `base` is what `reservation_mark` of an algorithm returns; `refundable` tells by
+-- it how many hits still count: none of those that were charged before the counter was gone.
 -- Reply: after the state of the counter, numbers of 8 bytes: kind of the own reservation (0: absent, 1: open, 2: a
 -- tombstone, 3: over), its token and hits, hits that can be given back, hits of unsettled ones that were given back
 -- before the charge, number of unsettled ones, 1 if there is no room for one more.
@@ -23,13 +24,13 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
   local is_unanswered = string.byte(slot, 33) == 3
   local found = redis.pcall('HMGET', key, '', id)
   if found.err then return found end
-  local fields, given_back, walked, cursor = 0, 0, 0, '0'
+  local fields, given_back, walked, lost, cursor = 0, 0, 0, 0, '0'
   if found[1] then
-    if #found[1] < 25 then
+    if #found[1] < 33 then
       --> wrong_type
     end
-    fields, given_back, walked = unpack('<I8I8I8', found[1])
-    cursor = string.sub(found[1], 25)
+    fields, given_back, walked, lost = unpack('<I8I8I8I8', found[1])
+    cursor = string.sub(found[1], 33)
   end
   local own, kind, reserved, own_token, at, base, own_end = found[2], 0, 0, string.rep('\0', 8), 0, 0, 0
   if own then
@@ -57,10 +58,13 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     counts.rejects(by)
     return counts.apply(false)
   end
+  local function refundable_of(of, charged_at, of_base)
+    return charged_at < lost and 0 or min(of, counts.refundable(charged_at, of_base, given_back, of))
+  end
   local function end_unsettled(of, charged_at, of_base)
     unsettled = unsettled + 1
     if kept_us > 0 then
-      local back = min(of, counts.refundable(charged_at, of_base, given_back))
+      local back = refundable_of(of, charged_at, of_base)
       returned, given_back = returned + back, given_back + back
     end
   end
@@ -91,6 +95,8 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
   local function look()
     has_looked = true
     counts.set_limit(limit, capacity, 0, 0)
+    -- A state of zeros: there is no key. It may have been evicted.
+    if hits ~= 0 and fields > 0 and not string.find(state, '[^%z]') then lost, dirty = now, true end
     if own and own_end <= now then
       gone[id], gone[1], fields, dirty = true, id, fields - 1, true
       if kind == 1 then
@@ -105,7 +111,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     local lacks = hits > 0 and not own and kept_us > 0 and counts.rejects(amount)
     local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
     if (lacks or not own and fields >= 100000) and is_due then failed = walk() end
-    if kind == 1 then refundable = min(reserved, counts.refundable(at, base, given_back)) end
+    if kind == 1 then refundable = refundable_of(reserved, at, base) end
     if returned > 0 then change(-returned, 4) end
     report()
   end
@@ -172,7 +178,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
       done = redis.pcall('HDEL', key, field)
       if type(done) == 'table' then return done end
     end
-    local head = pack('<I8I8I8', max(fields, 0), min(given_back, 9007199254740992), walked) .. cursor
+    local head = pack('<I8I8I8I8', max(fields, 0), min(given_back, 9007199254740992), walked, lost) .. cursor
     done = value and redis.pcall('HSET', key, id, value, '', head) or redis.pcall('HSET', key, '', head)
     if type(done) == 'table' then return done end
     if ttl_us then
@@ -200,8 +206,8 @@ end
 reservation_mark = function(given_back)
   --> reservation_mark
 end,
--- Hits of a charge with this mark that certainly still count.
-refundable = function(charged_at, base, given_back)
+-- Hits of a charge of `reserved` hits with this mark that certainly still count.
+refundable = function(charged_at, base, given_back, reserved)
   if at < charged_at then return 0 end
   --> refundable
 end,

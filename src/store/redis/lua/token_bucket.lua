@@ -71,4 +71,5 @@ return at, whole + given_back
 --: refundable
 local refilled, refilled_part = divide(at - charged_at, limit, period)
 if refilled_part > 0 then refilled = refilled + 1 end
-return max(base - given_back - refilled, 0)
+-- A bucket refills at most the hits of the reservation; those of others, which were in it before, come first.
+return max(max(base - given_back, reserved) - refilled, 0)
