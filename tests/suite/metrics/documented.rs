@@ -71,6 +71,7 @@ descriptors:
   - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
   - {key: banned, rate_limit: {unit: second, requests_per_unit: 0, ban: 1h}}
   - {key: stream, rate_limit: {concurrent: 1, max_duration: 1s}}
+  - {key: cost, rate_limit: {unit: day, requests_per_unit: 100, reservations: 1s}}
 ";
     // Spans are counted if tracing is on, even if none is sampled.
     let traced =
@@ -92,11 +93,16 @@ descriptors:
     for slot in ["a", "a,release=?", "b,release=?", "b", "c"] {
         shared.admits("shop", &format!("stream=x,slot={slot}"), 1);
     }
+    // A cost above its estimate, and an estimate that nobody settles.
+    for (slot, hits) in [("a", 1), ("a,release=?", 3), ("b", 1)] {
+        shared.admits("shop", &format!("cost=x,slot={slot}"), hits);
+    }
     let scrape = wait_for("a share and a rejection from memory", || {
         for descriptor in ["strict=x", "second=x", "shared=x", "banned=x"] {
             shared.admits("shop", descriptor, 1);
         }
         shared.admits("shop", "stream=x,slot=d", 1);
+        shared.admits("shop", "cost=x,slot=b,release=made-up", 1);
         let found = shared.scrape();
         let lacks = [
             "ratelimit_service_rate_limit_over_limit_with_local_cache",
@@ -105,6 +111,8 @@ descriptors:
             "tollkeeper_rule_banned_total",
             "tollkeeper_rule_seats_expired_total",
             "tollkeeper_rule_late_requests_total",
+            "tollkeeper_rule_overspent_hits_total",
+            "tollkeeper_rule_reservations_unsettled_total",
         ];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
     });
