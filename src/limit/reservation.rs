@@ -9,12 +9,12 @@
 //! | request, room | charges the estimate, hands out a new token |
 //! | request, no room, or another limit rejects | none: all limits of the descriptor or none |
 //! | request again with the same id | none; a new token, admitted also at the limit |
-//! | settled below the estimate | gives the difference back, as far as these hits still count: never into a later window |
+//! | settled below the estimate | gives the difference back, as far as it still counts: not into a later window |
 //! | settled above | charges the difference, also beyond the limit, as rejected hits that count are |
 //! | settled by another token, twice, or `-` | none |
-//! | settled by `?`: Envoy saw no answer | settles by the id; without a reservation charges the cost, and leaves a tombstone |
+//! | settled by `?`: Envoy saw no answer | settles by the id; without one charges the cost, and leaves a tombstone |
 //! | request that finds a *tombstone* | none; rejected, because its stream is gone |
-//! | not settled in time, or its Envoy is dead | `unsettled: keep`: none. `return`: gives it back when room is lacking next |
+//! | not settled in time, or its Envoy dead | `unsettled: keep`: none. `return`: gives it back if room lacks next |
 //! | settled after that | none |
 //!
 //! A counter has at most [`MAX_RESERVATIONS`] open ones. Of more, the estimate is charged and stays.

@@ -305,7 +305,7 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
     }
 }
 
-/// Reports descriptors of a domain with limits that follow streams that have the key of an entry that is not matched there.
+/// Reports descriptors of a domain with limits that follow streams, if their key is that of an entry not matched there.
 fn report_slot_keys(domain: &Domain, found: &mut Diagnostics) {
     let mut waiting = vec![domain.descriptors.as_slice()];
     while let Some(nodes) = waiting.pop() {

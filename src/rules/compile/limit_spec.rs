@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::options::CompileOptions;
-use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
+use crate::limit::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
@@ -71,11 +71,7 @@ pub(super) fn complete_limit_spec(
     let algorithm = own.algorithm.or(defaults.algorithm).map(without_position).unwrap_or_default();
     let properties = algorithm.properties();
     let (own_wait, own_rejected) = (own.max_wait_us.map(without_position), own.count_rejected.map(without_position));
-    let can_be_eventual = written.ban.is_none()
-        && written.reservations.is_none()
-        && properties.can_be_eventual()
-        && own_wait.unwrap_or(0) == 0
-        && own_rejected != Some(true);
+    let can_be_eventual = can_default_be_eventual(written, properties);
     let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(without_position);
     let eventual = consistency == Some(ConsistencyWord::Eventual);
     let can_wait = match properties.delay {
@@ -119,6 +115,16 @@ pub(super) fn complete_limit_spec(
         log_max: options.log_max,
         ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
     }
+}
+
+/// Returns true if a default consistency `eventual` agrees with the limit's own keys.
+fn can_default_be_eventual(written: &RateLimitEntry, properties: AlgorithmProperties) -> bool {
+    let DefaultableKeys { max_wait_us, count_rejected, .. } = &written.defaultable;
+    written.ban.is_none()
+        && written.reservations.is_none()
+        && properties.can_be_eventual()
+        && max_wait_us.map_or(0, without_position) == 0
+        && count_rejected.map(without_position) != Some(true)
 }
 
 /// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults, `on_store_error`

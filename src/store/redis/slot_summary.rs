@@ -45,7 +45,8 @@ impl Redis {
     }
 }
 
-/// Appends the slots of a page of a hash that `lua/slots.lua` or `lua/reservations.lua` wrote; returns the cursor of the next one.
+/// Appends the slots of a page of a hash that `lua/slots.lua` or `lua/reservations.lua` wrote; returns the cursor of
+/// the next one.
 fn read_slot_page(reply: &Reply, slots: &mut Vec<SummarizedSlot>) -> Option<Vec<u8>> {
     let Reply::Array(parts) = reply else { return None };
     let [cursor, Reply::Array(fields)] = &**parts else { return None };

@@ -1,8 +1,8 @@
 //! Reservations against a model that knows the true cost of each request: no history admits more than the limit.
 //!
-//! The model repeats all requests with what each of them costs as far as is known: the estimate until it is settled, then
-//! the cost, at the time of the request; what exceeds the estimate at the time of the settlement. A request that the
-//! counter admits must fit in the model too. Windows must agree with it exactly.
+//! The model repeats all requests with what each of them costs as far as is known: the estimate until it is settled,
+//! then the cost, at the time of the request; what exceeds the estimate at the time of the settlement. A request that
+//! the counter admits must fit in the model too. Windows must agree with it exactly.
 
 use std::collections::BTreeMap;
 

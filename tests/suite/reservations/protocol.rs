@@ -323,6 +323,7 @@ fn settlement_after_an_eviction_gives_back_no_hits_of_others() {
     let server = options().start();
     let service = service(Some(&server), RULES);
     let lost = reserve(&service, "k=a", "1", 60).unwrap();
+    service.advance_us(SECOND);
     let keys: Vec<String> = server.query(&["KEYS", "*k=a*"]);
     let counters: Vec<&String> = keys.iter().filter(|key| !key.ends_with(":reservations")).collect();
     assert_eq!((counters.len(), keys.len()), (1, 2), "{keys:?}");
