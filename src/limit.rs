@@ -8,8 +8,10 @@ pub mod slot;
 pub mod charge;
 pub mod period;
 pub mod ban;
+pub mod reservation;
 pub mod algorithm;
 pub mod slot_table;
+pub mod reservation_table;
 pub mod calendar;
 pub mod window;
 pub mod active;
@@ -23,6 +25,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use self::ban::Ban;
 use self::period::{Period, Unit, period_in_words};
+use self::reservation::Reservations;
 use self::window::{Window, WindowSpec};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::limit::algorithm::CountingMethod;
@@ -152,6 +155,8 @@ pub struct LimitSpec {
     pub window: Option<WindowSpec>,
     /// Ban of a client that exceeds the limit; default: none.
     pub ban: Option<Ban>,
+    /// Requests charge an estimate, and the end of their streams settles; default: no.
+    pub reservations: Option<Reservations>,
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
@@ -174,6 +179,7 @@ impl LimitSpec {
             calendar_months: false,
             window: None,
             ban: None,
+            reservations: None,
             log_max: DEFAULT_LOG_MAX,
         }
     }
@@ -221,6 +227,12 @@ pub enum LimitError {
         /// Key or algorithm that contradicts it, with the reason.
         with: &'static str,
     },
+    /// `reservations` contradicts another key.
+    #[error("`reservations` cannot be kept with {with}")]
+    NotReserved {
+        /// Key or algorithm that contradicts it, with the reason.
+        with: &'static str,
+    },
     /// `scope: global` contradicts another key.
     #[error("`scope: global` cannot be kept with {with}")]
     NotGlobal {
@@ -243,6 +255,7 @@ impl LimitError {
             Self::WindowTooLong { .. } => "window",
             Self::LogTooLong { .. } => "requests_per_unit",
             Self::NotEventual { .. } => "consistency",
+            Self::NotReserved { .. } => "reservations",
             Self::NotGlobal { .. } | Self::ReserveTooSmall { .. } => "scope",
         }
     }
@@ -261,6 +274,7 @@ pub struct Limit {
     calendar_months: bool,
     window: Option<Window>,
     ban: Option<Ban>,
+    reservations: Option<Reservations>,
     consistency: Consistency,
     scope: Scope,
     on_store_error: StorePolicy,
@@ -288,7 +302,8 @@ impl Limit {
             && spec.sole
             && consistency == Consistency::Strict
             && scope == Scope::Region
-            && spec.ban.is_none();
+            && spec.ban.is_none()
+            && spec.reservations.is_none();
         let window = spec.window.map(|window| build_window(&window, spec.period)).transpose()?;
         let limit = Self {
             algorithm: spec.algorithm,
@@ -311,6 +326,7 @@ impl Limit {
                 && spec.period.unit() == Unit::Month,
             window,
             ban: spec.ban,
+            reservations: spec.reservations,
             consistency,
             scope,
             on_store_error: spec.on_store_error.unwrap_or_default(),
@@ -455,6 +471,36 @@ impl Limit {
         self.ban
     }
 
+    /// Reservations: requests charge an estimate, and the end of their streams settles.
+    pub const fn reservations(&self) -> Option<Reservations> {
+        self.reservations
+    }
+
+    /// Returns the limit with these reservations, if its algorithm and other keys allow them; else the same limit.
+    #[must_use]
+    pub fn with_reservations(&self, reservations: Reservations) -> Self {
+        let is_strict = self.consistency == Consistency::Strict && self.scope == Scope::Region;
+        match reservations_refusal(self.algorithm, self.ban) {
+            None if is_strict => Self { reservations: Some(reservations), count_rejected: false, ..*self },
+            _ => *self,
+        }
+    }
+
+    /// Returns the limit without reservations.
+    pub(crate) const fn without_reservations(&self) -> Self {
+        Self { reservations: None, ..*self }
+    }
+
+    /// Returns the limit without reservations, with rejected hits that count: a settlement above the estimate.
+    pub(crate) const fn counting_debt(&self) -> Self {
+        Self { reservations: None, count_rejected: true, ..*self }
+    }
+
+    /// Returns `true` if the end of a stream changes the counter: it frees a slot, or settles a reservation.
+    pub const fn follows_streams(&self) -> bool {
+        self.is_concurrent() || self.reservations.is_some()
+    }
+
     /// Consistency between replicas.
     pub const fn consistency(&self) -> Consistency {
         self.consistency
@@ -493,6 +539,9 @@ impl fmt::Display for Limit {
         if let Some(ban) = self.ban {
             write!(f, ", ban {ban}")?;
         }
+        if let Some(reservations) = self.reservations {
+            write!(f, ", reservations {reservations}")?;
+        }
         let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::keys);
         keys.try_for_each(|(key, value)| write!(f, ", {key} {value}"))
     }
@@ -520,6 +569,14 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
     if spec.ban.is_some() && algorithm == Algorithm::Concurrent {
         return meaningless("ban");
     }
+    if spec.reservations.is_some() {
+        let counts_rejected = (spec.count_rejected == Some(true)).then_some(
+            "`count_rejected: true`: a rejected request costs nothing, and what a settlement adds counts anyway",
+        );
+        if let Some(with) = reservations_refusal(algorithm, spec.ban).or(counts_rejected) {
+            return Err(LimitError::NotReserved { with });
+        }
+    }
     if spec.bucket_size == Some(0) {
         return Err(LimitError::Zero { key: "bucket_size" });
     }
@@ -532,6 +589,18 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
     Ok(())
 }
 
+/// Reason why a limit with these keys cannot have reservations, for people; `None` if it can.
+const fn reservations_refusal(algorithm: Algorithm, ban: Option<Ban>) -> Option<&'static str> {
+    match algorithm {
+        Algorithm::LeakyBucket => {
+            Some("leaky_bucket: others wait behind a request, so its places cannot be given back")
+        }
+        Algorithm::Concurrent => Some("`concurrent`: a slot is freed as a whole; write a limit of its own beside it"),
+        _ if ban.is_some() => Some("`ban`: a cost that exceeds the limit is known only when the request is over"),
+        _ => None,
+    }
+}
+
 /// Checks that nothing in the limit needs one order of arrival for all replicas, or counts hits that are not admitted.
 fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
     let with = if let Some(reason) = properties.not_eventual {
@@ -542,6 +611,8 @@ fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(
         "`count_rejected: true`: a rejection that is answered locally is not counted"
     } else if spec.ban.is_some() {
         "`ban`: a replica admits leased hits without knowing of a ban"
+    } else if spec.reservations.is_some() {
+        "`reservations`: a settlement must find the estimate, which a lease does not record"
     } else {
         return Ok(());
     };
@@ -559,6 +630,7 @@ fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
             "`max_wait`: tokens taken in advance need one order of arrival for all regions"
         }
         _ if spec.ban.is_some() => "`ban`: a rejection is known to its own region only",
+        _ if spec.reservations.is_some() => "`reservations`: a region cannot give back hits that it was granted",
         _ if spec.window.is_some() => "`window`: all regions number windows of one length",
         _ if spec.calendar_months && spec.period.unit() == Unit::Month => {
             "calendar months: all regions number windows of one length"

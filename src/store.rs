@@ -262,12 +262,16 @@ impl Store {
         }
     }
 
-    /// Sums the slots of each concurrent limit of a charge, by `deadline`; `None` where they cannot be read.
+    /// Sums the slots of each concurrent limit of a charge, and the reservations of each limit that has some, by
+    /// `deadline`; `None` where they cannot be read.
     pub async fn summarize_slots(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Vec<Option<SlotSummary>> {
-        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.is_concurrent());
+        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.follows_streams());
         let mut summaries = Vec::new();
         for (index, counter) in limits {
             summaries.push(match &self.backend {
+                StoreBackend::Memory(memory) if counter.limit.reservations().is_some() => {
+                    Some(memory.summarize_reservations(charge.path_hash, counter.tag, now).of_reservations())
+                }
                 StoreBackend::Memory(memory) => Some(memory.summarize_slots(charge.path_hash, counter.tag, now)),
                 StoreBackend::Redis(redis) => redis.summarize_slots(charge, index, now, deadline).await.ok(),
                 StoreBackend::Memcache(_) => None,

@@ -211,7 +211,7 @@ impl UnrecordedCandidateCharge {
         let is_rejected = result.is_some_and(|(result, _)| !result.admitted);
         if is_release {
             if let Some((result, _)) = result {
-                record_slot_change(stats, result);
+                record_slot_change(stats, &limit, result);
             }
             return;
         }
@@ -219,8 +219,8 @@ impl UnrecordedCandidateCharge {
             Some((result, decided_by)) => {
                 let result = ChargeResultToRecord { result, near, shadow: true, rejected_elsewhere: false, decided_by };
                 record_hits(stats, &limit, hits, result);
-                if limit.is_concurrent() {
-                    record_slot_change(stats, result.result);
+                if limit.follows_streams() {
+                    record_slot_change(stats, &limit, result.result);
                 }
                 if is_rejected { (LimitStat::Shadow, "shadow") } else { (LimitStat::Ok, "ok") }
             }

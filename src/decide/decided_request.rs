@@ -262,6 +262,7 @@ fn to_limit_record<'a>(
         max_wait_us: limit.written_max_wait_us(),
         window: limit.window().map(|window| window.spec().to_string().into()),
         ban: limit.ban().map(|ban| ban.to_string().into()),
+        reservations: limit.reservations().map(|reservations| reservations.to_string().into()),
         active: compiled.and_then(|compiled| compiled.active).map(|active| active.spec().to_string().into()),
         global: limit.global_scope().map(|scope| GlobalRecord {
             reserve_milli_percent: scope.reserve_milli_percent,
@@ -288,6 +289,7 @@ const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
         ban_begun: _,
         slot,
         expired_seats,
+        overspent,
     } = result;
     LimitResultRecord {
         admitted,
@@ -300,6 +302,7 @@ const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
         banned_us,
         slot,
         expired_seats,
+        overspent,
     }
 }
 

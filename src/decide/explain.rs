@@ -14,6 +14,7 @@ use super::slots::SeparatedRequest;
 use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
+use crate::limit::reservation::Reservations;
 use crate::limit::slot::SlotCaller;
 use crate::limit::slot_table::SlotSummary;
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
@@ -159,6 +160,9 @@ pub struct ExplainedSlots {
     /// True if there are more slots than were looked at.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
+    /// True if these are open reservations, whose hits are `seats`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reservations: bool,
 }
 
 /// An Envoy that holds slots.
@@ -323,7 +327,7 @@ impl Explanation {
 }
 
 impl Decider {
-    /// Slots of the concurrent limits of each descriptor, by `deadline`.
+    /// Slots of the concurrent limits of each descriptor, and reservations of others, by `deadline`.
     pub async fn explain_slots(
         &self,
         context: DecisionContext<'_>,
@@ -341,10 +345,12 @@ impl Decider {
             let mut of_descriptor = Vec::new();
             if let Some(charge) = selection.build_charge(request, index, 0) {
                 let summaries = self.store.summarize_slots(&charge, now, deadline).await;
-                let concurrent = charge.counters.iter().filter(|counter| counter.limit.is_concurrent());
-                let of_limits = concurrent.zip(summaries);
+                let of_streams = charge.counters.iter().filter(|counter| counter.limit.follows_streams());
+                let of_limits = of_streams.zip(summaries);
                 of_descriptor.extend(of_limits.filter_map(|(counter, summary)| {
-                    Some(self.explain_summary(summary?, counter.limit.period_us(), now))
+                    let reservations = counter.limit.reservations();
+                    let longest_us = reservations.map_or(counter.limit.period_us(), Reservations::settle_within_us);
+                    Some(self.explain_summary(summary?, longest_us, now))
                 }));
             }
             explained.push(of_descriptor);
@@ -352,15 +358,17 @@ impl Decider {
         explained
     }
 
-    fn explain_summary(&self, summary: SlotSummary, max_duration_us: u64, now: Time) -> ExplainedSlots {
-        let SlotSummary { seats, slots, tombstones, expires, mut holders, is_partial: partial } = summary;
+    fn explain_summary(&self, summary: SlotSummary, longest_us: u64, now: Time) -> ExplainedSlots {
+        let SlotSummary { seats, slots, tombstones, expires, mut holders, is_partial: partial, is_of_reservations } =
+            summary;
         holders.sort_by_key(|(_, slots)| Reverse(*slots));
         let name = |(holder, slots)| ExplainedHolder { holder: self.store.holders().name(holder), slots };
         let holders = holders.into_iter().take(MAX_EXPLAINED_HOLDERS).map(name).collect();
         let until_end_us = expires.map(|expires| expires.since_us(now));
         let first_end_s = until_end_us.map(|left_us| left_us / 1_000_000);
-        let oldest_s = until_end_us.map(|left_us| max_duration_us.saturating_sub(left_us) / 1_000_000);
-        ExplainedSlots { slots, seats, first_end_s, oldest_s, tombstones, holders, partial }
+        let oldest_s = until_end_us.map(|left_us| longest_us.saturating_sub(left_us) / 1_000_000);
+        let reservations = is_of_reservations;
+        ExplainedSlots { slots, seats, first_end_s, oldest_s, tombstones, holders, partial, reservations }
     }
 
     /// Blocked entries of a request, each once.

@@ -142,8 +142,8 @@ impl<'d> MetricsRecorder<'d> {
                 let decided_by = outcome.decided_by;
                 let result_of = ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by };
                 record_hits(stats, &limit.limit, hits, result_of);
-                if limit.limit.is_concurrent() {
-                    record_slot_change(stats, result);
+                if limit.limit.follows_streams() {
+                    record_slot_change(stats, &limit.limit, result);
                 }
                 stats.add_to_counter(stat_of_result(limit, result), 1);
             }
@@ -262,19 +262,22 @@ impl<'d> MetricsRecorder<'d> {
     }
 }
 
-/// Records slots that a release freed. It is no decision, and has no hits.
+/// Records slots that a release freed, and reservations that it settled. It is no decision, and has no hits.
 #[cold]
 fn record_released_slots(selection: &Selection<'_>, outcome: &DescriptorOutcome) {
     for (at, limit) in selection.limits.iter().enumerate() {
         if let (Some(stats), Some(result)) = (limit.stats, outcome.limit_result(at)) {
-            record_slot_change(stats, result);
+            record_slot_change(stats, &limit.limit, result);
         }
     }
 }
 
-/// Records what became of a slot, and the slots that were found over.
-pub(super) fn record_slot_change(stats: &LimitStats, result: &ChargeResult) {
+/// Records what became of a slot or reservation, and those that were found over.
+pub(super) fn record_slot_change(stats: &LimitStats, limit: &Limit, result: &ChargeResult) {
+    let of_reservations = limit.reservations().is_some();
     let stat = match result.slot {
+        SlotChange::Taken if of_reservations => Some(LimitStat::Reservations),
+        SlotChange::Freed if of_reservations => Some(LimitStat::ReservationsSettled),
         SlotChange::Taken => Some(LimitStat::SlotsTaken),
         SlotChange::Freed => Some(LimitStat::SlotsFreed),
         SlotChange::ReleasedEarly => Some(LimitStat::EarlyReleases),
@@ -285,7 +288,11 @@ pub(super) fn record_slot_change(stats: &LimitStats, result: &ChargeResult) {
         stats.add_to_counter(stat, 1);
     }
     if result.expired_seats > 0 {
-        stats.add_to_counter(LimitStat::SeatsExpired, u64::from(result.expired_seats));
+        let stat = if of_reservations { LimitStat::ReservationsUnsettled } else { LimitStat::SeatsExpired };
+        stats.add_to_counter(stat, u64::from(result.expired_seats));
+    }
+    if result.overspent > 0 {
+        stats.add_to_counter(LimitStat::OverspentHits, result.overspent);
     }
 }
 

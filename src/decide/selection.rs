@@ -187,7 +187,7 @@ impl<'r> Selection<'r> {
         selection
     }
 
-    /// Selects the limits of a descriptor of a domain with concurrent limits.
+    /// Selects the limits of a descriptor of a domain with limits that follow streams.
     #[cold]
     fn for_slot(
         behaviour: &DecisionSettings,
@@ -211,18 +211,31 @@ impl<'r> Selection<'r> {
                     let limit = selected.limit.with_requests_per_unit(sent.requests_per_unit);
                     selected.limit = LimitRef::Built(Box::new(limit));
                 }
+            } else {
+                selection.add_reservations_of(of_rule.limits.iter().map(|selected| &*selected.limit));
             }
         }
         if is_release {
             let is_freed = |selected: &SelectedLimit<'_>| {
-                selected.limit.is_concurrent() && slot.action != SlotAction::ReleaseRejected
+                selected.limit.follows_streams() && slot.action != SlotAction::ReleaseRejected
             };
             selection.limits.retain(|selected| is_freed(selected));
             selection.candidates.retain(is_freed);
         }
         let mut limits = selection.limits.iter().chain(&selection.candidates);
-        selection.slot = (is_release || limits.any(|selected| selected.limit.is_concurrent())).then(|| Box::new(slot));
+        selection.slot =
+            (is_release || limits.any(|selected| selected.limit.follows_streams())).then(|| Box::new(slot));
         selection
+    }
+
+    /// Gives limits that came with a request, or of a row, the reservations of the first of these limits that has some.
+    fn add_reservations_of<'l>(&mut self, mut of_rule: impl Iterator<Item = &'l Limit>) {
+        if let Some(reservations) = of_rule.find_map(Limit::reservations) {
+            for selected in &mut self.limits {
+                let limit = selected.limit.with_reservations(reservations);
+                selected.limit = LimitRef::Built(Box::new(limit));
+            }
+        }
     }
 
     /// Returns true if the descriptor frees slots: it charges no limit.
@@ -270,6 +283,7 @@ impl<'r> Selection<'r> {
                     SelectedLimit { limit, index: 0, name: "", shadow: own.shadow, quota, stats, tag, epoch }
                 })
                 .collect();
+            selection.add_reservations_of(rule.deciding_limits().iter().map(|compiled| &compiled.limit));
         }
         selection
     }
@@ -358,7 +372,7 @@ impl<'r> Selection<'r> {
 
     /// The slot, if one of these limits has slots.
     fn slot_of(&self, limits: &[SelectedLimit<'_>]) -> Option<&SlotUse> {
-        self.slot.as_deref().filter(|_| limits.iter().any(|selected| selected.limit.is_concurrent()))
+        self.slot.as_deref().filter(|_| limits.iter().any(|selected| selected.limit.follows_streams()))
     }
 
     /// All charges of this selection: that of the limits that decide, if there are any, then those of candidates.
@@ -394,7 +408,7 @@ impl<'r> Selection<'r> {
     ) -> Self {
         let (limits, candidates) = (select_deciding_limits(rule, false), select_candidates(rule));
         let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
-        let has_slots = rule.limits.iter().any(|limit| limit.limit.is_concurrent());
+        let has_slots = rule.limits.iter().any(|limit| limit.limit.follows_streams());
         selection.slot = has_slots.then(|| Box::new(SlotUse::unnamed()));
         selection.set_path_hash(request, index);
         selection

@@ -1,7 +1,7 @@
 //! What the answer to a request says of its slot, and what a rejection gives back.
 //!
-//! A call that is rejected by a limit of another descriptor gives back the slots that it took: its answer says `-`, so
-//! Envoy will not.
+//! A call that is rejected by a limit of another descriptor gives back the slots and reservations that it took: its
+//! answer says `-`, so Envoy will not.
 
 use super::Decider;
 use super::decision::{Decision, DecisionContext};
@@ -81,8 +81,8 @@ impl Decider {
             let candidates =
                 (0..selection.candidates.len()).map(|at| selection.build_candidate_charge(request, index, at, 0));
             for mut charge in deciding.into_iter().chain(candidates) {
-                charge.counters.retain(|counter| counter.limit.is_concurrent());
-                (charge.request.hits, charge.slot) = (Hits::Refund(1), Some(release));
+                charge.counters.retain(|counter| counter.limit.follows_streams());
+                (charge.request.hits, charge.slot) = (Hits::Refund(0), Some(release));
                 if !charge.counters.is_empty() {
                     charges.push((index, charge));
                 }

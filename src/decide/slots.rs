@@ -1,7 +1,8 @@
 //! Slots in a request: trailing entries `slot` and `release` identify a stream, and are not matched.
 //!
-//! In a domain with a `concurrent` limit they are taken off before anything else sees the request, so they are in no
-//! metric, key or log. A descriptor with `release` frees the slots of its concurrent limits and charges nothing else.
+//! In a domain with a `concurrent` limit or `reservations` they are taken off before anything else sees the request, so
+//! they are in no metric, key or log. A descriptor with `release` frees the slots of its concurrent limits, settles the
+//! reservations of others with its hits, and charges nothing else.
 
 use std::time::Duration;
 
@@ -21,13 +22,13 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// A request without its entries `slot` and `release`, and what they say.
 #[derive(Debug)]
 pub struct SeparatedRequest<'m> {
-    /// The request as it is matched. Releases have the hits of a refund.
+    /// The request as it is matched. Releases have the hits of a refund: the cost that they settle with, also 0.
     pub request: Request<'m>,
     /// Use of a slot by each descriptor.
     pub(super) uses: SlotUses,
 }
 
-/// Use of a slot by each descriptor; empty in a domain without concurrent limits.
+/// Use of a slot by each descriptor; empty in a domain where no limit follows streams.
 pub(super) type SlotUses = SmallVec<[SlotUse; 2]>;
 
 impl<'m> SeparatedRequest<'m> {
@@ -56,7 +57,7 @@ pub fn may_release(request: &Request<'_>) -> bool {
 }
 
 impl RuleSet {
-    /// Takes the entries `slot` and `release` off a request; `None` in a domain without concurrent limits.
+    /// Takes the entries `slot` and `release` off a request; `None` in a domain where no limit follows streams.
     ///
     /// # Errors
     /// A value is a formatter that Envoy sent as text.
@@ -71,6 +72,11 @@ impl RuleSet {
         let mut separated = Box::new(SeparatedRequest { request: request.clone(), uses: SmallVec::new() });
         if caller.recorded.len() == request.descriptors.len() {
             separated.uses.extend(caller.recorded.iter().copied());
+            for (descriptor, slot) in separated.request.descriptors.iter_mut().zip(caller.recorded) {
+                if slot.action.is_release() && descriptor.hits == Hits::Peek {
+                    descriptor.hits = Hits::Refund(0);
+                }
+            }
             return Ok(Some(separated));
         }
         let holder = HolderId::from_name(&caller.holder.name());
@@ -97,11 +103,19 @@ impl RuleSet {
                 }
             };
             if action.is_release() {
-                descriptor.hits = Hits::Refund(1);
+                descriptor.hits = Hits::Refund(settled_cost(descriptor.hits));
             }
             separated.uses.push(SlotUse { id: named.unwrap_or(id), token, holder, action });
         }
         Ok(Some(separated))
+    }
+}
+
+/// True cost of a request whose release has these hits; a cost below 0 counts as 0.
+const fn settled_cost(hits: Hits) -> u64 {
+    match hits {
+        Hits::Charge(cost) => cost,
+        Hits::Peek | Hits::Refund(_) => 0,
     }
 }
 

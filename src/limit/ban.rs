@@ -63,8 +63,8 @@ impl fmt::Display for Ban {
     }
 }
 
-/// Duration in Go's notation, in the largest unit that it is a multiple of.
-struct DurationText(u64);
+/// Duration in microseconds, in Go's notation and the largest unit that it is a multiple of.
+pub(super) struct DurationText(pub(super) u64);
 
 impl fmt::Display for DurationText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

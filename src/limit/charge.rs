@@ -180,12 +180,14 @@ pub struct ChargeRequest {
     pub rejected_elsewhere: bool,
     /// Hits that replicas may still admit from leases; a refund leaves at least these charged.
     pub lent: u64,
+    /// The refund gives back reserved hits: a log drops its oldest hits in place of its newest.
+    pub gives_back: bool,
 }
 
 impl ChargeRequest {
     /// Creates a request that no other limit has rejected.
     pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
-        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0 }
+        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0, gives_back: false }
     }
 
     /// Maximum delay of the answer under `limit`, in microseconds.
@@ -252,8 +254,11 @@ pub struct ChargeResult {
     pub ban_begun: bool,
     /// What became of the request's slot; [`SlotChange::None`] of a limit without slots.
     pub slot: SlotChange,
-    /// Seats that the request found expired, or held by a dead holder, and freed.
+    /// Seats that the request found expired, or held by a dead holder, and freed; of a limit with reservations the
+    /// number of those that it found so.
     pub expired_seats: u32,
+    /// Hits by which the settlement of a reservation exceeds its estimate.
+    pub overspent: u64,
 }
 
 /// One of the limits that are charged together.

@@ -118,6 +118,9 @@ impl Limit {
         if self.ban().is_some() {
             return Some("`ban`: a proxy that admits hits by itself does not know of the ban");
         }
+        if self.reservations().is_some() {
+            return Some("`reservations`: a proxy that admits hits by itself reserves nothing");
+        }
         match self.algorithm() {
             Algorithm::LeakyBucket => Some("leaky_bucket: a queue needs one order of arrival for all proxies"),
             Algorithm::SlidingWindowLog => Some("sliding_window_log: only a proxy knows the time of each of its hits"),

@@ -70,6 +70,8 @@ pub struct SlotSummary {
     pub holders: Vec<(HolderId, u64)>,
     /// There are more slots than were looked at.
     pub is_partial: bool,
+    /// They are open reservations, and their seats are hits.
+    pub is_of_reservations: bool,
 }
 
 /// A slot as [`SlotSummary`] counts it.
@@ -84,6 +86,12 @@ pub struct SummarizedSlot {
 }
 
 impl SlotSummary {
+    /// Marks the sums as those of reservations.
+    #[must_use]
+    pub fn of_reservations(self) -> Self {
+        Self { is_of_reservations: true, ..self }
+    }
+
     /// Sums slots, without those that are over at `now`.
     pub fn new(slots: impl Iterator<Item = SummarizedSlot>, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> Self {
         let (mut sum, mut holders) = (Self::default(), BTreeMap::new());

@@ -282,7 +282,7 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
     if domain.matching.order == EntryOrder::Any {
         any_order::sort_rules(domain, found);
     }
-    if domain.has_concurrent_limit() {
+    if domain.follows_streams() {
         report_slot_keys(domain, found);
     }
     // Rules with errors would give problems that follow from those.
@@ -305,14 +305,14 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
     }
 }
 
-/// Reports descriptors of a domain with concurrent limits that have the key of an entry that is not matched there.
+/// Reports descriptors of a domain with limits that follow streams, if their key is that of an entry not matched there.
 fn report_slot_keys(domain: &Domain, found: &mut Diagnostics) {
     let mut waiting = vec![domain.descriptors.as_slice()];
     while let Some(nodes) = waiting.pop() {
         let is_slot_key = |node: &&RuleNode| [SLOT_KEY, RELEASE_KEY].contains(&node.key.as_bytes());
         for node in nodes.iter().filter(is_slot_key) {
             let message = format!(
-                "the key `{}` is not matched in a domain with `concurrent`, where it identifies a stream",
+                "the key `{}` is not matched in a domain with `concurrent` or `reservations`, where it identifies a stream",
                 node.key
             );
             found.push(Diagnostic::at_location(Severity::Error, &node.location, message, "rename it, in Envoy too"));

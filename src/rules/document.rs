@@ -17,6 +17,7 @@ use self::defaults::DefaultableKeys;
 use self::matching::{MatchSpec, MatchingSpec};
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
+use crate::limit::reservation::Reservations;
 use crate::rules::child_list::{ChildList, HasChildren};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::{Position, Spanned};
@@ -167,6 +168,8 @@ pub struct RateLimitEntry {
     pub rejects_all: bool,
     /// `ban`.
     pub ban: Option<Spanned<Ban>>,
+    /// `reservations`.
+    pub reservations: Option<Spanned<Reservations>>,
     /// `concurrent`.
     pub concurrent: Option<Spanned<u32>>,
     /// `max_duration`, in microseconds.

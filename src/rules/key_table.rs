@@ -8,12 +8,13 @@ use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::ban::MAX_AFTER;
 use crate::limit::calendar::Weekday;
+use crate::limit::reservation::Unsettled;
 use crate::limit::window::MonthLength;
 use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::rule::{EntryOrder, RuleLogging};
 use Section::{
     Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, Plan,
-    RateLimit, Replaces, Root, Window,
+    RateLimit, Replaces, Reservations, Root, Window,
 };
 use ValueKind::{
     Choice, Count, Days, Duration, DurationOrTable, Flag, Free, Limits, NamedLimits, NamedTables, Overshoot,
@@ -48,6 +49,8 @@ named_enum! {
         Window = "window",
         /// `ban:` of a limit, written as a mapping.
         Ban = "ban",
+        /// `reservations:` of a limit, written as a mapping.
+        Reservations = "reservations",
         /// `active:` of a limit.
         Active = "active",
         /// `plan:` of a descriptor.
@@ -63,7 +66,7 @@ named_enum! {
 
 impl Section {
     /// All sections of a rule file, outermost first.
-    pub const RULE_FILE_SECTIONS: [Self; 15] = [
+    pub const RULE_FILE_SECTIONS: [Self; 16] = [
         Root,
         Defaults,
         Matching,
@@ -76,6 +79,7 @@ impl Section {
         Replaces,
         Window,
         Ban,
+        Reservations,
         Active,
         Plan,
         Self::Table,
@@ -96,6 +100,7 @@ impl Section {
             Replaces => "`replaces`",
             Window => "`window`",
             Ban => "`ban`",
+            Reservations => "`reservations`",
             Active => "`active`",
             Plan => "`plan`",
             Self::Table => "a table",
@@ -192,6 +197,9 @@ pub struct RuleKey {
 
 /// Maximum epoch: above it, a double is not exact.
 pub const MAX_EPOCH: u64 = 1 << 53;
+
+/// Description of `estimate`.
+const ESTIMATE_DOC: &str = "Estimate of every request. If absent: its hits_addend.";
 
 /// Maximum length of `over_limit_body`, in bytes.
 pub const MAX_BODY_BYTES: usize = 64 * 1024;
@@ -409,6 +417,28 @@ pub const RULE_KEYS: &[RuleKey] = &[
         "1",
         "The ban begins with this rejection. Rejections add up as long as less than a period lies between two.",
     ),
+    define_tollkeeper_key(
+        "reservations",
+        &[RateLimit, Limit],
+        DurationOrTable(Reservations),
+        "",
+        "Requests charge an estimate of their cost, and the end of their streams settles with the true one. A duration is settle_within. Envoy must report the end of streams. Not for leaky_bucket, eventual and global limits.",
+    ),
+    define_tollkeeper_key(
+        "settle_within",
+        &[Reservations],
+        Duration,
+        "10m",
+        "Time after which an estimate is not settled any more, in whole seconds. Longer than any stream.",
+    ),
+    define_tollkeeper_key(
+        "unsettled",
+        &[Reservations],
+        Choice(Unsettled::NAMES),
+        "keep",
+        "What becomes of an estimate that is not settled in time: keep (it stays charged) or return (it is given back when hits are lacking).",
+    ),
+    define_tollkeeper_key("estimate", &[Reservations], Count(1, u32::MAX as u64), "", ESTIMATE_DOC),
     define_tollkeeper_key(
         "concurrent",
         &[RateLimit, Limit],

@@ -125,6 +125,9 @@ fn list_limit_fields(
     if let Some(ban) = limit.ban() {
         keys.push(("ban", ban.to_string()));
     }
+    if let Some(reservations) = limit.reservations() {
+        keys.push(("reservations", reservations.to_string()));
+    }
     if let Some(active) = active {
         keys.push(("active", active.spec().to_string()));
     }

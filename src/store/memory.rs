@@ -11,12 +11,14 @@
 mod entry;
 mod index;
 mod shard;
+mod reservations;
 mod slots;
 
 use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
+use self::reservations::{ReservationContext, ReservationTables};
 use self::shard::{MemoryShard, ban_key};
 use self::slots::{SlotRoom, SlotTables, SlotTerms};
 use super::charge::LimitAdmissions;
@@ -40,6 +42,8 @@ pub struct MemoryStore {
     overflow: Mutex<MemoryShard>,
     /// Slots of concurrent limits.
     slots: Box<SlotTables>,
+    /// Reservations of limits that have some.
+    reservations: Box<ReservationTables>,
 }
 
 /// Smallest shard; a smaller one would be full after a few chunks.
@@ -59,6 +63,7 @@ impl MemoryStore {
         Self {
             shards: Sharded::new(count, || MemoryShard::new(shard_bytes)),
             slots: Box::new(SlotTables::new(capacity_bytes)),
+            reservations: Box::new(ReservationTables::new(capacity_bytes)),
             overflow: Mutex::new(MemoryShard::new_evicting_any_counter(MIN_SHARD_BYTES.max(capacity_bytes / 256))),
         }
     }
@@ -78,16 +83,25 @@ impl MemoryStore {
         slot: &SlotUse,
         terms: SlotTerms,
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
-        self.slots.charge_with_slots(charge, slot, terms, |others| self.charge_counters(others, terms.now))
+        self.slots.charge_with_slots(charge, slot, terms, |others| match others.slot {
+            None => self.charge_counters(others, terms.now),
+            // Without room, the overflow shard charges the estimate.
+            Some(slot) if terms.room == SlotRoom::Nothing && !slot.action.is_release() => Err(MemoryFull),
+            Some(slot) => self.reservations.charge(others, slot, self.reservation_context(terms.now)),
+        })
+    }
+
+    fn reservation_context(&self, now: Time) -> ReservationContext<'_> {
+        ReservationContext { now, holders: self.holders(), counters: &self.shards }
     }
 
     fn charge_counters(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         self.lock_shard(charge.path_hash).charge(charge, now)
     }
 
-    /// Returns true if slots are held.
+    /// Returns true if slots are held, or reservations are open.
     pub fn has_slots(&self) -> bool {
-        self.slots.bytes() > 0
+        self.slots.bytes() > 0 || self.reservations.bytes() > 0
     }
 
     /// Envoys that hold slots.
@@ -98,6 +112,11 @@ impl MemoryStore {
     /// Sums of the slots of a concurrent limit's counter, by the hash of its path and its tag.
     pub fn summarize_slots(&self, path: u128, tag: u128, now: Time) -> SlotSummary {
         self.slots.summarize(path, tag, now)
+    }
+
+    /// Sums of the reservations of a counter, by the hash of its path and its tag.
+    pub fn summarize_reservations(&self, path: u128, tag: u128, now: Time) -> SlotSummary {
+        self.reservations.summarize(path, tag, now, self.holders())
     }
 
     /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients
@@ -118,6 +137,7 @@ impl MemoryStore {
             if counter.limit.is_concurrent() {
                 return self.slots.remove(charge.path_hash, counter.tag);
             }
+            self.reservations.remove(charge.path_hash, counter.tag);
             let remove = |shard: &mut MemoryShard| shard.remove_key(key) | shard.remove_key(ban_key(key));
             remove(&mut self.lock_shard(charge.path_hash)) | remove(&mut lock_ignoring_poison(&self.overflow))
         };
@@ -128,7 +148,10 @@ impl MemoryStore {
     pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         match charge.slot {
             None => self.counter_admissions(charge, now),
-            Some(slot) => self.slots.slot_admissions(charge, slot, now, |others| self.counter_admissions(others, now)),
+            Some(slot) => self.slots.slot_admissions(charge, slot, now, |others| match others.slot {
+                None => self.counter_admissions(others, now),
+                Some(slot) => self.reservations.admissions(others, slot, self.reservation_context(now)),
+            }),
         }
     }
 
@@ -163,6 +186,7 @@ impl MemoryStore {
     pub fn sweep(&self, now: Time, part: usize, parts: usize) {
         self.shards.lock_each_of_part(part, parts).for_each(|mut shard| shard.sweep(now));
         self.slots.sweep(now, part, parts);
+        self.reservations.sweep(now, part, parts);
         if part.is_multiple_of(parts) {
             lock_ignoring_poison(&self.overflow).sweep(now);
         }
@@ -171,7 +195,7 @@ impl MemoryStore {
     /// Size of the store, summed over one shard after the other.
     pub fn usage(&self) -> MemoryUsage {
         self.shards.lock_each().chain(std::iter::once_with(|| lock_ignoring_poison(&self.overflow))).fold(
-            MemoryUsage { bytes: self.slots.bytes(), ..MemoryUsage::default() },
+            MemoryUsage { bytes: self.slots.bytes() + self.reservations.bytes(), ..MemoryUsage::default() },
             |sum, shard| {
                 let usage = shard.usage();
                 MemoryUsage {

@@ -164,8 +164,8 @@ impl OverLimitCache {
             if limit.ban().is_some() && !result.admitted {
                 return result.ban_left_us > 0 && !limit.count_rejected();
             }
-            // Any release may end the rejection of a concurrent limit.
-            if limit.is_concurrent() {
+            // Any release may end the rejection of a concurrent limit, or of one with reservations.
+            if limit.follows_streams() {
                 return false;
             }
             // The next grant may end the rejection of a global limit at any time.

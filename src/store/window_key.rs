@@ -96,6 +96,7 @@ fn limit_known_to_ratelimit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
         && limit.count_rejected()
         && limit.window().is_none()
         && limit.ban().is_none()
+        && limit.reservations().is_none()
         && limit.period().multiplier() == 1;
     is_known.then_some(limit)
 }

@@ -3,7 +3,7 @@
 //! Each invalid file is in `config/bad`, with the expected diagnostics beside it. After a deliberate change of
 //! messages, `BLESS=1 cargo test --test suite config::` rewrites those texts; read them before the commit.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::ban::Ban;
 use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::reservation::{Reservations, Unsettled};
 use tollkeeper::limit::window::WindowSpec;
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
@@ -138,12 +139,15 @@ fn reference_equals_the_defaults() {
                 bare.window = Some(WindowSpec::in_zone(Zone::utc()));
                 bare.ban = Ban::new(600_000_000, 1);
             }
+            if node.key == "settled" {
+                bare.reservations = Reservations::new(600, Unsettled::Keep, NonZeroU32::new(4000));
+            }
             assert_eq!(Limit::new(&bare).as_ref(), Ok(limit), "{}", node.key);
             assert_eq!((*shadow, *quota, *epoch), (false, false, 0));
             compared += 1;
         }
     }
-    assert_eq!(compared, 14);
+    assert_eq!(compared, 15);
 }
 
 #[test]

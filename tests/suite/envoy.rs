@@ -8,6 +8,7 @@ mod call_headers;
 pub(crate) mod concurrency;
 mod descriptors;
 mod quota;
+mod reservations;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -85,8 +86,19 @@ fn shipped_bootstraps_are_valid() {
         }
     }
     checked.sort();
-    let names =
-        ["concurrency", "egress", "gateway", "layers", "overrides", "queue", "quota", "replicas", "tcp", "usage"];
+    let names = [
+        "concurrency",
+        "egress",
+        "gateway",
+        "layers",
+        "overrides",
+        "queue",
+        "quota",
+        "replicas",
+        "tcp",
+        "usage-reservations",
+        "usage",
+    ];
     assert_eq!(checked, names.map(|name| format!("{name}.yaml")));
 }
 

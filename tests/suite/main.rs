@@ -54,6 +54,7 @@ mod redis;
 mod reload;
 mod reports;
 mod request_headers;
+mod reservations;
 mod rolling;
 mod regions;
 mod rule_defaults;

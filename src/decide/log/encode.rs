@@ -126,6 +126,7 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
     append_optional_number(line, ",\"max_wait_us\":", record.max_wait_us);
     append_optional_text(line, ",\"window\":", record.window.as_ref());
     append_optional_text(line, ",\"ban\":", record.ban.as_ref());
+    append_optional_text(line, ",\"reservations\":", record.reservations.as_ref());
     append_optional_text(line, ",\"active\":", record.active.as_ref());
     if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = record.global {
         append_number(line, ",\"global\":{\"reserve_milli_percent\":", reserve_milli_percent);
@@ -164,6 +165,9 @@ fn append_result(line: &mut Vec<u8>, record: &LimitResultRecord) {
     }
     if record.expired_seats != 0 {
         append_number(line, ",\"expired_seats\":", record.expired_seats);
+    }
+    if record.overspent != 0 {
+        append_number(line, ",\"overspent\":", record.overspent);
     }
     line.push(b'}');
 }

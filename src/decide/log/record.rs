@@ -295,6 +295,9 @@ pub struct LimitRecord<'a> {
     /// `ban` as in a rule file; absent: none.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub ban: Option<RecordText<'a>>,
+    /// `reservations` as in a rule file; absent: none.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub reservations: Option<RecordText<'a>>,
     /// `active` as in a rule file; absent: always.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub active: Option<RecordText<'a>>,
@@ -349,12 +352,16 @@ pub struct LimitResultRecord {
     /// Microseconds until the ban of the client ends; 0: it is not banned.
     #[serde(default, skip_serializing_if = "is_default")]
     pub banned_us: u64,
-    /// What became of the slot: `taken`, `renewed`, `freed`, `released_early` or `late`; absent if nothing did.
+    /// What became of the slot or reservation: `taken`, `renewed`, `freed` (a reservation: settled), `released_early`
+    /// or `late`; absent if nothing did.
     #[serde(default, skip_serializing_if = "is_default")]
     pub slot: SlotChange,
-    /// Seats that were found expired, or held by a dead Envoy, and freed.
+    /// Seats that were found expired, or held by a dead Envoy, and freed; of reservations their number.
     #[serde(default, skip_serializing_if = "is_default")]
     pub expired_seats: u32,
+    /// Hits by which the settlement of a reservation exceeds its estimate.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub overspent: u64,
 }
 
 /// Verdict on a request or a descriptor.

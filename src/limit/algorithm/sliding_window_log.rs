@@ -93,6 +93,10 @@ impl StoredState for State {
         let signed = |hits| i64::try_from(hits).unwrap_or(i64::MAX);
         let (mut requested, mut max_debt, mut refunded, mut min_limit) = (0, 0, 0, i64::MAX);
         for ScriptCharge { limit, hits } in charges {
+            // What a settlement gives back is known to the script only, so its reply has the whole log.
+            if limit.reservations().is_some() {
+                return [i64::from(u32::MAX), 0];
+            }
             min_limit = min_limit.min(i64::from(limit.requests_per_unit()));
             match hits {
                 Hits::Peek => requested += 1,
@@ -130,8 +134,9 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
             state.append(window.at, hits.min(keep));
             state.drop_oldest(state.held.saturating_sub(keep));
         }
-        StateChange::Refund(hits) if request.lent == 0 => state.drop_newest(hits),
-        // The newest hits may be lent, and must then stay for a period.
+        StateChange::Refund(hits) if request.lent == 0 && !request.gives_back => state.drop_newest(hits),
+        // The newest hits may be lent, and must then stay for a period. Those of a reservation may be followed by
+        // others.
         StateChange::Refund(hits) => state.drop_oldest(hits.min(state.held.saturating_sub(request.lent))),
     }
     let after = if effect == StateChange::None { before } else { state.held };

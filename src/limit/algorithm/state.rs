@@ -10,6 +10,7 @@ use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCh
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
+use crate::limit::algorithm::reservation_view::ReservationView;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 use crate::limit::slot::SlotUse;
@@ -25,6 +26,8 @@ macro_rules! define_state {
             )*
             /// State of a counter with a ban.
             WithBan(Box<CounterWithBan>),
+            /// State of a counter with reservations.
+            WithReservations(Box<CounterWithReservations>),
         }
 
         impl State {
@@ -40,11 +43,17 @@ macro_rules! define_state {
                 match self {
                     $(Self::$variant(state) => state.last,)*
                     Self::WithBan(state) => state.counter.last_charge_at(),
+                    Self::WithReservations(state) => state.counter.last_charge_at(),
                 }
             }
 
             /// Applies a request to this state, whatever bans there are.
-            fn charge_counter(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+            pub(super) fn charge_counter(
+                &mut self,
+                limit: &Limit,
+                now: Time,
+                request: ChargeRequest,
+            ) -> ChargeResult {
                 match (limit.counting(), &mut *self) {
                     $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::charge(limit, state, now, request)
@@ -57,7 +66,7 @@ macro_rules! define_state {
             }
 
             /// Returns `true` if [`State::charge_counter`] would admit the hits; changes nothing.
-            fn counter_admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+            pub(super) fn counter_admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
                 match (limit.counting(), self) {
                     $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::admits(limit, state, now, request)
@@ -76,6 +85,7 @@ macro_rules! define_state {
                         [state.last.as_micros(), a, b]
                     })*
                     Self::WithBan(state) => state.counter.to_packed_words(),
+                    Self::WithReservations(state) => state.counter.to_packed_words(),
                 }
             }
 
@@ -113,6 +123,8 @@ macro_rules! define_state {
                     Self::WithBan(state) => {
                         state.counter.scaled_to_share(limit, share, now).with_ban(state.ban)
                     }
+                    // What is reserved was charged.
+                    Self::WithReservations(state) => state.counter.scaled_to_share(limit, share, now),
                 }
             }
 
@@ -163,6 +175,15 @@ pub struct CounterWithBan {
     pub ban: BanState,
 }
 
+/// State of a counter, and what a request sees of its reservations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterWithReservations {
+    /// State of the counter.
+    pub counter: State,
+    /// What the request sees of the reservations.
+    pub view: ReservationView,
+}
+
 impl State {
     /// Creates the state of a counter of `limit` without hits.
     pub fn empty_for(limit: &Limit) -> Self {
@@ -178,9 +199,10 @@ impl State {
 
     /// Applies a request to this state. A state of another counting than the limit's is empty.
     pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
-        match limit.ban() {
-            None => self.charge_counter(limit, now, request),
-            Some(_) => self.charge_under_ban(limit, now, request),
+        match (limit.ban(), limit.reservations()) {
+            (None, None) => self.charge_counter(limit, now, request),
+            (Some(_), _) => self.charge_under_ban(limit, now, request),
+            (None, Some(_)) => self.charge_reserved(limit, now, request),
         }
     }
 
@@ -190,6 +212,7 @@ impl State {
             (Some(_), Self::WithBan(state)) => {
                 !state.ban.rejects(limit, now, request.hits) && state.counter.counter_admits(limit, now, request)
             }
+            (None, Self::WithReservations(_)) => self.reserved_admits(limit, now, request),
             _ => self.counter_admits(limit, now, request),
         }
     }

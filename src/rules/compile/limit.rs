@@ -110,6 +110,7 @@ pub(super) fn compile_unlimited(
     }
     let other = limit.ban.map(|spanned| Spanned { value: "ban", at: spanned.at });
     let other = other.or(limit.concurrent.map(|spanned| Spanned { value: "concurrent", at: spanned.at }));
+    let other = other.or(limit.reservations.map(|spanned| Spanned { value: "reservations", at: spanned.at }));
     let other = other.or(limit.max_duration_us.map(|spanned| Spanned { value: "max_duration", at: spanned.at }));
     let other = other.or(limit.active.map(|spanned| Spanned { value: "active", at: spanned.at }));
     let multiplier = limit.unit_multiplier.map(|spanned| Spanned { value: "unit_multiplier", at: spanned.at });
@@ -266,9 +267,11 @@ fn compile_limit(
     let mut spec = complete_limit_spec(written, period, sole, scope.rule_file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
     check_global_scope_keys(reader, written, &spec, field_path);
+    check_estimate(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::report_unsupported_keys(reader, &written.defaultable, field_path);
         memcache::report_ban(reader, written.ban.map(|ban| ban.at), field_path);
+        memcache::report_reservations(reader, written.reservations.map(|spanned| spanned.at), field_path);
     }
     loop {
         match Limit::new(&spec) {
@@ -417,6 +420,22 @@ fn check_global_scope_keys(
     }
 }
 
+/// Reports an estimate that never fits: every request would be rejected.
+fn check_estimate(
+    reader: &mut DocumentReader<'_>,
+    written: &RateLimitEntry,
+    spec: &LimitSpec,
+    field_path: &FieldPath<'_>,
+) {
+    let Some(reservations) = written.reservations else { return };
+    let most = spec.bucket_size.unwrap_or(spec.requests_per_unit);
+    if let Some(estimate) = reservations.value.estimate().filter(|estimate| most > 0 && estimate.get() > most) {
+        let message = format!("an estimate of {estimate} never fits in {most}, so every request is rejected");
+        let field_path = field_path.with_key("reservations");
+        reader.report_error(reservations.at, &field_path.with_key("estimate"), message, "lower it, or raise the limit");
+    }
+}
+
 fn report_limit_error(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
@@ -437,7 +456,9 @@ fn report_limit_error(
         LimitError::Meaningless { .. } => "remove it; a leaky_bucket never counts rejected hits",
         LimitError::Zero { .. } => "write a larger number",
         LimitError::LogTooLong { .. } => "write `algorithm: sliding_window_counter`, which keeps two numbers",
-        LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } => "remove one of them",
+        LimitError::NotEventual { .. } | LimitError::NotGlobal { .. } | LimitError::NotReserved { .. } => {
+            "remove one of them"
+        }
         LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
     let at = key_position(written, error.key());
@@ -450,6 +471,7 @@ fn key_position(written: &RateLimitEntry, key: &str) -> Position {
         "bucket_size" => written.bucket_size.map(|spanned| spanned.at),
         "requests_per_unit" => Some(written.requests_per_unit.at),
         "ban" => written.ban.map(|spanned| spanned.at),
+        "reservations" => written.reservations.map(|spanned| spanned.at),
         _ => DefaultableKey::from_name(key).and_then(|key| written.defaultable.key_position(key)),
     };
     at.unwrap_or(written.at)
@@ -463,6 +485,7 @@ fn clear_faulty_key(spec: &mut LimitSpec, error: LimitError) -> bool {
         "max_wait" => spec.max_wait_us.take().is_some(),
         "window" => spec.window.take().is_some(),
         "ban" => spec.ban.take().is_some(),
+        "reservations" => spec.reservations.take().is_some(),
         "count_rejected" => spec.count_rejected.take().is_some(),
         "consistency" => spec.consistency.take().is_some(),
         "scope" => spec.scope.take().is_some(),

@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::options::CompileOptions;
-use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
+use crate::limit::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use crate::limit::period::{Period, Unit};
 use crate::limit::window::WindowSpec;
 use crate::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, Scope};
@@ -71,10 +71,7 @@ pub(super) fn complete_limit_spec(
     let algorithm = own.algorithm.or(defaults.algorithm).map(without_position).unwrap_or_default();
     let properties = algorithm.properties();
     let (own_wait, own_rejected) = (own.max_wait_us.map(without_position), own.count_rejected.map(without_position));
-    let can_be_eventual = written.ban.is_none()
-        && properties.can_be_eventual()
-        && own_wait.unwrap_or(0) == 0
-        && own_rejected != Some(true);
+    let can_be_eventual = can_default_be_eventual(written, properties);
     let consistency = own.consistency.or(defaults.consistency.filter(|_| can_be_eventual)).map(without_position);
     let eventual = consistency == Some(ConsistencyWord::Eventual);
     let can_wait = match properties.delay {
@@ -90,11 +87,12 @@ pub(super) fn complete_limit_spec(
         overshoot,
         has_window: window.is_some(),
         has_ban: written.ban.is_some(),
+        has_reservations: written.reservations.is_some(),
     };
     let scope = resolve_global_scope(own, defaults, keys, options);
     let is_global = scope.is_some();
     let can_wait = can_wait && !(is_global && properties.delay == DelayPolicy::IfMaxWait);
-    let can_count_rejected = can_count_rejected && !is_global;
+    let can_count_rejected = can_count_rejected && !is_global && written.reservations.is_none();
     let default_queue =
         defaults.queue_size.map(without_position).filter(|_| properties.capacity == CapacityRuleKey::QueueSize);
     let default_rejected =
@@ -113,9 +111,20 @@ pub(super) fn complete_limit_spec(
         calendar_months: options.calendar_months,
         window,
         ban: written.ban.map(without_position),
+        reservations: written.reservations.map(without_position),
         log_max: options.log_max,
         ..LimitSpec::new(algorithm, written.requests_per_unit.value, period)
     }
+}
+
+/// Returns true if a default consistency `eventual` agrees with the limit's own keys.
+fn can_default_be_eventual(written: &RateLimitEntry, properties: AlgorithmProperties) -> bool {
+    let DefaultableKeys { max_wait_us, count_rejected, .. } = &written.defaultable;
+    written.ban.is_none()
+        && written.reservations.is_none()
+        && properties.can_be_eventual()
+        && max_wait_us.map_or(0, without_position) == 0
+        && count_rejected.map(without_position) != Some(true)
 }
 
 /// Completes a limit of requests at once; `period` is its `max_duration`. Of the defaults, `on_store_error`
@@ -144,6 +153,7 @@ fn complete_concurrent_spec(
         sole,
         window: own.window.map(without_position),
         ban: written.ban.map(without_position),
+        reservations: written.reservations.map(without_position),
         log_max: options.log_max,
         ..LimitSpec::new(Algorithm::Concurrent, written.concurrent.map_or(0, without_position), period)
     }
@@ -182,6 +192,7 @@ struct GlobalScopeInputs {
     overshoot: Option<Overshoot>,
     has_window: bool,
     has_ban: bool,
+    has_reservations: bool,
 }
 
 /// Returns the scope of a limit that all regions share; `None` for another one. A default that cannot be kept with the
@@ -196,8 +207,12 @@ fn resolve_global_scope(
     let counts_rejected = own.count_rejected.is_some_and(|counted| counted.value);
     let is_calendar_month = options.calendar_months && limit.period.unit() == Unit::Month;
     let follows_calendar = is_calendar_month || limit.has_window;
-    let can_be_global =
-        limit.algorithm.can_be_global() && !waits && !counts_rejected && !follows_calendar && !limit.has_ban;
+    let can_be_global = limit.algorithm.can_be_global()
+        && !waits
+        && !counts_rejected
+        && !follows_calendar
+        && !limit.has_ban
+        && !limit.has_reservations;
     let scope = own.scope.or(defaults.scope.filter(|_| can_be_global))?.value;
     let reserve = own.reserve_milli_percent.or(defaults.reserve_milli_percent);
     let on_region_loss = own.on_region_loss.or(defaults.on_region_loss);

@@ -39,6 +39,14 @@ pub(super) fn report_ban(reader: &mut DocumentReader<'_>, at: Option<Position>, 
     }
 }
 
+/// Reports `reservations`.
+pub(super) fn report_reservations(reader: &mut DocumentReader<'_>, at: Option<Position>, field_path: &FieldPath<'_>) {
+    if let Some(at) = at {
+        let message = "`reservations` is not possible with BACKEND_TYPE=memcache, which has no table of reservations";
+        reader.report_error(at, &field_path.with_key("reservations"), message, "use Redis, or remove it");
+    }
+}
+
 /// Reports `concurrent`.
 pub(super) fn report_concurrent(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>) {
     let message = "`concurrent` is not possible with BACKEND_TYPE=memcache, which has no table of slots";
@@ -53,6 +61,7 @@ pub(super) fn needs_more_than_increment(spec: &LimitSpec) -> bool {
         || spec.scope.is_some()
         || spec.window.is_some()
         || spec.ban.is_some()
+        || spec.reservations.is_some()
 }
 
 /// Removes the keys of defaults that need more than an increment.

@@ -55,6 +55,9 @@ fn format_limit(path: &str, RuleLimit { limit, active, shadow, quota, .. }: &Rul
     if let Some(ban) = limit.ban() {
         line.push_str(&format!(", ban: {ban}"));
     }
+    if let Some(reservations) = limit.reservations() {
+        line.push_str(&format!(", reservations: {reservations}"));
+    }
     if let Some(active) = active {
         line.push_str(&format!(", active: {}", active.spec()));
     }

@@ -49,7 +49,7 @@ pub struct RuleSet {
     has_any_order: bool,
     /// Rows of tables are in Redis.
     reads_rows: bool,
-    /// A domain has a concurrent limit.
+    /// A domain has a limit that follows streams.
     has_slots: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
@@ -65,7 +65,7 @@ pub struct DomainRules {
     defaults_by_unit: Vec<UnitOverrideDefaults>,
     /// How descriptors are matched.
     pub matching: Matching,
-    /// The domain has a concurrent limit, so trailing entries `slot` and `release` are not matched.
+    /// The domain has a limit that follows streams, so trailing entries `slot` and `release` are not matched.
     pub has_slots: bool,
     /// With entries in any order: keys that a path has more than once, with the largest number of times.
     pub(super) repeated_keys: HashMap<Box<[u8]>, u64>,
@@ -247,13 +247,13 @@ impl RuleSet {
             can_error: false,
             has_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
             reads_rows: false,
-            has_slots: domains.iter().any(Domain::has_concurrent_limit),
+            has_slots: domains.iter().any(Domain::follows_streams),
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: random_u64_pair(),
         };
         for domain in domains {
-            let has_slots = domain.has_concurrent_limit();
+            let has_slots = domain.follows_streams();
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
             let repeated_keys = match domain.matching.order {
                 EntryOrder::AsWritten => HashMap::new(),
@@ -310,7 +310,7 @@ impl RuleSet {
         self.reads_rows
     }
 
-    /// Returns true if a domain has a concurrent limit.
+    /// Returns true if a domain has a limit that follows streams.
     pub const fn has_slots(&self) -> bool {
         self.has_slots
     }

@@ -23,7 +23,7 @@ pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &m
     emit(build_decision_family(&limits).add_up_equal_labels());
     emit_configured_limits(&service.rules, emit);
     emit(build_overshoot_family(&limits).add_up_equal_labels());
-    for (stat, name, help) in BAN_COUNTERS.into_iter().chain(SLOT_COUNTERS) {
+    for (stat, name, help) in BAN_COUNTERS.into_iter().chain(SLOT_COUNTERS).chain(RESERVATION_COUNTERS) {
         emit(build_nonzero_family(stat, name, help, &limits).add_up_equal_labels());
     }
     emit(build_unknown_domain_family(registry));
@@ -155,6 +155,30 @@ const SLOT_COUNTERS: [(LimitStat, &str, &str); 5] = [
         LimitStat::LateRequests,
         "tollkeeper_rule_late_requests_total",
         "Total number of requests that were rejected because their release came first.",
+    ),
+];
+
+/// Counters of reservations, with their names and HELP texts.
+const RESERVATION_COUNTERS: [(LimitStat, &str, &str); 4] = [
+    (
+        LimitStat::Reservations,
+        "tollkeeper_rule_reservations_total",
+        "Total number of estimates that requests reserved.",
+    ),
+    (
+        LimitStat::ReservationsSettled,
+        "tollkeeper_rule_reservations_settled_total",
+        "Total number of reservations that were settled with the true cost.",
+    ),
+    (
+        LimitStat::ReservationsUnsettled,
+        "tollkeeper_rule_reservations_unsettled_total",
+        "Total number of reservations found unsettled after settle_within, or after the end of their Envoy.",
+    ),
+    (
+        LimitStat::OverspentHits,
+        "tollkeeper_rule_overspent_hits_total",
+        "Total number of hits by which true costs exceeded their estimates.",
     ),
 ];
 

@@ -5,6 +5,7 @@
 //! entries grow by a chunk at a time, the index by a quarter.
 
 mod holds;
+mod reservations;
 
 use smallvec::SmallVec;
 

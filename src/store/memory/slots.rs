@@ -135,7 +135,7 @@ impl SlotTables {
             let of_others = Charge {
                 counters: others.iter().map(|index| charge.counters[*index]).collect(),
                 request,
-                slot: None,
+                slot: slot_of_reservations(charge),
                 ..charge.clone()
             };
             for (index, result) in others.into_iter().zip(charge_others(&of_others)?) {
@@ -187,7 +187,7 @@ impl SlotTables {
         let counters = self.view_counters(&mut shard, charge, slot, terms);
         let of_others = Charge {
             counters: charge.counters.iter().filter(|counter| !counter.limit.is_concurrent()).copied().collect(),
-            slot: None,
+            slot: slot_of_reservations(charge),
             ..charge.clone()
         };
         let mut others = other_admissions(&of_others).into_iter();
@@ -239,6 +239,11 @@ impl SlotTables {
         let fits = growth == 0 || self.bytes() + growth <= self.capacity_bytes;
         if fits { Ok(()) } else { Err(MemoryFull) }
     }
+}
+
+/// The slot of a charge, if other limits than concurrent ones use it.
+fn slot_of_reservations<'c>(charge: &Charge<'c>) -> Option<&'c SlotUse> {
+    charge.slot.filter(|_| charge.counters.iter().any(|counter| counter.limit.reservations().is_some()))
 }
 
 /// Returns true if a concurrent limit rejects the request for all limits.

@@ -9,7 +9,7 @@
 //! - A path or a candidate's name over 200 bytes is truncated and ends in `\#` and its BLAKE3-128.
 //! - `\ { }` in the prefix are escaped too: the first brace of a key is the one before its path.
 //! - The name of a candidate limit is escaped as a path is, and `:` too.
-//! - `<key of a counter>:ban` is the ban beside it.
+//! - `<key of a counter>:ban` is the ban beside it, `<key of a counter>:reservations` its open reservations.
 //! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor, `...}:candidate=<name>:leases` that of a
 //!   candidate.
 //! - `<key of a counter>:holds` is the record of the holders of its hits.
@@ -170,8 +170,8 @@ const KEY_CAPACITY: usize = 160;
 /// Length of the digest of a truncated path: `\#` and 32 digits.
 const DIGEST_BYTES: usize = 34;
 
-/// Returns the keys of a descriptor's counters, in their order, then those of the bans beside them. `prefix` is
-/// `CACHE_KEY_PREFIX`.
+/// Returns the keys of a descriptor's counters, in their order, then those of the bans and of the reservations beside
+/// them. `prefix` is `CACHE_KEY_PREFIX`.
 pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
     push_key_head(&mut key, prefix);
@@ -195,11 +195,22 @@ pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Coun
     for (index, _) in counters.iter().enumerate().filter(|(_, counter)| counter.limit.ban().is_some()) {
         keys.push([&keys[index], BAN_SUFFIX].concat().into());
     }
+    for (index, _) in counters.iter().enumerate().filter(|(_, counter)| counter.limit.reservations().is_some()) {
+        keys.push(reservations_key(&keys[index]));
+    }
     keys
 }
 
 /// End of the key of the ban beside a counter.
 const BAN_SUFFIX: &[u8] = b":ban";
+
+/// End of the key of the reservations of a counter.
+const RESERVATIONS_SUFFIX: &[u8] = b":reservations";
+
+/// Returns the key of the reservations of a counter, in the same slot.
+pub(super) fn reservations_key(counter_key: &[u8]) -> Bytes {
+    [counter_key, RESERVATIONS_SUFFIX].concat().into()
+}
 
 /// Begins the name of a candidate, after the path. No algorithm has this name.
 const CANDIDATE_MARK: &[u8] = b":candidate=";
@@ -245,9 +256,9 @@ pub fn holds_key(counter_key: &[u8]) -> Bytes {
     [counter_key, HOLDS_SUFFIX].concat().into()
 }
 
-/// Returns true for the key of a record of leases or of holders.
+/// Returns true for the key of a record of leases, of holders or of reservations.
 pub(super) fn is_record_key(key: &[u8]) -> bool {
-    key.ends_with(LEASES_SUFFIX) || key.ends_with(HOLDS_SUFFIX)
+    [LEASES_SUFFIX, HOLDS_SUFFIX, RESERVATIONS_SUFFIX].iter().any(|suffix| key.ends_with(suffix))
 }
 
 /// Returns the text before the path: the prefix, the version and the opening brace.

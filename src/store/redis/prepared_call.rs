@@ -123,8 +123,9 @@ impl PreparedCall {
             let reset = hooks.reset(self.command.keys(), refund, deadline).await;
             reset.map_err(AdminError::GlobalRedis)?;
         }
-        // Counters with a ban have no leases.
-        let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region() && limit.ban().is_none();
+        // Counters with a ban or reservations have no leases.
+        let has_own_keys = |limit: &Limit| limit.ban().is_some() || limit.reservations().is_some();
+        let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region() && !has_own_keys(limit);
         let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
         let script = match &self.command {
             CountCommand::Script { script, keys } if can_be_lent => {
@@ -150,7 +151,7 @@ impl PreparedCall {
             match reply {
                 Ok(reply) => {
                     let deleted = reply_integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
-                    // Those of bans are no counters.
+                    // Those of bans and reservations are no counters.
                     let deleted = deleted.map(|deleted| deleted.min(refund.counters.len() as u64));
                     return deleted.ok_or(AdminError::Redis(RedisError::BadReply));
                 }

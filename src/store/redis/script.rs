@@ -28,6 +28,7 @@ use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::hold::{CounterHold, can_be_held};
 use crate::limit::request::Hits;
+use crate::limit::reservation::Reservations;
 use crate::limit::slot::{SlotAction, SlotUse};
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::connection::Script;
@@ -84,18 +85,31 @@ pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMe
     }
 }
 
-/// Returns the script for counters of these limits, one for each key of the call, and the bans beside them.
+/// Returns the script for counters of these limits, one for each key of the call, and the bans and reservations beside
+/// them.
 pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) -> &'static Script {
-    static WITH_BANS: [OnceLock<Script>; 1 << COUNTING_COUNT] = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
+    type Scripts = [OnceLock<Script>; 1 << COUNTING_COUNT];
+    static WITH_BANS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
+    static WITH_RESERVATIONS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
+    static WITH_BOTH: Scripts = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
     let has_ban = limits.clone().any(|limit| limit.ban().is_some());
+    let has_reservations = limits.clone().any(|limit| limit.reservations().is_some());
     let countings = limits.map(Limit::counting);
-    if !has_ban {
-        return script_for_countings(countings);
-    }
+    let scripts = match (has_ban, has_reservations) {
+        (false, false) => return script_for_countings(countings),
+        (true, false) => &WITH_BANS,
+        (false, true) => &WITH_RESERVATIONS,
+        (true, true) => &WITH_BOTH,
+    };
     let set = countings.fold(0, |set, counting| set | 1 << counting as usize);
     let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
-    let parts = || split_parts(include_str!("lua/ban.lua")).collect();
-    WITH_BANS[set].get_or_init(|| Script::new(compose_several_counters_script(used, parts())))
+    let parts = || {
+        let mut parts = LuaParts::from([("counter_count", "count, position = unpack('<i8', args, position)")]);
+        parts.extend(split_parts(include_str!("lua/ban.lua")).filter(|_| has_ban));
+        parts.extend(split_parts(include_str!("lua/reservations.lua")).filter(|_| has_reservations));
+        parts
+    };
+    scripts[set].get_or_init(|| Script::new(compose_several_counters_script(used, parts())))
 }
 
 /// Returns the script that changes a hold on a counter; `holds` encodes its argument and decodes its reply.
@@ -173,21 +187,24 @@ fn expand_with_counting(counting: CountingMethod, text: &str) -> String {
     expand_parts(text, &parts)
 }
 
-/// Returns the script of several counters; `bans` are the parts for bans, empty without any.
+/// Returns the script of several counters; `extra` are the parts for bans and reservations, empty without any.
 fn compose_several_counters_script(
     countings: impl Iterator<Item = CountingMethod> + Clone,
-    bans: LuaParts<'_>,
+    extra: LuaParts<'_>,
 ) -> String {
     let helpers = helper_functions(&countings);
     let constructors: String = countings
         .map(|counting| {
-            let constructor = expand_parts(include_str!("lua/counter.lua"), &parts_of_counting(counting));
+            let mut parts = parts_of_counting(counting);
+            parts.insert("reservation_methods", extra.get("reservation_methods").copied().unwrap_or_default());
+            let constructor = expand_parts(include_str!("lua/counter.lua"), &parts);
             format!("constructors[{}] = {constructor}", counting.properties().wire_id)
         })
         .collect();
     let mut parts: LuaParts<'_> = shared_parts();
-    parts.extend([("ban_functions", ""), ("ban_count", ""), ("ban_of_counter", "")]);
-    parts.extend(bans);
+    parts.extend(["ban_functions", "ban_of_counter", "reservation_functions"].map(|name| (name, "")));
+    parts.extend(["reservation_of_counter", "counter_count"].map(|name| (name, "")));
+    parts.extend(extra);
     parts.extend([("helpers", helpers.as_str()), ("constructors", &constructors)]);
     expand_parts(include_str!("lua/together.lua"), &parts)
 }
@@ -261,10 +278,14 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
     };
     let Some(first) = charges.first() else { return encoder.0.into() };
     let has_bans = first.counters.iter().any(|counter| counter.limit.ban().is_some());
+    let has_reservations = first.counters.iter().any(|counter| counter.limit.reservations().is_some());
     let mut last_key = first.counters.len() as u64;
-    if has_bans {
+    if has_bans || has_reservations {
         encoder.push(signed_word(last_key));
     }
+    // The keys of reservations follow those of bans.
+    let bans = first.counters.iter().filter(|counter| counter.limit.ban().is_some()).count();
+    let mut last_reservations = last_key + bans as u64;
     for (index, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
         encoder.push(i64::from(limit.counting().properties().wire_id));
@@ -282,6 +303,10 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
         if has_bans {
             last_key += u64::from(limit.ban().is_some());
             encoder.push_ban(limit.ban(), last_key);
+        }
+        if has_reservations {
+            last_reservations += u64::from(limit.reservations().is_some());
+            encoder.push_reservations(limit, last_reservations);
         }
     }
     let mut changing = charges.iter().filter_map(|charge| Some((charge, signed_hits(charge)?))).peekable();
@@ -337,6 +362,8 @@ pub fn encode_global_redis_view(view: &GlobalView) -> [u8; 40] {
 fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
     match charge.request.hits {
         _ if charge.dry_run => None,
+        // The true cost of a request, which may be 0.
+        Hits::Refund(cost) if charge.slot.is_some() => Some(-1 - signed_word(cost.min(MAX_LUA_INTEGER - 1))),
         Hits::Peek => None,
         Hits::Charge(hits) => Some(signed_word(hits)),
         Hits::Refund(hits) => Some(-signed_word(hits)),
@@ -398,6 +425,17 @@ impl ArgumentEncoder {
         self.push(ban.map_or(0, |_| signed_word(key)));
         self.push(ban.map_or(0, |ban| signed_word(ban.length_us())));
         self.push(ban.map_or(0, |ban| signed_word(ban.after())));
+    }
+
+    /// Appends the index of the key of reservations, 0 without any, then the times that they live and are kept, in
+    /// microseconds, and the estimate.
+    fn push_reservations(&mut self, limit: &Limit, key: u64) {
+        let reservations = limit.reservations();
+        self.push(reservations.map_or(0, |_| signed_word(key)));
+        self.push(reservations.map_or(0, |reservations| signed_word(reservations.settle_within_us())));
+        self.push(reservations.map_or(0, |reservations| signed_word(reservations.kept_us(limit.period_us()))));
+        let estimate = reservations.and_then(Reservations::estimate);
+        self.push(estimate.map_or(0, |estimate| i64::from(estimate.get())));
     }
 
     fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
@@ -468,6 +506,8 @@ pub fn replay_charges(
         context.view.inspect(|view| state.set_global_view(view));
         if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_deref()) {
             state.set_slot_use(slot);
+            state = state.read_reservations(&counter.limit, slot, &mut reader)?;
+            state.apply_returned_hits(&counter.limit, now);
         }
         states.push(state);
     }

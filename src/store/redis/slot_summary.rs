@@ -1,8 +1,9 @@
-//! Sums of the slots of a concurrent limit, for `explain`: who holds how many.
+//! Sums of the slots of a concurrent limit, or of the reservations of another one, for `explain`: who holds how many.
 
 use std::time::Instant;
 
 use super::Redis;
+use super::key::reservations_key;
 use crate::base::clock::Time;
 use crate::limit::charge::Charge;
 use crate::limit::slot::HolderId;
@@ -14,7 +15,7 @@ use crate::store::client::redis::resp::{Reply, reply_bytes};
 const MAX_SUMMARIZED_SLOTS: usize = 10_000;
 
 impl Redis {
-    /// Sums up to about 10 000 slots of the concurrent limit at `index` of a charge.
+    /// Sums up to about 10 000 slots or reservations of the limit at `index` of a charge.
     ///
     /// # Errors
     /// Redis failed, or its user may not run HSCAN.
@@ -26,7 +27,9 @@ impl Redis {
         deadline: Instant,
     ) -> Result<SlotSummary, RedisError> {
         let call = self.prepare_call(charge, self.keys.counter_id(charge, now), None, now);
+        let is_of_reservations = charge.counters[index].limit.reservations().is_some();
         let key = call.command.keys().get(index).ok_or(RedisError::Misconfigured)?;
+        let key = &if is_of_reservations { reservations_key(key) } else { key.clone() };
         let (mut cursor, mut slots) = (b"0".to_vec(), Vec::new());
         loop {
             let words: [&[u8]; 5] = [b"HSCAN", key, &cursor, b"COUNT", b"1000"];
@@ -38,11 +41,12 @@ impl Redis {
         }
         let holders = self.fallback().holders();
         let summary = SlotSummary::new(slots.into_iter(), now, &|holder| holders.is_dead(holder, now));
-        Ok(SlotSummary { is_partial: cursor != b"0", ..summary })
+        Ok(SlotSummary { is_partial: cursor != b"0", is_of_reservations, ..summary })
     }
 }
 
-/// Appends the slots of a page of a hash that `lua/slots.lua` wrote; returns the cursor of the next one.
+/// Appends the slots of a page of a hash that `lua/slots.lua` or `lua/reservations.lua` wrote; returns the cursor of
+/// the next one.
 fn read_slot_page(reply: &Reply, slots: &mut Vec<SummarizedSlot>) -> Option<Vec<u8>> {
     let Reply::Array(parts) = reply else { return None };
     let [cursor, Reply::Array(fields)] = &**parts else { return None };

@@ -60,6 +60,14 @@ pub enum LimitStat {
     LateRequests,
     /// Seats that were not released: their slots expired, or their holders died.
     SeatsExpired,
+    /// Estimates that requests reserved.
+    Reservations,
+    /// Reservations that were settled.
+    ReservationsSettled,
+    /// Reservations that were found unsettled after their time, or of a dead holder.
+    ReservationsUnsettled,
+    /// Hits by which settlements exceeded their estimates.
+    OverspentHits,
     /// Descriptors of the domain that matched no rule; only in the statistics of a domain's other limits.
     Unmatched,
     /// Decisions by the policy `local` that rejected; also among [`LimitStat::Local`].

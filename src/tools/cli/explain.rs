@@ -170,9 +170,11 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
 }
 
 fn append_slots_text(page: &mut String, explained: &ExplainedSlots) {
-    let ExplainedSlots { slots, seats, first_end_s, oldest_s, tombstones, holders, partial } = explained;
+    let ExplainedSlots { slots, seats, first_end_s, oldest_s, tombstones, holders, partial, reservations } = explained;
+    let [one, use_of, amount] =
+        if *reservations { ["reservations", "open", "hits"] } else { ["slots", "in use", "seats"] };
     let more = if *partial { " or more" } else { "" };
-    let _ = write!(page, "     {slots}{more} slots in use, {seats} seats");
+    let _ = write!(page, "     {slots}{more} {one} {use_of}, {seats} {amount}");
     if let (Some(first_end_s), Some(oldest_s)) = (first_end_s, oldest_s) {
         let _ = write!(page, "; the oldest is {oldest_s} s old and ends in {first_end_s} s without a release");
     }
@@ -185,7 +187,7 @@ fn append_slots_text(page: &mut String, explained: &ExplainedSlots) {
             "" => "an Envoy without a name (no x-tollkeeper-holder, and no address)".to_owned(),
             name => escape_and_shorten(name),
         };
-        let _ = writeln!(page, "       {} slots of {name}", holder.slots);
+        let _ = writeln!(page, "       {} {one} of {name}", holder.slots);
     }
 }
 

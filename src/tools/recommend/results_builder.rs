@@ -164,7 +164,9 @@ fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let limit = recommendation.candidates.first()?.limit?;
     let max_wait_us = asked.limit.written_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
     let global = asked.limit.global_scope().and_then(|scope| limit.with_global_scope(scope));
-    let limit = &global.unwrap_or(limit);
+    let limit = global.unwrap_or(limit);
+    let reserving = asked.limit.reservations().map(|reservations| limit.with_reservations(reservations));
+    let limit = &reserving.unwrap_or(limit);
     let pasted = LimitToPaste { limit, name: &asked.name, active: asked.active, max_wait_us, shadow_mode: false };
     if let Some(plan) = &asked.plan {
         let text = format_plan_yaml(entries?, plan, pasted);

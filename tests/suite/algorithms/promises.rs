@@ -154,7 +154,7 @@ proptest! {
         for now in times {
             for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Peek, Hits::Charge(1), Hits::Charge(MAX_HITS)] {
                 for max_delay_us in [0, max_delay_us, u64::MAX] {
-                    let result = state.charge(&limit, now, ChargeRequest { hits, max_delay_us, rejected_elsewhere, lent: 0 });
+                    let result = state.charge(&limit, now, ChargeRequest { hits, max_delay_us, rejected_elsewhere, lent: 0, gives_back: false });
                     check_sane(&limit, &result, max_delay_us)?;
                 }
             }
@@ -175,6 +175,7 @@ fn last_of(state: &State) -> Time {
         State::CalendarWindow(state) => state.last,
         State::Slots(state) => state.last,
         State::WithBan(state) => last_of(&state.counter),
+        State::WithReservations(state) => last_of(&state.counter),
     }
 }
 

@@ -44,6 +44,7 @@ fn full_result() -> LimitResultRecord {
         banned_us: 10,
         slot: SlotChange::Taken,
         expired_seats: 11,
+        overspent: 12,
     }
 }
 
@@ -61,6 +62,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         max_wait_us: Some(1_500_000),
         window: Some("{timezone: Europe/Berlin, day_starts: \"06:00\"}".into()),
         ban: Some("{for: 10m, after: 20}".into()),
+        reservations: Some("{settle_within: 10m, unsettled: return, estimate: 40}".into()),
         active: Some("{days: \"mon\", from: \"08:00\", to: \"20:00\", timezone: UTC}".into()),
         global: Some(GlobalRecord {
             reserve_milli_percent: 10_000,
@@ -220,6 +222,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         max_wait_us: None,
         window: None,
         ban: None,
+        reservations: None,
         active: None,
         global: None,
         shadow: false,
@@ -236,6 +239,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
             banned_us: 0,
             slot: SlotChange::None,
             expired_seats: 0,
+            overspent: 0,
         }),
     };
     let bare = LimitRecord { result: None, ..limit.clone() };

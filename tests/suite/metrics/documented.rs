@@ -71,6 +71,7 @@ descriptors:
   - {key: shared, rate_limit: {unit: day, requests_per_unit: 1000, consistency: eventual}}
   - {key: banned, rate_limit: {unit: second, requests_per_unit: 0, ban: 1h}}
   - {key: stream, rate_limit: {concurrent: 1, max_duration: 1s}}
+  - {key: cost, rate_limit: {unit: day, requests_per_unit: 100, reservations: 1s}}
 ";
     // Spans are counted if tracing is on, even if none is sampled.
     let traced =
@@ -88,11 +89,15 @@ descriptors:
         .env("REDIS_PERSECOND_SOCKET_TYPE", "tcp")
         .env("TOLLKEEPER_STORE_TIMEOUT", "10s");
     let shared = Watched::start(setup);
+    // A cost above its estimate, and an estimate that nobody settles: it is over before slot c is.
+    for (slot, hits) in [("a", 1), ("a,release=?", 3), ("b", 1)] {
+        shared.admits("shop", &format!("cost=x,slot={slot}"), hits);
+    }
     // A slot that is released, a release before its request, and a slot that nobody releases.
     for slot in ["a", "a,release=?", "b,release=?", "b", "c"] {
         shared.admits("shop", &format!("stream=x,slot={slot}"), 1);
     }
-    let scrape = wait_for("a share and a rejection from memory", || {
+    wait_for("a share and a rejection from memory", || {
         for descriptor in ["strict=x", "second=x", "shared=x", "banned=x"] {
             shared.admits("shop", descriptor, 1);
         }
@@ -105,9 +110,12 @@ descriptors:
             "tollkeeper_rule_banned_total",
             "tollkeeper_rule_seats_expired_total",
             "tollkeeper_rule_late_requests_total",
+            "tollkeeper_rule_overspent_hits_total",
         ];
-        lacks.iter().all(|name| found.types.contains_key(*name)).then_some(found)
+        lacks.iter().all(|name| found.types.contains_key(*name)).then_some(())
     });
+    shared.admits("shop", "cost=x,slot=b,release=?", 1);
+    let scrape = shared.scrape();
     let xds = [
         ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),

@@ -314,6 +314,7 @@ fn last(state: &State) -> Time {
         State::CalendarWindow(state) => state.last,
         State::Slots(state) => state.last,
         State::WithBan(state) => last(&state.counter),
+        State::WithReservations(state) => last(&state.counter),
     }
 }
 

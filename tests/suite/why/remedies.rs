@@ -86,6 +86,7 @@ impl RejectedCharge<'_> {
             max_wait_us: limit.written_max_wait_us(),
             window: None,
             ban: None,
+            reservations: None,
             active: None,
             global: None,
             shadow: false,
@@ -102,6 +103,7 @@ impl RejectedCharge<'_> {
                 banned_us: 0,
                 slot: SlotChange::None,
                 expired_seats: 0,
+                overspent: 0,
             }),
         };
         let descriptor = DescriptorRecord {

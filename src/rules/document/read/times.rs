@@ -1,9 +1,12 @@
-//! Reads the keys of a limit that concern time: `window`, `ban`, `max_duration`, `active`.
+//! Reads the keys of a limit that concern time: `window`, `ban`, `reservations`, `max_duration`, `active`.
+
+use std::num::NonZeroU32;
 
 use crate::limit::active::{ActiveSpec, Weekdays};
 use crate::limit::ban::Ban;
 use crate::limit::calendar::{TimeOfDay, Weekday, Zone};
 use crate::limit::period::Period;
+use crate::limit::reservation::{DEFAULT_SETTLE_WITHIN_S, Reservations, Unsettled};
 use crate::limit::window::{MonthLength, WindowSpec};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, Field, FieldPath};
@@ -74,6 +77,48 @@ impl DocumentReader<'_> {
         let parse = |scalar: &Scalar<'_>| match parse_duration_us(scalar.text())? {
             0 => Err(InvalidValue { message: "a `ban` of 0".to_owned(), hint: "remove it".to_owned() }),
             length_us => Ok(length_us),
+        };
+        self.read_parsed_scalar(field, parse, field_path)
+    }
+
+    /// Reads `reservations`: the time within which they are settled, or a mapping.
+    pub(super) fn read_reservations(
+        &mut self,
+        field: &Field<'_, '_>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<Reservations>> {
+        let (mut within_s, mut unsettled, mut estimate) = (None, Unsettled::default(), None);
+        let errors = self.found.error_count();
+        if let YamlContent::Map(_) = field.node.content {
+            for key in self.read_fields(field.node, Section::Reservations, "reservations", field_path)? {
+                let field_path = field_path.with_key(key.key.name);
+                match key.key.name {
+                    "settle_within" => within_s = self.read_settle_within(&key, &field_path),
+                    "unsettled" => set(&mut unsettled, self.read_choice(&key, Unsettled::from_name, &field_path)),
+                    "estimate" => estimate = self.read_u32(&key, &field_path),
+                    _ => {}
+                }
+            }
+        } else {
+            within_s = self.read_settle_within(field, field_path);
+        }
+        if self.found.error_count() > errors {
+            return None;
+        }
+        let within_s = within_s.map_or(DEFAULT_SETTLE_WITHIN_S, |within_s| within_s.value);
+        let estimate = estimate.and_then(|estimate| NonZeroU32::new(estimate.value));
+        Some(Spanned { value: Reservations::new(within_s, unsettled, estimate)?, at: field.at })
+    }
+
+    fn read_settle_within(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u32>> {
+        let parse = |scalar: &Scalar<'_>| {
+            let duration_us = parse_duration_us(scalar.text())?;
+            let whole_s = duration_us.is_multiple_of(1_000_000).then_some(duration_us / 1_000_000);
+            let whole_s = whole_s.and_then(|seconds| u32::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+            whole_s.ok_or_else(|| InvalidValue {
+                message: format!("a `settle_within` of {}", escape_for_message(scalar.text())),
+                hint: "write whole seconds, from 1s to 366 days, such as 10m".to_owned(),
+            })
         };
         self.read_parsed_scalar(field, parse, field_path)
     }

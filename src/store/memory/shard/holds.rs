@@ -126,7 +126,7 @@ impl MemoryShard {
         (self.holds.len() as u64) < most
     }
 
-    fn find_counters<'r>(&self, charge: &Charge<'r>) -> SmallVec<[CounterLookup<'r>; 4]> {
+    pub(super) fn find_counters<'r>(&self, charge: &Charge<'r>) -> SmallVec<[CounterLookup<'r>; 4]> {
         let find = |counter: &Counter<'r>| self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit());
         charge.counters.iter().map(find).collect()
     }

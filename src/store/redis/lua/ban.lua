@@ -61,9 +61,6 @@ local function with_ban(counter, key, now, period, ban_us, after)
   return counter
 end
 
---: ban_count
-count, position = unpack('<i8', args, position)
-
 --: ban_of_counter
 local ban_place, ban_us, after
 ban_place, ban_us, after, position = unpack('<i8i8i8', args, position)

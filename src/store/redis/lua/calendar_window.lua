@@ -49,3 +49,9 @@ end
 local ttl_ms = math.ceil((window_end - now) / 1000) + 1000
 local value = pack('<I8I8I8', last, count, window_end)
 --> set_or_overwrite
+
+--: reservation_mark
+return at, window_end
+
+--: refundable
+return window_end == base and at < window_end and 9007199254740992 or 0

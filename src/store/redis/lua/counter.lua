@@ -8,6 +8,7 @@ function(key, now, period, a, b, period_ms)
   local hits, limit, capacity, wait, flags, admitted, changed
   return {
     before = before,
+    --> reservation_methods
     -- Sets the limit of the charges that follow.
     set_limit = function(...)
       limit, capacity, wait, flags = ...

@@ -162,6 +162,13 @@ if times > 1 and hits > 0 then
   if admitted then times = 1 else hits = each end
 end
 
+--: reservation_mark
+return at, 0
+
+--: refundable
+-- No hits of this counting are reserved.
+return 0
+
 --: set_or_overwrite
 if not (keeps_expiry and is_server_time) or type(redis.pcall('SETRANGE', key, '0', value)) == 'table' then
   --> keep_hold

@@ -55,3 +55,11 @@ elseif ahead > 0 then
 end
 local value = pack('<I8I8', last, count)
 --> set_or_overwrite
+
+--: reservation_mark
+return at, window or (floor(at / period) + 1) * period
+
+--: refundable
+local still_counts = at < base
+if window then still_counts = window == base end
+return still_counts and 9007199254740992 or 0

@@ -45,3 +45,9 @@ last = at
 local ttl_ms = math.ceil((ahead + period + (current > 0 and left_us or 0)) / 1000)
 local value = pack('<I8I8I8', last, current, previous)
 --> set_or_overwrite
+
+--: reservation_mark
+return at, floor(at / period)
+
+--: refundable
+return floor(at / period) == base and 9007199254740992 or 0

@@ -38,8 +38,8 @@ end
 admitted = hits < 0 or kept - dropped + new + hits <= limit
 
 --: apply
-if hits < 0 and lent > 0 then
-  -- The newest hits may be lent, and must then stay for a period.
+if hits < 0 and (lent > 0 or flags >= 4) then
+  -- The newest hits may be lent, and must then stay for a period. Those of a reservation may be followed by others.
   dropped = dropped + min(-hits, max(kept - dropped + new - lent, 0))
   if dropped > kept then new, dropped = new - (dropped - kept), kept end
 elseif hits < 0 then
@@ -93,3 +93,9 @@ else
 end
 write('PEXPIRE', key, ahead == 0 and period_ms or math.ceil((ahead + period) / 1000))
 if failed then return failed end
+
+--: reservation_mark
+return at, 0
+
+--: refundable
+return at - charged_at < period and 9007199254740992 or 0

@@ -17,13 +17,15 @@ is_server_time = now < 0
 --> leases
 local counters, reply = {}, {pack('<i8', now)}
 local count = #KEYS - (record and 1 or 0)
---> ban_count
+--> reservation_functions
+--> counter_count
 for i = 1, count do
   local algorithm_id, period, a, b, period_ms
   algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8Bc0', args, position)
   local counter = constructors[algorithm_id](KEYS[i], now, period, a, b, period_ms)
   if counter.err then return counter end
   --> ban_of_counter
+  --> reservation_of_counter
   counters[i], reply[i + 1] = counter, counter.before
 end
 while position < #args do

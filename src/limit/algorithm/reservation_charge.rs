@@ -1,0 +1,242 @@
+//! Charges on a counter with reservations: a request reserves an estimate, a release settles it.
+//!
+//! See [`reservation`](crate::limit::reservation) for the cases.
+
+use super::fixed_window::window_bounds;
+use super::reservation_view::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
+use super::state::{CounterWithReservations, State};
+use super::stored_state::{MalformedReply, ReplyReader};
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult};
+use crate::limit::request::Hits;
+use crate::limit::slot::{SlotAction, SlotChange, SlotToken, SlotUse};
+
+impl State {
+    /// Adds what a request sees of the reservations of a counter.
+    #[must_use]
+    pub fn with_reservations(self, view: ReservationView) -> Self {
+        Self::WithReservations(Box::new(CounterWithReservations { counter: self, view }))
+    }
+
+    /// Decodes what a request sees of the reservations of a counter, which follows the counter and its ban in a
+    /// script's reply, if the limit has some.
+    ///
+    /// # Errors
+    /// The script cannot have returned these numbers.
+    pub(crate) fn read_reservations(
+        self,
+        limit: &Limit,
+        slot: &SlotUse,
+        reply: &mut ReplyReader<'_>,
+    ) -> Result<Self, MalformedReply> {
+        if limit.reservations().is_none() {
+            return Ok(self);
+        }
+        let (kind, token) = (reply.read_number()?, SlotToken(reply.read_word()?));
+        let (hits, refundable) = (reply.read_number()?, reply.read_number()?);
+        let own = match kind {
+            0 => OwnReservation::Absent,
+            1 => OwnReservation::Open { token, hits, refundable },
+            2 => OwnReservation::Tombstone,
+            3 => OwnReservation::Over,
+            _ => return Err(MalformedReply),
+        };
+        let (returned, unsettled, is_full) = (reply.read_number()?, reply.read_u32()?, reply.read_number()? != 0);
+        Ok(self.with_reservations(ReservationView {
+            own,
+            returned,
+            unsettled,
+            is_full,
+            ..ReservationView::empty_for(slot)
+        }))
+    }
+
+    /// Gives hits of unsettled reservations back to the counter, before a request is decided.
+    pub(crate) fn apply_returned_hits(&mut self, limit: &Limit, now: Time) {
+        if let Self::WithReservations(both) = self
+            && both.view.returned > 0
+        {
+            both.counter.charge_counter(&limit.without_reservations(), now, give_back(both.view.returned));
+        }
+    }
+
+    /// Applies a request to the counter and to its reservation. A request whose reservation cannot be recorded charges
+    /// its estimate, and settles nothing.
+    pub(super) fn charge_reserved(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+        let Self::WithReservations(both) = self else {
+            return match request.hits {
+                Hits::Refund(_) => look_at(self, limit, now),
+                Hits::Peek => peek_at_estimate(self, limit, now, request),
+                Hits::Charge(_) => self.charge_counter(limit, now, estimated(limit, request)),
+            };
+        };
+        let CounterWithReservations { counter, view } = &mut **both;
+        let result = match request.hits {
+            Hits::Peek => peek(counter, view, limit, now, request),
+            Hits::Charge(_) => reserve(counter, view, limit, now, request),
+            Hits::Refund(cost) => settle(counter, view, limit, now, cost),
+        };
+        ChargeResult { expired_seats: view.unsettled, ..result }
+    }
+
+    /// Returns `true` if [`State::charge_reserved`] would admit the hits; changes nothing.
+    pub(super) fn reserved_admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+        let Self::WithReservations(both) = self else { return self.fits_estimate(limit, now, request) };
+        match (both.view.own, request.hits) {
+            (_, Hits::Refund(_)) | (OwnReservation::Open { .. }, _) => true,
+            (OwnReservation::Tombstone, _) => false,
+            (OwnReservation::Absent | OwnReservation::Over, _) => both.counter.fits_estimate(limit, now, request),
+        }
+    }
+
+    /// Returns `true` if the counter has room for a request, or for the rule's estimate in its place.
+    pub(crate) fn fits_estimate(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+        self.counter_admits(limit, now, estimated(limit, request))
+    }
+
+    /// Mark of a reservation that was charged to this counter at `now`; `given_back` hits were given back to it so far.
+    pub(crate) fn reservation_mark(&self, limit: &Limit, now: Time, given_back: u64) -> ReservationMark {
+        let at = self.effective_charge_time(limit, now);
+        let base = match self {
+            Self::FixedWindow(_) => window_bounds(limit, at).1.as_micros(),
+            Self::CalendarWindow(state) => state.end.as_micros(),
+            Self::SlidingWindowCounter(_) => at.as_micros() / limit.period_us(),
+            Self::TokenBucket(state) => state.used.saturating_add(given_back),
+            _ => 0,
+        };
+        ReservationMark { at, base }
+    }
+
+    /// Hits of a reservation that certainly still count at `now`.
+    ///
+    /// A bucket refills at most the hits of the reservation itself. It refills those of others first if they were in it
+    /// before, and are not given back.
+    pub(crate) fn refundable_hits(&self, limit: &Limit, now: Time, reserved: ReservedHits) -> u64 {
+        let ReservedHits { hits, mark, given_back } = reserved;
+        let at = self.effective_charge_time(limit, now);
+        // The clock was set back by more than a period: the state is discarded.
+        if at < mark.at {
+            return 0;
+        }
+        let all_if = |counts: bool| if counts { hits } else { 0 };
+        match self {
+            Self::FixedWindow(_) => all_if(at.as_micros() < mark.base),
+            Self::CalendarWindow(state) => all_if(state.end.as_micros() == mark.base && at < state.end),
+            Self::SlidingWindowCounter(_) => all_if(at.as_micros() / limit.period_us() == mark.base),
+            Self::SlidingWindowLog(_) => all_if(at.since_us(mark.at) < limit.period_us()),
+            Self::TokenBucket(_) => {
+                let units = u128::from(at.since_us(mark.at)) * u128::from(limit.requests_per_unit());
+                let refilled = u64::try_from(units.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX);
+                mark.base.saturating_sub(given_back).max(hits).saturating_sub(refilled).min(hits)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// A refund of hits that were reserved.
+const fn give_back(hits: u64) -> ChargeRequest {
+    ChargeRequest { gives_back: true, ..ChargeRequest::new(Hits::Refund(hits), 0) }
+}
+
+/// The request with the rule's estimate in place of its hits; a peek asks whether the estimate fits.
+fn estimated(limit: &Limit, request: ChargeRequest) -> ChargeRequest {
+    match limit.reservations().and_then(|reservations| reservations.estimate()) {
+        Some(estimate) if !matches!(request.hits, Hits::Refund(_)) => {
+            ChargeRequest { hits: Hits::Charge(u64::from(estimate.get())), ..request }
+        }
+        _ => request,
+    }
+}
+
+/// The counter as it is, in a result that admits.
+fn look_at(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
+    let result = counter.charge_counter(limit, now, ChargeRequest::new(Hits::Peek, 0));
+    ChargeResult { admitted: true, retry_after_us: None, ..result }
+}
+
+fn peek(counter: &mut State, view: &ReservationView, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+    match view.own {
+        OwnReservation::Open { .. } => look_at(counter, limit, now),
+        OwnReservation::Tombstone => ChargeResult { admitted: false, ..look_at(counter, limit, now) },
+        OwnReservation::Absent | OwnReservation::Over => peek_at_estimate(counter, limit, now, request),
+    }
+}
+
+/// Asks whether the rule's estimate fits. Rejected hits do not count, so nothing is charged.
+fn peek_at_estimate(counter: &mut State, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+    let asked = ChargeRequest { rejected_elsewhere: true, ..estimated(limit, request) };
+    ChargeResult { delay_us: 0, ..counter.charge_counter(limit, now, asked) }
+}
+
+fn reserve(
+    counter: &mut State,
+    view: &mut ReservationView,
+    limit: &Limit,
+    now: Time,
+    request: ChargeRequest,
+) -> ChargeResult {
+    let token = view.slot.token;
+    match view.own {
+        OwnReservation::Tombstone => {
+            ChargeResult { admitted: false, slot: SlotChange::Late, ..look_at(counter, limit, now) }
+        }
+        OwnReservation::Open { .. } if request.rejected_elsewhere => look_at(counter, limit, now),
+        OwnReservation::Open { hits, refundable, .. } => {
+            view.own = OwnReservation::Open { token, hits, refundable };
+            ChargeResult { slot: SlotChange::Renewed, ..look_at(counter, limit, now) }
+        }
+        OwnReservation::Absent | OwnReservation::Over => {
+            let request = estimated(limit, request);
+            let result = counter.charge_counter(limit, now, request);
+            let is_charged = result.admitted && !request.rejected_elsewhere;
+            match request.hits {
+                Hits::Charge(hits) if is_charged && !view.is_full => {
+                    view.own = OwnReservation::Open { token, hits, refundable: hits };
+                    ChargeResult { slot: SlotChange::Taken, ..result }
+                }
+                _ => result,
+            }
+        }
+    }
+}
+
+fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: Time, cost: u64) -> ChargeResult {
+    let slot = view.slot;
+    let is_unanswered = slot.action == SlotAction::ReleaseUnanswered;
+    match view.own {
+        OwnReservation::Open { token, hits, refundable } if is_unanswered || token == slot.token => {
+            view.own = OwnReservation::Absent;
+            if cost > hits {
+                let result = charge_debt(counter, limit, now, cost - hits);
+                return ChargeResult { slot: SlotChange::Freed, overspent: cost - hits, ..result };
+            }
+            view.given_back = (hits - cost).min(refundable);
+            let result = match view.given_back {
+                0 => look_at(counter, limit, now),
+                hits => counter.charge_counter(limit, now, give_back(hits)),
+            };
+            ChargeResult { slot: SlotChange::Freed, ..result }
+        }
+        OwnReservation::Absent if is_unanswered => {
+            if !view.is_full {
+                view.own = OwnReservation::Tombstone;
+            }
+            let result = match cost {
+                0 => look_at(counter, limit, now),
+                cost => charge_debt(counter, limit, now, cost),
+            };
+            ChargeResult { slot: SlotChange::ReleasedEarly, overspent: cost, ..result }
+        }
+        OwnReservation::Open { .. } | OwnReservation::Absent | OwnReservation::Over | OwnReservation::Tombstone => {
+            look_at(counter, limit, now)
+        }
+    }
+}
+
+/// Charges a cost that has been incurred: what exceeds the limit is debt, as rejected hits that count are.
+fn charge_debt(counter: &mut State, limit: &Limit, now: Time, hits: u64) -> ChargeResult {
+    let result = counter.charge_counter(&limit.counting_debt(), now, ChargeRequest::new(Hits::Charge(hits), 0));
+    ChargeResult { admitted: true, retry_after_us: None, delay_us: 0, ..result }
+}

@@ -1,0 +1,154 @@
+//! `reservations` of a limit: a request charges an estimate, and the end of its stream settles with the true cost.
+//!
+//! A request *reserves* its `hits_addend`, or the rule's `estimate`: they are charged like any hits, so requests that
+//! run at once cannot overspend together. The end of its stream, an entry `release` with the token of the answer (see
+//! [`slot`](crate::limit::slot)), *settles*: its `hits_addend` is the true cost.
+//!
+//! | case | effect on the counter |
+//! |---|---|
+//! | request, room | charges the estimate, hands out a new token |
+//! | request, no room, or another limit rejects | none: all limits of the descriptor or none |
+//! | request again with the same id | none; a new token, admitted also at the limit |
+//! | settled below the estimate | gives the difference back, as far as it still counts: not into a later window |
+//! | settled above | charges the difference, also beyond the limit, as rejected hits that count are |
+//! | settled by another token, twice, or `-` | none |
+//! | settled by `?`: Envoy saw no answer | settles by the id; without one charges the cost, and leaves a tombstone |
+//! | request that finds a *tombstone* | none; rejected, because its stream is gone |
+//! | not settled in time, or its Envoy dead | `unsettled: keep`: none. `return`: gives it back if room lacks next |
+//! | settled after that | none |
+//!
+//! A counter has at most [`MAX_RESERVATIONS`] open ones. Of more, the estimate is charged and stays.
+
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroU64};
+
+use super::ban::DurationText;
+use super::period::MAX_PERIOD_US;
+use crate::base::clock::to_micros;
+use crate::base::go_syntax::parse_unsigned_duration;
+use crate::base::named_enum::named_enum;
+
+/// Maximum number of open reservations of one counter, tombstones included.
+pub const MAX_RESERVATIONS: u32 = 100_000;
+
+/// Default of `settle_within`, in seconds: 10 minutes.
+pub const DEFAULT_SETTLE_WITHIN_S: u32 = 600;
+
+named_enum! {
+    /// What becomes of an estimate that is not settled in time.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Unsettled {
+        /// It stays charged.
+        #[default]
+        Keep = "keep",
+        /// It is given back, as if the request had cost nothing.
+        Return = "return",
+    }
+}
+
+/// `reservations` of a limit, in one word: limits are copied in every decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservations(NonZeroU64);
+
+/// Bits of the estimate.
+const ESTIMATE_BITS: u32 = 32;
+/// Bit that is set for [`Unsettled::Return`].
+const RETURN_BIT: u64 = 1 << 63;
+
+impl Reservations {
+    /// Creates the key: `settle_within_s` seconds, from 1 to 366 days, and the estimate of each request; `None`: its
+    /// hits. Returns `None` if the time is out of range.
+    pub fn new(settle_within_s: u32, unsettled: Unsettled, estimate: Option<NonZeroU32>) -> Option<Self> {
+        if u64::from(settle_within_s) * 1_000_000 > MAX_PERIOD_US || settle_within_s == 0 {
+            return None;
+        }
+        let policy = if unsettled == Unsettled::Return { RETURN_BIT } else { 0 };
+        let estimate = u64::from(estimate.map_or(0, NonZeroU32::get));
+        NonZeroU64::new(policy | u64::from(settle_within_s) << ESTIMATE_BITS | estimate).map(Self)
+    }
+
+    /// Reads what `Display` writes, as in the decision log.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let Some(keys) = text.strip_prefix("{settle_within: ").and_then(|keys| keys.strip_suffix('}')) else {
+            return Self::new(parse_seconds(text)?, Unsettled::Keep, None);
+        };
+        let mut keys = keys.split(", ");
+        let settle_within_s = parse_seconds(keys.next()?)?;
+        let (mut unsettled, mut estimate) = (Unsettled::Keep, None);
+        for key in keys {
+            match key.split_once(": ")? {
+                ("unsettled", word) => unsettled = Unsettled::from_name(word)?,
+                ("estimate", number) => estimate = Some(number.parse().ok()?),
+                _ => return None,
+            }
+        }
+        Self::new(settle_within_s, unsettled, estimate)
+    }
+
+    /// Time after which a reservation is over, in microseconds, from 1 s to 366 days.
+    pub const fn settle_within_us(self) -> u64 {
+        ((self.0.get() & !RETURN_BIT) >> ESTIMATE_BITS) * 1_000_000
+    }
+
+    /// What becomes of a reservation that is over.
+    pub const fn unsettled(self) -> Unsettled {
+        if self.0.get() & RETURN_BIT == 0 { Unsettled::Keep } else { Unsettled::Return }
+    }
+
+    /// Time for which a reservation stays that is over, in microseconds, under a limit of that period: its hits may be
+    /// given back until then.
+    pub(crate) const fn kept_us(self, period_us: u64) -> u64 {
+        match self.unsettled() {
+            Unsettled::Keep => 0,
+            Unsettled::Return => period_us,
+        }
+    }
+
+    /// Estimate of each request, whatever its hits are; `None`: its hits are the estimate.
+    pub fn estimate(self) -> Option<NonZeroU32> {
+        u32::try_from(self.0.get() & ((1 << ESTIMATE_BITS) - 1)).ok().and_then(NonZeroU32::new)
+    }
+}
+
+fn parse_seconds(text: &str) -> Option<u32> {
+    u32::try_from(to_micros(parse_unsigned_duration(text).ok()?) / 1_000_000).ok()
+}
+
+/// Writes the value of `reservations` in a rule file: `10m`, or
+/// `{settle_within: 10m, unsettled: return, estimate: 4000}`.
+impl fmt::Display for Reservations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = DurationText(self.settle_within_us());
+        if self.unsettled() == Unsettled::Keep && self.estimate().is_none() {
+            return write!(f, "{length}");
+        }
+        write!(f, "{{settle_within: {length}, unsettled: {}", self.unsettled().name())?;
+        if let Some(estimate) = self.estimate() {
+            write!(f, ", estimate: {estimate}")?;
+        }
+        f.write_str("}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Reservations, Unsettled};
+    use std::num::NonZeroU32;
+
+    #[test]
+    fn text_of_reservations_is_read_again() {
+        for unsettled in [Unsettled::Keep, Unsettled::Return] {
+            for estimate in [None, NonZeroU32::new(1), NonZeroU32::new(u32::MAX)] {
+                for seconds in [1, 600, 86_400, 366 * 86_400] {
+                    let written = Reservations::new(seconds, unsettled, estimate).unwrap();
+                    assert_eq!(written.settle_within_us(), u64::from(seconds) * 1_000_000);
+                    assert_eq!((written.unsettled(), written.estimate()), (unsettled, estimate));
+                    assert_eq!(Reservations::from_text(&written.to_string()), Some(written), "{written}");
+                }
+            }
+        }
+        for text in ["", "0s", "400d", "{settle_within: 10m, unsettled: x}", "{settle_within: 1m, estimate: 0}"] {
+            assert_eq!(Reservations::from_text(text), None, "{text}");
+        }
+    }
+}

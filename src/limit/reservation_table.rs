@@ -1,0 +1,209 @@
+//! Open reservations of one counter: who reserved how many hits, and until when they can be settled.
+//!
+//! A reservation ends when it is settled, when it is older than `settle_within`, or when its holder is dead. The last
+//! two are looked for when hits are lacking, if the rule then gives them back, or when the table is full, at most once
+//! a second: it takes a walk over all. `lua/reservations.lua` does the same in Redis.
+
+use crate::base::clock::Time;
+use crate::base::sharded::PrehashedMap;
+use crate::limit::Limit;
+use crate::limit::algorithm::reservation_view::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
+use crate::limit::algorithm::state::State;
+use crate::limit::reservation::{MAX_RESERVATIONS, Reservations, Unsettled};
+use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
+use crate::limit::slot_table::{SWEEP_INTERVAL_US, SlotSummary, SummarizedSlot};
+
+/// A reservation, or the mark of a settlement that came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reservation {
+    token: SlotToken,
+    holder: HolderId,
+    /// Time from which it can no more be settled.
+    expires: Time,
+    /// Hits that it charged; 0 marks a settlement that came first.
+    hits: u64,
+    mark: ReservationMark,
+}
+
+/// Open reservations of a counter.
+#[derive(Clone, Debug, Default)]
+pub struct ReservationTable {
+    open: PrehashedMap<Reservation>,
+    /// Hits that settlements have given back to the counter so far.
+    given_back: u64,
+    swept: Time,
+    /// Time at which a request found the counter gone, as after an eviction: what was charged before counts no more.
+    lost: Time,
+    /// Time for which a reservation that is over stays, in microseconds: its hits may be given back until then.
+    kept_us: u64,
+}
+
+/// What a request asks a table, and the state of the counter.
+#[derive(Clone, Copy)]
+pub struct ReservationQuery<'q> {
+    /// Reservation of the request.
+    pub slot: &'q SlotUse,
+    /// Limit of the counter.
+    pub limit: &'q Limit,
+    /// State of the counter, without reservations.
+    pub counter: &'q State,
+    /// The counter does not exist yet, or no more.
+    pub counter_is_new: bool,
+    /// The request only asks, so nothing is removed.
+    pub is_peek: bool,
+    /// The request cannot pass unless hits are given back.
+    pub lacks_hits: bool,
+    /// Time of the request.
+    pub now: Time,
+    /// Tells whether a holder is dead.
+    pub is_dead: &'q dyn Fn(HolderId) -> bool,
+}
+
+impl ReservationTable {
+    /// Size of an entry in memory, in bytes: the key, the reservation and the control byte of the hash table.
+    const ENTRY_BYTES: usize = size_of::<(u128, Reservation)>() + 1;
+
+    /// Returns what a request sees. Removes its own reservation if that is over, and all that are over if hits are
+    /// lacking or the table is full.
+    pub fn view(&mut self, query: ReservationQuery<'_>) -> ReservationView {
+        let ReservationQuery { slot, limit, now, .. } = query;
+        let Some(reservations) = limit.reservations() else { return ReservationView::empty_for(slot) };
+        let mut view = ReservationView::empty_for(slot);
+        if query.counter_is_new && !query.is_peek && !self.open.is_empty() {
+            self.lost = now;
+        }
+        let found = self.open.get(&slot.id.0).copied();
+        let over = found.filter(|own| own.expires <= now);
+        if let Some(over) = over.filter(|_| !query.is_peek) {
+            self.open.remove(&slot.id.0);
+            self.end_unsettled(over, reservations, query, &mut view);
+        }
+        let own = if over.is_some() { None } else { found };
+        let wants_hits = query.lacks_hits && own.is_none() && reservations.unsettled() == Unsettled::Return;
+        if !query.is_peek && (wants_hits || own.is_none() && self.is_full()) {
+            self.sweep_if_due(reservations, query, &mut view);
+        }
+        view.own = match own {
+            None if over.is_some_and(|over| over.hits > 0) => OwnReservation::Over,
+            None => OwnReservation::Absent,
+            Some(Reservation { hits: 0, .. }) => OwnReservation::Tombstone,
+            Some(Reservation { token, hits, mark, .. }) => {
+                let refundable = self.refundable_hits(hits, mark, query);
+                OwnReservation::Open { token, hits, refundable }
+            }
+        };
+        view.is_full = self.is_full();
+        view
+    }
+
+    /// Writes what a charge made of a request's [`view`](Self::view); `counter` is the state after the charge.
+    pub fn apply(&mut self, view: &ReservationView, limit: &Limit, counter: &State, now: Time) {
+        let Some(reservations) = limit.reservations() else { return };
+        let SlotUse { id, holder, .. } = view.slot;
+        self.kept_us = reservations.kept_us(limit.period_us());
+        self.given_back = self.given_back.saturating_add(view.given_back);
+        let old = self.open.get(&id.0).copied();
+        match (view.own, old) {
+            (OwnReservation::Absent | OwnReservation::Over, _) => self.remove(id),
+            // A renewed token keeps the charge, and so its mark.
+            (OwnReservation::Open { token, .. }, Some(old)) if old.token != token => {
+                let expires = now.plus_us(reservations.settle_within_us());
+                self.open.insert(id.0, Reservation { token, holder, expires, ..old });
+            }
+            (OwnReservation::Open { token, hits, .. }, None) => {
+                let expires = now.plus_us(reservations.settle_within_us());
+                let mark = counter.reservation_mark(limit, now, self.given_back);
+                self.open.insert(id.0, Reservation { token, holder, expires, hits, mark });
+            }
+            (OwnReservation::Tombstone, None) => {
+                let (token, mark) = (SlotToken::default(), ReservationMark::default());
+                let expires = now.plus_us(TOMBSTONE_US);
+                self.open.insert(id.0, Reservation { token, holder, expires, hits: 0, mark });
+            }
+            (OwnReservation::Open { .. } | OwnReservation::Tombstone, Some(_)) => {}
+        }
+    }
+
+    /// Drops reservations that are over, and whose hits are not to be given back.
+    pub fn drop_expired(&mut self, now: Time) {
+        let kept_us = self.kept_us;
+        self.open.retain(|_, one| one.expires.plus_us(if one.hits > 0 { kept_us } else { 0 }) > now);
+        if self.open.capacity() > 4 * self.open.len().max(16) {
+            self.open.shrink_to(2 * self.open.len());
+        }
+    }
+
+    /// Returns true if nothing is open.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Number of reservations and tombstones.
+    pub fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Memory of the table in bytes.
+    pub fn bytes(&self) -> u64 {
+        (size_of::<Self>() + self.open.capacity() * Self::ENTRY_BYTES) as u64
+    }
+
+    /// Sums of the reservations that are not over at `now`: as slots with their hits as seats.
+    pub fn summarize(&self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> SlotSummary {
+        let one = |one: &Reservation| {
+            let seats = u32::try_from(one.hits).unwrap_or(u32::MAX);
+            SummarizedSlot { holder: one.holder, expires: one.expires, seats }
+        };
+        SlotSummary::new(self.open.values().map(one), now, is_dead)
+    }
+
+    /// Hits of a reservation of so many hits with this mark that certainly still count.
+    fn refundable_hits(&self, hits: u64, mark: ReservationMark, query: ReservationQuery<'_>) -> u64 {
+        let reserved = ReservedHits { hits, mark, given_back: self.given_back };
+        match mark.at < self.lost {
+            true => 0,
+            false => query.counter.refundable_hits(query.limit, query.now, reserved),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.open.len() >= MAX_RESERVATIONS as usize
+    }
+
+    fn remove(&mut self, id: SlotId) {
+        self.open.remove(&id.0);
+    }
+
+    fn sweep_if_due(&mut self, reservations: Reservations, query: ReservationQuery<'_>, view: &mut ReservationView) {
+        let now = query.now;
+        if now >= self.swept && now.since_us(self.swept) < SWEEP_INTERVAL_US {
+            return;
+        }
+        self.swept = now;
+        let is_over = |one: &Reservation| one.expires <= now || one.hits > 0 && (query.is_dead)(one.holder);
+        let over: Vec<Reservation> = self.open.values().filter(|one| is_over(one)).copied().collect();
+        self.open.retain(|_, one| !is_over(one));
+        for one in over {
+            self.end_unsettled(one, reservations, query, view);
+        }
+    }
+
+    /// Counts a reservation that is over, and gives its hits back if the rule says so.
+    fn end_unsettled(
+        &mut self,
+        one: Reservation,
+        reservations: Reservations,
+        query: ReservationQuery<'_>,
+        view: &mut ReservationView,
+    ) {
+        if one.hits == 0 {
+            return;
+        }
+        view.unsettled = view.unsettled.saturating_add(1);
+        if reservations.unsettled() == Unsettled::Return {
+            let returned = self.refundable_hits(one.hits, one.mark, query);
+            view.returned = view.returned.saturating_add(returned);
+            self.given_back = self.given_back.saturating_add(returned);
+        }
+    }
+}

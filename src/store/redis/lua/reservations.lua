@@ -1,0 +1,213 @@
+-- Reservations of the counters of a descriptor: parts of together.lua, for a call with a limit that has `reservations`.
+-- src/limit/reservation.rs says what they are, and the modules `reservation_charge` and `reservation_table` do the same.
+--
+-- KEYS: the counters, the bans, then the reservations of each counter that has some, in the slot of the counter.
+-- ARGV[1] has parts more: after the numbers of each counter (and of its ban): place (index of the key, 0: none),
+-- life_us (time within which a reservation is settled), kept_us (time for which one that is over stays after that, 0: its
+-- hits are never given back), estimate (0: the hits of the request). ARGV[4]: the slot, as in slots.lua. The hits of a
+-- release are negative: -1 less the true cost.
+-- Hash: id -> token, holder, end, hits (0: a tombstone), time of the charge, base (6 x 8 bytes); '' -> number of fields
+-- beside this one, hits given back so far, time of the last walk, time at which a request found the counter gone (8 bytes
+-- each), cursor of the walk's next step. `base` is what `reservation_mark` of an algorithm returns; `refundable` tells by
+-- it how many hits still count: none of those that were charged before the counter was gone.
+-- Reply: after the state of the counter, numbers of 8 bytes: kind of the own reservation (0: absent, 1: open, 2: a
+-- tombstone, 3: over), its token and hits, hits that can be given back, hits of unsettled ones that were given back
+-- before the charge, number of unsettled ones, 1 if there is no room for one more.
+-- Writes: one HSET or HDEL. If hits are lacking and are to be given back, or there is no room, and the last walk was a
+-- second ago, a walk deletes what is over or has a dead holder: up to 2000 in a step, the next step after 20 ms.
+-- TTL: a second after the end of the reservation that lives longest, and after kept_us.
+
+--: reservation_functions
+local function with_reservations(counter, index, key, now, period, life_us, kept_us, estimate)
+  local slot = ARGV[4]
+  local id, token, holder = string.sub(slot, 1, 16), string.sub(slot, 17, 24), string.sub(slot, 25, 32)
+  local is_unanswered = string.byte(slot, 33) == 3
+  local found = redis.pcall('HMGET', key, '', id)
+  if found.err then return found end
+  local fields, given_back, walked, lost, cursor = 0, 0, 0, 0, '0'
+  if found[1] then
+    if #found[1] < 33 then
+      --> wrong_type
+    end
+    fields, given_back, walked, lost = unpack('<I8I8I8I8', found[1])
+    cursor = string.sub(found[1], 33)
+  end
+  local own, kind, reserved, own_token, at, base, own_end = found[2], 0, 0, string.rep('\0', 8), 0, 0, 0
+  if own then
+    if #own ~= 48 then
+      --> wrong_type
+    end
+    own_end, reserved, at, base = unpack('<I8I8I8I8', own, 17)
+    own_token, kind = string.sub(own, 1, 8), reserved > 0 and 1 or 2
+  end
+  -- Deleted fields, hits to give back, unsettled ones; `refundable` of the own reservation; what is written at the end.
+  local gone, returned, unsettled, refundable, has_looked, dirty, value, ttl_us = {}, 0, 0, 0, false, false, nil, nil
+  local counts, state = {}, counter.before
+  for name, part in pairs(counter) do counts[name] = part end
+  local hits, amount, fits, limit, capacity, wait, flags, failed
+  local function report()
+    local shown = kind
+    if own and own_end <= now then shown = kind == 1 and 3 or 0 end
+    counter.before = state .. pack('<I8', shown) .. own_token
+      .. pack('<I8I8I8I8I8', reserved, refundable, returned, unsettled, fields >= 100000 and 1 or 0)
+    reply[index + 1] = counter.before
+  end
+  -- Charges or refunds; flags as in ARGV[1], 4: the oldest hits of a log.
+  local function change(by, of_flags)
+    counts.set_limit(limit, capacity, of_flags == 1 and wait or 0, of_flags)
+    counts.rejects(by)
+    return counts.apply(false)
+  end
+  local function refundable_of(of, charged_at, of_base)
+    return charged_at < lost and 0 or min(of, counts.refundable(charged_at, of_base, given_back, of))
+  end
+  local function end_unsettled(of, charged_at, of_base)
+    unsettled = unsettled + 1
+    if kept_us > 0 then
+      local back = refundable_of(of, charged_at, of_base)
+      returned, given_back = returned + back, given_back + back
+    end
+  end
+  local function walk()
+    local dead, steps = {}, 0
+    for i = 34, #slot, 8 do dead[string.sub(slot, i, i + 7)] = true end
+    repeat
+      local page = redis.pcall('HSCAN', key, cursor, 'COUNT', 1000)
+      if page.err then return page end
+      cursor = page[1]
+      local pairs_of_page = page[2]
+      for i = 1, #pairs_of_page, 2 do
+        local field, of = pairs_of_page[i], pairs_of_page[i + 1]
+        if #field == 16 and #of == 48 and not gone[field] then
+          local ends, of_hits, charged_at, of_base = unpack('<I8I8I8I8', of, 17)
+          if ends <= now or of_hits > 0 and dead[string.sub(of, 9, 16)] then
+            gone[field], gone[#gone + 1], fields = true, field, fields - 1
+            if of_hits > 0 then end_unsettled(of_hits, charged_at, of_base) end
+          end
+        end
+      end
+      steps = steps + #pairs_of_page / 2
+    until cursor == '0' or steps >= 2000
+    walked, dirty = now, true
+    return nil
+  end
+  -- Before the first charge: ends the own reservation if it is over, then others if hits or room are lacking.
+  local function look()
+    has_looked = true
+    counts.set_limit(limit, capacity, 0, 0)
+    -- A state of zeros: there is no key. It may have been evicted.
+    if hits ~= 0 and fields > 0 and not string.find(state, '[^%z]') then lost, dirty = now, true end
+    if own and own_end <= now then
+      gone[id], gone[1], fields, dirty = true, id, fields - 1, true
+      if kind == 1 then
+        end_unsettled(reserved, at, base)
+        kind, reserved = 3, 0
+      else
+        kind = 0
+      end
+      own, own_token = nil, string.rep('\0', 8)
+    end
+    counts.set_limit(limit, capacity, wait, 1)
+    local lacks = hits > 0 and not own and kept_us > 0 and counts.rejects(amount)
+    local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
+    if (lacks or not own and fields >= 100000) and is_due then failed = walk() end
+    if kind == 1 then refundable = refundable_of(reserved, at, base) end
+    if returned > 0 then change(-returned, 4) end
+    report()
+  end
+  counter.set_limit = function(...) limit, capacity, wait, flags = ... end
+  counter.rejects = function(charged)
+    hits = charged
+    amount = hits > 0 and estimate > 0 and estimate or hits
+    if not has_looked then look() end
+    if hits < 0 or kind == 1 then return false end
+    counts.set_limit(limit, capacity, wait, 1)
+    fits = kind ~= 2 and not counts.rejects(amount)
+    return not fits and flags % 2 == 1
+  end
+  local function charge()
+    own_token, ttl_us, dirty = token, life_us + kept_us, true
+    if kind == 1 then
+      value = token .. holder .. pack('<I8I8I8I8', now + life_us, reserved, at, base)
+      return
+    end
+    change(amount, 1)
+    if fields < 100000 then
+      local charged_at, of_base = counts.reservation_mark(given_back)
+      fields = fields + 1
+      value = token .. holder .. pack('<I8I8I8I8', now + life_us, amount, charged_at, of_base)
+    end
+  end
+  local function settle()
+    local cost = -hits - 1
+    if kind == 1 and (is_unanswered or own_token == token) then
+      local back = min(reserved - cost, refundable)
+      if cost > reserved then
+        change(cost - reserved, 2)
+      elseif back > 0 then
+        change(-back, 4)
+        given_back = given_back + back
+      end
+      gone[#gone + 1], fields, dirty = id, fields - 1, true
+    elseif kind == 0 and is_unanswered then
+      if cost > 0 then change(cost, 2) end
+      if fields < 100000 then
+        fields, ttl_us, dirty = fields + 1, 15000000, true
+        value = string.rep('\0', 8) .. holder .. pack('<I8I8I8I8', now + 15000000, 0, 0, 0)
+      end
+    end
+  end
+  counter.apply = function(rejected)
+    if hits < 0 then
+      settle()
+    elseif kind == 1 and not rejected or kind ~= 2 and fits and not rejected then
+      charge()
+    end
+    return false
+  end
+  counter.plan = function() return failed or counts.plan() end
+  counter.write = function()
+    local err = counts.write()
+    if err or not dirty then return err end
+    local done
+    if fields <= 0 and not value then
+      done = redis.pcall('UNLINK', key)
+      return type(done) == 'table' and done or nil
+    end
+    for _, field in ipairs(gone) do
+      done = redis.pcall('HDEL', key, field)
+      if type(done) == 'table' then return done end
+    end
+    local head = pack('<I8I8I8I8', max(fields, 0), min(given_back, 9007199254740992), walked, lost) .. cursor
+    done = value and redis.pcall('HSET', key, id, value, '', head) or redis.pcall('HSET', key, '', head)
+    if type(done) == 'table' then return done end
+    if ttl_us then
+      local ttl_ms = math.ceil(ttl_us / 1000) + 1000
+      if redis.call('PTTL', key) < ttl_ms then
+        done = redis.pcall('PEXPIRE', key, ttl_ms)
+        if type(done) == 'table' then return done end
+      end
+    end
+  end
+  report()
+  return counter
+end
+
+--: reservation_of_counter
+local place, life_us, kept_us, estimate
+place, life_us, kept_us, estimate, position = unpack('<i8i8i8i8', args, position)
+if place > 0 then
+  counter = with_reservations(counter, i, KEYS[place], now, period, life_us, kept_us, estimate)
+  if counter.err then return counter end
+end
+
+--: reservation_methods
+-- The mark of a charge that was just applied: its time, and a number that `refundable` understands.
+reservation_mark = function(given_back)
+  --> reservation_mark
+end,
+-- Hits of a charge of `reserved` hits with this mark that certainly still count.
+refundable = function(charged_at, base, given_back, reserved)
+  if at < charged_at then return 0 end
+  --> refundable
+end,

@@ -1,0 +1,114 @@
+//! The script of reservations in Redis against the memory store, over random histories: each result is the same.
+
+use std::time::Instant;
+
+use tollkeeper::limit::Limit;
+use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::request::{Entry, Hits};
+use tollkeeper::limit::reservation::Unsettled;
+use tollkeeper::limit::slot::SlotChange;
+use tollkeeper::limit::{LimitSpec, charge::ChargeResult};
+use tollkeeper::store::charge::{ChargeContext, CommitMode};
+use tollkeeper::store::memory::MemoryStore;
+
+use super::steps::{Kind, Steps, charge_of, reserving_limit};
+use crate::kit::redis::cluster::Cluster;
+use crate::kit::redis::options;
+use crate::kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
+use crate::kit::test_service::store_runtime;
+
+/// Limits that are charged together, of which one at least reserves.
+fn limits_of(kind: Kind, variant: u64, requests: u32) -> Vec<Limit> {
+    let unsettled = if variant.is_multiple_of(2) { Unsettled::Keep } else { Unsettled::Return };
+    let own = reserving_limit(kind, requests, unsettled, None);
+    let plain = |algorithm, requests| {
+        Limit::new(&LimitSpec::new(algorithm, requests, Period::new(Unit::Minute, 1).unwrap())).unwrap()
+    };
+    match variant % 5 {
+        0 | 1 => vec![own],
+        2 => vec![own, plain(Algorithm::Concurrent, 4)],
+        3 => vec![plain(Algorithm::TokenBucket, 100), own],
+        _ => vec![reserving_limit(Kind::Fixed, 60, Unsettled::Return, Some(5)), own],
+    }
+    .into_iter()
+    .enumerate()
+    .filter(|(index, limit)| *index == 1 || limit.algorithm() != Algorithm::FixedWindow || kind_differs(kind, variant))
+    .map(|(_, limit)| limit)
+    .collect()
+}
+
+/// False where two limits would share a counter.
+fn kind_differs(kind: Kind, variant: u64) -> bool {
+    variant % 5 != 4 || kind != Kind::Fixed
+}
+
+/// Numbers of steps that met a case, so that a history that meets none fails.
+#[derive(Debug, Default)]
+struct Met {
+    taken: u32,
+    settled: u32,
+    late: u32,
+    unsettled: u32,
+    overspent: u32,
+    gave_back: u32,
+}
+
+impl Met {
+    fn count(&mut self, result: &ChargeResult) {
+        self.taken += u32::from(result.slot == SlotChange::Taken);
+        self.settled += u32::from(result.slot == SlotChange::Freed);
+        self.late += u32::from(result.slot == SlotChange::Late);
+        self.unsettled += result.expired_seats;
+        self.overspent += u32::from(result.overspent > 0);
+        self.gave_back += u32::from(result.after < result.before);
+    }
+}
+
+fn compare(env: &[(&str, &str)], seeds: u64) {
+    let redis = start_store(env, TimeSource::Caller);
+    wait_until_connected(&redis);
+    for kind in Kind::ALL {
+        let mut met = Met::default();
+        for seed in 0..seeds {
+            let memory = MemoryStore::new(64 << 20);
+            let mut steps = Steps::new(seed, kind);
+            let value = format!("{kind:?} {seed}");
+            let entries = [Entry { key: b"k", value: value.as_bytes() }];
+            for turn in 0..300 {
+                let step = steps.next_step();
+                for holders in [redis.fallback().holders(), memory.holders()] {
+                    holders.set_shared_dead(steps.dead.iter().copied());
+                }
+                let mut limits = limits_of(kind, seed, step.limit);
+                if matches!(step.hits, Hits::Refund(_)) {
+                    // A release is sent to no other limits.
+                    limits.retain(Limit::follows_streams);
+                }
+                let charge = charge_of(&step, &limits, &entries);
+                let expected = memory.charge(&charge, step.now).expect("there is room");
+                let context = ChargeContext::new(step.now, Instant::now() + LONG_TIMEOUT);
+                let outcomes = store_runtime().block_on(redis.charge_all(&[charge], CommitMode::Commit, context));
+                let at = format!("{kind:?}, seed {seed}, turn {turn}: {step:?}");
+                let outcome = outcomes[0].as_ref().unwrap_or_else(|error| panic!("{at}: {error}"));
+                assert_eq!(outcome.results, expected, "{at}");
+                expected.iter().for_each(|result| met.count(result));
+            }
+        }
+        let Met { taken, settled, late, unsettled, overspent, gave_back } = met;
+        let each = [taken, settled, late, unsettled, overspent, gave_back];
+        assert!(each.iter().all(|times| *times > 0), "{kind:?} {met:?}");
+    }
+}
+
+#[test]
+fn script_agrees_with_memory() {
+    let server = options().start();
+    compare(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &server.address())], 15);
+}
+
+#[test]
+fn script_agrees_with_memory_in_a_cluster() {
+    let cluster = Cluster::start();
+    compare(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", &cluster.addresses().join(","))], 5);
+}

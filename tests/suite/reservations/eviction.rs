@@ -1,0 +1,54 @@
+//! Counters that the memory store evicts while reservations of them are open.
+
+use tollkeeper::base::clock::Time;
+use tollkeeper::limit::Limit;
+use tollkeeper::limit::request::{Entry, Hits};
+use tollkeeper::limit::reservation::Unsettled;
+use tollkeeper::limit::slot::{HolderId, SlotAction, SlotId, SlotToken, SlotUse};
+use tollkeeper::store::memory::MemoryStore;
+
+use super::steps::{Kind, Step, charge_of, reserving_limit};
+
+/// Requests of a store with little room.
+struct SmallStore {
+    store: MemoryStore,
+    limits: [Limit; 1],
+    now: Time,
+}
+
+impl SmallStore {
+    fn new(kind: Kind) -> Self {
+        let limits = [reserving_limit(kind, 40, Unsettled::Keep, None)];
+        Self { store: MemoryStore::new(1 << 20), limits, now: Time::from_secs(1_800_000_000) }
+    }
+
+    /// Charges or settles a stream of a key, whose token is its number; returns the hits that are used then.
+    fn send(&self, key: &str, stream: u64, hits: Hits) -> Option<u64> {
+        let action = if matches!(hits, Hits::Refund(_)) { SlotAction::Release } else { SlotAction::Acquire };
+        let slot = SlotUse { id: SlotId(stream.into()), token: SlotToken(stream), holder: HolderId(1), action };
+        let step = Step { slot, hits, limit: 40, now: self.now };
+        let entries = [Entry { key: b"k", value: key.as_bytes() }];
+        let results = self.store.charge(&charge_of(&step, &self.limits, &entries), step.now).ok()?;
+        Some(results[0].after)
+    }
+}
+
+#[test]
+fn settlement_after_an_eviction_gives_back_no_hits_of_others() {
+    for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Months) {
+        let mut store = SmallStore::new(kind);
+        assert_eq!(store.send("a", 1, Hits::Charge(3)), Some(3));
+        store.now = store.now.plus_us(1000);
+        let is_evicted = || store.send("a", 9, Hits::Peek) == Some(0);
+        let mut others = 2..200_000;
+        while !is_evicted() {
+            let other = others.next().unwrap_or_else(|| panic!("{kind:?}: nothing is evicted"));
+            // Nearer to its limit, so it stays longer. Tables of open reservations would fill their room.
+            store.send(&other.to_string(), other, Hits::Charge(30));
+            store.send(&other.to_string(), other, Hits::Refund(30));
+        }
+        assert_eq!(store.send("a", 200_001, Hits::Charge(20)), Some(20), "{kind:?}");
+        assert_eq!(store.send("a", 1, Hits::Refund(0)), Some(20), "{kind:?}: hits of another stream were given back");
+        assert_eq!(store.send("a", 200_001, Hits::Refund(5)), Some(5), "{kind:?}");
+    }
+}
