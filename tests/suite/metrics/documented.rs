@@ -61,9 +61,8 @@ fn last_word(piece: &str) -> String {
     if is_end { String::new() } else { generic(piece.rsplit(['{', ',']).next().unwrap_or_default()) }
 }
 
-/// Metrics of processes with the memory store, with Redis, with memcached and with rules over xDS.
-fn all() -> Metrics {
-    const REDIS: &str = "\
+/// Rules that make Redis count everything.
+const REDIS: &str = "\
 domain: shop
 descriptors:
   - {key: strict, rate_limit: {unit: day, requests_per_unit: 2, count_rejected: false}}
@@ -73,6 +72,9 @@ descriptors:
   - {key: stream, rate_limit: {concurrent: 1, max_duration: 1s}}
   - {key: cost, rate_limit: {unit: day, requests_per_unit: 100, reservations: 1s}}
 ";
+
+/// Metrics of processes with the memory store, with Redis, with memcached and with rules over xDS.
+fn all() -> Metrics {
     // Spans are counted if tracing is on, even if none is sampled.
     let traced =
         [("TRACING_ENABLED", "true"), ("TRACING_SAMPLING_RATE", "0"), ("TOLLKEEPER_DECISION_LOG", "file:/dev/null")];

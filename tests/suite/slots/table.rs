@@ -123,6 +123,20 @@ impl Model {
     }
 }
 
+/// Compares the sums of the table with the model, after a step.
+fn check_counts(table: &SlotTable, model: &mut Model, now: Time, dead: &BTreeSet<HolderId>, at: &str) {
+    // A walk over all slots removes those of dead holders, also if these come back.
+    let holders = table.summarize(now, &|_| false).holders;
+    let is_there = |holder: &HolderId| holders.iter().any(|(there, _)| there == holder);
+    model.slots.retain(|_, (_, holder, ..)| !dead.contains(holder) || is_there(holder));
+    let counted: u64 = model.slots.values().map(|(.., seats)| seats).sum();
+    assert!(table.used() >= model.seats(dead), "a slot is not counted: {at}");
+    let summary = table.summarize(now, &|holder| dead.contains(&holder));
+    assert_eq!(summary.seats, model.seats(dead), "{at}");
+    assert_eq!(summary.tombstones, model.tombstones.len() as u64, "{at}");
+    assert!(table.used() >= summary.seats && counted >= summary.seats, "{at}");
+}
+
 #[test]
 fn table_follows_the_protocol_over_random_histories() {
     let (mut taken, mut late, mut expired, mut delayed) = (0, 0, 0, 0);
@@ -188,16 +202,7 @@ fn table_follows_the_protocol_over_random_histories() {
                     }
                 }
             }
-            // A walk over all slots removes those of dead holders, also if these come back.
-            let holders = table.summarize(step.now, &|_| false).holders;
-            let is_there = |holder: &HolderId| holders.iter().any(|(there, _)| there == holder);
-            model.slots.retain(|_, (_, holder, ..)| !steps.dead.contains(holder) || is_there(holder));
-            let counted: u64 = model.slots.values().map(|(.., seats)| seats).sum();
-            assert!(table.used() >= model.seats(&steps.dead), "a slot is not counted: {at}");
-            let summary = table.summarize(step.now, &|holder| steps.dead.contains(&holder));
-            assert_eq!(summary.seats, model.seats(&steps.dead), "{at}");
-            assert_eq!(summary.tombstones, model.tombstones.len() as u64, "{at}");
-            assert!(table.used() >= summary.seats && counted >= summary.seats, "{at}");
+            check_counts(&table, &mut model, step.now, &steps.dead, &at);
         }
     }
     // The histories meet every case.
