@@ -7,7 +7,7 @@ use crate::limit::hold::HeldAmount;
 /// Longest time in which the full limit is there again, for limits that are divided as rates.
 const MAX_RATE_REFILL_US: u64 = 20_000_000;
 
-/// AssignmentForm in which a limit is divided.
+/// Form in which a limit is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AssignmentForm {
     /// Proxies have shares of the limit per period, and refill them by themselves. Their use is not charged.
@@ -19,7 +19,7 @@ pub enum AssignmentForm {
 /// A limit, by what its division needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DividedLimit {
-    /// AssignmentForm of the shares.
+    /// Form of the shares.
     pub form: AssignmentForm,
     /// Hits per period.
     pub hits: u64,
