@@ -1,6 +1,6 @@
 //! Tokens of cloud identities: passwords of minutes or hours, renewed before they expire.
 //!
-//! A [`TokenSource`] has one task per identity of the process, however many deployments and nodes log in with it. A
+//! A `TokenSource` has one task per identity of the process, however many deployments and nodes log in with it. A
 //! token that cannot be renewed stays, because the server may still accept it; the reason is logged and counted, and
 //! the next attempt comes after a delay that doubles. Connections wait for the first token only within the time limit
 //! of a connection attempt. Nothing here prints a token or a key.
