@@ -371,7 +371,7 @@ impl Decider {
         context: DecisionContext<'_>,
         request: &Request<'m>,
     ) -> Result<Option<Box<SeparatedRequest<'m>>>, DecideError> {
-        let Some(rules) = context.rules.filter(|rules| rules.has_slots()) else { return Ok(None) };
+        let Some(rules) = context.rules.filter(|rules| rules.acts_on_stream_done()) else { return Ok(None) };
         rules.separate_slots(context.slots, request).inspect_err(|error| {
             warn_about_literal_formatter(context, request);
             let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };

@@ -25,7 +25,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use self::ban::Ban;
 use self::period::{Period, Unit, period_in_words};
-use self::reservation::Reservations;
+use self::reservation::ReservationPolicy;
 use self::window::{Window, WindowSpec};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::limit::algorithm::CountingMethod;
@@ -156,7 +156,7 @@ pub struct LimitSpec {
     /// Ban of a client that exceeds the limit; default: none.
     pub ban: Option<Ban>,
     /// Requests charge an estimate, and the end of their streams settles; default: no.
-    pub reservations: Option<Reservations>,
+    pub reservations: Option<ReservationPolicy>,
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
 }
@@ -274,7 +274,7 @@ pub struct Limit {
     calendar_months: bool,
     window: Option<Window>,
     ban: Option<Ban>,
-    reservations: Option<Reservations>,
+    reservations: Option<ReservationPolicy>,
     consistency: Consistency,
     scope: Scope,
     on_store_error: StorePolicy,
@@ -472,13 +472,13 @@ impl Limit {
     }
 
     /// Reservations: requests charge an estimate, and the end of their streams settles.
-    pub const fn reservations(&self) -> Option<Reservations> {
+    pub const fn reservations(&self) -> Option<ReservationPolicy> {
         self.reservations
     }
 
     /// Returns the limit with these reservations, if its algorithm and other keys allow them; else the same limit.
     #[must_use]
-    pub fn with_reservations(&self, reservations: Reservations) -> Self {
+    pub fn with_reservations(&self, reservations: ReservationPolicy) -> Self {
         let is_strict = self.consistency == Consistency::Strict && self.scope == Scope::Region;
         match reservations_refusal(self.algorithm, self.ban) {
             None if is_strict => Self { reservations: Some(reservations), count_rejected: false, ..*self },
@@ -497,7 +497,7 @@ impl Limit {
     }
 
     /// Returns `true` if the end of a stream changes the counter: it frees a slot, or settles a reservation.
-    pub const fn follows_streams(&self) -> bool {
+    pub const fn acts_on_stream_done(&self) -> bool {
         self.is_concurrent() || self.reservations.is_some()
     }
 

@@ -9,7 +9,7 @@ pub mod error;
 pub mod charge;
 pub mod health;
 pub mod stats;
-pub mod held_demand;
+pub mod decision_demand;
 pub mod holders;
 pub mod memory;
 pub mod fallback;
@@ -27,10 +27,10 @@ use futures_util::future::Either;
 use smallvec::SmallVec;
 
 use self::charge::{ChargeContext, CommitMode};
+use self::decision_demand::DecisionDemand;
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
-use self::held_demand::HeldDemand;
 use self::holders::HolderTable;
 use self::memcache::Memcache;
 use self::memory::MemoryStore;
@@ -58,7 +58,7 @@ use crate::telemetry::traces::SpanRef;
 pub struct Store {
     backend: StoreBackend,
     /// Demand of decisions on counters that this process holds a part of.
-    pub held_demand: HeldDemand,
+    pub decision_demand: DecisionDemand,
 }
 
 /// Implementations of a store: a closed set, so that the memory store needs neither a box nor dynamic dispatch.
@@ -97,7 +97,7 @@ impl StoreContext<'_> {
 
 impl From<StoreBackend> for Store {
     fn from(backend: StoreBackend) -> Self {
-        Self { backend, held_demand: HeldDemand::default() }
+        Self { backend, decision_demand: DecisionDemand::default() }
     }
 }
 
@@ -165,7 +165,7 @@ impl Store {
         context: StoreContext<'_>,
         mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
     ) -> Option<impl Future<Output = ()>> {
-        let charges = charges.inspect(|(_, charge)| self.held_demand.record(charge));
+        let charges = charges.inspect(|(_, charge)| self.decision_demand.record(charge));
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
@@ -265,7 +265,7 @@ impl Store {
     /// Sums the slots of each concurrent limit of a charge, and the reservations of each limit that has some, by
     /// `deadline`; `None` where they cannot be read.
     pub async fn summarize_slots(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Vec<Option<SlotSummary>> {
-        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.follows_streams());
+        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.acts_on_stream_done());
         let mut summaries = Vec::new();
         for (index, counter) in limits {
             summaries.push(match &self.backend {

@@ -15,7 +15,7 @@ pub mod recently_created_keys;
 pub mod sampling;
 pub mod top_keys;
 pub mod unmatched_descriptors;
-pub mod limit_history;
+pub mod decision_history;
 pub mod service_metrics;
 pub mod otlp;
 pub mod otlp_logs;

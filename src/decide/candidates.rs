@@ -219,7 +219,7 @@ impl UnrecordedCandidateCharge {
             Some((result, decided_by)) => {
                 let result = ChargeResultToRecord { result, near, shadow: true, rejected_elsewhere: false, decided_by };
                 record_hits(stats, &limit, hits, result);
-                if limit.follows_streams() {
+                if limit.acts_on_stream_done() {
                     record_slot_change(stats, &limit, result.result);
                 }
                 if is_rejected { (LimitStat::Shadow, "shadow") } else { (LimitStat::Ok, "ok") }

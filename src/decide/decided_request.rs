@@ -289,7 +289,7 @@ const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
         ban_begun: _,
         slot,
         expired_seats,
-        overspent,
+        above_estimate,
     } = result;
     LimitResultRecord {
         admitted,
@@ -302,7 +302,7 @@ const fn to_result_record(result: &ChargeResult) -> LimitResultRecord {
         banned_us,
         slot,
         expired_seats,
-        overspent,
+        above_estimate,
     }
 }
 

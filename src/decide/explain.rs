@@ -14,7 +14,7 @@ use super::slots::SeparatedRequest;
 use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
-use crate::limit::reservation::Reservations;
+use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotCaller;
 use crate::limit::slot_table::SlotSummary;
 use crate::limit::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy};
@@ -334,7 +334,7 @@ impl Decider {
         request: &Request<'_>,
         deadline: Instant,
     ) -> Vec<Vec<ExplainedSlots>> {
-        let Some(rules) = context.rules.filter(|rules| rules.has_slots()) else { return Vec::new() };
+        let Some(rules) = context.rules.filter(|rules| rules.acts_on_stream_done()) else { return Vec::new() };
         let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
         let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
         let ordered = rules.order_request(request);
@@ -345,11 +345,12 @@ impl Decider {
             let mut of_descriptor = Vec::new();
             if let Some(charge) = selection.build_charge(request, index, 0) {
                 let summaries = self.store.summarize_slots(&charge, now, deadline).await;
-                let of_streams = charge.counters.iter().filter(|counter| counter.limit.follows_streams());
+                let of_streams = charge.counters.iter().filter(|counter| counter.limit.acts_on_stream_done());
                 let of_limits = of_streams.zip(summaries);
                 of_descriptor.extend(of_limits.filter_map(|(counter, summary)| {
                     let reservations = counter.limit.reservations();
-                    let longest_us = reservations.map_or(counter.limit.period_us(), Reservations::settle_within_us);
+                    let longest_us =
+                        reservations.map_or(counter.limit.period_us(), ReservationPolicy::settle_within_us);
                     Some(self.explain_summary(summary?, longest_us, now))
                 }));
             }

@@ -142,7 +142,7 @@ impl<'d> MetricsRecorder<'d> {
                 let decided_by = outcome.decided_by;
                 let result_of = ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by };
                 record_hits(stats, &limit.limit, hits, result_of);
-                if limit.limit.follows_streams() {
+                if limit.limit.acts_on_stream_done() {
                     record_slot_change(stats, &limit.limit, result);
                 }
                 stats.add_to_counter(stat_of_result(limit, result), 1);
@@ -291,8 +291,8 @@ pub(super) fn record_slot_change(stats: &LimitStats, limit: &Limit, result: &Cha
         let stat = if of_reservations { LimitStat::ReservationsUnsettled } else { LimitStat::SeatsExpired };
         stats.add_to_counter(stat, u64::from(result.expired_seats));
     }
-    if result.overspent > 0 {
-        stats.add_to_counter(LimitStat::OverspentHits, result.overspent);
+    if result.above_estimate > 0 {
+        stats.add_to_counter(LimitStat::ReservationExcessHits, result.above_estimate);
     }
 }
 

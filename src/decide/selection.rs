@@ -217,14 +217,14 @@ impl<'r> Selection<'r> {
         }
         if is_release {
             let is_freed = |selected: &SelectedLimit<'_>| {
-                selected.limit.follows_streams() && slot.action != SlotAction::ReleaseRejected
+                selected.limit.acts_on_stream_done() && slot.action != SlotAction::ReleaseRejected
             };
             selection.limits.retain(|selected| is_freed(selected));
             selection.candidates.retain(is_freed);
         }
         let mut limits = selection.limits.iter().chain(&selection.candidates);
         selection.slot =
-            (is_release || limits.any(|selected| selected.limit.follows_streams())).then(|| Box::new(slot));
+            (is_release || limits.any(|selected| selected.limit.acts_on_stream_done())).then(|| Box::new(slot));
         selection
     }
 
@@ -372,7 +372,7 @@ impl<'r> Selection<'r> {
 
     /// The slot, if one of these limits has slots.
     fn slot_of(&self, limits: &[SelectedLimit<'_>]) -> Option<&SlotUse> {
-        self.slot.as_deref().filter(|_| limits.iter().any(|selected| selected.limit.follows_streams()))
+        self.slot.as_deref().filter(|_| limits.iter().any(|selected| selected.limit.acts_on_stream_done()))
     }
 
     /// All charges of this selection: that of the limits that decide, if there are any, then those of candidates.
@@ -408,8 +408,8 @@ impl<'r> Selection<'r> {
     ) -> Self {
         let (limits, candidates) = (select_deciding_limits(rule, false), select_candidates(rule));
         let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
-        let has_slots = rule.limits.iter().any(|limit| limit.limit.follows_streams());
-        selection.slot = has_slots.then(|| Box::new(SlotUse::unnamed()));
+        let acts_on_stream_done = rule.limits.iter().any(|limit| limit.limit.acts_on_stream_done());
+        selection.slot = acts_on_stream_done.then(|| Box::new(SlotUse::unnamed()));
         selection.set_path_hash(request, index);
         selection
     }

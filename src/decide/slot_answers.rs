@@ -52,7 +52,8 @@ impl Decider {
         request: &Request<'_>,
         decision: &mut Decision<'_>,
     ) {
-        if context.rules.and_then(|rules| rules.domain(request.domain)).is_some_and(|domain| domain.has_slots) {
+        if context.rules.and_then(|rules| rules.domain(request.domain)).is_some_and(|domain| domain.acts_on_stream_done)
+        {
             decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), REJECTED_TOKEN.into());
         }
     }
@@ -81,7 +82,7 @@ impl Decider {
             let candidates =
                 (0..selection.candidates.len()).map(|at| selection.build_candidate_charge(request, index, at, 0));
             for mut charge in deciding.into_iter().chain(candidates) {
-                charge.counters.retain(|counter| counter.limit.follows_streams());
+                charge.counters.retain(|counter| counter.limit.acts_on_stream_done());
                 (charge.request.hits, charge.slot) = (Hits::Refund(0), Some(release));
                 if !charge.counters.is_empty() {
                     charges.push((index, charge));

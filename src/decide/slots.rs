@@ -66,7 +66,8 @@ impl RuleSet {
         caller: SlotCaller<'_>,
         request: &Request<'m>,
     ) -> Result<Option<Box<SeparatedRequest<'m>>>, DecideError> {
-        if !self.has_slots() || !self.domain(request.domain).is_some_and(|domain| domain.has_slots) {
+        if !self.acts_on_stream_done() || !self.domain(request.domain).is_some_and(|domain| domain.acts_on_stream_done)
+        {
             return Ok(None);
         }
         let mut separated = Box::new(SeparatedRequest { request: request.clone(), uses: SmallVec::new() });

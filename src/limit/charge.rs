@@ -107,7 +107,7 @@ impl CounterPath<'_> {
     /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash
     /// the same input.
     fn hash_parts(&self, hasher: SipHasher13) -> u128 {
-        let mut input = HashInput { hasher, buffered: [0; HASH_BUFFER_BYTES], length: 0 };
+        let mut input = BufferedHasher { hasher, buffered: [0; HASH_BUFFER_BYTES], length: 0 };
         input.write_part(0, self.domain.as_bytes());
         let mut shared = self.shared.iter().peekable();
         for (index, entry) in self.entries.iter().enumerate() {
@@ -129,13 +129,13 @@ impl CounterPath<'_> {
 const HASH_BUFFER_BYTES: usize = 128;
 
 /// Input of a hasher, collected because a call of the hasher costs as much as a dozen bytes.
-struct HashInput {
+struct BufferedHasher {
     hasher: SipHasher13,
     buffered: [u8; HASH_BUFFER_BYTES],
     length: usize,
 }
 
-impl HashInput {
+impl BufferedHasher {
     /// Adds a part after its length and its mark.
     #[inline]
     fn write_part(&mut self, mark: u64, part: &[u8]) {
@@ -147,13 +147,13 @@ impl HashInput {
                 free[head.len()..].copy_from_slice(part);
                 self.length += added;
             }
-            None => self.write_through(head, part),
+            None => self.flush_and_write(head, part),
         }
     }
 
     /// Passes a part to the hasher, after what was collected.
     #[cold]
-    fn write_through(&mut self, head: [u8; 8], part: &[u8]) {
+    fn flush_and_write(&mut self, head: [u8; 8], part: &[u8]) {
         self.hasher.write(&self.buffered[..self.length]);
         self.hasher.write(&head);
         self.hasher.write(part);
@@ -258,7 +258,7 @@ pub struct ChargeResult {
     /// number of those that it found so.
     pub expired_seats: u32,
     /// Hits by which the settlement of a reservation exceeds its estimate.
-    pub overspent: u64,
+    pub above_estimate: u64,
 }
 
 /// One of the limits that are charged together.

@@ -37,7 +37,7 @@ pub const DEFAULT_SETTLE_WITHIN_S: u32 = 600;
 named_enum! {
     /// What becomes of an estimate that is not settled in time.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub enum Unsettled {
+    pub enum UnsettledPolicy {
         /// It stays charged.
         #[default]
         Keep = "keep",
@@ -48,21 +48,21 @@ named_enum! {
 
 /// `reservations` of a limit, in one word: limits are copied in every decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reservations(NonZeroU64);
+pub struct ReservationPolicy(NonZeroU64);
 
 /// Bits of the estimate.
 const ESTIMATE_BITS: u32 = 32;
-/// Bit that is set for [`Unsettled::Return`].
+/// Bit that is set for [`UnsettledPolicy::Return`].
 const RETURN_BIT: u64 = 1 << 63;
 
-impl Reservations {
+impl ReservationPolicy {
     /// Creates the key: `settle_within_s` seconds, from 1 to 366 days, and the estimate of each request; `None`: its
     /// hits. Returns `None` if the time is out of range.
-    pub fn new(settle_within_s: u32, unsettled: Unsettled, estimate: Option<NonZeroU32>) -> Option<Self> {
+    pub fn new(settle_within_s: u32, unsettled: UnsettledPolicy, estimate: Option<NonZeroU32>) -> Option<Self> {
         if u64::from(settle_within_s) * 1_000_000 > MAX_PERIOD_US || settle_within_s == 0 {
             return None;
         }
-        let policy = if unsettled == Unsettled::Return { RETURN_BIT } else { 0 };
+        let policy = if unsettled == UnsettledPolicy::Return { RETURN_BIT } else { 0 };
         let estimate = u64::from(estimate.map_or(0, NonZeroU32::get));
         NonZeroU64::new(policy | u64::from(settle_within_s) << ESTIMATE_BITS | estimate).map(Self)
     }
@@ -70,14 +70,14 @@ impl Reservations {
     /// Reads what `Display` writes, as in the decision log.
     pub fn from_text(text: &str) -> Option<Self> {
         let Some(keys) = text.strip_prefix("{settle_within: ").and_then(|keys| keys.strip_suffix('}')) else {
-            return Self::new(parse_seconds(text)?, Unsettled::Keep, None);
+            return Self::new(parse_seconds(text)?, UnsettledPolicy::Keep, None);
         };
         let mut keys = keys.split(", ");
         let settle_within_s = parse_seconds(keys.next()?)?;
-        let (mut unsettled, mut estimate) = (Unsettled::Keep, None);
+        let (mut unsettled, mut estimate) = (UnsettledPolicy::Keep, None);
         for key in keys {
             match key.split_once(": ")? {
-                ("unsettled", word) => unsettled = Unsettled::from_name(word)?,
+                ("unsettled", word) => unsettled = UnsettledPolicy::from_name(word)?,
                 ("estimate", number) => estimate = Some(number.parse().ok()?),
                 _ => return None,
             }
@@ -91,16 +91,16 @@ impl Reservations {
     }
 
     /// What becomes of a reservation that is over.
-    pub const fn unsettled(self) -> Unsettled {
-        if self.0.get() & RETURN_BIT == 0 { Unsettled::Keep } else { Unsettled::Return }
+    pub const fn unsettled(self) -> UnsettledPolicy {
+        if self.0.get() & RETURN_BIT == 0 { UnsettledPolicy::Keep } else { UnsettledPolicy::Return }
     }
 
     /// Time for which a reservation stays that is over, in microseconds, under a limit of that period: its hits may be
     /// given back until then.
     pub(crate) const fn kept_us(self, period_us: u64) -> u64 {
         match self.unsettled() {
-            Unsettled::Keep => 0,
-            Unsettled::Return => period_us,
+            UnsettledPolicy::Keep => 0,
+            UnsettledPolicy::Return => period_us,
         }
     }
 
@@ -116,10 +116,10 @@ fn parse_seconds(text: &str) -> Option<u32> {
 
 /// Writes the value of `reservations` in a rule file: `10m`, or
 /// `{settle_within: 10m, unsettled: return, estimate: 4000}`.
-impl fmt::Display for Reservations {
+impl fmt::Display for ReservationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = DurationText(self.settle_within_us());
-        if self.unsettled() == Unsettled::Keep && self.estimate().is_none() {
+        if self.unsettled() == UnsettledPolicy::Keep && self.estimate().is_none() {
             return write!(f, "{length}");
         }
         write!(f, "{{settle_within: {length}, unsettled: {}", self.unsettled().name())?;
@@ -132,23 +132,23 @@ impl fmt::Display for Reservations {
 
 #[cfg(test)]
 mod tests {
-    use super::{Reservations, Unsettled};
+    use super::{ReservationPolicy, UnsettledPolicy};
     use std::num::NonZeroU32;
 
     #[test]
     fn text_of_reservations_is_read_again() {
-        for unsettled in [Unsettled::Keep, Unsettled::Return] {
+        for unsettled in [UnsettledPolicy::Keep, UnsettledPolicy::Return] {
             for estimate in [None, NonZeroU32::new(1), NonZeroU32::new(u32::MAX)] {
                 for seconds in [1, 600, 86_400, 366 * 86_400] {
-                    let written = Reservations::new(seconds, unsettled, estimate).unwrap();
+                    let written = ReservationPolicy::new(seconds, unsettled, estimate).unwrap();
                     assert_eq!(written.settle_within_us(), u64::from(seconds) * 1_000_000);
                     assert_eq!((written.unsettled(), written.estimate()), (unsettled, estimate));
-                    assert_eq!(Reservations::from_text(&written.to_string()), Some(written), "{written}");
+                    assert_eq!(ReservationPolicy::from_text(&written.to_string()), Some(written), "{written}");
                 }
             }
         }
         for text in ["", "0s", "400d", "{settle_within: 10m, unsettled: x}", "{settle_within: 1m, estimate: 0}"] {
-            assert_eq!(Reservations::from_text(text), None, "{text}");
+            assert_eq!(ReservationPolicy::from_text(text), None, "{text}");
         }
     }
 }

@@ -7,9 +7,9 @@
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;
-use crate::limit::algorithm::reservation_view::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
+use crate::limit::algorithm::request_reservation::{OwnReservation, RequestReservation, ReservationMark, ReservedHits};
 use crate::limit::algorithm::state::State;
-use crate::limit::reservation::{MAX_RESERVATIONS, Reservations, Unsettled};
+use crate::limit::reservation::{MAX_RESERVATIONS, ReservationPolicy, UnsettledPolicy};
 use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
 use crate::limit::slot_table::{SWEEP_INTERVAL_US, SlotSummary, SummarizedSlot};
 
@@ -65,10 +65,10 @@ impl ReservationTable {
 
     /// Returns what a request sees. Removes its own reservation if that is over, and all that are over if hits are
     /// lacking or the table is full.
-    pub fn view(&mut self, query: ReservationQuery<'_>) -> ReservationView {
+    pub fn view(&mut self, query: ReservationQuery<'_>) -> RequestReservation {
         let ReservationQuery { slot, limit, now, .. } = query;
-        let Some(reservations) = limit.reservations() else { return ReservationView::empty_for(slot) };
-        let mut view = ReservationView::empty_for(slot);
+        let Some(reservations) = limit.reservations() else { return RequestReservation::empty_for(slot) };
+        let mut view = RequestReservation::empty_for(slot);
         if query.counter_is_new && !query.is_peek && !self.open.is_empty() {
             self.lost = now;
         }
@@ -79,7 +79,7 @@ impl ReservationTable {
             self.end_unsettled(over, reservations, query, &mut view);
         }
         let own = if over.is_some() { None } else { found };
-        let wants_hits = query.lacks_hits && own.is_none() && reservations.unsettled() == Unsettled::Return;
+        let wants_hits = query.lacks_hits && own.is_none() && reservations.unsettled() == UnsettledPolicy::Return;
         if !query.is_peek && (wants_hits || own.is_none() && self.is_full()) {
             self.sweep_if_due(reservations, query, &mut view);
         }
@@ -97,7 +97,7 @@ impl ReservationTable {
     }
 
     /// Writes what a charge made of a request's [`view`](Self::view); `counter` is the state after the charge.
-    pub fn apply(&mut self, view: &ReservationView, limit: &Limit, counter: &State, now: Time) {
+    pub fn apply(&mut self, view: &RequestReservation, limit: &Limit, counter: &State, now: Time) {
         let Some(reservations) = limit.reservations() else { return };
         let SlotUse { id, holder, .. } = view.slot;
         self.kept_us = reservations.kept_us(limit.period_us());
@@ -174,7 +174,12 @@ impl ReservationTable {
         self.open.remove(&id.0);
     }
 
-    fn sweep_if_due(&mut self, reservations: Reservations, query: ReservationQuery<'_>, view: &mut ReservationView) {
+    fn sweep_if_due(
+        &mut self,
+        reservations: ReservationPolicy,
+        query: ReservationQuery<'_>,
+        view: &mut RequestReservation,
+    ) {
         let now = query.now;
         if now >= self.swept && now.since_us(self.swept) < SWEEP_INTERVAL_US {
             return;
@@ -192,15 +197,15 @@ impl ReservationTable {
     fn end_unsettled(
         &mut self,
         one: Reservation,
-        reservations: Reservations,
+        reservations: ReservationPolicy,
         query: ReservationQuery<'_>,
-        view: &mut ReservationView,
+        view: &mut RequestReservation,
     ) {
         if one.hits == 0 {
             return;
         }
         view.unsettled = view.unsettled.saturating_add(1);
-        if reservations.unsettled() == Unsettled::Return {
+        if reservations.unsettled() == UnsettledPolicy::Return {
             let returned = self.refundable_hits(one.hits, one.mark, query);
             view.returned = view.returned.saturating_add(returned);
             self.given_back = self.given_back.saturating_add(returned);

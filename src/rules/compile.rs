@@ -282,7 +282,7 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
     if domain.matching.order == EntryOrder::Any {
         any_order::sort_rules(domain, found);
     }
-    if domain.follows_streams() {
+    if domain.acts_on_stream_done() {
         report_slot_keys(domain, found);
     }
     // Rules with errors would give problems that follow from those.

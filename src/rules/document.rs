@@ -17,7 +17,7 @@ use self::defaults::DefaultableKeys;
 use self::matching::{MatchSpec, MatchingSpec};
 use crate::limit::active::ActiveSpec;
 use crate::limit::ban::Ban;
-use crate::limit::reservation::Reservations;
+use crate::limit::reservation::ReservationPolicy;
 use crate::rules::child_list::{ChildList, HasChildren};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::{Position, Spanned};
@@ -169,7 +169,7 @@ pub struct RateLimitEntry {
     /// `ban`.
     pub ban: Option<Spanned<Ban>>,
     /// `reservations`.
-    pub reservations: Option<Spanned<Reservations>>,
+    pub reservations: Option<Spanned<ReservationPolicy>>,
     /// `concurrent`.
     pub concurrent: Option<Spanned<u32>>,
     /// `max_duration`, in microseconds.

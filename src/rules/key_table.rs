@@ -8,13 +8,13 @@ use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::ban::MAX_AFTER;
 use crate::limit::calendar::Weekday;
-use crate::limit::reservation::Unsettled;
+use crate::limit::reservation::UnsettledPolicy;
 use crate::limit::window::MonthLength;
 use crate::limit::{RegionLossPolicy, StorePolicy};
 use crate::rules::rule::{EntryOrder, RuleLogging};
 use Section::{
     Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, Plan,
-    RateLimit, Replaces, Reservations, Root, Window,
+    RateLimit, Replaces, ReservationPolicy, Root, Window,
 };
 use ValueKind::{
     Choice, Count, Days, Duration, DurationOrTable, Flag, Free, Limits, NamedLimits, NamedTables, Overshoot,
@@ -50,7 +50,7 @@ named_enum! {
         /// `ban:` of a limit, written as a mapping.
         Ban = "ban",
         /// `reservations:` of a limit, written as a mapping.
-        Reservations = "reservations",
+        ReservationPolicy = "reservations",
         /// `active:` of a limit.
         Active = "active",
         /// `plan:` of a descriptor.
@@ -79,7 +79,7 @@ impl Section {
         Replaces,
         Window,
         Ban,
-        Reservations,
+        ReservationPolicy,
         Active,
         Plan,
         Self::Table,
@@ -100,7 +100,7 @@ impl Section {
             Replaces => "`replaces`",
             Window => "`window`",
             Ban => "`ban`",
-            Reservations => "`reservations`",
+            ReservationPolicy => "`reservations`",
             Active => "`active`",
             Plan => "`plan`",
             Self::Table => "a table",
@@ -420,25 +420,25 @@ pub const RULE_KEYS: &[RuleKey] = &[
     define_tollkeeper_key(
         "reservations",
         &[RateLimit, Limit],
-        DurationOrTable(Reservations),
+        DurationOrTable(ReservationPolicy),
         "",
         "Requests charge an estimate of their cost, and the end of their streams settles with the true one. A duration is settle_within. Envoy must report the end of streams. Not for leaky_bucket, eventual and global limits.",
     ),
     define_tollkeeper_key(
         "settle_within",
-        &[Reservations],
+        &[ReservationPolicy],
         Duration,
         "10m",
         "Time after which an estimate is not settled any more, in whole seconds. Longer than any stream.",
     ),
     define_tollkeeper_key(
         "unsettled",
-        &[Reservations],
-        Choice(Unsettled::NAMES),
+        &[ReservationPolicy],
+        Choice(UnsettledPolicy::NAMES),
         "keep",
         "What becomes of an estimate that is not settled in time: keep (it stays charged) or return (it is given back when hits are lacking).",
     ),
-    define_tollkeeper_key("estimate", &[Reservations], Count(1, u32::MAX as u64), "", ESTIMATE_DOC),
+    define_tollkeeper_key("estimate", &[ReservationPolicy], Count(1, u32::MAX as u64), "", ESTIMATE_DOC),
     define_tollkeeper_key(
         "concurrent",
         &[RateLimit, Limit],

@@ -104,10 +104,10 @@ named_enum! {
 
 impl Domain {
     /// Returns `true` if a rule, under any of its plans, has a limit that follows streams.
-    pub fn follows_streams(&self) -> bool {
+    pub fn acts_on_stream_done(&self) -> bool {
         let mut waiting = vec![self.descriptors.as_slice()];
         while let Some(nodes) = waiting.pop() {
-            if nodes.iter().filter_map(|node| node.rule.as_ref()).any(Rule::follows_streams) {
+            if nodes.iter().filter_map(|node| node.rule.as_ref()).any(Rule::acts_on_stream_done) {
                 return true;
             }
             waiting.extend(nodes.iter().map(|node| node.descriptors.as_slice()).filter(|below| !below.is_empty()));
@@ -276,10 +276,10 @@ pub const OWN_LIMIT_NAME: &str = "own";
 
 impl Rule {
     /// Returns `true` if the rule, under any of its plans, has a limit that follows streams.
-    fn follows_streams(&self) -> bool {
+    fn acts_on_stream_done(&self) -> bool {
         let has = |rule: &Self| match &rule.allowance {
             Allowance::Unlimited { .. } => false,
-            Allowance::Limits(limits) => limits.iter().any(|of_rule| of_rule.limit.follows_streams()),
+            Allowance::Limits(limits) => limits.iter().any(|of_rule| of_rule.limit.acts_on_stream_done()),
         };
         let choices = self.plan.as_ref().and_then(|plan| plan.choices.as_ref());
         has(self) || choices.is_some_and(|choices| choices.plans.iter().flatten().any(has))

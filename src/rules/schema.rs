@@ -96,7 +96,7 @@ fn section_schema(section: Section) -> Value {
         | Section::Matching
         | Section::RateLimit
         | Section::Window
-        | Section::Reservations
+        | Section::ReservationPolicy
         | Section::Active
         | Section::DefaultsFile
         | Section::DomainDefaults => None,

@@ -165,7 +165,7 @@ impl OverLimitCache {
                 return result.ban_left_us > 0 && !limit.count_rejected();
             }
             // Any release may end the rejection of a concurrent limit, or of one with reservations.
-            if limit.follows_streams() {
+            if limit.acts_on_stream_done() {
                 return false;
             }
             // The next grant may end the rejection of a global limit at any time.

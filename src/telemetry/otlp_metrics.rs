@@ -100,14 +100,14 @@ pub struct BlockingMetricExporter {
 #[derive(Debug)]
 enum Transport {
     Http { agent: Agent, url: String, headers: Vec<(String, String)>, is_compressed: bool },
-    Grpc { client: Box<MetricsServiceClient<Channel>>, metadata: MetadataMap, runtime: OwnedRuntime },
+    Grpc { client: Box<MetricsServiceClient<Channel>>, metadata: MetadataMap, runtime: BackgroundDropRuntime },
 }
 
 /// Runtime that may be dropped in a task of another one, as at a failed start.
 #[derive(Debug)]
-struct OwnedRuntime(Option<Runtime>);
+struct BackgroundDropRuntime(Option<Runtime>);
 
-impl Drop for OwnedRuntime {
+impl Drop for BackgroundDropRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
@@ -342,7 +342,7 @@ impl Transport {
                 Ok(Self::Http { agent, url, headers: headers.clone(), is_compressed: *is_compressed })
             }
             OtlpProtocol::Grpc => {
-                let runtime = OwnedRuntime(Some(Builder::new_current_thread().enable_all().build()?));
+                let runtime = BackgroundDropRuntime(Some(Builder::new_current_thread().enable_all().build()?));
                 let endpoint = Endpoint::from_shared(collector.endpoint.clone())?.timeout(collector.timeout);
                 let endpoint = match collector.endpoint.starts_with("https://") {
                     true => endpoint.tls_config(otlp::build_tonic_tls(&collector.tls))?,
@@ -378,7 +378,9 @@ impl Transport {
             Self::Grpc { client, metadata, runtime } => {
                 let mut request = tonic::Request::new(message);
                 *request.metadata_mut() = metadata.clone();
-                let OwnedRuntime(Some(runtime)) = runtime else { return Err("the exporter has ended".to_owned()) };
+                let BackgroundDropRuntime(Some(runtime)) = runtime else {
+                    return Err("the exporter has ended".to_owned());
+                };
                 let sent = runtime.block_on(async { tokio::time::timeout(limit, client.export(request)).await });
                 match sent {
                     Ok(Ok(_)) => Ok(()),

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::limit_history::LimitHistory;
+use super::decision_history::DecisionHistory;
 use super::metrics::histogram::Histogram;
 use super::metrics::limit_registry::LimitRegistry;
 use super::metrics::striped_counters::StripedCounters;
@@ -36,7 +36,7 @@ pub struct ServiceMetrics {
     /// Statistics by limit.
     pub limits: LimitRegistry,
     /// Decisions of each limit by minute.
-    pub history: LimitHistory,
+    pub history: DecisionHistory,
     /// Duration of decisions, without the delay of responses.
     pub decisions: Histogram,
     /// Duration of `ShouldRateLimit` calls.
@@ -71,7 +71,7 @@ impl ServiceMetrics {
     pub fn new(max_requested: usize, top_keys: usize) -> Self {
         Self {
             limits: LimitRegistry::new(max_requested),
-            history: LimitHistory::default(),
+            history: DecisionHistory::default(),
             decisions: Histogram::default(),
             calls: Histogram::default(),
             health_checks: Histogram::default(),

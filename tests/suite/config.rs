@@ -12,7 +12,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::ban::Ban;
 use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::reservation::{Reservations, Unsettled};
+use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
 use tollkeeper::limit::window::WindowSpec;
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
@@ -140,7 +140,7 @@ fn reference_equals_the_defaults() {
                 bare.ban = Ban::new(600_000_000, 1);
             }
             if node.key == "settled" {
-                bare.reservations = Reservations::new(600, Unsettled::Keep, NonZeroU32::new(4000));
+                bare.reservations = ReservationPolicy::new(600, UnsettledPolicy::Keep, NonZeroU32::new(4000));
             }
             assert_eq!(Limit::new(&bare).as_ref(), Ok(limit), "{}", node.key);
             assert_eq!((*shadow, *quota, *epoch), (false, false, 0));

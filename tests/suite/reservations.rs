@@ -1,4 +1,4 @@
-//! Reservations: estimates that requests charge, and that the ends of their streams settle, in every store.
+//! ReservationPolicy: estimates that requests charge, and that the ends of their streams settle, in every store.
 
 mod agreement;
 mod eviction;

@@ -166,8 +166,8 @@ fn append_result(line: &mut Vec<u8>, record: &LimitResultRecord) {
     if record.expired_seats != 0 {
         append_number(line, ",\"expired_seats\":", record.expired_seats);
     }
-    if record.overspent != 0 {
-        append_number(line, ",\"overspent\":", record.overspent);
+    if record.above_estimate != 0 {
+        append_number(line, ",\"above_estimate\":", record.above_estimate);
     }
     line.push(b'}');
 }

@@ -361,7 +361,7 @@ pub struct LimitResultRecord {
     pub expired_seats: u32,
     /// Hits by which the settlement of a reservation exceeds its estimate.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub overspent: u64,
+    pub above_estimate: u64,
 }
 
 /// Verdict on a request or a descriptor.

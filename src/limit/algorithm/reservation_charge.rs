@@ -3,7 +3,7 @@
 //! See [`reservation`](crate::limit::reservation) for the cases.
 
 use super::fixed_window::window_bounds;
-use super::reservation_view::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
+use super::request_reservation::{OwnReservation, RequestReservation, ReservationMark, ReservedHits};
 use super::state::{CounterWithReservations, State};
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -15,7 +15,7 @@ use crate::limit::slot::{SlotAction, SlotChange, SlotToken, SlotUse};
 impl State {
     /// Adds what a request sees of the reservations of a counter.
     #[must_use]
-    pub fn with_reservations(self, view: ReservationView) -> Self {
+    pub fn with_reservations(self, view: RequestReservation) -> Self {
         Self::WithReservations(Box::new(CounterWithReservations { counter: self, view }))
     }
 
@@ -43,12 +43,12 @@ impl State {
             _ => return Err(MalformedReply),
         };
         let (returned, unsettled, is_full) = (reply.read_number()?, reply.read_u32()?, reply.read_number()? != 0);
-        Ok(self.with_reservations(ReservationView {
+        Ok(self.with_reservations(RequestReservation {
             own,
             returned,
             unsettled,
             is_full,
-            ..ReservationView::empty_for(slot)
+            ..RequestReservation::empty_for(slot)
         }))
     }
 
@@ -156,7 +156,13 @@ fn look_at(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
     ChargeResult { admitted: true, retry_after_us: None, ..result }
 }
 
-fn peek(counter: &mut State, view: &ReservationView, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+fn peek(
+    counter: &mut State,
+    view: &RequestReservation,
+    limit: &Limit,
+    now: Time,
+    request: ChargeRequest,
+) -> ChargeResult {
     match view.own {
         OwnReservation::Open { .. } => look_at(counter, limit, now),
         OwnReservation::Tombstone => ChargeResult { admitted: false, ..look_at(counter, limit, now) },
@@ -172,7 +178,7 @@ fn peek_at_estimate(counter: &mut State, limit: &Limit, now: Time, request: Char
 
 fn reserve(
     counter: &mut State,
-    view: &mut ReservationView,
+    view: &mut RequestReservation,
     limit: &Limit,
     now: Time,
     request: ChargeRequest,
@@ -202,7 +208,7 @@ fn reserve(
     }
 }
 
-fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: Time, cost: u64) -> ChargeResult {
+fn settle(counter: &mut State, view: &mut RequestReservation, limit: &Limit, now: Time, cost: u64) -> ChargeResult {
     let slot = view.slot;
     let is_unanswered = slot.action == SlotAction::ReleaseUnanswered;
     match view.own {
@@ -210,7 +216,7 @@ fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: T
             view.own = OwnReservation::Absent;
             if cost > hits {
                 let result = charge_debt(counter, limit, now, cost - hits);
-                return ChargeResult { slot: SlotChange::Freed, overspent: cost - hits, ..result };
+                return ChargeResult { slot: SlotChange::Freed, above_estimate: cost - hits, ..result };
             }
             view.given_back = (hits - cost).min(refundable);
             let result = match view.given_back {
@@ -227,7 +233,7 @@ fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: T
                 0 => look_at(counter, limit, now),
                 cost => charge_debt(counter, limit, now, cost),
             };
-            ChargeResult { slot: SlotChange::ReleasedEarly, overspent: cost, ..result }
+            ChargeResult { slot: SlotChange::ReleasedEarly, above_estimate: cost, ..result }
         }
         OwnReservation::Open { .. } | OwnReservation::Absent | OwnReservation::Over | OwnReservation::Tombstone => {
             look_at(counter, limit, now)

@@ -10,7 +10,7 @@ use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCh
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
-use crate::limit::algorithm::reservation_view::ReservationView;
+use crate::limit::algorithm::request_reservation::RequestReservation;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 use crate::limit::slot::SlotUse;
@@ -181,7 +181,7 @@ pub struct CounterWithReservations {
     /// State of the counter.
     pub counter: State,
     /// What the request sees of the reservations.
-    pub view: ReservationView,
+    pub view: RequestReservation,
 }
 
 impl State {

@@ -102,7 +102,7 @@ impl<K> Division<K> {
         let free = self.free(pool);
         let pool = &self.pools[pool];
         let holder = &self.holders[index];
-        let level = if holder.is_patient(now) { pool.level_of_all } else { pool.level };
+        let level = if holder.may_have_foreign_assignment(now) { pool.level_of_all_holders } else { pool.level };
         let want = pool.want(holder, holders, now);
         let enough = want.min(pool.limit.total() / (holders as u64).max(1)).div_ceil(4) * 3;
         let target = level.share(want);
@@ -142,7 +142,7 @@ impl<K> Division<K> {
         let new_bucket = target.min(free).min(MAX_TOKENS);
         let (strategy, most) = match current {
             // Lapsed, or never assigned.
-            None if new_bucket < enough && holder.is_patient(now) => return None,
+            None if new_bucket < enough && holder.may_have_foreign_assignment(now) => return None,
             None if new_bucket > 0 => (full_bucket(new_bucket), new_bucket),
             None => (Strategy::Deny, 0),
             Some(_) if !holder.can_be_changed() => return holder.renew(ttl_s, now),
@@ -196,7 +196,9 @@ impl<K> Division<K> {
             bucket = rate.bounded_by(allowed, ttl_s);
             most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
         }
-        if self.holders[index].is_patient(now) && !self.is_enough_for_patient(index, &shares, now) {
+        if self.holders[index].may_have_foreign_assignment(now)
+            && !self.is_enough_to_replace_foreign(index, &shares, now)
+        {
             return None;
         }
         let strategy = match bucket {
@@ -237,7 +239,7 @@ impl<K> Division<K> {
     }
 
     /// True if these shares are most of what a patient proxy wants.
-    fn is_enough_for_patient(&self, index: usize, shares: &[u64], now: Time) -> bool {
+    fn is_enough_to_replace_foreign(&self, index: usize, shares: &[u64], now: Time) -> bool {
         let rates = self.pools.iter().enumerate().zip(shares);
         let mut rates = rates.filter(|((_, pool), _)| pool.limit.form == AssignmentForm::Rate);
         rates.all(|((pool, _), share)| *share >= self.possible(index, pool, now).enough)

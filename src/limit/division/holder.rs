@@ -178,7 +178,7 @@ pub struct ShareHolder<K> {
     pub(super) sent: Option<Sent>,
     /// Until then the proxy may have an assignment of another replica, or of a stream before this one, which is better
     /// than less.
-    pub(super) patient_until: Time,
+    pub(super) foreign_assignment_until: Time,
     /// Requests may have passed by something else than the assignments of this ledger, and are not all reported.
     pub(super) has_unknown_assignment: bool,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
@@ -201,7 +201,7 @@ impl<K> ShareHolder<K> {
             was_denied: false,
             is_empty: false,
             sent: None,
-            patient_until: now,
+            foreign_assignment_until: now,
             has_unknown_assignment: false,
             outstanding: 0,
             rates: (0..pools).map(|_| RateShare::default()).collect(),
@@ -278,7 +278,7 @@ impl<K> ShareHolder<K> {
     }
 
     /// True if the proxy may have an assignment that this ledger does not know, which is better than less.
-    pub(super) fn is_patient(&self, now: Time) -> bool {
-        self.sent.is_none() && !self.is_empty && now < self.patient_until
+    pub(super) fn may_have_foreign_assignment(&self, now: Time) -> bool {
+        self.sent.is_none() && !self.is_empty && now < self.foreign_assignment_until
     }
 }

@@ -106,9 +106,9 @@ pub struct Pool {
     others: SmallVec<[OtherReplica; 2]>,
     pub(super) level: FillLevel,
     /// Part of what this replica could hold that it leaves to decisions over RLS.
-    outside_share: u64,
+    share_of_decisions: u64,
     /// The level if those wait no longer who may have an assignment from elsewhere.
-    pub(super) level_of_all: FillLevel,
+    pub(super) level_of_all_holders: FillLevel,
     /// A holder, another replica or RLS should have more than is free.
     pub(super) is_starved: bool,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
@@ -131,10 +131,10 @@ pub struct Division<K> {
     /// Holders were not looked at since the levels were computed.
     has_new_levels: bool,
     /// Demand of decisions on the same counters, which no holder makes.
-    outside: Demand,
+    decision_demand: Demand,
     /// Hits of these decisions that are not in it yet, and since when.
-    outside_hits: u64,
-    outside_since: Option<Time>,
+    decision_hits: u64,
+    decision_hits_since: Option<Time>,
     /// A hold was renewed, and its assignments were not.
     has_renewals: bool,
     /// Earliest time at which something becomes free.
@@ -176,8 +176,8 @@ impl Pool {
             room: limit.total(),
             others: SmallVec::new(),
             level: FillLevel::default(),
-            outside_share: 0,
-            level_of_all: FillLevel::default(),
+            share_of_decisions: 0,
+            level_of_all_holders: FillLevel::default(),
             is_starved: false,
             shares_of_gone_holders: SmallVec::new(),
             asked: None,
@@ -257,9 +257,9 @@ impl<K> Division<K> {
             levelled: None,
             has_new_demand: false,
             has_new_levels: false,
-            outside: Demand::default(),
-            outside_hits: 0,
-            outside_since: None,
+            decision_demand: Demand::default(),
+            decision_hits: 0,
+            decision_hits_since: None,
             has_renewals: false,
             next_release: None,
         }
@@ -274,14 +274,14 @@ impl<K> Division<K> {
     }
 
     /// Records hits that others asked for on the same counters, over RLS, since the last call.
-    pub fn record_outside(&mut self, hits: u64, now: Time) {
-        self.outside_hits = self.outside_hits.saturating_add(hits);
-        let since_us = now.since_us(*self.outside_since.get_or_insert(now));
+    pub fn record_decision_demand(&mut self, hits: u64, now: Time) {
+        self.decision_hits = self.decision_hits.saturating_add(hits);
+        let since_us = now.since_us(*self.decision_hits_since.get_or_insert(now));
         if since_us >= MIN_ELAPSED_US {
-            let former = self.outside;
-            self.outside.take_sample(std::mem::take(&mut self.outside_hits), since_us);
-            self.outside_since = Some(now);
-            self.has_new_demand |= former.mhps != self.outside.mhps;
+            let former = self.decision_demand;
+            self.decision_demand.take_sample(std::mem::take(&mut self.decision_hits), since_us);
+            self.decision_hits_since = Some(now);
+            self.has_new_demand |= former.mhps != self.decision_demand.mhps;
         }
     }
 
@@ -301,7 +301,7 @@ impl<K> Division<K> {
                     (share, ends.plus_us(pool.limit.refill_us()))
                 }
             };
-            pool.add_orphan(share, until);
+            pool.add_share_of_gone_holder(share, until);
             note_earliest(&mut self.next_release, until);
         }
     }
@@ -318,7 +318,7 @@ impl<K> Division<K> {
         }
         if holder.reports == 0 && !is_first_request {
             let ttl_s = if all_lent { LENT_TTL_S } else { RATE_TTL_S };
-            holder.patient_until = now.plus_us(u64::from(ttl_s) * 1_000_000 + MARGIN_US);
+            holder.foreign_assignment_until = now.plus_us(u64::from(ttl_s) * 1_000_000 + MARGIN_US);
         }
         let was_in_force = holder.is_confirmed_by_report(holder.received);
         holder.record_demand(usage, now);
@@ -391,10 +391,10 @@ impl<K> Division<K> {
             holder.rates.iter().for_each(|rate| rate.note_releases(&mut self.next_release));
         }
         for pool in &mut self.pools {
-            let over = pool.shares_of_gone_holders.iter().filter(|orphan| orphan.until <= now);
-            let lost = over.fold(0_u64, |sum, orphan| sum.saturating_add(orphan.share));
-            pool.shares_of_gone_holders.retain(|orphan| orphan.until > now);
-            pool.shares_of_gone_holders.iter().for_each(|orphan| note_earliest(&mut self.next_release, orphan.until));
+            let over = pool.shares_of_gone_holders.iter().filter(|gone| gone.until <= now);
+            let lost = over.fold(0_u64, |sum, gone| sum.saturating_add(gone.share));
+            pool.shares_of_gone_holders.retain(|gone| gone.until > now);
+            pool.shares_of_gone_holders.iter().for_each(|gone| note_earliest(&mut self.next_release, gone.until));
             if pool.limit.form == AssignmentForm::Lent {
                 pool.charge(used.saturating_add(lost));
             }
@@ -416,7 +416,7 @@ impl<K> Division<K> {
     pub fn reserved(&self, index: usize) -> u64 {
         let pool = &self.pools[index];
         let shares_of_gone_holders =
-            pool.shares_of_gone_holders.iter().fold(0_u64, |sum, orphan| sum.saturating_add(orphan.share));
+            pool.shares_of_gone_holders.iter().fold(0_u64, |sum, gone| sum.saturating_add(gone.share));
         let holders = self.holders.iter().map(|holder| pool.reserved_by(index, holder));
         holders.fold(shares_of_gone_holders, u64::saturating_add)
     }
@@ -443,7 +443,7 @@ impl<K> Division<K> {
         };
         let spread = all - all / 8;
         let wanted = if holders == 0 { 0 } else { needed.max(spread) };
-        let wanted = wanted.min(all.saturating_sub(pool.outside_share));
+        let wanted = wanted.min(all.saturating_sub(pool.share_of_decisions));
         let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand, now) };
         let wanted = wanted.min(target).max(reserved);
         let left_us = pool.held_until.since_us(now);
@@ -598,7 +598,7 @@ impl<K> Division<K> {
             let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
             let demand = all.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
             // What a patient proxy lacks it may have from elsewhere, so nobody gives it up.
-            let is_known = |holder: &&ShareHolder<K>| !holder.is_patient(now);
+            let is_known = |holder: &&ShareHolder<K>| !holder.may_have_foreign_assignment(now);
             let known = self.holders.iter().filter(is_known);
             let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, holders, now)).collect();
             // More is held than a limit that became smaller allows, until it is taken back.
@@ -606,20 +606,21 @@ impl<K> Division<K> {
             let is_too_much = pool.held > target.saturating_add(target / 10);
             let mut amount = pool.held.min(pool.limit.total()).min(target);
             // Those who ask over RLS count as as many proxies as there are: who they are is not known.
-            let outside = self.outside.in_span(pool.horizon_us()).min(pool.limit.total());
+            let decisions = self.decision_demand.in_span(pool.horizon_us()).min(pool.limit.total());
             let parties = wants.len().max(1) as u64;
-            if outside > 0 {
+            if decisions > 0 {
                 amount = amount.saturating_add(pool.beside(now)).min(pool.limit.total());
-                wants.extend((0..parties).map(|_| outside / parties));
-                all.extend((0..parties).map(|_| outside / parties));
+                wants.extend((0..parties).map(|_| decisions / parties));
+                all.extend((0..parties).map(|_| decisions / parties));
             }
             pool.level = FillLevel::fill(amount, &mut wants, 8);
-            pool.level_of_all = FillLevel::fill(amount, &mut all, 8);
-            let for_outside = if outside > 0 { pool.level.share(outside / parties).saturating_mul(parties) } else { 0 };
-            pool.outside_share = for_outside.min(amount);
-            let is_outside_short = pool.outside_share - pool.outside_share / 10 > pool.beside(now);
+            pool.level_of_all_holders = FillLevel::fill(amount, &mut all, 8);
+            let for_decisions =
+                if decisions > 0 { pool.level.share(decisions / parties).saturating_mul(parties) } else { 0 };
+            pool.share_of_decisions = for_decisions.min(amount);
+            let are_decisions_short = pool.share_of_decisions - pool.share_of_decisions / 10 > pool.beside(now);
             pool.is_starved = is_too_much
-                || is_outside_short
+                || are_decisions_short
                 || self.holders.iter().any(|holder| {
                     let has = pool.reserved_by(index, holder);
                     let target = pool.level.share(pool.want(holder, holders, now));
@@ -646,12 +647,12 @@ impl Pool {
         })
     }
 
-    fn add_orphan(&mut self, share: u64, until: Time) {
-        const MAX_ORPHANS: usize = 16;
+    fn add_share_of_gone_holder(&mut self, share: u64, until: Time) {
+        const MAX_SHARES_OF_GONE_HOLDERS: usize = 16;
         if share == 0 {
             return;
         }
-        let is_full = self.shares_of_gone_holders.len() >= MAX_ORPHANS;
+        let is_full = self.shares_of_gone_holders.len() >= MAX_SHARES_OF_GONE_HOLDERS;
         match self.shares_of_gone_holders.last_mut() {
             Some(last) if is_full => {
                 (last.share, last.until) = (last.share.saturating_add(share), last.until.max(until));

@@ -423,7 +423,7 @@ impl Model {
         let is_answer_lost = self.faults && self.random.random_bool(0.05);
         let Replica { division, id, .. } = &mut self.replicas[index];
         division.expire(now);
-        division.record_outside(std::mem::take(&mut self.asked_rls), now);
+        division.record_decision_demand(std::mem::take(&mut self.asked_rls), now);
         let Some(request) = division.request(0, now) else { return };
         let PoolRequest { used, number, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, number, wanted, lasts_us: for_us, demand };

@@ -50,7 +50,7 @@ pub struct RuleSet {
     /// Rows of tables are in Redis.
     reads_rows: bool,
     /// A domain has a limit that follows streams.
-    has_slots: bool,
+    acts_on_stream_done: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -66,7 +66,7 @@ pub struct DomainRules {
     /// How descriptors are matched.
     pub matching: Matching,
     /// The domain has a limit that follows streams, so trailing entries `slot` and `release` are not matched.
-    pub has_slots: bool,
+    pub acts_on_stream_done: bool,
     /// With entries in any order: keys that a path has more than once, with the largest number of times.
     pub(super) repeated_keys: HashMap<Box<[u8]>, u64>,
     pub(super) root: NodeId,
@@ -247,13 +247,13 @@ impl RuleSet {
             can_error: false,
             has_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
             reads_rows: false,
-            has_slots: domains.iter().any(Domain::follows_streams),
+            acts_on_stream_done: domains.iter().any(Domain::acts_on_stream_done),
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: random_u64_pair(),
         };
         for domain in domains {
-            let has_slots = domain.follows_streams();
+            let acts_on_stream_done = domain.acts_on_stream_done();
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
             let repeated_keys = match domain.matching.order {
                 EntryOrder::AsWritten => HashMap::new(),
@@ -269,7 +269,7 @@ impl RuleSet {
                 defaults,
                 defaults_by_unit,
                 matching,
-                has_slots,
+                acts_on_stream_done,
                 repeated_keys,
                 root,
                 plans,
@@ -311,8 +311,8 @@ impl RuleSet {
     }
 
     /// Returns true if a domain has a limit that follows streams.
-    pub const fn has_slots(&self) -> bool {
-        self.has_slots
+    pub const fn acts_on_stream_done(&self) -> bool {
+        self.acts_on_stream_done
     }
 
     /// Uses the rows of another rule set, of which this one is a copy with other limits.

@@ -83,7 +83,7 @@ impl RateLimitMethod {
         let message = MessageReader::new(call.headers, self.max_message_bytes)?.read_message(body).await?;
         let mut decoded = None;
         let request = decode_message(&message, &mut decoded)?;
-        if !self.answers_immediately() && may_release(&request) && self.service.has_slots() {
+        if !self.answers_immediately() && may_release(&request) && self.service.acts_on_stream_done() {
             let permits = Arc::clone(&self.release_tasks).try_acquire_many_owned(release_task_kib(call, &message));
             if let Ok(permits) = permits {
                 return Box::pin(self.answer_release(call, message.clone(), permits)).await;
@@ -186,8 +186,8 @@ struct TimedAnswer {
 
 impl RateLimitService {
     /// Returns true if the rules have concurrent limits.
-    fn has_slots(&self) -> bool {
-        self.rules.current_rules().as_deref().is_some_and(|loaded| loaded.rules.has_slots())
+    fn acts_on_stream_done(&self) -> bool {
+        self.rules.current_rules().as_deref().is_some_and(|loaded| loaded.rules.acts_on_stream_done())
     }
 
     /// Creates a service without a tracer.
@@ -354,7 +354,7 @@ impl RateLimitService {
     fn build_call_context<'r>(&self, rules: Option<&'r LoadedRules>, terms: CallTerms<'r>) -> DecisionContext<'r> {
         let mut context = self.build_decision_context(rules, terms.deadline);
         context.store.span_ref = terms.span.map(Span::span_ref);
-        if let (Some(head), Some(_)) = (terms.head, context.rules.filter(|rules| rules.has_slots())) {
+        if let (Some(head), Some(_)) = (terms.head, context.rules.filter(|rules| rules.acts_on_stream_done())) {
             context.slots.holder = head.slot_holder();
         }
         context

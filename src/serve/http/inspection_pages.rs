@@ -10,7 +10,7 @@ use axum::response::Response;
 use super::app_state::AppState;
 use super::page_builder::{Page, PageBuilder};
 use super::report_pages::respond_metrics_off;
-use super::response::{respond_bad_query, respond_internal_error, respond_json, respond_no_rules, respond_text};
+use super::response::{respond_bad_query, respond_internal_error, respond_no_rules, respond_pretty_json, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::alarms::AlarmReport;
@@ -72,10 +72,6 @@ pub(super) async fn show_alarms(State(state): State<AppState>, uri: Uri) -> Resp
     state.pages.respond_with_page(&uri, build).await
 }
 
-fn respond_report(report: &impl serde::Serialize) -> Response {
-    to_pretty_json(report).map_or_else(|_| respond_internal_error(), |body| respond_json(StatusCode::OK, body))
-}
-
 /// `/rule_text`
 pub(super) async fn show_rule_text(
     State(state): State<AppState>,
@@ -87,7 +83,7 @@ pub(super) async fn show_rule_text(
     };
     let Some(loaded) = state.collector.service.rules.current_rules_owned() else { return respond_no_rules() };
     let build = move || match RuleTextReport::find(&loaded, &query.origin) {
-        Some(report) => respond_report(&report),
+        Some(report) => respond_pretty_json(&report),
         None => {
             let what = "no loaded rule has this origin: file:line:column, as in /rules (the rules may have changed)\n";
             respond_text(StatusCode::NOT_FOUND, what)
@@ -119,7 +115,7 @@ pub(super) async fn show_what_if(
         let busiest = &service.decider.metrics.busiest_keys;
         let sources = WhatIfSources { rules: &loaded.rules, busiest, has_values };
         match WhatIfReport::new(sources, service.clock.now(), &query) {
-            Ok(report) => respond_report(&report),
+            Ok(report) => respond_pretty_json(&report),
             Err(error) => respond_text(StatusCode::BAD_REQUEST, format!("{error}\n")),
         }
     };

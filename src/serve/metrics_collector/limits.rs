@@ -176,8 +176,8 @@ const RESERVATION_COUNTERS: [(LimitStat, &str, &str); 4] = [
         "Total number of reservations found unsettled after settle_within, or after the end of their Envoy.",
     ),
     (
-        LimitStat::OverspentHits,
-        "tollkeeper_rule_overspent_hits_total",
+        LimitStat::ReservationExcessHits,
+        "tollkeeper_rule_reservations_excess_hits_total",
         "Total number of hits by which true costs exceeded their estimates.",
     ),
 ];

@@ -114,7 +114,7 @@ impl Divisions {
     pub(super) fn join(&self, key: u128, counters: BucketCounters, holder: BucketOfStream, now: Time) -> bool {
         let mut shard = self.keys.lock_shard(upper_half(key));
         let entry = shard.entry(key).or_insert_with(|| {
-            self.service.decider.store.held_demand.watch(counters.path_hash);
+            self.service.decider.store.decision_demand.watch(counters.path_hash);
             KeyDivision::new(counters.clone())
         });
         if *entry.counters != counters {
@@ -192,10 +192,10 @@ impl Divisions {
     /// Asks the store for what the pools of a key want.
     pub(super) async fn settle(&self, key: u128) {
         let now = self.service.clock.now();
-        let held_demand = &self.service.decider.store.held_demand;
+        let decision_demand = &self.service.decider.store.decision_demand;
         let begin = |entry: &mut KeyDivision| {
             entry.division.expire(now);
-            entry.division.record_outside(held_demand.take(entry.counters.path_hash), now);
+            entry.division.record_decision_demand(decision_demand.take(entry.counters.path_hash), now);
             if entry.is_asking {
                 entry.has_waiting_holders = true;
                 return None;
@@ -230,7 +230,7 @@ impl Divisions {
         if shard.get(&key).is_some_and(|entry| entry.division.is_empty() && !entry.is_asking)
             && let Some(entry) = shard.remove(&key)
         {
-            self.service.decider.store.held_demand.unwatch(entry.counters.path_hash);
+            self.service.decider.store.decision_demand.unwatch(entry.counters.path_hash);
         }
     }
 

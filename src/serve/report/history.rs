@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::rules::live::LoadMark;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::telemetry::limit_history::{MinuteCounts, RequestMinute, RequestTotals};
+use crate::telemetry::decision_history::{MinuteCounts, RequestMinute, RequestTotals};
 use crate::telemetry::metrics::limit_stats::LimitStats;
 
 /// Query of `/history`.

@@ -1,7 +1,7 @@
 //! Reservations of counters in this process, in a table for each counter.
 //!
 //! As tables of slots, they are kept apart from the counters, and together take up to a quarter of the store's capacity
-//! beside it. A reservation without room is not recorded: its estimate stays charged, so nothing is overspent.
+//! beside it. A reservation without room is not recorded: its estimate stays charged, so no cost is beyond the limit.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};

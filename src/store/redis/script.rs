@@ -28,7 +28,7 @@ use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::hold::{CounterHold, can_be_held};
 use crate::limit::request::Hits;
-use crate::limit::reservation::Reservations;
+use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::{SlotAction, SlotUse};
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::connection::Script;
@@ -434,7 +434,7 @@ impl ArgumentEncoder {
         self.push(reservations.map_or(0, |_| signed_word(key)));
         self.push(reservations.map_or(0, |reservations| signed_word(reservations.settle_within_us())));
         self.push(reservations.map_or(0, |reservations| signed_word(reservations.kept_us(limit.period_us()))));
-        let estimate = reservations.and_then(Reservations::estimate);
+        let estimate = reservations.and_then(ReservationPolicy::estimate);
         self.push(estimate.map_or(0, |estimate| i64::from(estimate.get())));
     }
 

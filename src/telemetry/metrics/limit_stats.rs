@@ -67,7 +67,7 @@ pub enum LimitStat {
     /// Reservations that were found unsettled after their time, or of a dead holder.
     ReservationsUnsettled,
     /// Hits by which settlements exceeded their estimates.
-    OverspentHits,
+    ReservationExcessHits,
     /// Descriptors of the domain that matched no rule; only in the statistics of a domain's other limits.
     Unmatched,
     /// Decisions by the policy `local` that rejected; also among [`LimitStat::Local`].

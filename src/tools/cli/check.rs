@@ -5,7 +5,7 @@
 //! each variable that is set, and its effect on a start.
 
 mod envoy_files;
-mod slot_traffic;
+mod unreleased_slots;
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::envoy_files::CheckedEnvoyFiles;
-use self::slot_traffic::{SlotTraffic, SlotWarning};
+use self::unreleased_slots::{SlotWarning, UnreleasedSlots};
 use super::print::{CommandOutcome, fail_if_unwritten, format_count, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
@@ -123,7 +123,7 @@ struct CheckReport<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     envoy: Option<&'r CheckedEnvoyFiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    traffic: Option<&'r SlotTraffic>,
+    traffic: Option<&'r UnreleasedSlots>,
     #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<&'r [VariableReport]>,
 }
@@ -138,7 +138,7 @@ struct Checked {
     rules: Option<CheckedRules>,
     quota_hints: Vec<QuotaHint>,
     envoy: Option<CheckedEnvoyFiles>,
-    traffic: Option<SlotTraffic>,
+    traffic: Option<UnreleasedSlots>,
     environment: Option<Vec<VariableReport>>,
 }
 
@@ -182,7 +182,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         CheckedEnvoyFiles::read_and_check(&args.envoy, set)
     });
     let has_traffic = args.addr.is_some() || !args.log.is_empty();
-    let traffic = has_traffic.then(|| SlotTraffic::read_and_check(args.addr.as_ref(), &args.log));
+    let traffic = has_traffic.then(|| UnreleasedSlots::read_and_check(args.addr.as_ref(), &args.log));
     let checked = Checked { rules, quota_hints, envoy, traffic, environment };
     let page = match args.format {
         OutputFormat::Text => format_text(&checked),
@@ -259,7 +259,7 @@ fn format_text(Checked { rules, quota_hints, envoy, traffic, environment }: &Che
     page
 }
 
-fn format_traffic(SlotTraffic { warnings, problems }: &SlotTraffic) -> String {
+fn format_traffic(UnreleasedSlots { warnings, problems }: &UnreleasedSlots) -> String {
     let mut page = String::new();
     for problem in problems {
         page += &format!("error: {}\n", escape_unprintable(problem));

@@ -44,7 +44,7 @@ fn full_result() -> LimitResultRecord {
         banned_us: 10,
         slot: SlotChange::Taken,
         expired_seats: 11,
-        overspent: 12,
+        above_estimate: 12,
     }
 }
 
@@ -239,7 +239,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
             banned_us: 0,
             slot: SlotChange::None,
             expired_seats: 0,
-            overspent: 0,
+            above_estimate: 0,
         }),
     };
     let bare = LimitRecord { result: None, ..limit.clone() };

@@ -112,7 +112,7 @@ fn all() -> Metrics {
             "tollkeeper_rule_banned_total",
             "tollkeeper_rule_seats_expired_total",
             "tollkeeper_rule_late_requests_total",
-            "tollkeeper_rule_overspent_hits_total",
+            "tollkeeper_rule_reservations_excess_hits_total",
         ];
         lacks.iter().all(|name| found.types.contains_key(*name)).then_some(())
     });

@@ -6,7 +6,7 @@ use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
-use tollkeeper::limit::reservation::Unsettled;
+use tollkeeper::limit::reservation::UnsettledPolicy;
 use tollkeeper::limit::slot::SlotChange;
 use tollkeeper::limit::{LimitSpec, charge::ChargeResult};
 use tollkeeper::store::charge::{ChargeContext, CommitMode};
@@ -20,7 +20,7 @@ use crate::kit::test_service::store_runtime;
 
 /// Limits that are charged together, of which one at least reserves.
 fn limits_of(kind: Kind, variant: u64, requests: u32) -> Vec<Limit> {
-    let unsettled = if variant.is_multiple_of(2) { Unsettled::Keep } else { Unsettled::Return };
+    let unsettled = if variant.is_multiple_of(2) { UnsettledPolicy::Keep } else { UnsettledPolicy::Return };
     let own = reserving_limit(kind, requests, unsettled, None);
     let plain = |algorithm, requests| {
         Limit::new(&LimitSpec::new(algorithm, requests, Period::new(Unit::Minute, 1).unwrap())).unwrap()
@@ -29,7 +29,7 @@ fn limits_of(kind: Kind, variant: u64, requests: u32) -> Vec<Limit> {
         0 | 1 => vec![own],
         2 => vec![own, plain(Algorithm::Concurrent, 4)],
         3 => vec![plain(Algorithm::TokenBucket, 100), own],
-        _ => vec![reserving_limit(Kind::Fixed, 60, Unsettled::Return, Some(5)), own],
+        _ => vec![reserving_limit(Kind::Fixed, 60, UnsettledPolicy::Return, Some(5)), own],
     }
     .into_iter()
     .enumerate()
@@ -50,7 +50,7 @@ struct Met {
     settled: u32,
     late: u32,
     unsettled: u32,
-    overspent: u32,
+    above_estimate: u32,
     gave_back: u32,
 }
 
@@ -60,7 +60,7 @@ impl Met {
         self.settled += u32::from(result.slot == SlotChange::Freed);
         self.late += u32::from(result.slot == SlotChange::Late);
         self.unsettled += result.expired_seats;
-        self.overspent += u32::from(result.overspent > 0);
+        self.above_estimate += u32::from(result.above_estimate > 0);
         self.gave_back += u32::from(result.after < result.before);
     }
 }
@@ -83,7 +83,7 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
                 let mut limits = limits_of(kind, seed, step.limit);
                 if matches!(step.hits, Hits::Refund(_)) {
                     // A release is sent to no other limits.
-                    limits.retain(Limit::follows_streams);
+                    limits.retain(Limit::acts_on_stream_done);
                 }
                 let charge = charge_of(&step, &limits, &entries);
                 let expected = memory.charge(&charge, step.now).expect("there is room");
@@ -95,8 +95,8 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
                 expected.iter().for_each(|result| met.count(result));
             }
         }
-        let Met { taken, settled, late, unsettled, overspent, gave_back } = met;
-        let each = [taken, settled, late, unsettled, overspent, gave_back];
+        let Met { taken, settled, late, unsettled, above_estimate, gave_back } = met;
+        let each = [taken, settled, late, unsettled, above_estimate, gave_back];
         assert!(each.iter().all(|times| *times > 0), "{kind:?} {met:?}");
     }
 }

@@ -3,7 +3,7 @@
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::request::{Entry, Hits};
-use tollkeeper::limit::reservation::Unsettled;
+use tollkeeper::limit::reservation::UnsettledPolicy;
 use tollkeeper::limit::slot::{HolderId, SlotAction, SlotId, SlotToken, SlotUse};
 use tollkeeper::store::memory::MemoryStore;
 
@@ -18,7 +18,7 @@ struct SmallStore {
 
 impl SmallStore {
     fn new(kind: Kind) -> Self {
-        let limits = [reserving_limit(kind, 40, Unsettled::Keep, None)];
+        let limits = [reserving_limit(kind, 40, UnsettledPolicy::Keep, None)];
         Self { store: MemoryStore::new(1 << 20), limits, now: Time::from_secs(1_800_000_000) }
     }
 

@@ -11,7 +11,7 @@ use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::fixed_window::window_bounds;
 use tollkeeper::limit::charge::ChargeResult;
 use tollkeeper::limit::request::{Entry, Hits};
-use tollkeeper::limit::reservation::Unsettled;
+use tollkeeper::limit::reservation::UnsettledPolicy;
 use tollkeeper::limit::slot::SlotChange;
 use tollkeeper::store::memory::MemoryStore;
 
@@ -43,7 +43,7 @@ impl Model {
                 let place = self.open.remove(&id).expect("only an open reservation is settled");
                 let known = &mut self.costs[place];
                 let beyond = cost.saturating_sub(known.hits);
-                assert_eq!(result.overspent, beyond, "{step:?}");
+                assert_eq!(result.above_estimate, beyond, "{step:?}");
                 known.hits = known.hits.min(cost);
                 self.costs.push(Cost { at: step.now, hits: beyond });
             }
@@ -99,7 +99,7 @@ fn check_histories(kind: Kind, seeds: std::ops::Range<u64>) -> [u32; 3] {
                 step.hits = Hits::Refund(cost.min(reserved));
             }
             // The model of a bucket knows one rate.
-            let limit = reserving_limit(kind, 60, Unsettled::Keep, None);
+            let limit = reserving_limit(kind, 60, UnsettledPolicy::Keep, None);
             let before = model.used(kind, &limit, step.now);
             let results = memory.charge(&charge_of(&step, &[limit], &entries), step.now).expect("there is room");
             let (result, at) = (results[0], format!("{kind:?}, seed {seed}, turn {turn}: {step:?}"));

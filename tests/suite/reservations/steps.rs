@@ -11,7 +11,7 @@ use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
-use tollkeeper::limit::reservation::{Reservations, Unsettled};
+use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
 use tollkeeper::limit::slot::{HolderId, SlotAction, SlotId, SlotToken, SlotUse};
 use tollkeeper::limit::window::WindowSpec;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -39,7 +39,7 @@ impl Kind {
 }
 
 /// A limit of that kind with a period of ten seconds, or of a month.
-pub(super) fn reserving_limit(kind: Kind, requests: u32, unsettled: Unsettled, estimate: Option<u32>) -> Limit {
+pub(super) fn reserving_limit(kind: Kind, requests: u32, unsettled: UnsettledPolicy, estimate: Option<u32>) -> Limit {
     let algorithm = match kind {
         Kind::Fixed | Kind::Calendar | Kind::Months => Algorithm::FixedWindow,
         Kind::SlidingCounter => Algorithm::SlidingWindowCounter,
@@ -47,7 +47,7 @@ pub(super) fn reserving_limit(kind: Kind, requests: u32, unsettled: Unsettled, e
         Kind::Bucket => Algorithm::TokenBucket,
     };
     let period = if kind == Kind::Months { Period::new(Unit::Month, 1) } else { Period::new(Unit::Second, 10) };
-    let reservations = Reservations::new(SETTLE_WITHIN_S, unsettled, estimate.and_then(NonZeroU32::new));
+    let reservations = ReservationPolicy::new(SETTLE_WITHIN_S, unsettled, estimate.and_then(NonZeroU32::new));
     let spec = LimitSpec {
         reservations,
         calendar_months: kind == Kind::Months,

@@ -103,7 +103,7 @@ impl RejectedCharge<'_> {
                 banned_us: 0,
                 slot: SlotChange::None,
                 expired_seats: 0,
-                overspent: 0,
+                above_estimate: 0,
             }),
         };
         let descriptor = DescriptorRecord {

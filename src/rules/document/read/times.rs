@@ -6,7 +6,7 @@ use crate::limit::active::{ActiveSpec, Weekdays};
 use crate::limit::ban::Ban;
 use crate::limit::calendar::{TimeOfDay, Weekday, Zone};
 use crate::limit::period::Period;
-use crate::limit::reservation::{DEFAULT_SETTLE_WITHIN_S, Reservations, Unsettled};
+use crate::limit::reservation::{DEFAULT_SETTLE_WITHIN_S, ReservationPolicy, UnsettledPolicy};
 use crate::limit::window::{MonthLength, WindowSpec};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, Field, FieldPath};
@@ -86,15 +86,15 @@ impl DocumentReader<'_> {
         &mut self,
         field: &Field<'_, '_>,
         field_path: &FieldPath<'_>,
-    ) -> Option<Spanned<Reservations>> {
-        let (mut within_s, mut unsettled, mut estimate) = (None, Unsettled::default(), None);
+    ) -> Option<Spanned<ReservationPolicy>> {
+        let (mut within_s, mut unsettled, mut estimate) = (None, UnsettledPolicy::default(), None);
         let errors = self.found.error_count();
         if let YamlContent::Map(_) = field.node.content {
-            for key in self.read_fields(field.node, Section::Reservations, "reservations", field_path)? {
+            for key in self.read_fields(field.node, Section::ReservationPolicy, "reservations", field_path)? {
                 let field_path = field_path.with_key(key.key.name);
                 match key.key.name {
                     "settle_within" => within_s = self.read_settle_within(&key, &field_path),
-                    "unsettled" => set(&mut unsettled, self.read_choice(&key, Unsettled::from_name, &field_path)),
+                    "unsettled" => set(&mut unsettled, self.read_choice(&key, UnsettledPolicy::from_name, &field_path)),
                     "estimate" => estimate = self.read_u32(&key, &field_path),
                     _ => {}
                 }
@@ -107,7 +107,7 @@ impl DocumentReader<'_> {
         }
         let within_s = within_s.map_or(DEFAULT_SETTLE_WITHIN_S, |within_s| within_s.value);
         let estimate = estimate.and_then(|estimate| NonZeroU32::new(estimate.value));
-        Some(Spanned { value: Reservations::new(within_s, unsettled, estimate)?, at: field.at })
+        Some(Spanned { value: ReservationPolicy::new(within_s, unsettled, estimate)?, at: field.at })
     }
 
     fn read_settle_within(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<u32>> {

@@ -20,7 +20,7 @@ const US_PER_MINUTE: u64 = 60_000_000;
 
 /// Counts by minute of each limit and of all requests.
 #[derive(Debug, Default)]
-pub struct LimitHistory(Mutex<Rings>);
+pub struct DecisionHistory(Mutex<Rings>);
 
 /// Decisions of limits in one minute; a count stops at 2^32 - 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,7 +88,7 @@ struct LimitRing {
     counts: Box<[MinuteCounts; KEPT_HISTORY_MINUTES]>,
 }
 
-impl LimitHistory {
+impl DecisionHistory {
     /// Records the minutes that ended before `now`, as one. Does nothing in a minute that began with a record.
     pub fn record_minute(&self, now: Time, limits: &[Arc<LimitStats>], requests: RequestTotals) {
         let Some(ended) = minute_of(now).checked_sub(1) else { return };
@@ -269,13 +269,13 @@ mod tests {
         Time::from_micros((minute * 60 + second) * 1_000_000)
     }
 
-    fn matched(history: &LimitHistory, now: Time, limit: &LimitStats) -> Vec<(u64, u32)> {
+    fn matched(history: &DecisionHistory, now: Time, limit: &LimitStats) -> Vec<(u64, u32)> {
         history.minutes_of_limits(now, &[limit]).into_iter().map(|(minute, counts)| (minute, counts.matched)).collect()
     }
 
     #[test]
     fn minute_has_the_difference_of_totals_and_the_last_minute_runs() {
-        let (history, login) = (LimitHistory::default(), limit("login"));
+        let (history, login) = (DecisionHistory::default(), limit("login"));
         login.add_to_counter(LimitStat::Ok, 5);
         login.add_to_counter(LimitStat::Over, 2);
         login.add_to_counter(LimitStat::Shadow, 3);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn sixty_minutes_are_kept() {
-        let (history, login) = (LimitHistory::default(), limit("login"));
+        let (history, login) = (DecisionHistory::default(), limit("login"));
         for minute in 1..=100 {
             login.add_to_counter(LimitStat::Ok, minute);
             history.record_minute(at(minute + 1, 0), std::slice::from_ref(&login), RequestTotals::default());
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn second_record_of_a_minute_is_ignored_and_a_clock_that_goes_back_clears() {
-        let (history, login) = (LimitHistory::default(), limit("login"));
+        let (history, login) = (DecisionHistory::default(), limit("login"));
         let record = |now: Time| {
             login.add_to_counter(LimitStat::Ok, 1);
             history.record_minute(now, std::slice::from_ref(&login), RequestTotals::default());
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_only_of_limits_with_decisions() {
-        let history = LimitHistory::default();
+        let history = DecisionHistory::default();
         let limits: Vec<_> = (0..MAX_LIMITS_WITH_HISTORY + 10).map(|at| limit(&at.to_string())).collect();
         limits.iter().skip(5).for_each(|limit| limit.add_to_counter(LimitStat::Ok, 1));
         history.record_minute(at(10, 0), &limits, RequestTotals::default());

@@ -32,7 +32,7 @@ pub(super) struct SlotWarning {
 
 /// What was found in traffic.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct SlotTraffic {
+pub(super) struct UnreleasedSlots {
     /// Rules whose slots no traffic released.
     pub(super) warnings: Vec<SlotWarning>,
     /// Servers and logs that could not be read.
@@ -46,7 +46,7 @@ struct Uses {
     releases: u64,
 }
 
-impl SlotTraffic {
+impl UnreleasedSlots {
     /// Looks at the limits of a server, and at logs.
     pub(super) fn read_and_check(server: Option<&ServerAddress>, logs: &[PathBuf]) -> Self {
         let mut found = Self::default();

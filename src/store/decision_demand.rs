@@ -11,7 +11,7 @@ use crate::limit::request::Hits;
 
 /// Hits that decisions asked for, by path; paths without a hold are not counted.
 #[derive(Debug)]
-pub struct HeldDemand {
+pub struct DecisionDemand {
     watched: AtomicUsize,
     paths: Sharded<PrehashedMap<WatchedPath>>,
 }
@@ -22,13 +22,13 @@ struct WatchedPath {
     hits: u64,
 }
 
-impl Default for HeldDemand {
+impl Default for DecisionDemand {
     fn default() -> Self {
         Self { watched: AtomicUsize::new(0), paths: Sharded::new(DEFAULT_SHARDS, PrehashedMap::default) }
     }
 }
 
-impl HeldDemand {
+impl DecisionDemand {
     /// Begins to count the hits of a path. Each call needs one of [`Self::unwatch`].
     pub fn watch(&self, path_hash: u128) {
         self.watched.fetch_add(1, Ordering::Relaxed);
