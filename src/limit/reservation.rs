@@ -12,8 +12,9 @@
 //! | settled below the estimate | gives the difference back, as far as it still counts: not into a later window |
 //! | settled above | charges the difference, also beyond the limit, as rejected hits that count are |
 //! | settled by another token, twice, or `-` | none |
-//! | settled by `?`: Envoy saw no answer | settles by the id; without one charges the cost, and leaves a tombstone |
-//! | request that finds a *tombstone* | none; rejected, because its stream is gone |
+//! | settled by `?`: Envoy saw no answer | settles by the id; if that is unknown, or forgotten, charges the cost |
+//! | the same, whether it is known or not | leaves a *tombstone*, so that it counts once |
+//! | request that finds a tombstone | none; rejected for 15 s, because its stream is gone |
 //! | not settled in time, or its Envoy dead | `unsettled: keep`: none. `return`: gives it back if room lacks next |
 //! | settled after that | none |
 //!

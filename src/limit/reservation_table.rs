@@ -34,6 +34,8 @@ pub struct ReservationTable {
     swept: Time,
     /// Time at which a request found the counter gone, as after an eviction: what was charged before counts no more.
     lost: Time,
+    /// Most hits per period of the limit since anything was open: what a bucket refilled at most since then.
+    highest_rate: u32,
     /// Time for which a reservation that is over stays, in microseconds: its hits may be given back until then.
     kept_us: u64,
 }
@@ -47,7 +49,7 @@ pub struct ReservationQuery<'q> {
     pub limit: &'q Limit,
     /// State of the counter, without reservations.
     pub counter: &'q State,
-    /// The counter does not exist yet, or no more.
+    /// The counter does not exist: it is new, or was evicted.
     pub counter_is_new: bool,
     /// The request only asks, so nothing is removed.
     pub is_peek: bool,
@@ -64,36 +66,42 @@ impl ReservationTable {
     const ENTRY_BYTES: usize = size_of::<(u128, Reservation)>() + 1;
 
     /// Returns what a request sees. Removes its own reservation if that is over, and all that are over if hits are
-    /// lacking or the table is full.
+    /// lacking or the table is full. A peek removes nothing.
     pub fn view(&mut self, query: ReservationQuery<'_>) -> RequestReservation {
-        let ReservationQuery { slot, limit, now, .. } = query;
-        let Some(reservations) = limit.reservations() else { return RequestReservation::empty_for(slot) };
-        let mut view = RequestReservation::empty_for(slot);
-        if query.counter_is_new && !query.is_peek && !self.open.is_empty() {
-            self.lost = now;
+        let Some(policy) = query.limit.reservations().filter(|_| !query.is_peek) else { return self.look(query) };
+        let mut view = RequestReservation::empty_for(query.slot);
+        if query.counter_is_new && !self.open.is_empty() {
+            self.lost = query.now;
         }
-        let found = self.open.get(&slot.id.0).copied();
-        let over = found.filter(|own| own.expires <= now);
-        if let Some(over) = over.filter(|_| !query.is_peek) {
-            self.open.remove(&slot.id.0);
-            self.end_unsettled(over, reservations, query, &mut view);
+        self.highest_rate = self.highest_rate.max(query.limit.requests_per_unit());
+        let found = self.open.get(&query.slot.id.0).copied();
+        let over = found.filter(|own| own.expires <= query.now);
+        if let Some(over) = over {
+            self.open.remove(&query.slot.id.0);
+            self.end_unsettled(over, policy, query, &mut view);
         }
-        let own = if over.is_some() { None } else { found };
-        let wants_hits = query.lacks_hits && own.is_none() && reservations.unsettled() == UnsettledPolicy::Return;
-        if !query.is_peek && (wants_hits || own.is_none() && self.is_full()) {
-            self.sweep_if_due(reservations, query, &mut view);
+        let is_own_open = found.is_some() && over.is_none();
+        let wants_hits = query.lacks_hits && policy.unsettled() == UnsettledPolicy::Return;
+        if !is_own_open && (wants_hits || self.is_full()) {
+            self.sweep_if_due(policy, query, &mut view);
         }
-        view.own = match own {
-            None if over.is_some_and(|over| over.hits > 0) => OwnReservation::Over,
+        let RequestReservation { own, is_full, .. } = self.look(query);
+        let is_over = over.is_some_and(|over| over.hits > 0);
+        RequestReservation { own: if is_over { OwnReservation::Over } else { own }, is_full, ..view }
+    }
+
+    /// Returns what a request sees that only asks: removes nothing, and gives nothing back.
+    pub fn look(&self, query: ReservationQuery<'_>) -> RequestReservation {
+        let own = match self.open.get(&query.slot.id.0) {
             None => OwnReservation::Absent,
+            Some(one) if one.expires <= query.now && one.hits > 0 => OwnReservation::Over,
+            Some(one) if one.expires <= query.now => OwnReservation::Absent,
             Some(Reservation { hits: 0, .. }) => OwnReservation::Tombstone,
-            Some(Reservation { token, hits, mark, .. }) => {
-                let refundable = self.refundable_hits(hits, mark, query);
-                OwnReservation::Open { token, hits, refundable }
+            Some(&Reservation { token, hits, mark, .. }) => {
+                OwnReservation::Open { token, hits, refundable: self.refundable_hits(hits, mark, query) }
             }
         };
-        view.is_full = self.is_full();
-        view
+        RequestReservation { own, is_full: self.is_full(), ..RequestReservation::empty_for(query.slot) }
     }
 
     /// Writes what a charge made of a request's [`view`](Self::view); `counter` is the state after the charge.
@@ -101,6 +109,7 @@ impl ReservationTable {
         let Some(reservations) = limit.reservations() else { return };
         let SlotUse { id, holder, .. } = view.slot;
         self.kept_us = reservations.kept_us(limit.period_us());
+        self.highest_rate = self.highest_rate.max(limit.requests_per_unit());
         self.given_back = self.given_back.saturating_add(view.given_back);
         let old = self.open.get(&id.0).copied();
         match (view.own, old) {
@@ -115,7 +124,7 @@ impl ReservationTable {
                 let mark = counter.reservation_mark(limit, now, self.given_back);
                 self.open.insert(id.0, Reservation { token, holder, expires, hits, mark });
             }
-            (OwnReservation::Tombstone, None) => {
+            (OwnReservation::Tombstone, Some(Reservation { hits: 1.., .. }) | None) => {
                 let (token, mark) = (SlotToken::default(), ReservationMark::default());
                 let expires = now.plus_us(TOMBSTONE_US);
                 self.open.insert(id.0, Reservation { token, holder, expires, hits: 0, mark });
@@ -159,7 +168,8 @@ impl ReservationTable {
 
     /// Hits of a reservation of so many hits with this mark that certainly still count.
     fn refundable_hits(&self, hits: u64, mark: ReservationMark, query: ReservationQuery<'_>) -> u64 {
-        let reserved = ReservedHits { hits, mark, given_back: self.given_back };
+        let ReservationTable { given_back, highest_rate, .. } = *self;
+        let reserved = ReservedHits { hits, mark, given_back, highest_rate };
         match mark.at < self.lost {
             true => 0,
             false => query.counter.refundable_hits(query.limit, query.now, reserved),
@@ -174,12 +184,7 @@ impl ReservationTable {
         self.open.remove(&id.0);
     }
 
-    fn sweep_if_due(
-        &mut self,
-        reservations: ReservationPolicy,
-        query: ReservationQuery<'_>,
-        view: &mut RequestReservation,
-    ) {
+    fn sweep_if_due(&mut self, policy: ReservationPolicy, query: ReservationQuery<'_>, view: &mut RequestReservation) {
         let now = query.now;
         if now >= self.swept && now.since_us(self.swept) < SWEEP_INTERVAL_US {
             return;
@@ -189,7 +194,7 @@ impl ReservationTable {
         let over: Vec<Reservation> = self.open.values().filter(|one| is_over(one)).copied().collect();
         self.open.retain(|_, one| !is_over(one));
         for one in over {
-            self.end_unsettled(one, reservations, query, view);
+            self.end_unsettled(one, policy, query, view);
         }
     }
 
@@ -197,7 +202,7 @@ impl ReservationTable {
     fn end_unsettled(
         &mut self,
         one: Reservation,
-        reservations: ReservationPolicy,
+        policy: ReservationPolicy,
         query: ReservationQuery<'_>,
         view: &mut RequestReservation,
     ) {
@@ -205,7 +210,7 @@ impl ReservationTable {
             return;
         }
         view.unsettled = view.unsettled.saturating_add(1);
-        if reservations.unsettled() == UnsettledPolicy::Return {
+        if policy.unsettled() == UnsettledPolicy::Return {
             let returned = self.refundable_hits(one.hits, one.mark, query);
             view.returned = view.returned.saturating_add(returned);
             self.given_back = self.given_back.saturating_add(returned);

@@ -10,7 +10,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
-use crate::limit::slot::{SlotAction, SlotChange, SlotToken, SlotUse};
+use crate::limit::slot::{SlotAction, SlotChange, SlotToken, SlotUse, TOMBSTONE_US};
 
 impl State {
     /// Adds what a request sees of the reservations of a counter.
@@ -113,7 +113,7 @@ impl State {
     /// A bucket refills at most the hits of the reservation itself. It refills those of others first if they were in it
     /// before, and are not given back.
     pub(crate) fn refundable_hits(&self, limit: &Limit, now: Time, reserved: ReservedHits) -> u64 {
-        let ReservedHits { hits, mark, given_back } = reserved;
+        let ReservedHits { hits, mark, given_back, highest_rate } = reserved;
         let at = self.effective_charge_time(limit, now);
         // The clock was set back by more than a period: the state is discarded.
         if at < mark.at {
@@ -126,7 +126,8 @@ impl State {
             Self::SlidingWindowCounter(_) => all_if(at.as_micros() / limit.period_us() == mark.base),
             Self::SlidingWindowLog(_) => all_if(at.since_us(mark.at) < limit.period_us()),
             Self::TokenBucket(_) => {
-                let units = u128::from(at.since_us(mark.at)) * u128::from(limit.requests_per_unit());
+                let rate = highest_rate.max(limit.requests_per_unit());
+                let units = u128::from(at.since_us(mark.at)) * u128::from(rate);
                 let refilled = u64::try_from(units.div_ceil(u128::from(limit.period_us()))).unwrap_or(u64::MAX);
                 mark.base.saturating_sub(given_back).max(hits).saturating_sub(refilled).min(hits)
             }
@@ -156,6 +157,11 @@ fn look_at(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
     ChargeResult { admitted: true, retry_after_us: None, ..result }
 }
 
+/// Rejects a request whose settlement came first: its stream is gone. Another one of the same id may pass later.
+fn reject_late(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
+    ChargeResult { admitted: false, retry_after_us: Some(TOMBSTONE_US), ..look_at(counter, limit, now) }
+}
+
 fn peek(
     counter: &mut State,
     view: &RequestReservation,
@@ -165,7 +171,7 @@ fn peek(
 ) -> ChargeResult {
     match view.own {
         OwnReservation::Open { .. } => look_at(counter, limit, now),
-        OwnReservation::Tombstone => ChargeResult { admitted: false, ..look_at(counter, limit, now) },
+        OwnReservation::Tombstone => reject_late(counter, limit, now),
         OwnReservation::Absent | OwnReservation::Over => peek_at_estimate(counter, limit, now, request),
     }
 }
@@ -185,9 +191,7 @@ fn reserve(
 ) -> ChargeResult {
     let token = view.slot.token;
     match view.own {
-        OwnReservation::Tombstone => {
-            ChargeResult { admitted: false, slot: SlotChange::Late, ..look_at(counter, limit, now) }
-        }
+        OwnReservation::Tombstone => ChargeResult { slot: SlotChange::Late, ..reject_late(counter, limit, now) },
         OwnReservation::Open { .. } if request.rejected_elsewhere => look_at(counter, limit, now),
         OwnReservation::Open { hits, refundable, .. } => {
             view.own = OwnReservation::Open { token, hits, refundable };
@@ -213,7 +217,8 @@ fn settle(counter: &mut State, view: &mut RequestReservation, limit: &Limit, now
     let is_unanswered = slot.action == SlotAction::ReleaseUnanswered;
     match view.own {
         OwnReservation::Open { token, hits, refundable } if is_unanswered || token == slot.token => {
-            view.own = OwnReservation::Absent;
+            // A repeated settlement without an answer, or a request that it overtook, must find that it was here.
+            view.own = if is_unanswered { OwnReservation::Tombstone } else { OwnReservation::Absent };
             if cost > hits {
                 let result = charge_debt(counter, limit, now, cost - hits);
                 return ChargeResult { slot: SlotChange::Freed, above_estimate: cost - hits, ..result };

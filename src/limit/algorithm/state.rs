@@ -212,7 +212,7 @@ impl State {
             (Some(_), Self::WithBan(state)) => {
                 !state.ban.rejects(limit, now, request.hits) && state.counter.counter_admits(limit, now, request)
             }
-            (None, Self::WithReservations(_)) => self.reserved_admits(limit, now, request),
+            (None, _) if limit.reservations().is_some() => self.reserved_admits(limit, now, request),
             _ => self.counter_admits(limit, now, request),
         }
     }

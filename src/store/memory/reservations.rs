@@ -41,18 +41,25 @@ pub(super) struct ReservationContext<'c> {
     pub(super) counters: &'c Sharded<MemoryShard>,
 }
 
-/// What a charge finds beside its counters.
-pub(super) struct ReservationTerms<'t> {
+/// A request, as tables of reservations know it.
+#[derive(Clone, Copy)]
+pub(super) struct ReservationCaller<'t> {
     /// Time of the request.
     pub(super) now: Time,
     /// Use of a reservation by the request.
     pub(super) slot: &'t SlotUse,
+    /// Tells whether a holder is dead.
+    pub(super) is_dead: &'t dyn Fn(HolderId) -> bool,
+}
+
+/// What a charge finds beside its counters.
+pub(super) struct ReservationTerms<'t> {
+    /// The request.
+    pub(super) caller: ReservationCaller<'t>,
     /// Tables, by the keys of their counters.
     pub(super) tables: &'t mut PrehashedMap<ReservationTable>,
     /// There is no memory for one more reservation.
     pub(super) is_full: bool,
-    /// Tells whether a holder is dead.
-    pub(super) is_dead: &'t dyn Fn(HolderId) -> bool,
 }
 
 impl ReservationTables {
@@ -107,7 +114,8 @@ impl ReservationTables {
         let before = sum_bytes(&tables, charge);
         let is_full = self.bytes() >= self.capacity_bytes;
         let is_dead = |holder| holders.is_dead(holder, now);
-        let terms = ReservationTerms { now, slot, tables: &mut tables, is_full, is_dead: &is_dead };
+        let caller = ReservationCaller { now, slot, is_dead: &is_dead };
+        let terms = ReservationTerms { caller, tables: &mut tables, is_full };
         let results = counters.lock_shard(upper_half(charge.path_hash)).charge_reserved(charge, terms);
         let after = sum_bytes(&tables, charge);
         self.bytes.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
@@ -126,7 +134,8 @@ impl ReservationTables {
         let ReservationContext { now, holders, counters } = context;
         let mut tables = self.lock_shard(charge.path_hash);
         let is_dead = |holder| holders.is_dead(holder, now);
-        let terms = ReservationTerms { now, slot, tables: &mut tables, is_full: false, is_dead: &is_dead };
+        let caller = ReservationCaller { now, slot, is_dead: &is_dead };
+        let terms = ReservationTerms { caller, tables: &mut tables, is_full: false };
         counters.lock_shard(upper_half(charge.path_hash)).reserved_admissions(charge, &terms)
     }
 

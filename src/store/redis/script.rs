@@ -363,7 +363,9 @@ fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
     match charge.request.hits {
         _ if charge.dry_run => None,
         // The true cost of a request, which may be 0.
-        Hits::Refund(cost) if charge.slot.is_some() => Some(-1 - signed_word(cost.min(MAX_LUA_INTEGER - 1))),
+        Hits::Refund(cost) if charge.slot.as_deref().is_some_and(|slot| slot.action.is_release()) => {
+            Some(-1 - signed_word(cost.min(MAX_LUA_INTEGER - 1)))
+        }
         Hits::Peek => None,
         Hits::Charge(hits) => Some(signed_word(hits)),
         Hits::Refund(hits) => Some(-signed_word(hits)),

@@ -99,6 +99,8 @@ on_both_stores![
     limit_of_the_request_has_the_reservations_of_the_rule,
     changed_limit_settles_open_reservations,
     reset_forgets_reservations,
+    refund_beside_a_reservation_gives_back_its_hits,
+    lowered_bucket_gives_back_no_hits_of_others,
     parallel_streams_never_overspend,
 ];
 
@@ -162,8 +164,14 @@ fn settlement_of_a_rejected_request_does_nothing(server: Option<&Server>) {
 fn unanswered_settlement_goes_by_id_or_charges_the_cost(server: Option<&Server>) {
     let service = service(server, RULES);
     reserve(&service, "k=a", "1", 50).unwrap();
-    settle(&service, "k=a", "1", "?", 10);
-    assert_eq!(left(&service, "k=a"), 90);
+    for _ in 0..2 {
+        settle(&service, "k=a", "1", "?", 10);
+        assert_eq!(left(&service, "k=a"), 90, "a repeated release counts once");
+    }
+    let late = decide(&service, &shop_request("k=a,slot=1,slot=7").hits(50));
+    assert!(late.over_limit(), "its stream is gone");
+    assert_eq!(token(&late), "-");
+    assert!(late.text().contains("Retry-After: 15"), "{}", late.text());
     // The request passed without an answer, or comes late.
     settle(&service, "k=a", "2", "?", 20);
     assert_eq!(left(&service, "k=a"), 70);
@@ -353,4 +361,35 @@ fn parallel_streams_never_overspend(server: Option<&Server>) {
     assert!(spent <= 100, "{spent} of 100 were spent");
     assert!(admitted.into_inner() > 20, "what is given back can be reserved again");
     assert_eq!(u64::from(left(&service, "k=a")), 100 - spent, "nothing leaks");
+}
+
+/// An ordinary refund is no settlement, although it names a stream.
+fn refund_beside_a_reservation_gives_back_its_hits(server: Option<&Server>) {
+    let rules = "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: hour, requests_per_unit: 100, name: tokens, reservations: 10m}
+      - {unit: day, requests_per_unit: 50, name: plain}";
+    let service = service(server, rules);
+    reserve(&service, "k=a", "1", 30).unwrap();
+    let refund = shop_request("k=a,slot=1,slot=7").refund(5);
+    assert!(!decide(&service, &refund).over_limit());
+    assert_eq!(left(&service, "k=a"), 25, "20 were left of the plain limit");
+}
+
+/// Its tokens were refilled at the higher rate, and others have them.
+fn lowered_bucket_gives_back_no_hits_of_others(server: Option<&Server>) {
+    let bucket = |rate: u32| {
+        format!(
+            "descriptors: [{{key: k, rate_limit: {{unit: minute, requests_per_unit: {rate}, bucket_size: 100, \
+             algorithm: token_bucket, reservations: 10m}}}}]"
+        )
+    };
+    let service = service(server, &bucket(600));
+    let first = reserve(&service, "k=a", "1", 100).unwrap();
+    service.advance_us(10 * SECOND);
+    reserve(&service, "k=a", "2", 100).expect("all tokens are back after 10 s");
+    load_shop_rules(&service, &bucket(6));
+    settle(&service, "k=a", "1", &first, 0);
+    assert_eq!(left(&service, "k=a"), 0);
 }

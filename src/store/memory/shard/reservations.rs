@@ -9,7 +9,7 @@ use crate::limit::request::Hits;
 use crate::limit::reservation_table::{ReservationQuery, ReservationTable};
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
-use crate::store::memory::reservations::ReservationTerms;
+use crate::store::memory::reservations::{ReservationCaller, ReservationTerms};
 
 impl MemoryShard {
     /// Charges all counters of a descriptor, and writes the reservation of the request.
@@ -21,18 +21,20 @@ impl MemoryShard {
         let mut lookups = self.find_counters(charge);
         // A settlement may charge a counter of a later window, which is new.
         let hits = if matches!(charge.request.hits, Hits::Refund(1..)) { Hits::Charge(1) } else { charge.request.hits };
-        self.make_room(&mut lookups, hits, terms.now)?;
+        if let Err(full) = self.make_room(&mut lookups, hits, terms.caller.now) {
+            return self.reject_by_existing_counter(&lookups, charge, terms.caller.now).ok_or(full);
+        }
         let mut states: SmallVec<[State; 4]> = SmallVec::new();
         for lookup in &lookups {
             states.push(self.take_reserved_state(lookup, charge.request, &mut terms));
         }
         let limits: SmallVec<[JointLimit<'_>; 4]> = lookups.iter().map(|lookup| lookup.joint_limit).collect();
-        let results = charge_together(&limits, &mut states, terms.now, charge.request);
+        let results = charge_together(&limits, &mut states, terms.caller.now, charge.request);
         for ((lookup, state), result) in lookups.iter().zip(states).zip(&results) {
             let is_peek = matches!(charge.request.hits, Hits::Peek);
             let state = write_reservation(lookup, state, &mut terms, is_peek);
             if lookup.index.is_some() || !is_peek {
-                self.put_state(lookup, state, result, terms.now);
+                self.put_state(lookup, state, result, terms.caller.now);
             }
         }
         Ok(results)
@@ -44,20 +46,21 @@ impl MemoryShard {
         charge: &Charge<'_>,
         terms: &ReservationTerms<'_>,
     ) -> LimitAdmissions {
+        let none = ReservationTable::default();
         let admits = self.find_counters(charge).into_iter().map(|lookup| {
-            let (key, limit) = (lookup.key, lookup.joint_limit.limit);
-            let mut copy = terms.tables.get(&key).cloned().unwrap_or_default();
-            let counter = self.take_state(&lookup);
-            if limit.reservations().is_none() {
-                let admits = counter.admits(limit, terms.now, charge.request);
-                self.return_state(&lookup, counter);
-                return admits;
+            let limit = lookup.joint_limit.limit;
+            let mut state = self.take_state(&lookup);
+            if limit.reservations().is_some() {
+                let table = terms.tables.get(&lookup.key).unwrap_or(&none);
+                let view = table.look(query_of(&state, &lookup, charge.request, terms.caller));
+                state = state.with_reservations(view);
             }
-            let view = copy.view(query_of(&counter, &lookup, charge.request, terms));
-            let mut state = counter.clone().with_reservations(view);
-            state.apply_returned_hits(limit, terms.now);
-            self.return_state(&lookup, counter);
-            state.admits(limit, terms.now, charge.request)
+            let admits = state.admits(limit, terms.caller.now, charge.request);
+            let state = if let State::WithReservations(both) = state { both.counter } else { state };
+            if let Some(index) = lookup.index {
+                self.write_state(index, state);
+            }
+            admits
         });
         admits.collect()
     }
@@ -74,22 +77,12 @@ impl MemoryShard {
             return counter;
         }
         let mut none = ReservationTable::default();
-        let mut table = terms.tables.remove(&lookup.key);
-        let mut view = table.as_mut().unwrap_or(&mut none).view(query_of(&counter, lookup, request, terms));
+        let table = terms.tables.get_mut(&lookup.key).unwrap_or(&mut none);
+        let mut view = table.view(query_of(&counter, lookup, request, terms.caller));
         view.is_full |= terms.is_full;
-        if let Some(table) = table {
-            terms.tables.insert(lookup.key, table);
-        }
         let mut state = counter.with_reservations(view);
-        state.apply_returned_hits(limit, terms.now);
+        state.apply_returned_hits(limit, terms.caller.now);
         state
-    }
-
-    /// Puts back the state of a counter that was not changed.
-    fn return_state(&mut self, lookup: &CounterLookup<'_>, state: State) {
-        if let Some(index) = lookup.index {
-            self.write_state(index, state);
-        }
     }
 }
 
@@ -97,13 +90,14 @@ fn query_of<'q>(
     counter: &'q State,
     lookup: &CounterLookup<'q>,
     request: ChargeRequest,
-    terms: &'q ReservationTerms<'_>,
+    caller: ReservationCaller<'q>,
 ) -> ReservationQuery<'q> {
-    let (limit, now) = (lookup.joint_limit.limit, terms.now);
+    let ReservationCaller { now, slot, is_dead } = caller;
+    let limit = lookup.joint_limit.limit;
     let lacks_hits = matches!(request.hits, Hits::Charge(_)) && !counter.fits_estimate(limit, now, request);
     let is_peek = matches!(request.hits, Hits::Peek);
-    let (counter_is_new, is_dead) = (lookup.index.is_none(), terms.is_dead);
-    ReservationQuery { slot: terms.slot, limit, counter, counter_is_new, is_peek, lacks_hits, now, is_dead }
+    let counter_is_new = lookup.index.is_none();
+    ReservationQuery { slot, limit, counter, counter_is_new, is_peek, lacks_hits, now, is_dead }
 }
 
 /// Writes what a charge made of a request's reservation; returns the state of the counter.
@@ -117,7 +111,7 @@ fn write_reservation(
     let is_known = terms.tables.contains_key(&lookup.key);
     if !is_peek && (is_known || both.view.is_recorded()) {
         let table = terms.tables.entry(lookup.key).or_default();
-        table.apply(&both.view, lookup.joint_limit.limit, &both.counter, terms.now);
+        table.apply(&both.view, lookup.joint_limit.limit, &both.counter, terms.caller.now);
         if table.is_empty() {
             terms.tables.remove(&lookup.key);
         }

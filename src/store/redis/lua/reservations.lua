@@ -1,15 +1,16 @@
 -- Reservations of the counters of a descriptor: parts of together.lua, for a call with a limit that has `reservations`.
--- src/limit/reservation.rs says what they are, and the modules `reservation_charge` and `reservation_table` do the same.
+-- src/limit/reservation.rs says what they are; the modules `reservation_charge` and `reservation_table` do the same.
 --
 -- KEYS: the counters, the bans, then the reservations of each counter that has some, in the slot of the counter.
--- ARGV[1] has parts more: after the numbers of each counter (and of its ban): place (index of the key, 0: none),
--- life_us (time within which a reservation is settled), kept_us (time for which one that is over stays after that, 0: its
--- hits are never given back), estimate (0: the hits of the request). ARGV[4]: the slot, as in slots.lua. The hits of a
+-- ARGV[1] also has, after the numbers of each counter (and of its ban): place (index of the key, 0: none),
+-- life_us (time within which a reservation is settled), kept_us (time for which one that is over stays after that, 0:
+-- its hits are never given back), estimate (0: the hits of the request). ARGV[4]: the slot, as in slots.lua. The hits of a
 -- release are negative: -1 less the true cost.
 -- Hash: id -> token, holder, end, hits (0: a tombstone), time of the charge, base (6 x 8 bytes); '' -> number of fields
--- beside this one, hits given back so far, time of the last walk, time at which a request found the counter gone (8 bytes
--- each), cursor of the walk's next step. `base` is what `reservation_mark` of an algorithm returns; `refundable` tells by
--- it how many hits still count: none of those that were charged before the counter was gone.
+-- beside this one, hits given back so far, time of the last walk, time at which a request found the counter gone, most
+-- hits per period of the limit since anything was open (8 bytes each), cursor of the walk's next step. `base` is what
+-- `reservation_mark` of an algorithm returns; `refundable` tells by it how many hits still count: none of those that
+-- were charged before the counter was gone.
 -- Reply: after the state of the counter, numbers of 8 bytes: kind of the own reservation (0: absent, 1: open, 2: a
 -- tombstone, 3: over), its token and hits, hits that can be given back, hits of unsettled ones that were given back
 -- before the charge, number of unsettled ones, 1 if there is no room for one more.
@@ -24,13 +25,13 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
   local is_unanswered = string.byte(slot, 33) == 3
   local found = redis.pcall('HMGET', key, '', id)
   if found.err then return found end
-  local fields, given_back, walked, lost, cursor = 0, 0, 0, 0, '0'
+  local fields, given_back, walked, lost, highest_rate, cursor = 0, 0, 0, 0, 0, '0'
   if found[1] then
-    if #found[1] < 33 then
+    if #found[1] < 41 then
       --> wrong_type
     end
-    fields, given_back, walked, lost = unpack('<I8I8I8I8', found[1])
-    cursor = string.sub(found[1], 33)
+    fields, given_back, walked, lost, highest_rate = unpack('<I8I8I8I8I8', found[1])
+    cursor = string.sub(found[1], 41)
   end
   local own, kind, reserved, own_token, at, base, own_end = found[2], 0, 0, string.rep('\0', 8), 0, 0, 0
   if own then
@@ -59,7 +60,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     return counts.apply(false)
   end
   local function refundable_of(of, charged_at, of_base)
-    return charged_at < lost and 0 or min(of, counts.refundable(charged_at, of_base, given_back, of))
+    return charged_at < lost and 0 or min(of, counts.refundable(charged_at, of_base, given_back, of, highest_rate))
   end
   local function end_unsettled(of, charged_at, of_base)
     unsettled = unsettled + 1
@@ -97,6 +98,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     counts.set_limit(limit, capacity, 0, 0)
     -- A state of zeros: there is no key. It may have been evicted.
     if hits ~= 0 and fields > 0 and not string.find(state, '[^%z]') then lost, dirty = now, true end
+    if hits ~= 0 and limit > highest_rate then highest_rate, dirty = limit, fields > 0 or dirty end
     if own and own_end <= now then
       gone[id], gone[1], fields, dirty = true, id, fields - 1, true
       if kind == 1 then
@@ -138,6 +140,10 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
       value = token .. holder .. pack('<I8I8I8I8', now + life_us, amount, charged_at, of_base)
     end
   end
+  local function tombstone()
+    ttl_us = 15000000
+    return string.rep('\0', 8) .. holder .. pack('<I8I8I8I8', now + 15000000, 0, 0, 0)
+  end
   local function settle()
     local cost = -hits - 1
     if kind == 1 and (is_unanswered or own_token == token) then
@@ -148,12 +154,16 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
         change(-back, 4)
         given_back = given_back + back
       end
-      gone[#gone + 1], fields, dirty = id, fields - 1, true
+      dirty = true
+      if is_unanswered then
+        value = tombstone()
+      else
+        gone[#gone + 1], fields = id, fields - 1
+      end
     elseif kind == 0 and is_unanswered then
       if cost > 0 then change(cost, 2) end
       if fields < 100000 then
-        fields, ttl_us, dirty = fields + 1, 15000000, true
-        value = string.rep('\0', 8) .. holder .. pack('<I8I8I8I8', now + 15000000, 0, 0, 0)
+        fields, dirty, value = fields + 1, true, tombstone()
       end
     end
   end
@@ -178,7 +188,8 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
       done = redis.pcall('HDEL', key, field)
       if type(done) == 'table' then return done end
     end
-    local head = pack('<I8I8I8I8', max(fields, 0), min(given_back, 9007199254740992), walked, lost) .. cursor
+    local head = pack('<I8I8I8I8I8', max(fields, 0), min(given_back, 9007199254740992), walked, lost, highest_rate)
+    head = head .. cursor
     done = value and redis.pcall('HSET', key, id, value, '', head) or redis.pcall('HSET', key, '', head)
     if type(done) == 'table' then return done end
     if ttl_us then
@@ -206,8 +217,8 @@ end
 reservation_mark = function(given_back)
   --> reservation_mark
 end,
--- Hits of a charge of `reserved` hits with this mark that certainly still count.
-refundable = function(charged_at, base, given_back, reserved)
+-- Hits of a charge of `reserved` hits with this mark that certainly still count. A bucket had at most this rate.
+refundable = function(charged_at, base, given_back, reserved, highest_rate)
   if at < charged_at then return 0 end
   --> refundable
 end,

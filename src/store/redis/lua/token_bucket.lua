@@ -69,7 +69,7 @@ local value = pack('<I8I8I8', last, whole, part)
 return at, whole + given_back
 
 --: refundable
-local refilled, refilled_part = divide(at - charged_at, limit, period)
+local refilled, refilled_part = divide(at - charged_at, max(limit, highest_rate), period)
 if refilled_part > 0 then refilled = refilled + 1 end
 -- A bucket refills at most the hits of the reservation; those of others, which were in it before, come first.
 return max(max(base - given_back, reserved) - refilled, 0)
