@@ -75,7 +75,8 @@ impl State {
         let result = match request.hits {
             Hits::Peek => peek(counter, view, limit, now, request),
             Hits::Charge(_) => reserve(counter, view, limit, now, request),
-            Hits::Refund(cost) => settle(counter, view, limit, now, cost),
+            Hits::Refund(cost) if view.slot.action.is_release() => settle(counter, view, limit, now, cost),
+            Hits::Refund(_) => look_at(counter, limit, now),
         };
         ChargeResult { expired_seats: view.unsettled, ..result }
     }

@@ -206,7 +206,9 @@ impl<'q> DescriptorHistory<'q> {
         let asked = positions.iter().filter_map(|index| decision.descriptors.get(*index));
         asked.for_each(|descriptor| {
             self.bans.add_descriptor(decision, descriptor);
-            self.slots.add_descriptor(decision, descriptor);
+            if !self.range.is_before(time_us) {
+                self.slots.add_descriptor(decision, descriptor);
+            }
         });
         if is_in_range {
             self.counts.add_decision(decision, &positions);

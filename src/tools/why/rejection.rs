@@ -18,6 +18,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
 use crate::limit::regions::format_milli_percent;
+use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotChange;
 
 /// Formats a limit: `10 per minute token_bucket, bucket_size 20 (burst)`.
@@ -209,9 +210,15 @@ pub fn limit_rejects(limit: &LimitRecord<'_>) -> bool {
 }
 
 impl RejectingLimit<'_, '_> {
+    /// Estimate that the rule charges for each request, whatever its hits are.
+    fn estimate(&self) -> Option<u64> {
+        let policy = ReservationPolicy::from_text(self.limit.reservations.as_ref()?)?;
+        policy.estimate().map(|hits| u64::from(hits.get()))
+    }
+
     /// Hits that have to fit: one for a peek.
     fn hits_to_fit(&self) -> u64 {
-        self.descriptor.hits.unsigned_abs().max(1)
+        self.estimate().unwrap_or_else(|| self.descriptor.hits.unsigned_abs().max(1))
     }
 
     /// Hits that the limit admits at once.
@@ -258,7 +265,8 @@ impl RejectingLimit<'_, '_> {
         // A request behind others in a queue may be delayed for longer than it accepts, however few hits it has.
         let is_delayed = self.limit.algorithm == Algorithm::LeakyBucket && result.reset_us > 0;
         let hits = self.capacity().saturating_sub(result.before);
-        (!is_delayed && 0 < hits && hits < self.hits_to_fit()).then_some(Remedy::FewerHits { hits })
+        (!is_delayed && self.estimate().is_none() && 0 < hits && hits < self.hits_to_fit())
+            .then_some(Remedy::FewerHits { hits })
     }
 
     fn find_larger_limit_remedy(&self) -> Option<Remedy> {

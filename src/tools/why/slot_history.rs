@@ -3,7 +3,7 @@
 //! A record says which slot it took or freed, so those that were taken and not freed before are known, until
 //! `max_duration`. The counter may know more: the logs lack requests whose callers gave up, and what came before them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Period;
 use crate::limit::slot::{SlotChange, SlotUse};
 
-/// Maximum number of changes that are kept, of all limits together; the first ones are kept.
+/// Maximum number of changes that are kept, of all limits together; the latest are kept.
 const MAX_KEPT_CHANGES: usize = 20_000;
 /// Maximum number of slots that are named; those that were taken first are named.
 const MAX_NAMED_SLOTS: usize = 20;
@@ -41,11 +41,11 @@ pub struct HeldSlot {
     pub since: String,
 }
 
-/// Changes of slots by limit.
+/// Changes of slots, by the time of the counter and the number of the change.
 #[derive(Debug, Default)]
 pub(super) struct SlotHistory {
-    changes: HashMap<LimitId, Vec<KeptChange>>,
-    kept: usize,
+    changes: BTreeMap<(u64, u64), (LimitId, KeptChange)>,
+    added: u64,
 }
 
 /// A slot that was taken or freed, by the clock of its counter.
@@ -75,9 +75,11 @@ impl SlotHistory {
                 Some(SlotChange::Freed) => None,
                 _ => continue,
             };
-            if self.kept < MAX_KEPT_CHANGES {
-                self.kept += 1;
-                self.changes.entry(limit_id(descriptor, at)).or_default().push(KeptChange { at_us, slot, ends_us });
+            self.added += 1;
+            let change = KeptChange { at_us, slot, ends_us };
+            self.changes.insert((at_us, self.added), (limit_id(descriptor, at), change));
+            if self.changes.len() > MAX_KEPT_CHANGES {
+                self.changes.pop_first();
             }
         }
     }
@@ -92,14 +94,9 @@ impl SlotHistory {
         let limit = descriptor.limits.get(at)?;
         max_duration_us(limit)?;
         let now_us = charged_us(decision, descriptor);
-        let changes = self.changes.get(&limit_id(descriptor, at)).map_or(&[][..], Vec::as_slice);
-        let mut last: HashMap<u128, &KeptChange> = HashMap::new();
-        for change in changes.iter().filter(|change| change.at_us <= now_us) {
-            let newest = last.entry(change.slot.id.0).or_insert(change);
-            if newest.at_us <= change.at_us {
-                *newest = change;
-            }
-        }
+        let id = limit_id(descriptor, at);
+        let changes = self.changes.range(..=(now_us, u64::MAX)).filter(|(_, (limit, _))| *limit == id);
+        let last: HashMap<u128, &KeptChange> = changes.map(|(_, (_, change))| (change.slot.id.0, change)).collect();
         let is_held = |change: &&KeptChange| change.ends_us.is_some_and(|ends_us| ends_us > now_us);
         let mut held: Vec<&KeptChange> = last.into_values().filter(is_held).collect();
         held.sort_by_key(|change| (change.at_us, change.slot.id.0));

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::request::{Entry, Hits};
+use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::reservation::UnsettledPolicy;
 use tollkeeper::limit::slot::SlotChange;
 use tollkeeper::limit::{LimitSpec, charge::ChargeResult};
@@ -29,18 +29,10 @@ fn limits_of(kind: Kind, variant: u64, requests: u32) -> Vec<Limit> {
         0 | 1 => vec![own],
         2 => vec![own, plain(Algorithm::Concurrent, 4)],
         3 => vec![plain(Algorithm::TokenBucket, 100), own],
+        // Two fixed windows would share a counter.
+        _ if kind == Kind::Fixed => vec![own],
         _ => vec![reserving_limit(Kind::Fixed, 60, UnsettledPolicy::Return, Some(5)), own],
     }
-    .into_iter()
-    .enumerate()
-    .filter(|(index, limit)| *index == 1 || limit.algorithm() != Algorithm::FixedWindow || kind_differs(kind, variant))
-    .map(|(_, limit)| limit)
-    .collect()
-}
-
-/// False where two limits would share a counter.
-fn kind_differs(kind: Kind, variant: u64) -> bool {
-    variant % 5 != 4 || kind != Kind::Fixed
 }
 
 /// Numbers of steps that met a case, so that a history that meets none fails.
@@ -81,7 +73,7 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
                     holders.set_shared_dead(steps.dead.iter().copied());
                 }
                 let mut limits = limits_of(kind, seed, step.limit);
-                if matches!(step.hits, Hits::Refund(_)) {
+                if step.slot.action.is_release() {
                     // A release is sent to no other limits.
                     limits.retain(Limit::acts_on_stream_done);
                 }

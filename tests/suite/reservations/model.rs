@@ -1,8 +1,9 @@
 //! Reservations against a model that knows the true cost of each request: no history admits more than the limit.
 //!
 //! The model repeats all requests with what each of them costs as far as is known: the estimate until it is settled,
-//! then the cost, at the time of the request; what exceeds the estimate at the time of the settlement. A request that
-//! the counter admits must fit in the model too. Windows must agree with it exactly.
+//! then the cost, at the time of the request; what exceeds the estimate at the time of the settlement; nothing once it
+//! is over, if the rule gives it back. A request that the counter admits must fit in the model too. Windows that keep
+//! the estimate must agree with it exactly.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use tollkeeper::limit::reservation::UnsettledPolicy;
 use tollkeeper::limit::slot::SlotChange;
 use tollkeeper::store::memory::MemoryStore;
 
-use super::steps::{Kind, Step, Steps, charge_of, reserving_limit};
+use super::steps::{Kind, SETTLE_WITHIN_S, Step, Steps, charge_of, reserving_limit};
 
 /// A cost, as far as it is known.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +30,27 @@ struct Cost {
 struct Model {
     costs: Vec<Cost>,
     open: BTreeMap<u128, usize>,
+    /// Time at which the reservation of each stream is over.
+    ends: BTreeMap<u128, Time>,
 }
 
 impl Model {
+    /// Forgets reservations that are over.
+    fn give_back_unsettled(&mut self, now: Time) {
+        let over: Vec<u128> = self.ends.iter().filter(|(_, end)| **end <= now).map(|(id, _)| *id).collect();
+        for id in over {
+            self.ends.remove(&id);
+            if let Some(place) = self.open.remove(&id) {
+                self.costs[place].hits = 0;
+            }
+        }
+    }
+
     fn record(&mut self, step: &Step, result: &ChargeResult) {
         let id = step.slot.id.0;
+        if matches!(result.slot, SlotChange::Taken | SlotChange::Renewed) {
+            self.ends.insert(id, step.now.plus_us(u64::from(SETTLE_WITHIN_S) * 1_000_000));
+        }
         match (step.hits, result.slot) {
             (Hits::Charge(hits), SlotChange::Taken) => {
                 self.open.insert(id, self.costs.len());
@@ -85,7 +102,7 @@ impl Model {
 }
 
 /// Repeats histories on a counter in memory; returns the requests that were taken, settled and rejected.
-fn check_histories(kind: Kind, seeds: std::ops::Range<u64>) -> [u32; 3] {
+fn check_histories(kind: Kind, unsettled: UnsettledPolicy, seeds: std::ops::Range<u64>) -> [u32; 3] {
     let (mut taken, mut settled, mut rejected) = (0, 0, 0);
     for seed in seeds {
         let memory = MemoryStore::new(64 << 20);
@@ -99,7 +116,10 @@ fn check_histories(kind: Kind, seeds: std::ops::Range<u64>) -> [u32; 3] {
                 step.hits = Hits::Refund(cost.min(reserved));
             }
             // The model of a bucket knows one rate.
-            let limit = reserving_limit(kind, 60, UnsettledPolicy::Keep, None);
+            let limit = reserving_limit(kind, 60, unsettled, None);
+            if unsettled == UnsettledPolicy::Return {
+                model.give_back_unsettled(step.now);
+            }
             let before = model.used(kind, &limit, step.now);
             let results = memory.charge(&charge_of(&step, &[limit], &entries), step.now).expect("there is room");
             let (result, at) = (results[0], format!("{kind:?}, seed {seed}, turn {turn}: {step:?}"));
@@ -109,7 +129,8 @@ fn check_histories(kind: Kind, seeds: std::ops::Range<u64>) -> [u32; 3] {
             }
             if let (Hits::Charge(hits), false, SlotChange::None) = (step.hits, result.admitted, result.slot) {
                 rejected += 1;
-                let is_exact = matches!(kind, Kind::Fixed | Kind::Calendar | Kind::Months);
+                let is_window = matches!(kind, Kind::Fixed | Kind::Calendar | Kind::Months);
+                let is_exact = is_window && unsettled == UnsettledPolicy::Keep;
                 assert!(!is_exact || before + hits > 60, "{before} are used, and {hits} were rejected: {at}");
             }
             settled += u32::from(result.slot == SlotChange::Freed);
@@ -122,7 +143,9 @@ fn check_histories(kind: Kind, seeds: std::ops::Range<u64>) -> [u32; 3] {
 #[test]
 fn no_history_admits_more_than_the_limit() {
     for kind in Kind::ALL {
-        let [taken, settled, rejected] = check_histories(kind, 0..60);
-        assert!(taken > 300 && settled > 150 && rejected > 100, "{kind:?}: {taken} {settled} {rejected}");
+        for unsettled in [UnsettledPolicy::Keep, UnsettledPolicy::Return] {
+            let [taken, settled, rejected] = check_histories(kind, unsettled, 0..60);
+            assert!(taken > 300 && settled > 150 && rejected > 100, "{kind:?}: {taken} {settled} {rejected}");
+        }
     }
 }

@@ -125,6 +125,8 @@ impl Steps {
                 (SlotAction::Acquire, token, Hits::Charge(1 + chance.below(12)))
             }
             (_, 16) | (false, 2) => (SlotAction::Acquire, SlotToken(u64::MAX), Hits::Peek),
+            // A refund beside a reservation, which has nothing to do with it.
+            (_, 17) => (SlotAction::Acquire, SlotToken(u64::MAX), Hits::Refund(cost)),
             (false, 3..12) => (SlotAction::Release, *tokens.last().unwrap(), Hits::Refund(cost)),
             (false, 12) => (SlotAction::Release, chance.pick(tokens), Hits::Refund(cost)),
             _ => (SlotAction::ReleaseUnanswered, SlotToken(0), Hits::Refund(cost)),

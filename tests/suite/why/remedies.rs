@@ -1,5 +1,7 @@
 //! Changes that would have let a request pass: each is applied to the very state of the counter.
 
+use std::num::NonZeroU32;
+
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use serde_json::{Value, json};
@@ -13,6 +15,7 @@ use tollkeeper::limit::algorithm::{Algorithm, RejectedHitsPolicy};
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
+use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
 use tollkeeper::limit::slot::SlotChange;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::tools::why::rejection::{RejectingLimit, Remedy};
@@ -31,15 +34,10 @@ fn traffic() -> impl Strategy<Value = Traffic> {
     let algorithm = proptest::sample::select(&Algorithm::ALL[..]);
     let request = (0_u64..20_000_000, 1_u64..8, proptest::sample::select(vec![0, 5_000_000, 90_000_000]));
     let requests = proptest::collection::vec(request, 1..40);
-    (
-        algorithm,
-        1_u32..9,
-        proptest::option::of(1_u32..12),
-        proptest::option::of(1_u64..30_000_000),
-        any::<bool>(),
-        requests,
-    )
-        .prop_map(|(algorithm, requests_per_unit, capacity, max_wait_us, count_rejected, requests)| {
+    let estimate = proptest::option::weighted(0.2, 1_u32..12);
+    let bounds = (proptest::option::of(1_u32..12), proptest::option::of(1_u64..30_000_000), estimate);
+    (algorithm, 1_u32..9, bounds, any::<bool>(), requests).prop_map(
+        |(algorithm, requests_per_unit, (capacity, max_wait_us, estimate), count_rejected, requests)| {
             let mut spec = LimitSpec::new(algorithm, requests_per_unit, Period::new(Unit::Minute, 1).unwrap());
             match algorithm {
                 Algorithm::TokenBucket => spec.bucket_size = capacity,
@@ -51,8 +49,11 @@ fn traffic() -> impl Strategy<Value = Traffic> {
             }
             let may_count = algorithm.properties().rejected_hits != RejectedHitsPolicy::NeverCounted;
             spec.count_rejected = may_count.then_some(count_rejected);
+            spec.reservations =
+                estimate.and_then(|hits| ReservationPolicy::new(600, UnsettledPolicy::Keep, NonZeroU32::new(hits)));
             Traffic { spec, requests }
-        })
+        },
+    )
 }
 
 /// A limit and a rejected request, with the state before it.
@@ -86,7 +87,7 @@ impl RejectedCharge<'_> {
             max_wait_us: limit.written_max_wait_us(),
             window: None,
             ban: None,
-            reservations: None,
+            reservations: self.spec.reservations.map(|policy| policy.to_string().into()),
             active: None,
             global: None,
             shadow: false,

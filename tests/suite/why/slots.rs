@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Logs, SECOND_US, changed, decision, descriptor};
+use super::{Logs, NOON_US, SECOND_US, changed, decision, descriptor};
 
 /// What `login=ann` does with a slot, at a second after noon; `change` is what became of the slot.
 fn with_slot(second: u64, action: &str, id: u8, change: &str) -> Value {
@@ -56,4 +56,21 @@ fn rejection_names_the_slots_that_were_held() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn latest_changes_of_slots_are_kept() {
+    let early = (0..20_000_u64).map(|at| {
+        let mut change = with_slot(0, "acquire", 0, "taken");
+        change["time_us"] = (NOON_US + at).into();
+        change["seq"] = (at + 1).into();
+        change["descriptors"][0]["slot"]["id"] = format!("{:032x}", 1000 + at).into();
+        change
+    });
+    // After the asked range, nothing can explain a rejection in it.
+    let late = with_slot(7200, "acquire", 3, "taken");
+    let rejected = [with_slot(1, "acquire", 1, "taken"), with_slot(2, "acquire", 2, "")];
+    let logs = Logs::new(&early.chain([late]).chain(rejected).collect::<Vec<_>>());
+    let held = &logs.json("--at 2026-07-08T12:00:02Z")["decisions"][0]["rejected_by"][0]["held"];
+    assert_eq!(held["found"], 20_000, "the first one is forgotten: {held}");
 }

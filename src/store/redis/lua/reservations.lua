@@ -22,7 +22,8 @@
 local function with_reservations(counter, index, key, now, period, life_us, kept_us, estimate)
   local slot = ARGV[4]
   local id, token, holder = string.sub(slot, 1, 16), string.sub(slot, 17, 24), string.sub(slot, 25, 32)
-  local is_unanswered = string.byte(slot, 33) == 3
+  local action = string.byte(slot, 33)
+  local is_unanswered = action == 3
   local found = redis.pcall('HMGET', key, '', id)
   if found.err then return found end
   local fields, given_back, walked, lost, highest_rate, cursor = 0, 0, 0, 0, 0, '0'
@@ -168,9 +169,9 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     end
   end
   counter.apply = function(rejected)
-    if hits < 0 then
-      settle()
-    elseif kind == 1 and not rejected or kind ~= 2 and fits and not rejected then
+    if action ~= 1 then
+      if hits < 0 then settle() end
+    elseif hits > 0 and not rejected and (kind == 1 or kind ~= 2 and fits) then
       charge()
     end
     return false
