@@ -231,6 +231,8 @@ pub enum LimitFindingKind {
     TokenBucket,
     /// Slots of a concurrent limit are taken and never released.
     SlotsNotReleased,
+    /// Estimates are reserved and never settled.
+    ReservationsNotSettled,
     /// A default of `TOLLKEEPER_RULE_DEFAULTS` was left out.
     DefaultLeftOut,
 }
@@ -407,6 +409,11 @@ impl LimitReport {
             findings: Vec::new(),
         };
         report.findings = report.find_findings(&limit.limit, bursts);
+        if limit.limit.reservations().is_some() {
+            let advice = find_reservations_not_settled(stats);
+            let kind = LimitFindingKind::ReservationsNotSettled;
+            report.findings.extend(advice.map(|advice| LimitFinding { kind, advice }));
+        }
         let left_out = rule.left_out_defaults(index).iter();
         report
             .findings
@@ -476,6 +483,17 @@ impl LimitReport {
             )
         })
     }
+}
+
+fn find_reservations_not_settled(stats: &LimitStats) -> Option<String> {
+    let reserved = stats.counter_value(LimitStat::Reservations);
+    let is_found = reserved >= MIN_SLOTS_FOR_FINDINGS && stats.counter_value(LimitStat::ReservationsSettled) == 0;
+    is_found.then(|| {
+        format!(
+            "{reserved} requests reserved an estimate and none was settled: Envoy needs a second rate limit filter in \
+             front, with apply_on_stream_done, the entry `release` and the cost as hits_addend"
+        )
+    })
 }
 
 fn find_bursts(limit: &Limit, bursts: BurstStats) -> Option<String> {

@@ -202,6 +202,30 @@ fn slots_are_explained_counted_and_missed_if_nothing_releases_them() {
 }
 
 #[test]
+fn check_names_reservations_that_nothing_settles() {
+    let log = tempfile::tempdir().unwrap();
+    let file = log.path().join("decisions.jsonl");
+    let limit = "{unit: hour, requests_per_unit: 1000, reservations: 10m}";
+    let replica = with_rules(&format!("domain: shop\ndescriptors: [{{key: k, rate_limit: {limit}}}]\n"))
+        .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
+        .env("TOLLKEEPER_DECISION_LOG", format!("file:{}", file.display()))
+        .start();
+    let tokens: Vec<_> = (0..25).map(|stream| acquire(&replica, "one", &stream.to_string())).collect();
+    let (address, log_path) = (format!("127.0.0.1:{}", replica.debug_port()), file.to_str().unwrap());
+    let of_server = output_of(&["check", "--addr", &address]);
+    assert!(
+        of_server.contains("warning: shop.k") && of_server.contains("none was settled: Envoy needs"),
+        "{of_server}"
+    );
+    let check_log = || output_of(&["check", "--log", log_path]);
+    let of_log = wait_for("the log", || Some(check_log()).filter(|text| text.contains("25 requests")));
+    assert!(of_log.contains("warning: shop.k: 25 requests reserved an estimate and none was settled"), "{of_log}");
+    call(&replica, "one", &[("slot", "0"), ("release", &tokens[0])]).unwrap();
+    assert_eq!(output_of(&["check", "--addr", &address]), "traffic, 0 warnings\n");
+    wait_for("the settlement in the log", || (check_log() == "traffic, 0 warnings\n").then_some(()));
+}
+
+#[test]
 fn values_of_slots_are_in_no_log_and_no_metric() {
     let log = tempfile::tempdir().unwrap();
     let file = log.path().join("decisions.jsonl");

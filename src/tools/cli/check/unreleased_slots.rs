@@ -1,6 +1,8 @@
-//! Traffic of concurrent limits: rules whose slots were taken and never released, by a server or by decision logs.
+//! Rules whose slots were taken and never released, or whose estimates were never settled: in the traffic of a server or
+//! in decision logs.
 //!
-//! Without the `release` filter of Envoy nothing of a rule file is wrong, and each slot ends with `max_duration` only.
+//! Without the `release` filter of Envoy nothing of a rule file is wrong. Each slot ends with `max_duration` only, and
+//! each reservation with `settle_within`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +23,7 @@ const MIN_REQUESTS: u64 = 20;
 /// Maximum number of rules that are counted.
 const MAX_RULES: usize = 10_000;
 
-/// A rule whose slots no traffic released.
+/// A rule whose slots or reservations no traffic released.
 #[derive(Debug, Serialize)]
 pub(super) struct SlotWarning {
     /// Path of the rule.
@@ -33,7 +35,7 @@ pub(super) struct SlotWarning {
 /// What was found in traffic.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct UnreleasedSlots {
-    /// Rules whose slots no traffic released.
+    /// Rules whose slots or reservations no traffic released.
     pub(super) warnings: Vec<SlotWarning>,
     /// Servers and logs that could not be read.
     pub(super) problems: Vec<String>,
@@ -44,6 +46,8 @@ pub(super) struct UnreleasedSlots {
 struct Uses {
     requests: u64,
     releases: u64,
+    /// One of its limits is concurrent; else one has reservations.
+    is_concurrent: bool,
 }
 
 impl UnreleasedSlots {
@@ -63,10 +67,14 @@ impl UnreleasedSlots {
             }
         }
         let unreleased = uses.into_iter().filter(|(_, uses)| uses.requests >= MIN_REQUESTS && uses.releases == 0);
-        found.warnings.extend(unreleased.map(|(rule, Uses { requests, .. })| {
+        found.warnings.extend(unreleased.map(|(rule, Uses { requests, is_concurrent, .. })| {
+            let found = match is_concurrent {
+                true => "requests asked for slots and none released one",
+                false => "requests reserved an estimate and none was settled",
+            };
             let message = format!(
-                "{requests} requests asked for slots and none released one: Envoy needs a second rate limit filter in \
-                 front, with apply_on_stream_done and the entry `release`"
+                "{requests} {found}: Envoy needs a second rate limit filter in front, with apply_on_stream_done and the \
+                 entry `release`"
             );
             SlotWarning { rule, message }
         }));
@@ -75,14 +83,19 @@ impl UnreleasedSlots {
 }
 
 fn fetch_warnings(server: &ServerAddress) -> Result<Vec<SlotWarning>, String> {
-    let page = fetch_page(server, "/rules?finding=slots_not_released&most=10000", None)?;
-    let report = parse_page::<RuleUsageReport>(server, &page, "a report")?;
-    let warnings = report.rules.into_iter().flat_map(|limit| {
-        let rule = limit.rule;
-        let unreleased = limit.findings.into_iter().filter(|found| found.kind == LimitFindingKind::SlotsNotReleased);
-        unreleased.map(move |found| SlotWarning { rule: rule.clone(), message: found.advice })
-    });
-    Ok(warnings.collect())
+    let mut warnings = Vec::new();
+    for (name, kind) in [
+        ("slots_not_released", LimitFindingKind::SlotsNotReleased),
+        ("reservations_not_settled", LimitFindingKind::ReservationsNotSettled),
+    ] {
+        let page = fetch_page(server, &format!("/rules?finding={name}&most=10000"), None)?;
+        let report = parse_page::<RuleUsageReport>(server, &page, "a report")?;
+        for limit in report.rules {
+            let unreleased = limit.findings.into_iter().filter(|found| found.kind == kind);
+            warnings.extend(unreleased.map(|found| SlotWarning { rule: limit.rule.clone(), message: found.advice }));
+        }
+    }
+    Ok(warnings)
 }
 
 /// Counts the uses of slots in a log. Lines that are no records are left out.
@@ -110,7 +123,8 @@ fn count_uses(path: &Path, uses: &mut BTreeMap<String, Uses>) -> Result<(), Stri
 
 fn count_descriptor(descriptor: &DescriptorRecord<'_>, uses: &mut BTreeMap<String, Uses>) {
     let Some(rule) = descriptor.rule.as_ref() else { return };
-    if descriptor.limits.iter().all(|limit| limit.algorithm != Algorithm::Concurrent) {
+    let is_concurrent = descriptor.limits.iter().any(|limit| limit.algorithm == Algorithm::Concurrent);
+    if !is_concurrent && descriptor.limits.iter().all(|limit| limit.reservations.is_none()) {
         return;
     }
     if !uses.contains_key(&*rule.path) && uses.len() == MAX_RULES {
@@ -118,6 +132,7 @@ fn count_descriptor(descriptor: &DescriptorRecord<'_>, uses: &mut BTreeMap<Strin
     }
     let action = descriptor.slot.as_ref().and_then(|slot| SlotAction::from_name(&slot.action));
     let uses = uses.entry(rule.path.to_string()).or_default();
+    uses.is_concurrent |= is_concurrent;
     match action.is_some_and(SlotAction::is_release) {
         true => uses.releases += 1,
         false if descriptor.hits > 0 => uses.requests += 1,
