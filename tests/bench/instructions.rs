@@ -167,6 +167,7 @@ fn look_up(situation: LookingUp) -> LookingUp {
 #[benches::fixed_window(args = [0], setup = fixed_window_decision)]
 #[benches::stream(args = [10, 100_000], setup = Holding::streams)]
 #[benches::rejected(args = [10], setup = Holding::rejections)]
+#[benches::reservation(args = [10, 10_000], setup = Holding::reservations)]
 fn hold(situation: Holding) -> Holding {
     steps(situation)
 }

@@ -160,6 +160,9 @@ fn streams(group: &mut Group<'_>) {
         measure(group, &format!("rejected/{open} open"), || Holding::rejections(open));
         measure(group, &format!("rejected after a walk/{open} open"), || Holding::walks(open));
     }
+    for open in [10, 10_000] {
+        measure(group, &format!("reservation/{open} open"), || Holding::reservations(open));
+    }
 }
 
 fn messages(criterion: &mut Criterion) {

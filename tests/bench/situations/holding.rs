@@ -1,4 +1,4 @@
-//! Streams of a concurrent limit with counters in memory: whole decisions that take a slot and free it.
+//! Streams with counters in memory: whole decisions that take a slot and free it, or reserve an estimate and settle it.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const ROOM_BYTES: u64 = 2 * CAPACITY_BYTES;
 enum Step {
     /// One decision by a fixed window, for comparison.
     FixedWindow,
-    /// A stream begins and ends: two decisions.
+    /// A stream begins and ends, or reserves and settles: two decisions.
     Stream,
     /// A stream is rejected.
     Rejection,
@@ -49,6 +49,12 @@ impl Holding {
     /// Streams that begin and end, while `open` others go on.
     pub(crate) fn streams(open: usize) -> Self {
         Self::new(Step::Stream, &format!("{{concurrent: {}, max_duration: 1d}}", open + 1), open)
+    }
+
+    /// Streams that reserve an estimate and settle it, while `open` others go on.
+    pub(crate) fn reservations(open: usize) -> Self {
+        let limit = "{unit: day, requests_per_unit: 4000000000, algorithm: fixed_window, reservations: 1d}";
+        Self::new(Step::Stream, limit, open)
     }
 
     /// Rejected streams, as `open` others use up the limit.
