@@ -29,7 +29,7 @@ pub const MAX_HOLD_US: u64 = 3_600_000_000;
 /// Maximum number of holders of a counter; a further one is granted nothing.
 pub const MAX_HOLDING_REPLICAS: usize = 128;
 
-/// Identity of a holder: random, and the same for all counters of a process.
+/// Identity of a replica that holds hits: random, and the same for all counters of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId(pub [u8; 16]);
 

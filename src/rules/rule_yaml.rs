@@ -1,4 +1,4 @@
-//! A rule file with one limit, or a plan with one, to paste.
+//! A rule file with one limit, or a plan with one: what pages and tools print, to be pasted into a rule file.
 
 use crate::base::printable_text::escape_unprintable_json;
 use crate::limit::active::ActiveTimes;

@@ -19,7 +19,7 @@ pub struct PresentedCertificate {
 }
 
 impl Settings {
-    /// Returns the client certificates, each connection once.
+    /// Returns the client certificates: one for Redis, one for memcached, and so on.
     pub fn client_certificates(&self) -> Vec<PresentedCertificate> {
         let log = self.decision_log.as_ref();
         let deployments =

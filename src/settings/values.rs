@@ -119,7 +119,7 @@ impl Values {
         values
     }
 
-    /// Returns the value of `setting`.
+    /// Returns the value of `setting`; its default if none was given, or one that was reported as wrong.
     pub(crate) fn get<T: SettingValue>(&self, setting: &Setting<T>) -> T {
         let given = self.given.get(setting.name()).and_then(|given| setting.parse(&given.text).ok());
         given.unwrap_or_else(|| setting.default())

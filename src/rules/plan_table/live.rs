@@ -164,7 +164,7 @@ impl LiveTable {
         }
     }
 
-    /// Number of rows; of a table in Redis, of values that this process knows.
+    /// Number of rows; of a table in Redis, of values whose row this process knows, or knows to be absent.
     pub fn row_count(&self) -> u64 {
         self.row_cache().map_or_else(|| self.stats.rows(), |cache| cache.len() as u64)
     }

@@ -25,7 +25,7 @@ pub(crate) const RECONNECT_AFTER: Duration = Duration::from_millis(200);
 const MIN_CONNECTION_LIFETIME: Duration = Duration::from_millis(20);
 /// Pause between two attempts to replace a connection that still works.
 const REPLACE_INTERVAL: Duration = Duration::from_secs(1);
-/// Pause between two checks for changed files.
+/// Pause between two checks for changed files and renewed tokens.
 pub(crate) const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Kind of store server whose connections a supervisor keeps open.
@@ -206,8 +206,8 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
     }
 }
 
-/// Logs in again when a file with credentials changes, and requests new connections when that fails or a certificate
-/// changes.
+/// Logs in again when a file with credentials changes or a token is renewed, and requests new connections when that
+/// fails or a certificate changes.
 ///
 /// A provider of short-lived tokens closes connections whose token has expired, unless they log in again before.
 async fn watch_files<S: SupervisedServer>(server: Arc<S>) {

@@ -80,7 +80,7 @@
 //!     know have their part of M kept back, so that regions with several global Redis share M.
 //! 11. *Jumps of clocks.* A grant by a global clock that jumped is discarded, and for a period nothing is requested and
 //!     no grant used. What was granted before is then out of every span, so windows that repeat do no harm. A jump of a
-//!     region's clock may let counters expire: the call that meets it gets nothing, and then the parts rest for a
+//!     region's clock may let counters expire: the call that meets it gets nothing, and then the parts are unused for a
 //!     period.
 //! 12. *Lost data.* A region's Redis that is lost takes its grants and its reserve with it: absence grants nothing but
 //!     the reserve of the window. What its failover forgets of a window's use may be admitted once more, as for a

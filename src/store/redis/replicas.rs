@@ -1,8 +1,8 @@
 //! Slots and number of the replicas that share the limits.
 //!
-//! A replica that holds one of R slots may use a share of eventual limits. Redis assigns slots by its own clock, for 30
-//! s from each renewal; no replica's wall clock matters. Claim: **in any span of one period, at most one replica uses a
-//! share by a given slot**, so all replicas use at most R shares. Proof:
+//! A replica that holds one of R slots may use a share of eventual limits. Redis assigns slots by its own clock, for
+//! 30 s from each renewal; no replica's wall clock matters. Claim: **in any span of one period, at most one replica
+//! uses a share by a given slot**, so all replicas use at most R shares. Proof:
 //!
 //! 1. A replica uses its slot until 30 s after it *sent* the last renewal that was answered. Redis ran the renewal
 //!    later, so the claim in Redis ends no sooner, and no other replica gets the slot before.

@@ -13,21 +13,21 @@ pub enum RegionNotice {
         /// Time since its last report.
         silent: Duration,
         /// Time until this region may use its parts if the other Redis reports no more.
-        rest: Duration,
+        pause: Duration,
     },
     /// The Redis of this region has its identity from another one, and both are used.
     CopiedRedis {
         /// Time until this region may use its parts if only one is used from now on.
-        rest: Duration,
+        pause: Duration,
     },
     /// Regions have another list.
     OtherLists {
         /// Their names.
         regions: Vec<String>,
         /// Time until this region may use its parts if these regions report no more.
-        rest: Duration,
+        pause: Duration,
     },
-    /// A list changed, or a rest because of another Redis ended, within the last minute.
+    /// A list changed, or a pause because of another Redis ended, within the last minute.
     ListChanged,
     /// The Redis of this region is new, and other regions have not told yet that no list changed.
     NewRedis,
@@ -45,12 +45,12 @@ pub enum RegionNotice {
     /// The clock of the global Redis jumped.
     GlobalClockJumped {
         /// Time until the limit with the longest period is granted hits again.
-        rest: Duration,
+        pause: Duration,
     },
     /// The clock of the region's Redis jumped.
     RegionClockJumped {
         /// Time until the region may use its parts of the limit with the longest period.
-        rest: Duration,
+        pause: Duration,
     },
 }
 
@@ -113,9 +113,9 @@ const NO_PARTS: &str = "this region uses neither its reserve nor its share of ma
 impl fmt::Display for RegionNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SecondRedis { silent, rest } => write_second_redis(f, *silent, *rest),
-            Self::CopiedRedis { rest } => write_copied_redis(f, *rest),
-            Self::OtherLists { regions, rest } => write_other_lists(f, regions, *rest),
+            Self::SecondRedis { silent, pause } => write_second_redis(f, *silent, *pause),
+            Self::CopiedRedis { pause } => write_copied_redis(f, *pause),
+            Self::OtherLists { regions, pause } => write_other_lists(f, regions, *pause),
             Self::ListChanged => write!(
                 f,
                 "the regions or the Redis of one changed: {NO_PARTS} for one period of the limit, 60 s at least"
@@ -140,17 +140,17 @@ impl fmt::Display for RegionNotice {
             Self::NotSeen(names) => {
                 write!(f, "{} has not reported to the global Redis for a minute", names.join(", "))
             }
-            Self::GlobalClockJumped { rest } => write!(
+            Self::GlobalClockJumped { pause } => write!(
                 f,
                 "the clock of the global Redis, or of this machine, jumped: on_region_loss decides here for one period \
                  of each limit, at most {} from now ({KEEP_CLOCK})",
-                format_rounded_up(*rest)
+                format_rounded_up(*pause)
             ),
-            Self::RegionClockJumped { rest } => write!(
+            Self::RegionClockJumped { pause } => write!(
                 f,
                 "the clock of the Redis of this region, or of this machine, jumped, or that Redis lost its data: \
                  {NO_PARTS} for one period of each limit, at most {} from now ({KEEP_CLOCK})",
-                format_rounded_up(*rest)
+                format_rounded_up(*pause)
             ),
         }
     }
@@ -159,33 +159,33 @@ impl fmt::Display for RegionNotice {
 /// Advice on a clock that jumped.
 const KEEP_CLOCK: &str = "keep the clock of the server with NTP, without steps";
 
-fn write_second_redis(f: &mut fmt::Formatter<'_>, silent: Duration, rest: Duration) -> fmt::Result {
+fn write_second_redis(f: &mut fmt::Formatter<'_>, silent: Duration, pause: Duration) -> fmt::Result {
     write!(
         f,
         "another Redis has the name of this region and last reported {} ago: {NO_PARTS} until the other has been silent \
          for its lease, {} from now at the earliest (if it is no longer used, wait; otherwise give each region its own \
          TOLLKEEPER_REGION and REDIS_URL)",
         format_rounded_up(silent),
-        format_rounded_up(rest)
+        format_rounded_up(pause)
     )
 }
 
-fn write_copied_redis(f: &mut fmt::Formatter<'_>, rest: Duration) -> fmt::Result {
+fn write_copied_redis(f: &mut fmt::Formatter<'_>, pause: Duration) -> fmt::Result {
     write!(
         f,
         "the Redis of this region is a copy of another that is used too, or was restored: {NO_PARTS} for {} (let all \
          replicas of the region use one REDIS_URL)",
-        format_rounded_up(rest)
+        format_rounded_up(pause)
     )
 }
 
-fn write_other_lists(f: &mut fmt::Formatter<'_>, regions: &[String], rest: Duration) -> fmt::Result {
+fn write_other_lists(f: &mut fmt::Formatter<'_>, regions: &[String], pause: Duration) -> fmt::Result {
     write!(
         f,
         "TOLLKEEPER_REGIONS differs in {}: {NO_PARTS} until all have one list, or those have been silent for their \
          lease, {} from now at the earliest (give the same list to all regions)",
         regions.join(", "),
-        format_rounded_up(rest)
+        format_rounded_up(pause)
     )
 }
 

@@ -10,8 +10,10 @@ rule file with a line that names it:
   tollkeeper schema > rules.schema.json
   # yaml-language-server: $schema=rules.schema.json
 
---defaults prints that of the file that TOLLKEEPER_RULE_DEFAULTS names. Files named *.schema.json are not loaded as rules. The schema covers keys and types; `tollkeeper check` also finds \
-contradictions between them.
+--defaults prints the schema of another file: the one that TOLLKEEPER_RULE_DEFAULTS names.
+
+Files named *.schema.json are not loaded as rules. A schema covers keys and types; `tollkeeper check` \
+also finds contradictions between them.
 
 Exit codes: 0 printed, 1 the output could not be written.";
 

@@ -99,7 +99,7 @@ impl<'a> AskedDescriptor<'a> {
 pub fn format_entries(entries: &[EntryRecord<'_>]) -> String {
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let text = |entry: &EntryRecord<'_>| {
-        let key = entry.key_bytes().map(|path_hash| lossy(&path_hash)).unwrap_or_default();
+        let key = entry.key_bytes().map(|key| lossy(&key)).unwrap_or_default();
         let value = match (entry.value_bytes(), &entry.value_hash) {
             (Some(value), _) => lossy(&value),
             (None, Some(hash)) => format!("hash:{}", &**hash),

@@ -93,7 +93,7 @@ fn remember(identity: RegionIdentity, is_settled: bool) -> IdentityClaim {
 }
 
 #[test]
-fn parts_rest_for_a_period_after_a_list_changed() {
+fn parts_are_unused_for_a_period_after_a_list_changed() {
     assert_eq!(RegionFindings::default().parts_usable_from_us(MINUTE), None);
     assert!(waits_us(&settled(), HOUR) < 0, "a list that never changed");
     let changed = RegionFindings::default().after_identity_reply(&identity(1, after(990), false), AT_ONCE);
@@ -105,10 +105,10 @@ fn parts_rest_for_a_period_after_a_list_changed() {
 }
 
 #[test]
-fn parts_rest_while_another_list_has_a_lease() {
+fn parts_are_unused_while_another_list_has_a_lease() {
     let differing = registry(NEVER, vec![other("asia", false, NEVER), other("us", true, NEVER)]);
     let findings = settled().after_registry_reply(&differing, AT_ONCE, &own());
-    // Then they rest for a period.
+    // Then they are unused for a period.
     let until_us = waited(HOUR - 10 * SECOND);
     assert_eq!(waits_us(&findings, MINUTE), until_us + micros(MINUTE));
     assert_eq!(findings.lease_ends_us(), None, "no lease either");
@@ -143,7 +143,7 @@ fn forward_jump_of_the_global_clock_shortens_no_rest() {
         waits_us(&settled().after_registry_reply(&told, AT_ONCE, &own()), MINUTE),
         waited(HOUR - 10 * SECOND) + micros(MINUTE)
     );
-    // Once the rest is over it is forgotten.
+    // Once the pause is over it is forgotten.
     let end_us = findings.conflicts()[0].until_us;
     let times = CallTimes { sent_us: end_us, answered_us: end_us };
     let ended = findings.after_registry_reply(&registry(NEVER, vec![]), times, &own());
@@ -154,9 +154,9 @@ fn forward_jump_of_the_global_clock_shortens_no_rest() {
 fn parts_of_both_redis_of_one_name_rest() {
     let second = registry(NEVER, vec![other("eu", false, NEVER)]);
     let findings = settled().after_registry_reply(&second, AT_ONCE, &own());
-    assert_eq!((findings.conflicts()[0].cause, findings.lease_ends_us()), (ConflictKind::SecondRedis, None));
+    assert_eq!((findings.conflicts()[0].kind, findings.lease_ends_us()), (ConflictKind::SecondRedis, None));
     assert_eq!(waits_us(&findings, MINUTE), waited(HOUR - 10 * SECOND) + micros(MINUTE));
-    // The rest does not end before the lease of the other, also if the registry forgot it.
+    // The pause does not end before the lease of the other, also if the registry forgot it.
     let forgot = findings.after_registry_reply(&registry(NEVER, vec![]), AT_ONCE, &own());
     assert_eq!(waits_us(&forgot, MINUTE), waited(HOUR - 10 * SECOND) + micros(MINUTE));
     // Another Redis of this region is another case.
@@ -168,7 +168,7 @@ fn parts_of_both_redis_of_one_name_rest() {
 fn parts_of_a_copied_redis_rest() {
     let copied = RegistryReply { contested_until: after(2000), ..registry(NEVER, both()) };
     let findings = settled().after_registry_reply(&copied, AT_ONCE, &own());
-    assert_eq!((findings.conflicts()[0].cause, findings.lease_ends_us()), (ConflictKind::CopiedRedis, None));
+    assert_eq!((findings.conflicts()[0].kind, findings.lease_ends_us()), (ConflictKind::CopiedRedis, None));
     assert_eq!(waits_us(&findings, MINUTE), waited(1000 * SECOND) + micros(MINUTE));
     let healed = RegistryReply { contested_until: after(1000), ..registry(NEVER, both()) };
     assert_eq!(waits_us(&settled().after_registry_reply(&healed, AT_ONCE, &own()), MINUTE), micros(MINUTE));
@@ -408,7 +408,7 @@ fn registry_that_knows_of_a_jump_stops_grants_too() {
     let rests = |seconds| region.restrict_view(MINUTE, region.at(seconds)).cut_off;
     region.registry(&registry(NEVER, both()), 40);
     assert!(rests(39) && !rests(41));
-    // A jump forwards does not end the rest.
+    // A jump forwards does not end the pause.
     let jumped = RegistryReply { clock_jumped: after(970), ..registry(NEVER, both()) };
     region.registry(&RegistryReply { now: after(1130), ..jumped }, 20);
     region.registry(&registry(NEVER, both()), 38);
@@ -432,7 +432,7 @@ fn jump_of_the_region_clock_lets_the_parts_rest() {
 }
 
 #[test]
-fn parts_rest_from_a_new_connection_until_the_identity_is_read_again() {
+fn parts_are_unused_from_a_new_connection_until_the_identity_is_read_again() {
     let region = Region::settled();
     region.connections.record(process_us(region.at(2)));
     assert!(region.restrict_view(MINUTE, region.at(2)).parts_unusable, "behind it may be an empty Redis");

@@ -29,8 +29,8 @@ const CLUSTER_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum time between two discoveries.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Server that is queried for the topology: a sentinel, or a node of a cluster. Its own connection is
-/// opened when it is needed.
+/// Server that is queried for the topology: a sentinel, or a node of a cluster. Its own connection is opened when it is
+/// needed.
 #[derive(Debug)]
 struct TopologySource {
     endpoint: Endpoint,

@@ -98,12 +98,12 @@ pub struct ClockJumps {
 struct SharedClockJumps {
     count: AtomicU64,
     /// Process time at which the last jump was noticed; readings sent before it prove nothing.
-    void_before_us: AtomicI64,
+    readings_void_before_us: AtomicI64,
 }
 
 impl Default for ClockJumps {
     fn default() -> Self {
-        let compared = SharedClockJumps { count: AtomicU64::new(0), void_before_us: AtomicI64::new(i64::MIN) };
+        let compared = SharedClockJumps { count: AtomicU64::new(0), readings_void_before_us: AtomicI64::new(i64::MIN) };
         Self { compared: Arc::new(compared), last_large_jump_us: AtomicI64::new(i64::MIN) }
     }
 }
@@ -126,15 +126,16 @@ impl ClockJumps {
         self.last_large_jump_us.load(Ordering::Acquire)
     }
 
-    fn void_before_us(&self) -> i64 {
-        self.compared.void_before_us.load(Ordering::Acquire)
+    /// Process time before which no reading that was sent proves anything, in microseconds.
+    fn readings_void_before_us(&self) -> i64 {
+        self.compared.readings_void_before_us.load(Ordering::Acquire)
     }
 
     fn record(&self, jump_us: u64, noticed_us: i64) {
         if jump_us > LARGE_JUMP_US {
             self.last_large_jump_us.fetch_max(noticed_us, Ordering::AcqRel);
         }
-        self.compared.void_before_us.fetch_max(noticed_us, Ordering::AcqRel);
+        self.compared.readings_void_before_us.fetch_max(noticed_us, Ordering::AcqRel);
         self.compared.count.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -247,6 +248,6 @@ impl ServerClock {
     }
 
     fn is_valid(&self, estimate: &OffsetEstimate) -> bool {
-        estimate.first_sent_us >= self.jumps.void_before_us()
+        estimate.first_sent_us >= self.jumps.readings_void_before_us()
     }
 }

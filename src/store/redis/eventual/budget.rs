@@ -157,8 +157,8 @@ fn longest_window_us(limit: &Limit) -> u64 {
     }
 }
 
-/// Returns the life of a log's leases: a fiftieth of the period in whole milliseconds. The log keeps hits longer by it,
-/// so a longer life would lower the rate that the limit admits.
+/// Returns the life of a log's leases: a fiftieth of the period in whole milliseconds, at most [`MAX_LEASE_LIFE_US`].
+/// The log keeps hits longer by it, so a longer life would lower the rate that the limit admits.
 fn sliding_log_lease_life_us(period_us: u64) -> u64 {
     (period_us / 50 / 1000 * 1000).min(MAX_LEASE_LIFE_US)
 }

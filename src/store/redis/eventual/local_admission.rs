@@ -61,7 +61,7 @@ impl LocalAdmission {
         self.table.admit(descriptor, charge, self.build_admit_context(descriptor, now, at))
     }
 
-    /// Decides a charge that has waited for a call, if the call brought what it needs.
+    /// Decides a charge that has waited for a call, if the call brought a lease for it; else the next call does.
     pub(crate) fn admit_waiting(&self, call: &PreparedCall, charge: &OwnedCharge) -> Option<StoreOutcome> {
         // The charge may have another limit than the leader's.
         let is_same = |descriptor: &&EventualCounters| !charge.dry_run && charge.counters == descriptor.counters;

@@ -42,33 +42,34 @@ pub fn collect_region_notices(standing: &RegionStanding, at: Instant) -> Vec<Reg
             notices.push(RegionNotice::NotSeen(silent.clone()));
         }
     }
-    notices.extend(standing.pause_left_after_global_jump(at).map(|rest| RegionNotice::GlobalClockJumped { rest }));
-    notices.extend(standing.pause_left_after_region_jump(at).map(|rest| RegionNotice::RegionClockJumped { rest }));
+    notices.extend(standing.pause_left_after_global_jump(at).map(|pause| RegionNotice::GlobalClockJumped { pause }));
+    notices.extend(standing.pause_left_after_region_jump(at).map(|pause| RegionNotice::RegionClockJumped { pause }));
     notices
 }
 
 /// Returns the notices about conflicts with other Redis.
 fn collect_conflict_notices(findings: &RegionFindings, at: Instant) -> Vec<RegionNotice> {
-    let conflicts = |cause| {
-        let conflicts = findings.conflicts().iter().filter(move |rest| rest.cause == cause);
-        conflicts.filter_map(move |rest| Some((rest, time_left_until(rest.until_us, at)?)))
+    let conflicts = |kind| {
+        let conflicts = findings.conflicts().iter().filter(move |conflict| conflict.kind == kind);
+        conflicts.filter_map(move |conflict| Some((conflict, time_left_until(conflict.until_us, at)?)))
     };
-    let last_report = |(rest, _): &(&PartsConflict, Duration)| rest.seen_us;
+    let last_report = |(conflict, _): &(&PartsConflict, Duration)| conflict.seen_us;
     let end = |(_, left): &(&PartsConflict, Duration)| *left;
-    let second = conflicts(ConflictKind::SecondRedis).max_by_key(end).map(|(_, rest)| {
-        let seen_us = conflicts(ConflictKind::SecondRedis).map(|rest| last_report(&rest)).max().unwrap_or_default();
+    let second = conflicts(ConflictKind::SecondRedis).max_by_key(end).map(|(_, pause)| {
+        let seen_us = conflicts(ConflictKind::SecondRedis).map(|found| last_report(&found)).max().unwrap_or_default();
         let silent = u64::try_from(process_us(at).saturating_sub(seen_us)).unwrap_or(0);
-        RegionNotice::SecondRedis { silent: Duration::from_micros(silent), rest }
+        RegionNotice::SecondRedis { silent: Duration::from_micros(silent), pause }
     });
     let copied = conflicts(ConflictKind::CopiedRedis)
-        .map(|rest| end(&rest))
+        .map(|found| end(&found))
         .max()
-        .map(|rest| RegionNotice::CopiedRedis { rest });
-    let mut regions: Vec<String> = conflicts(ConflictKind::OtherList).map(|(rest, _)| rest.region.clone()).collect();
+        .map(|pause| RegionNotice::CopiedRedis { pause });
+    let mut regions: Vec<String> =
+        conflicts(ConflictKind::OtherList).map(|(conflict, _)| conflict.region.clone()).collect();
     regions.sort_unstable();
     regions.dedup();
-    let others = conflicts(ConflictKind::OtherList).map(|rest| end(&rest)).max();
-    let others = others.map(|rest| RegionNotice::OtherLists { regions, rest });
+    let others = conflicts(ConflictKind::OtherList).map(|found| end(&found)).max();
+    let others = others.map(|pause| RegionNotice::OtherLists { regions, pause });
     second.into_iter().chain(copied).chain(others).collect()
 }
 

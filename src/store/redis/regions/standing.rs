@@ -11,13 +11,13 @@
 //! clock, from the sending of the report, shortened by drift. The registry keeps the end of that lease for each Redis,
 //! V after the report by its clock, and whoever would be in conflict with that Redis waits for it:
 //!
-//! - *Another list*: while a Redis with another list has a lease, the parts of all regions rest. So a region that was
+//! - *Another list*: while a Redis with another list has a lease, no region uses its parts. So a region that was
 //!   removed from the lists and runs on loses its parts before the others divide them. A first list is no change.
-//! - *Another Redis of one name*: while both have leases, the parts of both rest. A Redis that replaces another gets
+//! - *Another Redis of one name*: while both have leases, neither uses its parts. A Redis that replaces another gets
 //!   parts when the lease of the old one ends.
-//! - *A copied Redis* ([`registry`](super::registry)): the parts rest until the leases of both copies have ended.
+//! - *A copied Redis* ([`registry`](super::registry)): the parts are unused until the leases of both copies have ended.
 //!
-//! After each of these ends, and after all report one list, the parts rest for a period: others were used before.
+//! After each of these ends, and after all report one list, the parts are unused for a period: others were used before.
 //! A report that meets such a conflict renews no lease. All processes of a region share the lease through the region's
 //! Redis, so that one which starts while the global Redis is away has what the others have. What the last replies said
 //! stands while a region is cut off, until the lease ends.
@@ -25,15 +25,15 @@
 //! # A Redis that loses its data
 //!
 //! A region's Redis that restarts empty forgets which parts were used. It has lost its identity too: the process that
-//! writes it back records the loss, and the parts rest for one period, as after a jump of its clock. Its connections
-//! close, so the parts also rest from each opened connection until the identity was read again. Only calls that were
+//! writes it back records the loss, and the parts are unused for one period, as after a jump of its clock. Its connections
+//! close, so the parts are also unused from each opened connection until the identity was read again. Only calls that were
 //! waiting for that connection may still use them.
 //!
 //! # Jumps of clocks
 //!
 //! After a jump of the global clock by more than a second, windows may repeat. So nothing is requested and no grant is
 //! used for one period, by the process's clock; what was admitted before is then out of every span. After such a jump
-//! of a region's clock, its counters may have expired early, so its parts rest for one period. Processes notice jumps
+//! of a region's clock, its counters may have expired early, so its parts are unused for one period. Processes notice jumps
 //! themselves, and tell both Redis, for those that start later.
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub const CUT_OFF_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which another region gets a notice.
 const SILENT_AFTER_US: u64 = 60_000_000;
 /// Minimum time for which a changed list leaves the parts unused: replicas with the old one may still run.
-const MIN_PARTS_REST_US: u64 = 60_000_000;
+const MIN_PARTS_PAUSE_US: u64 = 60_000_000;
 /// Process time of an event that never happened.
 const NEVER_US: i64 = i64::MIN;
 /// Time in which two clocks may move apart by 1.
@@ -107,21 +107,21 @@ pub enum ConflictKind {
 /// Conflict with another Redis, during which a region may not use its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartsConflict {
-    /// Its reason.
-    pub cause: ConflictKind,
+    /// What it conflicts about.
+    pub kind: ConflictKind,
     /// Name of the region of that Redis.
     pub region: String,
     /// Identity of that Redis.
     pub id: RegionRedisId,
     /// Process time of the last report of that Redis, in microseconds.
     pub seen_us: i64,
-    /// Process time at which the rest ends if that Redis reports no more, in microseconds.
+    /// Process time at which the conflict ends if that Redis reports no more, in microseconds.
     pub until_us: i64,
 }
 
 impl PartsConflict {
     fn is_of_same_redis(&self, other: &Self) -> bool {
-        (self.cause, &self.region, self.id) == (other.cause, &other.region, other.id)
+        (self.kind, &self.region, self.id) == (other.kind, &other.region, other.id)
     }
 }
 
@@ -160,7 +160,7 @@ pub struct RegionFindings {
     /// Conflicts that have not ended.
     conflicts: Vec<PartsConflict>,
     /// Process time at which the last of those that have ended did so.
-    rest_ended_us: i64,
+    pause_ended_us: i64,
     /// Process time at which the lease of the parts ends.
     lease_ends_us: i64,
     /// Listed regions that are missing; `None` before the first report was recorded.
@@ -179,7 +179,7 @@ impl Default for RegionFindings {
             region_jumped_us: NEVER_US,
             global_jumped_us: NEVER_US,
             conflicts: Vec::new(),
-            rest_ended_us: NEVER_US,
+            pause_ended_us: NEVER_US,
             lease_ends_us: NEVER_US,
             missing: None,
             is_settled: false,
@@ -232,20 +232,20 @@ impl RegionFindings {
         self.identity.is_some_and(|identity| identity.is_new)
     }
 
-    /// Microseconds since the list of a region last changed, a new Redis was first used, or a rest because of another
+    /// Microseconds since the list of a region last changed, a new Redis was first used, or a pause because of another
     /// Redis ended; `None` if nothing of this happened.
     pub fn us_since_change(&self, at: Instant) -> Option<u64> {
         us_since_event(self.last_change_us(), process_us(at))
     }
 
-    /// Microseconds since the list of a region last changed or a rest ended, by the registry; `None` if neither
+    /// Microseconds since the list of a region last changed or a pause ended, by the registry; `None` if neither
     /// happened.
     pub fn us_since_registry_change(&self, at_us: i64) -> Option<u64> {
-        us_since_event(self.registry_changed_us.max(self.rest_ended_us), at_us)
+        us_since_event(self.registry_changed_us.max(self.pause_ended_us), at_us)
     }
 
     fn last_change_us(&self) -> i64 {
-        self.identity_changed_us.max(self.registry_changed_us).max(self.rest_ended_us)
+        self.identity_changed_us.max(self.registry_changed_us).max(self.pause_ended_us)
     }
 
     /// Returns the findings after a reply of the region's Redis.
@@ -293,7 +293,7 @@ impl RegionFindings {
             lease_ends_us: if is_uncontested { self.lease_ends_us.max(renewed_us) } else { self.lease_ends_us },
             missing: knows_all.then(|| find_missing_regions(reply, own)),
             is_settled: is_uncontested && agree && last_change == Time::default(),
-            rest_ended_us: self.last_conflict_end_us(reply, times, own),
+            pause_ended_us: self.last_conflict_end_us(reply, times, own),
             conflicts,
             ..self.clone()
         }
@@ -305,8 +305,12 @@ impl RegionFindings {
         let ends = of_others.map(|other| other.leased_until).chain([reply.contested_until]);
         let told =
             ends.filter(|end| *end <= reply.now).map(|end| event_process_time_us(end, reply.now, times.answered_us));
-        let known = self.conflicts.iter().filter(|rest| rest.until_us <= times.sent_us).map(|rest| rest.until_us);
-        told.chain(known).fold(self.rest_ended_us, i64::max)
+        let known = self
+            .conflicts
+            .iter()
+            .filter(|conflict| conflict.until_us <= times.sent_us)
+            .map(|conflict| conflict.until_us);
+        told.chain(known).fold(self.pause_ended_us, i64::max)
     }
 
     /// Returns the conflicts after a reply of the registry: those that it tells, and earlier ones that it does not end.
@@ -315,7 +319,7 @@ impl RegionFindings {
         let of_others = reply.others.iter().filter_map(|other| build_parts_conflict(other, reply, times, own));
         let is_copied = reply.contested_until > reply.now;
         let copied = self.identity.filter(|_| is_copied).map(|identity| PartsConflict {
-            cause: ConflictKind::CopiedRedis,
+            kind: ConflictKind::CopiedRedis,
             region: own.name.clone(),
             id: identity.id,
             seen_us: times.answered_us,
@@ -323,8 +327,8 @@ impl RegionFindings {
         });
         let mut conflicts: Vec<PartsConflict> = of_others.chain(copied).collect();
         for earlier in &self.conflicts {
-            match conflicts.iter_mut().find(|rest| rest.is_of_same_redis(earlier)) {
-                Some(rest) => rest.until_us = rest.until_us.max(earlier.until_us),
+            match conflicts.iter_mut().find(|conflict| conflict.is_of_same_redis(earlier)) {
+                Some(conflict) => conflict.until_us = conflict.until_us.max(earlier.until_us),
                 None if earlier.until_us <= times.sent_us || has_now_same_list(earlier, reply) => {}
                 None => conflicts.push(earlier.clone()),
             }
@@ -337,8 +341,9 @@ impl RegionFindings {
     /// is known.
     pub fn parts_usable_from_us(&self, period_us: u64) -> Option<i64> {
         self.identity?;
-        let last_change_us = self.conflicts.iter().map(|rest| rest.until_us).fold(self.last_change_us(), i64::max);
-        let from_us = last_change_us.saturating_add_unsigned(period_us.max(MIN_PARTS_REST_US));
+        let last_change_us =
+            self.conflicts.iter().map(|conflict| conflict.until_us).fold(self.last_change_us(), i64::max);
+        let from_us = last_change_us.saturating_add_unsigned(period_us.max(MIN_PARTS_PAUSE_US));
         Some(from_us.max(usable_after_jump_us(self.region_jumped_us, period_us)))
     }
 }
@@ -362,19 +367,19 @@ fn build_parts_conflict(
     times: CallTimes,
     own: &OwnRegion,
 ) -> Option<PartsConflict> {
-    let cause = find_conflict_kind(other, own)?;
+    let kind = find_conflict_kind(other, own)?;
     // If the clock jumped since the last report, the lease may have begun then.
     let jumped_us = reply.clock_jumped.since_us(other.seen);
-    let rest_us = other.leased_until.plus_us(jumped_us).since_us(reply.now);
+    let left_us = other.leased_until.plus_us(jumped_us).since_us(reply.now);
     let seen_us = event_process_time_us(other.seen, reply.now, times.answered_us);
-    let (region, id, until_us) = (other.name.clone(), other.id, surely_passed_at_us(rest_us, times));
-    (rest_us > 0).then_some(PartsConflict { cause, region, id, seen_us, until_us })
+    let (region, id, until_us) = (other.name.clone(), other.id, surely_passed_at_us(left_us, times));
+    (left_us > 0).then_some(PartsConflict { kind, region, id, seen_us, until_us })
 }
 
 /// Returns true if the Redis that had another list has reported the list of this region since.
-fn has_now_same_list(rest: &PartsConflict, reply: &RegistryReply) -> bool {
-    let is_it = |other: &OtherRegion| other.id == rest.id && other.name == rest.region && !other.has_other_list;
-    rest.cause == ConflictKind::OtherList && reply.others.iter().any(is_it)
+fn has_now_same_list(conflict: &PartsConflict, reply: &RegistryReply) -> bool {
+    let is_it = |other: &OtherRegion| other.id == conflict.id && other.name == conflict.region && !other.has_other_list;
+    conflict.kind == ConflictKind::OtherList && reply.others.iter().any(is_it)
 }
 
 fn find_missing_regions(reply: &RegistryReply, own: &OwnRegion) -> MissingRegions {
@@ -403,9 +408,9 @@ fn us_since_event(event_us: i64, at_us: i64) -> Option<u64> {
     (event_us != NEVER_US).then(|| u64::try_from(at_us.saturating_sub(event_us)).unwrap_or(0))
 }
 
-/// Returns the process time at which `rest_us` have surely passed on a server.
-fn surely_passed_at_us(rest_us: u64, times: CallTimes) -> i64 {
-    times.answered_us.saturating_add_unsigned(rest_us.saturating_add(rest_us.div_ceil(US_PER_DRIFT_US)))
+/// Returns the process time at which `left_us` have surely passed on a server.
+fn surely_passed_at_us(left_us: u64, times: CallTimes) -> i64 {
+    times.answered_us.saturating_add_unsigned(left_us.saturating_add(left_us.div_ceil(US_PER_DRIFT_US)))
 }
 
 /// Returns the part of a time that surely has not passed on another clock when it has passed on this one.
@@ -539,20 +544,20 @@ impl RegionStanding {
         findings.global_jumped_us.max(self.events.global_jumps.last_large_jump_us())
     }
 
-    /// Time until the rest after a jump of the global clock ends, for the limit with the longest period; `None`: there
+    /// Time until the pause after a jump of the global clock ends, for the limit with the longest period; `None`: there
     /// is none.
     pub fn pause_left_after_global_jump(&self, at: Instant) -> Option<Duration> {
         self.pause_left(self.global_jumped_us(&self.findings.load()), at)
     }
 
-    /// Time until the rest of the parts after a jump of the region's clock ends, for the limit with the longest period;
+    /// Time until the pause of the parts after a jump of the region's clock ends, for the limit with the longest period;
     /// `None`: there is none.
     pub fn pause_left_after_region_jump(&self, at: Instant) -> Option<Duration> {
         self.pause_left(self.findings.load().region_jumped_us.max(self.events.region_jumps.last_large_jump_us()), at)
     }
 
     fn pause_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
-        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_REST_US);
+        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_PAUSE_US);
         time_left_until(usable_after_jump_us(jumped_us, period_us), at)
     }
 
