@@ -542,7 +542,7 @@ impl fmt::Display for Limit {
         if let Some(reservations) = self.reservations {
             write!(f, ", reservations {reservations}")?;
         }
-        let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::keys);
+        let mut keys = self.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys);
         keys.try_for_each(|(key, value)| write!(f, ", {key} {value}"))
     }
 }

@@ -49,7 +49,7 @@ use crate::store::charge::{ChargeResults, DeferredOutcomes, LimitAdmissions, Sto
 use crate::store::client::memcache::error::MemcacheError;
 use crate::store::client::redis::connect_options;
 use crate::store::client::redis::error::RedisError;
-use crate::store::redis::key::ScannedPath;
+use crate::store::redis::key::OwnedCounterPath;
 use crate::store::redis::scan::KeyScanResult;
 use crate::telemetry::traces::SpanRef;
 
@@ -389,7 +389,7 @@ impl Store {
         domain: &str,
         max: usize,
         deadline: Instant,
-        filter: impl FnMut(&ScannedPath) -> bool,
+        filter: impl FnMut(&OwnedCounterPath) -> bool,
     ) -> Result<Option<KeyScanResult>, AdminError> {
         Ok(match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,

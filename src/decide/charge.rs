@@ -77,7 +77,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
     ) -> DryRun {
         let limit_verdicts = |admissions: &LimitAdmissions| {
             let rejection = |admits: &bool| (!admits).then_some(LimitRejection { retry_after_us: None });
-            LimitVerdicts::from_limits(&selection.limits, |index| admissions.get(index).and_then(rejection))
+            LimitVerdicts::from_rejections_by(&selection.limits, |index| admissions.get(index).and_then(rejection))
         };
         match admissions {
             Ok(admissions) => DryRun {

@@ -20,7 +20,7 @@ use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::StoreContext;
 use crate::store::error::AdminError;
-use crate::store::redis::key::ScannedPath;
+use crate::store::redis::key::OwnedCounterPath;
 
 /// Upper bound on each call of Redis.
 const REDIS_CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ impl Decider {
         max: usize,
     ) -> Result<CounterListing, AdminError> {
         let RuleRef { rules, domain, rule } = of;
-        let is_of_rule = |path: &ScannedPath| {
+        let is_of_rule = |path: &OwnedCounterPath| {
             let found = rules.find_rule_of_counter(domain, &borrow_entries(&path.entries), &path.shared);
             found.is_some_and(|found| std::ptr::eq(found, rule))
         };
@@ -138,7 +138,7 @@ impl Decider {
     }
 
     /// Paths of a rule's recently created counters, as a scan of Redis would return them.
-    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<ScannedPath> {
+    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<OwnedCounterPath> {
         let RuleRef { rules, domain, rule } = of;
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
@@ -151,7 +151,7 @@ impl Decider {
                 found.shared.iter().map(|(index, pattern)| (*index, pattern.to_vec())).collect();
             let shared = patterns.iter().map(|(index, _)| *index).collect();
             patterns.into_iter().for_each(|(index, pattern)| entries[index][1] = pattern);
-            let path = ScannedPath { domain: domain.name.clone().into_bytes(), entries, shared };
+            let path = OwnedCounterPath { domain: domain.name.clone().into_bytes(), entries, shared };
             known.insert(path.clone()).then_some(path)
         });
         keys.collect()
@@ -162,7 +162,7 @@ impl Decider {
         &self,
         context: DecisionContext<'_>,
         of: RuleRef<'_>,
-        paths: &[ScannedPath],
+        paths: &[OwnedCounterPath],
     ) -> Vec<ListedCounters> {
         let descriptors = paths.iter().map(|path| Descriptor {
             entries: borrow_entries(&path.entries),
@@ -202,7 +202,7 @@ impl Decider {
     }
 }
 
-fn entries_sharing_counter(path: &ScannedPath) -> SmallVec<[(usize, &[u8]); 1]> {
+fn entries_sharing_counter(path: &OwnedCounterPath) -> SmallVec<[(usize, &[u8]); 1]> {
     path.shared.iter().map(|index| (*index, &*path.entries[*index][1])).collect()
 }
 

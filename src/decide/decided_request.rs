@@ -37,8 +37,8 @@ pub(super) struct DecidedRequest<'a, 'r, 'm> {
     pub(super) blocked: Option<&'a BlockMatch>,
 }
 
-/// Verdicts on a request and its descriptors.
-pub(super) struct Verdicts {
+/// RecordedVerdicts on a request and its descriptors.
+pub(super) struct RecordedVerdicts {
     pub(super) descriptors: SmallVec<[RecordedVerdict; 2]>,
     pub(super) request: RecordedVerdict,
 }
@@ -46,7 +46,7 @@ pub(super) struct Verdicts {
 /// A decision that the log selects.
 struct LoggedDecision<'d, 'r> {
     decided: Result<&'d Decision<'r>, DecideError>,
-    verdicts: Verdicts,
+    verdicts: RecordedVerdicts,
     /// True for each descriptor whose key the sample contains.
     sampled: SmallVec<[bool; 2]>,
 }
@@ -81,7 +81,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         }
     }
 
-    pub(super) fn verdicts(self, decided: Result<&Decision<'_>, DecideError>) -> Verdicts {
+    pub(super) fn verdicts(self, decided: Result<&Decision<'_>, DecideError>) -> RecordedVerdicts {
         let count = self.selected.request.descriptors.len();
         let descriptors: SmallVec<[RecordedVerdict; 2]> =
             (0..count).map(|index| self.descriptor_verdict(index)).collect();
@@ -93,7 +93,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             }
             Ok(_) => RecordedVerdict::Ok,
         };
-        Verdicts { descriptors, request }
+        RecordedVerdicts { descriptors, request }
     }
 
     /// Verdict on the descriptor at `index` alone.

@@ -37,7 +37,7 @@ impl DescriptorOutcome {
     /// Verdicts of the limits of the descriptor.
     pub(super) fn limit_verdicts(&self, behaviour: &DecisionSettings, selection: &Selection<'_>) -> LimitVerdicts {
         let by_results = |results: &ChargeResults| {
-            LimitVerdicts::from_limits(&selection.limits, |index| {
+            LimitVerdicts::from_rejections_by(&selection.limits, |index| {
                 results.get(index).and_then(LimitRejection::from_result)
             })
         };
@@ -136,7 +136,7 @@ impl LimitVerdicts {
     }
 
     /// Verdicts by counters: `rejection` returns the rejection by the limit at an index.
-    pub(super) fn from_limits(
+    pub(super) fn from_rejections_by(
         limits: &[SelectedLimit<'_>],
         rejection: impl Fn(usize) -> Option<LimitRejection>,
     ) -> Self {

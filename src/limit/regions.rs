@@ -118,11 +118,11 @@ impl Limit {
     }
 
     /// Time for which a region may admit prepaid hits of a token bucket, in microseconds: a twentieth of the period
-    /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and [`Self::prepaid_overshoot`].
+    /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and [`Self::max_overshoot_by_prepaid_hits`].
     pub fn prepaid_lifetime_us(&self) -> u64 {
         let by_period_us =
             (self.period_us() / PREPAID_LIFETIME_DIVISOR).clamp(MIN_PREPAID_LIFETIME_US, MAX_PREPAID_LIFETIME_US);
-        let refilled = u64::from(self.max_granted_capacity() / 4) + u64::from(self.prepaid_overshoot());
+        let refilled = u64::from(self.max_granted_capacity() / 4) + u64::from(self.max_overshoot_by_prepaid_hits());
         let most_us = u128::from(refilled) * u128::from(self.period_us()) / u128::from(self.max_granted().max(1));
         by_period_us.min(u64::try_from(most_us).unwrap_or(u64::MAX))
     }
@@ -133,11 +133,11 @@ impl Limit {
         let refilled = u128::from(self.max_granted()) * u128::from(self.prepaid_lifetime_us());
         let refilled = u32::try_from(refilled.div_ceil(u128::from(self.period_us()))).unwrap_or(u32::MAX);
         let capacity = self.max_granted_capacity();
-        capacity.saturating_add(self.prepaid_overshoot()).saturating_sub(refilled).min(capacity)
+        capacity.saturating_add(self.max_overshoot_by_prepaid_hits()).saturating_sub(refilled).min(capacity)
     }
 
     /// Part of the overshoot that prepaid hits may use: a quarter, in proportion to what is granted of the limit.
-    pub fn prepaid_overshoot(&self) -> u32 {
+    pub fn max_overshoot_by_prepaid_hits(&self) -> u32 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         let limit = self.requests_per_unit();
         let milli_hits = u128::from(scope.max_overshoot.milli_hits(limit));
@@ -211,7 +211,7 @@ impl Limit {
 
 impl GlobalScope {
     /// Returns the keys of a rule file that make a limit global, with their values.
-    pub fn keys(self) -> [(&'static str, String); 4] {
+    pub fn rule_file_keys(self) -> [(&'static str, String); 4] {
         [
             ("scope", "global".to_owned()),
             ("reserve", format_milli_percent(self.reserve_milli_percent)),

@@ -44,7 +44,7 @@ impl AcknowledgedLines {
     }
 
     /// Returns `true` if the warnings of a line are acknowledged.
-    pub fn contains(&self, line: u32) -> bool {
+    pub fn contains_line(&self, line: u32) -> bool {
         self.lines.contains(&line)
     }
 }
@@ -75,9 +75,9 @@ descriptors:  # check: ok
 - key: d
 ";
         let found = AcknowledgedLines::find(text);
-        let lines: Vec<u32> = (0..12).filter(|line| found.contains(*line)).collect();
+        let lines: Vec<u32> = (0..12).filter(|line| found.contains_line(*line)).collect();
         // In quotes it looks the same: only warnings of that line are concerned.
         assert_eq!(lines, [2, 3, 7]);
-        assert!(!AcknowledgedLines::find("domain: a\n").contains(1));
+        assert!(!AcknowledgedLines::find("domain: a\n").contains_line(1));
     }
 }

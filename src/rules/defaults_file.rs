@@ -101,12 +101,12 @@ struct DefaultsState {
     loaded_at: Option<Time>,
     last_error: Option<String>,
     refused: u64,
-    use_by_rules: DefaultsUse,
+    without_effect: DefaultsWithoutEffect,
 }
 
 /// Use of the defaults by the loaded rules.
 #[derive(Clone, Debug, Default)]
-struct DefaultsUse {
+struct DefaultsWithoutEffect {
     left_out: u64,
     first_left_out: Vec<String>,
     domains_without_rules: Vec<String>,
@@ -170,14 +170,14 @@ impl DefaultsStatus {
 
     /// Records the rules that these defaults were applied to.
     pub fn record_use(&self, rules: &RuleSet, defaults: &RuleDefaults) {
-        let recorded = DefaultsUse::collect_defaults_use(rules, defaults);
-        self.lock_state().use_by_rules = recorded;
+        let recorded = DefaultsWithoutEffect::find_defaults_without_effect(rules, defaults);
+        self.lock_state().without_effect = recorded;
     }
 
     /// Returns a copy.
     pub fn snapshot(&self) -> DefaultsReport {
         let state = self.lock_state();
-        let DefaultsUse { left_out, first_left_out, domains_without_rules } = state.use_by_rules.clone();
+        let DefaultsWithoutEffect { left_out, first_left_out, domains_without_rules } = state.without_effect.clone();
         DefaultsReport {
             path: self.path.to_string_lossy().into_owned(),
             loaded_at: state.loaded_at.map(|at| at.to_string()),
@@ -194,8 +194,8 @@ impl DefaultsStatus {
     }
 }
 
-impl DefaultsUse {
-    fn collect_defaults_use(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
+impl DefaultsWithoutEffect {
+    fn find_defaults_without_effect(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
         let mut found = Self::default();
         for rule in rules.rules().map(|compiled| &compiled.rule) {
             let Allowance::Limits(limits) = &rule.allowance else { continue };

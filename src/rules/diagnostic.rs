@@ -176,7 +176,7 @@ impl Diagnostics {
     /// Removes the warnings of `file` in these lines. Those beyond the bound stay counted.
     pub(crate) fn acknowledge(&mut self, file: &str, lines: &AcknowledgedLines) {
         let before = self.warnings.len();
-        self.warnings.retain(|warning| &*warning.file != file || !lines.contains(warning.line));
+        self.warnings.retain(|warning| &*warning.file != file || !lines.contains_line(warning.line));
         self.acknowledged = self.acknowledged.saturating_add((before - self.warnings.len()) as u64);
     }
 

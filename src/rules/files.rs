@@ -112,11 +112,11 @@ pub struct RuleFileSet {
 }
 
 /// Result of reading a location: all of it, or every error.
-pub type ReadResult = Result<RuleFileSet, ReadFailure>;
+pub type ReadResult = Result<RuleFileSet, RuleFileSetFailure>;
 
 /// Failure to read a part of a set, so that none of it may take effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReadFailure {
+pub struct RuleFileSetFailure {
     /// Errors, at least one.
     pub errors: Vec<PathError>,
     /// The rest of the set, so that `check` can report its problems too.

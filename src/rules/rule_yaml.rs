@@ -66,7 +66,7 @@ pub fn format_limit_on_one_line(pasted: LimitToPaste<'_>) -> String {
 }
 
 /// Formats the rule file with these limits, each as [`format_limit_on_one_line`] has it. Other keys are absent.
-pub fn format_rule_with_limits(entries: &RulePath, limits: &[String]) -> String {
+pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[String]) -> String {
     let (mut text, indent) = format_descriptors(entries);
     text += &format!("{indent}rate_limit:\n");
     limits.iter().for_each(|limit| text += &format!("{indent}- {limit}\n"));
@@ -142,7 +142,7 @@ fn list_limit_fields(
         };
         keys.push(("max_wait", text));
     }
-    keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::keys));
+    keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys));
     if shadow_mode {
         keys.push(("shadow_mode", "true".to_owned()));
     }

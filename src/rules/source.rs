@@ -286,7 +286,7 @@ pub enum SourceReloader {
 
 impl SourceReloader {
     /// Requests an update even if nothing changed.
-    pub fn reload(&self) {
+    pub fn request_reload(&self) {
         match self {
             Self::Files(files) => files.reload(),
             Self::Pushed => tracing::warn!("rules come over xDS: there is nothing to reload"),

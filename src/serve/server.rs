@@ -25,7 +25,7 @@ mod otlp_metrics_thread;
 pub mod startup;
 mod table_changes;
 mod reload;
-mod statsd_and_sweep_thread;
+mod statsd_and_unused_metrics_thread;
 mod shutdown;
 
 use std::io;
@@ -43,7 +43,7 @@ use self::otlp_metrics_thread::OtlpMetricsThread;
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
-use self::statsd_and_sweep_thread::StatsdThreadHandle;
+use self::statsd_and_unused_metrics_thread::StatsdThreadHandle;
 use self::table_changes::TableFollowers;
 use crate::base::clock::{Clock, Time};
 use crate::base::scheduler_lag::measure_forever;

@@ -14,7 +14,7 @@ use crate::base::go_syntax::parse_bool;
 pub struct Setting<T: SettingValue> {
     info: SettingInfo,
     default: T::Default,
-    allowed: T::Restriction,
+    allowed: T::AllowedValues,
 }
 
 /// Facts about a setting that do not depend on its type.
@@ -128,7 +128,7 @@ impl<T: SettingValue> Setting<T> {
     }
 
     /// Restricts the values.
-    pub(crate) const fn with_allowed(self, allowed: T::Restriction) -> Self {
+    pub(crate) const fn with_allowed(self, allowed: T::AllowedValues) -> Self {
         Self { allowed, ..self }
     }
 

@@ -14,16 +14,16 @@ pub trait SettingValue: PartialEq + Sized + 'static {
     /// The form of a default that a constant can hold.
     type Default: Copy + Send + Sync + 'static;
     /// The restriction of one setting, such as a range; `()` for types without one.
-    type Restriction: Copy + Send + Sync + 'static;
+    type AllowedValues: Copy + Send + Sync + 'static;
     /// The restriction of a setting that declares none.
-    const UNRESTRICTED: Self::Restriction;
+    const UNRESTRICTED: Self::AllowedValues;
     /// Name of the type in the documentation; empty if the allowed values say it.
     const TYPE_NAME: &'static str;
     /// `true` if the empty text means that the setting is not set.
     const EMPTY_IS_UNSET: bool = false;
 
     /// Parses `text`.
-    fn parse(text: &str, allowed: &Self::Restriction) -> Result<Self, InvalidSetting>;
+    fn parse(text: &str, allowed: &Self::AllowedValues) -> Result<Self, InvalidSetting>;
 
     /// Converts a declared default to a value.
     fn from_default(default: Self::Default) -> Self;
@@ -32,7 +32,7 @@ pub trait SettingValue: PartialEq + Sized + 'static {
     fn default_text(default: Self::Default) -> String;
 
     /// Describes the allowed values, such as `0 to 65535`; `None` if there is no restriction to mention.
-    fn allowed_values_text(_allowed: &Self::Restriction) -> Option<String> {
+    fn allowed_values_text(_allowed: &Self::AllowedValues) -> Option<String> {
         None
     }
 
@@ -45,11 +45,11 @@ pub trait SettingValue: PartialEq + Sized + 'static {
 /// A value that may be missing: a setting without a default, or one whose empty text means "not set".
 impl<T: SettingValue> SettingValue for Option<T> {
     type Default = Option<T::Default>;
-    type Restriction = T::Restriction;
-    const UNRESTRICTED: T::Restriction = T::UNRESTRICTED;
+    type AllowedValues = T::AllowedValues;
+    const UNRESTRICTED: T::AllowedValues = T::UNRESTRICTED;
     const TYPE_NAME: &'static str = T::TYPE_NAME;
 
-    fn parse(text: &str, allowed: &T::Restriction) -> Result<Self, InvalidSetting> {
+    fn parse(text: &str, allowed: &T::AllowedValues) -> Result<Self, InvalidSetting> {
         if T::EMPTY_IS_UNSET && text.is_empty() { Ok(None) } else { T::parse(text, allowed).map(Some) }
     }
 
@@ -61,7 +61,7 @@ impl<T: SettingValue> SettingValue for Option<T> {
         default.map(T::default_text).unwrap_or_default()
     }
 
-    fn allowed_values_text(allowed: &T::Restriction) -> Option<String> {
+    fn allowed_values_text(allowed: &T::AllowedValues) -> Option<String> {
         T::allowed_values_text(allowed)
     }
 
@@ -92,7 +92,7 @@ pub trait Choice: Copy + PartialEq + Send + Sync + 'static {
 
 impl<T: Choice> SettingValue for T {
     type Default = T;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "";
     const EMPTY_IS_UNSET: bool = <T as Choice>::EMPTY_IS_UNSET;

@@ -62,7 +62,7 @@ use crate::store::error::AdminError;
 use crate::store::fallback::Fallback;
 use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
-use crate::store::redis::key::ScannedPath;
+use crate::store::redis::key::OwnedCounterPath;
 use crate::store::redis::scan::KeyScanResult;
 use crate::store::stats::{ChargeStats, EventualSharingStats, SharedStoreStats};
 
@@ -208,11 +208,11 @@ impl Redis {
         let mut groups = PendingGroups::with_capacity(charges.len());
         if let [charge] = charges {
             let group = ChargeGroup::of_single_charge(&self.keys, charge, mode, context.now);
-            self.submit_group(group, charges, context, &mut groups);
+            self.decide_or_join_call(group, charges, context, &mut groups);
             return groups;
         }
         for group in group_charges(&self.keys, charges, mode, context.now) {
-            self.submit_group(group, charges, context, &mut groups);
+            self.decide_or_join_call(group, charges, context, &mut groups);
         }
         groups
     }
@@ -220,7 +220,7 @@ impl Redis {
     /// Decides a group in this process if possible; otherwise prepares its call, or adds it to the call in flight.
     ///
     /// A prepared call is sent when [`PendingGroups`] is first polled.
-    fn submit_group(
+    fn decide_or_join_call(
         &self,
         group: ChargeGroup,
         charges: &[Charge<'_>],
@@ -357,7 +357,7 @@ impl Redis {
         domain: &str,
         max_paths: usize,
         deadline: Instant,
-        filter: impl FnMut(&ScannedPath) -> bool,
+        filter: impl FnMut(&OwnedCounterPath) -> bool,
     ) -> Result<KeyScanResult, RedisError> {
         let nodes = self.deployments.clients().flat_map(|deployment| deployment.nodes()).collect();
         scan_paths(nodes, ScanOptions { prefix: self.keys.prefix(), domain, max_paths, deadline }, filter).await

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use self::space_saving::{KeyCount, SpaceSaving};
+use self::space_saving::{CountEstimate, SpaceSaving};
 use super::metrics::limit_stats::{LimitName, LimitStats};
 use super::sampling;
 use crate::base::clock::Time;
@@ -269,7 +269,7 @@ impl KeySum {
         Self { key, covered: 0 }
     }
 
-    fn add_window(&mut self, count: KeyCount, max_missed: u64) {
+    fn add_window(&mut self, count: CountEstimate, max_missed: u64) {
         let certain = count.count - count.error;
         self.key.at_least += certain;
         self.key.at_most += count.count;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tollkeeper::rules::files::read::read_rule_files;
-use tollkeeper::rules::files::{MAX_FILE_BYTES, MAX_FILES, PathProblem, ReadFailure, ReadResult, RuleLocation};
+use tollkeeper::rules::files::{MAX_FILE_BYTES, MAX_FILES, PathProblem, ReadResult, RuleFileSetFailure, RuleLocation};
 
 /// A directory with these files; a path that ends in `/` is a directory, `link -> target` a symbolic link.
 pub(crate) fn tree(entries: &[&str]) -> TempDir {
@@ -171,7 +171,7 @@ fn missing_runtime_directory_is_rejected_like_envoyproxy_ratelimit() {
                 assert!(loads, "{entries:?} {watch_root}");
                 assert_eq!((sources.files.len(), sources.warnings.len()), (0, 1), "{entries:?} {watch_root}");
             }
-            Err(ReadFailure { errors, .. }) => {
+            Err(RuleFileSetFailure { errors, .. }) => {
                 assert!(!loads, "{entries:?} {watch_root}: {errors:?}");
                 assert_eq!(errors[0].problem, PathProblem::Missing);
             }
@@ -281,7 +281,7 @@ fn oversized_files_are_rejected_without_reading() {
         File::create(&file).unwrap().set_len(size).unwrap();
         match read_within_deadline(RuleLocation::Paths(vec![file.clone()])) {
             Ok(sources) => assert!(loads && sources.files[0].bytes.len() as u64 == size, "{size}"),
-            Err(ReadFailure { errors, .. }) => {
+            Err(RuleFileSetFailure { errors, .. }) => {
                 assert!(!loads && errors[0].problem == PathProblem::FileTooLarge(size), "{size}");
             }
         }

@@ -53,7 +53,7 @@ impl State {
     }
 
     /// Gives hits of unsettled reservations back to the counter, before a request is decided.
-    pub(crate) fn apply_returned_hits(&mut self, limit: &Limit, now: Time) {
+    pub(crate) fn give_back_unsettled_hits(&mut self, limit: &Limit, now: Time) {
         if let Self::WithReservations(both) = self
             && both.view.returned > 0
         {

@@ -8,8 +8,8 @@ use super::scan::{FileSearchResult, FoundFile, WatchedPath};
 use super::sets::SetFilesRead;
 use super::walk::search_location;
 use super::{
-    MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, ReadFailure, ReadResult, RuleFile,
-    RuleFileSet, RuleLocation,
+    MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, ReadResult, RuleFile, RuleFileSet,
+    RuleFileSetFailure, RuleLocation,
 };
 
 /// Reads all rule files of `location`. Blocks on disk I/O, so do not call it on an async worker thread.
@@ -48,7 +48,7 @@ pub(super) fn read_found_files(mut scan: FileSearchResult) -> FilesRead {
     let sets = SetFilesRead::read(&mut files, bytes_left);
     let named = sets.watched();
     let set = RuleFileSet { files, sets: sets.texts, warnings };
-    let result = if errors.is_empty() { Ok(set) } else { Err(ReadFailure { errors, readable: set }) };
+    let result = if errors.is_empty() { Ok(set) } else { Err(RuleFileSetFailure { errors, readable: set }) };
     FilesRead { result, named }
 }
 

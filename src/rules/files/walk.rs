@@ -202,7 +202,7 @@ impl<'a> FileSearch<'a> {
             Ok(metadata) if self.names.rule_file_name(path).is_some() => self.add_found_file(path, &metadata),
             // Some editors lock a file with a dangling link beside it: `.#name`.
             Err(_) if link && name.starts_with(b".") => {}
-            Err(error) if self.names.may_be_rule_file(path) => self.add_error(path, problem_of_path(path, &error)),
+            Err(error) if self.names.may_hide_rule_files(path) => self.add_error(path, problem_of_path(path, &error)),
             Ok(_) | Err(_) => {}
         }
     }
@@ -256,7 +256,7 @@ impl NameFilter<'_> {
     }
 
     /// Returns `true` if an unreadable path may be a rule file, or a link to a directory of rule files.
-    fn may_be_rule_file(&self, path: &Path) -> bool {
+    fn may_hide_rule_files(&self, path: &Path) -> bool {
         let directory = match self {
             Self::Extension => path.is_symlink() && path.extension().is_none(),
             Self::Dotted { .. } => path.is_symlink() && self.may_have_rule_files_below(path),

@@ -75,7 +75,7 @@ impl Operators {
     /// Returns the first node in file order that matches.
     pub(super) fn first_match(&self, key: &[u8], value: &[u8]) -> Option<NodeId> {
         let of_key = self.by_key.get(key)?;
-        let plain = of_key.plain.as_ref().and_then(|index| index.lowest(value));
+        let plain = of_key.plain.as_ref().and_then(|index| index.lowest_match(value));
         let negated = of_key.negated.as_ref().and_then(|negated| negated.first_match(value));
         match (plain, negated) {
             (Some(plain), Some(negated)) => Some(plain.min(negated)),
@@ -158,7 +158,7 @@ impl PatternIndex {
     }
 
     /// Returns the lowest node that matches.
-    fn lowest(&self, value: &[u8]) -> Option<NodeId> {
+    fn lowest_match(&self, value: &[u8]) -> Option<NodeId> {
         let mut lowest = None;
         let mut consider = |node: NodeId| lowest = Some(lowest.map_or(node, |lowest: NodeId| lowest.min(node)));
         if let Some(first) = self.find_list(value).and_then(|nodes| nodes.first()) {

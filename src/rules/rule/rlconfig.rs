@@ -61,7 +61,7 @@ fn format_limit(path: &str, RuleLimit { limit, active, shadow, quota, .. }: &Rul
     if let Some(active) = active {
         line.push_str(&format!(", active: {}", active.spec()));
     }
-    for (key, value) in limit.global_scope().into_iter().flat_map(GlobalScope::keys) {
+    for (key, value) in limit.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys) {
         line.push_str(&format!(", {key}: {value}"));
     }
     line

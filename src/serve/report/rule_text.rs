@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::rules::live::{FileLine, LoadedRules};
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::rules::rule::{Allowance, RuleLimit, SourceLocation};
-use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line, format_rule_with_limits};
+use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line, format_rule_file_with_limits};
 
 /// Query of `/rule_text`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -84,7 +84,7 @@ pub(super) fn format_rule(rules: &RuleSet, rule: &CompiledRule, added: Option<St
     let path = rules.find_rule_path(&rule.rule.path)?;
     let lines = rule_limits(rule).iter().map(|limit| format_limit_on_one_line(limit_to_paste(limit)));
     let lines: Vec<String> = lines.chain(added).collect();
-    (!lines.is_empty()).then(|| format_rule_with_limits(&path, &lines))
+    (!lines.is_empty()).then(|| format_rule_file_with_limits(&path, &lines))
 }
 
 pub(super) fn limit_to_paste(limit: &RuleLimit) -> LimitToPaste<'_> {

@@ -350,14 +350,14 @@ fn add_stream_extensions(
 }
 
 /// Maximum time to wait for the end of an invalid call.
-const MAX_WAIT_BEFORE_REFUSAL: Duration = Duration::from_secs(1);
+const MAX_WAIT_FOR_REST_OF_INVALID_CALL: Duration = Duration::from_secs(1);
 
 /// Refuses an invalid call, if possible after its end.
 ///
 /// An earlier response is followed by a reset of the stream, which many clients report in place of the response.
 async fn refuse_call(invalid: InvalidCallHead, mut body: RequestBody, mut sender: SendResponse<ResponseData>) {
     let rest = async { while let Some(Ok(_discarded)) = body.frame().await {} };
-    if run_until_reset(&mut sender, pin!(timeout(MAX_WAIT_BEFORE_REFUSAL, rest))).await.is_some() {
+    if run_until_reset(&mut sender, pin!(timeout(MAX_WAIT_FOR_REST_OF_INVALID_CALL, rest))).await.is_some() {
         let _sent = send_head(&mut sender, invalid.into_response(), true);
     }
 }

@@ -230,7 +230,7 @@ impl ReloadTrigger {
         }
         // A source that sends each change by itself only says so.
         if self.defaults.is_none() || !matches!(self.source, SourceReloader::Pushed) {
-            self.source.reload();
+            self.source.request_reload();
         }
     }
 }

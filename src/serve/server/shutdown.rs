@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
 use super::otlp_metrics_thread::OtlpMetricsThread;
-use super::statsd_and_sweep_thread::StatsdThreadHandle;
+use super::statsd_and_unused_metrics_thread::StatsdThreadHandle;
 use crate::decide::log::DecisionLog;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;

@@ -20,7 +20,7 @@ fn require_nonempty(text: &str, wanted: &str) -> Result<(), InvalidSetting> {
 
 impl SettingValue for bool {
     type Default = Self;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "bool";
 
@@ -83,7 +83,7 @@ macro_rules! whole_number {
     ($type:ty, $any:expr, $convert:expr) => {
         impl SettingValue for $type {
             type Default = Self;
-            type Restriction = IntRange;
+            type AllowedValues = IntRange;
             const UNRESTRICTED: IntRange = $any;
             const TYPE_NAME: &'static str = "int";
 
@@ -130,7 +130,7 @@ impl FloatRange {
 
 impl SettingValue for f64 {
     type Default = Self;
-    type Restriction = FloatRange;
+    type AllowedValues = FloatRange;
     const UNRESTRICTED: FloatRange = FloatRange::new(Self::MIN, Self::MAX);
     const TYPE_NAME: &'static str = "float";
 
@@ -184,7 +184,7 @@ impl DurationRange {
 
 impl SettingValue for Duration {
     type Default = Self;
-    type Restriction = DurationRange;
+    type AllowedValues = DurationRange;
     const UNRESTRICTED: DurationRange = DurationRange::new(Self::ZERO, MAX_DURATION);
     const TYPE_NAME: &'static str = "duration";
 
@@ -256,7 +256,7 @@ const SIZE_UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB"
 
 impl SettingValue for ByteSize {
     type Default = u64;
-    type Restriction = ByteSizeRange;
+    type AllowedValues = ByteSizeRange;
     const UNRESTRICTED: ByteSizeRange = ByteSizeRange::new(0, u64::MAX);
     const TYPE_NAME: &'static str = "bytes";
 

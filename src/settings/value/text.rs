@@ -9,7 +9,7 @@ use crate::settings::secret::{MASK, Secret, mask_credentials};
 
 impl SettingValue for String {
     type Default = &'static str;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "text";
     const EMPTY_IS_UNSET: bool = true;
@@ -29,7 +29,7 @@ impl SettingValue for String {
 
 impl SettingValue for PathBuf {
     type Default = &'static str;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "path";
     const EMPTY_IS_UNSET: bool = true;
@@ -62,7 +62,7 @@ impl TextList {
 
 impl SettingValue for TextList {
     type Default = &'static str;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "list: a,b";
 
@@ -86,7 +86,7 @@ pub struct TextMap(pub Vec<(String, String)>);
 impl SettingValue for TextMap {
     /// The only default is the empty map.
     type Default = ();
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "map: k:v,k:v";
 
@@ -117,7 +117,7 @@ pub struct HeaderName(pub String);
 
 impl SettingValue for HeaderName {
     type Default = &'static str;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "header name";
     const EMPTY_IS_UNSET: bool = true;
@@ -145,7 +145,7 @@ impl SettingValue for HeaderName {
 impl SettingValue for Host {
     /// The only default is the wildcard.
     type Default = ();
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "host";
 
@@ -166,7 +166,7 @@ impl SettingValue for Host {
 impl SettingValue for Address {
     /// A port on all addresses of the machine.
     type Default = u16;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "host:port";
 
@@ -187,7 +187,7 @@ impl SettingValue for Address {
 impl SettingValue for Secret {
     /// A secret has no default.
     type Default = ();
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "secret text";
     const EMPTY_IS_UNSET: bool = true;
@@ -222,7 +222,7 @@ impl SecretUrl {
 
 impl SettingValue for SecretUrl {
     type Default = &'static str;
-    type Restriction = ();
+    type AllowedValues = ();
     const UNRESTRICTED: () = ();
     const TYPE_NAME: &'static str = "address, may hold a secret";
     const EMPTY_IS_UNSET: bool = true;

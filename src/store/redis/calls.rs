@@ -227,7 +227,7 @@ async fn send_next_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut b
         call.now = batch.now;
         call.span_refs = std::mem::take(&mut batch.span_refs);
         if call.eventual.is_some() {
-            batch.answer_decided_charges(|charge| guard.calls.local_admission.admit_waiting(&call, charge));
+            batch.answer_decided_charges(|charge| guard.calls.local_admission.decide_after_wait(&call, charge));
         }
         let mut charges = std::mem::take(&mut batch.charges);
         let results = match charges.is_empty() {

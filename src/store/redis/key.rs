@@ -353,7 +353,7 @@ pub(super) fn scan_pattern(prefix: &str, domain: &str) -> Vec<u8> {
 
 /// Path of counters: a domain and its entries.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ScannedPath {
+pub struct OwnedCounterPath {
     /// The domain.
     pub domain: Vec<u8>,
     /// Key and value of each entry.
@@ -363,7 +363,7 @@ pub struct ScannedPath {
 }
 
 /// Parses the path of a key; `None` if the key has another format or its path is truncated.
-pub fn parse_path(prefix: &str, key: &[u8]) -> Option<ScannedPath> {
+pub fn parse_path(prefix: &str, key: &[u8]) -> Option<OwnedCounterPath> {
     let path = key.strip_prefix(&*key_head(prefix))?;
     let end = path.iter().position(|byte| *byte == b'}')?;
     let mut parts = path[..end].split(|byte| *byte == b'|');
@@ -381,7 +381,7 @@ pub fn parse_path(prefix: &str, key: &[u8]) -> Option<ScannedPath> {
         };
         entries.push([unescape(name)?, unescape(value)?]);
     }
-    Some(ScannedPath { domain, entries, shared })
+    Some(OwnedCounterPath { domain, entries, shared })
 }
 
 fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {

@@ -15,7 +15,7 @@
 //! Assumptions: clocks run at one rate, the clock of Redis does not jump ahead, and Redis does not lose a claim. The
 //! number of live replicas tunes the size of leases; no promise depends on it.
 
-pub mod claim;
+pub mod claim_call;
 pub(super) mod heartbeat;
 
 use std::num::NonZeroU32;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
-use self::claim::ClaimReply;
+use self::claim_call::ClaimReply;
 use crate::base::clock::{Time, to_micros};
 
 /// Duration of a claim after it was sent; `lua/replicas.lua` has the same.

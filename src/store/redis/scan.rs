@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::key;
-use super::key::ScannedPath;
+use super::key::OwnedCounterPath;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::{Reply, reply_bytes};
@@ -41,7 +41,7 @@ struct ScanPage {
 #[derive(Debug, Default)]
 pub struct KeyScanResult {
     /// Paths that have counters, each once.
-    pub paths: Vec<ScannedPath>,
+    pub paths: Vec<OwnedCounterPath>,
     /// True if all keys were visited.
     pub complete: bool,
     /// Number of keys of the domain whose path is truncated.
@@ -55,7 +55,7 @@ pub struct KeyScanResult {
 pub(super) async fn scan_paths(
     nodes: Vec<Arc<Node>>,
     options: ScanOptions<'_>,
-    mut filter: impl FnMut(&ScannedPath) -> bool,
+    mut filter: impl FnMut(&OwnedCounterPath) -> bool,
 ) -> Result<KeyScanResult, RedisError> {
     if nodes.is_empty() {
         return Err(RedisError::Unreachable);

@@ -131,7 +131,7 @@ macro_rules! define_scripts {
 }
 
 define_scripts! {
-    /// Returns the script that assigns slots to replicas; `replicas::claim` encodes its argument and decodes its reply.
+    /// Returns the script that assigns slots to replicas; `replicas::claim_call` encodes its argument and decodes its reply.
     replicas_script = "replicas", expand_with_shared_parts;
     /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
     /// `regions::grant_calls` encodes its argument.
@@ -500,7 +500,7 @@ pub fn replay_charges(
     let mut holds = HoldsByCounter::new();
     for (index, counter) in counters.iter().enumerate() {
         let last = reader.read_time()?;
-        let state = State::read_counter(counter.limit.counting(), &mut reader, last)?;
+        let state = State::decode_counter_state(counter.limit.counting(), &mut reader, last)?;
         if let Some(hold) = CounterHold::read_from_reply(&mut reader)? {
             holds.push((index, hold));
         }
@@ -509,7 +509,7 @@ pub fn replay_charges(
         if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_deref()) {
             state.set_slot_use(slot);
             state = state.read_reservations(&counter.limit, slot, &mut reader)?;
-            state.apply_returned_hits(&counter.limit, now);
+            state.give_back_unsettled_hits(&counter.limit, now);
         }
         states.push(state);
     }

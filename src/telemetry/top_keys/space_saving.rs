@@ -29,7 +29,7 @@ pub struct SpaceSaving<T> {
 
 /// Count of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyCount {
+pub struct CountEstimate {
     /// Upper bound of the count.
     pub count: u64,
     /// Maximum overestimate in `count`.
@@ -41,7 +41,7 @@ pub struct KeyCount {
 #[derive(Debug)]
 struct LabelledCounter<T> {
     id: u128,
-    count: KeyCount,
+    count: CountEstimate,
     /// `None` until it is set for the first key.
     label: Option<T>,
 }
@@ -77,7 +77,7 @@ impl<T> SpaceSaving<T> {
             let index = counters.len();
             let mut label = None;
             set_label(&mut label);
-            counters.push(LabelledCounter { id, count: KeyCount { count, error: 0, marks: mark }, label });
+            counters.push(LabelledCounter { id, count: CountEstimate { count, error: 0, marks: mark }, label });
             self.heap.push(HeapEntry { count, index });
             index
         } else {
@@ -89,7 +89,7 @@ impl<T> SpaceSaving<T> {
             let error = counter.count.count;
             set_label(&mut counter.label);
             counter.id = id;
-            counter.count = KeyCount { count: error + count, error, marks: mark };
+            counter.count = CountEstimate { count: error + count, error, marks: mark };
             index
         };
         let counters = &self.counters;
@@ -112,7 +112,7 @@ impl<T> SpaceSaving<T> {
     }
 
     /// Iterates over all counters, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (u128, &T, KeyCount)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u128, &T, CountEstimate)> {
         self.counters.iter().filter_map(|counter| Some((counter.id, counter.label.as_ref()?, counter.count)))
     }
 

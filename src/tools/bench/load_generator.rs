@@ -278,7 +278,7 @@ impl LoadRun {
                 record.send_delays.saturating_record(to_micros(call.sent - call.due));
             }
             match &response {
-                Ok(response) => record.count_response(response),
+                Ok(response) => record.count_verdict(response),
                 Err(error) => record.count_error(error),
             }
         }

@@ -100,7 +100,7 @@ impl LoadMeasurements {
     }
 
     /// Counts a response.
-    pub(super) fn count_response(&mut self, response: &RateLimitResponse) {
+    pub(super) fn count_verdict(&mut self, response: &RateLimitResponse) {
         let count = match response.overall_code() {
             Code::Ok => &mut self.verdicts.ok,
             Code::OverLimit => &mut self.verdicts.over_limit,

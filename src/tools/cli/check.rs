@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use self::envoy_files::CheckedEnvoyFiles;
 use self::unreleased_slots::{SlotWarning, UnreleasedSlots};
-use super::print::{CommandOutcome, fail_if_unwritten, format_count, print_to_stdout};
+use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -237,8 +237,8 @@ fn format_text(Checked { rules, quota_hints, envoy, traffic, environment }: &Che
             page += &format!("{file}:{line}: hint: {rule}: {message}\n");
         }
         let (errors, warnings) = (rules.diagnostics.error_count(), rules.diagnostics.warning_count());
-        let files = format_count(rules.sources.len() as u64, "file");
-        page += &format!("{files}, {}, {}", format_count(errors, "error"), format_count(warnings, "warning"));
+        let files = format_with_noun(rules.sources.len() as u64, "file");
+        page += &format!("{files}, {}, {}", format_with_noun(errors, "error"), format_with_noun(warnings, "warning"));
         page += &match rules.diagnostics.acknowledged_count() {
             0 => "\n".to_owned(),
             acknowledged => format!(", {acknowledged} acknowledged\n"),
@@ -267,7 +267,7 @@ fn format_traffic(UnreleasedSlots { warnings, problems }: &UnreleasedSlots) -> S
     for SlotWarning { rule, message } in warnings {
         page += &format!("warning: {}: {}\n", escape_unprintable(rule), escape_unprintable(message));
     }
-    page + &format!("traffic, {}\n", format_count(warnings.len() as u64, "warning"))
+    page + &format!("traffic, {}\n", format_with_noun(warnings.len() as u64, "warning"))
 }
 
 fn format_json(checked: &Checked) -> String {
@@ -414,5 +414,5 @@ fn format_variables(variables: &[VariableReport]) -> String {
         (false, true) => "; it would start, but not all of it would work",
         (false, false) => "",
     };
-    format!("{page}{}: {}{stop}\n", format_count(variables.len() as u64, "variable"), sums.join(", "))
+    format!("{page}{}: {}{stop}\n", format_with_noun(variables.len() as u64, "variable"), sums.join(", "))
 }

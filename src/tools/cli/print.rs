@@ -89,7 +89,7 @@ pub(super) fn format_with_share(part: u64, whole: u64) -> String {
 }
 
 /// Formats a number with its noun: `1 file`, `2 files`.
-pub(super) fn format_count(number: u64, what: &str) -> String {
+pub(super) fn format_with_noun(number: u64, what: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {what}{plural}")
 }

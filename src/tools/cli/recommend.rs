@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::print::{
-    CommandOutcome, fail_if_unwritten, format_count, format_micros, format_seconds, format_with_share, print_error,
+    CommandOutcome, fail_if_unwritten, format_micros, format_seconds, format_with_noun, format_with_share, print_error,
     print_to_stdout,
 };
 use super::rule_files::{TableFiles, read_settings_or_defaults};
@@ -356,7 +356,7 @@ fn format_results(results: &RecommendationResults) -> String {
     }
     line("now", format!("rejects {} of the keys", format_with_share(rule.rejected_keys, basis.keys)));
     let allowed = results.goal.rejected_keys;
-    line("goal", format!("at most {} of {} rejected", format_count(allowed, "key"), basis.keys));
+    line("goal", format!("at most {} of {} rejected", format_with_noun(allowed, "key"), basis.keys));
     for warning in &results.warnings {
         line("warning", escape_unprintable(warning));
     }
@@ -376,13 +376,13 @@ fn format_results(results: &RecommendationResults) -> String {
 
 fn format_traffic_basis(basis: &TrafficBasisResults) -> String {
     let TrafficBasisResults { keys, requests, hits, peeks, refunds, processes, .. } = *basis;
-    let mut text = format!("{} of {}", format_count(requests, "request"), format_count(keys, "key"));
+    let mut text = format!("{} of {}", format_with_noun(requests, "request"), format_with_noun(keys, "key"));
     if hits != requests {
         text += &format!(", {hits} hits");
     }
     for (number, what) in [(peeks, "peek"), (refunds, "refund")] {
         if number > 0 {
-            text += &format!(", {}", format_count(number, what));
+            text += &format!(", {}", format_with_noun(number, what));
         }
     }
     if processes > 1 {
@@ -396,7 +396,7 @@ fn format_already_rejected(already: &RecordedRejections) -> String {
     let mut text = format!(
         "{requests} requests ({:.2} %) of {} were rejected already",
         already.share * 100.0,
-        format_count(keys, "key")
+        format_with_noun(keys, "key")
     );
     let by_limit = already.by_limit.iter().map(|(path, count)| format!("{count} by {path}"));
     let elsewhere = (elsewhere > 0).then(|| format!("{elsewhere} by other rules or policies"));

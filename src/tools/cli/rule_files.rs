@@ -18,7 +18,7 @@ use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostics, Severity};
 use crate::rules::files::read::read_rule_files;
-use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, ReadFailure, RuleFile, RuleLocation};
+use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, RuleFile, RuleFileSetFailure, RuleLocation};
 use crate::rules::rule::Domain;
 use crate::rules::rule::set::RuleSet;
 use crate::rules::table_loader::{RuleFilePaths, TableLoader};
@@ -61,11 +61,12 @@ impl CheckedRules {
         let (mut sources, mut sets) = (Vec::new(), Vec::new());
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
         if !paths.is_empty() {
-            let read =
-                read_rule_files(&RuleLocation::Paths(paths)).unwrap_or_else(|ReadFailure { errors, readable }| {
+            let read = read_rule_files(&RuleLocation::Paths(paths)).unwrap_or_else(
+                |RuleFileSetFailure { errors, readable }| {
                     errors.iter().for_each(|error| diagnostics.push(error.to_diagnostic(Severity::Error)));
                     readable
-                });
+                },
+            );
             read.warnings.iter().for_each(|warning| diagnostics.push(warning.to_diagnostic(Severity::Warning)));
             let source =
                 |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::All };

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::print::{
-    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_count, format_latency, format_micros, format_seconds,
-    format_with_share, print_error, print_to_stdout,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, format_seconds,
+    format_with_noun, format_with_share, print_error, print_to_stdout,
 };
 use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
@@ -298,7 +298,7 @@ fn format_results(results: &SimulationResults) -> String {
     let traffic = &results.traffic;
     let time = |at: &Option<String>| at.clone().unwrap_or_default();
     let span = format!("{} to {}", time(&traffic.first), time(&traffic.last));
-    line("traffic", format!("{}, {span}", format_count(traffic.requests, "request")));
+    line("traffic", format!("{}, {span}", format_with_noun(traffic.requests, "request")));
     line("new", format_totals(&results.new, traffic.requests));
     if let Some(old) = &results.old {
         line("old", format_totals(old, traffic.requests));
@@ -344,7 +344,7 @@ fn format_totals(totals: &ReplayTotals, requests: u64) -> String {
     let ReplayTotals { rejected, unmatched_descriptors, failed, .. } = *totals;
     let mut text = format!("{} rejected", format_with_share(rejected, requests));
     if unmatched_descriptors > 0 {
-        text += &format!(", {} without a rule", format_count(unmatched_descriptors, "descriptor"));
+        text += &format!(", {} without a rule", format_with_noun(unmatched_descriptors, "descriptor"));
     }
     if failed > 0 {
         text += &format!(", {failed} without an answer");

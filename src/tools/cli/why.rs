@@ -9,7 +9,8 @@ use std::{env, io};
 use indicatif::ProgressBar;
 
 use super::print::{
-    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_count, format_micros, print_error, print_to_stdout,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, format_with_noun, print_error,
+    print_to_stdout,
 };
 use super::request_flags::{parse_descriptor, parse_duration};
 use super::traffic_input::{build_progress_bar, read_stream_settings};
@@ -230,7 +231,7 @@ fn format_summary(results: &WhyResults<'_>) -> String {
         let _ = writeln!(page, "{} to {} UTC", format_moment(&range.from), format_moment(&range.to));
     }
     if results.requests > 0 {
-        let requests = format_count(results.requests, "request");
+        let requests = format_with_noun(results.requests, "request");
         let _ = write!(page, "rejected {} of {requests}", results.rejected);
         if let (Some(first), Some(last)) = (&results.first_rejected, &results.last_rejected) {
             let _ = write!(page, ", from {} to {} UTC", format_moment(first), format_moment(last));
@@ -331,8 +332,8 @@ fn format_decision(shown: &ShownDecision<'_>) -> String {
 fn format_recorded_descriptor(descriptor: &DescriptorRecord<'_>) -> String {
     let hits = match descriptor.hits {
         0 => "peek".to_owned(),
-        hits if hits < 0 => format!("refund of {}", format_count(hits.unsigned_abs(), "hit")),
-        hits => format_count(hits.unsigned_abs(), "hit"),
+        hits if hits < 0 => format!("refund of {}", format_with_noun(hits.unsigned_abs(), "hit")),
+        hits => format_with_noun(hits.unsigned_abs(), "hit"),
     };
     let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), escape_unprintable(&format_origin(descriptor)));
     if descriptor.unlimited {
@@ -389,8 +390,11 @@ fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
         let _ = writeln!(page, "      {}", format_ban(ban));
     }
     if let Some(HeldSlots { seats, found, slots }) = &rejected_by.held {
-        let _ =
-            writeln!(page, "      {seats} seats were taken; the logs have {}:", format_count(*found as u64, "slot"));
+        let _ = writeln!(
+            page,
+            "      {seats} seats were taken; the logs have {}:",
+            format_with_noun(*found as u64, "slot")
+        );
         for HeldSlot { id, holder, since } in slots {
             let _ = writeln!(page, "        slot {id} of {holder} since {} UTC", format_moment(since));
         }
@@ -413,7 +417,7 @@ fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
                 format!("with {key} {value}{}: {counted} were counted before", delay.unwrap_or_default())
             }
             Remedy::LongerDelay { delay_us, max_wait_us } => format!("with {}", format_delay(*delay_us, *max_wait_us)),
-            Remedy::FewerHits { hits } => format!("with {}", format_count(*hits, "hit")),
+            Remedy::FewerHits { hits } => format!("with {}", format_with_noun(*hits, "hit")),
             Remedy::ShadowMode => continue,
             Remedy::Unblock => "after `tollkeeper unblock`".to_owned(),
             Remedy::WorkingStore => "with a store that answers, or with on_store_error: allow".to_owned(),

@@ -315,7 +315,7 @@ impl EnvoyFindings {
         if self.seen.len() >= MAX_FINDINGS * 10 || !self.seen.insert((finding.check, finding.line, finding.column)) {
             return;
         }
-        if finding.severity != FindingSeverity::Error && self.acknowledged_lines.contains(finding.line) {
+        if finding.severity != FindingSeverity::Error && self.acknowledged_lines.contains_line(finding.line) {
             self.acknowledged += 1;
             return;
         }

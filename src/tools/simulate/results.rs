@@ -458,13 +458,13 @@ fn build_timeline(new: Option<&Timeline>, old: Option<&Timeline>) -> TimelineRes
     let Some(new) = new else { return TimelineResults::default() };
     let (mut new, mut old) = (new.clone(), old.cloned());
     if let Some(old) = &mut old {
-        old.widen_spans(new.span_us());
-        new.widen_spans(old.span_us());
+        old.widen_spans(new.span_length_us());
+        new.widen_spans(old.span_length_us());
     }
     let rejected = |timeline: &Timeline| timeline.spans().iter().map(|span| span.rejected).collect();
     TimelineResults {
         start: new.start().to_string(),
-        span_seconds: new.span_us() / 1_000_000,
+        span_seconds: new.span_length_us() / 1_000_000,
         requests: new.spans().iter().map(|span| span.requests).collect(),
         rejected: rejected(&new),
         rejected_before: old.as_ref().map(rejected),

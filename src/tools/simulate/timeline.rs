@@ -74,7 +74,7 @@ impl Timeline {
     }
 
     /// Length of a span, in microseconds.
-    pub const fn span_us(&self) -> u64 {
+    pub const fn span_length_us(&self) -> u64 {
         self.span_us
     }
 
@@ -95,7 +95,7 @@ mod tests {
             timeline.add_request(Time::from_secs(1000 + second), second % 4 == 0);
         }
         timeline.add_request(Time::from_secs(1), true);
-        assert_eq!(timeline.span_us(), 16_000_000);
+        assert_eq!(timeline.span_length_us(), 16_000_000);
         assert_eq!(timeline.spans().len(), 63);
         assert_eq!(timeline.spans()[0], SpanCounts { requests: 17, rejected: 5 });
         assert_eq!(timeline.spans()[62], SpanCounts { requests: 8, rejected: 2 });

@@ -144,7 +144,7 @@ impl NearestDescriptors {
     }
 
     /// Compares a descriptor with the asked one; keeps it if it is among the nearest.
-    pub(super) fn add_if_near(&mut self, text: &str) {
+    pub(super) fn keep_if_among_nearest(&mut self, text: &str) {
         let text = cut_text(text);
         if self.is_full() || self.compared.contains(&text) {
             return;

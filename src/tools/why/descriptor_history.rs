@@ -228,10 +228,10 @@ impl<'q> DescriptorHistory<'q> {
                 (true, Likeness::OtherHashes) => self.log.other_hashes += 1,
                 // Only of use if the descriptor is nowhere.
                 _ if self.log.found > 0 || self.nearest.is_full() => {}
-                (true, Likeness::Different) => self.nearest.add_if_near(&format_entries(&descriptor.entries)),
+                (true, Likeness::Different) => self.nearest.keep_if_among_nearest(&format_entries(&descriptor.entries)),
                 (false, Likeness::Same) => {
                     let text = format_entries(&descriptor.entries);
-                    self.nearest.add_if_near(&format!("{text} in domain {}", &*decision.domain));
+                    self.nearest.keep_if_among_nearest(&format!("{text} in domain {}", &*decision.domain));
                 }
                 (false, _) => {}
             }

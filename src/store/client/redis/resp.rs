@@ -26,8 +26,8 @@ pub(super) fn write_command(out: &mut BytesMut, words: &[&[u8]]) {
     writer.write_head(b'*', words.len());
     for word in words {
         writer.write_head(b'$', word.len());
-        writer.write(word);
-        writer.write(LINE_END);
+        writer.append_bytes(word);
+        writer.append_bytes(LINE_END);
     }
     let end = start + writer.written;
     out.truncate(end);
@@ -41,7 +41,7 @@ struct SliceWriter<'o> {
 
 impl SliceWriter<'_> {
     #[inline]
-    fn write(&mut self, bytes: &[u8]) {
+    fn append_bytes(&mut self, bytes: &[u8]) {
         self.out[self.written..][..bytes.len()].copy_from_slice(bytes);
         self.written += bytes.len();
     }
@@ -50,12 +50,12 @@ impl SliceWriter<'_> {
     fn write_head(&mut self, kind: u8, length: usize) {
         // Most lengths have one or two digits.
         match u8::try_from(length) {
-            Ok(ones @ 0..10) => self.write(&[kind, b'0' + ones, b'\r', b'\n']),
-            Ok(number @ 10..100) => self.write(&[kind, b'0' + number / 10, b'0' + number % 10, b'\r', b'\n']),
+            Ok(ones @ 0..10) => self.append_bytes(&[kind, b'0' + ones, b'\r', b'\n']),
+            Ok(number @ 10..100) => self.append_bytes(&[kind, b'0' + number / 10, b'0' + number % 10, b'\r', b'\n']),
             _ => {
-                self.write(&[kind]);
-                self.write(itoa::Buffer::new().format(length).as_bytes());
-                self.write(LINE_END);
+                self.append_bytes(&[kind]);
+                self.append_bytes(itoa::Buffer::new().format(length).as_bytes());
+                self.append_bytes(LINE_END);
             }
         }
     }

@@ -81,7 +81,7 @@ impl MemoryShard {
         let mut view = table.view(query_of(&counter, lookup, request, terms.caller));
         view.is_full |= terms.is_full;
         let mut state = counter.with_reservations(view);
-        state.apply_returned_hits(limit, terms.caller.now);
+        state.give_back_unsettled_hits(limit, terms.caller.now);
         state
     }
 }

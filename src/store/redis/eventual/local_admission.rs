@@ -62,7 +62,7 @@ impl LocalAdmission {
     }
 
     /// Decides a charge that has waited for a call, if the call brought a lease for it; else the next call does.
-    pub(crate) fn admit_waiting(&self, call: &PreparedCall, charge: &OwnedCharge) -> Option<StoreOutcome> {
+    pub(crate) fn decide_after_wait(&self, call: &PreparedCall, charge: &OwnedCharge) -> Option<StoreOutcome> {
         // The charge may have another limit than the leader's.
         let is_same = |descriptor: &&EventualCounters| !charge.dry_run && charge.counters == descriptor.counters;
         let descriptor = call.eventual.as_ref().filter(is_same)?;

@@ -301,7 +301,7 @@ impl RegionFindings {
 
     /// Returns the process time at which the last conflict ended, of those that the registry tells or that were known.
     fn last_conflict_end_us(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> i64 {
-        let of_others = reply.others.iter().filter(|other| find_conflict_kind(other, own).is_some());
+        let of_others = reply.others.iter().filter(|other| conflict_kind_with(other, own).is_some());
         let ends = of_others.map(|other| other.leased_until).chain([reply.contested_until]);
         let told =
             ends.filter(|end| *end <= reply.now).map(|end| event_process_time_us(end, reply.now, times.answered_us));
@@ -352,7 +352,7 @@ impl RegionFindings {
 const MAX_CONFLICTS: usize = 256;
 
 /// Returns the kind of conflict with another Redis that has a lease; `None` if there is no conflict.
-fn find_conflict_kind(other: &OtherRegion, own: &OwnRegion) -> Option<ConflictKind> {
+fn conflict_kind_with(other: &OtherRegion, own: &OwnRegion) -> Option<ConflictKind> {
     match other {
         _ if other.name == own.name => Some(ConflictKind::SecondRedis),
         OtherRegion { has_other_list: true, .. } => Some(ConflictKind::OtherList),
@@ -367,7 +367,7 @@ fn build_parts_conflict(
     times: CallTimes,
     own: &OwnRegion,
 ) -> Option<PartsConflict> {
-    let kind = find_conflict_kind(other, own)?;
+    let kind = conflict_kind_with(other, own)?;
     // If the clock jumped since the last report, the lease may have begun then.
     let jumped_us = reply.clock_jumped.since_us(other.seen);
     let left_us = other.leased_until.plus_us(jumped_us).since_us(reply.now);

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::ReplicaMembership;
-use super::claim::{self, ClaimAction, ClaimReply, OwnerId};
+use super::claim_call::{self, ClaimAction, ClaimReply, OwnerId};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::store::client::redis::deployment::Deployment;
@@ -66,7 +66,7 @@ impl Heartbeat {
             replicas,
             renew_now: Notify::new(),
             deployment: Arc::clone(deployment),
-            key: claim::replica_registry_key(prefix),
+            key: claim_call::replica_registry_key(prefix),
             owner: OwnerId::random(),
             live_count,
             mismatch_log: LogThrottle::every(LOG_INTERVAL),
@@ -135,11 +135,11 @@ impl HeartbeatState {
 
     async fn send_claim(&self, action: ClaimAction) -> Result<ClaimReply, RedisError> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
-        let argument = claim::encode_claim_argument(self.owner, self.replicas.slots().get(), action, None);
+        let argument = claim_call::encode_claim_argument(self.owner, self.replicas.slots().get(), action, None);
         let script = replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
         let reply = self.deployment.call_key_unrecorded(&self.key, &words, deadline).await?;
-        reply_bytes(&reply).and_then(|reply| claim::decode_claim_reply(reply).ok()).ok_or(RedisError::BadReply)
+        reply_bytes(&reply).and_then(|reply| claim_call::decode_claim_reply(reply).ok()).ok_or(RedisError::BadReply)
     }
 
     fn record_reply(&self, reply: &ClaimReply, sent: Instant) {

@@ -11,7 +11,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::rules::diagnostic::{Diagnostic, format_excerpt};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::yaml::text;
-use crate::tools::cli::print::format_count;
+use crate::tools::cli::print::format_with_noun;
 use crate::tools::envoy_check::check_bootstrap;
 use crate::tools::envoy_check::finding::{EnvoyFinding, EnvoyFindings, FindingSeverity};
 
@@ -116,7 +116,7 @@ impl CheckedEnvoyFiles {
         let [errors, warnings, hints] = FindingSeverity::ALL.map(|severity| self.count(severity));
         let counts =
             [(self.files.len() as u64, "Envoy file"), (errors, "error"), (warnings, "warning"), (hints, "hint")];
-        page += &counts.map(|(count, what)| format_count(count, what)).join(", ");
+        page += &counts.map(|(count, what)| format_with_noun(count, what)).join(", ");
         page += &match self.acknowledged() {
             0 => "\n".to_owned(),
             acknowledged => format!(", {acknowledged} acknowledged\n"),

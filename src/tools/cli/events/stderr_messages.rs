@@ -10,7 +10,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::decide::log::stream::{EntryId, UnusableRecord};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyCommandError;
-use crate::tools::cli::print::{format_count, print_error};
+use crate::tools::cli::print::{format_with_noun, print_error};
 
 /// Time between two messages about the same lost connection.
 const LOST_MESSAGE_INTERVAL: Duration = Duration::from_secs(30);
@@ -130,5 +130,5 @@ impl StderrPrinter {
 }
 
 fn format_entry_count(number: u64) -> String {
-    if number == 1 { format_count(1, "entry") } else { format!("{number} entries") }
+    if number == 1 { format_with_noun(1, "entry") } else { format!("{number} entries") }
 }

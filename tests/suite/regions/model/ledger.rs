@@ -89,7 +89,7 @@ fn check_bucket<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u U
     let capacity = i128::from(plan.largest(|limit| limit.capacity())) + lost;
     let period = i128::from(PERIOD_US);
     let slack = i128::from(plan.limit.clock_slack_us().max(plan.changed.clock_slack_us())) * rate;
-    let slack = slack + i128::from(plan.largest(Limit::prepaid_overshoot)) * period;
+    let slack = slack + i128::from(plan.largest(Limit::max_overshoot_by_prepaid_hits)) * period;
     let (mut level, mut last) = (0_i128, i64::MIN);
     for it in uses {
         if it.ended > 0 {
