@@ -2,12 +2,21 @@
 //!
 //! An alarm is a condition that holds at the time of the report. Nothing is kept, and none is acknowledged.
 
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::findings::{FleetFindingKind, find_problems};
 use super::view::FleetView;
+use crate::base::printable_text::escape_unprintable;
+use crate::base::scheduler_lag::SCHEDULER_LAG;
+use crate::rules::rule::near_miss::MissReason;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport};
+use crate::serve::report::history::read_request_totals;
+use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
+use crate::telemetry::decision_history::RequestMinute;
+use crate::telemetry::listener_stats::TlsClient;
 
 /// Alarms of this process and of the fleet.
 #[derive(Clone, Debug, Serialize)]
@@ -65,45 +74,197 @@ impl AlarmReport {
 
 /// Conditions of this process.
 fn find_own_alarms(collector: &MetricsCollector, replica: &str) -> Vec<Alarm> {
-    let (service, health) = (&collector.service, &collector.health);
-    let mut alarms = Vec::new();
-    let mut add = |kind: &str, text: String| {
-        alarms.push(Alarm { kind: kind.to_owned(), replicas: vec![replica.to_owned()], text });
-    };
-    if let Some(reason) = health.not_ready_reason() {
-        add("not_ready", format!("this process cannot decide: {reason}"));
-    }
-    let stats = service.decider.store.stats();
-    let mut servers = stats.shared.map(|shared| shared.servers).unwrap_or_default();
-    servers.sort_unstable();
-    servers.dedup_by(|a, b| a.address == b.address);
-    let open: Vec<&str> =
-        servers.iter().filter(|server| server.is_breaker_open).map(|server| server.address.as_str()).collect();
-    if health.is_store_lost() {
-        let store = stats.store;
-        add("store_lost", format!("no charge reaches {store}: failure policies decide (see Failures)"));
-    } else if !open.is_empty() {
-        let text = format!(
-            "{} of {} servers of the store fail and are not used: {}",
-            open.len(),
-            servers.len(),
-            open.join(", ")
-        );
-        add("server_not_used", text);
-    }
-    if let Some(error) = service.rules.status().last_error {
-        let first = error.lines().next().unwrap_or_default();
-        add("reload_failed", format!("the last reload failed, the rules before it are in force: {first}"));
-    }
-    let rules = service.rules.current_rules_owned();
-    let query = UnmatchedQuery { most: Some(1), ..UnmatchedQuery::default() };
-    let rules = rules.as_ref().map(|loaded| &loaded.rules);
-    let unmatched = UnmatchedReport::new(&service.decider.metrics, rules, service.clock.now(), &query, false);
-    for UnmatchedFinding { advice, .. } in unmatched.findings.into_iter().take(MAX_UNMATCHED_ALARMS) {
-        add("unmatched", advice);
-    }
-    alarms
+    let mut found = OwnAlarms { replica, alarms: Vec::new() };
+    found.add_failures(collector);
+    found.add_traffic(collector);
+    found.add_unmatched(collector);
+    found.add_process(collector);
+    found.alarms
 }
 
 /// Maximum number of alarms about domains without a matching rule: requests name domains.
 const MAX_UNMATCHED_ALARMS: usize = 3;
+/// Minimum number of descriptors in the last minutes that a rule nearly matches, for an alarm.
+const MIN_NEAR_MISSES: u64 = 20;
+/// Minutes that are looked at for an alarm about rejections: the last two, and the one that runs.
+const REJECTION_MINUTES: usize = 3;
+/// Minimum number of requests in those minutes.
+const MIN_REQUESTS: u64 = 100;
+/// Minutes before the silence that are looked at for an alarm about it.
+const MINUTES_BEFORE_SILENCE: usize = 10;
+/// Minimum number of requests in one of those minutes.
+const MIN_REQUESTS_BEFORE_SILENCE: u64 = 30;
+/// Lag of the process for an alarm: more than ten times the usual timeout of Envoy.
+const LATE: Duration = Duration::from_millis(250);
+/// Time before the expiry of a certificate from which on it is an alarm.
+const EXPIRES_SOON_S: i64 = 3 * 86_400;
+
+struct OwnAlarms<'r> {
+    replica: &'r str,
+    alarms: Vec<Alarm>,
+}
+
+impl OwnAlarms<'_> {
+    fn add(&mut self, kind: &str, text: String) {
+        self.alarms.push(Alarm { kind: kind.to_owned(), replicas: vec![self.replica.to_owned()], text });
+    }
+
+    fn add_failures(&mut self, collector: &MetricsCollector) {
+        let (service, health) = (&collector.service, &collector.health);
+        if let Some(reason) = health.not_ready_reason() {
+            self.add("not_ready", format!("this process cannot decide: {reason}"));
+        }
+        let stats = service.decider.store.stats();
+        let mut servers = stats.shared.map(|shared| shared.servers).unwrap_or_default();
+        servers.sort_unstable();
+        servers.dedup_by(|a, b| a.address == b.address);
+        let open: Vec<&str> =
+            servers.iter().filter(|server| server.is_breaker_open).map(|server| server.address.as_str()).collect();
+        if health.is_store_lost() {
+            let store = stats.store;
+            self.add("store_lost", format!("no charge reaches {store}: failure policies decide (see Failures)"));
+        } else if !open.is_empty() {
+            let (failing, of) = (open.len(), servers.len());
+            let list = open.join(", ");
+            self.add(
+                "server_not_used",
+                format!("{failing} of {of} servers of the store fail and are not used: {list}"),
+            );
+        }
+        if let Some(error) = service.rules.status().last_error {
+            let first = error.lines().next().unwrap_or_default();
+            self.add("reload_failed", format!("the last reload failed, the rules before it are in force: {first}"));
+        }
+    }
+
+    /// Requests that are mostly rejected, and requests that stopped.
+    fn add_traffic(&mut self, collector: &MetricsCollector) {
+        let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
+        let minutes = metrics.history.minutes_of_requests(now, &read_request_totals(collector));
+        let recent = minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| of);
+        let (requests, rejected) =
+            recent.fold((0, 0), |(requests, rejected), of| (requests + of.requests, rejected + of.rejected));
+        if requests >= MIN_REQUESTS && 2 * rejected >= requests {
+            let by = match find_most_rejecting(collector) {
+                Some((name, count)) => format!(", {count} decisions of them by {}", escape_unprintable(&name)),
+                None => String::new(),
+            };
+            let span = "of the last two to three minutes";
+            self.add("mostly_rejected", format!("{rejected} of {requests} requests {span} were rejected{by}"));
+        }
+        if let Some(Silence { minutes, before }) = find_silence(&minutes) {
+            let text = format!(
+                "no request for {minutes} minutes or more, after {before} in a minute: if the other replicas get none \
+                 either, Envoy does not reach them, and lets requests pass unless failure_mode_deny is set (see its \
+                 statistics ratelimit.failure_mode_allowed, and the health of the cluster's hosts)"
+            );
+            self.add("no_requests", text);
+        }
+    }
+
+    /// Domains of which nothing matches, and descriptors that differ from a rule only by case or order.
+    fn add_unmatched(&mut self, collector: &MetricsCollector) {
+        let service = &collector.service;
+        let rules = service.rules.current_rules_owned();
+        let query = UnmatchedQuery { most: Some(20), ..UnmatchedQuery::default() };
+        let rules = rules.as_ref().map(|loaded| &loaded.rules);
+        let report = UnmatchedReport::new(&service.decider.metrics, rules, service.clock.now(), &query, false);
+        for UnmatchedFinding { advice, .. } in report.findings.into_iter().take(MAX_UNMATCHED_ALARMS) {
+            self.add("unmatched", advice);
+        }
+        let mistakes = [MissReason::Case.name(), MissReason::Order.name()];
+        let is_mistake = |row: &&UnmatchedRow| {
+            row.about >= MIN_NEAR_MISSES && row.reason.as_deref().is_some_and(|reason| mistakes.contains(&reason))
+        };
+        for row in report.descriptors.iter().filter(is_mistake).take(MAX_UNMATCHED_ALARMS) {
+            let at = row.origin.as_deref().map_or_else(String::new, |origin| format!(" ({origin})"));
+            let text = format!("about {} descriptors of {} are not limited: {}{at}", row.about, row.domain, row.why);
+            self.add("near_miss", escape_unprintable(&text));
+        }
+    }
+
+    /// A process that runs late, and certificates that clients or servers refuse.
+    fn add_process(&mut self, collector: &MetricsCollector) {
+        let lag = SCHEDULER_LAG.recent_maximum(Instant::now());
+        if lag >= LATE {
+            let text = format!(
+                "this process ran {:.2} s late within the last seconds: it lacks CPU or was paused, and calls that Envoy \
+                 gave up meanwhile passed unless failure_mode_deny is set",
+                lag.as_secs_f64()
+            );
+            self.add("late", text);
+        }
+        let now_s = i64::try_from(collector.service.clock.now().as_micros() / 1_000_000).unwrap_or(i64::MAX);
+        let listeners = collector.listeners.named_listeners().into_iter();
+        let of_listeners = listeners.filter_map(|(name, stats)| {
+            Some((format!("the {name} listener"), "clients, such as Envoy", stats.certificate_not_after()?))
+        });
+        let of_clients = TlsClient::ALL.into_iter().filter_map(|client| {
+            let seconds = collector.listeners.client_certificate_not_after(client)?;
+            Some((format!("the connections to {}", client.name()), "servers", seconds))
+        });
+        for (of, who, seconds) in of_listeners.chain(of_clients) {
+            let at = Timestamp::from_second(seconds).map_or_else(|_| seconds.to_string(), |time| time.to_string());
+            if seconds <= now_s {
+                self.add("certificate_expired", format!("the certificate of {of} expired at {at}: {who} refuse it"));
+            } else if seconds - now_s < EXPIRES_SOON_S {
+                self.add("certificate_expires", format!("the certificate of {of} expires at {at}"));
+            }
+        }
+    }
+}
+
+/// Minutes without a request, after some with.
+#[derive(Debug, PartialEq, Eq)]
+struct Silence {
+    /// Full minutes without a request.
+    minutes: usize,
+    /// Requests of the busiest minute shortly before.
+    before: u64,
+}
+
+/// Finds a silence of one to nine full minutes in the requests by minute, of which the last runs.
+fn find_silence(minutes: &[(u64, RequestMinute)]) -> Option<Silence> {
+    let newest_first = || minutes.iter().rev().map(|(_, of)| of.requests);
+    // The minute that runs may have begun just now.
+    let silent = newest_first().take_while(|requests| *requests == 0).count();
+    let before = newest_first().skip(silent).take(MINUTES_BEFORE_SILENCE).max()?;
+    let is_found = (2..=MINUTES_BEFORE_SILENCE).contains(&silent) && before >= MIN_REQUESTS_BEFORE_SILENCE;
+    is_found.then_some(Silence { minutes: silent - 1, before })
+}
+
+/// Returns the limit that rejected most decisions in the last minutes, with their number.
+fn find_most_rejecting(collector: &MetricsCollector) -> Option<(String, u64)> {
+    let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
+    let limits = metrics.limits.all_limit_stats();
+    let rejections = limits.iter().map(|limit| {
+        let minutes = metrics.history.minutes_of_limits(now, &[limit]);
+        let recent = minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| u64::from(of.rejected));
+        (limit, recent.sum::<u64>())
+    });
+    let (limit, count) = rejections.max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0)?;
+    Some((limit.name().as_str().to_owned(), count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RequestMinute, Silence, find_silence};
+
+    fn silence_after(requests: &[u64]) -> Option<Silence> {
+        let minute = |requests: &u64| RequestMinute { requests: *requests, ..RequestMinute::default() };
+        let minutes: Vec<_> = (100..).zip(requests.iter().map(minute)).collect();
+        find_silence(&minutes)
+    }
+
+    #[test]
+    fn silence_is_found_after_traffic_only() {
+        assert_eq!(silence_after(&[]), None);
+        assert_eq!(silence_after(&[0, 0, 0]), None, "a process that just started");
+        assert_eq!(silence_after(&[500, 400, 0]), None, "the minute that runs may have begun just now");
+        assert_eq!(silence_after(&[500, 400, 0, 0]), Some(Silence { minutes: 1, before: 500 }));
+        assert_eq!(silence_after(&[29, 29, 0, 0]), None, "few requests may pause");
+        assert_eq!(silence_after(&[500, 0, 0, 1]), None);
+        assert_eq!(silence_after(&[&[500][..], &[0; 10]].concat()), Some(Silence { minutes: 9, before: 500 }));
+        assert_eq!(silence_after(&[&[500][..], &[0; 11]].concat()), None, "a service that was switched off");
+    }
+}
