@@ -1,5 +1,7 @@
 //! The console's files, its live events, and what keeps other sites and clients out of the debug listener.
 
+#[path = "console/alarms.rs"]
+mod alarms;
 #[path = "console/browser.rs"]
 mod browser;
 #[path = "console/inspection.rs"]

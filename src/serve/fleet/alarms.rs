@@ -230,7 +230,7 @@ fn find_silence(minutes: &[(u64, RequestMinute)]) -> Option<Silence> {
     let silent = newest_first().take_while(|requests| *requests == 0).count();
     let before = newest_first().skip(silent).take(MINUTES_BEFORE_SILENCE).max()?;
     let is_found = (2..=MINUTES_BEFORE_SILENCE).contains(&silent) && before >= MIN_REQUESTS_BEFORE_SILENCE;
-    is_found.then_some(Silence { minutes: silent - 1, before })
+    is_found.then(|| Silence { minutes: silent - 1, before })
 }
 
 /// Returns the limit that rejected most decisions in the last minutes, with their number.
