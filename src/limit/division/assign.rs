@@ -1,7 +1,8 @@
 //! What a holder is told: a new assignment, the same one again, or nothing.
 //!
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
-//! it is surely in force: after that, the same bucket would be a full one.
+//! it is surely in force: after that, the same bucket would be a full one. A proxy that has not reported lately, and may
+//! stand still, is told only to take less, or to deny.
 
 use super::assignment::{Assignment, Retirement, Strategy, Tokens};
 use super::divided_limit::AssignmentForm;
@@ -138,6 +139,9 @@ impl<K> Division<K> {
         let holder = &mut self.holders[index];
         let left = holder.most_left();
         let is_in_force = holder.is_surely_in_force(now);
+        if !holder.is_alive(now) {
+            return holder.lower_silent(possible, now);
+        }
         let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
         let new_bucket = target.min(free).min(MAX_TOKENS);
         let (strategy, most) = match current {
@@ -183,6 +187,10 @@ impl<K> Division<K> {
             return None;
         }
         let is_in_force = self.holders[index].is_surely_in_force(now);
+        let is_alive = self.holders[index].is_alive(now);
+        if !is_alive && !is_in_force {
+            return None;
+        }
         let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
         let shares: smallvec::SmallVec<[u64; 2]> =
             (0..self.pools.len()).map(|pool| self.new_share(index, pool, is_in_force, now)).collect();
@@ -213,6 +221,9 @@ impl<K> Division<K> {
         let holder = &mut self.holders[index];
         let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
         let is_same = holder.sent.is_some_and(|sent| sent.strategy == strategy);
+        if !is_alive && !holder.is_lowered_by(strategy) {
+            return None;
+        }
         if is_in_force && is_same {
             let renewed = holder.renew(ttl_s, now);
             if renewed.is_some() {
@@ -320,13 +331,57 @@ impl<K> ShareHolder<K> {
             let terms = Terms { strategy: full_bucket(max), most: wanted, change: Change::Raise };
             return Some(self.send(terms, ttl_s, now));
         }
-        if is_short && target < left - left / 10 && max < tokens.max.into() {
-            let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-            let change = Change::Shrink { to: clamp_to_u32(max), from: tokens.max };
-            let most = if max == 0 { 0 } else { target };
-            return Some(self.send(Terms { strategy, most, change }, ttl_s, now));
+        if is_short { self.shrink_by_ratio(tokens, target, ttl_s, now) } else { None }
+    }
+
+    /// Shrinks a bucket that nothing refills to clearly fewer hits; `None`: they are not.
+    fn shrink_by_ratio(&mut self, tokens: Tokens, target: u64, ttl_s: u32, now: Time) -> Option<Assignment> {
+        let left = self.most_left();
+        let max = scale(u64::from(tokens.max), target, left);
+        if target >= left - left / 10 || max >= tokens.max.into() {
+            return None;
         }
-        None
+        let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
+        let change = Change::Shrink { to: clamp_to_u32(max), from: tokens.max };
+        let most = if max == 0 { 0 } else { target };
+        Some(self.send(Terms { strategy, most, change }, ttl_s, now))
+    }
+
+    /// Takes lent hits from a proxy that may stand still, if others lack them, or denies what is used up before it ends;
+    /// `None`: nothing of that.
+    fn lower_silent(&mut self, possible: Possible, now: Time) -> Option<Assignment> {
+        let sent = self.sent.filter(|_| self.is_surely_in_force(now))?;
+        let left = self.most_left();
+        let ends_soon = sent.ends.since_us(now) <= renew_before_us(LENT_TTL_S);
+        match sent.strategy {
+            Strategy::Deny => self.renew(LENT_TTL_S, now),
+            Strategy::Tokens(_) if left == 0 && !ends_soon => None,
+            Strategy::Tokens(tokens) if left > 0 => {
+                let may_shrink = possible.is_short && self.keeps_ratio && self.can_be_changed();
+                // No longer than what it had.
+                let ttl_s = left_s(self.sent, now);
+                if may_shrink { self.shrink_by_ratio(tokens, possible.target, ttl_s, now) } else { None }
+            }
+            Strategy::Tokens(_) | Strategy::Allow => {
+                let before = if self.has_unknown_assignment { u64::MAX } else { left };
+                let terms = Terms { strategy: Strategy::Deny, most: 0, change: Change::Fresh { before } };
+                Some(self.send(terms, LENT_TTL_S, now))
+            }
+        }
+    }
+
+    /// True if `strategy` admits no more than what was sent last, and is not the same tokens again.
+    fn is_lowered_by(&self, strategy: Strategy) -> bool {
+        match (strategy, self.sent.map(|sent| sent.strategy)) {
+            (Strategy::Deny, _) | (Strategy::Tokens(_), Some(Strategy::Allow)) => true,
+            (Strategy::Tokens(new), Some(Strategy::Tokens(old))) => {
+                new != old
+                    && new.max <= old.max
+                    && u64::from(new.fill) * u64::from(old.interval_s)
+                        <= u64::from(old.fill) * u64::from(new.interval_s)
+            }
+            (Strategy::Tokens(_), Some(Strategy::Deny) | None) | (Strategy::Allow, _) => false,
+        }
     }
 
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {

@@ -14,7 +14,7 @@ pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
 /// Time without a report after which a holder leaves the division, in microseconds: two reports are missing.
 const SILENT_AFTER_US: u64 = 11_000_000;
 /// Time for which a report shows that a proxy is alive, in microseconds.
-pub(super) const ALIVE_US: u64 = 5_500_000;
+const ALIVE_US: u64 = 5_500_000;
 /// Shortest time that a demand is measured over, in microseconds.
 pub(super) const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.
@@ -211,6 +211,11 @@ impl<K> ShareHolder<K> {
     /// True if the proxy has not reported for so long that it may be gone.
     pub fn is_silent(&self, now: Time) -> bool {
         now.since_us(self.reported) > SILENT_AFTER_US
+    }
+
+    /// True if the proxy has reported lately: one that stands still would begin a time to live late.
+    pub(super) fn is_alive(&self, now: Time) -> bool {
+        now.since_us(self.reported) < ALIVE_US
     }
 
     /// Records a report. A demand is measured over a second or more, so reports in quick succession are added up.

@@ -7,8 +7,7 @@ use super::demand::Demand;
 use super::divided_limit::{AssignmentForm, DividedLimit};
 use super::fair_share::FillLevel;
 use super::holder::{
-    ALIVE_US, CONFIRMED_AFTER_US, MARGIN_US, MIN_ELAPSED_US, RateShare, ReleasedShare, ShareHolder, Usage,
-    note_earliest,
+    CONFIRMED_AFTER_US, MARGIN_US, MIN_ELAPSED_US, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
 };
 use crate::base::clock::Time;
 use crate::limit::hold::HeldAmount;
@@ -572,9 +571,7 @@ impl<K> Division<K> {
 
     fn is_due_for_renewal(&self, holder: &ShareHolder<K>, now: Time) -> bool {
         let ttl_s = self.pools.iter().map(Pool::ttl_s).min().unwrap_or(0);
-        // A proxy that stands still would begin a time to live late.
-        let is_alive = now.since_us(holder.reported) < ALIVE_US;
-        is_alive && holder.sent.is_some_and(|sent| sent.ends.since_us(now) <= renew_before_us(ttl_s))
+        holder.is_alive(now) && holder.sent.is_some_and(|sent| sent.ends.since_us(now) <= renew_before_us(ttl_s))
     }
 
     fn has_too_much(&self, holder: &ShareHolder<K>, now: Time) -> bool {
