@@ -22,7 +22,8 @@
 //! later window, and counts as used then. A proxy that comes with an assignment of another stream or replica is left
 //! alone until that has ended, or can be replaced by as much; what it reports before is part of that. So charged and
 //! held hits cover all that is admitted, in every window, and the store keeps their sum within the limit. A call to
-//! the store whose answer is lost is repeated with its number, so that hits are charged once.
+//! the store whose answer is lost is repeated with its number, so that hits are charged once, or again if the store has
+//! forgotten the hold meanwhile.
 //!
 //! For rates: a share of s per period is a bucket of b tokens, s of which arrive in a period. Its holder admits what
 //! that part of the limit admits. A share moves only after it was out of use for the time in which it refills: from

@@ -350,8 +350,9 @@ impl HeldCounter {
             others: self.holders.iter().map(HoldingReplica::as_other).collect(),
             window_end: window_end(limit, now),
         };
-        // A holder without room is kept too, so that the others learn of its demand.
-        if has_place && (granted != HeldAmount::default() || request.demand > 0) {
+        // A holder without room is kept too, so that the others learn of its demand; one that leaves, so that its last
+        // call can be repeated.
+        if has_place && (granted != HeldAmount::default() || request.demand > 0 || request.used > 0) {
             let HoldRequest { demand, number, .. } = request;
             self.holders.push(HoldingReplica { id: holder, held: granted, until, demand, number });
         }

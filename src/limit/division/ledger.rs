@@ -22,6 +22,8 @@ const RENEWAL_SLACK_US: u64 = 100_000;
 /// still for less takes nothing into the next window, in microseconds. Assignments that last beyond it do so for twice
 /// this time.
 const HALF_CROSSING_US: u64 = 10_000_000;
+/// Time after which hits are told again of which the store does not know, in microseconds.
+const RETRY_US: u64 = 10_000_000;
 /// Longest time for which levels are kept, in microseconds.
 const LEVEL_LIFE_US: u64 = 500_000;
 /// Time for which levels are kept for each holder, in microseconds: much longer than it takes to compute its part.
@@ -163,14 +165,14 @@ impl Pool {
         }
     }
 
-    fn new(limit: DividedLimit) -> Self {
+    fn new(limit: DividedLimit, now: Time) -> Self {
         Self {
             limit,
             held: 0,
             held_until: Time::default(),
             used: 0,
             unanswered: None,
-            number: 0,
+            number: now.as_micros(),
             window_ends: None,
             room: limit.total(),
             others: SmallVec::new(),
@@ -247,9 +249,10 @@ impl Pool {
 }
 
 impl<K> Division<K> {
-    /// A division of these limits, without holders.
-    pub fn new(limits: impl IntoIterator<Item = DividedLimit>) -> Self {
-        let pools = limits.into_iter().map(Pool::new).collect();
+    /// A division of these limits, without holders. The numbers of its requests follow the time `now`, so that they are
+    /// above those of a division of the same counters before it, which the store may remember.
+    pub fn new(limits: impl IntoIterator<Item = DividedLimit>, now: Time) -> Self {
+        let pools = limits.into_iter().map(|limit| Pool::new(limit, now)).collect();
         Self {
             pools,
             holders: Vec::new(),
@@ -325,7 +328,9 @@ impl<K> Division<K> {
         // What an unknown assignment let pass is no part of what was assigned since, as far as reports can tell.
         let lent = if holder.has_unknown_assignment { 0 } else { usage.allowed.min(holder.outstanding) };
         // Before a first assignment, these are hits that another one of this proxy admitted, which are charged with it.
-        let charged = if holder.has_unknown_assignment && holder.sent.is_none() { 0 } else { usage.allowed };
+        let is_of_another =
+            holder.has_unknown_assignment && holder.sent.is_none() && now < holder.foreign_assignment_until;
+        let charged = if is_of_another { 0 } else { usage.allowed };
         let debt = charged - lent;
         holder.outstanding -= lent;
         if let Some(sent) = &mut holder.sent {
@@ -481,6 +486,8 @@ impl<K> Division<K> {
         pool.held_until = held_until;
         pool.room = grant.room;
         pool.others = grant.others;
+        // One that has left is remembered for its last request.
+        pool.others.retain(|other| other.demand > 0 || other.held != HeldAmount::default());
         pool.window_ends = grant.window_ends;
         // Hits that were used while the store was asked.
         if pool.limit.form == AssignmentForm::Lent {
@@ -519,9 +526,8 @@ impl<K> Division<K> {
 
     /// True if there is nothing left to remember.
     pub fn is_empty(&self) -> bool {
-        let is_empty = |pool: &Pool| {
-            pool.held == 0 && pool.used == 0 && pool.unanswered.is_none() && pool.shares_of_gone_holders.is_empty()
-        };
+        let is_empty =
+            |pool: &Pool| pool.held == 0 && !pool.has_untold_hits() && pool.shares_of_gone_holders.is_empty();
         self.holders.is_empty() && self.pools.iter().all(is_empty)
     }
 
@@ -541,6 +547,10 @@ impl<K> Division<K> {
             pool.is_starved && may_get_more && pool.held < pool.limit.total()
         };
         let fillings = self.pools.iter().filter(is_filling).filter_map(|pool| Some(pool.asked?.plus_us(MARGIN_US + 1)));
+        // Without holders, no report makes the store be asked again.
+        let untold =
+            self.pools.iter().filter(|pool| pool.has_untold_hits() || self.holders.is_empty() && pool.held > 0);
+        let retries = untold.filter_map(|pool| Some(pool.asked?.plus_us(RETRY_US).max(now.plus_us(MARGIN_US))));
         let demands = self.levelled.filter(|_| self.has_new_demand).map(|at| at.plus_us(self.level_life_us() + 1));
         self.next_release
             .into_iter()
@@ -548,6 +558,7 @@ impl<K> Division<K> {
             .chain(holds)
             .chain(fillings)
             .chain(demands)
+            .chain(retries)
             .filter(|at| *at > now)
             .min()
     }
@@ -634,6 +645,11 @@ impl Pool {
     fn charge(&mut self, hits: u64) {
         self.used = self.used.saturating_add(hits);
         self.held = self.held.saturating_sub(hits);
+    }
+
+    /// True if the store may not know of hits that were used.
+    fn has_untold_hits(&self) -> bool {
+        self.used > 0 || self.unanswered.is_some_and(|hits| hits.used > 0)
     }
 
     /// Takes the used hits of the next request: those of one that was not answered go first, alone.

@@ -170,7 +170,7 @@ impl Model {
         let now = 1_800_000_000_000_000 + random.random_range(0..60_000_000_u64);
         let proxies = (0..proxies).map(|index| Proxy::new(index % replicas, now, &mut random)).collect();
         let replicas = (0..replicas).map(|index| Replica {
-            division: Division::new([DividedLimit::new(&limit)]),
+            division: Division::new([DividedLimit::new(&limit)], Time::from_micros(now)),
             id: ReplicaId([u8::try_from(index).expect("there are few replicas") + 1; 16]),
             frozen_until: 0,
             is_dead: false,
@@ -263,7 +263,7 @@ impl Model {
     /// Another process takes its place, with another identity.
     fn kill_replica(&mut self, index: usize) {
         let id = ReplicaId(self.random.random());
-        let division = Division::new([DividedLimit::new(&self.limit)]);
+        let division = Division::new([DividedLimit::new(&self.limit)], Time::from_micros(self.now));
         let replica = &mut self.replicas[index];
         (replica.division, replica.id, replica.frozen_until) = (division, id, 0);
         (replica.due, replica.wakes_at) = (BTreeSet::new(), None);

@@ -29,7 +29,7 @@ use crate::store::StoreContext;
 /// Calls to the store that are in flight for one stream, or for all keys that are due.
 const MAX_CALLS_IN_FLIGHT: usize = 128;
 /// Maximum number of proxies that share a key at one replica: each report looks at all of them.
-const MAX_HOLDERS: usize = 1000;
+pub(super) const MAX_HOLDERS: usize = 1000;
 /// Time after the end of a window at which it is looked at, so that the store's clock has passed it too.
 const WINDOW_DELAY_US: u64 = 20_000;
 
@@ -115,7 +115,7 @@ impl Divisions {
         let mut shard = self.keys.lock_shard(upper_half(key));
         let entry = shard.entry(key).or_insert_with(|| {
             self.service.decider.store.decision_demand.watch(counters.path_hash);
-            KeyDivision::new(counters.clone())
+            KeyDivision::new(counters.clone(), now)
         });
         if *entry.counters != counters {
             entry.division.change_limits(counters.counters.iter().map(|counter| DividedLimit::new(&counter.limit)));
@@ -277,10 +277,10 @@ impl Divisions {
 }
 
 impl KeyDivision {
-    fn new(counters: BucketCounters) -> Self {
+    fn new(counters: BucketCounters, now: Time) -> Self {
         let limits = counters.counters.iter().map(|counter| DividedLimit::new(&counter.limit));
         Self {
-            division: Division::new(limits),
+            division: Division::new(limits, now),
             counters: Arc::new(counters),
             wakes_at: None,
             is_asking: false,

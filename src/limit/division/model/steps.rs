@@ -13,7 +13,7 @@ fn at(second: u64) -> Time {
 /// A division with one proxy that was assigned a part of a limit of 100; returns the part too.
 fn assigned(unit: Unit) -> (Division<u32>, u64) {
     let limit = limit(Algorithm::FixedWindow, 100, unit, None);
-    let mut division = Division::new([DividedLimit::new(&limit)]);
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
     division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
     answer(&mut division, START);
@@ -99,7 +99,7 @@ fn hits_of_a_lost_stream_stay_held_until_its_assignment_ends() {
 #[test]
 fn hits_of_an_unknown_assignment_are_no_part_of_what_is_assigned() {
     let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
-    let mut division = Division::new([DividedLimit::new(&limit)]);
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
     // Not a first request: the proxy comes from another replica, and has nothing any more.
     division.report(0, usage(0, 9, START), START);
@@ -128,4 +128,89 @@ fn change_waits_until_the_one_before_it_is_confirmed() {
     division.report(0, usage(1, 0, at(10)), at(10));
     division.holders[0].demand.take_sample(1000, SECOND_US);
     assert!(shrink(&mut division, 10, at(10)).is_some(), "the second, later");
+}
+
+#[test]
+fn silent_proxy_gets_neither_a_renewal_nor_more() {
+    let (mut division, _) = assigned(Unit::Day);
+    division.report(0, usage(1, 0, at(29)), at(29));
+    assert_eq!(division.assign(0, at(29)), None, "it lasts for 31 s");
+    answer(&mut division, at(35));
+    assert_eq!(division.assign(0, at(35)), None, "it may stand still");
+    division.report(0, usage(1, 0, at(35)), at(35));
+    assert!(division.assign(0, at(35)).is_some());
+    // A rate: other replicas leave more to this one.
+    let (mut division, _) = assigned(Unit::Second);
+    division.report(0, usage(5, 0, at(5)), at(5));
+    answer(&mut division, at(11));
+    assert_eq!(division.assign(0, at(11)), None);
+    division.report(0, usage(5, 0, at(11)), at(11));
+    assert!(division.assign(0, at(11)).is_some());
+}
+
+#[test]
+fn silent_proxy_is_denied_what_it_used_up() {
+    let (mut division, part) = assigned(Unit::Day);
+    division.report(0, usage(part, 1, at(29)), at(29));
+    answer(&mut division, at(35));
+    assert_eq!(division.assign(0, at(35)).map(|assignment| assignment.strategy), Some(Strategy::Deny));
+}
+
+#[test]
+fn division_without_holders_is_forgotten_after_a_lost_answer() {
+    // A rate, of which no hits are charged.
+    let (mut division, _) = assigned(Unit::Second);
+    division.lose(0, at(5));
+    division.expire(at(20));
+    let request = division.request(0, at(20)).expect("it gives back what it holds");
+    division.refuse(0, &request);
+    assert!(division.is_empty());
+    // Hits that were used are told again, until there is an answer.
+    let (mut division, part) = assigned(Unit::Day);
+    division.lose(0, at(5));
+    division.expire(at(62));
+    let request = division.request(0, at(62)).expect("it has something to tell");
+    division.refuse(0, &request);
+    assert!(!division.is_empty());
+    assert_eq!(division.next_event(at(62)), Some(at(72)));
+    division.expire(at(72));
+    let again = answer(&mut division, at(72)).expect("it is told again");
+    assert_eq!((again.used, again.number), (part, request.number));
+    assert!(division.is_empty());
+    assert_eq!(division.next_event(at(72)), None);
+}
+
+#[test]
+fn hits_are_charged_once_the_unknown_assignment_is_over() {
+    let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
+    division.join(1, true, START);
+    division.report(0, usage(3, 0, START), START);
+    assert_eq!(division.pools[0].used, 0, "another assignment of this proxy admitted them, and is charged");
+    division.report(0, usage(4, 0, at(62)), at(62));
+    assert_eq!(division.pools[0].used, 4);
+}
+
+#[test]
+fn last_hits_are_charged_once_and_those_of_the_next_division_too() {
+    let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
+    let (mut held, mut state) = (HeldCounter::default(), State::empty_for(&limit));
+    let mut room_after = |request: PoolRequest, second: u64| {
+        let PoolRequest { used, number, wanted, for_us, demand } = request;
+        let asked = HoldRequest { used, number, wanted, lasts_us: for_us, demand };
+        let counter = LimitedState { limit: &limit, state: &mut state };
+        held.adjust(counter, ReplicaId([1; 16]), asked, at(second)).room.hits
+    };
+    let told = |second: u64, hits: u64| {
+        let mut division: Division<u32> = Division::new([DividedLimit::new(&limit)], at(second));
+        division.pools[0].used = hits;
+        division.request(0, at(second)).expect("it has something to tell")
+    };
+    let last = told(0, 10);
+    assert_eq!(room_after(last, 0), 90);
+    // The answer was lost, and then another.
+    assert_eq!(room_after(last, 10), 90);
+    assert_eq!(room_after(last, 19), 90);
+    // The key has proxies again.
+    assert_eq!(room_after(told(20, 4), 20), 86);
 }

@@ -61,7 +61,7 @@ elseif #recorded % 56 ~= 0 then
   --> wrong_type
 end
 -- The other holders, what they hold, and what the caller holds. What has ended is charged, unless `load` did that.
-local rows, sum_hits, sum_capacity, own_hits, own_capacity, ended = {}, 0, 0, 0, 0, 0
+local told, rows, sum_hits, sum_capacity, own_hits, own_capacity, ended = used, {}, 0, 0, 0, 0, 0
 local sum_until, record_until = 0, 0
 for i = 1, #recorded, 56 do
   local id, row_hits, row_capacity, ends, _, row_number = unpack('<c16I8I8I8I8I8', recorded, i)
@@ -123,7 +123,7 @@ elseif windows > 0 then
 end
 local others = table.concat(rows)
 recorded = others
-if has_place and granted_hits + granted_capacity + demand > 0 then
+if has_place and granted_hits + granted_capacity + demand + told > 0 then
   recorded = others .. pack('<c16I8I8I8I8I8', me, granted_hits, granted_capacity, ends, demand, number)
   record_until = max(record_until, ends)
   if granted_hits + granted_capacity > 0 then sum_until = max(sum_until, ends) end
