@@ -120,9 +120,7 @@ impl QuotaService {
             keys,
         }
     }
-}
 
-impl QuotaService {
     /// Counts what is divided, by the name of the rule.
     pub fn count_by_rule(&self) -> HashMap<Box<str>, QuotaCounts> {
         let now = self.service.clock.now();

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
 use super::bucket::{BucketKind, Buckets};
-use super::divisions::{BucketOfStream, division_key};
+use super::divisions::{BucketOfStream, MAX_HOLDERS, division_key};
 use super::evidence::DeliveryEvidence;
 use super::messages::{
     ReportField, ReportFields, UnassignableId, elapsed_us, normalize_id, push_abandonment, push_assignment,
@@ -347,10 +347,13 @@ impl StreamTask {
                 quota.service.decider.read_bucket_rows(context, &request).await;
             }
             let matched = quota.service.decider.select_bucket(context, &self.domain, &entries);
+            // There may be room later at a key that has too many proxies now.
+            let is_dividable = matches!(matched.limits, BucketLimits::Divided(_));
             let kind = self.join_division(*index, matched.limits, now);
             if let Some(bucket) = self.buckets.get_mut(*index) {
+                let is_key_full = is_dividable && kind == BucketKind::Refused;
                 (bucket.kind, bucket.rules_version, bucket.may_change) =
-                    (kind, rules.version, matched.may_change || kind == BucketKind::Refused);
+                    (kind, rules.version, matched.may_change || is_key_full);
             }
         }
     }
@@ -376,7 +379,7 @@ impl StreamTask {
             BucketLimits::Divided(counters) => {
                 let rule = counters.rule.clone();
                 if !self.quota.divisions.join(division_key(&counters), counters, holder, now) {
-                    log_refused(&rule, "1000 proxies share its key at this replica");
+                    log_refused(&rule, &format!("{MAX_HOLDERS} proxies share its key at this replica"));
                     return BucketKind::Refused;
                 }
             }
