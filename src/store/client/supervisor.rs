@@ -217,7 +217,7 @@ async fn watch_files<S: SupervisedServer>(server: Arc<S>) {
         sleep(FILE_CHECK_INTERVAL).await;
         let Some(now) = server.hash_connect_files() else { return };
         if now != seen {
-            let are_certificates_equal = now.certificates == seen.certificates;
+            let are_certificates_equal = now.has_certificates_of(&seen);
             seen = now;
             let names = state.names;
             if are_certificates_equal && server.renew_credentials().await {
@@ -255,6 +255,11 @@ impl ConnectFileHashes {
         let (credentials, certificates) = (hash_files(credentials.into_iter()), hash_files(certificates));
         let hashes = Self { credentials, certificates, is_token: false };
         (hashes.credentials.is_some() || hashes.certificates.is_some()).then_some(hashes)
+    }
+
+    /// True if the certificates are those of `other`.
+    pub(crate) fn has_certificates_of(&self, other: &Self) -> bool {
+        self.certificates == other.certificates
     }
 
     /// Hashes the token in use, and the files with certificates.

@@ -2,8 +2,9 @@
 //!
 //! Connections of a [`Deployment`] are shared, so no command may block them, and they keep only the kind of an error.
 //! This one belongs to its caller, and keeps the text. It is opened when it is needed and closed after an error, and it
-//! follows the key through failovers and moved slots. Before a command it is replaced if certificates or credentials
-//! have changed since it was opened; a connection that cannot be replaced stays.
+//! follows the key through failovers and moved slots. Before a command it logs in again if credentials have changed
+//! since the last login, and is replaced if that fails or certificates have changed; a connection that cannot be
+//! replaced stays, and the next attempt comes later each time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ use crate::store::client::supervisor::{ConnectFileHashes, FILE_CHECK_INTERVAL};
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time between two attempts to replace a connection, which delay a command.
+const MAX_REPLACE_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of times a command is sent, with those to other nodes.
 const MAX_SENDS: usize = 5;
 
@@ -83,10 +86,12 @@ struct OpenConnection {
     node: Arc<Node>,
     /// True to send ASKING before each command: the slot moves to this node.
     asking: bool,
-    /// Files, or the token, that it was opened with.
+    /// Files, or the token, that it logged in with.
     files: Option<ConnectFileHashes>,
     /// Time of the last comparison with the files.
     compared_at: Instant,
+    /// Time until the next one.
+    compared_again_after: Duration,
 }
 
 impl KeyConnection {
@@ -120,7 +125,7 @@ impl KeyConnection {
     pub(crate) async fn call(&mut self, words: &[&[u8]], limit: Duration) -> Result<Reply, KeyCommandError> {
         for _ in 0..MAX_SENDS {
             let open = match self.open.take() {
-                Some(open) => self.replace_if_files_changed(open).await,
+                Some(open) => self.renew_if_files_changed(open).await,
                 None => self.connect().await?,
             };
             let reply = open.connected.connection.call(words, open.asking, Some(Instant::now() + limit)).await;
@@ -170,23 +175,44 @@ impl KeyConnection {
         self.open(node, false).await
     }
 
-    /// Returns a new connection if what connecting reads has changed, compared once a second; otherwise `open`.
-    async fn replace_if_files_changed(&self, mut open: OpenConnection) -> OpenConnection {
-        if open.files.is_none() || open.compared_at.elapsed() < FILE_CHECK_INTERVAL {
+    /// Logs in again, or returns a new connection, if what connecting reads has changed, compared once a second.
+    async fn renew_if_files_changed(&self, mut open: OpenConnection) -> OpenConnection {
+        let Some(seen) = open.files else { return open };
+        if open.compared_at.elapsed() < open.compared_again_after {
             return open;
         }
         open.compared_at = Instant::now();
-        if self.options.hash_connect_files() == open.files {
+        // Hashed first: what changes meanwhile is found by the next comparison.
+        let files = self.options.hash_connect_files();
+        if files == open.files {
             return open;
         }
-        self.open(Arc::clone(&open.node), open.asking).await.unwrap_or(open)
+        let is_login_only = files.is_some_and(|files| files.has_certificates_of(&seen));
+        if is_login_only && connect::log_in_again(&open.connected.connection, &self.options).await.is_ok() {
+            (open.files, open.compared_again_after) = (files, FILE_CHECK_INTERVAL);
+            return open;
+        }
+        match self.open(Arc::clone(&open.node), open.asking).await {
+            Ok(new) => new,
+            Err(_) => {
+                open.compared_again_after = (2 * open.compared_again_after).min(MAX_REPLACE_INTERVAL);
+                open
+            }
+        }
     }
 
     async fn open(&self, node: Arc<Node>, asking: bool) -> Result<OpenConnection, KeyCommandError> {
         // Hashed first: a file that changes meanwhile is found by the next comparison.
         let files = self.options.hash_connect_files();
         match connect::connect(node.endpoint(), &self.options).await {
-            Ok(connected) => Ok(OpenConnection { connected, node, asking, files, compared_at: Instant::now() }),
+            Ok(connected) => Ok(OpenConnection {
+                connected,
+                node,
+                asking,
+                files,
+                compared_at: Instant::now(),
+                compared_again_after: FILE_CHECK_INTERVAL,
+            }),
             Err(RedisConnectError { kind, text }) => {
                 self.deployment.request_discovery();
                 Err(RedisConnectError { kind, text: format!("{}: {text}", node.endpoint()) }.into())
