@@ -6,6 +6,7 @@ pub mod clock;
 pub(crate) mod named_enum;
 pub mod go_syntax;
 pub mod printable_text;
+pub(crate) mod text_encoding;
 pub(crate) mod table;
 pub mod random;
 pub mod threads;

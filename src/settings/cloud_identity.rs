@@ -27,8 +27,8 @@ settings! { "Identities of clouds";
     AWS_ROLE_ARN: String = "", "role that the web identity assumes";
     AWS_ROLE_SESSION_NAME: String = "tollkeeper", "name of that session";
     AWS_ENDPOINT_URL_STS: String = "", "URL of STS; empty: that of the region";
-    AWS_CONTAINER_CREDENTIALS_FULL_URI: String = "", "URL of the credentials of a pod or task; the third source";
-    AWS_CONTAINER_CREDENTIALS_RELATIVE_URI: String = "", "path of the credentials of an ECS task";
+    AWS_CONTAINER_CREDENTIALS_FULL_URI: Option<Secret> = None, "URL of the credentials of a pod or task; the third source";
+    AWS_CONTAINER_CREDENTIALS_RELATIVE_URI: Option<Secret> = None, "path of the credentials of an ECS task";
     AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE: Option<PathBuf> = None, "file with the token that this URL needs; read at each use";
     AWS_CONTAINER_AUTHORIZATION_TOKEN: Option<Secret> = None, "token that this URL needs";
     AWS_EC2_METADATA_SERVICE_ENDPOINT: String = "http://169.254.169.254", "instance metadata of EC2; the last source";
@@ -139,8 +139,8 @@ pub enum AwsCredentialSource {
     },
     /// Credentials of a pod or of a task of ECS.
     Container {
-        /// URL of the credentials.
-        url: String,
+        /// URL of the credentials. On ECS, whoever knows its path gets them.
+        url: Secret,
         /// Token that the URL needs.
         authorization: Option<ContainerAuthorization>,
     },
@@ -224,13 +224,12 @@ impl IdentityVariables {
             .find(|region| !region.is_empty())
             .unwrap_or_default();
         let (cache_name, user_id) = (values.get(self.aws_cache_name), values.get(self.aws_user_id));
-        let is_name = |text: &str| is_short_name(text, b"-_.");
-        if !is_name(&cache_name) {
-            values.add_problem(self.aws_cache_name, not_a_name(&cache_name), "give the name of the cache or cluster");
-        } else if !is_name(&user_id) {
-            values.add_problem(self.aws_user_id, not_a_name(&user_id), "give the id of the user, in IAM mode");
-        } else if !is_short_name(&region, b"-") {
-            values.add_problem(self.aws_region, not_a_name(&region), "give the region, or set AWS_REGION");
+        if let Some(what) = name_problem(&cache_name, "-_.") {
+            values.add_problem(self.aws_cache_name, what, "give the name of the cache or cluster");
+        } else if let Some(what) = name_problem(&user_id, "-_.") {
+            values.add_problem(self.aws_user_id, what, "give the id of the user, in IAM mode");
+        } else if let Some(what) = name_problem(&region, "-") {
+            values.add_problem(self.aws_region, what, "give the region, or set AWS_REGION");
         } else {
             return Some(AwsIamSettings {
                 service: values.get(self.aws_service),
@@ -252,12 +251,12 @@ impl IdentityVariables {
             return Some(EntraSettings { user, source: EntraTokenSource::ManagedIdentity { metadata_url, client_id } });
         };
         let tenant_id = values.get(&AZURE_TENANT_ID);
-        if !is_short_name(&tenant_id, b"-.") {
-            values.add_problem(&AZURE_TENANT_ID, not_a_name(&tenant_id), "give the tenant, or unset the token file");
+        if let Some(what) = name_problem(&tenant_id, "-.") {
+            values.add_problem(&AZURE_TENANT_ID, what, "give the tenant, or unset the token file");
             return None;
         }
         let Some(client_id) = client_id else {
-            values.add_problem(&AZURE_CLIENT_ID, not_a_name(""), "give the client id, or unset the token file");
+            values.add_problem(&AZURE_CLIENT_ID, "not set", "give the client id, or unset the token file");
             return None;
         };
         let authority = format!("{}/", read_url(values, &AZURE_AUTHORITY_HOST, Plaintext::OnLoopback)?);
@@ -313,13 +312,14 @@ fn read_aws_credential_source(
 }
 
 /// Reads the URL of container credentials; `None` if none is set, `Some(None)` if it may not be used.
-fn read_container_url(values: &mut Values) -> Option<Option<String>> {
+fn read_container_url(values: &mut Values) -> Option<Option<Secret>> {
     let path = values.get(&AWS_CONTAINER_CREDENTIALS_RELATIVE_URI);
-    if path.starts_with('/') {
-        return Some(Some(format!("http://169.254.170.2{path}")));
+    if let Some(path) = path.as_ref().map(Secret::reveal).filter(|path| path.starts_with('/')) {
+        return Some(Some(Secret::new(format!("http://169.254.170.2{path}"))));
     }
-    let is_set = !values.get(&AWS_CONTAINER_CREDENTIALS_FULL_URI).is_empty();
-    is_set.then(|| read_url(values, &AWS_CONTAINER_CREDENTIALS_FULL_URI, Plaintext::OnContainerHosts))
+    let url = values.get(&AWS_CONTAINER_CREDENTIALS_FULL_URI).filter(|url| !url.reveal().is_empty())?;
+    let setting = &AWS_CONTAINER_CREDENTIALS_FULL_URI;
+    Some(check_url(values, setting, url.reveal(), Plaintext::OnContainerHosts).map(Secret::new))
 }
 
 fn read_container_authorization(values: &Values) -> Option<ContainerAuthorization> {
@@ -329,7 +329,7 @@ fn read_container_authorization(values: &Values) -> Option<ContainerAuthorizatio
 
 fn read_google_host(values: &mut Values) -> String {
     let host = values.get(&GCE_METADATA_HOST);
-    if !is_short_name(&host, b"-.:[]") {
+    if name_problem(&host, "-.:[]").is_some() {
         values.add_problem(&GCE_METADATA_HOST, "not a host", "give host or host:port, or unset it");
     }
     host
@@ -352,6 +352,10 @@ const CONTAINER_HOSTS: [&str; 3] = ["169.254.170.2", "169.254.170.23", "fd00:ec2
 /// Reads a URL without its last `/`; adds a problem if a secret must not be sent there.
 fn read_url(values: &mut Values, setting: &Setting<String>, plaintext: Plaintext) -> Option<String> {
     let url = values.get(setting);
+    check_url(values, setting, &url, plaintext)
+}
+
+fn check_url(values: &mut Values, setting: &dyn AnySetting, url: &str, plaintext: Plaintext) -> Option<String> {
     let fix = "give http://HOST or https://HOST, with what follows it";
     let is_plain = url.len() <= 1000 && url.bytes().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}@".contains(&b));
     let parsed = url.parse::<http::Uri>().ok().filter(|_| is_plain);
@@ -373,11 +377,13 @@ fn read_url(values: &mut Values, setting: &Setting<String>, plaintext: Plaintext
     None
 }
 
-/// Returns `true` for 1 to 253 letters, digits and bytes of `others`.
-fn is_short_name(text: &str, others: &[u8]) -> bool {
-    (1..=253).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || others.contains(&b))
-}
-
-fn not_a_name(text: &str) -> &'static str {
-    if text.is_empty() { "not set" } else { "it has other characters than letters, digits, - _ and ." }
+/// Returns what is wrong with a text that should be 1 to 253 letters, digits and characters of `others`.
+fn name_problem(text: &str, others: &str) -> Option<String> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || others.contains(c);
+    match text.len() {
+        0 => Some("not set".to_owned()),
+        1..=253 if text.chars().all(is_allowed) => None,
+        1..=253 => Some(format!("it has other characters than letters, digits and {others}")),
+        _ => Some("it is longer than 253 characters".to_owned()),
+    }
 }

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::collector::CollectorSettings;
-use super::endpoint::percent_decode;
+use super::collector::{CollectorSettings, parse_attribute};
 use super::metrics::DISABLE_STATS;
 use super::secret::Secret;
 use super::setting::{AnySetting as _, Condition, settings};
@@ -142,9 +141,8 @@ fn read_headers(values: &Values) -> Vec<(String, Secret)> {
     let mut headers: Vec<(String, Secret)> = Vec::new();
     for setting in [&OTEL_EXPORTER_OTLP_HEADERS, &OTEL_EXPORTER_OTLP_METRICS_HEADERS] {
         let Some(given) = values.get(setting) else { continue };
-        for (name, value) in given.reveal().split(',').filter_map(|pair| pair.split_once('=')) {
-            let name = name.trim().to_ascii_lowercase();
-            let Ok(value) = percent_decode(value.trim()) else { continue };
+        for (name, value) in given.reveal().split(',').filter_map(parse_attribute) {
+            let name = name.to_ascii_lowercase();
             headers.retain(|(other, _)| *other != name);
             headers.push((name, Secret::new(value)));
         }

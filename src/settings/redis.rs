@@ -165,7 +165,7 @@ static REQUIRES_AWS_IAM: Requirement = Requirement {
 };
 static REQUIRES_ANY_AWS_IAM: Requirement = Requirement {
     any_of: &[RequiredValue::Is(&REDIS_AWS_IAM_AUTH, "true"), RequiredValue::Is(&REDIS_PERSECOND_AWS_IAM_AUTH, "true")],
-    why: "it is only read with REDIS_AWS_IAM_AUTH=true",
+    why: "it is only read with REDIS_AWS_IAM_AUTH=true or REDIS_PERSECOND_AWS_IAM_AUTH=true",
 };
 static REQUIRES_PER_SECOND_AWS_IAM: Requirement = Requirement {
     any_of: &[RequiredValue::Is(&REDIS_PERSECOND_AWS_IAM_AUTH, "true")],

@@ -32,6 +32,7 @@ use super::metrics::family::{Family, Label, MetricKind, MetricValue, Series};
 use super::metrics::histogram::{BOUNDS_US, HistogramSnapshot};
 use super::otlp::{self, OtlpError, OtlpOptions, OtlpProtocol};
 use crate::base::clock::Time;
+use crate::base::printable_text::truncate_printable;
 
 /// Maximum number of data points in a request; collectors accept 4 MiB by default.
 const MAX_POINTS_PER_REQUEST: usize = 5_000;
@@ -384,12 +385,17 @@ impl Transport {
                 let sent = runtime.block_on(async { tokio::time::timeout(limit, client.export(request)).await });
                 match sent {
                     Ok(Ok(_)) => Ok(()),
-                    Ok(Err(status)) => Err(format!("the collector answers {:?}: {}", status.code(), status.message())),
+                    Ok(Err(status)) => Err(describe_status(&status)),
                     Err(_) => Err(format!("no answer of the collector in {limit:?}")),
                 }
             }
         }
     }
+}
+
+/// Describes an answer of the collector, whose text has any length.
+fn describe_status(status: &tonic::Status) -> String {
+    format!("the collector answers {:?}: {}", status.code(), truncate_printable(status.message(), 200))
 }
 
 fn compress(body: &[u8]) -> io::Result<Vec<u8>> {

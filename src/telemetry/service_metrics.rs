@@ -14,6 +14,7 @@ use super::metrics::striped_counters::StripedCounters;
 use super::recently_created_keys::RecentlyCreatedKeys;
 use super::top_keys::TopKeys;
 use super::unmatched_descriptors::UnmatchedDescriptors;
+use crate::base::text_encoding::to_hex;
 
 /// Secret keys of a hash function that all replicas use, so that their numbers of distinct keys can be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ impl HashSeed {
     /// Hash of the seed, by which replicas see that they use the same.
     pub fn fingerprint(self) -> String {
         let bytes = [self.0.to_le_bytes(), self.1.to_le_bytes()].concat();
-        blake3::derive_key("tollkeeper fleet v1 seed", &bytes)[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        to_hex(&blake3::derive_key("tollkeeper fleet v1 seed", &bytes)[..8])
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tokens of cloud identities: passwords of minutes or hours, renewed before they expire.
 //!
-//! A `TokenSource` has one task per identity of the process, however many deployments and nodes log in with it. A
+//! A `TokenSource` has one task for each identity and setting that asks for it, however many nodes log in with it. A
 //! token that cannot be renewed stays, because the server may still accept it; the reason is logged and counted, and
 //! the next attempt comes after a delay that doubles. Connections wait for the first token only within the time limit
 //! of a connection attempt. Nothing here prints a token or a key.
@@ -20,10 +20,10 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use self::aws::AwsTokens;
-use self::token::{Fetched, Token, TokenError};
+use self::token::{Fetched, OldCredentials, Token, TokenError};
 use crate::base::clock::Clock;
 use crate::base::random::random_fraction;
 use crate::base::threads::lower_thread_priority;
@@ -35,8 +35,11 @@ const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Longest time for which a token is kept although it is valid for longer.
 const MAX_RENEW_INTERVAL: Duration = Duration::from_secs(6 * 3600);
+/// Time after which an attempt without a result counts as failed: longer than all calls of one may take.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two log lines about failures of one source.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Statistics of a source of tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenStats {
@@ -109,7 +112,7 @@ impl TokenSource {
     pub(crate) async fn token(&self, limit: Duration) -> Option<Arc<Token>> {
         self.task.get_or_init(|| tokio::spawn(keep_token_renewed(Arc::clone(&self.state))).abort_handle());
         let mut ready = self.state.ready.subscribe();
-        let _late = tokio::time::timeout(limit, ready.wait_for(|is_ready| *is_ready)).await;
+        let _late = timeout(limit, ready.wait_for(|is_ready| *is_ready)).await;
         self.last_token()
     }
 
@@ -150,7 +153,11 @@ impl TokenState {
         }
     }
 
+    /// Puts a token into use, unless it is the last one again.
     fn record_token(&self, token: Token) {
+        if self.current.load().as_ref().is_some_and(|old| old.password == token.password) {
+            return;
+        }
         tracing::debug!(setting = self.identity.setting, expires_at_s = token.expires_at_s, "token for redis renewed");
         self.current.store(Some(Arc::new(token)));
         self.renewals.fetch_add(1, Ordering::Relaxed);
@@ -158,11 +165,28 @@ impl TokenState {
     }
 
     fn record_failure(&self, error: TokenError) {
+        let expires_at_s = self.current.load().as_ref().map(|token| token.expires_at_s);
+        let what = match expires_at_s {
+            Some(_) => "cannot renew the token for redis: the last one stays",
+            None => "cannot get a token for redis",
+        };
+        self.count_failure(error, expires_at_s.unwrap_or(0), what);
+    }
+
+    fn record_old_credentials(&self, OldCredentials { error, expires_at_s }: OldCredentials) {
+        self.count_failure(
+            error,
+            expires_at_s,
+            "credentials of AWS not renewed: the old ones sign tokens until they end",
+        );
+    }
+
+    /// Counts a failure, after which something is valid until `expires_at_s`, and logs it with the text `what`.
+    fn count_failure(&self, error: TokenError, expires_at_s: u64, what: &str) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = self.log.allow(Clock::System.now()) {
-            let valid_s = self.current.load().as_ref().map_or(0, |token| token.expires_at_s.saturating_sub(now_s()));
-            let setting = self.identity.setting;
-            tracing::error!(setting, suppressed, valid_s, %error, "cannot renew the token for redis: the last one stays");
+            let (setting, valid_s) = (self.identity.setting, expires_at_s.saturating_sub(now_s()));
+            tracing::error!(setting, suppressed, valid_s, %error, "{what}");
         }
         self.last_error.store(Some(Arc::new(error)));
     }
@@ -170,29 +194,35 @@ impl TokenState {
 
 /// Renews the token after two thirds of its lifetime, and after failures with a delay that doubles.
 async fn keep_token_renewed(state: Arc<TokenState>) {
-    let mut fetcher = Some(TokenFetcher::new(&state.identity));
+    let mut fetches = FetchThread { idle: None, running: None };
     let mut failures_in_a_row = 0_u32;
     loop {
-        let outcome = fetch_on_own_thread(&mut fetcher, &state.identity).await;
-        let problem = match outcome {
+        let renewed_for = match fetches.fetch(&state.identity).await {
             Ok(Fetched { token, problem }) => {
-                let lifetime = Duration::from_secs(token.expires_at_s.saturating_sub(now_s()));
-                let is_new = state.current.load().as_ref().is_none_or(|old| old.password != token.password);
-                if is_new {
+                let expires_at_s = token.as_ref().map_or(0, |token| token.expires_at_s);
+                if let Some(token) = token {
                     state.record_token(token);
                 }
-                problem.map_or(Ok(lifetime), Err)
-            }
-            Err(error) => Err(error),
-        };
-        let pause = match problem {
-            Ok(lifetime) => {
-                failures_in_a_row = 0;
-                state.last_error.store(None);
-                (lifetime * 2 / 3).clamp(MIN_RETRY_DELAY, MAX_RENEW_INTERVAL)
+                match problem {
+                    Some(problem) => {
+                        state.record_old_credentials(problem);
+                        None
+                    }
+                    None => Some(Duration::from_secs(expires_at_s.saturating_sub(now_s()))),
+                }
             }
             Err(error) => {
                 state.record_failure(error);
+                None
+            }
+        };
+        let pause = match renewed_for {
+            Some(lifetime) => {
+                failures_in_a_row = 0;
+                state.last_error.store(None);
+                pause_until_renewal(lifetime)
+            }
+            None => {
                 failures_in_a_row = failures_in_a_row.saturating_add(1);
                 retry_delay(failures_in_a_row)
             }
@@ -201,29 +231,57 @@ async fn keep_token_renewed(state: Arc<TokenState>) {
     }
 }
 
+/// Returns two thirds of a lifetime, within bounds.
+fn pause_until_renewal(lifetime: Duration) -> Duration {
+    (lifetime.min(2 * MAX_RENEW_INTERVAL) * 2 / 3).clamp(MIN_RETRY_DELAY, MAX_RENEW_INTERVAL)
+}
+
 /// Returns the delay after a number of failures in a row, of which up to a quarter is random.
 fn retry_delay(failures: u32) -> Duration {
     let doubled = MIN_RETRY_DELAY * 2_u32.pow(failures.saturating_sub(1).min(6));
     doubled.min(MAX_RETRY_DELAY).mul_f64(1.0 - random_fraction() / 4.0)
 }
 
-/// Gets a token on a thread of its own: a call in progress delays neither other tasks nor the end of the process.
-async fn fetch_on_own_thread(
-    fetcher: &mut Option<TokenFetcher>,
-    identity: &CloudIdentity,
-) -> Result<Fetched, TokenError> {
-    let mut moved = fetcher.take().unwrap_or_else(|| TokenFetcher::new(identity));
+/// Gets tokens on a thread of its own: a call in progress delays neither other tasks nor the end of the process.
+struct FetchThread {
+    /// The fetcher, while no thread has it.
+    idle: Option<TokenFetcher>,
+    /// Result of the thread that runs; one that is blocked for ever stays the only one.
+    running: Option<oneshot::Receiver<FetchResult>>,
+}
+
+/// Result of a thread, which gives the fetcher back.
+type FetchResult = (TokenFetcher, Result<Fetched, TokenError>);
+
+impl FetchThread {
+    async fn fetch(&mut self, identity: &CloudIdentity) -> Result<Fetched, TokenError> {
+        let mut receiver = match self.running.take() {
+            Some(receiver) => receiver,
+            None => start_fetch(self.idle.take().unwrap_or_else(|| TokenFetcher::new(identity)))?,
+        };
+        let Ok(result) = timeout(FETCH_TIMEOUT, &mut receiver).await else {
+            self.running = Some(receiver);
+            return Err(TokenError(format!(
+                "no result after {} s: does reading a file of the identity block?",
+                FETCH_TIMEOUT.as_secs()
+            )));
+        };
+        let (fetcher, outcome) = result.map_err(|_| TokenError("the thread ended without a result".to_owned()))?;
+        self.idle = Some(fetcher);
+        outcome
+    }
+}
+
+fn start_fetch(mut fetcher: TokenFetcher) -> Result<oneshot::Receiver<FetchResult>, TokenError> {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
         lower_thread_priority();
-        let outcome = moved.fetch().and_then(|fetched| fetched.check(now_s()));
-        let _gone = sender.send((moved, outcome));
+        let outcome = fetcher.fetch().and_then(|fetched| fetched.check(now_s()));
+        let _gone = sender.send((fetcher, outcome));
     };
     let started = std::thread::Builder::new().name("tokens".to_owned()).spawn(work);
     started.map_err(|error| TokenError(format!("cannot start a thread: {error}")))?;
-    let (back, outcome) = receiver.await.map_err(|_| TokenError("the thread ended without a result".to_owned()))?;
-    *fetcher = Some(back);
-    outcome
+    Ok(receiver)
 }
 
 /// Gets tokens of one identity; blocks its thread.
@@ -250,11 +308,23 @@ impl TokenFetcher {
             TokenSourceSettings::Azure(settings) => azure::fetch_token(settings, now_s())?,
             TokenSourceSettings::Aws(_) => return Err(TokenError("not a source of access tokens".to_owned())),
         };
-        Ok(Fetched { token, problem: None })
+        Ok(Fetched { token: Some(token), problem: None })
     }
 }
 
 /// Returns the time in seconds since the Unix epoch.
 fn now_s() -> u64 {
     Clock::System.now().as_micros() / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_is_renewed_after_two_thirds_of_any_lifetime() {
+        let pause = |lifetime_s| pause_until_renewal(Duration::from_secs(lifetime_s)).as_secs();
+        assert_eq!([0, 900, 30_000].map(pause), [1, 600, 20_000]);
+        assert_eq!([u64::MAX, u64::MAX / 2 + 1].map(pause), [6 * 3600; 2]);
+    }
 }

@@ -353,15 +353,3 @@ pub(super) fn parse_page<T: DeserializeOwned>(target: &ServerAddress, page: &[u8
 pub(super) fn format_json_page(page: &[u8]) -> String {
     escape_unprintable_json(&String::from_utf8_lossy(page)).into_owned() + "\n"
 }
-
-/// Percent-encodes `text` for a query.
-pub(super) fn percent_encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
-            _ => encoded += &format!("%{byte:02X}"),
-        }
-    }
-    encoded
-}

@@ -1,7 +1,8 @@
 //! `quota`: shows the quota streams of a running server, and how limits are divided among proxies.
 
-use super::client::{fetch_page, format_json_page, parse_page, percent_encode, print_report};
+use super::client::{fetch_page, format_json_page, parse_page, print_report};
 use super::print::CommandOutcome;
+use crate::base::text_encoding::percent_encode;
 use crate::serve::quota::page::QuotaReport;
 use crate::settings::address::ServerAddress;
 

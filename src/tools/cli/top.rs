@@ -3,8 +3,9 @@
 //! The server sends the data as JSON; this module formats it with the server's own code, so that untrusted text is
 //! escaped here too.
 
-use super::client::{fetch_page, format_json_page, parse_page, percent_encode, print_report};
+use super::client::{fetch_page, format_json_page, parse_page, print_report};
 use super::print::CommandOutcome;
+use crate::base::text_encoding::percent_encode;
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
 use crate::serve::report::rules;
 use crate::serve::report::top::{TopReport, TopTextContent};

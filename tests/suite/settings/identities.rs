@@ -40,12 +40,15 @@ fn first_source_of_aws_credentials_counts() {
     assert_eq!(aws.credentials, AwsCredentialSource::InstanceMetadata("http://169.254.169.254".into()));
     let container = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.23/v1/credentials");
     let url = |aws: AwsIamSettings| match aws.credentials {
-        AwsCredentialSource::Container { url, .. } => url,
+        AwsCredentialSource::Container { url, .. } => url.reveal().to_owned(),
         other => panic!("{other:?}"),
     };
     assert_eq!(url(source(&[container])), "http://169.254.170.23/v1/credentials");
     let relative = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/v2/credentials/1");
     assert_eq!(url(source(&[relative])), "http://169.254.170.2/v2/credentials/1");
+    // Whoever knows the path gets the credentials.
+    let shown = format!("{:?}", redis(&with(&[relative])));
+    assert!(!shown.contains("v2/credentials"), "{shown}");
     let web = [("AWS_WEB_IDENTITY_TOKEN_FILE", "/token"), ("AWS_ROLE_ARN", "arn:aws:iam::1:role/limits")];
     let sts = |aws: AwsIamSettings| match aws.credentials {
         AwsCredentialSource::WebIdentity { sts_url, .. } => sts_url,
@@ -69,6 +72,7 @@ fn identities_that_cannot_log_in_are_problems() {
         (&[("REDIS_AWS_IAM_CACHE_NAME", "")][..], "REDIS_AWS_IAM_CACHE_NAME"),
         (&[("REDIS_AWS_IAM_USER_ID", "a b")], "REDIS_AWS_IAM_USER_ID"),
         (&[("AWS_REGION", "")], "REDIS_AWS_IAM_REGION"),
+        (&[("AWS_REGION", "eu_west_1")], "other characters than letters, digits and -"),
         (&[("REDIS_AUTH", "word")], "REDIS_AUTH gives a password too"),
         (&[("REDIS_AUTH_FILE", "/word")], "REDIS_AUTH_FILE gives a password too"),
         (&[("REDIS_URL", "rediss://ann:word@cache:6379")], "REDIS_URL gives a password too"),

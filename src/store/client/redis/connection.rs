@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 
 use super::error::{RedisError, ReplyError, sanitize_error_text};
 use super::resp::{Reply, decode_reply, write_command};
+use crate::base::text_encoding::to_hex;
 use crate::store::client::pipeline::{ByteStream, ClosedReceiver, MergeableCall, Pipeline, WireProtocol};
 
 /// RESP2.
@@ -139,8 +140,7 @@ pub struct Script {
 impl Script {
     /// Creates a script of this text.
     pub fn new(text: String) -> Self {
-        let hash = digest(&SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
-        let sha1 = hash.as_ref().iter().fold(String::new(), |digits, byte| format!("{digits}{byte:02x}"));
+        let sha1 = to_hex(digest(&SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes()).as_ref());
         Self { text, sha1, merged: None }
     }
 }

@@ -5,9 +5,9 @@
 
 use jiff::Timestamp;
 
-use super::http_call::{Route, build_request, call, encode_form, text_field, xml_text};
+use super::http_call::{build_request, call, encode_form, text_field, xml_text};
 use super::sigv4::{AwsKeys, PresignedRequest};
-use super::token::{Fetched, Token, TokenError, read_token_file};
+use super::token::{Fetched, OldCredentials, Token, TokenError, read_token_file};
 use crate::settings::cloud_identity::{AwsCredentialSource, AwsIamSettings, ContainerAuthorization};
 use crate::settings::secret::Secret;
 
@@ -29,28 +29,43 @@ struct Credentials {
 pub(super) struct AwsTokens {
     settings: AwsIamSettings,
     last: Option<Credentials>,
+    /// Time at which two thirds of the last token's lifetime are over, in seconds since the Unix epoch.
+    renew_at_s: u64,
 }
 
 impl AwsTokens {
     pub(super) const fn new(settings: AwsIamSettings) -> Self {
-        Self { settings, last: None }
+        Self { settings, last: None, renew_at_s: 0 }
     }
 
-    /// Signs a token at `now_s`, after fetching credentials if the last ones end soon.
+    /// Signs a token at `now_s`, after fetching credentials if the last ones end soon. While those cannot be fetched, a
+    /// token is signed only when it is due.
     pub(super) fn fetch(&mut self, now_s: u64) -> Result<Fetched, TokenError> {
         let lifetime_s = |last: &Credentials| last.expires_at_s.saturating_sub(now_s);
-        let mut problem = None;
+        let mut error = None;
         if self.last.as_ref().is_none_or(|last| lifetime_s(last) < MIN_CREDENTIAL_LIFETIME_S) {
             match fetch_credentials(&self.settings.credentials) {
-                Ok(credentials) => self.last = Some(credentials),
-                Err(error) => problem = Some(error),
+                Ok(new) => self.keep_longest(new),
+                Err(failure) => error = Some(failure),
             }
         }
-        let usable = self.last.as_ref().filter(|last| lifetime_s(last) > 0);
-        match (usable, problem) {
-            (Some(usable), problem) => Ok(Fetched { token: self.sign_token(usable, now_s)?, problem }),
-            (None, Some(error)) => Err(error),
-            (None, None) => Err(TokenError("the credentials of AWS have expired already".to_owned())),
+        let Some(usable) = self.last.as_ref().filter(|last| lifetime_s(last) > 0) else {
+            let expired = || TokenError("the credentials of AWS have expired already".to_owned());
+            return Err(error.unwrap_or_else(expired));
+        };
+        let problem = error.map(|error| OldCredentials { error, expires_at_s: usable.expires_at_s });
+        if problem.is_some() && now_s < self.renew_at_s {
+            return Ok(Fetched { token: None, problem });
+        }
+        let token = self.sign_token(usable, now_s)?;
+        self.renew_at_s = now_s + (token.expires_at_s - now_s) * 2 / 3;
+        Ok(Fetched { token: Some(token), problem })
+    }
+
+    /// Keeps credentials, unless the last ones end later.
+    fn keep_longest(&mut self, new: Credentials) {
+        if self.last.as_ref().is_none_or(|last| last.expires_at_s <= new.expires_at_s) {
+            self.last = Some(new);
         }
     }
 
@@ -89,8 +104,8 @@ fn fetch_credentials(source: &AwsCredentialSource) -> Result<Credentials, TokenE
             let what = "the source of AWS_CONTAINER_CREDENTIALS";
             let authorization = read_authorization(authorization.as_ref())?;
             let headers = authorization.as_ref().map(|token| ("authorization", token.reveal()));
-            let request = build_request(http::Method::GET, url, headers.as_slice(), Vec::new())?;
-            parse_credentials(what, &call(what, request, route_to(url))?.parse_json(what)?)
+            let request = build_request(http::Method::GET, url.reveal(), headers.as_slice(), Vec::new())?;
+            parse_credentials(what, &call(what, request)?.parse_json(what)?)
         }
         AwsCredentialSource::InstanceMetadata(url) => read_instance_metadata(url),
     }
@@ -111,7 +126,7 @@ fn assume_role(source: &AwsCredentialSource) -> Result<Credentials, TokenError> 
     ]);
     let headers = [("content-type", "application/x-www-form-urlencoded"), ("accept", "application/xml")];
     let request = build_request(http::Method::POST, &format!("{sts_url}/"), &headers, body)?;
-    let reply = call("STS", request, route_to(sts_url))?.0;
+    let reply = call("STS", request)?.0;
     let field = |name: &str| xml_text(&reply, name).ok_or_else(|| TokenError(format!("STS: the reply has no {name}")));
     let keys = AwsKeys {
         id: Secret::new(field("AccessKeyId")?),
@@ -126,11 +141,11 @@ fn read_instance_metadata(url: &str) -> Result<Credentials, TokenError> {
     let what = "the instance metadata of EC2";
     let ttl = [("x-aws-ec2-metadata-token-ttl-seconds", METADATA_SESSION_S)];
     let request = build_request(http::Method::PUT, &format!("{url}/latest/api/token"), &ttl, Vec::new())?;
-    let session = Secret::new(call(what, request, Route::Direct)?.0.trim());
+    let session = Secret::new(call(what, request)?.0.trim());
     let get = |path: &str| {
         let headers = [("x-aws-ec2-metadata-token", session.reveal())];
         let url = format!("{url}/latest/meta-data/iam/security-credentials/{path}");
-        call(what, build_request(http::Method::GET, &url, &headers, Vec::new())?, Route::Direct)
+        call(what, build_request(http::Method::GET, &url, &headers, Vec::new())?)
     };
     let roles = get("")?.0;
     let role = roles.lines().next().map(str::trim).filter(|role| !role.is_empty());
@@ -163,7 +178,55 @@ fn parse_time(text: &str, what: &str) -> Result<u64, TokenError> {
     seconds.ok_or_else(|| TokenError(format!("{what}: the expiry in the reply is not a time")))
 }
 
-/// Only services over TLS are behind proxies.
-fn route_to(url: &str) -> Route {
-    if url.starts_with("https://") { Route::Proxied } else { Route::Direct }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::cloud_identity::AwsCacheService;
+
+    const NOW_S: u64 = 1_800_000_000;
+
+    /// A signer with credentials that end in 25 minutes, and a source that cannot be reached.
+    fn signer() -> AwsTokens {
+        let url = Secret::new("http://127.0.0.1:1/");
+        AwsTokens {
+            settings: AwsIamSettings {
+                service: AwsCacheService::ElastiCache,
+                cache_name: "my-cache".to_owned(),
+                user_id: "cache-user".to_owned(),
+                region: "eu-west-1".to_owned(),
+                is_serverless: false,
+                credentials: AwsCredentialSource::Container { url, authorization: None },
+            },
+            last: Some(credentials("first", NOW_S + 1500)),
+            renew_at_s: 0,
+        }
+    }
+
+    fn credentials(id: &str, expires_at_s: u64) -> Credentials {
+        let keys = AwsKeys { id: Secret::new(id), secret: Secret::new("secret"), session_token: None };
+        Credentials { keys, expires_at_s }
+    }
+
+    #[test]
+    fn old_credentials_sign_a_token_only_when_it_is_due() {
+        let mut signer = signer();
+        let mut fetch = |at_s: u64| {
+            let fetched = signer.fetch(NOW_S + at_s).map_err(|error| error.0)?;
+            assert_eq!(fetched.problem.map(|problem| problem.expires_at_s), Some(NOW_S + 1500));
+            Ok::<_, String>(fetched.token.map(|token| token.expires_at_s - NOW_S))
+        };
+        let signed = [0, 1, 60, 599, 600, 700, 1199, 1200].map(&mut fetch);
+        let expected = [Some(900), None, None, None, Some(1500), None, None, Some(1500)];
+        assert_eq!(signed, expected.map(Ok));
+        assert!(fetch(1500).is_err_and(|error| error.contains("does not answer")));
+    }
+
+    #[test]
+    fn credentials_that_end_later_stay() {
+        let mut signer = signer();
+        signer.keep_longest(credentials("second", NOW_S + 1499));
+        signer.keep_longest(credentials("third", NOW_S + 1500));
+        signer.keep_longest(credentials("fourth", NOW_S + 60));
+        assert_eq!(signer.last.map(|last| last.keys.id.reveal().to_owned()).as_deref(), Some("third"));
+    }
 }

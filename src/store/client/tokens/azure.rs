@@ -7,8 +7,9 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
 
 use super::google::parse_access_token;
-use super::http_call::{Route, build_request, call, encode_form, percent_encode};
+use super::http_call::{build_request, call, encode_form};
 use super::token::{Token, TokenError, read_token_file};
+use crate::base::text_encoding::percent_encode;
 use crate::settings::cloud_identity::{EntraSettings, EntraTokenSource};
 use crate::settings::secret::Secret;
 
@@ -29,7 +30,7 @@ pub(super) fn fetch_token(settings: &EntraSettings, now_s: u64) -> Result<Token,
                 url.push_str(&format!("&client_id={}", percent_encode(client_id)));
             }
             let request = build_request(http::Method::GET, &url, &[("metadata", "true")], Vec::new())?;
-            let reply = call(what, request, Route::Direct)?.parse_json(what)?;
+            let reply = call(what, request)?.parse_json(what)?;
             parse_access_token(what, &reply, now_s)?
         }
         EntraTokenSource::WorkloadIdentity { authority, tenant_id, client_id, token_file } => {
@@ -44,7 +45,7 @@ pub(super) fn fetch_token(settings: &EntraSettings, now_s: u64) -> Result<Token,
             let url = format!("{authority}{tenant_id}/oauth2/v2.0/token");
             let headers = [("content-type", "application/x-www-form-urlencoded")];
             let request = build_request(http::Method::POST, &url, &headers, body)?;
-            let reply = call("Entra", request, Route::Proxied)?.parse_json("Entra")?;
+            let reply = call("Entra", request)?.parse_json("Entra")?;
             parse_access_token("Entra", &reply, now_s)?
         }
     };

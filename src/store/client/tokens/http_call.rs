@@ -1,12 +1,13 @@
 //! Calls of metadata servers and token services: small, bounded, and without redirects.
 //!
-//! Metadata is asked without a proxy, token services through the proxy of the environment. An error has the status and
-//! the code of the reply, never its body, which may hold a token.
+//! Calls over TLS go through the proxy of the environment, if there is one; others never do, because a proxy would see
+//! their secrets. An error has the status and the code of the reply, never its body, which may hold a token.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
+use http::uri::Scheme;
 use rustls::crypto::ring;
 use serde_json::Value;
 use ureq::Agent;
@@ -14,21 +15,13 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
 use super::token::TokenError;
 use crate::base::printable_text::truncate_printable;
+use crate::base::text_encoding::percent_encode;
 use crate::settings::pem::load_system_roots;
 
 /// Upper bound on a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Upper bound on the body of a reply in bytes.
 const MAX_REPLY_BYTES: u64 = 64 * 1024;
-
-/// Where a call goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Route {
-    /// To this machine or network, without a proxy.
-    Direct,
-    /// Through the proxy of the environment, if there is one.
-    Proxied,
-}
 
 /// Reply with a status of 2xx.
 pub(super) struct Reply(pub(super) String);
@@ -37,11 +30,12 @@ pub(super) struct Reply(pub(super) String);
 ///
 /// # Errors
 /// The service cannot be reached in time, or answers with another status than 2xx.
-pub(super) fn call(what: &str, request: Request<Vec<u8>>, route: Route) -> Result<Reply, TokenError> {
+pub(super) fn call(what: &str, request: Request<Vec<u8>>) -> Result<Reply, TokenError> {
     let target = request.uri().host().unwrap_or_default().to_owned();
     let failed = |error: ureq::Error| TokenError(format!("{what} at {target} does not answer: {error}"));
     let (head, body) = request.into_parts();
-    let response = build_agent(route).run(Request::from_parts(head, &body[..])).map_err(failed)?;
+    let agent = build_agent(head.uri.scheme() == Some(&Scheme::HTTPS));
+    let response = agent.run(Request::from_parts(head, &body[..])).map_err(failed)?;
     let (head, mut body) = response.into_parts();
     let body = body.with_config().limit(MAX_REPLY_BYTES).read_to_vec().map_err(failed)?;
     let text = String::from_utf8(body).map_err(|_| TokenError(format!("{what} at {target}: the reply is not text")))?;
@@ -87,36 +81,26 @@ fn error_code(text: &str) -> Option<String> {
     xml_text(text, "Code").map(str::to_owned)
 }
 
-fn build_agent(route: Route) -> Agent {
-    let roots: Vec<Certificate<'static>> =
-        load_system_roots().iter().map(|der| Certificate::from_der(der).to_owned()).collect();
-    let tls = TlsConfig::builder()
-        .provider(TlsProvider::Rustls)
-        .root_certs(RootCerts::new_with_certs(&roots))
-        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
-        .build();
+/// Builds an agent of services over TLS, or of those on this machine and network.
+fn build_agent(is_https: bool) -> Agent {
     let builder = Agent::config_builder()
         .timeout_global(Some(CALL_TIMEOUT))
         .http_status_as_error(false)
         .max_redirects(0)
-        .user_agent(concat!("tollkeeper/", env!("CARGO_PKG_VERSION")))
-        .tls_config(tls);
-    let builder = if route == Route::Direct { builder.proxy(None) } else { builder };
+        .user_agent(concat!("tollkeeper/", env!("CARGO_PKG_VERSION")));
+    let builder = if is_https { builder.tls_config(build_tls()) } else { builder.proxy(None) };
     builder.build().new_agent()
 }
 
-/// Encodes everything but letters, digits, `-`, `_`, `.` and `~` as `%XX`, as AWS and forms need it.
-pub(super) fn percent_encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len() + 16);
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push('%');
-            encoded.extend([byte >> 4, byte & 15].map(|digit| char::from(b"0123456789ABCDEF"[usize::from(digit)])));
-        }
-    }
-    encoded
+/// Builds the TLS options with the roots of the system.
+fn build_tls() -> TlsConfig {
+    let roots: Vec<Certificate<'static>> =
+        load_system_roots().iter().map(|der| Certificate::from_der(der).to_owned()).collect();
+    TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .root_certs(RootCerts::new_with_certs(&roots))
+        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
+        .build()
 }
 
 /// Encodes the fields of a form.

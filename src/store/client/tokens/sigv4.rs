@@ -3,12 +3,10 @@
 //! Only what a login needs: GET of `/` without a body, with `host` as the one signed header. The request is never sent;
 //! its URL without the scheme is the password.
 
-use std::fmt::Write as _;
-
 use ring::digest::{SHA256, digest};
 use ring::hmac::{HMAC_SHA256, Key, sign};
 
-use super::http_call::percent_encode;
+use crate::base::text_encoding::{percent_encode, to_hex};
 use crate::settings::secret::Secret;
 
 /// Credentials of AWS.
@@ -67,13 +65,6 @@ impl PresignedRequest<'_> {
 
 fn hmac(key: &[u8], text: &[u8]) -> Vec<u8> {
     sign(&Key::new(HMAC_SHA256, key), text).as_ref().to_vec()
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _infallible = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]
