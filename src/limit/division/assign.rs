@@ -1,8 +1,8 @@
 //! What a holder is told: a new assignment, the same one again, or nothing.
 //!
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
-//! it is surely in force: after that, the same bucket would be a full one. A proxy that has not reported lately, and may
-//! stand still, is told only to take less, or to deny.
+//! it is surely in force: after that, the same bucket would be a full one. A proxy that has not reported lately, and
+//! may stand still, is told only to take less, or to deny.
 
 use super::assignment::{Assignment, Retirement, Strategy, Tokens};
 use super::divided_limit::AssignmentForm;
@@ -209,14 +209,7 @@ impl<K> Division<K> {
         {
             return None;
         }
-        let strategy = match bucket {
-            Some(RateBucket { tokens, fill, period_s }) => Strategy::Tokens(Tokens {
-                max: clamp_to_u32(tokens),
-                fill: clamp_to_u32(fill),
-                interval_s: clamp_to_u32(period_s),
-            }),
-            None => Strategy::Deny,
-        };
+        let strategy = bucket.map_or(Strategy::Deny, RateBucket::strategy);
         let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
         let holder = &mut self.holders[index];
         let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
@@ -231,22 +224,27 @@ impl<K> Division<K> {
             }
             return renewed;
         }
-        let mut takes_back = false;
-        for ((rate, share), pool) in holder.rates.iter_mut().zip(&shares).zip(&self.pools) {
-            let share = if strategy == Strategy::Deny { 0 } else { *share };
-            takes_back |= share < rate.now;
-            match share < rate.now {
-                true => rate.shrink_to(share, now, old_end.plus_us(pool.limit.refill_us())),
-                false => rate.now = share,
-            }
-            rate.note_releases(&mut self.next_release);
-        }
         holder.outstanding = holder.outstanding.max(most);
         let mut assignment =
             holder.send(Terms { strategy, most, change: Change::Fresh { before: u64::MAX } }, ttl_s, now);
         assignment.starts_full &= !is_in_force;
-        assignment.takes_back = takes_back;
+        let shares = if strategy == Strategy::Deny { smallvec::smallvec![0; shares.len()] } else { shares };
+        assignment.takes_back = self.change_shares(index, &shares, now, old_end);
         Some(assignment)
+    }
+
+    /// Records the new shares of a holder, whose old ones are in use until `old_end`. Returns true if one is smaller.
+    fn change_shares(&mut self, index: usize, shares: &[u64], now: Time, old_end: Time) -> bool {
+        let mut takes_back = false;
+        for ((rate, share), pool) in self.holders[index].rates.iter_mut().zip(shares).zip(&self.pools) {
+            takes_back |= *share < rate.now;
+            match *share < rate.now {
+                true => rate.shrink_to(*share, now, old_end.plus_us(pool.limit.refill_us())),
+                false => rate.now = *share,
+            }
+            rate.note_releases(&mut self.next_release);
+        }
+        takes_back
     }
 
     /// True if these shares are most of what a patient proxy wants.
@@ -292,6 +290,15 @@ impl<K> Division<K> {
 }
 
 impl RateBucket {
+    fn strategy(self) -> Strategy {
+        let Self { tokens, fill, period_s } = self;
+        Strategy::Tokens(Tokens {
+            max: clamp_to_u32(tokens),
+            fill: clamp_to_u32(fill),
+            interval_s: clamp_to_u32(period_s),
+        })
+    }
+
     /// Most hits that the bucket admits in its time to live and the margins.
     fn most_admitted(self, ttl_s: u32) -> u64 {
         let filled = u128::from(self.fill) * u128::from(ttl_s + 2);
@@ -347,8 +354,8 @@ impl<K> ShareHolder<K> {
         Some(self.send(Terms { strategy, most, change }, ttl_s, now))
     }
 
-    /// Takes lent hits from a proxy that may stand still, if others lack them, or denies what is used up before it ends;
-    /// `None`: nothing of that.
+    /// Takes lent hits from a proxy that may stand still, if others lack them, or denies what is used up before it
+    /// ends; `None`: nothing of that.
     fn lower_silent(&mut self, possible: Possible, now: Time) -> Option<Assignment> {
         let sent = self.sent.filter(|_| self.is_surely_in_force(now))?;
         let left = self.most_left();
