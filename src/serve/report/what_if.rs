@@ -1,8 +1,9 @@
 //! Report of the keys that another limit would have rejected in the last minutes.
 //!
-//! Hits are those of the busiest keys of this process, by minute, from a sample of the decisions. They are spread evenly
-//! over their minute and charged to the limit as it decides, beginning with nothing counted, so a limit with a longer
-//! period than the minutes that are known rejects at least what is said, and bursts within a minute are not seen.
+//! Hits are those of the busiest keys of this process, by minute, from a sample of the decisions. They are spread
+//! evenly over their minute and charged to the limit as it decides, beginning with nothing counted, so a limit with a
+//! longer period than the minutes that are known rejects at least what is said, and bursts within a minute are not
+//! seen.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
