@@ -5,8 +5,8 @@
 //! replicas is in `fleet/report`.
 
 pub mod domain_names;
-pub mod live;
 pub mod history;
+pub mod live;
 pub mod problems;
 pub mod rules;
 pub mod rule_text;

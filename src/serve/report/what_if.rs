@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::domain_names::DomainsByMetricName;
 use super::rule_text::{format_rule, rule_limits};
-use super::top::{KeyEntry, parse_key_entries};
+use super::top::{KeyEntry, parse_shown_entries};
 use crate::base::clock::Time;
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::state::State;
@@ -142,19 +142,13 @@ impl WhatIfReport {
         let hits = sum_hits_by_key(&busiest.rejected_keys_by_minute(now), |name| name == first.as_str());
         let mut keys: Vec<WhatIfKey> = hits
             .into_iter()
-            .map(|(text, by_minute)| {
-                let mut entries = parse_key_entries(&text);
-                if !has_values {
-                    entries.iter_mut().flatten().for_each(|entry| entry.value = None);
-                }
-                WhatIfKey {
-                    domain: domain.clone(),
-                    key: text.to_string(),
-                    entries,
-                    hits_about: by_minute.values().sum(),
-                    rejected_now_about: count_rejected_hits(present, active, &by_minute),
-                    rejected_tried_about: count_rejected_hits(&tried.limit, tried.active, &by_minute),
-                }
+            .map(|(text, by_minute)| WhatIfKey {
+                domain: domain.clone(),
+                key: text.to_string(),
+                entries: parse_shown_entries(&text, has_values),
+                hits_about: by_minute.values().sum(),
+                rejected_now_about: count_rejected_hits(present, active, &by_minute),
+                rejected_tried_about: count_rejected_hits(&tried.limit, tried.active, &by_minute),
             })
             .collect();
         keys.sort_by(|a, b| {
