@@ -12,6 +12,7 @@ use arc_swap::{ArcSwapOption, Guard};
 use serde::Serialize;
 
 use super::compile::RuleText;
+use super::compile::options::CompileOptions;
 use super::defaults_file::{DefaultsReport, DefaultsStatus};
 use super::table_loader::TableReport;
 use super::xds::status::{StreamReport, StreamStatus};
@@ -64,6 +65,8 @@ pub struct SourceIdentity {
     pub version: Option<Arc<str>>,
     /// Texts of the rules; empty if they came from a control plane.
     pub texts: Arc<[RuleText]>,
+    /// Options with which they were compiled.
+    pub options: CompileOptions,
 }
 
 /// The last attempt to load rules.

@@ -8,6 +8,7 @@ pub mod token_attempts;
 pub mod browser_protection;
 pub mod live_events;
 pub mod app_state;
+mod page_query;
 pub mod admin_token;
 mod decision_pages;
 mod status_pages;

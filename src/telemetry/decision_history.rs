@@ -2,9 +2,10 @@
 //!
 //! Once a minute the totals that are counted anyway are read, and their differences go into rings; a decision does
 //! nothing for it. A limit without a decision has no ring. Rings are of this process, start empty with it, and lose a
-//! limit that a reload removes. A clock that goes back clears them.
+//! limit that a reload removes. A limit for which there is no room has no counts, and none of before once there is. A
+//! clock that goes back clears them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_us};
@@ -79,7 +80,8 @@ struct Rings {
     requests: Vec<RequestMinute>,
     last_requests: RequestTotals,
     by_limit: HashMap<u64, LimitRing>,
-    left_out: usize,
+    /// Limits with decisions for which there was no room in the last minute.
+    left_out: HashSet<u64>,
 }
 
 #[derive(Debug)]
@@ -112,7 +114,8 @@ impl DecisionHistory {
             .slots()
             .map(|slot| (rings.minutes[slot], of_limits.iter().map(|ring| ring.counts[slot]).fold_sum()))
             .collect();
-        let running = limits.iter().map(|limit| {
+        // Of a limit that was left out it is not known what it had before this minute.
+        let running = limits.iter().filter(|limit| !rings.left_out.contains(&limit.id())).map(|limit| {
             let last = rings.by_limit.get(&limit.id()).map_or(DecisionsByResult::default(), |ring| ring.last);
             MinuteCounts::between(last, limit.decisions_by_result())
         });
@@ -135,7 +138,7 @@ impl DecisionHistory {
         let of_requests = rings.requests.capacity() * size_of::<RequestMinute>();
         HistorySize {
             limits: rings.by_limit.len(),
-            left_out: rings.left_out,
+            left_out: rings.left_out.len(),
             bytes: rings.by_limit.len() * of_limit + of_requests + size_of::<Rings>(),
         }
     }
@@ -179,30 +182,31 @@ impl Rings {
 
     fn record_limits(&mut self, slot: usize, limits: &[Arc<LimitStats>]) {
         let mut kept = HashMap::with_capacity(self.by_limit.len());
-        self.left_out = 0;
+        let mut left_out = HashSet::new();
         for limit in limits {
             let totals = limit.decisions_by_result();
             let mut ring = match self.by_limit.remove(&limit.id()) {
                 Some(ring) => ring,
                 None if totals.matched == 0 => continue,
                 None if kept.len() + self.by_limit.len() >= MAX_LIMITS_WITH_HISTORY => {
-                    self.left_out += 1;
+                    left_out.insert(limit.id());
                     continue;
                 }
-                None => LimitRing::empty(),
+                None if self.left_out.contains(&limit.id()) => LimitRing::beginning_with(totals),
+                None => LimitRing::beginning_with(DecisionsByResult::default()),
             };
             ring.counts[slot] = MinuteCounts::between(ring.last, totals);
             ring.last = totals;
             kept.insert(limit.id(), ring);
         }
-        self.by_limit = kept;
+        (self.by_limit, self.left_out) = (kept, left_out);
     }
 }
 
 impl LimitRing {
-    fn empty() -> Self {
-        let counts = Box::new([MinuteCounts::default(); KEPT_HISTORY_MINUTES]);
-        Self { last: DecisionsByResult::default(), counts }
+    /// Ring without counts of a limit that had these totals before.
+    fn beginning_with(last: DecisionsByResult) -> Self {
+        Self { last, counts: Box::new([MinuteCounts::default(); KEPT_HISTORY_MINUTES]) }
     }
 }
 
@@ -327,8 +331,21 @@ mod tests {
         let size = history.size();
         assert_eq!((size.limits, size.left_out), (MAX_LIMITS_WITH_HISTORY, 5));
         assert!(size.bytes < MAX_LIMITS_WITH_HISTORY * 1100, "{size:?}");
+        // What the running minute had before is not known of a limit that was left out.
+        let (last, left_out) = (&limits[MAX_LIMITS_WITH_HISTORY - 1], &limits[MAX_LIMITS_WITH_HISTORY + 9]);
+        left_out.add_to_counter(LimitStat::Ok, 7);
+        assert_eq!(matched(&history, at(10, 30), left_out), [(9, 0), (10, 0)]);
+        // With room for it, its ring begins with what it has by then: the room of limits that are gone is free a
+        // minute later.
+        history.record_minute(at(11, 0), &limits[10..], RequestTotals::default());
+        assert_eq!(history.size().left_out, 5);
+        history.record_minute(at(12, 0), &limits[10..], RequestTotals::default());
+        assert_eq!((history.size().left_out, matched(&history, at(12, 0), left_out).pop()), (0, Some((12, 0))));
+        left_out.add_to_counter(LimitStat::Ok, 3);
+        assert_eq!(matched(&history, at(12, 30), left_out), [(9, 0), (10, 0), (11, 0), (12, 3)]);
+        assert_eq!(matched(&history, at(12, 30), last), [(9, 1), (10, 0), (11, 0), (12, 0)]);
         // A limit that is gone loses its ring.
-        history.record_minute(at(11, 0), &limits[..10], RequestTotals::default());
-        assert_eq!(history.size().limits, 5);
+        history.record_minute(at(13, 0), &limits[10..20], RequestTotals::default());
+        assert_eq!(history.size().limits, 10);
     }
 }

@@ -17,12 +17,13 @@ use crate::base::printable_text::{escape_unprintable, truncate_printable};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
-use crate::serve::report::Format;
 use crate::serve::report::domain_names::DomainsByMetricName;
 use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
+use crate::serve::report::{Format, SearchWords};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_us;
+use crate::telemetry::metrics::limit_stats::is_below_prefix;
 
 /// Query of `/fleet`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -39,7 +40,7 @@ pub struct FleetQuery {
     /// Name of a limit, `domain.key_value.key`, or the start of one up to a dot.
     pub rule: Option<String>,
     /// Words that the name of a limit must contain, in any case.
-    pub search: String,
+    pub search: SearchWords,
     /// Order of the limits.
     pub order: FleetLimitOrder,
 }
@@ -236,7 +237,7 @@ impl FleetReport {
             .limits
             .by_name
             .iter()
-            .filter(|(name, _)| query.matches_limit_name(name) && query.matches_search(name))
+            .filter(|(name, _)| query.matches_limit_name(name) && query.search.are_in(name))
             .map(|(name, limit)| FleetLimitReport::new(name, limit, &domains))
             .collect();
         limits.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
@@ -302,13 +303,7 @@ impl BlockReport {
 
 impl FleetQuery {
     fn matches_limit_name(&self, name: &str) -> bool {
-        let Some(rule) = &self.rule else { return true };
-        name.strip_prefix(rule.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    }
-
-    fn matches_search(&self, name: &str) -> bool {
-        let name = name.to_lowercase();
-        self.search.split_whitespace().all(|word| name.contains(&word.to_lowercase()))
+        self.rule.as_ref().is_none_or(|rule| is_below_prefix(name, rule))
     }
 }
 

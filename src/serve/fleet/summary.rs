@@ -180,9 +180,16 @@ pub struct LimitSummary {
     pub rejected_keys: Option<String>,
 }
 
-/// [`SlotCounts`], in the order of their fields.
+/// [`SlotCounts`], in the order of their fields. Another version may have fewer or more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<u64>")]
 pub struct PublishedSlotCounts(pub [u64; 5]);
+
+impl From<Vec<u64>> for PublishedSlotCounts {
+    fn from(counts: Vec<u64>) -> Self {
+        Self(std::array::from_fn(|at| counts.get(at).copied().unwrap_or_default()))
+    }
+}
 
 impl From<SlotCounts> for PublishedSlotCounts {
     fn from(SlotCounts { taken, freed, expired_seats, early_releases, late_requests }: SlotCounts) -> Self {
@@ -373,8 +380,16 @@ pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{decode_sketch, encode_sketch};
+    use super::{PublishedSlotCounts, decode_sketch, encode_sketch};
     use crate::telemetry::hyperloglog::DistinctKeySketch;
+
+    #[test]
+    fn slot_counts_of_other_versions_are_read() {
+        for (text, expected) in [("[1,2,3]", [1, 2, 3, 0, 0]), ("[1,2,3,4,5,6,7]", [1, 2, 3, 4, 5])] {
+            assert_eq!(serde_json::from_str::<PublishedSlotCounts>(text).unwrap(), PublishedSlotCounts(expected));
+        }
+        assert_eq!(serde_json::to_string(&PublishedSlotCounts([1, 2, 3, 4, 5])).unwrap(), "[1,2,3,4,5]");
+    }
 
     proptest! {
         #[test]

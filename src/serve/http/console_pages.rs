@@ -48,7 +48,10 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 24] = [
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration as JSON"),
     ("/rule_text?origin=FILE:LINE:COLUMN", "lines of a rule in its file, and its limits, as JSON"),
-    ("/rules", "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `finding=KIND`, `most=N`"),
+    (
+        "/rules",
+        "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `search=WORDS`, `rejecting=true`, `finding=KIND`, `order=ORDER`, `most=N`, `offset=N`",
+    ),
     ("/settings", "effective settings as JSON, secrets masked"),
     ("/stats", "all metrics as text, under their statsd names, or else their Prometheus names"),
     ("/store", "store statistics as JSON: failed charges, failure policies, leases, replicas"),

@@ -109,11 +109,11 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
     let now = context.store.now;
-    let counters = service.decider.peek_counters(context, &decode::convert_request(&request)).await;
-    let deadline = Instant::now() + SLOT_SUMMARY_TIMEOUT;
-    let slots = service.decider.explain_slots(context, &decode::convert_request(&request), deadline).await;
-    let blocked = service.decider.explain_blocks(context, &decode::convert_request(&request));
     let converted = decode::convert_request(&request);
+    let counters = service.decider.peek_counters(context, &converted).await;
+    let deadline = Instant::now() + SLOT_SUMMARY_TIMEOUT;
+    let slots = service.decider.explain_slots(context, &converted, deadline).await;
+    let blocked = service.decider.explain_blocks(context, &converted);
     let explain_quota = |descriptor: &Descriptor<'_>| {
         state.collector.quota.as_ref()?.explain(context, converted.domain, &descriptor.entries)
     };

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
 
 use super::app_state::AppState;
 use super::page_builder::{Page, PageBuilder};
-use super::report_pages::respond_metrics_off;
-use super::response::{respond_bad_query, respond_internal_error, respond_no_rules, respond_pretty_json, respond_text};
+use super::page_query::{CountedQuery, PageQuery};
+use super::response::{respond_no_rules, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::alarms::AlarmReport;
@@ -34,7 +33,7 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
         let collector = collector.clone();
         let record = move || {
             let metrics = &collector.service.decider.metrics;
-            let limits = metrics.limits.all_limit_stats();
+            let limits = metrics.limits.rule_limit_stats();
             metrics.history.record_minute(collector.service.clock.now(), &limits, read_request_totals(&collector));
         };
         // Without a thread the next minute has the counts of both.
@@ -46,15 +45,8 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
 pub(super) async fn show_history(
     State(state): State<AppState>,
     uri: Uri,
-    query: Result<Query<HistoryQuery>, QueryRejection>,
+    CountedQuery(query): CountedQuery<HistoryQuery>,
 ) -> Response {
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
-    if state.collector.service.decider.metrics.is_off() {
-        return respond_metrics_off();
-    }
     let collector = state.collector.clone();
     let build = move || {
         let loaded = collector.service.rules.current_rules_owned();
@@ -75,36 +67,27 @@ pub(super) async fn show_alarms(State(state): State<AppState>, uri: Uri) -> Resp
 /// `/rule_text`
 pub(super) async fn show_rule_text(
     State(state): State<AppState>,
-    query: Result<Query<RuleTextQuery>, QueryRejection>,
+    uri: Uri,
+    PageQuery(query): PageQuery<RuleTextQuery>,
 ) -> Response {
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
     let Some(loaded) = state.collector.service.rules.current_rules_owned() else { return respond_no_rules() };
     let build = move || match RuleTextReport::find(&loaded, &query.origin) {
-        Some(report) => respond_pretty_json(&report),
+        Some(report) => to_pretty_json(&report).ok().map(Page::json),
         None => {
             let what = "no loaded rule has this origin: file:line:column, as in /rules (the rules may have changed)\n";
-            respond_text(StatusCode::NOT_FOUND, what)
+            Some(Page::error(StatusCode::NOT_FOUND, what.to_owned()))
         }
     };
-    state.pages.run_one_at_a_time(build).await.unwrap_or_else(respond_internal_error)
+    state.pages.respond_with_page(&uri, build).await
 }
 
 /// `/what_if`
 pub(super) async fn show_what_if(
     State(state): State<AppState>,
-    query: Result<Query<WhatIfQuery>, QueryRejection>,
+    uri: Uri,
+    CountedQuery(query): CountedQuery<WhatIfQuery>,
 ) -> Response {
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
     let service = Arc::clone(&state.collector.service);
-    if service.decider.metrics.is_off() {
-        return respond_metrics_off();
-    }
     if !service.decider.metrics.top_keys.is_tracking() {
         let what = "TOLLKEEPER_TOP_KEYS=0: busy keys are not tracked (unset it and restart)\n";
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
@@ -113,11 +96,12 @@ pub(super) async fn show_what_if(
     let build = move || {
         let has_values = matches!(service.decider.key_values, ValueForm::Plain);
         let busiest = &service.decider.metrics.busiest_keys;
-        let sources = WhatIfSources { rules: &loaded.rules, busiest, has_values };
+        let replicas = service.decider.store.stats().shared.and_then(|shared| shared.eventual?.live_replicas);
+        let sources = WhatIfSources { loaded: &loaded, replicas, busiest, has_values };
         match WhatIfReport::new(sources, service.clock.now(), &query) {
-            Ok(report) => respond_pretty_json(&report),
-            Err(error) => respond_text(StatusCode::BAD_REQUEST, format!("{error}\n")),
+            Ok(report) => to_pretty_json(&report).ok().map(Page::json),
+            Err(error) => Some(Page::error(StatusCode::BAD_REQUEST, format!("{error}\n"))),
         }
     };
-    state.pages.run_one_at_a_time(build).await.unwrap_or_else(respond_internal_error)
+    state.pages.respond_with_page(&uri, build).await
 }

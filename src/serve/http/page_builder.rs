@@ -30,9 +30,11 @@ const MAX_KEPT_PATH_BYTES: usize = 512;
 /// Maximum number of requests that wait for a page.
 const MAX_WAITING_PAGE_REQUESTS: usize = 256;
 
-/// Body of a page, with its media type and at most one further header.
+/// Body of a page, with its status, its media type and at most one further header.
 #[derive(Clone, Debug)]
 pub(super) struct Page {
+    /// Status; only pages with 200 are kept.
+    pub(super) status: StatusCode,
     /// Media type.
     pub(super) content_type: &'static str,
     /// Body.
@@ -65,16 +67,25 @@ impl Default for PageBuilder {
 impl Page {
     /// Page of plain text.
     pub(super) fn text(body: String) -> Self {
-        Self { content_type: "text/plain; charset=utf-8", body: body.into(), header: None }
+        Self::with_type("text/plain; charset=utf-8", body)
     }
 
     /// Page of JSON that is encoded already.
     pub(super) fn json(body: String) -> Self {
-        Self { content_type: "application/json", body: body.into(), header: None }
+        Self::with_type("application/json", body)
+    }
+
+    /// Page that says in plain text why there is no other.
+    pub(super) fn error(status: StatusCode, reason: String) -> Self {
+        Self { status, ..Self::text(reason) }
+    }
+
+    fn with_type(content_type: &'static str, body: String) -> Self {
+        Self { status: StatusCode::OK, content_type, body: body.into(), header: None }
     }
 
     fn into_response(self) -> Response {
-        let mut response = (StatusCode::OK, [(header::CONTENT_TYPE, self.content_type)], self.body).into_response();
+        let mut response = (self.status, [(header::CONTENT_TYPE, self.content_type)], self.body).into_response();
         response.headers_mut().extend(self.header);
         response
     }
@@ -108,7 +119,9 @@ impl PageBuilder {
         });
         match built.await {
             Some((Some(page), cpu_time)) => {
-                if let Some(path) = path.filter(|_| cpu_time >= MIN_CPU_TIME_TO_KEEP_PAGE) {
+                if let Some(path) =
+                    path.filter(|_| page.status == StatusCode::OK && cpu_time >= MIN_CPU_TIME_TO_KEEP_PAGE)
+                {
                     self.keep_page(path, page.clone());
                 }
                 page.into_response()
@@ -118,6 +131,8 @@ impl PageBuilder {
     }
 
     /// Runs `work` on the page thread, after earlier pages; `None` if no thread could be started, or `work` panicked.
+    ///
+    /// Callers do not give up their place, so only those of whom few wait at a time may call it.
     pub(super) async fn run_one_at_a_time<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -156,4 +171,35 @@ async fn run_on_page_thread<T: Send + 'static>(
     };
     thread::Builder::new().name("pages".to_owned()).spawn(work).ok()?;
     result.await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn pages_that_took_long_are_kept_but_no_errors() {
+        for (status, expected) in [(StatusCode::OK, 1), (StatusCode::BAD_REQUEST, 0)] {
+            let pages = PageBuilder::default();
+            let build = move || {
+                let before = threads::thread_cpu_time();
+                while threads::thread_cpu_time() < before + MIN_CPU_TIME_TO_KEEP_PAGE {}
+                Some(Page::error(status, "a page\n".to_owned()))
+            };
+            let response = pages.respond_with_page(&Uri::from_static("/what_if"), build).await;
+            assert_eq!(response.status(), status);
+            // What removes it runs on this thread too, so not yet.
+            assert_eq!(lock_ignoring_poison(&pages.kept).len(), expected, "{status}");
+        }
+    }
+
+    #[tokio::test]
+    async fn more_requests_than_may_wait_are_told_to_come_back() {
+        let pages = PageBuilder::default();
+        let places = u32::try_from(MAX_WAITING_PAGE_REQUESTS).unwrap();
+        let _waiting = Arc::clone(&pages.waiting).acquire_many_owned(places).await.unwrap();
+        let response = pages.respond_with_page(&Uri::from_static("/what_if"), || None).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+    }
 }

@@ -9,8 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
@@ -20,7 +19,8 @@ use serde::{Deserialize, Serialize};
 use super::admin_token::ClientAddress;
 use super::app_state::AppState;
 use super::page_builder::Page;
-use super::response::{respond_bad_query, respond_no_rules, respond_text};
+use super::page_query::{CountedQuery, PageQuery};
+use super::response::{respond_metrics_off, respond_no_rules, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
@@ -35,16 +35,9 @@ use crate::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
 pub(super) async fn show_top(
     State(state): State<AppState>,
     uri: Uri,
-    query: Result<Query<TopQuery>, QueryRejection>,
+    CountedQuery(query): CountedQuery<TopQuery>,
 ) -> Response {
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    if service.decider.metrics.is_off() {
-        return respond_metrics_off();
-    }
     if !service.decider.metrics.top_keys.is_tracking() {
         let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
@@ -69,16 +62,9 @@ pub(super) async fn show_top(
 pub(super) async fn show_unmatched(
     State(state): State<AppState>,
     uri: Uri,
-    query: Result<Query<UnmatchedQuery>, QueryRejection>,
+    CountedQuery(query): CountedQuery<UnmatchedQuery>,
 ) -> Response {
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    if service.decider.metrics.is_off() {
-        return respond_metrics_off();
-    }
     let render = move || {
         let loaded = service.rules.current_rules_owned();
         let rules = loaded.as_ref().map(|loaded| &loaded.rules);
@@ -93,16 +79,9 @@ pub(super) async fn show_unmatched(
 pub(super) async fn show_rules(
     State(state): State<AppState>,
     uri: Uri,
-    query: Result<Query<RulesQuery>, QueryRejection>,
+    CountedQuery(query): CountedQuery<RulesQuery>,
 ) -> Response {
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    if service.decider.metrics.is_off() {
-        return respond_metrics_off();
-    }
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let quota = state.collector.quota.clone();
     let render = move || {
@@ -132,12 +111,8 @@ pub(super) struct QuotaQuery {
 pub(super) async fn show_quota(
     State(state): State<AppState>,
     uri: Uri,
-    query: Result<Query<QuotaQuery>, QueryRejection>,
+    PageQuery(QuotaQuery { format, most, rule }): PageQuery<QuotaQuery>,
 ) -> Response {
-    let QuotaQuery { format, most, rule } = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
     let Some(quota) = state.collector.quota.clone() else {
         let what = "the rate limit quota service is off (set TOLLKEEPER_RLQS=true and restart)\n";
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
@@ -151,16 +126,9 @@ pub(super) async fn show_quota(
 pub(super) async fn show_fleet(
     State(state): State<AppState>,
     uri: Uri,
-    query: Result<Query<FleetQuery>, QueryRejection>,
+    CountedQuery(query): CountedQuery<FleetQuery>,
 ) -> Response {
-    let query = match query {
-        Ok(Query(query)) => query,
-        Err(rejection) => return respond_bad_query(&rejection),
-    };
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    if service.decider.metrics.is_off() {
-        return respond_metrics_off();
-    }
     let view = state.fleet.get_or_refresh_fleet_view().await;
     let loaded = service.rules.current_rules_owned();
     let render = move || {
@@ -189,12 +157,6 @@ pub(super) async fn show_live(State(state): State<AppState>, address: Option<Ext
         Some((Ok::<_, Infallible>(Event::default().data(&*event)), listener))
     });
     Sse::new(events).into_response()
-}
-
-/// Status 503 instead of a report of zeros, which would show every rule as unused.
-pub(super) fn respond_metrics_off() -> Response {
-    let what = "DISABLE_STATS=true: keys and rules are not counted (unset it and restart)\n";
-    respond_text(StatusCode::SERVICE_UNAVAILABLE, what)
 }
 
 fn encode_report<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> Option<Page> {

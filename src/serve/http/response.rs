@@ -44,3 +44,9 @@ pub(super) fn respond_bad_query(rejection: &QueryRejection) -> Response {
 pub(super) fn respond_no_rules() -> Response {
     respond_text(StatusCode::SERVICE_UNAVAILABLE, "no rate limit configuration loaded\n")
 }
+
+/// Status 503 instead of a report of zeros, which would show every rule as unused.
+pub(super) fn respond_metrics_off() -> Response {
+    let what = "DISABLE_STATS=true: keys and rules are not counted (unset it and restart)\n";
+    respond_text(StatusCode::SERVICE_UNAVAILABLE, what)
+}

@@ -1,8 +1,8 @@
 //! Routes of the HTTP and debug listeners.
 //!
 //! Pages that envoyproxy/ratelimit has are identical to its pages: `/json` and `/healthcheck` on the HTTP listener,
-//! `/rlconfig` on the debug listener. Unknown pages are 404. Pages that change state or show keys need the admin
-//! token. Request bodies are bounded in size and time.
+//! `/rlconfig` on the debug listener. Unknown pages are 404. Pages that change state or list counters need the
+//! admin token. Request bodies are bounded in size and time.
 
 use std::time::Duration;
 

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::history::read_request_totals;
 use crate::base::clock::Time;
 use crate::serve::metrics_collector::MetricsCollector;
+use crate::telemetry::decision_history::RequestTotals;
 use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_us};
 use crate::telemetry::metrics::limit_stats::LimitStat;
 
@@ -16,11 +18,9 @@ use crate::telemetry::metrics::limit_stats::LimitStat;
 #[derive(Clone, Debug, Default)]
 pub struct LiveTotals {
     at: Time,
-    decisions: HistogramSnapshot,
+    requests: RequestTotals,
     verdicts: [u64; LimitStat::VERDICT_COUNTERS.len()],
     local_rejected: u64,
-    rejected: u64,
-    failed_charges: u64,
 }
 
 /// State of this replica, with the counts of an interval.
@@ -123,14 +123,7 @@ impl LiveTotals {
             }
             local_rejected += limit.counter_value(LimitStat::LocalRejected);
         }
-        Self {
-            at: collector.service.clock.now(),
-            decisions: decider.metrics.decisions.snapshot(),
-            verdicts,
-            local_rejected,
-            rejected: decider.metrics.rejected_request_count(),
-            failed_charges: decider.failed_charge_counts().map(|(_, count)| count).sum(),
-        }
+        Self { at: collector.service.clock.now(), requests: read_request_totals(collector), verdicts, local_rejected }
     }
 }
 
@@ -138,9 +131,10 @@ impl LiveReport {
     /// Report of the interval between two totals.
     pub fn new(collector: &MetricsCollector, before: &LiveTotals, now: &LiveTotals) -> Self {
         let health = &collector.health;
+        let (requests, earlier) = (&now.requests, &before.requests);
         let mut decisions = HistogramSnapshot::default();
         for (index, count) in decisions.counts.iter_mut().enumerate() {
-            *count = now.decisions.counts[index].saturating_sub(before.decisions.counts[index]);
+            *count = requests.decisions.counts[index].saturating_sub(earlier.decisions.counts[index]);
         }
         let counts = now.verdicts.iter().zip(before.verdicts).map(|(now, before)| now.saturating_sub(before));
         let verdicts: BTreeMap<_, _> = LimitStat::VERDICT_COUNTERS.iter().map(|(_, name)| *name).zip(counts).collect();
@@ -151,9 +145,9 @@ impl LiveReport {
             interval_us: now.at.since_us(before.at),
             requests: decisions.observation_count(),
             local_rejected: now.local_rejected.saturating_sub(before.local_rejected),
-            rejected: now.rejected.saturating_sub(before.rejected),
+            rejected: requests.rejected.saturating_sub(earlier.rejected),
             latency_us: LatencyReport::new(&decisions),
-            store: LiveStoreReport::new(collector, now.failed_charges.saturating_sub(before.failed_charges)),
+            store: LiveStoreReport::new(collector, requests.failed_charges.saturating_sub(earlier.failed_charges)),
             rules: LiveRulesReport::new(collector),
             replicas: sharing.map(|sharing| LiveReplicasReport { live: sharing.live_replicas, slot: sharing.slot }),
             ready: not_ready_reason.is_none(),

@@ -51,7 +51,9 @@ pub struct RuleLimitText {
 impl RuleTextReport {
     /// Finds the rule at a location of the loaded rules; `None` if there is none.
     pub fn find(loaded: &LoadedRules, origin: &str) -> Option<Self> {
-        let rule = loaded.rules.rules().find(|rule| is_at(&rule.rule.location, origin))?;
+        let (file, line, column) = split_origin(origin)?;
+        let is_at = |at: &SourceLocation| at.line == line && at.column == column && &*at.file == file;
+        let rule = loaded.rules.rules().find(|rule| is_at(&rule.rule.location))?;
         let SourceLocation { file, line, .. } = &rule.rule.location;
         let text = loaded.from.texts.iter().find(|text| text.name == *file);
         let (lines, is_cut) = text.map(|text| find_rule_lines(&text.bytes, *line)).unwrap_or_default();
@@ -97,8 +99,11 @@ pub(super) fn limit_to_paste(limit: &RuleLimit) -> LimitToPaste<'_> {
     }
 }
 
-fn is_at(location: &SourceLocation, origin: &str) -> bool {
-    origin.strip_prefix(&*location.file).is_some_and(|rest| rest == format!(":{}:{}", location.line, location.column))
+/// Splits `file:line:column`; `None` if it is none.
+fn split_origin(origin: &str) -> Option<(&str, u32, u32)> {
+    let mut parts = origin.rsplitn(3, ':');
+    let (column, line) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    Some((parts.next()?, line, column))
 }
 
 /// Lines of the list item that contains `line`, and whether the last were left out.

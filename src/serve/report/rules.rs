@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Format;
 use super::domain_names::DomainsByMetricName;
+use super::{Format, SearchWords};
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -22,7 +22,7 @@ use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::serve::quota::page::QuotaCounts;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
-use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
+use crate::telemetry::metrics::limit_stats::{DecisionCounts, LimitName, LimitStat, LimitStats};
 use crate::telemetry::top_keys::{BURST_SECONDS, KEPT_MINUTES, TopKeys, TopKeysSnapshot};
 
 /// Query of `/rules`.
@@ -42,7 +42,7 @@ pub struct RulesQuery {
     /// True if `rule` is the whole name.
     pub exact: bool,
     /// Words that name, position or description of a limit must contain, in any case.
-    pub search: String,
+    pub search: SearchWords,
     /// True for limits with findings only.
     pub found: bool,
     /// Finding that limits must have.
@@ -135,7 +135,7 @@ pub struct LimitReport {
     pub age_s: u64,
     /// Number of decisions.
     pub matched: u64,
-    /// Number of decisions that rejected.
+    /// Number of decisions that rejected, by a policy and in shadow mode too.
     pub rejected: u64,
     /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
     pub near_limit_hits: u64,
@@ -157,8 +157,8 @@ pub struct LimitReport {
 
 /// Slots of a concurrent limit since it was loaded.
 ///
-/// A process does not count slots whose requests gave up before the answer, and releases may reach another one: only
-/// over all replicas, and about, is the difference of both what is in use.
+/// Taken less freed, summed over all replicas, is about what is in use: releases may reach another replica, and slots
+/// whose requests gave up before the answer are not counted.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct SlotCounts {
     /// Slots that requests took.
@@ -251,11 +251,10 @@ impl RuleUsageReport {
         let bursts = sum_burst_stats(&top_keys.snapshot(now, KEPT_MINUTES, |name| query.matches_limit_name(name)));
         let bursts_of = |stats: &LimitStats| bursts.get(stats.shared_name()).copied().unwrap_or_default();
         let needs_findings = query.found || query.finding.is_some();
-        let words: Vec<String> = query.search.split_whitespace().map(str::to_lowercase).collect();
         let limits =
             rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| LimitOfRule { rule, index }));
         let mut found: Vec<LimitOfRule<'_>> = limits
-            .filter(|limit| query.matches_limit_name(limit.stats().name()) && limit.contains_words(&words))
+            .filter(|limit| query.matches_limit_name(limit.stats().name()) && limit.contains_words(&query.search))
             .filter(|limit| !query.rejecting || limit.stats().total_decision_counts().rejected > 0)
             // Findings take the most time, so they are computed of all limits only if the query asks for them.
             .filter(|limit| !needs_findings || query.has_finding(&limit.report(bursts_of(limit.stats()))))
@@ -348,30 +347,26 @@ impl<'r> LimitOfRule<'r> {
 
     /// Values by which the limit is sorted before its name.
     fn sort_values(self, order: LimitOrder) -> [Reverse<u64>; 2] {
-        let decisions = self.stats().total_decision_counts();
+        let DecisionCounts { total: matched, rejected } = self.stats().total_decision_counts();
         let first = match order {
-            LimitOrder::Rejected => decisions.rejected,
-            LimitOrder::Matched => decisions.total,
-            LimitOrder::Share => decisions.rejected.saturating_mul(1_000_000) / decisions.total.max(1),
+            LimitOrder::Rejected => rejected,
+            LimitOrder::Matched => matched,
+            LimitOrder::Share => rejected.saturating_mul(1_000_000) / matched.max(1),
             LimitOrder::Near => self.stats().counter_value(LimitStat::NearLimit),
             LimitOrder::Keys => self.rule.limits.first().map_or(0, |first| first.stats.keys.estimate()),
             LimitOrder::Name | LimitOrder::File => return [Reverse(0); 2],
         };
-        [Reverse(first), Reverse(decisions.total)]
+        [Reverse(first), Reverse(matched)]
     }
 
     fn report(self, bursts: BurstStats) -> LimitReport {
         LimitReport::new(self.rule, self.index, bursts)
     }
 
-    /// True if name, position and description together contain these words, which are in lower case.
-    fn contains_words(self, words: &[String]) -> bool {
-        if words.is_empty() {
-            return true;
-        }
+    /// True if name, position and description together contain these words.
+    fn contains_words(self, words: &SearchWords) -> bool {
         let (name, limit) = (self.stats().name().as_str(), &self.rule.limits[self.index].limit);
-        let text = format!("{name} {} {limit}", self.rule.rule.location).to_lowercase();
-        words.iter().all(|word| text.contains(&**word))
+        words.is_empty() || words.are_in(&format!("{name} {} {limit}", self.rule.rule.location))
     }
 }
 

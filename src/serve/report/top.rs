@@ -283,15 +283,11 @@ impl TopReport {
 
 impl TopKey {
     fn new(rejected: &RejectedKey, domains: &DomainsByMetricName) -> Self {
-        let mut entries = parse_key_entries(&rejected.text);
-        if !rejected.has_plain_values {
-            entries.iter_mut().flatten().for_each(|entry| entry.value = None);
-        }
         Self {
             rule: rejected.limit.as_str().to_owned(),
             domain: domains.find_domain(&rejected.limit),
             key: rejected.text.to_string(),
-            entries,
+            entries: parse_shown_entries(&rejected.text, rejected.has_plain_values),
             rejected_at_least: rejected.at_least,
             rejected_at_most: rejected.at_most,
         }
@@ -306,8 +302,17 @@ impl From<RejectedHitsInMinute> for RejectedByMinute {
     }
 }
 
+/// Parses the entries of a key's text, without their values unless they are as sent.
+pub(super) fn parse_shown_entries(text: &str, has_plain_values: bool) -> Option<Vec<KeyEntry>> {
+    let mut entries = parse_key_entries(text);
+    if !has_plain_values {
+        entries.iter_mut().flatten().for_each(|entry| entry.value = None);
+    }
+    entries
+}
+
 /// Parses the entries of a key's text, in which a value may be left out; `None` if it was cut or is not UTF-8.
-pub(super) fn parse_key_entries(text: &str) -> Option<Vec<KeyEntry>> {
+fn parse_key_entries(text: &str) -> Option<Vec<KeyEntry>> {
     let mut entries = vec![KeyEntry { key: String::new(), value: None }];
     let mut characters = text.chars();
     while let Some(character) = characters.next() {

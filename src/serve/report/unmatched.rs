@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Format;
-use super::top::{KeyEntry, parse_key_entries};
+use super::top::{KeyEntry, parse_shown_entries};
 use crate::base::clock::Time;
 use crate::base::printable_text::{escape_unprintable, truncate_printable};
 use crate::base::table::{NumberAlignment, format_table};
@@ -208,14 +208,10 @@ fn find_problem(domain: &UnmatchedDomain, rules: Option<&RuleSet>) -> Option<Unm
 }
 
 fn build_row(path: &UnmatchedPath, rules: Option<&RuleSet>, has_values: bool) -> UnmatchedRow {
-    let mut entries = parse_key_entries(&path.example);
-    if !has_values {
-        entries.iter_mut().flatten().for_each(|entry| entry.value = None);
-    }
     let mut row = UnmatchedRow {
         domain: path.domain.clone(),
         example: path.example.clone(),
-        entries,
+        entries: parse_shown_entries(&path.example, has_values),
         about: path.count,
         reason: None,
         rule: None,

@@ -1,8 +1,9 @@
 //! Report of the keys that another limit would have rejected in the last minutes.
 //!
-//! Hits are those of the busiest keys, by minute, from a sample of the decisions. They are spread evenly over their
-//! minute and charged to the limit as it decides, beginning with nothing counted, so a limit with a longer period than
-//! the minutes that are known rejects at least what is said, and bursts within a minute are not seen.
+//! Hits are those of the busiest keys of this process, by minute, from a sample of the decisions. They are spread
+//! evenly over their minute and charged to the limit as it decides, beginning with nothing counted, so a limit with a
+//! longer period than the minutes that are known rejects at least what is said, and bursts within a minute are not
+//! seen.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,18 +12,21 @@ use serde::{Deserialize, Serialize};
 
 use super::domain_names::DomainsByMetricName;
 use super::rule_text::{format_rule, rule_limits};
-use super::top::{KeyEntry, parse_key_entries};
+use super::top::{KeyEntry, parse_shown_entries};
 use crate::base::clock::Time;
-use crate::limit::Limit;
+use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeRequest;
 use crate::limit::request::Hits;
+use crate::limit::{Limit, Scope};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{RuleText, compile_texts};
-use crate::rules::rule::set::{CompiledRule, RuleSet};
+use crate::rules::live::LoadedRules;
+use crate::rules::rule::set::CompiledRule;
 use crate::rules::rule::{Allowance, RuleLimit};
 use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line};
 use crate::rules::yaml::DocumentSelection;
+use crate::telemetry::metrics::limit_stats::LimitStats;
 use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKeysInMinute, TopKeys};
 
 /// Query of `/what_if`.
@@ -39,6 +43,8 @@ pub struct WhatIfQuery {
 const MAX_LIMIT_BYTES: usize = 2000;
 /// Maximum number of keys that are tried.
 const MAX_TRIED_KEYS: usize = 50;
+/// Maximum number of errors of a limit to try that are shown.
+const MAX_SHOWN_ERRORS: usize = 5;
 /// Number of parts of a minute at whose start the hits of the part come.
 const PARTS_PER_MINUTE: u64 = 240;
 const US_PER_MINUTE: u64 = 60_000_000;
@@ -52,8 +58,10 @@ pub struct WhatIfReport {
     pub now: String,
     /// The limit that was tried, in words.
     pub tried: String,
-    /// Number of minutes of which hits are known, including the current one.
+    /// Number of minutes of which hits are known, including the current one: 1 to 10.
     pub minutes: u64,
+    /// Number of live replicas, which share the limit while the hits are of this one; `null`: unknown.
+    pub replicas: Option<u32>,
     /// Busiest keys, the most rejected by the tried limit first.
     pub keys: Vec<WhatIfKey>,
     /// Number of these keys that it would have rejected.
@@ -94,16 +102,18 @@ pub enum WhatIfError {
     /// The limit to try is no `rate_limit`.
     #[error("limit: {0}")]
     InvalidLimit(String),
-    /// Slots are not in the sample.
-    #[error("a concurrent limit cannot be tried: it depends on how long requests take")]
-    Concurrent,
+    /// What decides is not in the sample.
+    #[error("{0}")]
+    Unpredictable(&'static str),
 }
 
 /// The rules, and the keys with most hits.
 #[derive(Clone, Copy, Debug)]
 pub struct WhatIfSources<'a> {
     /// Loaded rules.
-    pub rules: &'a RuleSet,
+    pub loaded: &'a LoadedRules,
+    /// Number of live replicas; `None`: unknown.
+    pub replicas: Option<u32>,
     /// Keys with most hits.
     pub busiest: &'a TopKeys,
     /// Values of keys are shown.
@@ -116,14 +126,15 @@ impl WhatIfReport {
     /// # Errors
     /// No such limit, an invalid limit to try, or a limit that cannot be tried.
     pub fn new(sources: WhatIfSources<'_>, now: Time, query: &WhatIfQuery) -> Result<Self, WhatIfError> {
-        let WhatIfSources { rules, busiest, has_values } = sources;
+        let WhatIfSources { loaded, replicas, busiest, has_values } = sources;
+        let rules = &loaded.rules;
         let has_name = |rule: &CompiledRule| rule.limits.iter().position(|one| one.stats.name().as_str() == query.rule);
         let found = rules.rules().find_map(|rule| Some((rule, has_name(rule)?)));
         let (rule, index) = found.ok_or_else(|| WhatIfError::UnknownLimit(query.rule.clone()))?;
-        let tried = parse_limit(&query.limit)?;
-        let present = &rule.limits[index].limit;
-        if present.is_concurrent() || tried.limit.is_concurrent() {
-            return Err(WhatIfError::Concurrent);
+        let tried = parse_limit(&query.limit, &loaded.from.options)?;
+        let (present, active) = (&rule.limits[index].limit, rule.limits[index].active);
+        if let Some(reason) = [present, &tried.limit].into_iter().find_map(find_reason_not_to_try) {
+            return Err(WhatIfError::Unpredictable(reason));
         }
         // The sample has keys under the first limit of their rule.
         let first = rule.limits[0].stats.name();
@@ -131,19 +142,13 @@ impl WhatIfReport {
         let hits = sum_hits_by_key(&busiest.rejected_keys_by_minute(now), |name| name == first.as_str());
         let mut keys: Vec<WhatIfKey> = hits
             .into_iter()
-            .map(|(text, by_minute)| {
-                let mut entries = parse_key_entries(&text);
-                if !has_values {
-                    entries.iter_mut().flatten().for_each(|entry| entry.value = None);
-                }
-                WhatIfKey {
-                    domain: domain.clone(),
-                    key: text.to_string(),
-                    entries,
-                    hits_about: by_minute.values().sum(),
-                    rejected_now_about: count_rejected_hits(present, &by_minute),
-                    rejected_tried_about: count_rejected_hits(&tried.limit, &by_minute),
-                }
+            .map(|(text, by_minute)| WhatIfKey {
+                domain: domain.clone(),
+                key: text.to_string(),
+                entries: parse_shown_entries(&text, has_values),
+                hits_about: by_minute.values().sum(),
+                rejected_now_about: count_rejected_hits(present, active, &by_minute),
+                rejected_tried_about: count_rejected_hits(&tried.limit, tried.active, &by_minute),
             })
             .collect();
         keys.sort_by(|a, b| {
@@ -153,7 +158,8 @@ impl WhatIfReport {
             rule: query.rule.clone(),
             now: present.to_string(),
             tried: tried.limit.to_string(),
-            minutes: KEPT_MINUTES,
+            minutes: count_known_minutes(now, &rule.limits[0].stats),
+            replicas,
             rejected_keys: keys.iter().filter(|key| key.rejected_tried_about > 0).count(),
             newly_rejected_keys: keys
                 .iter()
@@ -161,23 +167,53 @@ impl WhatIfReport {
                 .count(),
             keys,
             candidate_yaml: format_rule(rules, rule, Some(format_candidate(rule, &tried))),
-            basis: "busiest keys of ten minutes, from a sample; hits spread evenly over each minute; nothing counted \
-                    before",
+            basis: "busiest keys of this replica alone, from a sample; hits spread evenly over each minute; nothing \
+                    counted before",
         })
     }
 }
 
+/// Reason why hits by minute do not tell what a limit rejects; `None` if they do.
+const fn find_reason_not_to_try(limit: &Limit) -> Option<&'static str> {
+    if limit.is_concurrent() {
+        return Some("a concurrent limit cannot be tried: it depends on how long requests take");
+    }
+    if matches!(limit.scope(), Scope::Global(_)) {
+        return Some("a limit with `scope: global` cannot be tried: it depends on what other regions count");
+    }
+    if limit.reservations().is_some() {
+        return Some("a limit with `reservations` cannot be tried: it depends on what streams settle");
+    }
+    None
+}
+
+/// Number of minutes since the limit is counted, including the current one, at most [`KEPT_MINUTES`].
+fn count_known_minutes(now: Time, stats: &LimitStats) -> u64 {
+    let age_us = u64::try_from(stats.age().as_micros()).unwrap_or(u64::MAX);
+    let begun_us = now.as_micros().saturating_sub(age_us);
+    (now.as_micros() / US_PER_MINUTE - begun_us / US_PER_MINUTE + 1).min(KEPT_MINUTES)
+}
+
 /// Reads a limit as the value of `rate_limit`.
-fn parse_limit(text: &str) -> Result<RuleLimit, WhatIfError> {
+fn parse_limit(text: &str, options: &CompileOptions) -> Result<RuleLimit, WhatIfError> {
     let invalid = |what: String| WhatIfError::InvalidLimit(what);
     if text.trim().is_empty() || text.len() > MAX_LIMIT_BYTES {
         return Err(invalid(format!("1 to {MAX_LIMIT_BYTES} bytes, such as {{unit: minute, requests_per_unit: 50}}")));
     }
+    // YAML ends lines at some of them, and what follows would not be in the place of the limit.
+    let is_refused = |mark: char| mark.is_control() && !"\n\t".contains(mark) || "\u{2028}\u{2029}".contains(mark);
+    if let Some(mark) = text.chars().find(|mark| is_refused(*mark)) {
+        return Err(invalid(format!(
+            "the character U+{:04X} cannot be in it (end lines with U+000A)",
+            u32::from(mark)
+        )));
+    }
     let mut document = "domain: tried\ndescriptors:\n- key: tried\n  rate_limit:\n".to_owned();
     text.lines().for_each(|line| document += &format!("    {line}\n"));
     let text = RuleText { name: "limit".into(), bytes: document.into_bytes(), documents: DocumentSelection::FirstOnly };
-    let compiled = compile_texts(&[text], &CompileOptions::default()).map_err(|found| {
-        let messages: Vec<String> = found.errors().iter().map(|error| error.message.to_string()).collect();
+    let compiled = compile_texts(&[text], options).map_err(|found| {
+        let messages: Vec<String> =
+            found.errors().iter().take(MAX_SHOWN_ERRORS).map(|error| error.message.to_string()).collect();
         invalid(messages.join("; "))
     })?;
     let nodes = compiled.domains.iter().flat_map(|domain| domain.descriptors.iter());
@@ -224,11 +260,14 @@ fn sum_hits_by_key(
     keys
 }
 
-/// Number of hits that the limit rejects, if those of a minute come evenly.
-fn count_rejected_hits(limit: &Limit, by_minute: &BTreeMap<u64, u64>) -> u64 {
+/// Number of hits that the limit rejects, if those of a minute come evenly; none in minutes that begin while it is not
+/// active.
+fn count_rejected_hits(limit: &Limit, active: Option<ActiveTimes>, by_minute: &BTreeMap<u64, u64>) -> u64 {
     let mut state = State::empty_for(limit);
     let mut rejected = 0;
-    for (minute, hits) in by_minute {
+    let is_active =
+        |minute: u64| active.is_none_or(|active| active.contains(Time::from_micros(minute * US_PER_MINUTE)));
+    for (minute, hits) in by_minute.iter().filter(|(minute, _)| is_active(**minute)) {
         let mut done = 0;
         for part in 1..=PARTS_PER_MINUTE {
             let due = (u128::from(*hits) * u128::from(part)).div_ceil(u128::from(PARTS_PER_MINUTE));
@@ -265,9 +304,13 @@ fn charge_and_count_rejected(state: &mut State, limit: &Limit, HitsAt { at, hits
 mod tests {
     use super::*;
 
+    fn parse(limit: &str) -> Result<RuleLimit, WhatIfError> {
+        parse_limit(limit, &CompileOptions::default())
+    }
+
     fn rejected(limit: &str, hits: &[(u64, u64)]) -> u64 {
-        let limit = parse_limit(limit).unwrap();
-        count_rejected_hits(&limit.limit, &hits.iter().copied().collect())
+        let limit = parse(limit).unwrap();
+        count_rejected_hits(&limit.limit, limit.active, &hits.iter().copied().collect())
     }
 
     #[test]
@@ -283,16 +326,56 @@ mod tests {
     #[test]
     fn limit_is_read_as_in_rule_files_and_errors_name_the_key() {
         for good in ["{unit: minute, requests_per_unit: 5}", "unit: minute\nrequests_per_unit: 5"] {
-            assert_eq!(parse_limit(good).unwrap().limit.requests_per_unit(), 5, "{good}");
+            assert_eq!(parse(good).unwrap().limit.requests_per_unit(), 5, "{good}");
         }
         for (bad, expected) in [
             ("", "1 to 2000 bytes"),
             ("{unit: minutes, requests_per_unit: 5}", "minutes"),
             ("unlimited: true", "one limit is tried at a time, here are 0"),
         ] {
-            let error = parse_limit(bad).unwrap_err().to_string();
+            let error = parse(bad).unwrap_err().to_string();
             assert!(error.contains(expected), "{bad}: {error}");
         }
-        assert!(parse_limit(&"x".repeat(MAX_LIMIT_BYTES + 1)).is_err());
+        assert!(parse(&"x".repeat(MAX_LIMIT_BYTES + 1)).is_err());
+        let many = parse(&(0..100).map(|at| format!("key_{at}: 1\n")).collect::<String>()).unwrap_err().to_string();
+        assert_eq!(many.matches("key_").count(), MAX_SHOWN_ERRORS, "{many}");
+    }
+
+    #[test]
+    fn text_cannot_leave_the_place_of_the_limit() {
+        let limit = "{unit: minute, requests_per_unit: 5}";
+        for end in ["\r", "\r\n", "\u{85}", "\u{2028}", "\u{2029}", "\u{b}", "\0"] {
+            for text in [format!("{limit}{end}- {{key: other}}"), format!("{limit}{end}")] {
+                let error = parse(&text).unwrap_err().to_string();
+                assert!(error.contains("cannot be in it"), "{text:?}: {error}");
+            }
+        }
+        assert!(parse(&format!("{limit}\n- {{key: other}}")).is_err());
+    }
+
+    #[test]
+    fn minutes_in_which_a_limit_is_not_active_reject_nothing() {
+        let day_of_week = |day: u64| day * 1440 + 600;
+        // The first of January 1970 was a Thursday.
+        let limit = "{unit: minute, requests_per_unit: 1, active: {days: thu}}";
+        assert_eq!(rejected(limit, &[(day_of_week(0), 5), (day_of_week(1), 5), (day_of_week(7), 5)]), 4 + 4);
+    }
+
+    #[test]
+    fn limit_is_compiled_with_the_options_of_the_process() {
+        let options = CompileOptions { log_max: 3, ..CompileOptions::default() };
+        let limit = "{unit: minute, requests_per_unit: 5, algorithm: sliding_window_log}";
+        assert!(parse(limit).is_ok() && parse_limit(limit, &options).is_err());
+    }
+
+    #[test]
+    fn limits_that_depend_on_more_than_hits_are_not_tried() {
+        let options = CompileOptions { regions: std::num::NonZeroU16::new(2), ..CompileOptions::default() };
+        let reason = |limit: &str| parse_limit(limit, &options).map(|limit| find_reason_not_to_try(&limit.limit));
+        for limit in ["{concurrent: 5, max_duration: 1m}", "{unit: day, requests_per_unit: 5, reservations: 10m}"] {
+            assert!(reason(limit).unwrap().is_some(), "{limit}");
+        }
+        assert_eq!(reason("{unit: day, requests_per_unit: 5}"), Ok(None));
+        assert!(reason("{unit: day, requests_per_unit: 500, scope: global}").unwrap().is_some());
     }
 }

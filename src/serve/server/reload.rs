@@ -278,7 +278,12 @@ impl RuleApplier {
         if let Some(AcceptedRules { rules, version, paths }) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
             let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
-            let from = SourceIdentity { names: rules.source_names(), version, texts: rules.copy_texts() };
+            let from = SourceIdentity {
+                names: rules.source_names(),
+                version,
+                texts: rules.copy_texts(),
+                options: options.clone(),
+            };
             // Defaults make no rule invalid, so this does not fail.
             let compiled =
                 rules.compile(&options).map_err(|found| record_refused_defaults_file(status, &texts(&found)))?;
@@ -311,7 +316,7 @@ impl RuleApplier {
             })?;
         let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
         let (names, texts) = (rules.source_names(), rules.copy_texts());
-        let from = SourceIdentity { names, version: version.clone(), texts };
+        let from = SourceIdentity { names, version: version.clone(), texts, options };
         let replacement = RuleSetReplacement { compiled, from, recorded, paths: Arc::clone(&paths) };
         self.replace_rules(replacement, &defaults).map_err(|found| {
             let texts: Vec<_> = found.errors().iter().map(ToString::to_string).collect();

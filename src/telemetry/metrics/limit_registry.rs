@@ -135,13 +135,15 @@ impl LimitRegistry {
 
     /// Returns all statistics by name, those of rules first.
     pub fn all_limit_stats(&self) -> Vec<Arc<LimitStats>> {
-        let sorted = |mut limits: Vec<Arc<LimitStats>>| {
-            limits.sort_unstable_by(|a, b| a.name().cmp(b.name()));
-            limits
-        };
-        let mut all = sorted(read_lock(&self.rules).values().cloned().collect());
-        all.extend(sorted(read_lock(&self.requested).values().map(|requested| Arc::clone(&requested.stats)).collect()));
+        let mut all = self.rule_limit_stats();
+        let requested = read_lock(&self.requested).values().map(|requested| Arc::clone(&requested.stats)).collect();
+        all.extend(sort_by_name(requested));
         all
+    }
+
+    /// Returns the statistics of the limits of rules by name, without those that requests name.
+    pub fn rule_limit_stats(&self) -> Vec<Arc<LimitStats>> {
+        sort_by_name(read_lock(&self.rules).values().cloned().collect())
     }
 
     /// Returns the requested domains without rules and the number of their descriptors, by name.
@@ -202,4 +204,26 @@ fn read_lock<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 
 fn write_lock<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn sort_by_name(mut limits: Vec<Arc<LimitStats>>) -> Vec<Arc<LimitStats>> {
+    limits.sort_unstable_by(|a, b| a.name().cmp(b.name()));
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_of_rules_are_without_those_that_requests_name() {
+        let registry = LimitRegistry::new(10);
+        registry.register_rule_limit(LimitName::new(["shop", "user"]));
+        assert!(registry.register_request_limit(&["shop", "requested"]).is_some());
+        let names = |limits: Vec<Arc<LimitStats>>| -> Vec<String> {
+            limits.iter().map(|limit| limit.name().as_str().to_owned()).collect()
+        };
+        assert_eq!(names(registry.rule_limit_stats()), ["shop.user"]);
+        assert_eq!(names(registry.all_limit_stats()), ["shop.user", "shop.requested"]);
+    }
 }

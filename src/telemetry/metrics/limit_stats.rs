@@ -129,7 +129,7 @@ pub struct LimitStats {
 pub struct DecisionCounts {
     /// Decisions of any verdict.
     pub total: u64,
-    /// Decisions that exceeded the limit, in shadow mode too.
+    /// Decisions that rejected, by the limit or a policy, or would have without shadow mode.
     pub rejected: u64,
 }
 
@@ -212,8 +212,7 @@ impl LimitName {
 
     /// True if the name is `prefix`, or starts with `prefix` and a dot.
     pub fn is_below_prefix(&self, prefix: &str) -> bool {
-        let rest = self.key.strip_prefix(prefix);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        is_below_prefix(&self.key, prefix)
     }
 
     /// True if the name is `rule`, or, unless `exact`, starts with `rule` and a dot.
@@ -280,13 +279,10 @@ impl LimitStats {
         self.under_request_names[usize::from(is_rejected)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Number of decisions, including those counted under names from requests.
+    /// Number of decisions, including those counted under names from requests, and those of policies.
     pub fn total_decision_counts(&self) -> DecisionCounts {
-        let [admitted, rejected] = [0, 1].map(|index: usize| self.under_request_names[index].load(Ordering::Relaxed));
-        DecisionCounts {
-            total: self.decision_count() + admitted + rejected,
-            rejected: self.counter_value(LimitStat::Over) + self.counter_value(LimitStat::Shadow) + rejected,
-        }
+        let DecisionsByResult { matched, rejected, exceeded_in_shadow, .. } = self.decisions_by_result();
+        DecisionCounts { total: matched, rejected: rejected + exceeded_in_shadow }
     }
 
     /// Number of decisions by what became of the request, including those counted under names from requests.
@@ -320,6 +316,11 @@ impl LimitStats {
     pub fn counter_value(&self, stat: LimitStat) -> u64 {
         self.counts.counter_value(stat as usize)
     }
+}
+
+/// Returns `true` if the name of a limit is `prefix`, or starts with `prefix` and a dot.
+pub fn is_below_prefix(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Appends `text`, sanitized as in envoyproxy/ratelimit: `:`, `|`, the dots of IPv4 addresses and control characters

@@ -475,3 +475,73 @@ fn log_level_is_shown_as_it_is() {
     open(&mut browser, "settings", "document.querySelectorAll('#main tbody tr').length > 100");
     assert_eq!(browser.evaluate("document.getElementById('level').value"), "warn");
 }
+
+/// Replaces `fetch` by one that handles paths as this JavaScript says, with `kept` for the real one.
+fn replace_fetch(browser: &mut Chromium, handle: &str) {
+    browser.evaluate(&format!(
+        "void (window.kept = window.fetch, window.fetch = (path, options) => {{ {handle}; return kept(path, options); }})"
+    ));
+}
+
+#[test]
+fn alarms_that_are_not_known_are_no_absence_of_alarms() {
+    let (_server, mut browser) = console_with(&[]);
+    open(&mut browser, "fleet", "document.querySelector('#main').textContent.includes('No alarm.')");
+    replace_fetch(&mut browser, "if (path === 'alarms') return Promise.reject(new Error('lost'))");
+    browser.wait_until(
+        "document.querySelector('#main').textContent.includes('Alarms are not known.') && \
+         !document.querySelector('#main').textContent.includes('No alarm.') && \
+         document.getElementById('alarms').textContent === 'alarms not known' && document.title === 'fleet · tollkeeper'",
+    );
+}
+
+#[test]
+fn live_figures_are_not_updated_by_other_answers() {
+    let (_server, mut browser) = console_with(&[]);
+    open(&mut browser, "replica", "document.querySelectorAll('#main svg.spark').length === 3");
+    // The page is hidden and shown again, and then no event arrives.
+    browser.evaluate(
+        "for (const value of [true, false]) { \
+           Object.defineProperty(document, 'hidden', { value, configurable: true }); \
+           if (!value) window.EventSource = class { close() {} }; \
+           document.dispatchEvent(new Event('visibilitychange')); }",
+    );
+    replace_fetch(&mut browser, "if (path === 'history') window.asked = true");
+    browser.wait_until(
+        "window.asked === true && document.querySelector('#main').textContent.includes('Waiting for the first figures.')",
+    );
+    let text = browser.evaluate("document.getElementById('connection').textContent");
+    assert!(!text.as_str().unwrap().contains("updated"), "{text}");
+}
+
+#[test]
+fn late_answer_does_not_replace_a_newer_one() {
+    let (_server, mut browser) = console_with(&["ann@example.com"]);
+    let rows = "[...document.querySelectorAll('#main table')].at(-1).querySelectorAll('tbody tr')";
+    open(&mut browser, "fleet", &format!("document.querySelector('#main table') && {rows}.length > 1"));
+    replace_fetch(
+        &mut browser,
+        "if (path.includes('search=user')) { window.asked = true; \
+         return new Promise((answer) => { window.answer = () => answer(kept(path, options)); }) }",
+    );
+    let search = |browser: &mut Chromium, text: &str| {
+        browser.evaluate(&format!(
+            "void (document.getElementById('search').value = '{text}', \
+             document.getElementById('search').dispatchEvent(new Event('input')))"
+        ))
+    };
+    search(&mut browser, "user");
+    browser.wait_until("window.asked === true");
+    search(&mut browser, "login");
+    browser.wait_until(&format!("{rows}.length === 1"));
+    browser.evaluate("void (window.answer(), setTimeout(() => { window.settled = true; }, 500))");
+    browser.wait_until("window.settled === true");
+    assert_eq!(browser.evaluate(&format!("{rows}.length")), 1);
+}
+
+#[test]
+fn page_beyond_the_last_is_the_last() {
+    let (_server, mut browser) = console_with(&[]);
+    let contents = "document.querySelectorAll('#main tbody tr').length === 4 && !location.hash.includes('offset')";
+    open(&mut browser, "rules?offset=500", contents);
+}

@@ -144,9 +144,14 @@ fn what_if_counts_the_keys_that_another_limit_would_reject_and_writes_a_candidat
     assert_eq!(limits["rules"][1]["rule"], "shop.user.candidate", "{candidate}");
     assert_eq!((&limits["rules"][0]["candidate"], &limits["rules"][1]["candidate"]), (&json!(false), &json!(true)));
 
-    for (limit, expected) in
-        [("{unit: days, requests_per_unit: 1}", "days"), ("", "1 to 2000 bytes"), ("x: [", "limit: ")]
-    {
+    // The process runs since this minute or the last one, and alone.
+    assert!((1..=2).contains(&report["minutes"].as_u64().unwrap()) && report["replicas"].is_null(), "{report:#}");
+    for (limit, expected) in [
+        ("{unit: days, requests_per_unit: 1}", "days"),
+        ("", "1 to 2000 bytes"),
+        ("x: [", "limit: "),
+        ("{unit: day, requests_per_unit: 1}\r- {key: other}", "U+000D cannot be in it"),
+    ] {
         let refused = ask(limit);
         assert!(refused.status == 400 && refused.text().contains(expected), "{limit}: {refused:?}");
     }
@@ -169,13 +174,14 @@ fn values_that_are_hidden_elsewhere_are_hidden_in_what_if() {
 fn limits_are_sorted_and_filtered_by_the_server_and_a_page_of_many_is_small() {
     let mut rules = "domain: shop\ndescriptors:\n".to_owned();
     for number in 0..2000 {
+        let requests = if number == 900 { 10 } else { 2000 / (number + 1).max(1000) };
         rules += &format!(
-            "- {{key: key_of_a_typical_length_{number:04}, rate_limit: {{unit: day, requests_per_unit: 2}}}}\n"
+            "- {{key: key_of_a_typical_length_{number:04}, rate_limit: {{unit: day, requests_per_unit: {requests}}}}}\n"
         );
     }
     let server = with_rules(&rules).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
     let client = Client::connect(server.grpc_port());
-    for (number, times) in [(7, 9), (900, 3), (1500, 5)] {
+    for (number, times) in [(7, 9), (900, 12), (1500, 5)] {
         let key = format!("key_of_a_typical_length_{number:04}");
         (0..times).for_each(|_| drop(client.call(&rate_limit_request("shop", &[(key.as_str(), "x")])).unwrap()));
     }
@@ -188,8 +194,10 @@ fn limits_are_sorted_and_filtered_by_the_server_and_a_page_of_many_is_small() {
             .map(|limit| limit["rule"].as_str().unwrap()[29..].to_owned())
             .collect()
     };
-    assert_eq!(names("order=matched"), ["0007", "1500", "0900"]);
-    assert_eq!(names("order=share"), ["0007", "1500", "0900"]);
+    // Of 9, 12 and 5 decisions, 7, 2 and 4 rejected.
+    assert_eq!(names("order=rejected"), ["0007", "1500", "0900"]);
+    assert_eq!(names("order=matched"), ["0900", "0007", "1500"]);
+    assert_eq!(names("order=share"), ["1500", "0007", "0900"]);
     assert_eq!(names("order=name&offset=1998"), ["1998", "1999"]);
     assert_eq!(names("order=keys&rejecting=true&search=0900"), ["0900"]);
     assert_eq!(names("rejecting=true&order=name"), ["0007", "0900", "1500"]);
@@ -199,4 +207,28 @@ fn limits_are_sorted_and_filtered_by_the_server_and_a_page_of_many_is_small() {
     let loaded = files.into_iter().chain(modules).chain(["/rules?order=rejected&most=100".to_owned()]);
     let bytes: usize = loaded.map(|path| http::get(server.debug_port(), &path).send().body.len()).sum();
     assert!(bytes < 200_000, "{bytes} bytes");
+}
+
+#[test]
+fn search_has_few_words() {
+    let server = server();
+    let words = |count: usize| vec!["user"; count].join("%20");
+    for page in ["rules", "fleet"] {
+        let ask = |search: &str| http::get(server.debug_port(), &format!("/{page}?search={search}")).send();
+        assert_eq!(ask(&words(16)).status, 200, "{page}");
+        for search in [words(17), "u".repeat(257)] {
+            let refused = ask(&search);
+            assert!(refused.status == 400 && refused.text().contains("at most 16 words and 256 bytes"), "{refused:?}");
+        }
+    }
+}
+
+#[test]
+fn limits_that_a_policy_rejects_are_among_those_that_reject() {
+    let rules = RULES.replace("requests_per_unit: 20", "requests_per_unit: 20\n    on_store_error: deny");
+    let server = with_rules(&rules).env("REDIS_URL", "redis://127.0.0.1:1").env("TOLLKEEPER_DRAIN_PERIOD", "0s");
+    let server = server.start_unhealthy();
+    charge(&server, "ann", 3);
+    let report = get(&server, "/rules?rejecting=true&order=share");
+    assert_eq!((&report["rules"][0]["rule"], &report["rules"][0]["rejected"]), (&json!("shop.user"), &json!(3)));
 }

@@ -60,7 +60,7 @@ export function hourChart(title, unit) {
     const inner = HEIGHT - BOX.top - BOX.bottom;
     const x = (seconds) => BOX.left + ((seconds - first) / 60) * wide;
     const sums = starts.map((_, at) => series.reduce((sum, { values: of }) => sum + of[at], 0));
-    const top = niceTop(Math.max(1, ...sums, ...lines.flatMap(({ values: of }) => of)));
+    const top = niceTop(Math.max(1, ...starts.flatMap((start, at) => (start < first ? [] : [sums[at], ...lines.map(({ values: of }) => of[at])]))));
     const y = (count) => BOX.top + inner - (inner * count) / top;
     const parts = [0, top / 2, top].flatMap((tick) => [
       svg('line', { class: 'rule', x1: BOX.left, x2: width - BOX.right, y1: y(tick), y2: y(tick) }),
@@ -72,6 +72,8 @@ export function hourChart(title, unit) {
     }
     starts.forEach((start, at) => {
       if (start < first) return;
+      const after = at > 0 ? Math.max(starts[at - 1] + 60, first) : start;
+      if (after < start) parts.push(svg('rect', { class: 'gap', x: x(after), y: BOX.top, width: x(start) - x(after), height: inner }));
       let below = 0;
       for (const { kind, values: of } of series) {
         if (of[at] > 0) {
@@ -101,6 +103,7 @@ export function hourChart(title, unit) {
     update(plot, svg('svg', { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, 'aria-hidden': 'true' }, ...parts));
     const legends = [...series, ...lines].map(({ title: name, kind }) => element('span', {}, element('span', { class: `sample ${kind}` }), name));
     update(legend, ...legends, loads.length > 0 ? element('span', {}, element('span', { class: 'sample mark' }), 'rules loaded') : null,
+      starts.some((start, at) => at > 0 && start - starts[at - 1] > 60) ? element('span', {}, element('span', { class: 'sample gap' }), 'not recorded') : null,
       element('span', { class: 'soft' }, `${unit} · UTC · the last minute still runs`));
     readMinute();
     if (values.open) drawValues();
@@ -121,7 +124,8 @@ export function hourChart(title, unit) {
 
   const describe = (pick) => {
     const all = data.series.reduce((sum, { values: of }) => sum + pick(of), 0);
-    return [...data.series, ...(data.lines ?? [])].map(({ title: name, values: of }) => `${name} ${number(pick(of))} (${share(pick(of), all)})`).join(', ');
+    const parts = data.series.map(({ title: name, values: of }) => `${name} ${number(pick(of))} (${share(pick(of), all)})`);
+    return [...parts, ...(data.lines ?? []).map(({ title: name, values: of }) => `${name} ${number(pick(of))}`)].join(', ');
   };
 
   const drawValues = () => {
@@ -170,7 +174,7 @@ export function limitSeries(report) {
 export function requestSeries(report) {
   const { requests, rejected, failed_charges: failed, p99_at_most_us: p99 } = report.requests;
   const passed = requests.map((count, at) => Math.max(count - rejected[at], 0));
-  const extra = (at) => ` · p99 ${atMost(p99[at])}${failed[at] > 0 ? ` · ${number(failed[at])} charges failed in the store` : ''}`;
+  const extra = (at) => ` · p99 ${requests[at] > 0 && p99[at] === null ? 'above the last bound' : atMost(p99[at])}${failed[at] > 0 ? ` · ${number(failed[at])} charges failed in the store` : ''}`;
   const lines = failed.some((count) => count > 0) ? [{ title: 'charges that failed in the store', kind: 'shadow', values: failed }] : [];
   return { ...report, series: [{ title: 'not rejected', kind: 'passed', values: passed }, { title: 'rejected', kind: 'rejected', values: rejected }], lines, extra };
 }

@@ -13,7 +13,10 @@ const TYPING_MS = 250;
 
 // Live figures of this replica.
 
-const live = { last: null, points: [], source: null, silence: '' };
+const live = { last: null, at: null, points: [], source: null, silence: '' };
+
+/** Points before and after a gap are not joined. */
+const clearPoints = () => Object.assign(live, { last: null, at: null, points: [] });
 
 /** Asks why there are no events; a browser does not tell, and lets no more than six connections to a server wait. */
 async function explainSilence() {
@@ -35,16 +38,19 @@ function connect() {
   if (live.source || document.hidden) return;
   const source = new EventSource('live');
   live.source = source;
+  clearPoints();
   const silence = setTimeout(() => live.source === source && explainSilence(), 5000);
+  source.onopen = clearPoints;
   source.onmessage = (event) => {
     clearTimeout(silence);
     live.silence = '';
     live.last = JSON.parse(event.data);
+    live.at = Date.now();
     live.points.push(live.last);
     if (live.points.length > MAX_POINTS) live.points.shift();
     if (current.view?.onLive) {
       current.view.onLive();
-      noteUpdate();
+      noteUpdate(live.at);
     }
   };
   source.onerror = () => {
@@ -63,8 +69,8 @@ function connect() {
 
 let updatedAt = null;
 
-function noteUpdate() {
-  updatedAt = Date.now();
+function noteUpdate(at) {
+  updatedAt = at;
   showClock();
 }
 
@@ -88,23 +94,27 @@ setInterval(showClock, 1000);
 
 // Alarms, in every header.
 
-let alarms = null;
+/** `null`: they could not be loaded. */
+let alarms;
+let isLoadingAlarms = false;
 
 async function loadAlarms() {
-  if (document.hidden) return;
-  try {
-    alarms = await getJson('alarms');
-  } catch {
-    byId('alarms').textContent = 'alarms not known';
-    byId('alarms').className = 'warn';
-    return;
-  }
+  if (document.hidden || isLoadingAlarms) return;
+  isLoadingAlarms = true;
+  alarms = await getJson('alarms').catch(() => null);
+  isLoadingAlarms = false;
   const link = byId('alarms');
-  const count = alarms.alarms.length;
-  link.textContent = count === 0 ? 'no alarm' : count === 1 ? '1 alarm' : `${count} alarms`;
-  link.className = count === 0 ? 'good' : 'bad';
+  const count = alarms?.alarms.length;
+  link.textContent = !alarms ? 'alarms not known' : count === 0 ? 'no alarm' : count === 1 ? '1 alarm' : `${count} alarms`;
+  link.className = !alarms ? 'warn' : count === 0 ? 'good' : 'bad';
+  showTitle();
+  if (!alarms) return;
   byId('replica').textContent = `${alarms.version} · ${alarms.replica}`;
   byId('replica').title = alarms.replica;
+}
+
+function showTitle() {
+  const count = alarms?.alarms.length;
   document.title = `${count > 0 ? `(${count}) ` : ''}${current.name} · tollkeeper`;
 }
 
@@ -117,21 +127,28 @@ const VIEWS = { fleet, replica, rules, keys, key, sandbox, failures, quota, sett
 const MOVED = { overview: 'replica', explain: 'sandbox' };
 let current = { view: null, name: '', timer: null };
 
+let loads = 0;
+
+/** Calls the function that `work` resolves to, which draws, unless a later load has begun. */
 async function load(work) {
   const { view } = current;
+  loads += 1;
+  const own = loads;
+  const isLast = () => own === loads && view === current.view;
   const shown = byId('load-error');
   try {
-    await work();
-    if (view !== current.view) return;
-    noteUpdate();
+    const draw = await work();
+    if (!isLast()) return;
+    draw?.();
+    noteUpdate(view.onLive ? live.at : Date.now());
     shown.textContent = '';
   } catch (error) {
-    if (view === current.view) shown.textContent = error.message;
+    if (isLast()) shown.textContent = error.message;
   }
 }
 
 function openView(main, name) {
-  const context = { live, alarms: () => alarms, hasAlarms };
+  const context = { live, alarms: () => alarms, hasAlarms, load };
   try {
     readAddress();
   } catch {
@@ -155,7 +172,6 @@ function show() {
     else link.removeAttribute('aria-current');
   }
   const view = openView(main, name);
-  document.title = `${name} · tollkeeper`;
   let isBusy = false;
   const refresh = async () => {
     if (isBusy || document.hidden) return;
@@ -164,6 +180,7 @@ function show() {
     isBusy = false;
   };
   current = { view, name, refresh, timer: view.every ? setInterval(refresh, view.every * 1000) : null };
+  showTitle();
   for (const [control, change] of view.change ?? []) {
     let typing = null;
     control.addEventListener('input', () => {

@@ -134,6 +134,9 @@ export function card(title, ...children) {
 
 export const figure = (title, value, unit, ...rest) => card(title, element('p', { class: 'figure' }, value, element('small', {}, ` ${unit}`)), ...rest);
 
+/** A column of the numbers that rows have in a field. */
+export const countColumn = (title, field) => ({ title, number: true, cell: (row) => number(row[field]) });
+
 /** A table: columns are `{ title, cell, number }`, `cell` returns text or nodes for a row, and `key` identifies a row. */
 export function table(caption, columns, rows, { rowClass = () => undefined, key, open } = {}) {
   const cell = (column, row) => element('td', { class: column.number ? 'number' : column.class }, column.cell(row));
@@ -164,7 +167,8 @@ export function details(pairs) {
   return element('dl', {}, pairs.filter(Boolean).flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
 }
 
-export const empty = (text) => element('p', { class: 'soft' }, text);
+/** Text of less weight. */
+export const soft = (...text) => element('p', { class: 'soft' }, text);
 export const problemNotice = (text) => element('p', { class: 'notice bad', role: 'alert' }, text);
 export const badge = (text, kind = '', title = undefined) => element('span', { class: `badge ${kind}`, title }, text);
 /** Text with its line ends, which can be scrolled by the keyboard. */
@@ -196,7 +200,7 @@ export function copyButton(name, text) {
   return element('button', { type: 'button', onclick: copy }, name);
 }
 
-const quoteForShell = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
+export const quoteForShell = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 
 /** A command line of `curl` for a page of this listener. */
 export const curlOf = (path, body) =>

@@ -1,6 +1,6 @@
 // Views of replicas and of this process: fleet, one replica, failures, quotas, settings.
 
-import { atMost, badge, card, code, copyButton, details, duration, element, empty, figure, modeBadge, number, pre, printable, problemNotice, rate, share, table, timeOf, update } from './dom.js';
+import { atMost, badge, card, code, copyButton, countColumn, details, duration, element, figure, modeBadge, number, pre, printable, problemNotice, quoteForShell, rate, share, soft, table, timeOf, update } from './dom.js';
 import { hourChart, mix, requestSeries, sparkline } from './charts.js';
 import { listBlocks, rejectedTable, ruleLink } from './keys.js';
 import { adminRequest, ask, getJson, readAddress, request, tell, withQuery, writeState } from './server.js';
@@ -29,7 +29,8 @@ function decisionsCard(title, perSecond, verdicts, localRejected) {
 
 /** What is wrong, or that nothing is. */
 export function alarmList(report) {
-  if (!report) return null;
+  if (report === undefined) return null;
+  if (!report) return element('p', { class: 'notice' }, 'Alarms are not known.');
   if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
   const views = { store_lost: 'failures', server_not_used: 'failures', reload_failed: 'failures', answers_by_policy: 'failures', unmatched: 'keys', unmatched_descriptors: 'keys', load_failed: 'failures' };
   return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
@@ -59,7 +60,7 @@ const replicaColumns = (findings) => [
   { title: 'p99 at most', number: true, cell: (replica) => duration(replica.recent.latency_us?.p99) },
   { title: 'Store', cell: storeState },
   { title: 'Rules', cell: (replica) => [code(replica.rules.hash.slice(0, 8) || 'none'), replica.rules.load_failed ? badge('reload failed', 'bad') : null] },
-  { title: 'Slot', number: true, cell: (replica) => number(replica.slot) },
+  countColumn('Slot', 'slot'),
   { title: 'Blocked values', number: true, cell: (replica) => number(replica.blocks.values) },
   { title: 'Clock', number: true, cell: (replica) => `${number(replica.clock_offset_ms)} ms` },
   { title: 'Version', cell: (replica) => replica.build },
@@ -71,23 +72,26 @@ export function fleet(main, { alarms, hasAlarms }) {
   const search = element('input', { type: 'search', id: 'search', placeholder: 'part of a name', autocomplete: 'off', value: state.get('search') ?? '' });
   const order = element('select', { id: 'order' }, [['rejected', 'rejected most'], ['matched', 'matched most'], ['name', 'name']].map(([value, name]) =>
     element('option', { value, selected: value === state.get('order') }, name)));
+  const wrong = element('div');
   const top = element('div');
   const chart = hourChart('Requests of this replica, the last hour', 'requests a minute');
   const body = element('div');
   const limits = element('div');
-  main.append(element('h1', {}, 'Fleet'), top, body, chart.node, element('section', { class: 'card' }, element('h2', {}, 'Limits over all replicas'),
+  main.append(element('h1', {}, 'Fleet'), wrong, top, body, chart.node, element('section', { class: 'card' }, element('h2', {}, 'Limits over all replicas'),
     element('div', { class: 'tools' }, element('label', { for: 'search' }, 'Search', search), element('label', { for: 'order' }, 'Order', order)), limits));
   const refresh = async () => {
+    hasAlarms.then(() => update(wrong, alarmList(alarms())));
     const [report, history] = await Promise.all([
       getJson(withQuery('fleet', { minutes: 10, most: 20, search: search.value.trim(), order: order.value })),
       getJson('history'),
-      hasAlarms,
     ]);
+    return () => draw(report, history);
+  };
+  const draw = (report, history) => {
     const silent = report.replicas.filter((replica) => replica.silent).length;
     const heard = report.replicas.length - silent;
     const { recent, findings } = report;
-    update(top, alarmList(alarms()),
-      report.problem ? element('p', { class: 'notice' }, `This replica only: ${report.problem}.`) : null,
+    update(top, report.problem ? element('p', { class: 'notice' }, `This replica only: ${report.problem}.`) : null,
       report.left_out.map((left) => element('p', { class: 'notice' }, `Left out: ${number(left.summaries)} summaries ${left.reason}.`)),
       element('h2', {}, 'Requests'),
       element('div', { class: 'grid' },
@@ -106,19 +110,19 @@ export function fleet(main, { alarms, hasAlarms }) {
         { title: 'Key', class: 'name', cell: (block) => printable(block.key) },
         { title: 'Until', cell: (block) => timeOf(block.until) },
         { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
-      ], report.blocks), element('p', { class: 'soft' }, `${number(report.blocked_values)} in all; the values need the admin token.`),
+      ], report.blocks), soft(`${number(report.blocked_values)} in all; the values need the admin token.`),
         element('button', { type: 'button', onclick: listBlocks }, 'List blocked values')) : null,
       element('section', { class: 'card' }, rejectedTable('Keys rejected most in ten minutes, all replicas', report.top.overall)));
     chart.update(requestSeries(history));
     update(limits, table(`${number(report.rules.length)} of ${number(report.limits)} limits`, [
       { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit)] },
-      { title: 'Matched', number: true, cell: (limit) => number(limit.matched) },
-      { title: 'Rejected', number: true, cell: (limit) => number(limit.rejected) },
-      { title: 'Near', number: true, cell: (limit) => number(limit.near_limit_hits) },
-      { title: 'Keys', number: true, cell: (limit) => number(limit.distinct_keys) },
-      { title: 'Rejected keys', number: true, cell: (limit) => number(limit.distinct_rejected_keys) },
+      countColumn('Matched', 'matched'),
+      countColumn('Rejected', 'rejected'),
+      countColumn('Near', 'near_limit_hits'),
+      countColumn('Keys', 'distinct_keys'),
+      countColumn('Rejected keys', 'distinct_rejected_keys'),
       { title: 'Slots', cell: (limit) => (limit.slots ? `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released` : '') },
-      { title: 'Replicas', number: true, cell: (limit) => number(limit.replicas) },
+      countColumn('Replicas', 'replicas'),
     ], report.rules, { key: (limit) => limit.rule }));
   };
   const change = () => {
@@ -137,31 +141,34 @@ export function replica(main, context) {
 function otherReplica(main, incarnation) {
   const body = element('div');
   main.append(element('p', {}, element('a', { href: '#/fleet' }, '← All replicas')), body);
+  const draw = (report) => {
+    const found = report.replicas.find((one) => one.incarnation === incarnation);
+    if (!found) {
+      update(body, element('h1', {}, 'Replica'), problemNotice('This replica published nothing for 30 s: it has ended, or cannot reach Redis.'));
+      return;
+    }
+    const { recent, rules, store } = found;
+    const findings = report.findings.filter(({ replicas }) => replicas.includes(found.name));
+    const command = `kubectl port-forward ${quoteForShell(`pod/${found.name}`)} 6071:6070`;
+    update(body, element('h1', {}, 'Replica ', element('span', { class: 'mono' }, printable(found.name))),
+      found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
+      findings.map((finding) => element('p', { class: 'notice bad' }, printable(finding.advice))),
+      element('div', { class: 'grid' },
+        figure('Requests', rate(recent.calls_per_s), 'per second'),
+        figure('Rejected requests', rate(recent.rejected_per_s), 'per second'),
+        figure('Latency, p99', duration(recent.latency_us?.p99), 'at most')),
+      element('div', { class: 'grid' }, decisionsCard('Decisions of limits', recent.decisions_per_s, recent.verdicts, recent.verdicts.local_rejected)),
+      element('div', { class: 'grid' },
+        card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
+        card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? element('span', { class: 'bad' }, 'failed') : 'worked']])),
+        card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${number(found.clock_offset_ms)} ms from that of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
+      card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), element('p', { class: 'tools' }, copyButton('Copy command', command))));
+  };
   return {
     every: 5,
     refresh: async () => {
       const report = await getJson('fleet?minutes=10&most=1');
-      const found = report.replicas.find((one) => one.incarnation === incarnation);
-      if (!found) {
-        update(body, element('h1', {}, 'Replica'), problemNotice('This replica published nothing for 30 s: it has ended, or cannot reach Redis.'));
-        return;
-      }
-      const { recent, rules, store } = found;
-      const findings = report.findings.filter(({ replicas }) => replicas.includes(found.name));
-      const command = `kubectl port-forward pod/${found.name} 6071:6070`;
-      update(body, element('h1', {}, 'Replica ', element('span', { class: 'mono' }, printable(found.name))),
-        found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
-        findings.map((finding) => element('p', { class: 'notice bad' }, printable(finding.advice))),
-        element('div', { class: 'grid' },
-          figure('Requests', rate(recent.calls_per_s), 'per second'),
-          figure('Rejected requests', rate(recent.rejected_per_s), 'per second'),
-          figure('Latency, p99', duration(recent.latency_us?.p99), 'at most')),
-        element('div', { class: 'grid' }, decisionsCard('Decisions of limits', recent.decisions_per_s, recent.verdicts, recent.verdicts.local_rejected)),
-        element('div', { class: 'grid' },
-          card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
-          card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? element('span', { class: 'bad' }, 'failed') : 'worked']])),
-          card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${number(found.clock_offset_ms)} ms from that of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
-        card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), element('p', { class: 'tools' }, copyButton('Copy command', command))));
+      return () => draw(report);
     },
   };
 }
@@ -176,22 +183,23 @@ function thisReplica(main, { live, alarms }) {
   const draw = () => {
     const { last } = live;
     if (!last) {
-      update(figures, alarmList(alarms()), empty('Waiting for the first figures.'));
+      update(figures, alarmList(alarms()), soft('Waiting for the first figures.'));
       return;
     }
     const series = (pick) => live.points.map((point) => perSecond(point, pick(point)));
     const requests = series((point) => point.requests);
     const rejected = series((point) => point.rejected);
     const decisions = Object.values(last.verdicts).reduce((sum, count) => sum + count, 0);
-    const seconds = (list) => element('p', { class: 'soft' }, `${number(list.length)} s, highest ${rate(Math.max(...list))}`);
+    const time = duration(live.points.reduce((sum, point) => sum + point.interval_us, 0));
+    const highest = (list) => soft(`${time}, highest ${rate(Math.max(...list))}`);
     const latency = live.points.map((point) => point.latency_us?.p99 ?? 0);
     update(figures, alarmList(alarms()),
       element('h2', {}, 'Requests'),
       element('div', { class: 'grid' },
-        figure('Requests', rate(requests.at(-1)), 'per second', sparkline(requests, 'requests', `Requests per second in the last ${requests.length} seconds`), seconds(requests)),
-        figure('Rejected requests', rate(rejected.at(-1)), 'per second', sparkline(rejected, 'rejected', `Rejected requests per second in the last ${rejected.length} seconds`), seconds(rejected)),
+        figure('Requests', rate(requests.at(-1)), 'per second', sparkline(requests, 'requests', `Requests per second in the last ${time}`), highest(requests)),
+        figure('Rejected requests', rate(rejected.at(-1)), 'per second', sparkline(rejected, 'rejected', `Rejected requests per second in the last ${time}`), highest(rejected)),
         figure('Latency of decisions, p99', duration(last.latency_us?.p99), 'at most', sparkline(latency, 'latency', '99th percentile of latency'),
-          element('p', { class: 'soft' }, `p50 ${atMost(last.latency_us?.p50)} · p90 ${atMost(last.latency_us?.p90)} · p99.9 ${atMost(last.latency_us?.p999)}`))),
+          soft(`p50 ${atMost(last.latency_us?.p50)} · p90 ${atMost(last.latency_us?.p90)} · p99.9 ${atMost(last.latency_us?.p999)}`))),
       element('h2', {}, 'Limits'),
       element('div', { class: 'grid' }, decisionsCard('Decisions of limits; a request may have several', perSecond(last, decisions), last.verdicts, last.local_rejected)));
     const { store, rules, replicas } = last;
@@ -210,7 +218,8 @@ function thisReplica(main, { live, alarms }) {
     every: 5,
     refresh: async () => {
       draw();
-      chart.update(requestSeries(await getJson('history')));
+      const history = await getJson('history');
+      return () => chart.update(requestSeries(history));
     },
   };
 }
@@ -227,14 +236,14 @@ export function failures(main) {
     const [store, status, problems] = await Promise.all([getJson('store'), getJson('rlconfig/status'), getJson('problems')]);
     const servers = problems.servers ?? [];
     const log = [...(problems.log ?? [])].reverse();
-    update(body,
+    return () => update(body,
       element('div', { class: 'grid' },
         counts('Failed charges', store.failed_charges),
         counts('Decided by failure policy', store.decided_by_policy),
-        card('Servers of the store', servers.length === 0 ? empty(`${store.store}: no server`) : details(servers.map((server) => [server.address, serverState(server, problems.store_available)])))),
+        card('Servers of the store', servers.length === 0 ? soft(`${store.store}: no server`) : details(servers.map((server) => [server.address, serverState(server, problems.store_available)])))),
       status.last_error ? element('section', { class: 'card' }, element('h2', {}, status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force'),
         pre('Errors', status.last_error), (problems.diagnostics ?? []).map(diagnostic)) : null,
-      element('section', { class: 'card' }, log.length === 0 ? empty('No warning or error was logged.') : table('Last warnings and errors of the log', [
+      element('section', { class: 'card' }, log.length === 0 ? soft('No warning or error was logged.') : table('Last warnings and errors of the log', [
         { title: 'Time, UTC', cell: (line) => timeOf(line.time) },
         { title: 'Level', cell: (line) => element('span', { class: line.level.toLowerCase() === 'error' ? 'bad' : 'warn' }, line.level.toLowerCase()) },
         { title: 'Message', class: 'name', cell: (line) => [line.message, line.times > 1 ? badge(`${number(line.times)} times`) : null, fields(line.fields)] },
@@ -263,13 +272,14 @@ function diagnostic(found) {
 
 export function quota(main) {
   const body = element('div');
-  main.append(element('h1', {}, 'Quotas'), element('p', { class: 'soft' }, 'Streams of the rate limit quota service, and what each proxy was assigned.'), body);
+  main.append(element('h1', {}, 'Quotas'), soft('Streams of the rate limit quota service, and what each proxy was assigned.'), body);
   let isOn = null;
   return {
     every: 5,
     refresh: async () => {
       isOn ??= (await getJson('settings')).some(({ name, value }) => name === 'TOLLKEEPER_RLQS' && value === 'true');
-      update(body, isOn ? card('Now', pre('Quotas', await request('quota?format=text')))
+      const text = isOn && await request('quota?format=text');
+      return () => update(body, isOn ? card('Now', pre('Quotas', text))
         : element('p', { class: 'notice' }, 'The rate limit quota service is off: set TOLLKEEPER_RLQS=true and restart.'));
     },
   };
@@ -310,7 +320,7 @@ export function settings(main) {
     refresh: async () => {
       await showLevel();
       all = await getJson('settings');
-      draw();
+      return draw;
     },
   };
 }

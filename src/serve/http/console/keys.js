@@ -1,6 +1,6 @@
 // Views of keys: those rejected most and with most hits, one key, and the sandbox.
 
-import { card, code, copyButton, curlOf, details, duration, element, empty, explainCommand, modeBadge, number, pre, printable, problemNotice, share, table, timeOf, update } from './dom.js';
+import { card, code, copyButton, countColumn, curlOf, details, duration, element, explainCommand, modeBadge, number, pre, printable, problemNotice, share, soft, table, timeOf, update } from './dom.js';
 import { adminRequest, ask, explain, explainBody, getJson, keyAddress, readAddress, resetCounters, ruleAddress, tell, withQuery, writeState } from './server.js';
 
 export const ruleLink = (rule) => element('a', { href: ruleAddress(rule) }, printable(rule));
@@ -20,7 +20,7 @@ function bounds({ rejected_at_least: least, rejected_at_most: most }) {
 const keyName = (row) => `${row.rule} ${row.key}`;
 
 export function rejectedTable(caption, keys, withRule = true) {
-  if (keys.length === 0) return empty('No hits were rejected in this time.');
+  if (keys.length === 0) return soft('No hits were rejected in this time.');
   return table(caption, [
     { title: 'Rejected hits', number: true, cell: bounds },
     { title: 'Key', class: 'name', cell: keyLink },
@@ -29,9 +29,9 @@ export function rejectedTable(caption, keys, withRule = true) {
 }
 
 export function busiestTable(caption, keys = [], withRule = true) {
-  if (keys.length === 0) return empty('No hits were counted in this time.');
+  if (keys.length === 0) return soft('No hits were counted in this time.');
   return table(caption, [
-    { title: 'Hits, about', number: true, cell: (key) => number(key.hits_about) },
+    countColumn('Hits, about', 'hits_about'),
     { title: 'Key', class: 'name', cell: keyLink },
     ...(withRule ? [{ title: 'Limit', class: 'name', cell: (key) => ruleLink(key.rule) }] : []),
   ], keys, { key: keyName });
@@ -41,11 +41,11 @@ export function busiestTable(caption, keys = [], withRule = true) {
 function unmatchedCard(report) {
   if (!report || report.domains.length === 0) return null;
   const parts = report.findings.map((finding) => element('p', { class: 'notice' }, printable(finding.advice)));
-  parts.push(element('p', { class: 'soft' }, report.domains.map((domain) =>
+  parts.push(soft(report.domains.map((domain) =>
     `${printable(domain.domain)}: ${number(domain.unmatched)} unmatched, ${number(domain.matched)} matched`).join(' · ')));
   if (report.descriptors.length > 0) {
     parts.push(table('By keys, in the last five to ten minutes', [
-      { title: 'About', number: true, cell: (row) => number(row.about) },
+      countColumn('About', 'about'),
       { title: 'Domain', class: 'name', cell: (row) => printable(row.domain) },
       { title: 'Example', class: 'name', cell: (row) => keyLink({ ...row, key: row.example }) },
       { title: 'Why', class: 'name', cell: (row) => printable(row.origin ? `${row.why} (${row.origin})` : row.why) },
@@ -75,11 +75,11 @@ export function keys(main) {
     ]);
     const report = ofFleet ? answer.top : answer;
     const missed = report.max_missed_hits === 0 ? 'No key is missing.' : `Every missing key had at most ${number(report.max_missed_hits)} rejected hits.`;
-    update(body,
+    return () => update(body,
       answer.problem ? element('p', { class: 'notice' }, `This replica only: ${answer.problem}.`) : null,
-      element('section', { class: 'card' }, rejectedTable('Keys rejected most', report.overall), element('p', { class: 'soft' }, missed)),
+      element('section', { class: 'card' }, rejectedTable('Keys rejected most', report.overall), soft(missed)),
       element('section', { class: 'card' }, busiestTable(ofFleet ? 'Busiest keys of ten minutes' : 'Busiest keys', report.busiest),
-        element('p', { class: 'soft' }, 'Rejected or not; estimated from a sample of the decisions.')),
+        soft('Rejected or not; estimated from a sample of the decisions.')),
       unmatchedCard(unmatched));
   };
   const change = () => {
@@ -189,7 +189,7 @@ export function key(main) {
   const asked = { domain, descriptors: [{ entries }] };
   const body = element('div');
   main.append(element('h1', {}, 'Key ', element('span', { class: 'mono' }, textOf(entries))),
-    element('p', { class: 'soft' }, `Domain ${printable(domain)}. Nothing is charged by looking.`),
+    soft(`Domain ${printable(domain)}. Nothing is charged by looking.`),
     element('p', { class: 'tools' }, copies(asked), element('a', { href: sandboxAddress(asked) }, 'Change it in the sandbox'),
       element('button', { type: 'button', class: 'danger', onclick: () => resetCounters(asked, textOf(entries)) }, 'Reset its counters'),
       element('button', { type: 'button', class: 'danger', onclick: () => blockValue(domain, entries) }, 'Block it')), body);
@@ -197,7 +197,8 @@ export function key(main) {
     every: 5,
     refresh: async () => {
       const explained = await explain(asked);
-      update(body, explanation(explained, await loadRuleTexts(explained)));
+      const texts = await loadRuleTexts(explained);
+      return () => update(body, explanation(explained, texts));
     },
   };
 }
@@ -287,40 +288,37 @@ export function parseRequest(text) {
   throw new Error('This is no request. Paste the JSON of /json, a line of the decision log, a line of the log at the level debug, a line of an access log that contains one of these, or write "domain: key=value,key=value" with a line for each descriptor.');
 }
 
-export function sandbox(main) {
+export function sandbox(main, { load }) {
   const { state } = readAddress();
   const input = element('textarea', { id: 'request', rows: 5, spellcheck: 'false', placeholder: 'shop: user=ann,path=/login' });
   input.value = state.get('text') ?? '';
   const result = element('div');
-  let asked = null;
   const show = async () => {
-    if (!input.value.trim()) {
-      update(result);
-      return;
-    }
+    if (!input.value.trim()) return () => update(result);
     try {
-      asked = parseRequest(input.value);
+      const asked = parseRequest(input.value);
       const explained = await explain(asked);
-      update(result,
+      const texts = await loadRuleTexts(explained);
+      return () => update(result,
         element('p', { class: 'tools' }, copies(asked), asked.descriptors.length === 1 ? element('a', { href: keyAddress(asked.domain, asked.descriptors[0].entries) }, 'Open as a key') : null,
           element('button', { type: 'button', class: 'danger', onclick: () => resetCounters(asked, asked.descriptors.map(({ entries }) => textOf(entries)).join('; ')) }, 'Reset its counters')),
-        explanation(explained, await loadRuleTexts(explained)));
+        explanation(explained, texts));
     } catch (error) {
-      update(result, problemNotice(error.message));
+      return () => update(result, problemNotice(error.message));
     }
   };
   const submit = (event) => {
     event.preventDefault();
     writeState({ text: input.value.trim() });
-    return show();
+    return load(show);
   };
   input.onkeydown = (event) => event.key === 'Enter' && (event.ctrlKey || event.metaKey) && submit(event);
   main.append(element('h1', {}, 'Sandbox'),
-    element('p', { class: 'soft' }, 'Which rule a request matches, and what each limit would say. Nothing is charged.'),
+    soft('Which rule a request matches, and what each limit would say. Nothing is charged.'),
     element('form', { class: 'card', onsubmit: submit },
       element('p', {}, element('label', { for: 'request' }, 'A request, or a line of a log')),
       input,
-      element('p', { class: 'soft' }, 'JSON of /json, a line of the decision log or of the log at the level debug, also inside a line of an access log; or "domain: key=value,key=value", a line for each descriptor.'),
+      soft('JSON of /json, a line of the decision log or of the log at the level debug, also inside a line of an access log; or "domain: key=value,key=value", a line for each descriptor.'),
       element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Show what would happen'))),
     result);
   return { refresh: show, every: 5 };
@@ -337,8 +335,8 @@ export async function listBlocks() {
     if (text === null) return;
     const { blocks, scope } = JSON.parse(text);
     await tell('Blocked values',
-      element('p', { class: 'soft' }, scope === 'fleet' ? 'They hold for all replicas.' : 'They hold for this process only: its counters are not in Redis.'),
-      blocks.length === 0 ? empty('Nothing is blocked.') : table('Blocked values', [
+      soft(scope === 'fleet' ? 'They hold for all replicas.' : 'They hold for this process only: its counters are not in Redis.'),
+      blocks.length === 0 ? soft('Nothing is blocked.') : table('Blocked values', [
         { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
         { title: 'Entry', class: 'name', cell: ({ entry }) => element('span', { class: 'mono' }, printable(entryText(entry))) },
         { title: 'Until', cell: (block) => timeOf(block.until) },

@@ -1,6 +1,6 @@
 // Views of limits: all of them, and one with its history, its keys, and what another limit would do.
 
-import { card, code, copyButton, curlOf, details, duration, element, empty, modeBadge, badge, number, pre, printable, problemNotice, share, table, update } from './dom.js';
+import { card, clock, code, copyButton, countColumn, curlOf, details, duration, element, modeBadge, badge, number, pre, printable, problemNotice, share, soft, table, update } from './dom.js';
 import { hourChart, limitSeries } from './charts.js';
 import { busiestTable, keyLink, rejectedTable, ruleLines, ruleLink, verdict, yamlOf } from './keys.js';
 import { adminRequest, getJson, readAddress, tell, withQuery, writeState } from './server.js';
@@ -10,19 +10,19 @@ const ORDERS = [['rejected', 'rejected most'], ['share', 'largest share rejected
 
 const limitColumns = [
   { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit), element('br'), element('span', { class: 'soft' }, limit.limit)] },
-  { title: 'Matched', number: true, cell: (limit) => number(limit.matched) },
-  { title: 'Rejected', number: true, cell: (limit) => number(limit.rejected) },
+  countColumn('Matched', 'matched'),
+  countColumn('Rejected', 'rejected'),
   { title: 'Share', number: true, cell: (limit) => share(limit.rejected, limit.matched) },
-  { title: 'Near', number: true, cell: (limit) => number(limit.near_limit_hits) },
-  { title: 'Keys', number: true, cell: (limit) => number(limit.distinct_keys) },
+  countColumn('Near', 'near_limit_hits'),
+  countColumn('Keys', 'distinct_keys'),
 ];
 
-export function rules(main) {
+export function rules(main, { load }) {
   const { argument, state } = readAddress();
-  return argument ? ruleDetails(main, argument) : allRules(main, state);
+  return argument ? ruleDetails(main, argument) : allRules(main, state, load);
 }
 
-function allRules(main, state) {
+function allRules(main, state, load) {
   const search = element('input', { type: 'search', id: 'search', placeholder: 'domain, key, value, file', autocomplete: 'off', value: state.get('search') ?? '' });
   const order = element('select', { id: 'order' }, ORDERS.map(([value, name]) => element('option', { value, selected: value === (state.get('order') ?? 'rejected') }, name)));
   const rejecting = element('input', { type: 'checkbox', id: 'rejecting', checked: state.has('rejecting') });
@@ -39,11 +39,10 @@ function allRules(main, state) {
       element('label', { for: 'only-findings' }, found, 'with findings'),
       copyButton('Copy link', () => location.href), copyButton('Copy curl', () => curlOf(withQuery('rules', { ...query(), format: 'text' })))),
     body);
-  let asked = 0;
   const draw = (report) => {
     const last = offset + report.rules.length;
     const text = report.rules.length > 0 ? `${number(offset + 1)} to ${number(last)} of ${number(report.limits)} limits` : '';
-    const turn = (name, to, enabled) => element('button', { type: 'button', id: `page-${name}`, disabled: !enabled, onclick: () => page(to) }, name);
+    const turn = (name, to, enabled) => element('button', { type: 'button', id: `page-${name}`, disabled: !enabled, onclick: () => load(() => page(to)) }, name);
     const turns = element('p', { class: 'tools' }, element('span', { class: 'soft' }, text),
       turn('previous', offset - LIMITS_PER_PAGE, offset > 0), turn('next', offset + LIMITS_PER_PAGE, last < report.limits));
     const columns = [...limitColumns,
@@ -51,15 +50,14 @@ function allRules(main, state) {
       { title: 'Findings', cell: (limit) => limit.findings.map((finding) => badge(finding.kind.replaceAll('_', ' '), 'warn', finding.advice)) },
     ];
     const options = { key: (limit) => limit.rule, rowClass: (limit) => (limit.candidate && order.value === 'file' ? 'child' : undefined) };
-    update(body, turns, report.rules.length === 0 ? empty('No limit matches the search.')
+    update(body, turns, report.rules.length === 0 ? soft('No limit matches the search.')
       : element('section', { class: 'card' }, table('Decisions since each limit was loaded, in shadow mode too', columns, report.rules, options)));
   };
   const refresh = async () => {
-    asked += 1;
-    const own = asked;
     const report = await getJson(withQuery('rules', query()));
-    // A later search may have been answered before.
-    if (own === asked) draw(report);
+    // The last page may be gone.
+    if (report.rules.length === 0 && offset > 0) return () => load(() => page(Math.floor(Math.max(report.limits - 1, 0) / LIMITS_PER_PAGE) * LIMITS_PER_PAGE));
+    return () => draw(report);
   };
   const page = (to) => {
     offset = Math.max(to, 0);
@@ -82,6 +80,12 @@ function ruleDetails(main, name) {
       getJson(withQuery('history', { rule: name, exact: true })),
     ]);
     const limit = report.rules[0];
+    const text = limit && await getJson(withQuery('rule_text', { origin: limit.origin })).catch(() => null);
+    const names = text?.limits.length > 1 ? text.limits.slice(0, 20) : [];
+    const siblings = await Promise.all(names.map(({ rule }) => getJson(withQuery('rules', { rule, exact: true }))));
+    return () => draw({ limit, top, history, text, siblings: siblings.flatMap((of) => of.rules) });
+  };
+  const draw = ({ limit, top, history, text, siblings }) => {
     chart.node.hidden = !limit;
     tried.node.hidden = !limit;
     if (!limit) {
@@ -89,18 +93,13 @@ function ruleDetails(main, name) {
       update(rest);
       return;
     }
-    const [ofRule, text] = await Promise.all([
-      getJson(withQuery('rules', { search: limit.origin, order: 'file', most: 20 })),
-      getJson(withQuery('rule_text', { origin: limit.origin })).catch(() => null),
-    ]);
     chart.update(limitSeries(history));
     tried.begin(text?.limits.find(({ rule }) => rule === name)?.yaml);
-    const siblings = ofRule.rules.filter((found) => found.origin === limit.origin && found.rule_path === limit.rule_path);
     update(facts,
       element('section', { class: 'card' }, details([
         ['Limit', [limit.limit, modeBadge(limit)]],
         ['Position', code(printable(limit.origin))],
-        ['Counting since', duration(limit.age_s * 1e6)],
+        ['Counting for', duration(limit.age_s * 1e6)],
         ['Decisions', `${number(limit.matched)} matched, ${number(limit.rejected)} rejected (${share(limit.rejected, limit.matched)})${limit.shadow_mode ? ' in shadow mode' : ''}, ${number(limit.near_limit_hits)} hits near the limit`],
         ['Distinct keys', `about ${number(limit.distinct_keys)}, of them about ${number(limit.distinct_rejected_keys)} rejected`],
         limit.slots && ['Slots', `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released`],
@@ -114,7 +113,7 @@ function ruleDetails(main, name) {
       element('section', { class: 'card' }, rejectedTable('Keys rejected most in ten minutes', top.overall, false)),
       element('section', { class: 'card' }, busiestTable('Busiest keys of ten minutes, from a sample', top.busiest, false))];
     update(rest, parts, card('Counters',
-      element('p', { class: 'soft' }, 'Lists up to 100 counters of the rule. Needs the admin token and is written to the audit log.'),
+      soft('Lists up to 100 counters of the rule. Needs the admin token and is written to the audit log.'),
       element('button', { type: 'button', onclick: () => listCounters(limit) }, 'List counters')));
   };
   return { refresh, every: 5 };
@@ -130,13 +129,13 @@ function whatIf(name) {
       const report = await getJson(withQuery('what_if', { rule: name, limit: input.value.trim() }));
       const columns = [
         { title: 'Key', class: 'name', cell: keyLink },
-        { title: 'Would reject, about', number: true, cell: (key) => number(key.rejected_tried_about) },
-        { title: 'Rejects now, about', number: true, cell: (key) => number(key.rejected_now_about) },
-        { title: 'Hits, about', number: true, cell: (key) => number(key.hits_about) }];
+        countColumn('Would reject, about', 'rejected_tried_about'),
+        countColumn('Rejects now, about', 'rejected_now_about'),
+        countColumn('Hits, about', 'hits_about')];
       update(result,
-        element('p', {}, element('strong', {}, `${number(report.rejected_keys)} of ${number(report.keys.length)} keys`), ` would be rejected, ${number(report.newly_rejected_keys)} of them are not rejected now.`),
+        element('p', {}, element('strong', {}, `${number(report.rejected_keys)} of ${number(report.keys.length)} keys`), ` would be rejected, ${number(report.newly_rejected_keys)} of them are not rejected now. Tried at ${clock(Date.now() / 1000, true)} UTC.`),
         report.keys.length > 0 ? table(`${report.tried}, instead of ${report.now}`, columns, report.keys.slice(0, 20), { key: (row) => row.key }) : null,
-        element('p', { class: 'soft' }, `Based on the ${report.basis}. "simulate" decides it exactly, on a decision log.`),
+        soft(`Based on ${number(report.minutes)} minutes: ${report.basis}.${report.replicas > 1 ? ` ${number(report.replicas)} replicas share the limit: all together have more hits.` : ''} "simulate" decides it exactly, on a decision log.`),
         report.candidate_yaml ? [element('h3', {}, 'As a candidate beside the limits of the rule'), pre('A candidate', report.candidate_yaml), element('p', { class: 'tools' }, copyButton('Copy the candidate', () => report.candidate_yaml))] : null);
     } catch (error) {
       update(result, problemNotice(error.message));
@@ -172,8 +171,8 @@ async function listCounters(limit) {
     const rows = listing.counters.flatMap((counter) => counter.limits.map((of) => ({ entries: counter.entries.map(([key, value]) => ({ key, value })), counter: of })));
     const name = (entries) => entries.map(({ key, value }) => `${key}=${value ?? ''}`).join(', ');
     await tell('Counters',
-      element('p', { class: 'soft' }, `${listing.note}${listing.complete ? '' : '; there may be others'}`),
-      rows.length === 0 ? empty('No counter is above zero.') : table('Counters', [
+      soft(`${listing.note}${listing.complete ? '' : '; there may be others'}`),
+      rows.length === 0 ? soft('No counter is above zero.') : table('Counters', [
         { title: 'Key', class: 'name', cell: ({ entries }) => keyLink({ domain: limit.domain, entries, key: name(entries) }) },
         { title: 'Used', number: true, cell: ({ counter }) => number(counter.used) },
         { title: 'Left', number: true, cell: ({ counter }) => number(counter.remaining) },
