@@ -178,8 +178,11 @@ fn keyboard_reaches_views_and_actions_need_the_token() {
     let focused = "document.activeElement.textContent";
     browser.press("Tab");
     assert_eq!(browser.evaluate(focused), "Skip to content");
-    browser.wait_until("document.getElementById('alarms').textContent === 'no alarm'");
-    for view in ["no alarm", "Fleet", "This replica", "Rules"] {
+    // A busy machine lets the process run late, which is an alarm.
+    browser.wait_until("/no alarm|1 alarm/.test(document.getElementById('alarms').textContent)");
+    browser.press("Tab");
+    browser.wait_until("document.activeElement.id === 'alarms'");
+    for view in ["Fleet", "This replica", "Rules"] {
         browser.press("Tab");
         assert_eq!(browser.evaluate(focused), view);
     }
@@ -486,7 +489,7 @@ fn replace_fetch(browser: &mut Chromium, handle: &str) {
 #[test]
 fn alarms_that_are_not_known_are_no_absence_of_alarms() {
     let (_server, mut browser) = console_with(&[]);
-    open(&mut browser, "fleet", "document.querySelector('#main').textContent.includes('No alarm.')");
+    open(&mut browser, "fleet", "/No alarm.| s late /.test(document.querySelector('#main').textContent)");
     replace_fetch(&mut browser, "if (path === 'alarms') return Promise.reject(new Error('lost'))");
     browser.wait_until(
         "document.querySelector('#main').textContent.includes('Alarms are not known.') && \
