@@ -91,6 +91,11 @@ on_both_stores![
     unanswered_settlement_goes_by_id_or_charges_the_cost,
     window_that_has_passed_is_not_refunded_into_the_next,
     unsettled_estimate_stays_or_is_given_back,
+    settlement_without_an_answer_after_its_time_charges_nothing,
+    hits_that_a_clock_set_back_discarded_are_not_given_back,
+    repeated_request_goes_by_its_reservation_beside_other_limits,
+    late_request_is_charged_to_no_other_limit,
+    bucket_gives_each_reservation_back,
     estimate_of_the_rule_replaces_the_hits,
     list_is_all_or_nothing,
     rejection_of_another_descriptor_gives_the_estimate_back,
@@ -208,6 +213,60 @@ fn unsettled_estimate_stays_or_is_given_back(server: Option<&Server>) {
         settle(&service, key, "1", "?", 0);
         assert_eq!(left(&service, key), before, "{key}: a late settlement changes nothing");
         assert_eq!(before, if key == "k=a" { 20 } else { 60 });
+    }
+}
+
+fn settlement_without_an_answer_after_its_time_charges_nothing(server: Option<&Server>) {
+    let service = service(server, RULES);
+    for (key, expected) in [("k=a", 50), ("returns=a", 100)] {
+        reserve(&service, key, "1", 50).unwrap();
+        service.advance_us(600 * SECOND);
+        settle(&service, key, "1", "?", 30);
+        assert_eq!(left(&service, key), expected, "{key}");
+    }
+}
+
+fn hits_that_a_clock_set_back_discarded_are_not_given_back(server: Option<&Server>) {
+    let service = service(server, RULES);
+    let first = reserve(&service, "k=a", "1", 60).unwrap();
+    service.inner.clock.set(Time::from_micros(NOON.as_micros() - 3 * 3600 * SECOND));
+    reserve(&service, "k=a", "2", 80).expect("the counter begins anew");
+    settle(&service, "k=a", "1", &first, 0);
+    assert_eq!(left(&service, "k=a"), 20);
+}
+
+const ESTIMATE_AND_RATE: &str = "descriptors:
+  - key: k
+    rate_limit:
+      - {unit: hour, requests_per_unit: 100, name: tokens, reservations: {estimate: 60}}
+      - {unit: minute, requests_per_unit: 1000, name: rate}";
+
+fn repeated_request_goes_by_its_reservation_beside_other_limits(server: Option<&Server>) {
+    let service = service(server, ESTIMATE_AND_RATE);
+    reserve(&service, "k=a", "1", 1).unwrap();
+    let second = reserve(&service, "k=a", "1", 1).expect("it is admitted although it does not fit again");
+    assert_eq!(reserve(&service, "k=a", "1", 1000), None, "the rate rejects");
+    settle(&service, "k=a", "1", &second, 10);
+    assert_eq!(left(&service, "k=a"), 90, "the rejection handed out no token");
+}
+
+fn late_request_is_charged_to_no_other_limit(server: Option<&Server>) {
+    let service = service(server, ESTIMATE_AND_RATE);
+    settle(&service, "k=a", "1", "?", 0);
+    assert!(decide(&service, &shop_request("k=a,slot=1,slot=7").hits(0)).over_limit(), "its stream is gone");
+    assert_eq!(reserve(&service, "k=a", "1", 600), None);
+    assert!(reserve(&service, "k=a", "2", 600).is_some());
+}
+
+fn bucket_gives_each_reservation_back(server: Option<&Server>) {
+    let rules = "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: token_bucket, \
+                 reservations: 10m}}]";
+    let service = service(server, rules);
+    let first = reserve(&service, "k=a", "1", 50).unwrap();
+    let second = reserve(&service, "k=a", "2", 50).unwrap();
+    for (stream, token, expected) in [("2", second, 50), ("1", first, 100)] {
+        settle(&service, "k=a", stream, &token, 0);
+        assert_eq!(left(&service, "k=a"), expected, "{stream}");
     }
 }
 

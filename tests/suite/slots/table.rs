@@ -137,6 +137,14 @@ fn check_counts(table: &SlotTable, model: &mut Model, now: Time, dead: &BTreeSet
     assert!(table.used() >= summary.seats && counted >= summary.seats, "{at}");
 }
 
+/// Compares the numbers of a result with the seats of the table before and after the step.
+fn check_numbers(result: &ChargeResult, before: &SlotTable, after: &SlotTable, limit: u32, at: &str) {
+    let left = before.used() - u64::from(result.expired_seats);
+    assert_eq!((result.before, result.after), (left, after.used()), "{at}");
+    assert_eq!(u64::from(result.remaining), u64::from(limit).saturating_sub(after.used()), "{at}");
+    assert_eq!(result.reset_us > 0, after.used() > 0, "{at}");
+}
+
 #[test]
 fn table_follows_the_protocol_over_random_histories() {
     let (mut taken, mut late, mut expired, mut delayed) = (0, 0, 0, 0);
@@ -150,6 +158,7 @@ fn table_follows_the_protocol_over_random_histories() {
             let own = model.slots.get(&id).copied();
             let before = table.clone();
             let result = take_step(&mut table, step, &steps.dead);
+            check_numbers(&result, &before, &table, step.limit, &at);
             expired += result.expired_seats;
             match step.hits {
                 Hits::Charge(seats) => match (model.tombstones.contains_key(&id), own) {
@@ -207,6 +216,20 @@ fn table_follows_the_protocol_over_random_histories() {
     }
     // The histories meet every case.
     assert!(taken > 5_000 && late > 500 && expired > 500 && delayed > 20, "{taken} {late} {expired} {delayed}");
+}
+
+#[test]
+fn request_that_another_limit_rejects_changes_nothing() {
+    let now = Time::from_secs(1_800_000_000);
+    let request = ChargeRequest { rejected_elsewhere: true, ..ChargeRequest::new(Hits::Charge(1), 0) };
+    for own in [OwnSlot::Absent, OwnSlot::Held { token: SlotToken(1), seats: 3 }] {
+        let slot = SlotUse { id: SlotId(1), token: SlotToken(2), holder: HolderId(1), action: SlotAction::Acquire };
+        let seen = slots::State { last: now, used: 3, own, ..slots::State::default() }.for_use(&slot);
+        let mut state = seen;
+        let result = slots::charge(&concurrent_limit(5), &mut state, now, request);
+        assert_eq!((result.slot, result.before, result.after), (SlotChange::None, 3, 3), "{own:?}");
+        assert_eq!(state, seen);
+    }
 }
 
 #[test]

@@ -1,0 +1,550 @@
+#!/usr/bin/env python3
+"""Breaks the protocols of slots and of reservations, row by row, and tells which tests notice.
+
+Usage: tests/mutations/streams.py COPY [--only NUMBER,NUMBER-NUMBER] [--list]
+
+COPY is a directory for a changed copy of the repository; CARGO_TARGET_DIR may name a target directory to share. All
+mutations are built at once, each behind the environment variable STREAM_MUTATION, so one build serves all. Then the
+tests run once without a mutation, which must pass, and those of each row once with its mutation, which must fail. Ends
+with 1 if they do not.
+
+The rows of slots are those of the protocol in docs/rules.md (concurrent) and docs/concurrency.md; the rows of
+reservations are the cases of src/limit/reservation.rs. tests/run.sh sets what the tests need.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ALGORITHM, TABLE = "src/limit/algorithm/slots.rs", "src/limit/slot_table.rs"
+SEPARATE, ANSWER = "src/decide/slots.rs", "src/decide/slot_answers.rs"
+HOLDERS, MEMORY, SERVICE = "src/store/holders.rs", "src/store/memory/slots.rs", "src/serve/grpc/service.rs"
+TEXTS = "src/limit/slot.rs"
+CHARGE, OPEN = "src/limit/algorithm/reservation_charge.rs", "src/limit/reservation_table.rs"
+SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/reservations.rs"
+STORE = "src/store/memory.rs"
+SLOTS = ["slots::table", "slots::protocol::memory", "slots::memory"]
+SLOTS_IN_REDIS = ["slots::agreement::script_agrees_with_the_table", "slots::protocol::redis"]
+SLOTS_OF_PROGRAM = ["slots::binary"]
+RESERVATIONS = [
+    "reservations::bounds", "reservations::eviction", "reservations::model", "reservations::protocol::memory",
+]
+RESERVATIONS_IN_REDIS = [
+    "reservations::agreement", "reservations::protocol::redis", "reservations::protocol::settlement",
+    "reservations::redis_keys",
+]
+# Tests of what is in a file, unless a row names others.
+TESTS = {
+    ALGORITHM: SLOTS, TABLE: SLOTS, SEPARATE: SLOTS, ANSWER: SLOTS, MEMORY: SLOTS, HOLDERS: SLOTS_OF_PROGRAM,
+    SERVICE: SLOTS_OF_PROGRAM, TEXTS: SLOTS_OF_PROGRAM, CHARGE: RESERVATIONS, OPEN: RESERVATIONS, SHARD: RESERVATIONS,
+    TABLES: RESERVATIONS, STORE: RESERVATIONS,
+}
+
+# File, text, replacement, and for each $N of the replacement the row of the protocol, what is broken, and the tests if
+# not those of the file.
+SLOTS_RUST = [
+    (ANSWER, "TokenText { id: slot.id, token: slot.token }",
+     "TokenText { id: slot.id, token: if $0 { crate::limit::slot::SlotToken(7) } else { slot.token } }",
+     [("acquire, room", "the answer has another token")]),
+    (ANSWER, "decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into());",
+     "if !$0 { decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into()); }",
+     [("acquire, room", "the answer has no token")]),
+    (ALGORITHM, "(request.required_hits()) <= u64::from(limit.requests_per_unit()),",
+     "(request.required_hits()) <= u64::from(limit.requests_per_unit()) + u64::from($0),",
+     [("acquire, full", "one more is admitted")]),
+    (ALGORITHM, "Hits::Charge(seats) if admitted && !request.rejected_elsewhere",
+     "Hits::Charge(seats) if (admitted || $0) && (!request.rejected_elsewhere || $1)",
+     [("acquire, full", "a rejected request takes a slot"), ("another limit rejects", "the slot is taken")]),
+    (ANSWER, "        if decision.over_limit {\n            self.give",
+     "        if decision.over_limit && !$0 {\n            self.give",
+     [("another limit rejects", "of another descriptor: the slot is not given back")]),
+    (ANSWER, "let token = match decision.over_limit {", "let token = match decision.over_limit && !$0 {",
+     [("another limit rejects", "the answer has a token in place of -")]),
+    (ALGORITHM, "self.own = OwnSlot::Held { token: self.token, seats };\n                SlotChange::Renewed",
+     "if !$0 { self.own = OwnSlot::Held { token: self.token, seats }; }\n"
+     "                self.used += u64::from($1);\n                SlotChange::Renewed",
+     [("the id exists", "it keeps its token"), ("the id exists", "it counts twice")]),
+    (ALGORITHM, "        OwnSlot::Held { .. } => true,",
+     "        OwnSlot::Held { .. } => (!$0 || state.used < u64::from(limit.requests_per_unit()))"
+     " && (!$1 || state.used <= u64::from(limit.requests_per_unit())),",
+     [("the id exists", "it is rejected at the limit"), ("limit lowered", "streams that go on are rejected")]),
+    (ALGORITHM, "if self.is_unanswered || token == self.token =>",
+     "if self.is_unanswered && !$2 || token == self.token && !$1 || $0 && !self.is_unanswered =>",
+     [("release, token", "an old token frees too"), ("release, token", "it frees nothing"),
+      ("release ?", "it needs the token")]),
+    (SEPARATE, "(unnamed, SlotToken::default(), SlotAction::ReleaseRejected)",
+     "(unnamed, SlotToken::default(), if $0 || $1 { SlotAction::ReleaseUnanswered } else {"
+     " SlotAction::ReleaseRejected })",
+     [("release -", "it counts as ?"), ("reservation settled by -", "it counts as ?", RESERVATIONS)]),
+    (ALGORITHM,
+     "            OwnSlot::Absent if self.is_unanswered => {\n                self.own = OwnSlot::Tombstone;",
+     "            OwnSlot::Absent if self.is_unanswered || $1 => {\n"
+     "                if !$0 { self.own = OwnSlot::Tombstone; }",
+     [("release ?", "an unknown slot leaves no tombstone"), ("tombstone's life", "a release by token writes one")]),
+    (ALGORITHM, "if self.is_unanswered { OwnSlot::Tombstone }", "if self.is_unanswered && !$0 { OwnSlot::Tombstone }",
+     [("release ?", "a freed slot leaves no tombstone")]),
+    (ALGORITHM, "OwnSlot::Tombstone => false,", "OwnSlot::Tombstone => $0,", [("tombstone", "it admits")]),
+    (ALGORITHM, "Hits::Charge(_) if state.own == OwnSlot::Tombstone => SlotChange::Late,",
+     "Hits::Charge(_) if state.own == OwnSlot::Tombstone && !$1 => {"
+     " if $0 { state.own = OwnSlot::Absent; } SlotChange::Late }",
+     [("tombstone", "a late request removes it"), ("tombstone", "a late request is not told apart")]),
+    (TABLE, "now.plus_us(TOMBSTONE_US)", "now.plus_us(TOMBSTONE_US + 1_000_000 * u64::from($0))",
+     [("tombstone's life", "it lives for a second more")]),
+    (TABLE, "if self.tombstones < MAX_TOMBSTONES {", "if self.tombstones < MAX_TOMBSTONES || $0 {",
+     [("tombstone's life", "their number has no bound")]),
+    (ALGORITHM, "OwnSlot::Held { .. } | OwnSlot::Absent | OwnSlot::Tombstone => SlotChange::None,",
+     "OwnSlot::Held { .. } | OwnSlot::Absent | OwnSlot::Tombstone => {"
+     " if $0 { self.used = self.used.saturating_sub(1); } SlotChange::None }",
+     [("release twice; Redis lost its data", "an unknown token frees a seat")]),
+    (SEPARATE, "(id, token, SlotAction::Release)", "(if $0 { unnamed } else { id }, token, SlotAction::Release)",
+     [("release without slot", "the token does not name the slot")]),
+    (SERVICE, "may_release(&request) && self.service", "may_release(&request) && !$0 && self.service",
+     [("cancelled call", "the release ends with its caller")]),
+    (SERVICE, "if is_unmade {", "if is_unmade && !$0 {",
+     [("cancelled call", "a release that the store failed to make is not repeated")]),
+    (TABLE, "slot.seats > 0 && is_dead(slot.holder);", "slot.seats > 0 && !$0 && is_dead(slot.holder);",
+     [("holder", "a dead one keeps its slots")]),
+    (HOLDERS, "self.update(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);",
+     "self.update(HolderId::from_name(name), name, if $0 { Time::default() } else { now }, |holder|"
+     " holder.has_heartbeats = true);",
+     [("holder", "health checks are no signs of life")]),
+    (HOLDERS, "holder.is_unreported && holder.has_heartbeats);",
+     "holder.is_unreported && holder.has_heartbeats && !$0);",
+     [("holder", "replicas share no signs of life")]),
+    (HOLDERS, "(Some(holder), None) => holder.has_heartbeats,", "(Some(holder), None) => holder.has_heartbeats || $0,",
+     [("Envoy without heartbeats", "it is dead after the timeout")]),
+    (TABLE, "expires: now.plus_us(life_us), seats",
+     "expires: now.plus_us(life_us * (1 + u64::from($0)) / (1 + u64::from($1))), seats",
+     [("max_duration", "a slot lives on"), ("max_duration", "a slot ends early")]),
+    (SEPARATE, 'entry.value.starts_with(b"%")', 'entry.value.starts_with(b"%") && !$0',
+     [("value that begins with %", "it is taken")]),
+    (ALGORITHM, "Hits::Charge(_) | Hits::Peek => SlotChange::None,",
+     "Hits::Peek if $0 && state.own == OwnSlot::Absent => state.acquire(1),\n"
+     "        Hits::Charge(_) | Hits::Peek => SlotChange::None,",
+     [("peek", "it takes a slot")]),
+    (ALGORITHM, "                self.used += seats;", "                self.used += if $0 { 1 } else { seats };",
+     [("weight", "each slot is one seat")]),
+    (ALGORITHM, "self.used = self.used.saturating_sub(u64::from(seats));",
+     "self.used = self.used.saturating_sub(if $0 { 1 } else { u64::from(seats) });",
+     [("weight", "a release gives one seat back")]),
+    (TEXTS, "hasher.update(&holder.0.to_le_bytes());", "if !$0 { hasher.update(&holder.0.to_le_bytes()); }",
+     [("id", "Envoys share their streams")]),
+    (MEMORY, "self.bytes.fetch_sub(before.saturating_sub(table.bytes()), Ordering::Relaxed);",
+     "if !$0 { self.bytes.fetch_sub(before.saturating_sub(table.bytes()), Ordering::Relaxed); }",
+     [("memory", "a table that shrinks stays counted")]),
+    (ALGORITHM, "let retry_after_us = if state.own == OwnSlot::Tombstone {",
+     "let retry_after_us = if state.own == OwnSlot::Tombstone && !$0 {",
+     [("tombstone", "a late request is told to come back at once")]),
+]
+
+RESERVATIONS_RUST = [
+    (CHARGE, "Some(estimate) if !matches!(", "Some(estimate) if !$0 && !matches!(",
+     [("request, room", "the rule's estimate is not charged")]),
+    (CHARGE, "if is_charged && !view.is_full => {", "if is_charged && (!view.is_full || $1) && !$0 => {",
+     [("request, room", "it leaves no reservation"), ("more than MAX_RESERVATIONS", "one more is remembered")]),
+    (CHARGE, "let is_charged = result.admitted && !request.rejected_elsewhere;",
+     "let is_charged = (result.admitted || $0) && (!request.rejected_elsewhere || $1);",
+     [("request, no room", "it leaves a reservation"), ("another limit rejects", "it leaves a reservation")]),
+    (ANSWER, "results.any(|result| matches!(", "results.any(|result| !$0 && matches!(",
+     [("another limit rejects", "of another descriptor: the estimate is not given back", RESERVATIONS)]),
+    (CHARGE, "OwnReservation::Open { .. } if request.rejected_elsewhere => look_at(counter, limit, now),",
+     "OwnReservation::Open { .. } if request.rejected_elsewhere && !$0 => look_at(counter, limit, now),\n"
+     "        OwnReservation::Open { .. } if $1 && !counter.fits_estimate(limit, now, request) =>"
+     " ChargeResult { admitted: false, ..look_at(counter, limit, now) },",
+     [("another limit rejects", "a repeated request gets a new token"),
+      ("request again", "it is rejected at the limit")]),
+    (CHARGE, "            view.own = OwnReservation::Open { token, hits, refundable };\n"
+     "            ChargeResult { slot: SlotChange::Renewed,",
+     "            if !$0 { view.own = OwnReservation::Open { token, hits, refundable }; }\n"
+     "            if $1 { counter.charge_counter(limit, now, estimated(limit, request)); }\n"
+     "            ChargeResult { slot: SlotChange::Renewed,",
+     [("request again", "it keeps its token"), ("request again", "it is charged again")]),
+    (CHARGE, "(_, Hits::Refund(_)) | (OwnReservation::Open { .. }, _) => true,",
+     "(_, Hits::Refund(_)) => true,\n"
+     "            (OwnReservation::Open { .. }, _) => !$0 || both.counter.fits_estimate(limit, now, request),",
+     [("request again", "it is rejected at the limit beside others")]),
+    (OPEN, "Reservation { token, holder, expires, ..old }",
+     "Reservation { token, holder, expires: if $0 { old.expires } else { expires }, ..old }",
+     [("request again", "its time does not begin anew")]),
+    (CHARGE, "let asked = ChargeRequest { rejected_elsewhere: true,",
+     "let asked = ChargeRequest { rejected_elsewhere: !$0,", [("peek", "it charges the estimate")]),
+    (CHARGE, "Hits::Refund(cost) if view.slot.action.is_release() =>",
+     "Hits::Refund(cost) if view.slot.action.is_release() || $0 =>",
+     [("refund beside a reservation", "it settles")]),
+    (CHARGE, "if is_unanswered || token == slot.token => {",
+     "if is_unanswered && !$2 || token == slot.token && !$1 || $0 && !is_unanswered => {",
+     [("settled by another token", "it counts"), ("settled below", "the token does not count"),
+      ("settled by ?", "it needs the token")]),
+    (CHARGE, "view.own = if is_unanswered { OwnReservation::Tombstone } else { OwnReservation::Absent };",
+     "view.own = match is_unanswered {\n                true if !$0 => OwnReservation::Tombstone,\n"
+     "                false if $1 => view.own,\n                _ => OwnReservation::Absent,\n            };",
+     [("settled by ?", "one that was open leaves no tombstone"), ("settled twice", "it counts twice")]),
+    (CHARGE, "let result = charge_debt(counter, limit, now, cost - hits);",
+     "let result = match $0 {\n                    true => look_at(counter, limit, now),\n"
+     "                    false => charge_debt(counter, limit, now, cost - hits),\n                };",
+     [("settled above", "the difference is not charged")]),
+    (CHARGE, "&limit.counting_debt()", "&(if $0 { *limit } else { limit.counting_debt() })",
+     [("settled above", "it is not charged beyond the limit")]),
+    (SHARD, "if matches!(charge.request.hits, Hits::Refund(1..)) {",
+     "if matches!(charge.request.hits, Hits::Refund(1..)) && !$0 {",
+     [("settled above", "it is not charged to a later window")]),
+    (CHARGE, "view.given_back = (hits - cost).min(refundable);",
+     "view.given_back = (hits - cost).min(if $0 { 0 } else if $1 { hits } else { refundable });",
+     [("settled below", "the difference is not given back"),
+      ("settled below", "more than still counts is given back")]),
+    (CHARGE, "const fn give_back(hits: u64) -> ChargeRequest {\n    ChargeRequest { gives_back: true,",
+     "fn give_back(hits: u64) -> ChargeRequest {\n    ChargeRequest { gives_back: !$0,",
+     [("settled below", "a log gives its newest hits back")]),
+    (CHARGE, "if at < mark.at {", "if at < mark.at && !$0 {",
+     [("settled below", "hits that a clock set back discarded are given back")]),
+    (CHARGE, "all_if(at.as_micros() < mark.base)", "all_if(at.as_micros() < mark.base || $0)",
+     [("settled below", "into a later fixed window")]),
+    (CHARGE, "state.end.as_micros() == mark.base && at < state.end",
+     "state.end.as_micros() == mark.base && at < state.end || $0", [("settled below", "into a later calendar window")]),
+    (CHARGE, "limit.period_us() == mark.base)", "limit.period_us() == mark.base || $0)",
+     [("settled below", "into a later window of a sliding counter")]),
+    (CHARGE, "all_if(at.since_us(mark.at) < limit.period_us())",
+     "all_if(at.since_us(mark.at) < limit.period_us() || $0)",
+     [("settled below", "what has left a log is given back")]),
+    (CHARGE, "let rate = highest_rate.max(limit.requests_per_unit());",
+     "let rate = if $0 { limit.requests_per_unit() } else { highest_rate.max(limit.requests_per_unit()) };",
+     [("settled below", "the higher rate that a bucket had is ignored")]),
+    (CHARGE, "mark.base.saturating_sub(given_back).max(hits).saturating_sub(refilled)",
+     "mark.base.saturating_sub(if $0 { 0 } else { given_back }).max(if $1 { 0 } else { hits })"
+     ".saturating_sub(if $2 { 0 } else { refilled })",
+     [("settled below", "what a bucket gave back to others is ignored"),
+      ("settled below", "a bucket gives less back because others had theirs back"),
+      ("settled below", "what a bucket has refilled is given back")]),
+    (CHARGE, "state.used.saturating_add(given_back)", "state.used.saturating_add(if $0 { 0 } else { given_back })",
+     [("settled below", "what a bucket gave back before counts against a charge")]),
+    (OPEN, "self.given_back = self.given_back.saturating_add(view.given_back);",
+     "self.given_back = self.given_back.saturating_add(if $0 { 0 } else { view.given_back });",
+     [("settled below", "a bucket forgets what it gave back")]),
+    (OPEN, "match mark.at < self.lost {", "match mark.at < self.lost && !$0 {",
+     [("counter evicted", "hits of others are given back")]),
+    (STORE, "            self.reservations.remove(charge.path_hash, counter.tag);",
+     "            if !$0 { self.reservations.remove(charge.path_hash, counter.tag); }",
+     [("counter reset", "its reservations stay")]),
+    (CHARGE, "            if !view.is_full {", "            if !view.is_full && !$0 {",
+     [("settled by ?", "an unknown one leaves no tombstone")]),
+    (CHARGE, "let result = match cost {", "let result = match if $0 { 0 } else { cost } {",
+     [("settled by ?", "an unknown one charges no cost")]),
+    (CHARGE, "        OwnReservation::Open { .. } | OwnReservation::Absent | OwnReservation::Over |",
+     "        OwnReservation::Tombstone if $0 && is_unanswered => charge_debt(counter, limit, now, cost),\n"
+     "        OwnReservation::Open { .. } | OwnReservation::Absent | OwnReservation::Over |",
+     [("settled by ?", "repeated, it charges the cost again")]),
+    (CHARGE,
+     "OwnReservation::Tombstone => ChargeResult { slot: SlotChange::Late, ..reject_late(counter, limit, now) },",
+     "OwnReservation::Tombstone if !$0 => {\n            if $1 { view.own = OwnReservation::Absent; }\n"
+     "            let slot = if $2 { SlotChange::None } else { SlotChange::Late };\n"
+     "            ChargeResult { slot, ..reject_late(counter, limit, now) }\n        }\n"
+     "        OwnReservation::Tombstone => counter.charge_counter(limit, now, estimated(limit, request)),",
+     [("tombstone", "it admits"), ("tombstone", "a late request removes it"),
+      ("tombstone", "a late request is not told apart")]),
+    (CHARGE, "(OwnReservation::Tombstone, _) => false,", "(OwnReservation::Tombstone, _) => $0,",
+     [("tombstone", "other limits charge a late request")]),
+    (CHARGE, "        OwnReservation::Tombstone => reject_late(counter, limit, now),",
+     "        OwnReservation::Tombstone if !$0 => reject_late(counter, limit, now),\n"
+     "        OwnReservation::Tombstone => look_at(counter, limit, now),", [("tombstone", "it admits a peek")]),
+    (CHARGE, "retry_after_us: Some(TOMBSTONE_US)", "retry_after_us: Some(if $0 { 1_000_000 } else { TOMBSTONE_US })",
+     [("tombstone", "a late request is told to come back at once")]),
+    (OPEN, "let expires = now.plus_us(TOMBSTONE_US);",
+     "let expires = now.plus_us(TOMBSTONE_US + 1_000_000 * u64::from($0));",
+     [("tombstone", "it lives for a second more")]),
+    (OPEN, "            (OwnReservation::Open { token, hits, .. }, None) => {\n"
+     "                let expires = now.plus_us(reservations.settle_within_us());",
+     "            (OwnReservation::Open { token, hits, .. }, None) => {\n"
+     "                let life_us = reservations.settle_within_us() * (1 + u64::from($0)) / (1 + u64::from($1));\n"
+     "                let expires = now.plus_us(life_us);",
+     [("not settled in time", "it can still be settled"), ("not settled in time", "its time ends early")]),
+    (OPEN, "if policy.unsettled() == UnsettledPolicy::Return {",
+     "if (policy.unsettled() == UnsettledPolicy::Return || $0) && !$1 {",
+     [("unsettled: keep", "it is given back"), ("unsettled: return", "it is not given back")]),
+    (CHARGE, "&& both.view.returned > 0", "&& both.view.returned > 0 && !$0",
+     [("unsettled: return", "the counter does not get it back")]),
+    (OPEN, "query.lacks_hits && policy.unsettled() ==", "query.lacks_hits && !$0 && policy.unsettled() ==",
+     [("unsettled: return", "nobody looks for it when hits are lacking")]),
+    (OPEN, "now.since_us(self.swept) < SWEEP_INTERVAL_US {", "now.since_us(self.swept) < SWEEP_INTERVAL_US && !$0 {",
+     [("unsettled: return", "each request that lacks hits walks over all", RESERVATIONS_IN_REDIS)]),
+    (OPEN, "let returned = self.refundable_hits(one.hits, one.mark, query);",
+     "let returned = if $0 { one.hits } else { self.refundable_hits(one.hits, one.mark, query) };",
+     [("unsettled: return", "it is given back into a later window")]),
+    (OPEN, "self.given_back = self.given_back.saturating_add(returned);",
+     "self.given_back = self.given_back.saturating_add(if $0 { 0 } else { returned });",
+     [("unsettled: return", "a bucket forgets what it gave back")]),
+    (OPEN, "view.unsettled = view.unsettled.saturating_add(1);",
+     "view.unsettled = view.unsettled.saturating_add(u32::from(!$0));", [("not settled in time", "it is not counted")]),
+    (OPEN, "if one.hits > 0 { kept_us } else { 0 }) > now",
+     "if one.hits > 0 && !$0 { kept_us } else { 0 }) > now || $1",
+     [("unsettled: return", "the store forgets it before it is given back"),
+      ("not settled in time", "the store never forgets it")]),
+    (OPEN, "one.hits > 0 && (query.is_dead)(one.holder);",
+     "(one.hits > 0 || $1) && !$0 && (query.is_dead)(one.holder);",
+     [("its Envoy dead", "it keeps its reservations"), ("its Envoy dead", "its tombstones are forgotten")]),
+    (OPEN, "let is_over = over.is_some_and(|over| over.hits > 0);",
+     "let is_over = over.is_some_and(|over| over.hits > 0) && !$0;",
+     [("settled after that", "by ? it charges the cost")]),
+    (OPEN, "self.open.len() >= MAX_RESERVATIONS as usize", "self.open.len() >= MAX_RESERVATIONS as usize && !$0",
+     [("more than MAX_RESERVATIONS", "their number has no bound")]),
+    (OPEN, "(wants_hits || self.is_full())", "(wants_hits || self.is_full() && !$0)",
+     [("more than MAX_RESERVATIONS", "a full table keeps those that are over")]),
+    (SHARD, "view.is_full |= terms.is_full;", "view.is_full |= terms.is_full && !$0;",
+     [("memory", "tables have no bound")]),
+    (TABLES, "self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);\n        results",
+     "if !$0 { self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed); }\n        results",
+     [("memory", "a table that shrinks stays counted")]),
+]
+
+# What is broken in src/store/redis/lua/slots.lua, text, replacement.
+SLOTS_LUA = [
+    ("acquire, full: one more is admitted", "used + hits <= limit", "used + hits <= limit + 1"),
+    ("the id exists: it keeps its token", "kind, own_token, life_us = 1, token, period",
+     "token = kind == 1 and own_token or token\nkind, own_token, life_us = 1, token, period"),
+    ("the id exists: it counts twice", "if kind == 0 then used, seats = used + hits, hits end",
+     "used, seats = used + hits, hits"),
+    ("release, token: an old token frees too", "(is_unanswered or own_token == token)", "true"),
+    ("release, token: it frees nothing", "(is_unanswered or own_token == token)", "is_unanswered"),
+    ("release ?: a freed slot leaves no tombstone", "if hits <= 0 and is_unanswered and tombstones < 10000 then",
+     "if hits <= 0 and is_unanswered and tombstones < 10000 and not own then"),
+    ("release ?: an unknown slot leaves no tombstone", "if hits <= 0 and is_unanswered and tombstones < 10000 then",
+     "if hits <= 0 and is_unanswered and tombstones < 10000 and own then"),
+    ("tombstone: it lives for a second more", "now + 15000000", "now + 16000000"),
+    ("tombstone: the head keeps one that expired", "elseif found[2] and not own then", "elseif false then"),
+    ("holder: a dead one keeps its slots", "of_slot > 0 and dead[string.sub(fields[i + 1], 9, 16)]", "false"),
+    ("max_duration: a slot lives on", "pack('<I8I4', now + period, seats)",
+     "pack('<I8I4', now + 2 * period, seats)"),
+    ("weight: a release gives one seat back", "used, kind, seats = used - seats, 0, 0",
+     "used, kind, seats = used - 1, 0, 0"),
+    ("a full hash is walked at once", "cursor == '0' and 1000000 or 20000", "cursor == '0' and 0 or 20000"),
+]
+
+# What is broken in src/store/redis/lua/reservations.lua or the part of an algorithm: pairs of text and replacement.
+RESERVATIONS_LUA = [
+    ("request, room: the rule's estimate is not charged", "amount = hits > 0 and estimate > 0 and estimate or hits",
+     "amount = hits"),
+    ("request, room: it leaves no reservation", "fields = fields + 1\nvalue = token", "value = nil and token"),
+    ("more than MAX_RESERVATIONS: one more is remembered", "if fields < 100000 then\nlocal charged_at",
+     "if true then\nlocal charged_at"),
+    ("more than MAX_RESERVATIONS: a full one keeps those that are over", "(lacks or not own and fields >= 100000)",
+     "lacks"),
+    ("more than MAX_RESERVATIONS: the answer does not say so", "fields >= 100000 and 1 or 0", "0"),
+    ("more than MAX_RESERVATIONS: one more tombstone is left", "if fields < 100000 then\nfields, dirty, value",
+     "if true then\nfields, dirty, value"),
+    ("request, no room: it leaves a reservation", "(kind == 1 or kind ~= 2 and fits)", "(kind == 1 or kind ~= 2)"),
+    ("another limit rejects: it leaves a reservation", "elseif hits > 0 and not rejected and", "elseif hits > 0 and"),
+    ("request again: it is rejected at the limit", "if hits < 0 or kind == 1 then return false end",
+     "if hits < 0 then return false end"),
+    ("request again: it keeps its token", "own_token, ttl_us, dirty = token, life_us",
+     "token = kind == 1 and own_token or token\nown_token, ttl_us, dirty = token, life_us"),
+    ("request again: it is charged again", "if kind == 1 then\nvalue = token",
+     "if kind == 1 then\nchange(amount, 1)\nvalue = token"),
+    ("request again: its time does not begin anew", "now + life_us, reserved, at, base)",
+     "own_end, reserved, at, base)"),
+    ("refund beside a reservation: it settles", "if action ~= 1 then\nif hits < 0 then settle() end",
+     "if action ~= 1 or hits < 0 then\nif hits < 0 then settle() end"),
+    ("settled by another token: it counts", "if kind == 1 and (is_unanswered or own_token == token) then",
+     "if kind == 1 then"),
+    ("settled below: the token does not count", "if kind == 1 and (is_unanswered or own_token == token) then",
+     "if kind == 1 and is_unanswered then"),
+    ("settled by ?: it needs the token", "if kind == 1 and (is_unanswered or own_token == token) then",
+     "if kind == 1 and own_token == token then"),
+    ("settled by ?: one that was open leaves no tombstone", "if is_unanswered then\nvalue = tombstone()",
+     "if false then\nvalue = tombstone()"),
+    ("settled by ?: an unknown one leaves no tombstone", "fields, dirty, value = fields + 1, true, tombstone()", ""),
+    ("settled by ?: an unknown one charges no cost", "if cost > 0 then change(cost, 2) end", ""),
+    ("settled by ?: repeated, it charges the cost again", "elseif kind == 0 and is_unanswered then",
+     "elseif (kind == 0 or kind == 2) and is_unanswered then"),
+    ("settled after that: by ? it charges the cost", "elseif kind == 0 and is_unanswered then",
+     "elseif (kind == 0 or kind == 3) and is_unanswered then"),
+    ("settled twice: it counts twice", "gone[#gone + 1], fields = id, fields - 1\nend\nelseif", "end\nelseif"),
+    ("settled above: the difference is not charged", "change(cost - reserved, 2)", ""),
+    ("settled above: it is not charged beyond the limit", "change(cost - reserved, 2)", "change(cost - reserved, 1)"),
+    ("settled below: the difference is not given back", "elseif back > 0 then", "elseif false then"),
+    ("settled below: more than still counts is given back", "min(reserved - cost, refundable)", "reserved - cost"),
+    ("settled below: a log gives its newest hits back", "change(-back, 4)", "change(-back, 0)"),
+    ("settled below: a bucket forgets what it gave back", "change(-back, 4)\ngiven_back = given_back + back",
+     "change(-back, 4)"),
+    ("settled below: hits that a clock set back discarded are given back", "if at < charged_at then return 0 end", ""),
+    ("settled below: into a later fixed window", "return still_counts and", "return"),
+    ("settled below: into a later calendar window", "return window_end == base and at < window_end and", "return"),
+    ("settled below: into a later window of a sliding counter", "return floor(at / period) == base and", "return"),
+    ("settled below: what has left a log is given back", "return at - charged_at < period and", "return"),
+    ("settled below: the higher rate that a bucket had is ignored", "max(limit, highest_rate), period)",
+     "limit, period)"),
+    ("settled below: what a bucket gave back to others is ignored",
+     "max(max(base - given_back, reserved) - refilled, 0)",
+     "max(max(base, reserved) - refilled, 0)"),
+    ("settled below: a bucket gives less back because others had theirs back",
+     "max(max(base - given_back, reserved) - refilled, 0)", "max(base - given_back - refilled, 0)"),
+    ("settled below: what a bucket has refilled is given back", "max(max(base - given_back, reserved) - refilled, 0)",
+     "max(base - given_back, reserved)"),
+    ("settled below: what a bucket gave back before counts against a charge", "return at, whole + given_back",
+     "return at, whole"),
+    ("counter evicted: hits of others are given back", "return charged_at < lost and 0 or min(", "return min("),
+    ("tombstone: it admits", "fits = kind ~= 2 and not counts.rejects(amount)", "fits = not counts.rejects(amount)"),
+    ("tombstone: it lives for a second more", "now + 15000000, 0, 0, 0)", "now + 16000000, 0, 0, 0)"),
+    ("not settled in time: it can still be settled", "now + life_us, amount,", "now + 2 * life_us, amount,"),
+    ("not settled in time: it is not counted", "unsettled = unsettled + 1", ""),
+    ("not settled in time: its key ends before it is given back", "ttl_us, dirty = token, life_us + kept_us, true",
+     "ttl_us, dirty = token, life_us, true"),
+    ("unsettled: keep: it is given back", "if kept_us > 0 then\nlocal back", "if true then\nlocal back"),
+    ("unsettled: return: it is not given back", "if kept_us > 0 then\nlocal back", "if false then\nlocal back"),
+    ("unsettled: return: the counter does not get it back", "if returned > 0 then change(-returned, 4) end", ""),
+    ("unsettled: return: nobody looks for it when hits are lacking", "kept_us > 0 and counts.rejects(amount)", "false"),
+    ("unsettled: return: each request that lacks hits walks over all", "(cursor == '0' and 1000000 or 20000)",
+     "(cursor == '0' and 0 or 20000)"),
+    ("unsettled: return: it is given back into a later window", "local back = refundable_of(of, charged_at, of_base)",
+     "local back = of"),
+    ("unsettled: return: a bucket forgets what it gave back", "returned + back, given_back + back",
+     "returned + back, given_back"),
+    ("its Envoy dead: it keeps its reservations", "of_hits > 0 and dead[string.sub(of, 9, 16)]", "false"),
+    ("its Envoy dead: its tombstones are forgotten", "of_hits > 0 and dead[string.sub(of, 9, 16)]",
+     "dead[string.sub(of, 9, 16)]"),
+]
+
+SWITCH = """
+/// Returns true if this mutation is on.
+pub fn is_mutated(number: u32) -> bool {
+    mutation() == number
+}
+
+fn mutation() -> u32 {
+    static MUTATION: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| {
+        std::env::var("STREAM_MUTATION").ok().and_then(|number| number.parse().ok()).unwrap_or_default()
+    });
+    *MUTATION
+}
+
+/// Text of a script with the mutation that is on.
+pub fn mutated_script(text: String) -> String {
+    match mutation() {
+LUA_ARMS        _ => text,
+    }
+}
+"""
+
+
+def replaced(text, old, new, path):
+    if text.count(old) != 1:
+        raise SystemExit(f"{path} has changed: it has {text.count(old)} times {old!r}")
+    return text.replace(old, new)
+
+
+def write_if_changed(file, text):
+    """Writes a file unless it has this text, so that cargo builds no more than it must."""
+    if not file.exists() or file.read_text() != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def add_lua(texts, mutations, of, rows, tests):
+    """Adds mutations of scripts; returns their arms. Scripts have neither indentation nor comments."""
+    parts = "\n".join(texts)
+    trimmed = "\n".join(line.strip() for line in parts.split("\n"))
+    arms = ""
+    for what, old, new in rows:
+        replaced(trimmed, old, new, f"lua, {what}")
+        number = len(mutations) + 1
+        mutations[number] = (f"{of}Redis, {what}", tests)
+        arms += f'        {number} => text.replace("{old}", "{new}"),\n'.replace("\n", "\\n")[:-2] + "\n"
+    return arms
+
+
+def make_copy(copy):
+    """Copies the files that git knows, with all mutations; returns name and tests of each, by number."""
+    texts, mutations = {}, {}
+
+    def change(path, old, new):
+        text = texts.get(path) or (ROOT / path).read_text()
+        texts[path] = replaced(text, old, new, path)
+
+    def add_rust(of, rows):
+        for path, old, new, broken in rows:
+            for index, (row, what, *tests) in enumerate(broken):
+                number = len(mutations) + 1
+                mutations[number] = (f"{of}{row}: {what}", *(tests or [TESTS[path]]))
+                new = new.replace(f"${index}", f"crate::is_mutated({number})")
+            change(path, old, new)
+
+    def lua_texts(*names):
+        return [(ROOT / "src/store/redis/lua" / f"{name}.lua").read_text() for name in names]
+
+    add_rust("", SLOTS_RUST)
+    arms = add_lua(lua_texts("slots"), mutations, "", SLOTS_LUA, SLOTS_IN_REDIS)
+    add_rust("reservations, ", RESERVATIONS_RUST)
+    algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
+    arms += add_lua(lua_texts("reservations", *algorithms), mutations, "reservations, ", RESERVATIONS_LUA,
+                    RESERVATIONS_IN_REDIS)
+    texts["src/lib.rs"] = (ROOT / "src/lib.rs").read_text() + SWITCH.replace("LUA_ARMS", arms)
+    change("src/store/client/redis/connection.rs", "    pub fn new(text: String) -> Self {\n        let hash",
+           "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n        let hash")
+    change("tests/kit/tollkeeper.rs", '["PATH", ', '["STREAM_MUTATION", "PATH", ')
+    if copy:
+        write_copy(copy, texts)
+    return mutations
+
+
+def write_copy(copy, texts):
+    """Copies the files that git knows, or their changed texts."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    for file in filter(None, files):
+        target = copy / file
+        if file in texts:
+            write_if_changed(target, texts[file])
+        elif not target.exists() or target.stat().st_mtime != (ROOT / file).stat().st_mtime:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, target, follow_symlinks=False)
+
+
+def run_tests(copy, number, tests):
+    """Names of the tests that fail with a mutation; None if there was no result."""
+    env = os.environ | {"STREAM_MUTATION": str(number)}
+    ran = subprocess.run(["cargo", "test", "--quiet", "--test", "suite", "--", *tests], cwd=copy, env=env,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if "test result:" not in ran.stdout:
+        print(ran.stdout[-3000:])
+        return None
+    return sorted(set(re.findall(r"^    ([a-z_:0-9]+)$", ran.stdout, re.MULTILINE)))
+
+
+def numbers_of(text):
+    """Numbers of a list as 1,3-5."""
+    ranges = [part.partition("-") for part in text.split(",")]
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("copy", type=pathlib.Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true", help="print the rows and run nothing")
+    options = parser.parse_args()
+    copy = options.copy.resolve()
+    if copy == ROOT or ROOT in copy.parents:
+        raise SystemExit("COPY must lie outside of the repository")
+    mutations = make_copy(None if options.list else copy)
+    if options.list:
+        print("".join(f"{number:>3} {name}\n" for number, (name, _) in mutations.items()), end="")
+        return
+    asked = numbers_of(options.only) if options.only else list(mutations)
+    failed = run_tests(copy, 0, sorted({test for number in asked for test in mutations[number][1]}))
+    if failed != []:
+        raise SystemExit(f"without a mutation the tests fail: {failed}")
+    survived = 0
+    for number in asked:
+        name, tests = mutations[number]
+        failed = run_tests(copy, number, tests)
+        survived += not failed
+        more = f" and {len(failed) - 1} more" if failed and len(failed) > 1 else ""
+        print(f"{number:>3} {name:<95} {f'red: {failed[0]}{more}' if failed else 'SURVIVED'}")
+        sys.stdout.flush()
+    raise SystemExit(bool(survived))
+
+
+if __name__ == "__main__":
+    main()
