@@ -13,6 +13,7 @@ reservations are the cases of src/limit/reservation.rs. tests/run.sh sets what t
 """
 
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -501,11 +502,19 @@ def write_copy(copy, texts):
             shutil.copy2(ROOT / file, target, follow_symlinks=False)
 
 
-def run_tests(copy, number, tests):
+def build_tests(copy):
+    """Builds the tests of the copy; returns the program."""
+    built = subprocess.run(["cargo", "test", "--no-run", "--test", "suite", "--message-format", "json"], cwd=copy,
+                           check=True, stdout=subprocess.PIPE, text=True).stdout
+    messages = [json.loads(line) for line in built.splitlines()]
+    return next(one["executable"] for one in messages if one.get("target", {}).get("name") == "suite")
+
+
+def run_tests(program, copy, number, tests):
     """Names of the tests that fail with a mutation; None if there was no result."""
     env = os.environ | {"STREAM_MUTATION": str(number)}
-    ran = subprocess.run(["cargo", "test", "--quiet", "--test", "suite", "--", *tests], cwd=copy, env=env,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ran = subprocess.run([program, "--quiet", *tests], cwd=copy, env=env, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True)
     if "test result:" not in ran.stdout:
         print(ran.stdout[-3000:])
         return None
@@ -532,13 +541,14 @@ def main():
         print("".join(f"{number:>3} {name}\n" for number, (name, _) in mutations.items()), end="")
         return
     asked = numbers_of(options.only) if options.only else list(mutations)
-    failed = run_tests(copy, 0, sorted({test for number in asked for test in mutations[number][1]}))
+    program = build_tests(copy)
+    failed = run_tests(program, copy, 0, sorted({test for number in asked for test in mutations[number][1]}))
     if failed != []:
         raise SystemExit(f"without a mutation the tests fail: {failed}")
     survived = 0
     for number in asked:
         name, tests = mutations[number]
-        failed = run_tests(copy, number, tests)
+        failed = run_tests(program, copy, number, tests)
         survived += not failed
         more = f" and {len(failed) - 1} more" if failed and len(failed) > 1 else ""
         print(f"{number:>3} {name:<95} {f'red: {failed[0]}{more}' if failed else 'SURVIVED'}")
