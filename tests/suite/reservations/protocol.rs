@@ -100,6 +100,7 @@ on_both_stores![
     list_is_all_or_nothing,
     rejection_of_another_descriptor_gives_the_estimate_back,
     shadow_limit_and_candidate_reserve_and_reject_nothing,
+    shadow_limit_without_room_leaves_no_reservation,
     replaced_limit_is_not_charged,
     limit_of_the_request_has_the_reservations_of_the_rule,
     changed_limit_settles_open_reservations,
@@ -333,6 +334,16 @@ fn shadow_limit_and_candidate_reserve_and_reject_nothing(server: Option<&Server>
         }
     }
     assert_eq!(left(&service, "k=a"), 84, "the deciding limit has no reservations");
+}
+
+fn shadow_limit_without_room_leaves_no_reservation(server: Option<&Server>) {
+    let rules = "descriptors:
+  - {key: k, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 100, reservations: 10m}}";
+    let service = service(server, rules);
+    reserve(&service, "k=a", "1", 80).unwrap();
+    let second = reserve(&service, "k=a", "2", 80).expect("nothing is rejected");
+    settle(&service, "k=a", "2", &second, 0);
+    assert_eq!(left(&service, "k=a"), 20, "the second request charged nothing");
 }
 
 fn replaced_limit_is_not_charged(server: Option<&Server>) {
