@@ -24,7 +24,11 @@ struct OneCounter {
 impl OneCounter {
     /// A limit of a month, in the middle of one.
     fn new(store_bytes: u64, requests: u32, unsettled: UnsettledPolicy) -> Self {
-        let limits = [reserving_limit(Kind::Months, requests, unsettled, None)];
+        Self::of_kind(Kind::Months, store_bytes, requests, unsettled)
+    }
+
+    fn of_kind(kind: Kind, store_bytes: u64, requests: u32, unsettled: UnsettledPolicy) -> Self {
+        let limits = [reserving_limit(kind, requests, unsettled, None)];
         Self { store: MemoryStore::new(store_bytes), limits, now: Time::from_secs(1_800_000_000) }
     }
 
@@ -131,6 +135,17 @@ fn store_forgets_what_is_over_and_keeps_what_may_be_given_back() {
         let next = counter.reserve(2, 30);
         assert_eq!(next.admitted, unsettled == UnsettledPolicy::Return, "{next:?}");
     }
+}
+
+#[test]
+fn settlement_charges_a_counter_that_the_store_forgot() {
+    let mut counter = OneCounter::of_kind(Kind::Fixed, 16 << 20, 40, UnsettledPolicy::Keep);
+    counter.reserve(1, 5);
+    // The window is over, the reservation is not.
+    counter.now = counter.now.plus_us(10_000_000);
+    counter.store.sweep(counter.now, 0, 1);
+    assert_eq!(counter.settle(1, 9).after, 4);
+    assert_eq!(counter.reserve(2, 1).after, 5);
 }
 
 #[test]

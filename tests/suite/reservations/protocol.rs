@@ -96,6 +96,7 @@ on_both_stores![
     repeated_request_goes_by_its_reservation_beside_other_limits,
     late_request_is_charged_to_no_other_limit,
     bucket_gives_each_reservation_back,
+    bucket_refills_the_hits_of_others_first,
     estimate_of_the_rule_replaces_the_hits,
     list_is_all_or_nothing,
     rejection_of_another_descriptor_gives_the_estimate_back,
@@ -255,20 +256,34 @@ fn late_request_is_charged_to_no_other_limit(server: Option<&Server>) {
     let service = service(server, ESTIMATE_AND_RATE);
     settle(&service, "k=a", "1", "?", 0);
     assert!(decide(&service, &shop_request("k=a,slot=1,slot=7").hits(0)).over_limit(), "its stream is gone");
-    assert_eq!(reserve(&service, "k=a", "1", 600), None);
+    for _ in 0..2 {
+        assert_eq!(reserve(&service, "k=a", "1", 600), None);
+    }
     assert!(reserve(&service, "k=a", "2", 600).is_some());
 }
 
+const BUCKET: &str = "descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: token_bucket, reservations: 10m}}";
+
 fn bucket_gives_each_reservation_back(server: Option<&Server>) {
-    let rules = "descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 100, algorithm: token_bucket, \
-                 reservations: 10m}}]";
-    let service = service(server, rules);
+    let service = service(server, BUCKET);
     let first = reserve(&service, "k=a", "1", 50).unwrap();
     let second = reserve(&service, "k=a", "2", 50).unwrap();
     for (stream, token, expected) in [("2", second, 50), ("1", first, 100)] {
         settle(&service, "k=a", stream, &token, 0);
         assert_eq!(left(&service, "k=a"), expected, "{stream}");
     }
+}
+
+fn bucket_refills_the_hits_of_others_first(server: Option<&Server>) {
+    let service = service(server, BUCKET);
+    let settled = reserve(&service, "k=a", "1", 50).unwrap();
+    settle(&service, "k=a", "1", &settled, 0);
+    reserve(&service, "k=a", "2", 50).unwrap();
+    let third = reserve(&service, "k=a", "3", 50).unwrap();
+    service.advance_us(300 * SECOND);
+    settle(&service, "k=a", "3", &third, 0);
+    assert_eq!(left(&service, "k=a"), 58, "8 were refilled, of the hits that were in the bucket before");
 }
 
 fn estimate_of_the_rule_replaces_the_hits(server: Option<&Server>) {
