@@ -484,8 +484,8 @@ def make_copy(copy):
     arms += add_lua(lua_texts("reservations", *algorithms), mutations, "reservations, ", RESERVATIONS_LUA,
                     RESERVATIONS_IN_REDIS)
     texts["src/lib.rs"] = (ROOT / "src/lib.rs").read_text() + SWITCH.replace("LUA_ARMS", arms)
-    change("src/store/client/redis/connection.rs", "    pub fn new(text: String) -> Self {\n        let hash",
-           "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n        let hash")
+    change("src/store/client/redis/connection.rs", "    pub fn new(text: String) -> Self {\n        let sha1",
+           "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n        let sha1")
     change("tests/kit/tollkeeper.rs", '["PATH", ', '["STREAM_MUTATION", "PATH", ')
     if copy:
         write_copy(copy, texts)
