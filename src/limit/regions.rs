@@ -118,7 +118,8 @@ impl Limit {
     }
 
     /// Time for which a region may admit prepaid hits of a token bucket, in microseconds: a twentieth of the period
-    /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and [`Self::max_overshoot_by_prepaid_hits`].
+    /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and
+    /// [`Self::max_overshoot_by_prepaid_hits`].
     pub fn prepaid_lifetime_us(&self) -> u64 {
         let by_period_us =
             (self.period_us() / PREPAID_LIFETIME_DIVISOR).clamp(MIN_PREPAID_LIFETIME_US, MAX_PREPAID_LIFETIME_US);

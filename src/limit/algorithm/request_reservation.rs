@@ -1,7 +1,7 @@
 //! What one request sees of the reservations of a counter, and when hits that were charged still count.
 //!
-//! A counter can have many reservations, so no state has them all: a [`RequestReservation`] has that of the request. The
-//! store that keeps the reservations makes one, the charge changes it, and the store writes what changed. The same
+//! A counter can have many reservations, so no state has them all: a [`RequestReservation`] has that of the request.
+//! The store that keeps the reservations makes one, the charge changes it, and the store writes what changed. The same
 //! arithmetic serves both stores.
 //!
 //! What is given back must still count, or the counter would admit more than its limit. A [`ReservationMark`] tells

@@ -131,7 +131,8 @@ macro_rules! define_scripts {
 }
 
 define_scripts! {
-    /// Returns the script that assigns slots to replicas; `replicas::claim_call` encodes its argument and decodes its reply.
+    /// Returns the script that assigns slots to replicas; `replicas::claim_call` encodes its argument and decodes its
+    /// reply.
     replicas_script = "replicas", expand_with_shared_parts;
     /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
     /// `regions::grant_calls` encodes its argument.

@@ -25,16 +25,16 @@
 //! # A Redis that loses its data
 //!
 //! A region's Redis that restarts empty forgets which parts were used. It has lost its identity too: the process that
-//! writes it back records the loss, and the parts are unused for one period, as after a jump of its clock. Its connections
-//! close, so the parts are also unused from each opened connection until the identity was read again. Only calls that were
-//! waiting for that connection may still use them.
+//! writes it back records the loss, and the parts are unused for one period, as after a jump of its clock. Its
+//! connections close, so the parts are also unused from each opened connection until the identity was read again. Only
+//! calls that were waiting for that connection may still use them.
 //!
 //! # Jumps of clocks
 //!
 //! After a jump of the global clock by more than a second, windows may repeat. So nothing is requested and no grant is
 //! used for one period, by the process's clock; what was admitted before is then out of every span. After such a jump
-//! of a region's clock, its counters may have expired early, so its parts are unused for one period. Processes notice jumps
-//! themselves, and tell both Redis, for those that start later.
+//! of a region's clock, its counters may have expired early, so its parts are unused for one period. Processes notice
+//! jumps themselves, and tell both Redis, for those that start later.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -550,8 +550,8 @@ impl RegionStanding {
         self.pause_left(self.global_jumped_us(&self.findings.load()), at)
     }
 
-    /// Time until the pause of the parts after a jump of the region's clock ends, for the limit with the longest period;
-    /// `None`: there is none.
+    /// Time until the pause of the parts after a jump of the region's clock ends, for the limit with the longest
+    /// period; `None`: there is none.
     pub fn pause_left_after_region_jump(&self, at: Instant) -> Option<Duration> {
         self.pause_left(self.findings.load().region_jumped_us.max(self.events.region_jumps.last_large_jump_us()), at)
     }

@@ -1,5 +1,5 @@
-//! Rules whose slots were taken and never released, or whose estimates were never settled: in the traffic of a server or
-//! in decision logs.
+//! Rules whose slots were taken and never released, or whose estimates were never settled: in the traffic of a server
+//! or in decision logs.
 //!
 //! Without the `release` filter of Envoy nothing of a rule file is wrong. Each slot ends with `max_duration` only, and
 //! each reservation with `settle_within`.
