@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::summary::ReplicaSummary;
 use crate::base::clock::Time;
+use crate::base::printable_text::escape_unprintable;
 
 /// A finding about replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -250,17 +251,20 @@ fn find_clocks_apart(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     offsets.sort_unstable();
     let median = *offsets.get(offsets.len() / 2)?;
     let difference = |replica: &ReplicaSummary| replica.clock_offset_us.abs_diff(median);
-    let largest = replicas.iter().map(difference).max()?;
+    let worst = replicas.iter().max_by_key(|replica| difference(replica))?;
+    // The offset is the time of Redis less that of the replica.
+    let direction = if worst.clock_offset_us < median { "ahead" } else { "behind" };
     build_finding(
         replicas,
         FleetFindingKind::ClocksApart,
         |replica| difference(replica) > MAX_CLOCK_DIFFERENCE_US,
         |count| {
             format!(
-                "the clocks of {count} of {} replicas differ from most by up to {} s: logs and windows in the key \
-                 format of envoyproxy/ratelimit follow them (synchronize the hosts' clocks)",
+                "the clocks of {count} of {} replicas differ from most, that of {} is {} s {direction}: logs and \
+                 windows in the key format of envoyproxy/ratelimit follow them (synchronize the hosts' clocks)",
                 replicas.len(),
-                largest.div_ceil(1_000_000)
+                escape_unprintable(&worst.name),
+                difference(worst).div_ceil(1_000_000)
             )
         },
     )
@@ -368,6 +372,17 @@ mod tests {
         }
         (replicas[1].recent.verdicts.ok, replicas[1].recent.unmatched) = (0, Some(99));
         assert_eq!(find_problems(&replicas, NOW), []);
+    }
+
+    #[test]
+    fn clock_that_differs_is_ahead_or_behind() {
+        for (offset_us, expected) in [(-90_000_000, "that of c is 90 s ahead"), (2_500_000, "that of c is 3 s behind")]
+        {
+            let mut replicas = vec![usual("a"), usual("b"), usual("c")];
+            replicas[2].clock_offset_us = offset_us;
+            let found = find_differences(&replicas, NOW);
+            assert!(found[0].advice.contains(expected), "{found:?}");
+        }
     }
 
     #[test]

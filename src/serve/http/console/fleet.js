@@ -52,6 +52,8 @@ function problemsOf(replica, findings) {
   return (replica.silent ? 8 : 0) + (replica.store.available ? 0 : 4) + (replica.store.breakers_open > 0 ? 2 : 0) + (replica.rules.load_failed ? 2 : 0) + named;
 }
 
+const clockOf = (ms) => `${number(Math.abs(ms))} ms ${ms < 0 ? 'ahead' : 'behind'}`;
+
 const replicaColumns = (findings) => [
   { title: 'Replica', class: 'name', cell: (replica) => [element('a', { href: replicaAddress(replica) }, printable(replica.name)), replica.this ? badge('this') : null,
     replica.silent ? badge(`silent for ${number(replica.published_s_ago)} s`, 'bad') : problemsOf(replica, findings) > 0 ? badge('problem', 'bad') : null] },
@@ -62,7 +64,7 @@ const replicaColumns = (findings) => [
   { title: 'Rules', cell: (replica) => [code(replica.rules.hash.slice(0, 8) || 'none'), replica.rules.load_failed ? badge('reload failed', 'bad') : null] },
   countColumn('Slot', 'slot'),
   { title: 'Blocked values', number: true, cell: (replica) => number(replica.blocks.values) },
-  { title: 'Clock', number: true, cell: (replica) => `${number(replica.clock_offset_ms)} ms` },
+  { title: 'Clock', number: true, cell: (replica) => clockOf(replica.clock_offset_ms) },
   { title: 'Version', cell: (replica) => replica.build },
   { title: 'Age', number: true, cell: (replica) => duration(replica.age_s * 1e6) },
 ];
@@ -161,7 +163,7 @@ function otherReplica(main, incarnation) {
       element('div', { class: 'grid' },
         card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
         card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? element('span', { class: 'bad' }, 'failed') : 'worked']])),
-        card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${number(found.clock_offset_ms)} ms from that of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
+        card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
       card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), element('p', { class: 'tools' }, copyButton('Copy command', command))));
   };
   return {
