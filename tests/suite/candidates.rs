@@ -10,7 +10,7 @@ use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
 use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
-use tollkeeper::serve::report::top::{TopQuery, TopReport};
+use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::store::Store;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
@@ -109,6 +109,13 @@ fn reports_show_what_candidates_would_have_rejected() {
         [("shop.user.lower", "user=ann", 8), ("shop.user", "user=ann", 5), ("shop.user.higher", "user=ann", 1)];
     assert_eq!(top, expected);
     let loaded = service.inner.rules.current_rules_owned().unwrap();
+    let domains = DomainsByMetricName::new(Some(&loaded.rules));
+    let top_keys = &service.inner.decider.metrics.top_keys;
+    let text =
+        TopReport::new(top_keys, &domains, service.now(), &TopQuery::default()).format_text(TopTextContent::Rejected);
+    assert!(text.starts_with("Hits rejected, or that would be, in the last 5 minutes"), "{text}");
+    assert!(text.contains("shop.user.lower (candidate) ") && text.contains("shop.user  "), "{text}");
+    assert!(text.contains("shop.user.lower (candidate): at least 8"), "{text}");
     let report =
         RuleUsageReport::new(&loaded.rules, &service.inner.decider.metrics.top_keys, NOON, &RulesQuery::default());
     assert!(report.format_text().contains("shop.user.lower (candidate)\n"), "{}", report.format_text());

@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::rules::rule::set::RuleSet;
 use crate::telemetry::metrics::limit_stats::LimitName;
 
@@ -13,6 +15,28 @@ use crate::telemetry::metrics::limit_stats::LimitName;
 pub struct DomainsByMetricName {
     /// `None` for a name that several domains have.
     by_metric_name: HashMap<String, Option<String>>,
+    /// Names of limits in metrics that only candidates, or only limits in shadow mode, have.
+    modes: HashMap<String, Option<LimitMode>>,
+}
+
+/// Why a limit rejects nothing.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitMode {
+    /// It stands beside an enforced limit to be compared.
+    Candidate,
+    /// It is in shadow mode.
+    Shadow,
+}
+
+impl LimitMode {
+    /// Mark behind the name of a limit.
+    pub const fn mark(self) -> &'static str {
+        match self {
+            Self::Candidate => " (candidate)",
+            Self::Shadow => " (shadow)",
+        }
+    }
 }
 
 impl DomainsByMetricName {
@@ -26,12 +50,27 @@ impl DomainsByMetricName {
                 .and_modify(|domain| *domain = None)
                 .or_insert_with(|| Some(domain.name.to_string()));
         }
-        Self { by_metric_name }
+        let mut modes: HashMap<String, Option<LimitMode>> = HashMap::new();
+        for limit in rules.into_iter().flat_map(RuleSet::rules).flat_map(|rule| &rule.limits) {
+            let mode = match (limit.candidate, limit.shadow) {
+                (true, _) => Some(LimitMode::Candidate),
+                (false, true) => Some(LimitMode::Shadow),
+                (false, false) => None,
+            };
+            let known = modes.entry(limit.stats.name().as_str().to_owned()).or_insert(mode);
+            *known = known.filter(|known| Some(*known) == mode);
+        }
+        Self { by_metric_name, modes }
     }
 
     /// Domain of a limit; `None` if it is not certain.
     pub fn find_domain(&self, limit: &LimitName) -> Option<String> {
         self.find_domain_by_metric_name(limit.known_domain()?)
+    }
+
+    /// Returns why a limit rejects nothing; `None` if it rejects, or if it is not certain.
+    pub fn find_mode(&self, limit: &LimitName) -> Option<LimitMode> {
+        self.modes.get(limit.as_str()).copied().flatten()
     }
 
     /// Returns the domain that has this name in metrics; `None` if it is not certain.

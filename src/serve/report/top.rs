@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
-use super::domain_names::DomainsByMetricName;
+use super::domain_names::{DomainsByMetricName, LimitMode};
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -125,6 +125,9 @@ pub struct TopKey {
     pub rejected_at_least: u64,
     /// Upper bound of the rejected hits.
     pub rejected_at_most: u64,
+    /// Why the limit rejects nothing; absent for one that rejects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<LimitMode>,
 }
 
 /// Entry of a key.
@@ -255,12 +258,14 @@ impl TopReport {
             0 => "no key is missing".to_owned(),
             max => format!("every missing key had at most {max}"),
         };
-        let mut page = format!("Hits rejected in {minutes}; {missed}.\n\n");
+        let has_mode = self.overall.iter().any(|key| key.mode.is_some());
+        let what = if has_mode { "rejected, or that would be," } else { "rejected" };
+        let mut page = format!("Hits {what} in {minutes}; {missed}.\n\n");
         let row = |key: &TopKey| {
             [
                 key.rejected_at_least.to_string(),
                 key.rejected_at_most.to_string(),
-                escape_unprintable(&key.rule),
+                escape_unprintable(&key.rule) + key.mode.map_or("", LimitMode::mark),
                 escape_unprintable(&key.key),
             ]
         };
@@ -270,7 +275,8 @@ impl TopReport {
             NumberAlignment::Right,
         );
         for limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
-            page += &format!("\n{}: at least {}\n", escape_unprintable(&limit.rule), limit.rejected_at_least);
+            let mark = limit.keys.first().and_then(|key| key.mode).map_or("", LimitMode::mark);
+            page += &format!("\n{}{mark}: at least {}\n", escape_unprintable(&limit.rule), limit.rejected_at_least);
             let row = |key: &TopKey| {
                 [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), escape_unprintable(&key.key)]
             };
@@ -290,6 +296,7 @@ impl TopKey {
             entries: parse_shown_entries(&rejected.text, rejected.has_plain_values),
             rejected_at_least: rejected.at_least,
             rejected_at_most: rejected.at_most,
+            mode: domains.find_mode(&rejected.limit),
         }
     }
 }
