@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 
 use super::decided_request::DecidedRequest;
 use super::outcome::DescriptorOutcome;
+use super::selection::Selection;
 use crate::decide::decision::{DecideError, Decision};
 use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::EntryRecord;
@@ -54,9 +55,13 @@ impl DecidedRequest<'_, '_, '_> {
         if descriptor.entries.len() > MAX_ENTRIES {
             text += ",...";
         }
-        let hits = hits_to_number(descriptor.hits);
-        if hits != 1 {
-            let _ = write!(text, " ({hits} hits)");
+        let is_release = self.selected.selections.get(index).is_some_and(Selection::is_release);
+        match hits_to_number(descriptor.hits) {
+            _ if is_release => text += " (release)",
+            1 => {}
+            hits => {
+                let _ = write!(text, " ({hits} hits)");
+            }
         }
         let (selection, outcome) = (self.selected.selections.get(index), self.outcomes.get(index));
         let Some(selection) = selection else { return text };

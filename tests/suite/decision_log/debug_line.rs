@@ -55,6 +55,16 @@ fn each_decision_is_a_line_with_descriptors_and_rules() {
 }
 
 #[test]
+fn release_is_named_in_place_of_its_hits() {
+    let service = TestService::new::<&str>([], NOON);
+    load_shop_rules(&service, "descriptors: [{key: user, rate_limit: {concurrent: 2, max_duration: 1h}}]\n");
+    let text = log_of(Level::Debug, Format::Text, Clock::manual(NOON), || {
+        drop(service.decide(&shop_request("user=ann,slot=1,release=?")));
+    });
+    assert!(text.contains(" (release) -> shop.user") && !text.contains("hits)"), "{text}");
+}
+
+#[test]
 fn values_of_a_line_are_escaped_bounded_and_in_the_form_of_the_decision_log() {
     let hostile = TestRequest::new("shop").descriptor(&[("user", "a\nlevel=error msg=forged\u{1b}[31m")]);
     let found = lines(Level::Debug, &[], &[hostile]);
