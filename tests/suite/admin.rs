@@ -412,5 +412,7 @@ fn log_level_change_requires_the_token_and_a_known_level() {
     let log = server.stderr();
     assert!(!log.contains("log level changed") && log.contains("admin request rejected"), "{log}");
     let closed = self::server().start();
-    assert_eq!(put_level(&closed, Some(TOKEN), "debug").status, 403);
+    let refused = put_level(&closed, Some(TOKEN), "debug");
+    assert_eq!(refused.status, 403);
+    assert!(refused.text().contains("for the server and restart it"), "{refused:?}");
 }

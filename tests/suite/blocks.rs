@@ -265,6 +265,12 @@ fn commands_block_list_and_unblock() {
     let entry = ["--domain", "shop", "--key", "user", "--value", "ann"];
     let blocked = output(&server, &[&["block"], &entry[..], &["--for", "10m", "--reason", "abuse"]].concat());
     assert!(blocked.starts_with("blocked user=ann until 2") && blocked.contains("on this server only"), "{blocked}");
+    assert!(!blocked.contains("warning"), "{blocked}");
+    let unknown_key = ["--domain", "shop", "--key", "usr", "--value", "x"];
+    let unknown_key_block = [&["block"], &unknown_key[..], &["--for", "10m", "--reason", "typo"]].concat();
+    let warned = output(&server, &unknown_key_block);
+    assert!(warned.contains("warning: no rule of this domain has this key"), "{warned}");
+    output(&server, &[&["unblock"], &unknown_key[..]].concat());
     assert_eq!((status(&server, "ann"), status(&server, "bob")), (429, 200));
     let list = output(&server, &["blocks"]);
     assert!(["user=ann", "abuse", "1 of at most 10000"].iter().all(|text| list.contains(text)), "{list}");

@@ -369,6 +369,21 @@ impl RuleSet {
         self.rules_below(self.roots.iter().rev().copied().collect())
     }
 
+    /// Returns `true` if a descriptor of the domain has the key, at any level; `None` if there is no such domain.
+    pub fn has_key(&self, domain: &str, key: &[u8]) -> Option<bool> {
+        let mut waiting = self.nodes[self.domain(domain)?.root as usize].children.to_vec();
+        while let Some(id) = waiting.pop() {
+            let node = &self.nodes[id as usize];
+            let own = &node.composite[..node.key_length];
+            // A key with a `*` matches others.
+            if own == key || own.contains(&b'*') {
+                return Some(true);
+            }
+            waiting.extend(&node.children);
+        }
+        Some(false)
+    }
+
     /// Rules of one domain, as [`RuleSet::rules`] has them.
     pub fn rules_of_domain(&self, domain: &DomainRules) -> impl Iterator<Item = &CompiledRule> {
         self.rules_below(vec![domain.root])

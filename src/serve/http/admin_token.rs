@@ -83,7 +83,10 @@ static REFUSAL_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_sec
 /// Reason why a request is not authenticated, for the client.
 #[derive(Debug, thiserror::Error)]
 enum TokenRejection {
-    #[error("this page needs a token: set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE")]
+    #[error(
+        "this server has no admin token: set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE for the server and \
+         restart it"
+    )]
     NotConfigured,
     #[error("{0}")]
     Unusable(String),

@@ -75,6 +75,9 @@ struct ChangeReport {
     /// True if SHADOW_MODE rejects nothing, blocked values included.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     without_effect_by_shadow_mode: bool,
+    /// True if no rule of the domain has the key: probably it is not what Envoy sends.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    key_in_no_rule: bool,
 }
 
 /// Page of `GET /blocks`.
@@ -159,9 +162,13 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
         Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),
     };
     let rules = state.collector.service.rules.current_rules_owned();
-    if rules.is_some_and(|loaded| loaded.rules.domain(&block.domain).is_none()) {
-        return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "domain not found (/rlconfig lists them)");
-    }
+    let key_in_no_rule = match rules.map(|loaded| loaded.rules.has_key(&block.domain, &block.key)) {
+        Some(None) => {
+            return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "domain not found (/rlconfig lists them)");
+        }
+        Some(Some(has_key)) => !has_key,
+        None => false,
+    };
     let shown = ShownBlock::from(&block);
     let [key, value] = [&block.key, &block.value].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     if let Err(error) = state.blocks.add(block).await {
@@ -172,7 +179,8 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
     let ShownBlock { domain, until, reason, entry: _ } = &shown;
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, until, reason, scope, "value blocked");
     let without_effect_by_shadow_mode = state.collector.service.decider.behaviour.shadow_mode;
-    respond_pretty_json(&ChangeReport { block: Some(shown), removed: None, scope, without_effect_by_shadow_mode })
+    let (block, removed) = (Some(shown), None);
+    respond_pretty_json(&ChangeReport { block, removed, scope, without_effect_by_shadow_mode, key_in_no_rule })
 }
 
 /// `DELETE /block`: undoes a block.
@@ -191,8 +199,8 @@ pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State
     let (AuthenticatedAdmin { peer, path }, scope) = (&admin, scope_name(&state));
     let [key, value] = [key, value].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, scope, "value unblocked");
-    let without_effect_by_shadow_mode = false;
-    respond_pretty_json(&ChangeReport { block: None, removed: Some(true), scope, without_effect_by_shadow_mode })
+    let (block, removed, without_effect_by_shadow_mode, key_in_no_rule) = (None, Some(true), false, false);
+    respond_pretty_json(&ChangeReport { block, removed, scope, without_effect_by_shadow_mode, key_in_no_rule })
 }
 
 /// `GET /blocks`: the blocks in force.
