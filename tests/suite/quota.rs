@@ -60,7 +60,24 @@ fn off_by_default() {
     let server = tollkeeper::with_rules(RULES).start();
     let mut proxy = Proxy::connect(server.grpc_port(), "quota");
     proxy.report(&[(&ANN, 1, 0)]);
-    assert_eq!(proxy.end().unwrap().code(), tonic::Code::Unimplemented);
+    let status = proxy.end().unwrap();
+    assert_eq!(status.code(), tonic::Code::Unimplemented);
+    assert!(status.message().contains("TOLLKEEPER_RLQS=true"), "{status}");
+}
+
+#[test]
+fn refused_stream_is_logged_once_and_is_an_alarm() {
+    let server = tollkeeper::with_rules(RULES).start();
+    let alarms = || http::get(server.debug_port(), "/alarms").send().text();
+    assert!(!alarms().contains("rlqs_off"), "{}", alarms());
+    for _ in 0..3 {
+        Proxy::connect(server.grpc_port(), "quota").end().unwrap();
+    }
+    let log = server.stderr();
+    assert_eq!(log.matches("set TOLLKEEPER_RLQS=true and restart").count(), 1, "{log}");
+    assert!(alarms().contains("rlqs_off"), "{}", alarms());
+    let problems = http::get(server.debug_port(), "/problems").send().text();
+    assert!(problems.contains("a quota stream was refused"), "{problems}");
 }
 
 /// Else Envoy would do, when their time ends, what it does without an assignment: most configurations admit requests.

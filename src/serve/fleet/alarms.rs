@@ -13,6 +13,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::rule::near_miss::MissReason;
 use crate::serve::metrics_collector::MetricsCollector;
+use crate::serve::quota::method::REFUSED_STREAMS;
 use crate::serve::report::history::read_request_totals;
 use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
 use crate::telemetry::decision_history::RequestMinute;
@@ -76,6 +77,7 @@ impl AlarmReport {
 fn find_own_alarms(collector: &MetricsCollector, replica: &str) -> Vec<Alarm> {
     let mut found = OwnAlarms { replica, alarms: Vec::new() };
     found.add_failures(collector);
+    found.add_refused_quotas(collector);
     found.add_traffic(collector);
     found.add_unmatched(collector);
     found.add_process(collector);
@@ -98,6 +100,8 @@ const MIN_REQUESTS_BEFORE_SILENCE: u64 = 30;
 const LATE: Duration = Duration::from_millis(250);
 /// Time before the expiry of a certificate from which on it is an alarm.
 const EXPIRES_SOON_S: i64 = 3 * 86_400;
+/// Time after a refused quota stream for which it is an alarm; proxies try again within seconds.
+const REFUSED_RECENTLY: Duration = Duration::from_secs(300);
 
 struct OwnAlarms<'r> {
     replica: &'r str,
@@ -134,6 +138,15 @@ impl OwnAlarms<'_> {
         if let Some(error) = service.rules.status().last_error {
             let first = error.lines().next().unwrap_or_default();
             self.add("reload_failed", format!("the last reload failed, the rules before it are in force: {first}"));
+        }
+    }
+
+    /// Proxies that ask for quotas from a server without them.
+    fn add_refused_quotas(&mut self, collector: &MetricsCollector) {
+        if REFUSED_STREAMS.has_recent(collector.service.clock.now(), REFUSED_RECENTLY) {
+            let text = "a proxy asks for quotas, and RLQS is off: it uses its fallback, often to reject all requests (set \
+                        TOLLKEEPER_RLQS=true and restart)";
+            self.add("rlqs_off", text.to_owned());
         }
     }
 

@@ -3,6 +3,8 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -20,6 +22,7 @@ use super::evidence::DeliveryEvidence;
 use super::messages::QuotaCodec;
 use super::service::QuotaService;
 use super::stream::StreamTask;
+use crate::base::clock::{Clock, Time, to_micros};
 use crate::base::pb::QUOTA_METHOD_PATH;
 use crate::base::pb::rlqs::RateLimitQuotaResponse;
 
@@ -46,6 +49,45 @@ pub fn add_to_router(router: Router, quota: &Arc<QuotaService>) -> Router {
         }
     });
     router.route_service(STREAM_PATH, serve)
+}
+
+/// Adds an answer to the router of a server without quotas: UNIMPLEMENTED, with the setting. The log says it once.
+pub fn add_refusal_to_router(router: Router, clock: &Clock) -> Router {
+    let clock = clock.clone();
+    let refuse = service_fn(move |_: Request<Body>| {
+        if REFUSED_STREAMS.record(clock.now()) {
+            tracing::warn!(
+                "a quota stream was refused: RLQS is off, and the proxy uses its fallback, often to reject all (set \
+                 TOLLKEEPER_RLQS=true and restart)"
+            );
+        }
+        let status = Status::unimplemented("RLQS is off: set TOLLKEEPER_RLQS=true for the server and restart it");
+        async move { Ok::<_, Infallible>(status.into_http::<Body>()) }
+    });
+    router.route_service(STREAM_PATH, refuse)
+}
+
+/// Quota streams that this process refused because RLQS is off.
+#[derive(Debug)]
+pub struct RefusedStreams {
+    /// Time of the last one in microseconds since the Unix epoch; 0: none yet.
+    last_us: AtomicU64,
+}
+
+/// The quota streams that this process refused.
+pub static REFUSED_STREAMS: RefusedStreams = RefusedStreams { last_us: AtomicU64::new(0) };
+
+impl RefusedStreams {
+    /// Records a refusal; returns `true` for the first.
+    fn record(&self, now: Time) -> bool {
+        self.last_us.swap(now.as_micros().max(1), Ordering::Relaxed) == 0
+    }
+
+    /// Returns `true` if a stream was refused within `age` before `now`.
+    pub fn has_recent(&self, now: Time, age: Duration) -> bool {
+        let last_us = self.last_us.load(Ordering::Relaxed);
+        last_us > 0 && now.since_us(Time::from_micros(last_us)) <= to_micros(age)
+    }
 }
 
 /// Starts a task for each stream.

@@ -22,7 +22,7 @@ use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitMethod;
 use crate::serve::http::app_state::AppState;
 use crate::serve::http::{metrics_pages, routes};
-use crate::serve::quota::method::add_to_router;
+use crate::serve::quota::method::{add_refusal_to_router, add_to_router};
 use crate::settings::Settings;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
@@ -183,10 +183,11 @@ impl BoundListeners {
         let bounds = &self.bounds;
         let service = &state.collector.service;
         let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let mut router = grpc::build_router(settings, health);
-        if let Some(quota) = &state.collector.quota {
-            router = add_to_router(router, quota);
-        }
+        let router = grpc::build_router(settings, health);
+        let router = match &state.collector.quota {
+            Some(quota) => add_to_router(router, quota),
+            None => add_refusal_to_router(router, &service.clock),
+        };
         let http2 = Http2Server::new(bounds, settings, method, router);
         let policy = ConnectionPolicy::for_grpc(bounds, settings, http2);
         match self.grpc {
