@@ -469,7 +469,12 @@ impl DescriptorCompiler<'_, '_> {
             );
         }
         let shares = node.share_threshold && node.match_kind().can_share_counter();
-        self.path_keys.push(PathKey { key: node.key.clone(), shares });
+        if let Some(share) = written.share_threshold.filter(|_| shares) {
+            let field_path = field_path.with_key("share_threshold");
+            lints::warn_about_levels_that_do_not_share(self.reader, share.at, &self.path_keys, &field_path);
+        }
+        let counts_each_value = !shares && lints::has_values_that_belong_together(&node.value);
+        self.path_keys.push(PathKey { key: node.key.clone(), shares, counts_each_value });
         OpenNode { written, node }
     }
 

@@ -462,6 +462,26 @@ fn suspicious_rules_get_warnings() {
 }
 
 #[test]
+fn level_that_shares_below_one_that_does_not_gets_a_warning() {
+    for (above, is_found) in [
+        ("key: method, match: { in: [GET, HEAD] }", true),
+        ("key: path, value: \"/api/*\"", true),
+        ("key: path, match: { regex: '/v[0-9]' }", true),
+        ("key: method, match: { in: [GET, HEAD] }, share_threshold: true", false),
+        ("key: user, match: { not: { in: [bot] } }", false),
+        ("key: remote_address, match: { cidr: [10.0.0.0/8] }", false),
+        ("key: user", false),
+        ("key: user, value: ann", false),
+    ] {
+        let below =
+            "{ key: p, value: \"/v*\", share_threshold: true, rate_limit: { unit: day, requests_per_unit: 9 } }";
+        let text = format!("domain: d\ndescriptors:\n  - {{ {above}, descriptors: [{below}] }}\n");
+        let warnings = load(&text).unwrap_or_else(|found| panic!("{text}\n{found}")).warnings.to_string();
+        assert_eq!(warnings.contains("only this level shares a counter"), is_found, "{text}\n{warnings}");
+    }
+}
+
+#[test]
 fn replaced_name_that_no_limit_has_gets_a_warning() {
     let rules = |first: &str| {
         format!(

@@ -7,8 +7,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::options::CompileOptions;
-use crate::limit::Limit;
-use crate::limit::algorithm::CapacityRuleKey;
+use super::plans::PathKey;
+use crate::limit::{DEFAULT_ENVOY_TIMEOUT_US, Limit};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
@@ -100,6 +100,33 @@ pub(super) fn warn_about_limit(
     warn_about_eventual_limit(reader, written, limit, options, field_path);
     warn_about_global_limit(reader, written, limit, options, field_path);
 }
+/// Returns `true` for values that one limit probably means together: methods in a list, paths of a wildcard. Networks,
+/// files and all values but some are rather clients, with a counter each.
+pub(super) fn has_values_that_belong_together(value: &ValuePattern) -> bool {
+    match value {
+        ValuePattern::Match(pattern) => {
+            !pattern.negated && matches!(pattern.operator, Operator::In(_) | Operator::Regex(_))
+        }
+        ValuePattern::Wildcard(_) => true,
+        ValuePattern::Any | ValuePattern::Exact(_) => false,
+    }
+}
+
+/// Warns about a level that shares a counter below levels whose values have a counter each.
+pub(super) fn warn_about_levels_that_do_not_share(
+    reader: &mut DocumentReader<'_>,
+    at: Position,
+    above: &[PathKey],
+    field_path: &FieldPath<'_>,
+) {
+    if let Some(level) = above.iter().find(|level| level.counts_each_value) {
+        let key = escape_for_message(&level.key);
+        let message = format!("only this level shares a counter: each value of `{key}` above it has one of its own");
+        let hint = "write `share_threshold: true` there too, or `# check: ok, REASON` above this line";
+        reader.report_warning(at, field_path, message, hint);
+    }
+}
+
 
 /// Smallest `requests_per_unit` that regions can share without a warning; a smaller one is split coarsely.
 const MIN_REGION_SPLIT_HITS: u32 = 1000;

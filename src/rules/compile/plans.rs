@@ -44,6 +44,8 @@ pub(super) struct PathKey {
     pub(super) key: String,
     /// Its values share a counter.
     pub(super) shares: bool,
+    /// Its values could share a counter by `share_threshold`, and have one each.
+    pub(super) counts_each_value: bool,
 }
 
 /// Plans and tables that the rules of a domain can name.
