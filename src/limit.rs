@@ -188,6 +188,9 @@ impl LimitSpec {
 /// Default maximum of `requests_per_unit` for a sliding_window_log.
 pub const DEFAULT_LOG_MAX: u32 = 10_000;
 
+/// Default timeout of Envoy's rate limit filter, in microseconds.
+pub const DEFAULT_ENVOY_TIMEOUT_US: u64 = 20_000;
+
 /// Reason why a [`LimitSpec`] is not a valid limit. Each names the key at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
@@ -435,6 +438,15 @@ impl Limit {
     /// Maximum delay of an answer, in microseconds; `u64::MAX`: up to the caller's deadline.
     pub const fn max_wait_us(&self) -> u64 {
         self.max_wait_us
+    }
+
+    /// Longest wait of a request in the queue of the limit, in microseconds; `None` if no request waits in one.
+    pub fn longest_queue_wait_us(&self) -> Option<u64> {
+        let is_queue = self.algorithm.properties().capacity == CapacityRuleKey::QueueSize;
+        let each_us = self.period_us() / u64::from(self.requests_per_unit.max(1));
+        let places = u64::from(self.capacity.saturating_sub(1));
+        let waits = is_queue && places > 0 && self.max_wait_us >= each_us;
+        waits.then(|| each_us.saturating_mul(places).min(self.max_wait_us))
     }
 
     /// `max_wait` in microseconds, as a rule writes it; `None` by default.

@@ -216,6 +216,7 @@ impl<'o> Compiler<'o> {
                 defaults: builder.defaults.as_ref().map(|defaults| &defaults.keys),
                 layers: self.options.rule_defaults.layers_for_domain(&builder.domain.name),
                 options: self.options,
+                caller_timeout_us: self.options.caller_timeouts_us.get(&*builder.domain.name).copied(),
             };
             for written in &builder.written_plans {
                 let mut reader = DocumentReader { file: &written.file, found: &mut self.found };
@@ -238,6 +239,7 @@ impl<'o> Compiler<'o> {
             defaults: defaults.as_ref().map(|defaults| &defaults.keys),
             layers: self.options.rule_defaults.layers_for_domain(name),
             options: self.options,
+            caller_timeout_us: self.options.caller_timeouts_us.get(&**name).copied(),
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let plan_scope = PlanScope { plans, tables };

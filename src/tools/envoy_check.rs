@@ -17,23 +17,28 @@ mod slots;
 mod quota;
 mod rule_match;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use self::bootstrap::Bootstrap;
 use self::config_node::ConfigNode;
 use self::finding::{EnvoyFindings, ReportedFile};
-use crate::rules::diagnostic::Diagnostics;
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::rules::rule::set::RuleSet;
-use crate::rules::yaml::{DocumentSelection, parse};
+use crate::rules::yaml::{DocumentSelection, YamlNode, parse};
 
 /// Checks the text of a bootstrap; `rules` are those that decide on what this Envoy sends, if they are known.
 ///
 /// # Errors
-/// The problems of text that is neither YAML nor JSON.
+/// The problems of text that is neither YAML nor JSON, or that has no message, such as an empty text.
 pub fn check_bootstrap(file: &Arc<str>, text: &str, rules: Option<&RuleSet>) -> Result<EnvoyFindings, Diagnostics> {
     let mut problems = Diagnostics::default();
     let roots = parse::parse_documents(text, DocumentSelection::All, file, &mut problems);
     if problems.has_errors() {
+        return Err(problems);
+    }
+    if !roots.iter().any(|root| ConfigNode::root(root).fields().next().is_some()) {
+        problems.push(describe_missing_message(file, &roots));
         return Err(problems);
     }
     let mut found = EnvoyFindings::new(ReportedFile { name: Arc::clone(file), text });
@@ -42,6 +47,33 @@ pub fn check_bootstrap(file: &Arc<str>, text: &str, rules: Option<&RuleSet>) -> 
     }
     found.finish();
     Ok(found)
+}
+
+/// The problem of a text without any message of Envoy, which a failed download leaves.
+fn describe_missing_message(file: &Arc<str>, roots: &[YamlNode<'_>]) -> Diagnostic {
+    let is_empty = roots.iter().all(YamlNode::is_null);
+    let message = if is_empty { "the input is empty" } else { "this is no configuration of Envoy" };
+    Diagnostic {
+        severity: Severity::Error,
+        file: Arc::clone(file),
+        line: 1,
+        column: 1,
+        path: String::new(),
+        message: message.to_owned(),
+        hint: Some("give a bootstrap or the page /config_dump; `curl -sSf` tells why a download failed".to_owned()),
+    }
+}
+
+/// Returns the shortest timeout of the HTTP filters of each domain, in microseconds; none for unreadable texts.
+pub fn collect_timeouts<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeMap<String, u64> {
+    let mut timeouts = BTreeMap::new();
+    for text in texts {
+        let roots = parse::parse_documents(text, DocumentSelection::All, &Arc::from(""), &mut Diagnostics::default());
+        for root in &roots {
+            rule_match::collect_timeouts(&Bootstrap::read(&ConfigNode::root(root)), &mut timeouts);
+        }
+    }
+    timeouts
 }
 
 fn check_document(root: &ConfigNode<'_, '_>, rules: Option<&RuleSet>, found: &mut EnvoyFindings) {

@@ -140,6 +140,87 @@ fn json_with_names_in_camel_case_is_read_too() {
 }
 
 #[test]
+fn input_without_a_message_is_an_error() {
+    for (text, message) in [
+        ("", "the input is empty"),
+        ("\n# nothing\n", "the input is empty"),
+        ("null", "the input is empty"),
+        ("{}", "no configuration of Envoy"),
+        ("no healthy upstream", "no configuration of Envoy"),
+    ] {
+        let problems = check_bootstrap(&Arc::from("x"), text, None).expect_err(text);
+        assert!(problems.to_string().contains(message), "{text:?}: {problems}");
+    }
+    let ended = run(&["check", "--envoy", "/dev/null"]);
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stdout.contains("error: the input is empty") && ended.stdout.contains("1 error"), "{ended:?}");
+}
+
+#[test]
+fn items_of_a_route_are_those_of_the_filter_that_they_name() {
+    let sample = read(&repository(&format!("{SAMPLES}/good/slots-per-route.yaml")));
+    let rules = read(&repository(&format!("{SAMPLES}/rules.yaml")));
+    let of_acquire = sample.replace("                            release:\n", "                            acquire:\n");
+    assert_ne!(sample, of_acquire);
+    let found = checks(&check(&of_acquire, Some(&rules)));
+    assert!(found.contains(&"release-behind-acquire"), "the filters have each other's items: {found:?}");
+    let replaced = sample.replace("                            release:\n", "                            other:\n");
+    let found = checks(&check(&replaced, Some(&rules)));
+    assert!(found.contains(&"release-missing"), "no filter has the name: {found:?}");
+}
+
+#[test]
+fn items_beside_those_of_a_route_for_every_filter_are_ignored() {
+    let of_route = "rate_limits:\n                              - actions:";
+    let sample = read(&repository(&format!("{SAMPLES}/good/slots-per-route.yaml")));
+    assert!(sample.contains(of_route));
+    let own = format!(
+        "                            acquire:\n                              \"@type\": \
+         type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute\n\
+         {:30}rate_limits: [{{ actions: [{{ generic_key: {{ descriptor_value: x }} }}] }}]\n",
+        ""
+    );
+    let release = "                            release:\n";
+    let found = check(&sample.replace(release, &format!("{own}{release}")), None);
+    let ignored: Vec<_> = found.kept().iter().filter(|one| one.check == EnvoyCheck::RouteLimitsIgnored).collect();
+    assert_eq!(ignored.len(), 1, "{:#?}", found.kept());
+    assert!(ignored[0].message.contains("RateLimitPerRoute"), "{}", ignored[0].message);
+}
+
+#[test]
+fn timeout_is_compared_with_the_longest_wait_of_a_queue() {
+    let sample = read(&repository(&format!("{SAMPLES}/bad/queue-beyond-timeout.yaml")));
+    for (limit, timeout, is_found) in [
+        ("queue_size: 50", "0.2s", true),
+        ("queue_size: 50", "4.8s", true),
+        ("queue_size: 50", "4.9s", false),
+        ("queue_size: 50, max_wait: 1s", "0.9s", true),
+        ("queue_size: 50, max_wait: 1s", "1s", false),
+        ("queue_size: 1", "0.01s", false),
+    ] {
+        let rules = format!(
+            "domain: queue\ndescriptors:\n  - key: backend\n    rate_limit: {{ unit: second, requests_per_unit: 10, \
+             algorithm: leaky_bucket, {limit} }}\n"
+        );
+        let text = sample.replace("timeout: 0.05s", &format!("timeout: {timeout}"));
+        let found = checks(&check(&text, Some(&rules)));
+        assert_eq!(found.contains(&"queue-beyond-timeout"), is_found, "{limit} {timeout}: {found:?}");
+        let shadow = rules.replace("  - key: backend\n", "  - key: backend\n    shadow_mode: true\n");
+        assert_eq!(checks(&check(&text, Some(&shadow))), [""; 0], "nothing waits in shadow mode");
+    }
+}
+
+#[test]
+fn timeout_of_the_filter_answers_the_warning_about_a_queue() {
+    let queue = "../../../envoy/queue.rules.yaml";
+    let warnings = |arguments: &[&str]| run(arguments).json()["warnings"].clone();
+    assert_eq!(warnings(&["check", "--format", "json", queue]), 1);
+    assert_eq!(warnings(&["check", "--format", "json", queue, "--envoy", "../../../envoy/queue.yaml"]), 0);
+    assert_eq!(warnings(&["check", "--format", "json", queue, "--envoy", "bad/queue-beyond-timeout.yaml"]), 1);
+    assert_eq!(warnings(&["check", "--format", "json", queue, "--envoy", "good/http.yaml"]), 1);
+}
+
+#[test]
 fn routes_and_clusters_of_a_configuration_dump_are_found() {
     let manager =
         "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";

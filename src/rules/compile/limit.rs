@@ -176,7 +176,7 @@ pub(super) fn compile_limits(
     rule_defaults::apply_rule_defaults(reader, &mut compiled, scope, field_path);
     for CompiledLimitEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
         let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
-        lints::warn_about_limit(reader, written, &limit.limit, scope.options, &field_path);
+        lints::warn_about_limit(reader, written, &limit.limit, scope, &field_path);
     }
     if scope.options.regions.is_none() {
         compiled.iter_mut().for_each(|entry| entry.limit.limit = entry.limit.limit.without_global_scope());

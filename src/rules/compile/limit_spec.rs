@@ -25,6 +25,8 @@ pub(super) struct DomainSettings<'s> {
     pub(super) layers: DefaultLayers<'s>,
     /// Settings of the process.
     pub(super) options: &'s CompileOptions,
+    /// Shortest timeout of the callers of the domain, in microseconds, if it is known.
+    pub(super) caller_timeout_us: Option<u64>,
 }
 
 impl<'s> DomainSettings<'s> {

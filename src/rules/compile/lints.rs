@@ -6,6 +6,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use super::limit_spec::DomainSettings;
 use super::options::CompileOptions;
 use super::plans::PathKey;
 use crate::limit::{DEFAULT_ENVOY_TIMEOUT_US, Limit};
@@ -21,9 +22,6 @@ use crate::rules::rule::wildcard::{Pattern, max_tried_patterns};
 use crate::rules::yaml::Position;
 use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
-
-/// Default timeout of Envoy's rate limit filter, in microseconds.
-const DEFAULT_ENVOY_TIMEOUT_US: u64 = 20_000;
 
 /// Maximum number of wildcards of one level that may be tried one by one without a warning.
 const MAX_WILDCARDS_WITHOUT_WARNING: usize = 1000;
@@ -86,13 +84,14 @@ pub(super) fn warn_about_limit(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
-    options: &CompileOptions,
+    scope: &DomainSettings<'_>,
     field_path: &FieldPath<'_>,
 ) {
+    let options = scope.options;
     let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
-    let is_queue = limit.algorithm().properties().capacity == CapacityRuleKey::QueueSize;
-    let waits = is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us;
-    if waits && each_us > DEFAULT_ENVOY_TIMEOUT_US {
+    let longest_us = limit.longest_queue_wait_us();
+    let suffices = scope.caller_timeout_us >= longest_us;
+    if longest_us.is_some() && each_us > DEFAULT_ENVOY_TIMEOUT_US && !suffices {
         let message = format!("a request that waits in this queue waits {} ms or more", each_us / 1000);
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
         reader.report_warning(written.at, field_path, message, hint);
@@ -100,6 +99,7 @@ pub(super) fn warn_about_limit(
     warn_about_eventual_limit(reader, written, limit, options, field_path);
     warn_about_global_limit(reader, written, limit, options, field_path);
 }
+
 /// Returns `true` for values that one limit probably means together: methods in a list, paths of a wildcard. Networks,
 /// files and all values but some are rather clients, with a counter each.
 pub(super) fn has_values_that_belong_together(value: &ValuePattern) -> bool {
@@ -126,7 +126,6 @@ pub(super) fn warn_about_levels_that_do_not_share(
         reader.report_warning(at, field_path, message, hint);
     }
 }
-
 
 /// Smallest `requests_per_unit` that regions can share without a warning; a smaller one is split coarsely.
 const MIN_REGION_SPLIT_HITS: u32 = 1000;

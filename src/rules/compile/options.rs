@@ -1,5 +1,6 @@
 //! The settings of a process that change the meaning of rule files.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ pub struct CompileOptions {
     pub max_replicas: u32,
     /// Number of regions that share a global limit (`TOLLKEEPER_REGIONS`); `None` if there is only one region.
     pub regions: Option<NonZeroU16>,
+    /// Shortest timeout of the callers of each domain that is known, in microseconds; for lints only.
+    pub caller_timeouts_us: Arc<BTreeMap<String, u64>>,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS`; none until its file is read.
     pub rule_defaults: Arc<RuleDefaults>,
     /// Files with sets that rules name; none until they are read.
@@ -44,6 +47,7 @@ impl Default for CompileOptions {
             memcache: false,
             max_replicas: 16,
             regions: None,
+            caller_timeouts_us: Arc::default(),
             rule_defaults: Arc::default(),
             set_files: Arc::default(),
             set_cache: Arc::default(),
@@ -61,6 +65,7 @@ impl From<&Settings> for CompileOptions {
             memcache: matches!(settings.store, StoreSettings::Memcache(_)),
             max_replicas: settings.rules.max_replicas,
             regions: settings.store.number_of_regions(),
+            caller_timeouts_us: Arc::default(),
             rule_defaults: Arc::default(),
             set_files: Arc::default(),
             set_cache: Arc::default(),

@@ -144,7 +144,7 @@ impl OwnAlarms<'_> {
     /// Proxies that ask for quotas from a server without them.
     fn add_refused_quotas(&mut self, collector: &MetricsCollector) {
         if REFUSED_STREAMS.has_recent(collector.service.clock.now(), REFUSED_RECENTLY) {
-            let text = "a proxy asks for quotas, and RLQS is off: it uses its fallback, often to reject all requests (set \
+            let text = "a proxy asks for quotas, and RLQS is off: it uses its fallback, and often rejects all (set \
                         TOLLKEEPER_RLQS=true and restart)";
             self.add("rlqs_off", text.to_owned());
         }

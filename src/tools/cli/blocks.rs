@@ -217,8 +217,8 @@ fn format_blocked(answer: &[u8]) -> Option<String> {
     let without_effect = report["without_effect_by_shadow_mode"] == true;
     let mut note = if without_effect { "SHADOW_MODE is on: nothing is rejected\n" } else { "" }.to_owned();
     if report["key_in_no_rule"] == true {
-        note += "warning: no rule of this domain has this key: does Envoy send it? (explain shows what matches; unblock \
-                 undoes the block)\n";
+        note += "warning: no rule of this domain has this key: does Envoy send it? (explain shows what matches, \
+                 unblock undoes the block)\n";
     }
     let (entry, until) = (escape_and_shorten(&format_entry(&block.entry)), escape_unprintable(&block.until));
     Some(format!("blocked {entry} until {until}{}\n{note}", format_scope(&report)))

@@ -8,11 +8,12 @@ mod envoy_files;
 mod unreleased_slots;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use self::envoy_files::CheckedEnvoyFiles;
+use self::envoy_files::{CheckedEnvoyFiles, EnvoyFiles};
 use self::unreleased_slots::{SlotWarning, UnreleasedSlots};
 use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
@@ -168,19 +169,18 @@ struct RuleFilesReport<'r> {
 pub(super) fn run(args: &Args) -> CommandOutcome {
     let environment = args.env.then(report_environment);
     let settings = (!args.paths.is_empty() || args.defaults.is_some()).then(read_settings_or_defaults);
+    let envoy = (!args.envoy.is_empty()).then(|| EnvoyFiles::read(&args.envoy));
     let rules = settings.as_ref().map(|settings| {
         let mut found = Diagnostics::default();
-        let options = rule_files::build_compile_options(settings, args.defaults.as_deref(), &mut found);
+        let mut options = rule_files::build_compile_options(settings, args.defaults.as_deref(), &mut found);
+        options.caller_timeouts_us = Arc::new(envoy.as_ref().map(EnvoyFiles::collect_timeouts).unwrap_or_default());
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
     let for_quotas = rules.as_ref().zip(settings.as_ref());
     let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.quota.is_some());
     let quota_hints = for_quotas.map(|(rules, settings)| find_quota_hints(rules, &settings.store)).unwrap_or_default();
-    let envoy = (!args.envoy.is_empty()).then(|| {
-        let set = rules.as_ref().and_then(|rules| rules.set.as_ref());
-        CheckedEnvoyFiles::read_and_check(&args.envoy, set)
-    });
+    let envoy = envoy.map(|files| files.check(rules.as_ref().and_then(|rules| rules.set.as_ref())));
     let has_traffic = args.addr.is_some() || !args.log.is_empty();
     let traffic = has_traffic.then(|| UnreleasedSlots::read_and_check(args.addr.as_ref(), &args.log));
     let checked = Checked { rules, quota_hints, envoy, traffic, environment };

@@ -4,6 +4,7 @@
 //! Connection managers are found wherever they stand, also in a configuration dump, because a listener can nest them.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::config_node::ConfigNode;
 use super::descriptors::{LimitEntry, LimitPlace};
@@ -57,11 +58,19 @@ pub(super) struct ConnectionManager<'n, 'a> {
     /// Items of virtual hosts and routes, and of their RateLimitPerRoute.
     pub(super) route_entries: Vec<LimitEntry<'n, 'a>>,
     /// Domains that a RateLimitPerRoute names.
-    pub(super) route_domains: Vec<ConfigNode<'n, 'a>>,
+    pub(super) route_domains: Vec<RouteDomain<'n, 'a>>,
     /// Routes that answer by themselves, with limits.
     pub(super) limited_direct_responses: Vec<ConfigNode<'n, 'a>>,
     /// Its routes are not in the file.
     pub(super) has_unknown_routes: bool,
+}
+
+/// Domain of a RateLimitPerRoute.
+#[derive(Debug)]
+pub(super) struct RouteDomain<'n, 'a> {
+    /// Name of the filter that uses it.
+    pub(super) of_filter: &'n str,
+    pub(super) node: ConfigNode<'n, 'a>,
 }
 
 /// A rate limit filter of a connection manager.
@@ -161,44 +170,67 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
     }
 
     fn read_routes(&mut self, configuration: &ConfigNode<'n, 'a>) {
-        self.read_per_route(configuration);
+        let of_all = self.read_per_route(configuration);
         for host in configuration.items("virtual_hosts") {
-            self.read_per_route(&host);
-            self.route_entries.extend(LimitEntry::read_all(&host, LimitPlace::VirtualHost));
+            let of_host = join_names(&of_all, self.read_per_route(&host));
+            let mut of_each_route: Option<Vec<&str>> = None;
             for route in host.items("routes") {
                 let before = self.route_entries.len();
-                self.read_per_route(&route);
+                let of_route = join_names(&of_host, self.read_per_route(&route));
+                match &mut of_each_route {
+                    None => of_each_route = Some(of_route.clone()),
+                    Some(names) => names.retain(|name| of_route.contains(name)),
+                }
                 if let Some(action) = route.field("route") {
-                    self.route_entries.extend(LimitEntry::read_all(&action, LimitPlace::Route));
+                    let replaced_for: Rc<[&str]> = of_route.into();
+                    let entries = LimitEntry::read_all(&action, LimitPlace::Route).into_iter();
+                    let entries = entries.map(|entry| LimitEntry { replaced_for: Rc::clone(&replaced_for), ..entry });
+                    self.route_entries.extend(entries);
                     let weighted = action.field_at(&["weighted_clusters", "clusters"]);
-                    weighted.iter().flat_map(ConfigNode::elements).for_each(|cluster| self.read_per_route(&cluster));
+                    weighted.iter().flat_map(ConfigNode::elements).for_each(|cluster| {
+                        self.read_per_route(&cluster);
+                    });
                 }
                 let answers = ["direct_response", "redirect"].iter().find_map(|name| route.field(name));
                 if let Some(answer) = answers.filter(|_| self.route_entries.len() > before) {
                     self.limited_direct_responses.push(answer);
                 }
             }
+            let replaced_for: Rc<[&str]> = of_each_route.unwrap_or(of_host).into();
+            let entries = LimitEntry::read_all(&host, LimitPlace::VirtualHost).into_iter();
+            let entries = entries.map(|entry| LimitEntry { replaced_for: Rc::clone(&replaced_for), ..entry });
+            self.route_entries.extend(entries);
         }
     }
 
-    /// Reads the RateLimitPerRoute of a route, a virtual host or a cluster.
-    fn read_per_route(&mut self, holder: &ConfigNode<'n, 'a>) {
-        let Some(configs) = holder.field("typed_per_filter_config") else { return };
-        for (_, config) in configs.fields() {
-            let Some((name, message)) = config.typed() else { continue };
-            if name == PER_ROUTE_TYPE {
-                self.route_entries.extend(LimitEntry::read_all(&message, LimitPlace::PerRoute));
-                self.route_domains.extend(message.field("domain"));
+    /// Reads each RateLimitPerRoute of a route, a virtual host or a cluster. Returns the names of the filters that have
+    /// `rate_limits` there: they send no others.
+    fn read_per_route(&mut self, holder: &ConfigNode<'n, 'a>) -> Vec<&'n str> {
+        let mut with_limits = Vec::new();
+        let Some(configs) = holder.field("typed_per_filter_config") else { return with_limits };
+        for (of_filter, config) in configs.fields() {
+            let Some((PER_ROUTE_TYPE, message)) = config.typed() else { continue };
+            let entries = LimitEntry::read_all(&message, LimitPlace::PerRoute);
+            // Only names of filters, which are few.
+            if !entries.is_empty() && self.filters.iter().any(|filter| filter.name == of_filter) {
+                with_limits.push(of_filter);
             }
+            let entries = entries.into_iter().map(|entry| LimitEntry { of_filter: Some(of_filter), ..entry });
+            self.route_entries.extend(entries);
+            self.route_domains.extend(message.field("domain").map(|node| RouteDomain { of_filter, node }));
         }
+        with_limits
     }
 
-    /// Returns the descriptors that a filter sends: its own, else those of its stage; and those of a RateLimitPerRoute.
+    /// Returns the descriptors that a filter sends: its own, else those of its stage, except on routes with a
+    /// RateLimitPerRoute; and those of a RateLimitPerRoute under its name.
     pub(super) fn entries_of(&self, filter: &HttpFilter<'n, 'a>) -> Vec<LimitEntry<'n, 'a>> {
         let has_own = !filter.entries.is_empty();
         let of_routes = self.route_entries.iter().filter(|entry| match entry.place {
-            LimitPlace::PerRoute => true,
-            LimitPlace::Filter | LimitPlace::Route | LimitPlace::VirtualHost => !has_own && entry.stage == filter.stage,
+            LimitPlace::PerRoute => entry.of_filter == Some(filter.name),
+            LimitPlace::Filter | LimitPlace::Route | LimitPlace::VirtualHost => {
+                !has_own && entry.stage == filter.stage && !entry.replaced_for.contains(&filter.name)
+            }
         });
         filter.entries.iter().chain(of_routes).cloned().collect()
     }
@@ -220,6 +252,13 @@ impl<'n, 'a> HttpFilter<'n, 'a> {
     pub(super) fn grpc_service(&self) -> Option<ConfigNode<'n, 'a>> {
         self.node.field_at(&["rate_limit_service", "grpc_service"])
     }
+}
+
+/// Returns all names once.
+fn join_names<'n>(outer: &[&'n str], inner: Vec<&'n str>) -> Vec<&'n str> {
+    let mut names = outer.to_vec();
+    names.extend(inner.into_iter().filter(|name| !outer.contains(name)));
+    names
 }
 
 /// Returns the rate limit filters of a thrift proxy, each with the items of its routes.

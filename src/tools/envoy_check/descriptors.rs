@@ -1,5 +1,7 @@
 //! Descriptors that the actions of a `rate_limits` item make: the keys, and the values as far as the file has them.
 
+use std::rc::Rc;
+
 use super::config_node::ConfigNode;
 use crate::rules::rule::near_miss::PossibleEntry;
 
@@ -41,6 +43,10 @@ pub(super) struct LimitEntry<'n, 'a> {
     pub(super) node: ConfigNode<'n, 'a>,
     pub(super) place: LimitPlace,
     pub(super) stage: u64,
+    /// Name of the filter that sends the item of a RateLimitPerRoute; `None` elsewhere.
+    pub(super) of_filter: Option<&'n str>,
+    /// Names of the filters for which a RateLimitPerRoute replaces the item on each of its routes.
+    pub(super) replaced_for: Rc<[&'n str]>,
     /// Sent when the stream is done.
     pub(super) on_stream_done: bool,
     pub(super) actions: Vec<Action<'n, 'a>>,
@@ -69,6 +75,8 @@ impl<'n, 'a> LimitEntry<'n, 'a> {
             .map(|node| Self {
                 place,
                 stage: node.number("stage").unwrap_or(0),
+                of_filter: None,
+                replaced_for: Rc::default(),
                 on_stream_done: node.flag("apply_on_stream_done"),
                 actions: node.items("actions").iter().filter_map(Action::read).collect(),
                 node,

@@ -37,11 +37,18 @@ fn check_places(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) 
     let in_routes = manager.route_entries.iter().filter(|entry| entry.place.drops_hits());
     for entry in in_routes {
         let mut of_stage = manager.filters.iter().filter(|filter| filter.stage == entry.stage).peekable();
+        let mut is_own_used = false;
         if of_stage.peek().is_none() {
             let message = format!("`stage: {}`, and no rate limit filter has it", entry.stage);
             found.report(EnvoyCheck::StageWithoutFilter, &entry.node, message);
-        } else if of_stage.all(|filter| !filter.entries.is_empty()) {
-            let message = "`rate_limits` beside those of the filter";
+        } else if of_stage.all(|filter| {
+            is_own_used = is_own_used || !filter.entries.is_empty();
+            !filter.entries.is_empty() || entry.replaced_for.contains(&filter.name)
+        }) {
+            let message = match is_own_used {
+                true => "`rate_limits` beside those of the filter",
+                false => "`rate_limits` beside those of a RateLimitPerRoute",
+            };
             found.report(EnvoyCheck::RouteLimitsIgnored, &entry.node, message);
         }
         if let Some(hits) = entry.node.field("hits_addend") {

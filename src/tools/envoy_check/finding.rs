@@ -98,8 +98,8 @@ envoy_checks! {
         "Envoy waits 20 ms for the answer; what takes longer is an error, and by default the request passes",
         "write `timeout` in the filter";
     QueueBeyondTimeout = "queue-beyond-timeout", Warning:
-        "a request that would wait longer than the timeout of the filter is rejected, so there is hardly a queue",
-        "raise `timeout` of the filter above the longest wait";
+        "a request that would wait longer than the timeout of the filter is rejected, so the queue is shorter than the rule says",
+        "raise `timeout` of the filter above the longest wait, or write a `max_wait` below it";
     FormatterLiteral = "formatter-literal", Error:
         "Envoy sends this text as it is: all requests have the same value and share one counter",
         "set the runtime flag envoy.reloadable_features.enable_formatter_for_ratelimit_action_descriptor_value: true";

@@ -1,18 +1,17 @@
 //! Checks of what Envoy sends against rules: domains, and descriptors that no value makes match.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
-use super::bootstrap::{Bootstrap, RuntimeFlag};
+use super::bootstrap::{Bootstrap, RouteDomain, RuntimeFlag};
 use super::config_node::ConfigNode;
 use super::descriptors::LimitEntry;
 use super::finding::{EnvoyCheck, EnvoyFindings};
+use crate::base::clock::to_micros;
 use crate::base::printable_text::truncate_printable;
-use crate::limit::algorithm::CapacityRuleKey;
+use crate::limit::DEFAULT_ENVOY_TIMEOUT_US;
 use crate::rules::rule::near_miss::PossibleEntry;
 use crate::rules::rule::set::{DomainRules, RuleSet};
-
-/// Default timeout of Envoy's rate limit filter, in seconds.
-const DEFAULT_TIMEOUT_S: f64 = 0.02;
 
 /// Maximum number of different descriptors that are searched in the rules.
 const MAX_SEARCHED_DESCRIPTORS: usize = 2000;
@@ -25,12 +24,15 @@ pub(super) fn check_rules(bootstrap: &Bootstrap<'_, '_>, rules: &RuleSet, found:
     let has_formatters = bootstrap.formatters != RuntimeFlag::Off;
     let mut checker = RuleChecker { rules, has_formatters, searched: HashMap::new() };
     for manager in &bootstrap.managers {
-        let of_routes: Vec<_> =
-            manager.route_domains.iter().filter_map(|domain| find_domain(domain, rules, found)).collect();
+        let mut of_routes = Vec::new();
+        for RouteDomain { of_filter, node } in &manager.route_domains {
+            of_routes.extend(find_domain(node, rules, found).map(|domain| (*of_filter, domain)));
+        }
         for filter in &manager.filters {
             let own = filter.node.field("domain").and_then(|domain| find_domain(&domain, rules, found));
-            check_queue(&filter.node, own, rules, found);
-            let possible: Vec<&DomainRules> = own.into_iter().chain(of_routes.iter().copied()).collect();
+            let of_routes = of_routes.iter().filter(|(of_filter, _)| *of_filter == filter.name);
+            let possible: Vec<&DomainRules> = own.into_iter().chain(of_routes.map(|(_, domain)| *domain)).collect();
+            possible.iter().for_each(|domain| check_queue(&filter.node, domain, rules, found));
             for entry in manager.entries_of(filter) {
                 checker.check_entry(&entry, &possible, found);
             }
@@ -149,20 +151,40 @@ fn describe_entries(entries: &[PossibleEntry<'_>]) -> String {
     written.collect::<Vec<_>>().join(",")
 }
 
-/// Warns about a queue whose requests wait longer than the filter waits.
-fn check_queue(filter: &ConfigNode<'_, '_>, domain: Option<&DomainRules>, rules: &RuleSet, found: &mut EnvoyFindings) {
-    let Some(domain) = domain else { return };
-    let timeout_us = filter.seconds("timeout").unwrap_or(DEFAULT_TIMEOUT_S) * 1e6;
-    let limits = rules.rules_of_domain(domain).flat_map(|compiled| &compiled.limits).map(|limit| &limit.limit);
-    let mut queues = limits.filter(|limit| {
-        let each_us = limit.period_us() / u64::from(limit.requests_per_unit().max(1));
-        let is_queue = limit.algorithm().properties().capacity == CapacityRuleKey::QueueSize;
-        is_queue && limit.capacity() > 1 && limit.max_wait_us() >= each_us && each_us as f64 > timeout_us
+/// Warns about queues whose requests may wait longer than the filter waits; about the longest one.
+fn check_queue(filter: &ConfigNode<'_, '_>, domain: &DomainRules, rules: &RuleSet, found: &mut EnvoyFindings) {
+    let deciding = rules.rules_of_domain(domain).flat_map(|compiled| {
+        let limits = compiled.limits.iter().filter(|limit| !limit.shadow && !limit.candidate);
+        limits.map(|limit| (&compiled.rule, &limit.limit))
     });
-    if let Some(limit) = queues.next() {
-        let each_ms = limit.period_us() / u64::from(limit.requests_per_unit().max(1)) / 1000;
+    let longest = deciding.filter_map(|(rule, limit)| Some((limit.longest_queue_wait_us()?, rule)));
+    let Some((wait_us, rule)) = longest.max_by_key(|(wait_us, _)| *wait_us) else { return };
+    if wait_us > read_timeout_us(filter) {
         let node = filter.field("timeout").unwrap_or_else(|| filter.clone());
-        let message = format!("a queue of the domain '{}' moves each {each_ms} ms", domain.name);
-        found.report(EnvoyCheck::QueueBeyondTimeout, &node, message);
+        let (rule, wait_ms) = (truncate_printable(&rule.path, MAX_TEXT_CHARS), wait_us / 1000);
+        found.report(EnvoyCheck::QueueBeyondTimeout, &node, format!("the queue of '{rule}' lasts {wait_ms} ms"));
+    }
+}
+
+/// Time that a filter waits for an answer, in microseconds.
+fn read_timeout_us(filter: &ConfigNode<'_, '_>) -> u64 {
+    let written = filter.seconds("timeout").and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    written.map_or(DEFAULT_ENVOY_TIMEOUT_US, to_micros)
+}
+
+/// Adds the shortest timeout of the filters of each domain, in microseconds, to `timeouts`.
+pub(super) fn collect_timeouts(bootstrap: &Bootstrap<'_, '_>, timeouts: &mut BTreeMap<String, u64>) {
+    for manager in &bootstrap.managers {
+        for filter in &manager.filters {
+            let of_routes = manager.route_domains.iter().filter(|domain| domain.of_filter == filter.name);
+            let own = filter.node.text("domain");
+            let releases = manager.entries_of(filter).iter().any(LimitEntry::is_release);
+            for name in own.into_iter().chain(of_routes.filter_map(|domain| domain.node.as_text())) {
+                // Nothing waits for a release.
+                let timeout_us = if releases { u64::MAX } else { read_timeout_us(&filter.node) };
+                let shortest = timeouts.entry(name.to_owned()).or_insert(u64::MAX);
+                *shortest = timeout_us.min(*shortest);
+            }
+        }
     }
 }

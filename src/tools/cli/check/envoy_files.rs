@@ -1,5 +1,6 @@
 //! Envoy bootstraps of `check --envoy`: reads them, and formats what is found.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -12,14 +13,17 @@ use crate::rules::diagnostic::{Diagnostic, format_excerpt};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::yaml::text;
 use crate::tools::cli::print::format_with_noun;
-use crate::tools::envoy_check::check_bootstrap;
 use crate::tools::envoy_check::finding::{EnvoyFinding, EnvoyFindings, FindingSeverity};
+use crate::tools::envoy_check::{check_bootstrap, collect_timeouts};
 
 /// Path that means standard input.
 const STDIN_PATH: &str = "-";
 
 /// Prefix of the messages of rule files that are not YAML.
 const RULE_FILE_PREFIX: &str = "error loading config file: ";
+
+/// Bootstraps that were read, or why one could not be.
+pub(super) struct EnvoyFiles(Vec<(String, Result<String, UnreadableFile>)>);
 
 /// Bootstraps that were checked.
 pub(super) struct CheckedEnvoyFiles {
@@ -55,12 +59,21 @@ impl From<&Diagnostic> for UnreadableFile {
     }
 }
 
-impl CheckedEnvoyFiles {
-    /// Reads and checks the files, against rules if there are any without errors.
-    pub(super) fn read_and_check(paths: &[PathBuf], rules: Option<&RuleSet>) -> Self {
-        let check = |path: &PathBuf| {
-            let name = path.display().to_string();
-            let (text, found) = match read_text(path) {
+impl EnvoyFiles {
+    /// Reads the files.
+    pub(super) fn read(paths: &[PathBuf]) -> Self {
+        Self(paths.iter().map(|path| (path.display().to_string(), read_text(path))).collect())
+    }
+
+    /// Shortest timeout of the rate limit filters of each domain, in microseconds.
+    pub(super) fn collect_timeouts(&self) -> BTreeMap<String, u64> {
+        collect_timeouts(self.0.iter().filter_map(|(_, text)| text.as_deref().ok()))
+    }
+
+    /// Checks the files, against rules if there are any without errors.
+    pub(super) fn check(self, rules: Option<&RuleSet>) -> CheckedEnvoyFiles {
+        let check = |(name, text): (String, Result<String, UnreadableFile>)| {
+            let (text, found) = match text {
                 Ok(text) => {
                     let found = check_bootstrap(&Arc::from(&*name), &text, rules);
                     let found = found.map_err(|problems| match problems.errors().first() {
@@ -73,9 +86,11 @@ impl CheckedEnvoyFiles {
             };
             CheckedFile { name, text, found }
         };
-        Self { files: paths.iter().map(check).collect() }
+        CheckedEnvoyFiles { files: self.0.into_iter().map(check).collect() }
     }
+}
 
+impl CheckedEnvoyFiles {
     /// Returns `true` if a file cannot be read, or has a finding that is an error.
     pub(super) fn has_errors(&self) -> bool {
         self.count(FindingSeverity::Error) > 0
