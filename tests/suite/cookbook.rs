@@ -5,6 +5,7 @@
 //! window boundary.
 
 pub(crate) mod page;
+mod ways;
 
 use std::fs;
 use std::process::Command;
@@ -80,7 +81,12 @@ impl Served {
 
     /// Serves the recipe of that number in front of an upstream whose answers stay open.
     fn start_before(number: usize, upstream: &OpenUpstream) -> Self {
-        let (recipe, files) = (Recipe::find(number), tempfile::tempdir().unwrap());
+        Self::start_recipe_before(&Recipe::find(number), upstream)
+    }
+
+    /// Same as [`Self::start_before`], for a recipe that was changed.
+    fn start_recipe_before(recipe: &Recipe, upstream: &OpenUpstream) -> Self {
+        let files = tempfile::tempdir().unwrap();
         recipe.write_files(files.path());
         let rules = files.path().join(format!("{}.yaml", recipe.domain()));
         let tollkeeper = without_rules().arg("--config").arg(rules).start();
@@ -125,7 +131,8 @@ fn assert_unlimited(count: usize, request: &Request) {
 #[test]
 fn page_has_every_part_of_every_recipe() {
     let recipes = recipes();
-    let headings: Vec<_> = recipes.iter().map(|recipe| (recipe.number, recipe.heading.as_str())).collect();
+    let first_ways = recipes.iter().filter(|recipe| recipe.way == 1);
+    let headings: Vec<_> = first_ways.map(|recipe| (recipe.number, recipe.heading.as_str())).collect();
     assert_eq!(headings, (1..).zip(RECIPES).collect::<Vec<_>>());
     for recipe in &recipes {
         assert!(recipe.has_trap, "{} names no trap", recipe.heading);
@@ -263,7 +270,9 @@ fn day_admits_no_more_than_its_limit_unless_there_is_only_a_bucket() {
 #[test]
 fn login_is_banned_after_too_many_tries() {
     let served = serve(4);
-    let request = |account: &str, last| served.envoy.get("/login").header("x-account", account).from(last);
+    let request = |account: &str, last| {
+        served.envoy.get("/login").method("POST").header("content-length", "0").header("x-account", account).from(last)
+    };
     assert_unlimited(5, &request("ann", 1));
     for _ in 0..2 {
         let rejection = request("ann", 1).send();

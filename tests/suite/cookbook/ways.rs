@@ -1,0 +1,85 @@
+//! Second ways of recipes, and what the first ones leave to other routes.
+
+use super::page::Recipe;
+use super::{Served, assert_limit, assert_unlimited};
+use crate::kit::http::Request;
+
+/// Serves a way of the recipe of that number.
+fn serve_way(number: usize, way: usize) -> Served {
+    Served::start(&Recipe::find_way(number, way))
+}
+
+/// A POST without a body.
+fn post(served: &Served, path: &str) -> Request {
+    served.envoy.get(path).method("POST").header("content-length", "0")
+}
+
+#[test]
+fn orders_of_a_route_have_a_limit_whatever_the_query() {
+    let served = serve_way(2, 2);
+    for path in ["/orders", "/orders?page=1", "//orders", "/a/../orders?page=2", "/orders?a=b&c"] {
+        assert_unlimited(1, &post(&served, path));
+    }
+    assert_limit(0, &post(&served, "/orders?page=3"));
+    assert_unlimited(6, &served.envoy.get("/orders"));
+    assert_unlimited(6, &post(&served, "/orders/7"));
+    assert_unlimited(6, &post(&served, "/orders/"));
+    assert_unlimited(1, &post(&served, "/orders").from(2));
+}
+
+#[test]
+fn trap_of_a_path_that_is_not_normalized() {
+    for way in [1, 2] {
+        let mut recipe = Recipe::find_way(2, way);
+        assert_limit(5, &post(&Served::start(&recipe), "//orders"));
+        for key in ["normalize_path", "merge_slashes"] {
+            assert!(recipe.envoy.remove(key).is_some(), "{key}");
+        }
+        let served = Served::start(&recipe);
+        for path in ["//orders", "/a/../orders"] {
+            assert_unlimited(6, &post(&served, path));
+        }
+    }
+}
+
+/// Only the route of the recipe is limited, in both ways.
+#[test]
+fn only_logins_are_limited() {
+    for way in [1, 2] {
+        let served = serve_way(4, way);
+        assert_limit(5, &post(&served, "/login?next=/").header("x-account", "ann"));
+        assert_unlimited(1, &served.envoy.get("/login").header("x-account", "ann"));
+        assert_unlimited(1, &post(&served, "/logout").header("x-account", "ann"));
+    }
+}
+
+#[test]
+fn accounts_and_addresses_have_limits_of_their_own() {
+    let served = serve_way(4, 2);
+    let login = |account: &str, last| post(&served, "/login").header("x-account", account).from(last);
+    // Ten addresses, with five tries each.
+    for address in 1..=10 {
+        assert_unlimited(5, &login("ann", address));
+    }
+    assert_limit(0, &login("ann", 11));
+    assert_unlimited(1, &login("bob", 1));
+    // Thirty accounts, from one address.
+    for number in 1..=30 {
+        assert_unlimited(1, &login(&format!("account-{number}"), 100));
+    }
+    assert_limit(0, &login("carol", 100));
+    assert_unlimited(1, &login("carol", 101));
+    // Without an account the limit of the address is left.
+    assert_limit(30, &post(&served, "/login").from(102));
+}
+
+#[test]
+fn trap_of_an_account_whose_tries_someone_uses_up() {
+    let served = serve_way(4, 2);
+    let login = |account: &str, last| post(&served, "/login").header("x-account", account).from(last);
+    for _ in 0..60 {
+        login("ann", 1).send();
+    }
+    assert_limit(0, &login("ann", 2));
+    assert_unlimited(1, &login("bob", 2));
+}
