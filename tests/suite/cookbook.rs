@@ -192,10 +192,13 @@ fn premium_users_have_more() {
     let request = |plan: &str, user: &str| served.envoy.get("/").header("x-plan", plan).header("x-user", user);
     assert_limit(20, &request("premium", "ann"));
     assert_limit(5, &request("free", "bob"));
+    assert_limit(0, &request("trial", "bob"));
     assert_limit(5, &request("trial", "ann"));
     assert_unlimited(1, &request("premium", "eve"));
-    // The trap: without a header there is no descriptor, and so no limit.
-    assert_unlimited(6, &served.envoy.get("/").header("x-user", "bob"));
+    // Without the headers: no plan is another one, and callers without a name share a limit.
+    assert_limit(0, &served.envoy.get("/").header("x-user", "bob"));
+    assert_limit(5, &served.envoy.get("/"));
+    assert_limit(0, &request("free", ""));
 }
 
 #[test]

@@ -15,6 +15,18 @@ fn post(served: &Served, path: &str) -> Request {
 }
 
 #[test]
+fn trap_of_a_plan_that_a_user_invents() {
+    let mut recipe = Recipe::find(1);
+    recipe.replace_in_rules("    value: \"*\"\n", "");
+    let comment = "    share_threshold: true                          # one counter of a user for all other plans\n";
+    recipe.replace_in_rules(comment, "");
+    let served = Served::start(&recipe);
+    for plan in ["free", "trial", "other"] {
+        assert_limit(5, &served.envoy.get("/").header("x-plan", plan).header("x-user", "bob"));
+    }
+}
+
+#[test]
 fn orders_of_a_route_have_a_limit_whatever_the_query() {
     let served = serve_way(2, 2);
     for path in ["/orders", "/orders?page=1", "//orders", "/a/../orders?page=2", "/orders?a=b&c"] {
