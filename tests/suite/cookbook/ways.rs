@@ -3,6 +3,7 @@
 use super::page::Recipe;
 use super::{Served, assert_limit, assert_unlimited};
 use crate::kit::http::Request;
+use crate::kit::{read, repository};
 
 /// Serves a way of the recipe of that number.
 fn serve_way(number: usize, way: usize) -> Served {
@@ -94,4 +95,38 @@ fn trap_of_an_account_whose_tries_someone_uses_up() {
     }
     assert_limit(0, &login("ann", 2));
     assert_unlimited(1, &login("bob", 2));
+}
+
+/// The header that the upstream saw, at the last of `count` requests.
+fn exceeded(request: &Request, count: usize) -> Option<String> {
+    assert_unlimited(count - 1, request);
+    let response = request.send();
+    assert_eq!(response.status, 200, "{response:?}");
+    response.header("seen-exceeded")
+}
+
+#[test]
+fn upstream_is_warned_of_a_quota() {
+    let shown = "TOLLKEEPER_EXCEEDED_LIMITS_HEADER=x-ratelimit-exceeded";
+    let page = read(&repository("docs/cookbook.md"));
+    assert!(page.contains(shown) && page.contains("`x-ratelimit-exceeded: warning;shadow`"));
+    let (name, value) = shown.split_once('=').unwrap();
+    let start = |recipe: &Recipe| Served::start_with(recipe, |setup| setup.env(name, value));
+    let warning = Some("warning;shadow".to_owned());
+
+    let mut recipe = Recipe::find_way(8, 2);
+    let served = start(&recipe);
+    let request = served.envoy.get("/reports").header("x-customer", "acme").header("x-ratelimit-exceeded", "forged");
+    assert_eq!(exceeded(&request, 40), None);
+    assert_eq!(exceeded(&request, 1), warning);
+    assert_eq!(exceeded(&request, 9), warning);
+    assert_limit(0, &request);
+
+    // The traps: what a client sends stays, unless it is removed; a candidate is not named.
+    assert!(recipe.envoy.remove("early_header_mutation_extensions").is_some());
+    let served = start(&recipe);
+    let request = served.envoy.get("/reports").header("x-customer", "acme").header("x-ratelimit-exceeded", "forged");
+    assert_eq!(exceeded(&request, 1).as_deref(), Some("forged"));
+    let served = start(&Recipe::find(8));
+    assert_eq!(exceeded(&served.envoy.get("/reports").header("x-customer", "acme"), 50), None);
 }
