@@ -1,8 +1,11 @@
 //! Second ways of recipes, and what the first ones leave to other routes.
 
+use std::process::Command;
+
 use super::page::Recipe;
 use super::{Served, assert_limit, assert_unlimited};
 use crate::kit::http::Request;
+use crate::kit::tollkeeper::{PROGRAM, inherited_env};
 use crate::kit::{read, repository};
 
 /// Serves a way of the recipe of that number.
@@ -95,6 +98,32 @@ fn trap_of_an_account_whose_tries_someone_uses_up() {
     }
     assert_limit(0, &login("ann", 2));
     assert_unlimited(1, &login("bob", 2));
+}
+
+#[test]
+fn key_is_blocked_and_unblocked_by_commands() {
+    let recipe = Recipe::find(7);
+    let token = "correct horse battery staple";
+    let run = |served: &Served, name: &str| {
+        let command = recipe.commands.iter().find(|command| command.text.starts_with(&format!("tollkeeper {name} ")));
+        let text = &command.unwrap_or_else(|| panic!("the page has no {name}")).text;
+        let mut program = Command::new(PROGRAM);
+        program.args(text.split(' ').skip(1)).arg("--addr");
+        program.arg(format!("127.0.0.1:{}", served.tollkeeper.debug_port()));
+        program.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", token).output().unwrap()
+    };
+    let served = Served::start_with(&recipe, |setup| setup.env("TOLLKEEPER_ADMIN_TOKEN", token));
+    let request = served.envoy.get("/").header("x-api-key", "k-667");
+    assert_unlimited(1, &request);
+    assert!(run(&served, "block").status.success());
+    assert_limit(0, &request);
+    assert!(run(&served, "unblock").status.success());
+    assert_unlimited(1, &request);
+
+    // The trap: a server without a token refuses.
+    let served = Served::start(&recipe);
+    assert_eq!(run(&served, "block").status.code(), Some(1));
+    assert_unlimited(1, &served.envoy.get("/").header("x-api-key", "k-667"));
 }
 
 /// The header that the upstream saw, at the last of `count` requests.
