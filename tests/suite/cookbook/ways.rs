@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::page::Recipe;
-use super::{Served, assert_limit, assert_unlimited};
+use super::{Served, assert_limit, assert_unlimited, top};
 use crate::kit::http::Request;
 use crate::kit::tollkeeper::{PROGRAM, inherited_env};
 use crate::kit::{read, repository};
@@ -158,4 +158,11 @@ fn upstream_is_warned_of_a_quota() {
     assert_eq!(exceeded(&request, 1).as_deref(), Some("forged"));
     let served = start(&Recipe::find(8));
     assert_eq!(exceeded(&served.envoy.get("/reports").header("x-customer", "acme"), 50), None);
+}
+
+#[test]
+fn lower_limit_counts_beside_the_current_one() {
+    let served = serve_way(16, 2);
+    assert_limit(20, &served.envoy.get("/").header("x-user", "ann"));
+    assert_eq!(top(&served, "?rule=rollout.user.lower"), [("rollout.user.lower user=ann".to_owned(), 16)]);
 }
