@@ -161,6 +161,28 @@ fn upstream_is_warned_of_a_quota() {
 }
 
 #[test]
+fn methods_and_versions_share_a_limit() {
+    let served = serve_way(11, 2);
+    let request =
+        |client: &str, method: &str, path: &str| served.envoy.get(path).method(method).header("x-client", client);
+    for number in 0..5 {
+        assert_unlimited(1, &request("ann", "GET", &format!("/v{number}/reports")));
+        assert_unlimited(1, &request("ann", "HEAD", &format!("//v{number}/reports?page={number}")));
+    }
+    assert_limit(0, &request("ann", "GET", "/v7/reports"));
+    assert_limit(0, &request("ann", "HEAD", "/v8/reports"));
+    assert_unlimited(11, &request("ann", "PUT", "/v1/reports").header("content-length", "0"));
+    assert_unlimited(1, &request("bob", "GET", "/v1/reports"));
+
+    let mut recipe = Recipe::find_way(11, 2);
+    recipe.replace_in_rules("share_threshold: true                       # one counter for both methods", "");
+    let served = Served::start(&recipe);
+    for method in ["GET", "HEAD"] {
+        assert_limit(10, &served.envoy.get("/v1/reports").method(method).header("x-client", "ann"));
+    }
+}
+
+#[test]
 fn lower_limit_counts_beside_the_current_one() {
     let served = serve_way(16, 2);
     assert_limit(20, &served.envoy.get("/").header("x-user", "ann"));
