@@ -3,8 +3,9 @@
 use std::process::Command;
 
 use super::page::Recipe;
-use super::{Served, assert_limit, assert_unlimited, top};
+use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, simulate, top};
 use crate::kit::http::Request;
+use crate::kit::test_service::TestRequest;
 use crate::kit::tollkeeper::{PROGRAM, inherited_env};
 use crate::kit::{read, repository};
 
@@ -187,4 +188,22 @@ fn lower_limit_counts_beside_the_current_one() {
     let served = serve_way(16, 2);
     assert_limit(20, &served.envoy.get("/").header("x-user", "ann"));
     assert_eq!(top(&served, "?rule=rollout.user.lower"), [("rollout.user.lower user=ann".to_owned(), 16)]);
+}
+
+/// Four requests a second, in the first 58 s: a bucket starts full and refills, a window does not.
+#[test]
+fn trap_of_a_bucket_that_starts_full() {
+    let mut recipe = Recipe::find(19);
+    let passed = |recipe: &Recipe| {
+        let service = simulate(recipe, NEW_YEAR);
+        let request = TestRequest::new(recipe.domain()).descriptor(&[("backend", "search")]);
+        let passes = |_: &usize| {
+            service.advance_us(250_000);
+            !service.decide(&request).unwrap().over_limit()
+        };
+        (0..232).filter(passes).count()
+    };
+    assert_eq!(passed(&recipe), 60);
+    recipe.replace_in_rules("requests_per_unit: 60 }", "requests_per_unit: 60, algorithm: token_bucket }");
+    assert!((115..=119).contains(&passed(&recipe)), "{}", passed(&recipe));
 }
