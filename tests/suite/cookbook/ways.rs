@@ -1,5 +1,6 @@
 //! Second ways of recipes, and what the first ones leave to other routes.
 
+use std::fs;
 use std::process::Command;
 
 use super::page::Recipe;
@@ -206,4 +207,44 @@ fn trap_of_a_bucket_that_starts_full() {
     assert_eq!(passed(&recipe), 60);
     recipe.replace_in_rules("requests_per_unit: 60 }", "requests_per_unit: 60, algorithm: token_bucket }");
     assert!((115..=119).contains(&passed(&recipe)), "{}", passed(&recipe));
+}
+
+/// The bootstrap of `docs/envoy.md`: its filter, descriptors and cluster in a listener.
+#[test]
+fn check_finds_nothing_wrong_with_the_cluster_that_recipes_refer_to() {
+    let page = read(&repository("docs/envoy.md"));
+    let section = page.split("\n## ").find(|section| section.starts_with("Filter, descriptors, cluster\n")).unwrap();
+    let blocks: Vec<_> = section.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let [filters, limits, clusters] = blocks[..] else { panic!("{} blocks", blocks.len()) };
+    let part = |text: &str| -> serde_json::Value { serde_saphyr::from_str(text).unwrap() };
+    let (mut filters, mut clusters) = (part(filters)["http_filters"].clone(), part(clusters)["clusters"].clone());
+    let type_url = |name: &str| format!("type.googleapis.com/envoy.extensions.filters.{name}");
+    filters.as_array_mut().unwrap().push(serde_json::json!({
+        "name": "envoy.filters.http.router", "typed_config": {"@type": type_url("http.router.v3.Router")}
+    }));
+    clusters.as_array_mut().unwrap().push(serde_json::json!({"name": "upstream", "connect_timeout": "1s"}));
+    let route = serde_json::json!({
+        "match": {"prefix": "/"}, "route": {"cluster": "upstream", "rate_limits": part(limits)["rate_limits"]}
+    });
+    let manager = serde_json::json!({
+        "@type": type_url("network.http_connection_manager.v3.HttpConnectionManager"),
+        "stat_prefix": "page",
+        "http_filters": filters,
+        "route_config": {"virtual_hosts": [{"name": "page", "domains": ["*"], "routes": [route]}]},
+    });
+    let chain = serde_json::json!({"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]});
+    let listener = serde_json::json!({
+        "name": "page",
+        "address": {"socket_address": {"address": "127.0.0.1", "port_value": 10000}},
+        "filter_chains": [chain],
+    });
+    let bootstrap = serde_json::json!({"static_resources": {"listeners": [listener], "clusters": clusters}});
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("envoy.json");
+    fs::write(&path, bootstrap.to_string()).unwrap();
+    let mut check = Command::new(PROGRAM);
+    check.arg("check").arg("--envoy").arg(&path).arg(repository("config/example.yaml"));
+    let output = check.env_clear().envs(inherited_env()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("1 Envoy file, 0 errors, 0 warnings, 0 hints\n"), "{text}");
 }
