@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use super::page::Recipe;
 use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, simulate, top};
+use crate::envoy::concurrency::{OpenUpstream, open};
 use crate::kit::http::Request;
 use crate::kit::test_service::TestRequest;
 use crate::kit::tollkeeper::{PROGRAM, inherited_env};
-use crate::kit::{read, repository};
+use crate::kit::{read, repository, wait_for};
 
 /// Serves a way of the recipe of that number.
 fn serve_way(number: usize, way: usize) -> Served {
@@ -189,6 +192,42 @@ fn lower_limit_counts_beside_the_current_one() {
     let served = serve_way(16, 2);
     assert_limit(20, &served.envoy.get("/").header("x-user", "ann"));
     assert_eq!(top(&served, "?rule=rollout.user.lower"), [("rollout.user.lower user=ann".to_owned(), 16)]);
+}
+
+/// Calls to tollkeeper after requests to a route without limits, which end before this returns.
+fn calls_of_the_other_route(served: &Served) -> u64 {
+    let called = || served.envoy.stat("cluster.tollkeeper.upstream_rq_total");
+    let before = called();
+    assert_unlimited(10, &served.envoy.get("/now"));
+    // A release is sent when the stream has ended; a later one is seen too.
+    thread::sleep(Duration::from_millis(500));
+    called() - before
+}
+
+#[test]
+fn only_the_route_of_a_concurrent_limit_is_released() {
+    for (number, headers) in [(17, "x-user: ann"), (18, "x-user: ann\nconnection: upgrade\nupgrade: websocket")] {
+        let upstream = OpenUpstream::start();
+        let served = Served::start_before(number, &upstream);
+        let called = || served.envoy.stat("cluster.tollkeeper.upstream_rq_total");
+        let calls_before = called();
+        let stream = open(&served.envoy, headers).expect("a slot is free");
+        drop(stream);
+        wait_for("an acquire and a release", || (called() == calls_before + 2).then_some(()));
+        assert_eq!(calls_of_the_other_route(&served), 0, "recipe {number}");
+    }
+}
+
+#[test]
+fn trap_of_a_release_in_the_filter() {
+    let mut recipe = Recipe::find(17);
+    let per_route = recipe.envoy.remove("typed_per_filter_config").expect("it is there");
+    let release = &mut recipe.envoy["http_filters"][0];
+    assert!(release.as_object_mut().unwrap().remove("disabled").is_some());
+    release["typed_config"]["rate_limits"] = per_route["release"]["rate_limits"].clone();
+    let upstream = OpenUpstream::start();
+    let served = Served::start_recipe_before(&recipe, &upstream);
+    wait_for("releases of the other route", || (calls_of_the_other_route(&served) >= 10).then_some(()));
 }
 
 /// Four requests a second, in the first 58 s: a bucket starts full and refills, a window does not.
