@@ -83,7 +83,7 @@ impl Request {
         stream.write_all(&self.body)?;
         let mut response = Vec::new();
         stream.read_to_end(&mut response)?;
-        Response::parse(&response)
+        Response::parse(&response, self.head.starts_with(b"HEAD "))
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, String::from_utf8_lossy(&response).into_owned()))
     }
 }
@@ -144,13 +144,14 @@ impl Response {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    fn parse(response: &[u8]) -> Option<Self> {
+    /// Reads a response; one to HEAD has no body, whatever its headers say.
+    fn parse(response: &[u8], is_head: bool) -> Option<Self> {
         let (head, body) = split_at(response, b"\r\n\r\n")?;
         let mut lines = head.split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
         let status = std::str::from_utf8(lines.next()?).ok()?.split(' ').nth(1)?.parse().ok()?;
         let headers = lines.map(parse_header).collect::<Option<Vec<_>>>()?;
         let mut response = Self { status, headers, body: body.to_vec() };
-        if response.header("transfer-encoding").is_some_and(|encoding| encoding == "chunked") {
+        if !is_head && response.header("transfer-encoding").is_some_and(|encoding| encoding == "chunked") {
             response.body = join_chunks(body)?;
         }
         Some(response)

@@ -1,4 +1,6 @@
 //! `docs/cookbook.md`, taken apart: the recipes with what Envoy sends, the rules, other files and the commands.
+//!
+//! A recipe may have several *ways*: each file of rules is one, with the last block of Envoy's before it.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +14,13 @@ use crate::kit::{read, repository};
 pub(super) struct Recipe {
     /// Number before its heading.
     pub(super) number: usize,
+    /// 1 for the first way of the recipe, 2 for the next.
+    pub(super) way: usize,
     /// Its heading, without the number.
     pub(super) heading: String,
-    /// Keys of the first YAML block, which is Envoy's.
+    /// Keys of the YAML block that is Envoy's.
     pub(super) envoy: Map<String, Value>,
-    /// Text of the second YAML block, which is a file of rules.
+    /// Text of the YAML block that is a file of rules.
     pub(super) rules: String,
     /// Files that the page shows with `$ cat NAME`, with their text.
     pub(super) files: Vec<(String, String)>,
@@ -34,35 +38,49 @@ pub(crate) struct Command {
 }
 
 impl Recipe {
-    /// The recipe of that number.
+    /// The first way of the recipe of that number.
     pub(super) fn find(number: usize) -> Self {
-        let found = recipes().into_iter().find(|recipe| recipe.number == number);
-        found.unwrap_or_else(|| panic!("docs/cookbook.md has no recipe {number}"))
+        Self::find_way(number, 1)
     }
 
-    fn parse(section: &str) -> Self {
+    /// A way of the recipe of that number.
+    pub(super) fn find_way(number: usize, way: usize) -> Self {
+        let found = recipes().into_iter().find(|recipe| (recipe.number, recipe.way) == (number, way));
+        found.unwrap_or_else(|| panic!("docs/cookbook.md has no recipe {number} in way {way}"))
+    }
+
+    /// All ways of a recipe.
+    fn parse(section: &str) -> Vec<Self> {
         let (heading, text) = section.split_once('\n').expect("a heading is a line");
         let (number, heading) = heading.split_once(". ").expect("recipes are numbered");
-        let blocks: Vec<&str> =
-            text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().expect("a block ends")).collect();
-        let [envoy, rules] = blocks[..] else { panic!("{heading}: {} blocks of YAML", blocks.len()) };
-        assert!(rules.starts_with("domain: "), "{heading}: {rules}");
-        let (mut files, mut commands) = (Vec::new(), Vec::new());
-        for Command { text, output } in shown_commands(text) {
-            match text.strip_prefix("cat ") {
-                Some(name) => files.push((name.to_owned(), output.join("\n") + "\n")),
-                None => commands.push(Command { text, output }),
+        let (mut envoy, mut ways) = (None, Vec::new());
+        // What follows a block, up to the next one, belongs to it.
+        for part in text.split("```yaml\n").skip(1) {
+            let (block, after) = part.split_once("```").expect("a block ends");
+            if !block.starts_with("domain: ") {
+                let keys = serde_saphyr::from_str(block).unwrap_or_else(|error| panic!("{heading}: {error}"));
+                envoy = Some(keys);
+                continue;
             }
+            let (mut files, mut commands) = (Vec::new(), Vec::new());
+            for Command { text, output } in shown_commands(after) {
+                match text.strip_prefix("cat ") {
+                    Some(name) => files.push((name.to_owned(), output.join("\n") + "\n")),
+                    None => commands.push(Command { text, output }),
+                }
+            }
+            ways.push(Self {
+                number: number.parse().expect("a number"),
+                way: ways.len() + 1,
+                heading: heading.to_owned(),
+                envoy: envoy.clone().unwrap_or_else(|| panic!("{heading}: rules before Envoy")),
+                rules: block.to_owned(),
+                files,
+                commands,
+                has_trap: text.contains("\n**Trap:** "),
+            });
         }
-        Self {
-            number: number.parse().expect("a number"),
-            heading: heading.to_owned(),
-            envoy: serde_saphyr::from_str(envoy).unwrap_or_else(|error| panic!("{heading}: {error}")),
-            rules: rules.to_owned(),
-            files,
-            commands,
-            has_trap: text.contains("\n**Trap:** "),
-        }
+        ways
     }
 
     /// Domain of the rules.
@@ -90,6 +108,7 @@ impl Recipe {
         let mut filter = vec![format!("domain: {}", self.domain())];
         let (mut route, mut beside_route, mut filters_before) = (Vec::new(), Vec::new(), Vec::new());
         let (mut grpc_service, mut cluster) = (Vec::new(), Vec::new());
+        let mut route_match = "{ prefix: / }".to_owned();
         if !self.envoy.contains_key("circuit_breakers") {
             cluster.push(
                 "circuit_breakers: { thresholds: [{ max_requests: 100000, max_pending_requests: 100000 }] }".into(),
@@ -109,7 +128,13 @@ impl Recipe {
                 }
                 "timeout" | "failure_mode_deny" => filter.push(line),
                 "use_remote_address" => assert_eq!(*value, Value::Bool(true), "{}", self.heading),
-                "xff_num_trusted_hops" | "upgrade_configs" | "stream_idle_timeout" => connection_manager.push(line),
+                "xff_num_trusted_hops"
+                | "upgrade_configs"
+                | "stream_idle_timeout"
+                | "normalize_path"
+                | "merge_slashes"
+                | "early_header_mutation_extensions" => connection_manager.push(line),
+                "match" => route_match = value.to_string(),
                 "initial_metadata" => grpc_service.push(line),
                 "circuit_breakers" | "health_checks" => cluster.push(line),
                 _ => panic!("{}: where does {key} belong?", self.heading),
@@ -120,6 +145,7 @@ impl Recipe {
             ("FILTERS BEFORE", filters_before),
             ("FILTER", filter),
             ("GRPC SERVICE", grpc_service),
+            ("MATCH", vec![format!("- match: {route_match}")]),
             ("ROUTE", route),
             ("BESIDE ROUTE", beside_route),
             ("CLUSTER", cluster),
@@ -141,10 +167,10 @@ fn without_filter_that_asks(bootstrap: &str) -> String {
     format!("{before}- name: envoy.filters.http.router\n{after}")
 }
 
-/// All recipes of the page, in its order.
+/// All recipes of the page in all their ways, in its order.
 pub(super) fn recipes() -> Vec<Recipe> {
     let page = read(&repository("docs/cookbook.md"));
-    page.split("\n## ").skip(1).map(Recipe::parse).collect()
+    page.split("\n## ").skip(1).flat_map(Recipe::parse).collect()
 }
 
 /// Commands of indented lines that begin with `$ `, continued ones joined, each with the lines below it.

@@ -52,6 +52,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("concurrency.md", "tollkeeper check --envoy", "the module `envoy_check` checks these files"),
     ("cookbook.md", "curl", SERVER),
     ("cookbook.md", "tollkeeper block", SERVER),
+    ("cookbook.md", "tollkeeper unblock", SERVER),
     ("cookbook.md", "tollkeeper top", SERVER),
     ("cookbook.md", "tollkeeper explain", "the module `cookbook` runs and compares them"),
     ("decision-log.md", "TOLLKEEPER_DECISION_LOG=file:/var/log/", SERVES),
