@@ -471,9 +471,10 @@ impl DescriptorCompiler<'_, '_> {
             );
         }
         let shares = node.share_threshold && node.match_kind().can_share_counter();
-        if let Some(share) = written.share_threshold.filter(|_| shares) {
+        let level_above = self.path_keys.iter().find(|level| level.counts_each_value);
+        if let (Some(share), Some(level)) = (written.share_threshold.filter(|_| shares), level_above) {
             let field_path = field_path.with_key("share_threshold");
-            lints::warn_about_levels_that_do_not_share(self.reader, share.at, &self.path_keys, &field_path);
+            lints::warn_about_level_that_does_not_share(self.reader, share.at, &level.key, &field_path);
         }
         let counts_each_value = !shares && lints::has_values_that_belong_together(&node.value);
         self.path_keys.push(PathKey { key: node.key.clone(), shares, counts_each_value });

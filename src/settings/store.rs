@@ -82,7 +82,7 @@ impl StoreSettings {
             }
             None => {
                 require_redis_for_regions(values, "counters are in this process");
-                // Any REDIS_ variable selects Redis, and warnings about rules read TOLLKEEPER_MAX_REPLICAS also without.
+                // Any REDIS_ variable selects Redis. Warnings about rules read TOLLKEEPER_MAX_REPLICAS without it too.
                 let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
                 for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SHARED_STORE_SETTINGS) {
                     values.mark_ignored_if_changed(*setting, "counters are in this process");

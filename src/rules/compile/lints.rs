@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use super::limit_spec::DomainSettings;
 use super::options::CompileOptions;
-use super::plans::PathKey;
 use crate::limit::{DEFAULT_ENVOY_TIMEOUT_US, Limit};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -112,19 +111,17 @@ pub(super) fn has_values_that_belong_together(value: &ValuePattern) -> bool {
     }
 }
 
-/// Warns about a level that shares a counter below levels whose values have a counter each.
-pub(super) fn warn_about_levels_that_do_not_share(
+/// Warns about a level that shares a counter below the level `key_above`, whose values have a counter each.
+pub(super) fn warn_about_level_that_does_not_share(
     reader: &mut DocumentReader<'_>,
     at: Position,
-    above: &[PathKey],
+    key_above: &str,
     field_path: &FieldPath<'_>,
 ) {
-    if let Some(level) = above.iter().find(|level| level.counts_each_value) {
-        let key = escape_for_message(&level.key);
-        let message = format!("only this level shares a counter: each value of `{key}` above it has one of its own");
-        let hint = "write `share_threshold: true` there too, or `# check: ok, REASON` above this line";
-        reader.report_warning(at, field_path, message, hint);
-    }
+    let key = escape_for_message(key_above);
+    let message = format!("only this level shares a counter: each value of `{key}` above it has one of its own");
+    let hint = "write `share_threshold: true` there too, or `# check: ok, REASON` above this line";
+    reader.report_warning(at, field_path, message, hint);
 }
 
 /// Smallest `requests_per_unit` that regions can share without a warning; a smaller one is split coarsely.
