@@ -61,7 +61,7 @@ Secret. Messages never repeat a value.
   "TOLLKEEPER_GLOBAL_REDIS_AUTH" "globalRedisAuth" "TOLLKEEPER_GLOBAL_REDIS_URL" "globalRedisAuth"
   "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH" "globalRedisSentinelAuth") $name }}
 {{- $remedy := ternary (printf "%s.%s=KEY" $fix $key) (printf "set %s by extraEnv with valueFrom.secretKeyRef" $name) (not (empty $key)) }}
-{{- if regexMatch "_(AUTH|TOKEN|PASSWORD|SECRET|HEADERS|HASH_KEY|ACCESS_KEY|ACCESS_KEY_ID)$" $name }}
+{{- if regexMatch "_(AUTH|TOKEN|PASSWORD|SECRET|HEADERS|HASH_KEY|ACCESS_KEY|ACCESS_KEY_ID|CREDENTIALS_FULL_URI|CREDENTIALS_RELATIVE_URI)$" $name }}
 {{- fail (printf "%s is a secret, which Helm would store and print: %s" $it.place $remedy) }}
 {{- end }}
 {{- if include "tollkeeper.secretInUrl" $it.value }}
