@@ -48,24 +48,24 @@ impl Holding {
 
     /// Streams that begin and end, while `open` others go on.
     pub(crate) fn streams(open: usize) -> Self {
-        Self::new(Step::Stream, &format!("{{concurrent: {}, max_duration: 1d}}", open + 1), open)
+        Self::new(Step::Stream, &format!("{{concurrent: {}, max_duration: 24h}}", open + 1), open)
     }
 
     /// Streams that reserve an estimate and settle it, while `open` others go on.
     pub(crate) fn reservations(open: usize) -> Self {
-        let limit = "{unit: day, requests_per_unit: 4000000000, algorithm: fixed_window, reservations: 1d}";
+        let limit = "{unit: day, requests_per_unit: 4000000000, algorithm: fixed_window, reservations: 24h}";
         Self::new(Step::Stream, limit, open)
     }
 
     /// Rejected streams, as `open` others use up the limit.
     pub(crate) fn rejections(open: usize) -> Self {
-        Self::new(Step::Rejection, &format!("{{concurrent: {open}, max_duration: 1d}}"), open)
+        Self::new(Step::Rejection, &format!("{{concurrent: {open}, max_duration: 24h}}"), open)
     }
 
     /// Rejected streams that look at all of the `open` slots.
     #[allow(dead_code, reason = "timed only: its instructions say little")]
     pub(crate) fn walks(open: usize) -> Self {
-        Self::new(Step::Walk, &format!("{{concurrent: {open}, max_duration: 1d}}"), open)
+        Self::new(Step::Walk, &format!("{{concurrent: {open}, max_duration: 24h}}"), open)
     }
 
     fn new(step: Step, limit: &str, open: usize) -> Self {
