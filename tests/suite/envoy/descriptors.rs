@@ -136,7 +136,7 @@ fn replace(text: &str, from: &str, to: &str) -> String {
     text.replacen(from, to, 1)
 }
 
-const ROUTE: &str = "                        - match: { prefix: / }
+const ROUTE: &str = "                        # MATCH
                           route:
                             cluster: upstream
                             # ROUTE
