@@ -37,7 +37,7 @@ pub(super) struct DecidedRequest<'a, 'r, 'm> {
     pub(super) blocked: Option<&'a BlockMatch>,
 }
 
-/// RecordedVerdicts on a request and its descriptors.
+/// Verdicts on a request and its descriptors, as the decision log records them.
 pub(super) struct RecordedVerdicts {
     pub(super) descriptors: SmallVec<[RecordedVerdict; 2]>,
     pub(super) request: RecordedVerdict,
