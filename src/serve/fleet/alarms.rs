@@ -13,7 +13,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::rule::near_miss::MissReason;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::quota::method::REFUSED_STREAMS;
+use crate::serve::quota::method::LAST_REFUSED_STREAM;
 use crate::serve::report::history::read_request_totals;
 use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
 use crate::telemetry::decision_history::RequestMinute;
@@ -92,12 +92,12 @@ const MIN_NEAR_MISSES: u64 = 20;
 const REJECTION_MINUTES: usize = 3;
 /// Minimum number of requests in those minutes.
 const MIN_REQUESTS: u64 = 100;
-/// Minutes before the silence that are looked at for an alarm about it.
-const MINUTES_BEFORE_SILENCE: usize = 10;
+/// Minutes before the gap that are looked at for an alarm about requests that stopped.
+const MINUTES_BEFORE_GAP: usize = 10;
 /// Minimum number of requests in one of those minutes.
-const MIN_REQUESTS_BEFORE_SILENCE: u64 = 30;
+const MIN_REQUESTS_BEFORE_GAP: u64 = 30;
 /// Lag of the process for an alarm: more than ten times the usual timeout of Envoy.
-const LATE: Duration = Duration::from_millis(250);
+const MIN_LAG_FOR_ALARM: Duration = Duration::from_millis(250);
 /// Time before the expiry of a certificate from which on it is an alarm.
 const EXPIRES_SOON_S: i64 = 3 * 86_400;
 /// Time after a refused quota stream for which it is an alarm; proxies try again within seconds.
@@ -143,7 +143,7 @@ impl OwnAlarms<'_> {
 
     /// Proxies that ask for quotas from a server without them.
     fn add_refused_quotas(&mut self, collector: &MetricsCollector) {
-        if REFUSED_STREAMS.has_recent(collector.service.clock.now(), REFUSED_RECENTLY) {
+        if LAST_REFUSED_STREAM.has_recent(collector.service.clock.now(), REFUSED_RECENTLY) {
             let text = "a proxy asks for quotas, and RLQS is off: it uses its fallback, and often rejects all (set \
                         TOLLKEEPER_RLQS=true and restart)";
             self.add("rlqs_off", text.to_owned());
@@ -165,7 +165,7 @@ impl OwnAlarms<'_> {
             let span = "of the last two to three minutes";
             self.add("mostly_rejected", format!("{rejected} of {requests} requests {span} were rejected{by}"));
         }
-        if let Some(Silence { minutes, before }) = find_silence(&minutes) {
+        if let Some(RequestGap { minutes, before }) = find_request_gap(&minutes) {
             let text = format!(
                 "no request for {minutes} minutes or more, after {before} in a minute: if the other replicas get none \
                  either, Envoy does not reach them, and lets requests pass unless failure_mode_deny is set (see its \
@@ -192,14 +192,14 @@ impl OwnAlarms<'_> {
         for row in report.descriptors.iter().filter(is_mistake).take(MAX_UNMATCHED_ALARMS) {
             let at = row.origin.as_deref().map_or_else(String::new, |origin| format!(" ({origin})"));
             let text = format!("about {} descriptors of {} are not limited: {}{at}", row.about, row.domain, row.why);
-            self.add("near_miss", escape_unprintable(&text));
+            self.add("almost_matches_rule", escape_unprintable(&text));
         }
     }
 
     /// A process that runs late, and certificates that clients or servers refuse.
     fn add_process(&mut self, collector: &MetricsCollector) {
         let lag = SCHEDULER_LAG.recent_maximum(Instant::now());
-        if lag >= LATE {
+        if lag >= MIN_LAG_FOR_ALARM {
             let text = format!(
                 "this process ran {:.2} s late within the last seconds: it lacks CPU or was paused, and calls that Envoy \
                  gave up meanwhile passed unless failure_mode_deny is set",
@@ -229,21 +229,21 @@ impl OwnAlarms<'_> {
 
 /// Minutes without a request, after some with.
 #[derive(Debug, PartialEq, Eq)]
-struct Silence {
+struct RequestGap {
     /// Full minutes without a request.
     minutes: usize,
     /// Requests of the busiest minute shortly before.
     before: u64,
 }
 
-/// Finds a silence of one to nine full minutes in the requests by minute, of which the last runs.
-fn find_silence(minutes: &[(u64, RequestMinute)]) -> Option<Silence> {
+/// Finds a gap of one to nine full minutes in the requests by minute, of which the last runs.
+fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> {
     let newest_first = || minutes.iter().rev().map(|(_, of)| of.requests);
     // The minute that runs may have begun just now.
     let silent = newest_first().take_while(|requests| *requests == 0).count();
-    let before = newest_first().skip(silent).take(MINUTES_BEFORE_SILENCE).max()?;
-    let is_found = (2..=MINUTES_BEFORE_SILENCE).contains(&silent) && before >= MIN_REQUESTS_BEFORE_SILENCE;
-    is_found.then(|| Silence { minutes: silent - 1, before })
+    let before = newest_first().skip(silent).take(MINUTES_BEFORE_GAP).max()?;
+    let is_found = (2..=MINUTES_BEFORE_GAP).contains(&silent) && before >= MIN_REQUESTS_BEFORE_GAP;
+    is_found.then(|| RequestGap { minutes: silent - 1, before })
 }
 
 /// Returns the limit that rejected most decisions in the last minutes, with their number.
@@ -261,23 +261,23 @@ fn find_most_rejecting(collector: &MetricsCollector) -> Option<(String, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{RequestMinute, Silence, find_silence};
+    use super::{RequestGap, RequestMinute, find_request_gap};
 
-    fn silence_after(requests: &[u64]) -> Option<Silence> {
+    fn gap_after(requests: &[u64]) -> Option<RequestGap> {
         let minute = |requests: &u64| RequestMinute { requests: *requests, ..RequestMinute::default() };
         let minutes: Vec<_> = (100..).zip(requests.iter().map(minute)).collect();
-        find_silence(&minutes)
+        find_request_gap(&minutes)
     }
 
     #[test]
-    fn silence_is_found_after_traffic_only() {
-        assert_eq!(silence_after(&[]), None);
-        assert_eq!(silence_after(&[0, 0, 0]), None, "a process that just started");
-        assert_eq!(silence_after(&[500, 400, 0]), None, "the minute that runs may have begun just now");
-        assert_eq!(silence_after(&[500, 400, 0, 0]), Some(Silence { minutes: 1, before: 500 }));
-        assert_eq!(silence_after(&[29, 29, 0, 0]), None, "few requests may pause");
-        assert_eq!(silence_after(&[500, 0, 0, 1]), None);
-        assert_eq!(silence_after(&[&[500][..], &[0; 10]].concat()), Some(Silence { minutes: 9, before: 500 }));
-        assert_eq!(silence_after(&[&[500][..], &[0; 11]].concat()), None, "a service that was switched off");
+    fn gap_is_found_after_traffic_only() {
+        assert_eq!(gap_after(&[]), None);
+        assert_eq!(gap_after(&[0, 0, 0]), None, "a process that just started");
+        assert_eq!(gap_after(&[500, 400, 0]), None, "the minute that runs may have begun just now");
+        assert_eq!(gap_after(&[500, 400, 0, 0]), Some(RequestGap { minutes: 1, before: 500 }));
+        assert_eq!(gap_after(&[29, 29, 0, 0]), None, "few requests may pause");
+        assert_eq!(gap_after(&[500, 0, 0, 1]), None);
+        assert_eq!(gap_after(&[&[500][..], &[0; 10]].concat()), Some(RequestGap { minutes: 9, before: 500 }));
+        assert_eq!(gap_after(&[&[500][..], &[0; 11]].concat()), None, "a service that was switched off");
     }
 }

@@ -55,7 +55,7 @@ pub fn add_to_router(router: Router, quota: &Arc<QuotaService>) -> Router {
 pub fn add_refusal_to_router(router: Router, clock: &Clock) -> Router {
     let clock = clock.clone();
     let refuse = service_fn(move |_: Request<Body>| {
-        if REFUSED_STREAMS.record(clock.now()) {
+        if LAST_REFUSED_STREAM.record(clock.now()) {
             tracing::warn!(
                 "a quota stream was refused: RLQS is off, and the proxy uses its fallback, often to reject all (set \
                  TOLLKEEPER_RLQS=true and restart)"
@@ -67,17 +67,17 @@ pub fn add_refusal_to_router(router: Router, clock: &Clock) -> Router {
     router.route_service(STREAM_PATH, refuse)
 }
 
-/// Quota streams that this process refused because RLQS is off.
+/// The last quota stream that this process refused because RLQS is off.
 #[derive(Debug)]
-pub struct RefusedStreams {
-    /// Time of the last one in microseconds since the Unix epoch; 0: none yet.
+pub struct LastRefusedStream {
+    /// Its time in microseconds since the Unix epoch; 0: none was refused.
     last_us: AtomicU64,
 }
 
-/// The quota streams that this process refused.
-pub static REFUSED_STREAMS: RefusedStreams = RefusedStreams { last_us: AtomicU64::new(0) };
+/// The last one of this process.
+pub static LAST_REFUSED_STREAM: LastRefusedStream = LastRefusedStream { last_us: AtomicU64::new(0) };
 
-impl RefusedStreams {
+impl LastRefusedStream {
     /// Records a refusal; returns `true` for the first.
     fn record(&self, now: Time) -> bool {
         self.last_us.swap(now.as_micros().max(1), Ordering::Relaxed) == 0

@@ -5,7 +5,7 @@
 //! each variable that is set, and its effect on a start.
 
 mod envoy_files;
-mod unreleased_slots;
+mod release_findings;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::envoy_files::{CheckedEnvoyFiles, EnvoyFiles};
-use self::unreleased_slots::{SlotWarning, UnreleasedSlots};
+use self::release_findings::{ReleaseFindings, SlotWarning};
 use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
@@ -124,7 +124,7 @@ struct CheckReport<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     envoy: Option<&'r CheckedEnvoyFiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    traffic: Option<&'r UnreleasedSlots>,
+    traffic: Option<&'r ReleaseFindings>,
     #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<&'r [VariableReport]>,
 }
@@ -139,7 +139,7 @@ struct Checked {
     rules: Option<CheckedRules>,
     quota_hints: Vec<QuotaHint>,
     envoy: Option<CheckedEnvoyFiles>,
-    traffic: Option<UnreleasedSlots>,
+    traffic: Option<ReleaseFindings>,
     environment: Option<Vec<VariableReport>>,
 }
 
@@ -182,7 +182,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let quota_hints = for_quotas.map(|(rules, settings)| find_quota_hints(rules, &settings.store)).unwrap_or_default();
     let envoy = envoy.map(|files| files.check(rules.as_ref().and_then(|rules| rules.set.as_ref())));
     let has_traffic = args.addr.is_some() || !args.log.is_empty();
-    let traffic = has_traffic.then(|| UnreleasedSlots::read_and_check(args.addr.as_ref(), &args.log));
+    let traffic = has_traffic.then(|| ReleaseFindings::read_and_check(args.addr.as_ref(), &args.log));
     let checked = Checked { rules, quota_hints, envoy, traffic, environment };
     let page = match args.format {
         OutputFormat::Text => format_text(&checked),
@@ -259,7 +259,7 @@ fn format_text(Checked { rules, quota_hints, envoy, traffic, environment }: &Che
     page
 }
 
-fn format_traffic(UnreleasedSlots { warnings, problems }: &UnreleasedSlots) -> String {
+fn format_traffic(ReleaseFindings { warnings, problems }: &ReleaseFindings) -> String {
     let mut page = String::new();
     for problem in problems {
         page += &format!("error: {}\n", escape_unprintable(problem));

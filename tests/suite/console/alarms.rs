@@ -48,7 +48,8 @@ fn entries_in_another_order_than_a_rule_are_an_alarm() {
     // The first rule takes `user` alone, so both match nothing.
     call(&server, &[("user", "ann"), ("campaign", "spring")], 40);
     call(&server, &[("tenant", "x")], 40);
-    let found = wait_for("the alarm", || Some(alarms(&server, "near_miss")).filter(|found| !found.is_empty()));
+    let found =
+        wait_for("the alarm", || Some(alarms(&server, "almost_matches_rule")).filter(|found| !found.is_empty()));
     assert_eq!(found.len(), 1, "another key is no mistake: {found:?}");
     let parts =
         ["descriptors of shop are not limited: shop.campaign.user has the entries in another order", "rules.yaml:6:"];

@@ -32,7 +32,7 @@ export function alarmList(report) {
   if (report === undefined) return null;
   if (!report) return element('p', { class: 'notice' }, 'Alarms are not known.');
   if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
-  const views = { store_lost: 'failures', server_not_used: 'failures', reload_failed: 'failures', answers_by_policy: 'failures', unmatched: 'keys', unmatched_descriptors: 'keys', near_miss: 'keys', mostly_rejected: 'keys', no_requests: 'replica', late: 'replica', load_failed: 'failures' };
+  const views = { store_lost: 'failures', server_not_used: 'failures', reload_failed: 'failures', answers_by_policy: 'failures', unmatched: 'keys', unmatched_descriptors: 'keys', almost_matches_rule: 'keys', mostly_rejected: 'keys', no_requests: 'replica', late: 'replica', load_failed: 'failures' };
   return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
     element('strong', {}, alarm.replicas.join(', ') || alarm.kind), ': ', printable(alarm.text), ' ',
     views[alarm.kind] ? element('a', { href: `#/${views[alarm.kind]}` }, 'Look') : null)));

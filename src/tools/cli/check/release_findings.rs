@@ -34,7 +34,7 @@ pub(super) struct SlotWarning {
 
 /// What was found in traffic.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct UnreleasedSlots {
+pub(super) struct ReleaseFindings {
     /// Rules whose slots or reservations no traffic released.
     pub(super) warnings: Vec<SlotWarning>,
     /// Servers and logs that could not be read.
@@ -50,7 +50,7 @@ struct Uses {
     is_concurrent: bool,
 }
 
-impl UnreleasedSlots {
+impl ReleaseFindings {
     /// Looks at the limits of a server, and at logs.
     pub(super) fn read_and_check(server: Option<&ServerAddress>, logs: &[PathBuf]) -> Self {
         let mut found = Self::default();
