@@ -79,12 +79,13 @@ class Server:
         command = [options.binary, "bench", "--addr", f"127.0.0.1:{self.grpc_port}", "--request", str(requests),
                    "--keys", "zipf:1000000:1.1", "--rate", str(rate), "--duration", f"{seconds}s", "--json",
                    "--pid", str(self.process.pid)]
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
 
     def measure(self, options, rules, rate, seconds):
         with tempfile.NamedTemporaryFile("w+") as output:
             self.start_load(options, rules, rate, seconds, output).wait()
-            return json.loads(pathlib.Path(output.name).read_text())
+            text = pathlib.Path(output.name).read_text()
+            return json.loads(text) if text.startswith("{") else None
 
     def resident_mib(self):
         pages = int(pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
@@ -105,6 +106,10 @@ def table(options, directory):
             for store in options.stores:
                 server = Server(options, directory, store, rules)
                 result = server.measure(options, rules, rate, options.seconds)
+                if result is None:
+                    print(f"| {store} | {rules} | {rate} | no result: the machine cannot serve that rate |", flush=True)
+                    server.stop()
+                    continue
                 latency, process = result["latency_us"], result["server"]
                 times = [f"{latency[name] / 1000:.2f}" for name in ["p50", "p99", "p99_9"]]
                 print("|", " | ".join([
