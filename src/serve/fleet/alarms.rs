@@ -167,7 +167,7 @@ impl OwnAlarms<'_> {
         }
         if let Some(RequestGap { minutes, before }) = find_request_gap(&minutes) {
             let text = format!(
-                "no request for {minutes} minutes or more, after {before} in a minute: if the other replicas get none \
+                "no request for {minutes} min or more, after {before} in a minute: if the other replicas get none \
                  either, Envoy does not reach them, and lets requests pass unless failure_mode_deny is set (see its \
                  statistics ratelimit.failure_mode_allowed, and the health of the cluster's hosts)"
             );
