@@ -43,10 +43,10 @@ pub(super) struct Args {
     /// Envoy bootstrap (YAML or JSON), or - for standard input, to check why a limit will not work; repeatable
     #[arg(long, value_name = "FILE")]
     envoy: Vec<PathBuf>,
-    /// Debug listener of a running server, to name concurrent limits whose slots no traffic released
+    /// Debug listener of a running server, to name limits whose slots or reservations nothing released
     #[arg(long, value_name = "HOST:PORT")]
     addr: Option<ServerAddress>,
-    /// Decision log, plain or compressed, to name concurrent limits whose slots no traffic released; repeatable
+    /// Decision log, plain or compressed, to name limits whose slots or reservations nothing released; repeatable
     #[arg(long, value_name = "FILE")]
     log: Vec<PathBuf>,
     /// Check the environment variables, as a start would
@@ -85,8 +85,8 @@ rule, whatever their values. A comment `# check: ok, REASON` at the line, or alo
 files warnings. The JSON has `envoy` (files, errors, warnings, hints, acknowledged, and findings with severity, check, file, line, column, path, message, \
 consequence and fix). The checks are listed in docs/envoy-check.md.
 
---addr and --log look at traffic: a rule with `concurrent` whose slots are taken and never released is named, because Envoy lacks the \
-filter that releases. The JSON has `traffic` (warnings with rule and message, and problems).
+--addr and --log look at traffic: a rule with `concurrent` whose slots are taken and never released is named, or one with \
+`reservations` that nothing settles, because Envoy lacks the filter that releases. The JSON has `traffic` (warnings with rule and message, and problems).
 
 --env runs the validation of the start: run it where the service will run, with its files. Ports that another process \
 uses are found only by the start.
