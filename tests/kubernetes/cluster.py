@@ -161,7 +161,8 @@ class Cluster:
         self.daemon("etcd", "etcd", "--data-dir", f"{scratch}/etcd/data")
         self.daemon(
             "kube-apiserver", "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", f"--advertise-address={CONTROL}",
-            "--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged", "--authorization-mode=Node,RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16", "--kubelet-preferred-address-types=InternalIP",
+            "--allow-privileged", "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction", f"--token-auth-file={scratch}/tokens.csv",
             f"--tls-cert-file={scratch}/apiserver.crt", f"--tls-private-key-file={scratch}/apiserver.key",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",

@@ -79,8 +79,12 @@ for hierarchy in $(hierarchies); do
 done
 
 status=0
+# In the background, because bash would keep a signal until a program in the foreground ends, and unshare ignores it.
 unshare --fork --kill-child --pid --mount-proc --mount --net --propagation private bash -c '
     mkdir -p /run/netns /var/lib/cni /var/log/containers
     for directory in /run/netns /var/lib/cni /var/log/containers; do mount -t tmpfs tmpfs "$directory"; done
-    exec nice -n "${NICE:-0}" python3 "$@"' run "$here/checks.py" "$programs" "$scratch" "/$cgroup" "$@" || status=$?
+    exec nice -n "${NICE:-0}" python3 "$@"' run "$here/checks.py" "$programs" "$scratch" "/$cgroup" "$@" &
+cluster=$!
+trap 'kill -KILL "$cluster" 2>/dev/null' INT TERM HUP
+wait "$cluster" || status=$?
 exit "$status"
