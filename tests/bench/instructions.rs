@@ -158,7 +158,8 @@ fn answering(descriptors: usize) -> Answering {
 }
 
 #[library_benchmark(teardown = forget)]
-#[benches::rows(args = [10, 1_000_000], setup = LookingUp::new)]
+#[benches::rows(args = [10, 1_000_000], setup = LookingUp::each_in_turn)]
+#[benches::by_zipf(args = [1_000_000], setup = LookingUp::by_zipf)]
 fn look_up(situation: LookingUp) -> LookingUp {
     steps(situation)
 }

@@ -79,8 +79,9 @@ fn matches(group: &mut Group<'_>) {
 
 fn tables(group: &mut Group<'_>) {
     for rows in [1000, 1_000_000] {
-        measure(group, &format!("look-up/{rows} rows"), || LookingUp::new(rows));
+        measure(group, &format!("look-up/{rows} rows"), || LookingUp::each_in_turn(rows));
     }
+    measure(group, "look-up/1000000 rows by Zipf's law", || LookingUp::by_zipf(1_000_000));
 }
 
 fn charges(group: &mut Group<'_>) {
