@@ -458,6 +458,31 @@ class Checks:
                 kill_process(self.ready_pods()[0])
                 self.settle()
 
+    def check_limits(self):
+        """Limits of the container: a store full of counters stays below the memory limit; what a throttled processor costs."""
+        selector = "app.kubernetes.io/name=tollkeeper,app.kubernetes.io/instance=other"
+        self.helm("install", "other", CHART, "--wait", "--timeout=2m", values={
+            "image": VALUES["image"], "rules": {"edge.yaml": RULES}, "memoryBytes": "32MiB",
+            "resources": {"requests": {"cpu": "100m", "memory": "120Mi"}, "limits": {"memory": "120Mi"}}})
+        address = f"{self.pods(selector)[0]['status']['podIP']}:8081"
+        run(os.environ["TOLLKEEPER_TEST_PROGRAM"], "bench", "--addr", address, "--domain", "edge", "--descriptor", "user={key}",
+            "--keys", "uniform:100000000", "--duration", "60s")
+        pod = self.pods(selector)[0]
+        restarts = pod["status"]["containerStatuses"][0]["restartCount"]
+        evicted, used = self.metric(pod, "tollkeeper_keys_evicted_total"), self.metric(pod, "process_resident_memory_bytes")
+        self.table.fact("memory limit of 120Mi, memoryBytes 32MiB, full", restarts == 0 and evicted > 0,
+                        f"{evicted:.0f} counters evicted, {used / (1 << 20):.0f} MiB, {restarts} restarts")
+        self.helm("uninstall", "other", "--wait")
+        for cpu in ("100m", "20m"):
+            self.upgrade({"resources": {"requests": {"cpu": cpu}, "limits": {"cpu": cpu}}})
+            self.settle()
+            with Load(self, f"processor limited to {cpu}", None, ["headless", "default20ms"]):
+                time.sleep(30)
+            late = max(self.metric(pod, "tollkeeper_scheduler_lag_seconds") or 0 for pod in self.ready_pods())
+            self.table.fact(f"processor limited to {cpu}: scheduler lag", True, f"at most {1000 * late:.0f} ms")
+        self.upgrade()
+        self.settle()
+
     def check_memory(self):
         for pod in self.ready_pods():
             used = self.metric(pod, "process_resident_memory_bytes")

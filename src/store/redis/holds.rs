@@ -6,7 +6,7 @@ use super::script::{CallTime, encode_charges};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::fixed_window::window_bounds;
-use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
+use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use crate::limit::charge::ChargeRequest;
 use crate::limit::hold::{
     HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder, ReplicaId, window_end, windows_until_end,
@@ -14,8 +14,8 @@ use crate::limit::hold::{
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 
-/// Largest number that a request is sent with: a script holds it exactly.
-const MAX_NUMBER: u64 = 1 << 40;
+/// Largest amount that a request is sent with: a script holds sums of them exactly.
+const MAX_AMOUNT: u64 = 1 << 40;
 
 /// Encodes a request of a holder on one counter, at about `time`.
 pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: HoldRequest, time: CallTime) -> Bytes {
@@ -36,12 +36,13 @@ pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: H
         windows_until_end(limit),
         first_end.as_micros(),
         second_end.as_micros(),
-        request.used.min(MAX_NUMBER),
-        request.wanted.hits.min(MAX_NUMBER),
-        request.wanted.capacity.min(MAX_NUMBER),
+        request.used.min(MAX_AMOUNT),
+        request.wanted.hits.min(MAX_AMOUNT),
+        request.wanted.capacity.min(MAX_AMOUNT),
         lasts_us,
-        request.demand.min(MAX_NUMBER),
-        request.number.min(MAX_NUMBER),
+        request.demand.min(MAX_AMOUNT),
+        // Numbers begin with the time in microseconds, so they must not be cut: the next would be taken for a repetition.
+        request.number.min(MAX_LUA_INTEGER),
     ];
     numbers.iter().for_each(|number| argument.extend_from_slice(&number.to_le_bytes()));
     argument.extend_from_slice(&holder.0);

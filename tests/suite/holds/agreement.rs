@@ -22,7 +22,7 @@ use tollkeeper::store::error::ChargeError;
 use tollkeeper::store::memory::MemoryStore;
 use tollkeeper::store::{Store, StoreContext};
 
-use super::{charge, holder, spec};
+use super::{SECOND_US, charge, holder, spec};
 use crate::algorithms::scenario::config;
 use crate::kit::redis::cluster::Cluster;
 use crate::kit::redis::options;
@@ -73,6 +73,9 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
     all.prop_flat_map(|all| proptest::sample::subsequence(all, 1..=3))
 }
 
+/// Number that a division of 2026 begins with: the time in microseconds.
+const FIRST_NUMBER: u64 = 1_767_225_600 * SECOND_US;
+
 fn window_in(zone: &str) -> WindowSpec {
     WindowSpec::in_zone(Zone::from_name(zone).unwrap())
 }
@@ -86,7 +89,9 @@ fn call() -> impl Strategy<Value = Call> {
     let size = || prop_oneof![20 => 0..50_u64, 1 => 1_000_000_000..u64::from(u32::MAX)];
     let amount = (size(), size()).prop_map(|(hits, capacity)| HeldAmount { hits, capacity });
     let lasts_us = prop_oneof![3 => 0..120_000_000_u64, 1 => Just(u64::MAX)];
-    let request = (0..30_u64, 0..4_u64, amount, lasts_us, 0..3_u64)
+    // Numbers as divisions give them: they begin with the time in microseconds.
+    let number = prop_oneof![1 => Just(0), 3 => FIRST_NUMBER..FIRST_NUMBER + 3];
+    let request = (0..30_u64, number, amount, lasts_us, 0..3_u64)
         .prop_map(|(used, number, wanted, lasts_us, demand)| HoldRequest { used, number, wanted, lasts_us, demand });
     prop_oneof![
         1 => hits.prop_map(Call::Charge),
