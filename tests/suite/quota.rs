@@ -12,6 +12,7 @@ use self::proxy::{Assigned, Proxy};
 use crate::kit::envoy::Envoy;
 use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::http;
+use crate::kit::redis;
 use crate::kit::tollkeeper::{self, Tollkeeper};
 use crate::kit::wait_for;
 
@@ -292,7 +293,22 @@ fn stream_that_never_reads_harms_no_other() {
 
 #[test]
 fn real_envoy_keeps_to_a_limit_that_rls_shares() {
-    let server = start(RULES);
+    keeps_to_a_limit_that_rls_shares(&start(RULES));
+}
+
+#[test]
+fn real_envoy_keeps_to_a_limit_in_redis() {
+    let redis = redis::options().start();
+    let server = tollkeeper::with_rules(RULES)
+        .env("TOLLKEEPER_RLQS", "true")
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", redis.address())
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+        .start();
+    keeps_to_a_limit_that_rls_shares(&server);
+}
+
+fn keeps_to_a_limit_that_rls_shares(server: &Tollkeeper) {
     let envoy = Envoy::start_file("tests/suite/quota/envoy.yaml", &[server.grpc_port()], |bootstrap| bootstrap);
     let request = envoy.get("/").header("x-user", "ann");
     let began = Instant::now();
@@ -305,5 +321,5 @@ fn real_envoy_keeps_to_a_limit_that_rls_shares() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!((38..=40).contains(&passed), "{passed} of 40 passed;\n{}", server.stderr());
-    wait_for("the last hits to be reported", || (remaining_of_ann(&server) == 0).then_some(()));
+    wait_for("the last hits to be reported", || (remaining_of_ann(server) == 0).then_some(()));
 }
