@@ -8,7 +8,7 @@
 pub mod decision;
 pub mod log;
 pub mod blocks;
-pub mod slots;
+pub mod slot_entries;
 mod key_text;
 mod selection;
 pub mod table_rows;
@@ -29,7 +29,7 @@ mod status;
 mod metadata;
 mod request_headers;
 mod merge;
-pub mod quota;
+pub mod quota_buckets;
 
 use std::sync::Arc;
 
@@ -41,18 +41,18 @@ use self::blocks::{BlockMatch, Blocks};
 use self::candidates::CandidateCharges;
 use self::charge::{DescriptorOutcomes, DryRuns, RequestCharger};
 use self::decided_request::DecidedRequest;
-use self::merge::{merge_blocked, merge_outcomes};
+use self::merge::{build_block_rejection, merge_outcomes};
 use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
-use self::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
-use self::slots::{SeparatedRequest, warn_about_literal_formatter};
+use self::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
+use self::slot_entries::{RequestAndSlotUses, warn_about_literal_formatter};
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::RowReader;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::request::{Hits, Request};
 use crate::limit::slot::SlotUse;
 use crate::rules::rule::set::RuleSet;
@@ -97,7 +97,7 @@ impl Decider {
     }
 
     /// Sets the maximum number of look-ups of unknown values in tables in Redis, per second.
-    pub fn limit_unknown_reads(&mut self, per_s: u32) {
+    pub fn set_max_unknown_row_reads_per_s(&mut self, per_s: u32) {
         self.row_reader = RowReader::new(per_s);
     }
 
@@ -110,18 +110,20 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        let separated = self.separate_slots(context, request)?;
-        let is_release = separated.as_deref().is_some_and(SeparatedRequest::is_release);
-        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let separated = self.separate_slot_entries(context, request)?;
+        let is_release = separated.as_deref().is_some_and(RequestAndSlotUses::is_release);
+        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
-            return Box::pin(self.decide_blocked(context, request, uses, blocked)).await;
+            return Box::pin(self.refund_and_reject_blocked(context, request, uses, blocked)).await;
         }
-        let ordered = context.order_request(request);
+        let ordered = context.request_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
-        OptionFuture::from(reads_rows.then(|| Box::pin(self.row_reader.read_rows(&self.store, context, request))))
-            .await;
-        let rules = self.check_request(context, request)?;
+        let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
+        OptionFuture::from(
+            reads_rows_from_redis.then(|| Box::pin(self.row_reader.read_rows(&self.store, context, request))),
+        )
+        .await;
+        let rules = self.check_request_and_get_rules(context, request)?;
         let selections = self.select_limits(context, rules, request, uses);
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
@@ -135,7 +137,7 @@ impl Decider {
         if self.behaviour.stop_cache_key_increment_when_overlimit {
             OptionFuture::from(charger.charge_held_back_descriptors(&dry_runs, &mut outcomes)).await;
         }
-        self.record_and_merge(&context, selected, &outcomes, candidates)
+        self.record_and_merge_outcomes(&context, selected, &outcomes, candidates)
     }
 
     /// Decides a request with an immediate store.
@@ -150,14 +152,14 @@ impl Decider {
         context: DecisionContext<'r>,
         request: &Request<'_>,
     ) -> Result<Decision<'r>, DecideError> {
-        self.decide_with_results(context, request, |_| ())
+        self.decide_synchronously_with_observer(context, request, |_| ())
     }
 
     /// Decides as [`Decider::decide_synchronously`], and passes the results of each descriptor's limits to `observe`.
     ///
     /// # Errors
     /// As [`Decider::decide_synchronously`].
-    pub fn decide_with_results<'r>(
+    pub fn decide_synchronously_with_observer<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
@@ -166,16 +168,16 @@ impl Decider {
         if !self.store.is_immediate() {
             return Err(DecideError::Store);
         }
-        let separated = self.separate_slots(context, request)?;
-        let is_release = separated.as_deref().is_some_and(SeparatedRequest::is_release);
-        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let separated = self.separate_slot_entries(context, request)?;
+        let is_release = separated.as_deref().is_some_and(RequestAndSlotUses::is_release);
+        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
-            let decided = Box::pin(self.decide_blocked(context, request, uses, blocked)).now_or_never();
+            let decided = Box::pin(self.refund_and_reject_blocked(context, request, uses, blocked)).now_or_never();
             return decided.unwrap_or(Err(DecideError::Store));
         }
-        let ordered = context.order_request(request);
+        let ordered = context.request_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let rules = self.check_request(context, request)?;
+        let rules = self.check_request_and_get_rules(context, request)?;
         let selections = self.select_limits(context, rules, request, uses);
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
@@ -193,18 +195,18 @@ impl Decider {
             let candidates = candidates.as_ref();
             observe(DescriptorResults { index, selection, outcome, candidates, ordered });
         }
-        self.record_and_merge(&context, selected, &outcomes, candidates)
+        self.record_and_merge_outcomes(&context, selected, &outcomes, candidates)
     }
 
     /// Returns the blocks that a request meets; `None` under SHADOW_MODE, which rejects nothing.
     #[inline]
     fn find_block(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Option<BlockMatch> {
-        self.blocks.find(request, context.store.now).filter(|_| !self.behaviour.shadow_mode)
+        self.blocks.find_for_request(request, context.store.now).filter(|_| !self.behaviour.shadow_mode)
     }
 
     /// Rejects a request with blocked entries. Only hits that it refunds reach counters.
     #[cold]
-    async fn decide_blocked<'r>(
+    async fn refund_and_reject_blocked<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
@@ -215,11 +217,12 @@ impl Decider {
             let selected = RequestWithSelections { request, selections: &[] };
             return self.reject_blocked(context, selected, &[], None, &blocked);
         }
-        let ordered = context.order_request(request);
+        let ordered = context.request_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let reads_rows = context.rules.is_some_and(RuleSet::reads_rows);
-        OptionFuture::from(reads_rows.then(|| self.row_reader.read_rows(&self.store, context, request))).await;
-        let rules = self.check_request(context, request)?;
+        let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
+        OptionFuture::from(reads_rows_from_redis.then(|| self.row_reader.read_rows(&self.store, context, request)))
+            .await;
+        let rules = self.check_request_and_get_rules(context, request)?;
         let mut selections = self.select_limits(context, rules, request, uses);
         for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
             if !matches!(descriptor.hits, Hits::Refund(_)) {
@@ -254,13 +257,16 @@ impl Decider {
         blocked: &BlockMatch,
     ) -> Result<Decision<'r>, DecideError> {
         let behaviour = &self.behaviour;
-        let mut decision = merge_blocked(behaviour, context.store.now, selected, outcomes, blocked);
-        self.tell_that_no_slot_was_taken(context, selected.request, &mut decision);
+        let mut decision = build_block_rejection(behaviour, context.store.now, selected, outcomes, blocked);
+        self.insert_no_slot_token(context, selected.request, &mut decision);
         if !self.metrics.is_off() {
             self.blocks.count_rejection(selected.request.domain);
         }
         let (context, blocked) = (&context, Some(blocked));
-        self.log(DecidedRequest { behaviour, context, selected, outcomes, candidates, blocked }, Ok(&decision));
+        self.log_decision(
+            DecidedRequest { behaviour, context, selected, outcomes, candidates, blocked },
+            Ok(&decision),
+        );
         Ok(decision)
     }
 
@@ -273,7 +279,7 @@ impl Decider {
     }
 
     /// Records metrics of the outcomes, merges the outcomes, and logs the decision.
-    fn record_and_merge<'r>(
+    fn record_and_merge_outcomes<'r>(
         &'r self,
         context: &DecisionContext<'r>,
         selected: RequestWithSelections<'_, 'r, '_>,
@@ -289,14 +295,14 @@ impl Decider {
         if selected.selections.iter().any(|selection| selection.slot.is_some()) {
             self.record_slot_holder(context, selected.selections);
             if merged.is_ok() {
-                self.finish_slots(context, selected, outcomes, &mut decision);
+                self.add_slot_token_or_free_slots(context, selected, outcomes, &mut decision);
             }
         }
         if merged.is_ok() && decision.shadowed {
-            self.metrics.record_global_shadow();
+            self.metrics.record_global_shadow_mode();
         }
         let (behaviour, charges) = (&self.behaviour, candidates.as_ref());
-        self.log(
+        self.log_decision(
             DecidedRequest { behaviour, context, selected, outcomes, candidates: charges, blocked: None },
             merged.map(|()| &decision),
         );
@@ -307,9 +313,9 @@ impl Decider {
     }
 
     /// Logs a decision: in the decision log, and as a line at the level debug.
-    fn log(&self, request: DecidedRequest<'_, '_, '_>, decided: Result<&Decision<'_>, DecideError>) {
+    fn log_decision(&self, request: DecidedRequest<'_, '_, '_>, decided: Result<&Decision<'_>, DecideError>) {
         if let Some(log) = &self.log {
-            request.write_to_log(log, decided);
+            request.log_if_selected(log, decided);
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
             let values = self.log.as_ref().map_or(&ValueForm::Plain, |log| &log.values);
@@ -321,7 +327,7 @@ impl Decider {
         MetricsRecorder {
             metrics: &self.metrics,
             near_limit_ratio: self.behaviour.near_limit_ratio,
-            records_recent_keys: !self.store.can_scan(),
+            records_recent_keys: !self.store.can_list_counters(),
             key_values: &self.key_values,
         }
     }
@@ -332,12 +338,12 @@ impl Decider {
     }
 
     /// Number of charges since the start that the store failed to decide and this policy decided.
-    pub fn charges_decided_by(&self, policy: StorePolicy) -> u64 {
+    pub fn policy_decided_charge_count(&self, policy: StoreFailurePolicy) -> u64 {
         self.failures.count_decided_by(policy)
     }
 
     /// Returns the rules that decide a request; an error if it is invalid, or if there are none.
-    fn check_request<'r>(
+    fn check_request_and_get_rules<'r>(
         &self,
         context: DecisionContext<'r>,
         request: &Request<'_>,
@@ -348,7 +354,7 @@ impl Decider {
             Some(rules) => return Ok(rules),
             None => DecideError::NoRules,
         };
-        self.log_error(context, request, error);
+        self.log_undecided_request(context, request, error);
         Err(error)
     }
 
@@ -360,31 +366,31 @@ impl Decider {
         request: &Request<'_>,
         uses: &[SlotUse],
     ) -> SmallVec<[Selection<'r>; 2]> {
-        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
         select_limits(&self.behaviour, terms, request, uses)
     }
 
     /// Takes the entries that identify a stream off a request; `None` in a domain without concurrent limits.
     #[inline]
-    fn separate_slots<'m>(
+    fn separate_slot_entries<'m>(
         &self,
         context: DecisionContext<'_>,
         request: &Request<'m>,
-    ) -> Result<Option<Box<SeparatedRequest<'m>>>, DecideError> {
+    ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
         let Some(rules) = context.rules.filter(|rules| rules.acts_on_stream_done()) else { return Ok(None) };
-        rules.separate_slots(context.slots, request).inspect_err(|error| {
+        rules.separate_slot_entries(context.slots, request).inspect_err(|error| {
             warn_about_literal_formatter(context, request);
             let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };
-            self.log_error(context, &unnamed, *error);
+            self.log_undecided_request(context, &unnamed, *error);
         })
     }
 
     /// Logs a request that has no decision.
-    fn log_error(&self, context: DecisionContext<'_>, request: &Request<'_>, error: DecideError) {
+    fn log_undecided_request(&self, context: DecisionContext<'_>, request: &Request<'_>, error: DecideError) {
         let selected = RequestWithSelections { request, selections: &[] };
         let behaviour = &self.behaviour;
         let blocked = None;
-        self.log(
+        self.log_decision(
             DecidedRequest { behaviour, context: &context, selected, outcomes: &[], candidates: None, blocked },
             Err(error),
         );

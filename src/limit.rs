@@ -26,7 +26,7 @@ use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPoli
 use self::ban::Ban;
 use self::period::{Period, Unit, period_in_words};
 use self::reservation::ReservationPolicy;
-use self::window::{Window, WindowSpec};
+use self::window::{CalendarWindows, WindowSpec};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::limit::algorithm::CountingMethod;
 
@@ -93,7 +93,7 @@ impl GlobalScope {
 named_enum! {
     /// Failure policy: the decision of a rule while its store fails.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub enum StorePolicy {
+    pub enum StoreFailurePolicy {
         /// Limit within this process.
         #[default]
         Local = "local",
@@ -122,7 +122,7 @@ named_enum! {
     }
 }
 
-serialize_by_name!(Algorithm, Unit, StorePolicy, RegionLossPolicy);
+serialize_by_name!(Algorithm, Unit, StoreFailurePolicy, RegionLossPolicy);
 
 /// Unvalidated limit. `None` stands for a key that was not written.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +146,7 @@ pub struct LimitSpec {
     /// Regions that the limit holds over; default region.
     pub scope: Option<Scope>,
     /// Answer while the store fails; default local.
-    pub on_store_error: Option<StorePolicy>,
+    pub on_store_error: Option<StoreFailurePolicy>,
     /// The limit is the only one of its descriptor.
     pub sole: bool,
     /// Fixed windows of months follow the calendar (UTC).
@@ -180,13 +180,13 @@ impl LimitSpec {
             window: None,
             ban: None,
             reservations: None,
-            log_max: DEFAULT_LOG_MAX,
+            log_max: DEFAULT_MAX_SLIDING_LOG_HITS,
         }
     }
 }
 
 /// Default maximum of `requests_per_unit` for a sliding_window_log.
-pub const DEFAULT_LOG_MAX: u32 = 10_000;
+pub const DEFAULT_MAX_SLIDING_LOG_HITS: u32 = 10_000;
 
 /// Default timeout of Envoy's rate limit filter, in microseconds.
 pub const DEFAULT_ENVOY_TIMEOUT_US: u64 = 20_000;
@@ -252,7 +252,7 @@ pub enum LimitError {
 
 impl LimitError {
     /// Key of the rule file that is at fault.
-    pub const fn key(self) -> &'static str {
+    pub const fn rule_file_key(self) -> &'static str {
         match self {
             Self::Meaningless { key, .. } | Self::Zero { key } => key,
             Self::WindowTooLong { .. } => "window",
@@ -275,12 +275,12 @@ pub struct Limit {
     max_wait_us: u64,
     count_rejected: bool,
     calendar_months: bool,
-    window: Option<Window>,
+    window: Option<CalendarWindows>,
     ban: Option<Ban>,
     reservations: Option<ReservationPolicy>,
     consistency: Consistency,
     scope: Scope,
-    on_store_error: StorePolicy,
+    on_store_error: StoreFailurePolicy,
     /// Milliseconds by which the period is longer than written.
     extension_ms: u16,
 }
@@ -292,14 +292,14 @@ impl Limit {
     /// The first key that contradicts the algorithm, is out of range, or contradicts another key.
     pub fn new(spec: &LimitSpec) -> Result<Self, LimitError> {
         let properties = spec.algorithm.properties();
-        check_keys(spec, properties)?;
+        check_rule_keys(spec, properties)?;
         let consistency = spec.consistency.unwrap_or(Consistency::Strict);
         if let Consistency::Eventual(_) = consistency {
-            check_eventual(spec, properties)?;
+            check_eventual_consistency(spec, properties)?;
         }
         let scope = spec.scope.unwrap_or(Scope::Region);
         if let Scope::Global(_) = scope {
-            check_global(spec)?;
+            check_global_scope(spec)?;
         }
         let counted_by_default = properties.rejected_hits == RejectedHitsPolicy::CountedByDefault
             && spec.sole
@@ -307,7 +307,7 @@ impl Limit {
             && scope == Scope::Region
             && spec.ban.is_none()
             && spec.reservations.is_none();
-        let window = spec.window.map(|window| build_window(&window, spec.period)).transpose()?;
+        let window = spec.window.map(|window| build_calendar_windows(&window, spec.period)).transpose()?;
         let limit = Self {
             algorithm: spec.algorithm,
             counting: if window.is_some() { CountingMethod::CalendarWindow } else { spec.algorithm.into() },
@@ -355,24 +355,24 @@ impl Limit {
     ///
     /// `requests_per_unit` and the capacity are divided and rounded down, to at least 1 unless they were 0. Everything
     /// else stays.
-    pub const fn share_of(&self, replicas: NonZeroU32) -> Self {
-        const fn divided(count: u32, replicas: NonZeroU32) -> u32 {
+    pub const fn share_per_replica(&self, replicas: NonZeroU32) -> Self {
+        const fn divide_to_at_least_one(count: u32, replicas: NonZeroU32) -> u32 {
             let share = count / replicas.get();
             if share == 0 && count > 0 { 1 } else { share }
         }
         let regions = NonZeroU32::new(self.region_count().get() as u32).expect("a nonzero number stays nonzero");
         let replicas = replicas.saturating_mul(regions);
         Self {
-            requests_per_unit: divided(self.requests_per_unit, replicas),
-            capacity: divided(self.capacity, replicas),
+            requests_per_unit: divide_to_at_least_one(self.requests_per_unit, replicas),
+            capacity: divide_to_at_least_one(self.capacity, replicas),
             ..*self
         }
     }
 
-    /// Returns the share of one replica while its store fails: as [`Self::share_of`], and for a global limit at most
-    /// the replica's part of the cut-off allowance, because the region's grants may have been used already.
+    /// Returns the share of one replica while its store fails: as [`Self::share_per_replica`], and for a global limit
+    /// at most the replica's part of the cut-off allowance, because the region's grants may have been used already.
     pub fn fallback_share(&self, replicas: NonZeroU32) -> Self {
-        let share = self.share_of(replicas);
+        let share = self.share_per_replica(replicas);
         if self.global_scope().is_none() {
             return share;
         }
@@ -381,7 +381,7 @@ impl Limit {
         Self { requests_per_unit: share.requests_per_unit.min(most), capacity: share.capacity.min(most), ..share }
     }
 
-    /// Returns the limit with another number.
+    /// Returns the limit with another `requests_per_unit`, which is its capacity too.
     pub const fn with_requests_per_unit(&self, requests_per_unit: u32) -> Self {
         Self { requests_per_unit, capacity: requests_per_unit, ..*self }
     }
@@ -391,18 +391,18 @@ impl Limit {
         Self { requests_per_unit: 0, capacity: 0, ..*self }
     }
 
-    /// Returns the limit with another answer while the store fails.
+    /// Returns the limit with another `on_store_error`.
     #[must_use]
-    pub const fn under_policy(&self, on_store_error: StorePolicy) -> Self {
+    pub const fn with_on_store_error(&self, on_store_error: StoreFailurePolicy) -> Self {
         Self { on_store_error, ..*self }
     }
 
     /// Returns the limit with its period extended by `by_us` microseconds.
     ///
     /// The extension is rounded down to whole milliseconds and is at most 10 s.
-    pub fn lengthened(&self, by_us: u64) -> Self {
-        const MAX_MS: u16 = 10_000;
-        Self { extension_ms: u16::try_from(by_us / 1000).unwrap_or(MAX_MS).min(MAX_MS), ..*self }
+    pub fn with_longer_period(&self, by_us: u64) -> Self {
+        const MAX_EXTENSION_MS: u16 = 10_000;
+        Self { extension_ms: u16::try_from(by_us / 1000).unwrap_or(MAX_EXTENSION_MS).min(MAX_EXTENSION_MS), ..*self }
     }
 
     /// Algorithm that counts hits.
@@ -411,7 +411,7 @@ impl Limit {
     }
 
     /// State and script that count the limit: the algorithm's, unless [`Limit::as_counted_in_region`] replaced them.
-    pub const fn counting(&self) -> CountingMethod {
+    pub const fn counting_method(&self) -> CountingMethod {
         self.counting
     }
 
@@ -459,12 +459,12 @@ impl Limit {
     }
 
     /// Returns `true` if rejected hits count too.
-    pub const fn count_rejected(&self) -> bool {
+    pub const fn counts_rejected_hits(&self) -> bool {
         self.count_rejected
     }
 
     /// Returns `true` if windows are calendar months in UTC.
-    pub const fn calendar_months(&self) -> bool {
+    pub const fn follows_calendar_months(&self) -> bool {
         self.calendar_months
     }
 
@@ -474,7 +474,7 @@ impl Limit {
     }
 
     /// Windows of a calendar that the limit follows.
-    pub const fn window(&self) -> Option<Window> {
+    pub const fn window(&self) -> Option<CalendarWindows> {
         self.window
     }
 
@@ -492,7 +492,7 @@ impl Limit {
     #[must_use]
     pub fn with_reservations(&self, reservations: ReservationPolicy) -> Self {
         let is_strict = self.consistency == Consistency::Strict && self.scope == Scope::Region;
-        match reservations_refusal(self.algorithm, self.ban) {
+        match reason_against_reservations(self.algorithm, self.ban) {
             None if is_strict => Self { reservations: Some(reservations), count_rejected: false, ..*self },
             _ => *self,
         }
@@ -504,7 +504,7 @@ impl Limit {
     }
 
     /// Returns the limit without reservations, with rejected hits that count: a settlement above the estimate.
-    pub(crate) const fn counting_debt(&self) -> Self {
+    pub(crate) const fn with_debt_counted(&self) -> Self {
         Self { reservations: None, count_rejected: true, ..*self }
     }
 
@@ -524,7 +524,7 @@ impl Limit {
     }
 
     /// Answer while the store fails.
-    pub const fn on_store_error(&self) -> StorePolicy {
+    pub const fn on_store_error(&self) -> StoreFailurePolicy {
         self.on_store_error
     }
 }
@@ -560,7 +560,7 @@ impl fmt::Display for Limit {
 }
 
 /// Checks that each key applies to the algorithm and is in range.
-fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
+fn check_rule_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
     let algorithm = spec.algorithm;
     let meaningless = |key| Err(LimitError::Meaningless { key, algorithm });
     if spec.bucket_size.is_some() && properties.capacity != CapacityRuleKey::BucketSize {
@@ -585,7 +585,7 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
         let counts_rejected = (spec.count_rejected == Some(true)).then_some(
             "`count_rejected: true`: a rejected request costs nothing, and what a settlement adds counts anyway",
         );
-        if let Some(with) = reservations_refusal(algorithm, spec.ban).or(counts_rejected) {
+        if let Some(with) = reason_against_reservations(algorithm, spec.ban).or(counts_rejected) {
             return Err(LimitError::NotReserved { with });
         }
     }
@@ -602,7 +602,7 @@ fn check_keys(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), L
 }
 
 /// Reason why a limit with these keys cannot have reservations, for people; `None` if it can.
-const fn reservations_refusal(algorithm: Algorithm, ban: Option<Ban>) -> Option<&'static str> {
+const fn reason_against_reservations(algorithm: Algorithm, ban: Option<Ban>) -> Option<&'static str> {
     match algorithm {
         Algorithm::LeakyBucket => {
             Some("leaky_bucket: others wait behind a request, so its places cannot be given back")
@@ -614,7 +614,7 @@ const fn reservations_refusal(algorithm: Algorithm, ban: Option<Ban>) -> Option<
 }
 
 /// Checks that nothing in the limit needs one order of arrival for all replicas, or counts hits that are not admitted.
-fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
+fn check_eventual_consistency(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(), LimitError> {
     let with = if let Some(reason) = properties.not_eventual {
         reason
     } else if spec.max_wait_us.is_some_and(|wait| wait > 0) {
@@ -632,7 +632,7 @@ fn check_eventual(spec: &LimitSpec, properties: AlgorithmProperties) -> Result<(
 }
 
 /// Checks that nothing in the limit keeps a region from deciding alone by hits that it was granted.
-fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
+fn check_global_scope(spec: &LimitSpec) -> Result<(), LimitError> {
     let with = match spec.algorithm {
         Algorithm::LeakyBucket => "leaky_bucket: a queue needs one order of arrival for all regions",
         Algorithm::Concurrent => "`concurrent`: a region cannot know of slots that another one freed",
@@ -653,7 +653,7 @@ fn check_global(spec: &LimitSpec) -> Result<(), LimitError> {
 }
 
 /// Returns the windows of a calendar for a period.
-fn build_window(spec: &WindowSpec, period: Period) -> Result<Window, LimitError> {
+fn build_calendar_windows(spec: &WindowSpec, period: Period) -> Result<CalendarWindows, LimitError> {
     let too_long = LimitError::WindowTooLong { unit: period.unit().name(), multiplier: period.multiplier() };
-    Window::new(spec, period).ok_or(too_long)
+    CalendarWindows::new(spec, period).ok_or(too_long)
 }

@@ -37,7 +37,7 @@ pub mod store;
 pub mod fleet;
 pub mod groups;
 mod environment;
-pub mod client_certificates;
+pub mod presented_certificates;
 pub mod report;
 pub mod documentation;
 
@@ -45,7 +45,7 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
 use client_limits::ClientLimits;
-use counters::{MemorySettings, SlotSettings};
+use counters::{ConcurrentLimitSettings, MemoryStoreSettings};
 use decision_log::{
     DecisionLogSettings, HashKey, TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE,
 };
@@ -87,9 +87,9 @@ pub struct Settings {
     /// Store of the counters.
     pub store: StoreSettings,
     /// Counters in this process: all of them, or the fallback while Redis is unavailable.
-    pub memory: MemorySettings,
+    pub memory: MemoryStoreSettings,
     /// Slots of concurrent limits.
-    pub slots: SlotSettings,
+    pub slots: ConcurrentLimitSettings,
     /// Time limits of a shutdown.
     pub shutdown: ShutdownSettings,
     /// Level and format of the log.
@@ -120,7 +120,7 @@ impl Settings {
 
     /// Reads the settings of an environment, with the default for each variable that has a problem; the flag says that
     /// there is one. Not for a start: a default may contradict the valid variables.
-    pub fn from_valid_vars(vars: impl Iterator<Item = (OsString, OsString)>) -> (Self, bool) {
+    pub fn from_env_ignoring_invalid(vars: impl Iterator<Item = (OsString, OsString)>) -> (Self, bool) {
         let (settings, findings) = Self::read(&Environment::select_variables(vars));
         (settings, !findings.problems.is_empty())
     }
@@ -181,8 +181,8 @@ impl Settings {
             xds: XdsSettings::from_values(&mut values),
             decisions: DecisionSettings::from_values(&mut values),
             store,
-            memory: MemorySettings::from_values(&values),
-            slots: SlotSettings::from_values(&values),
+            memory: MemoryStoreSettings::from_values(&values),
+            slots: ConcurrentLimitSettings::from_values(&values),
             shutdown: ShutdownSettings::from_values(&mut values),
             logs: LogSettings::from_values(&values),
             decision_log,

@@ -31,7 +31,7 @@ use self::decision_demand::DecisionDemand;
 use self::error::{AdminError, ChargeError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
-use self::holders::HolderTable;
+use self::holders::SlotHolderTable;
 use self::memcache::Memcache;
 use self::memory::MemoryStore;
 use self::redis::Redis;
@@ -170,12 +170,13 @@ impl Store {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
                     let now = context.charge_time(index);
-                    let outcome = memory.charge(&charge, now).map(|results| StoreOutcome::by_store(results, now));
+                    let outcome =
+                        memory.charge(&charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
                 None
             }
-            shared => Some(shared.charge_shared(charges, CommitMode::Commit, context, each)),
+            shared => Some(shared.charge_in_shared_store(charges, CommitMode::Commit, context, each)),
         }
     }
 
@@ -194,23 +195,29 @@ impl Store {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
                     let now = context.now;
-                    let outcome = memory.charge(&charge, now).map(|results| StoreOutcome::by_store(results, now));
+                    let outcome =
+                        memory.charge(&charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }
-            shared => shared.charge_shared(charges, CommitMode::DryRun, context, each).await,
+            shared => shared.charge_in_shared_store(charges, CommitMode::DryRun, context, each).await,
         }
     }
 
     /// Makes charges that no answer waits for, each with the index of its descriptor: at once in memory, and in Redis
     /// within the timeout of the store, whatever the deadline of `context` is. What can be sent is sent on return.
-    pub fn charge_deferred(&self, charges: &[(usize, Charge<'_>)], context: StoreContext<'_>) -> DeferredOutcomes {
+    pub fn charge_without_waiting(
+        &self,
+        charges: &[(usize, Charge<'_>)],
+        context: StoreContext<'_>,
+    ) -> DeferredOutcomes {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 let charges = charges.iter();
                 let outcomes = charges.map(|(index, charge)| {
                     let now = context.charge_time(*index);
-                    let outcome = memory.charge(charge, now).map(|results| StoreOutcome::by_store(results, now));
+                    let outcome =
+                        memory.charge(charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
                     outcome.map_err(ChargeError::from)
                 });
                 DeferredOutcomes::Ready(outcomes.collect())
@@ -219,7 +226,7 @@ impl Store {
                 let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
                 let deadline = Instant::now() + redis.timeout();
                 let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
-                DeferredOutcomes::start(redis.charge_deferred(&charges, context))
+                DeferredOutcomes::send_charges(redis.charge_without_waiting(&charges, context))
             }
             // Rules for memcache have no lists of limits, so no charges of this kind.
             StoreBackend::Memcache(_) => {
@@ -239,7 +246,7 @@ impl Store {
         match &self.backend {
             StoreBackend::Memory(memory) => {
                 for (index, charge) in charges {
-                    each(index, &charge, Ok(memory.admits(&charge, context.charge_time(index))));
+                    each(index, &charge, Ok(memory.peek_admissions(&charge, context.charge_time(index))));
                 }
                 None
             }
@@ -248,7 +255,7 @@ impl Store {
                 let each = move |index: usize, charge: &Charge<'a>, outcome: Result<StoreOutcome, ChargeError>| {
                     each(index, charge, outcome.map(admits));
                 };
-                Some(shared.charge_shared(charges, CommitMode::DryRun, context, each))
+                Some(shared.charge_in_shared_store(charges, CommitMode::DryRun, context, each))
             }
         }
     }
@@ -270,7 +277,7 @@ impl Store {
         for (index, counter) in limits {
             summaries.push(match &self.backend {
                 StoreBackend::Memory(memory) if counter.limit.reservations().is_some() => {
-                    Some(memory.summarize_reservations(charge.path_hash, counter.tag, now).of_reservations())
+                    Some(memory.summarize_reservations(charge.path_hash, counter.tag, now).marked_as_reservations())
                 }
                 StoreBackend::Memory(memory) => Some(memory.summarize_slots(charge.path_hash, counter.tag, now)),
                 StoreBackend::Redis(redis) => redis.summarize_slots(charge, index, now, deadline).await.ok(),
@@ -289,7 +296,7 @@ impl Store {
     }
 
     /// Envoys that hold slots.
-    pub fn holders(&self) -> &HolderTable {
+    pub fn holders(&self) -> &SlotHolderTable {
         match &self.backend {
             StoreBackend::Memory(memory) => memory.holders(),
             StoreBackend::Redis(redis) => redis.fallback().holders(),
@@ -300,15 +307,15 @@ impl Store {
     /// Returns which limits of a charge [`Store::charge_fallback`] would admit; charges nothing.
     pub fn dry_run_fallback(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         match &self.backend {
-            StoreBackend::Memory(memory) => memory.admits(charge, now),
-            StoreBackend::Redis(redis) => redis.fallback().admits(charge, now),
-            StoreBackend::Memcache(memcache) => memcache.fallback().admits(charge, now),
+            StoreBackend::Memory(memory) => memory.peek_admissions(charge, now),
+            StoreBackend::Redis(redis) => redis.fallback().peek_admissions(charge, now),
+            StoreBackend::Memcache(memcache) => memcache.fallback().peek_admissions(charge, now),
         }
     }
 
     /// Adjusts what a holder holds on the only counter of the charge, whose hits are ignored: charges what it used, and
     /// grants what it wants as far as that fits. The memory store answers without waiting, any other by the deadline of
-    /// `context`. A limit that cannot be held ([`Store::hold_refusal`]) is neither charged nor granted.
+    /// `context`. A limit that cannot be held ([`Store::reason_against_holds`]) is neither charged nor granted.
     ///
     /// After an error, the caller must assume that the request was carried out and that it was not: what it reported as
     /// used may have been charged, and what it held may be held on.
@@ -319,7 +326,8 @@ impl Store {
         request: HoldRequest,
         context: StoreContext<'_>,
     ) -> impl Future<Output = Result<HoldAnswer, ChargeError>> + Send + use<> {
-        let is_refused = charge.counters.first().is_none_or(|counter| self.hold_refusal(counter.limit).is_some());
+        let is_refused =
+            charge.counters.first().is_none_or(|counter| self.reason_against_holds(counter.limit).is_some());
         let now = context.now;
         let pending = match &self.backend {
             _ if is_refused => Either::Left(Ok(HoldAnswer::nothing_granted(now))),
@@ -355,7 +363,7 @@ impl Store {
         request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, ChargeError> {
-        let is_refused = charge.counters.first().is_none_or(|counter| counter.limit.hold_refusal().is_some());
+        let is_refused = charge.counters.first().is_none_or(|counter| counter.limit.reason_against_holds().is_some());
         let answer = match &self.backend {
             _ if is_refused => Ok(HoldAnswer::nothing_granted(now)),
             StoreBackend::Memory(memory) => memory.adjust_hold(charge, holder, request, now),
@@ -366,25 +374,25 @@ impl Store {
     }
 
     /// Reason why hits of the limit cannot be held in this store, for people; `None` if they can.
-    pub fn hold_refusal(&self, limit: &Limit) -> Option<&'static str> {
+    pub fn reason_against_holds(&self, limit: &Limit) -> Option<&'static str> {
         match &self.backend {
-            StoreBackend::Memory(_) => limit.hold_refusal(),
-            StoreBackend::Redis(redis) if redis.uses_own_key_format() => limit.hold_refusal(),
+            StoreBackend::Memory(_) => limit.reason_against_holds(),
+            StoreBackend::Redis(redis) if redis.uses_own_key_format() => limit.reason_against_holds(),
             StoreBackend::Redis(_) => Some(HOLD_REFUSAL_IN_RATELIMIT_FORMAT),
             StoreBackend::Memcache(_) => Some(HOLD_REFUSAL_IN_MEMCACHE),
         }
     }
 
-    /// True if [`Store::scan`] can list keys. The memory store keeps hashes of keys only; memcached lists none.
-    pub const fn can_scan(&self) -> bool {
+    /// True if the store can list its paths. The memory store keeps hashes of keys only; memcached lists none.
+    pub const fn can_list_counters(&self) -> bool {
         matches!(self.backend, StoreBackend::Redis(_))
     }
 
-    /// Lists up to `max` paths of a domain that have counters and pass `filter`; `None` if the store cannot scan.
+    /// Lists up to `max` paths of a domain that have counters and pass `filter`; `None` if the store lists no paths.
     ///
     /// # Errors
     /// The store failed, or its user may not run SCAN.
-    pub async fn scan(
+    pub async fn list_counter_paths(
         &self,
         domain: &str,
         max: usize,
@@ -393,7 +401,7 @@ impl Store {
     ) -> Result<Option<KeyScanResult>, AdminError> {
         Ok(match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
-            StoreBackend::Redis(redis) => Some(redis.scan(domain, max, deadline, filter).await?),
+            StoreBackend::Redis(redis) => Some(redis.list_counter_paths(domain, max, deadline, filter).await?),
         })
     }
 
@@ -480,7 +488,7 @@ impl Store {
 
 impl StoreBackend {
     /// Makes all charges of a request, and waits for the outcomes: those in one store are sent together.
-    async fn charge_shared<'a>(
+    async fn charge_in_shared_store<'a>(
         &self,
         charges: impl Iterator<Item = (usize, Charge<'a>)>,
         mode: CommitMode,
@@ -517,7 +525,8 @@ impl StoreBackend {
             }
             (Self::Memory(memory), _) => {
                 for (index, charge) in requested_at {
-                    let outcome = memory.charge(charge, now).map(|results| StoreOutcome::by_store(results, now));
+                    let outcome =
+                        memory.charge(charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
                     each(index, charge, outcome.map_err(ChargeError::from));
                 }
             }
@@ -536,8 +545,8 @@ const HOLD_REFUSAL_IN_MEMCACHE: &str =
 /// can.
 pub fn hold_refusal_in_store(limit: &Limit, settings: &StoreSettings) -> Option<&'static str> {
     match settings {
-        StoreSettings::Memory => limit.hold_refusal(),
-        StoreSettings::Redis(redis) if redis.key_format == KeyFormat::Tollkeeper => limit.hold_refusal(),
+        StoreSettings::Memory => limit.reason_against_holds(),
+        StoreSettings::Redis(redis) if redis.key_format == KeyFormat::Tollkeeper => limit.reason_against_holds(),
         StoreSettings::Redis(_) => Some(HOLD_REFUSAL_IN_RATELIMIT_FORMAT),
         StoreSettings::Memcache(_) => Some(HOLD_REFUSAL_IN_MEMCACHE),
     }

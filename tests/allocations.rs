@@ -20,7 +20,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use prost::Message as _;
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::RateLimitRequest;
-use tollkeeper::base::pb::codec::encode_frame;
+use tollkeeper::base::pb::codec::encode_grpc_frame;
 use tollkeeper::serve::grpc::call_head::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
@@ -123,7 +123,7 @@ fn memory_decision_allocates_twice() {
         let request = decode::decode_borrowed_request(message).expect("it is plain");
         let response =
             service.answer_request(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
-        encode_frame(&response.unwrap())
+        encode_grpc_frame(&response.unwrap())
     };
     let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| login(&format!("user{user}")).encode_to_vec()).collect();
     let count =

@@ -14,7 +14,7 @@ use tollkeeper::serve::grpc::decode;
 use super::decider;
 
 pub(crate) fn check(data: &[u8]) {
-    let ours = codec::decode_bounded::<RateLimitRequest>(Bytes::copy_from_slice(data));
+    let ours = codec::decode_with_field_bound::<RateLimitRequest>(Bytes::copy_from_slice(data));
     let plain = RateLimitRequest::decode(data);
     match (&ours, &plain) {
         (Ok(ours), Ok(plain)) => assert_eq!(ours, plain),

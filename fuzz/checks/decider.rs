@@ -11,7 +11,7 @@ use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::{DecideError, DecisionContext};
 use tollkeeper::limit::slot::SlotCaller;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::set_files::{SetFiles, SetText};
+use tollkeeper::rules::compile::set_files::{SetFileText, SetFiles};
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::table_loader::{RuleFilePaths, TableLoader};
@@ -35,7 +35,7 @@ const SETS: [(&str, &str); 2] = [("values.txt", "x\nyy\n10.1.2.3\n"), ("networks
 static SET: LazyLock<RuleSet> = LazyLock::new(|| {
     let source =
         RuleText { name: Arc::from("decider"), bytes: RULES.as_bytes().to_vec(), documents: DocumentSelection::All };
-    let set = |(name, text): (&str, &str)| SetText {
+    let set = |(name, text): (&str, &str)| SetFileText {
         rule_file: Arc::from("decider"),
         name: Arc::from(name),
         path: Arc::from(name),
@@ -44,11 +44,11 @@ static SET: LazyLock<RuleSet> = LazyLock::new(|| {
     let set_files = Arc::new(SetFiles { texts: SETS.map(set).into() });
     let options = CompileOptions { set_files, ..CompileOptions::default() };
     let compiled = compile_texts(&[source], &options).unwrap_or_else(|problems| panic!("{problems}"));
-    let mut loader = TableLoader::with_files(HashMap::from([("customers".to_owned(), table_path())]));
-    let tables = loader.prepare(&compiled.domains, &RuleFilePaths::default(), NOW);
+    let mut loader = TableLoader::with_replacement_files(HashMap::from([("customers".to_owned(), table_path())]));
+    let tables = loader.prepare_tables(&compiled.domains, &RuleFilePaths::default(), NOW);
     let tables = tables.unwrap_or_else(|problems| panic!("{problems}"));
     let mut rules = RuleSet::new(compiled.domains);
-    loader.attach(tables, &mut rules);
+    loader.attach_to_rules(tables, &mut rules);
     rules
 });
 

@@ -6,12 +6,12 @@ use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::xds::refused_domains::compile_resources;
-use tollkeeper::rules::xds::resource::read_resources;
+use tollkeeper::rules::xds::resource::parse_resources;
 
 pub(crate) fn check(data: &[u8]) {
     let Ok(mut response) = DiscoveryResponse::decode(data) else { return };
     let compiled = |response: &DiscoveryResponse| {
-        let resources = read_resources(response.resources.clone()).map_err(|errors| errors.join("\n"))?;
+        let resources = parse_resources(response.resources.clone()).map_err(|errors| errors.join("\n"))?;
         compile_resources(&resources, &CompileOptions::default()).map_err(|problems| problems.to_string())
     };
     match compiled(&response) {

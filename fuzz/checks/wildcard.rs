@@ -15,7 +15,7 @@ use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::value_pattern::ValuePattern;
 use tollkeeper::rules::rule::{
-    Allowance, Domain, Matching, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation,
+    Allowance, Domain, MatchingOptions, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation,
 };
 
 /// Maximum input: the reference matcher takes quadratic time.
@@ -39,7 +39,7 @@ pub(crate) fn check(data: &[u8]) {
         name: "d".to_owned(),
         defaults: OverrideDefaults::default(),
         defaults_by_unit: Vec::new(),
-        matching: Matching::default(),
+        matching: MatchingOptions::default(),
         plans: Vec::new(),
         tables: Vec::new(),
         descriptors: nodes.into(),

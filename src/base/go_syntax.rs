@@ -25,7 +25,7 @@ pub enum DurationError {
 }
 
 /// Longest duration that Go can represent, rounded down to whole hours: about 292 years.
-pub const MAX_DURATION: Duration = Duration::from_secs(2_562_047 * 3600);
+pub const MAX_GO_DURATION: Duration = Duration::from_secs(2_562_047 * 3600);
 
 /// Parses a duration: `0`, or decimal numbers with units in sequence, such as `1h30m`, with an optional sign.
 ///
@@ -54,15 +54,15 @@ pub fn parse_unsigned_duration(text: &str) -> Result<Duration, DurationError> {
     }
     let mut total_ns: u64 = 0;
     while !rest.is_empty() {
-        let (whole, after) = split_digits(rest);
-        let (fraction, after) = after.strip_prefix('.').map_or(("", after), split_digits);
+        let (whole, after) = split_leading_digits(rest);
+        let (fraction, after) = after.strip_prefix('.').map_or(("", after), split_leading_digits);
         if whole.is_empty() && fraction.is_empty() {
             return Err(DurationError::Syntax);
         }
-        let (unit_ns, after) = split_unit(after).ok_or(DurationError::Syntax)?;
+        let (unit_ns, after) = split_leading_unit(after).ok_or(DurationError::Syntax)?;
         let whole = if whole.is_empty() { Ok(0) } else { whole.parse::<u64>() };
         let whole_ns = whole.ok().and_then(|whole| whole.checked_mul(unit_ns)).ok_or(DurationError::TooLong)?;
-        let part_ns = whole_ns.checked_add(fraction_ns(fraction, unit_ns)).ok_or(DurationError::TooLong)?;
+        let part_ns = whole_ns.checked_add(fraction_to_ns(fraction, unit_ns)).ok_or(DurationError::TooLong)?;
         total_ns = total_ns.checked_add(part_ns).ok_or(DurationError::TooLong)?;
         rest = after;
     }
@@ -70,12 +70,12 @@ pub fn parse_unsigned_duration(text: &str) -> Result<Duration, DurationError> {
 }
 
 /// Splits `text` after its leading digits.
-fn split_digits(text: &str) -> (&str, &str) {
+fn split_leading_digits(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
 }
 
 /// Splits `text` after its leading unit, and returns the unit in nanoseconds.
-fn split_unit(text: &str) -> Option<(u64, &str)> {
+fn split_leading_unit(text: &str) -> Option<(u64, &str)> {
     let (name, rest) = text.split_at(text.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(text.len()));
     let nanos = match name {
         "ns" => 1,
@@ -91,7 +91,7 @@ fn split_unit(text: &str) -> Option<(u64, &str)> {
 }
 
 /// Converts the decimal fraction `0.fraction` of a unit to nanoseconds; digits after the fifteenth are insignificant.
-fn fraction_ns(fraction: &str, unit_ns: u64) -> u64 {
+fn fraction_to_ns(fraction: &str, unit_ns: u64) -> u64 {
     let mut scale: u128 = 1;
     let mut value: u128 = 0;
     for digit in fraction.bytes().take(15) {

@@ -48,10 +48,10 @@ pub mod xds {
     };
 }
 
-/// Path of the service's only method in HTTP/2 requests.
-pub const METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// Path of the only method of the rate limit service in HTTP/2 requests.
+pub const RATE_LIMIT_METHOD_PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Name of that method in traces.
-pub const METHOD_NAME: &str = METHOD_PATH.split_at(1).1;
+pub const RATE_LIMIT_METHOD_NAME: &str = RATE_LIMIT_METHOD_PATH.split_at(1).1;
 
 /// Path of the only method of the quota service in HTTP/2 requests.
 pub const QUOTA_METHOD_PATH: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";

@@ -39,7 +39,7 @@ pub fn escape_unprintable(text: &str) -> String {
 }
 
 /// Cuts a text at a number of characters, and escapes unprintable ones; `...` stands for the rest.
-pub fn truncate_printable(text: &str, max_chars: usize) -> String {
+pub fn truncate_and_escape(text: &str, max_chars: usize) -> String {
     match first_chars_if_longer(text, max_chars) {
         Some(start) => escape_unprintable(start) + "...",
         None => escape_unprintable(text),

@@ -1,6 +1,6 @@
 //! Lateness of this process: how long a task that is due waits for a thread.
 //!
-//! [`measure_forever`] sleeps for short times and records how late it wakes. A process without enough CPU, or with a
+//! [`measure_task_lag`] sleeps for short times and records how late it wakes. A process without enough CPU, or with a
 //! thread that blocks, is late; a slow server or network is not.
 
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use tokio::time::sleep_until;
 use super::sharded::lock_ignoring_poison;
 
 /// Time between two measurements.
-const INTERVAL: Duration = Duration::from_millis(20);
+const MEASUREMENT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Shortest time for which a lag is remembered; the longest is twice this.
 const LAG_RETENTION: Duration = Duration::from_secs(5);
@@ -48,20 +48,21 @@ impl SchedulerLag {
     /// Records how late a task ran at `now`.
     pub fn record(&self, lag: Duration, now: Instant) {
         let mut windows = lock_ignoring_poison(&self.windows);
-        windows.forget_old(now);
+        windows.rotate_if_due(now);
         windows.current = windows.current.max(lag);
     }
 
     /// Returns the largest lag of the last 5 to 10 seconds.
     pub fn recent_maximum(&self, now: Instant) -> Duration {
         let mut windows = lock_ignoring_poison(&self.windows);
-        windows.forget_old(now);
+        windows.rotate_if_due(now);
         windows.current.max(windows.previous)
     }
 }
 
 impl LagWindows {
-    fn forget_old(&mut self, now: Instant) {
+    /// Begins a new window if the current one is over at `now`; the current one becomes the previous one.
+    fn rotate_if_due(&mut self, now: Instant) {
         let age = self.started.map_or(LAG_RETENTION * 2, |started| now.saturating_duration_since(started));
         if age >= LAG_RETENTION {
             self.previous = if age < LAG_RETENTION * 2 { self.current } else { Duration::ZERO };
@@ -71,9 +72,9 @@ impl LagWindows {
 }
 
 /// Measures the lag of the runtime that runs this, until it is dropped.
-pub async fn measure_forever() {
+pub async fn measure_task_lag() {
     loop {
-        let due = Instant::now() + INTERVAL;
+        let due = Instant::now() + MEASUREMENT_INTERVAL;
         sleep_until(due.into()).await;
         let now = Instant::now();
         SCHEDULER_LAG.record(now.saturating_duration_since(due), now);

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::coop::{has_budget_remaining, poll_proceed};
 
 /// Upper bound on the units consumed at once: more than tokio's budget for one poll.
-pub const MAX_TASK_BUDGET_UNITS: usize = 256;
+pub const MAX_CONSUMED_BUDGET_UNITS: usize = 256;
 
 /// Lowers the priority of the calling thread, so that its work delays no decision on a busy machine.
 ///
@@ -32,7 +32,7 @@ pub fn thread_cpu_time() -> Duration {
 /// Consumes up to `units` of the running task's budget. Outside a task it does nothing.
 pub fn consume_task_budget(units: usize) {
     let mut context = Context::from_waker(Waker::noop());
-    for _ in 0..units.min(MAX_TASK_BUDGET_UNITS) {
+    for _ in 0..units.min(MAX_CONSUMED_BUDGET_UNITS) {
         match poll_proceed(&mut context) {
             Poll::Ready(unit) => unit.made_progress(),
             Poll::Pending => return,

@@ -23,7 +23,7 @@ pub const MAX_BLOCKS: usize = 10_000;
 const MAX_COUNTED_DOMAINS: usize = 100;
 
 /// Name under which rejections in other domains are counted.
-const OTHER_DOMAINS: &str = "other";
+const OTHER_DOMAINS_NAME: &str = "other";
 
 /// A blocked value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(super) struct BlockMatch {
 
 impl BlockMatch {
     /// The block of the descriptor at `index`.
-    pub(super) fn of_descriptor(&self, index: usize) -> Option<&Block> {
+    pub(super) fn block_of_descriptor(&self, index: usize) -> Option<&Block> {
         self.descriptors.get(index)?.as_deref()
     }
 }
@@ -95,7 +95,7 @@ impl Blocks {
     }
 
     /// Returns the block of an entry, if it has not ended.
-    pub fn find_entry(&self, domain: &str, key: &[u8], value: &[u8], now: Time) -> Option<Arc<Block>> {
+    pub fn find_block_of_entry(&self, domain: &str, key: &[u8], value: &[u8], now: Time) -> Option<Arc<Block>> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
@@ -105,7 +105,7 @@ impl Blocks {
 
     /// Returns the blocks that a request meets; `None` if it meets none, or only refunds hits.
     #[inline]
-    pub(super) fn find(&self, request: &Request<'_>, now: Time) -> Option<BlockMatch> {
+    pub(super) fn find_for_request(&self, request: &Request<'_>, now: Time) -> Option<BlockMatch> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
@@ -134,7 +134,7 @@ impl Blocks {
         let mut rejections = lock_ignoring_poison(&self.rejections);
         let name = match rejections.contains_key(domain) || rejections.len() < MAX_COUNTED_DOMAINS {
             true => domain,
-            false => OTHER_DOMAINS,
+            false => OTHER_DOMAINS_NAME,
         };
         match rejections.get_mut(name) {
             Some(count) => *count += 1,
@@ -172,7 +172,9 @@ mod tests {
     #[test]
     fn entry_is_blocked_in_its_domain_until_the_end_unless_hits_are_refunded() {
         let blocks = Blocks::default();
-        let meets = |domain, value, hits, at| blocks.find(&request(domain, value, hits), Time::from_secs(at)).is_some();
+        let meets = |domain, value, hits, at| {
+            blocks.find_for_request(&request(domain, value, hits), Time::from_secs(at)).is_some()
+        };
         assert!(!meets("shop", "ann", Hits::Charge(1), 1));
         blocks.replace_all(vec![block("ann", 10)]);
         assert!(meets("shop", "ann", Hits::Charge(1), 9) && meets("shop", "ann", Hits::Peek, 9));

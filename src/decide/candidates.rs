@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::decision::DecisionContext;
 use super::key_text::{key_text, write_entries_text};
 use super::metrics::{
-    ChargeResultToRecord, MetricsRecorder, StatsRef, hash_distinct_key, near_limit_threshold, record_hits,
+    ChargeResultToRecord, LimitStatsRef, MetricsRecorder, hash_distinct_key, near_limit_threshold, record_hits,
     record_slot_change,
 };
 use super::selection::{RequestWithSelections, SelectedLimit};
@@ -70,7 +70,7 @@ impl CandidateCharges {
             (descriptor, selections[descriptor].build_candidate_charge(request, descriptor, at, context.max_delay_us))
         };
         let charges: Vec<(usize, Charge<'_>)> = refs.iter().map(charge).collect();
-        Some(Self { refs, outcomes: store.charge_deferred(&charges, context.store) })
+        Some(Self { refs, outcomes: store.charge_without_waiting(&charges, context.store) })
     }
 
     /// Outcomes that are known by now.
@@ -108,20 +108,20 @@ impl CandidateCharges {
         selected: RequestWithSelections<'_, 'r, '_>,
     ) {
         let Self { refs, outcomes } = self;
-        let form_of = |candidate: CandidateRef| recorder.key_value_form(&selected.selections[candidate.descriptor]);
+        let form_of = |candidate: CandidateRef| recorder.value_form_in_keys(&selected.selections[candidate.descriptor]);
         let record_of = |candidate| UnrecordedCandidateCharge::new(recorder, context, selected, candidate);
         match outcomes {
             DeferredOutcomes::Ready(outcomes) => {
                 for (candidate, outcome) in refs.iter().zip(outcomes) {
                     let push_text = |text: &mut Vec<u8>| {
-                        write_entries_text(text, &candidate_path(selected, *candidate), form_of(*candidate));
+                        write_entries_text(text, &candidate_counter_path(selected, *candidate), form_of(*candidate));
                     };
                     record_of(*candidate).record_outcome(recorder.metrics, &outcome, push_text);
                 }
             }
             DeferredOutcomes::Pending(pending) => {
                 let records = refs.iter().map(|candidate| {
-                    (record_of(*candidate), candidate_path(selected, *candidate), form_of(*candidate))
+                    (record_of(*candidate), candidate_counter_path(selected, *candidate), form_of(*candidate))
                 });
                 let records: Vec<_> = records.map(|(record, path, form)| (record, key_text(&path, form))).collect();
                 let metrics = Arc::clone(recorder.metrics);
@@ -135,7 +135,7 @@ impl CandidateCharges {
     }
 }
 
-fn candidate_path<'a>(
+fn candidate_counter_path<'a>(
     selected: RequestWithSelections<'a, '_, '_>,
     CandidateRef { descriptor, at }: CandidateRef,
 ) -> CounterPath<'a> {
@@ -177,7 +177,7 @@ impl UnrecordedCandidateCharge {
         let (limit, sent): (&SelectedLimit<'_>, _) =
             (&selection.candidates[at], &selected.request.descriptors[descriptor]);
         let is_on = !recorder.metrics.is_off();
-        let path = candidate_path(selected, candidate);
+        let path = candidate_counter_path(selected, candidate);
         let key = path.hash_for_process();
         let stats = is_on.then(|| recorder.limit_stats(context, selection, limit, &sent.entries)).flatten();
         Self {
@@ -191,8 +191,8 @@ impl UnrecordedCandidateCharge {
             span_ref: context.store.span_ref.cloned(),
             of_rule: limit.stats.filter(|_| is_on).map(Arc::clone),
             of_request: stats.and_then(|stats| match stats {
-                StatsRef::Request(stats) => Some(stats),
-                StatsRef::Rule(_) => None,
+                LimitStatsRef::Request(stats) => Some(stats),
+                LimitStatsRef::Rule(_) => None,
             }),
         }
     }
@@ -238,7 +238,7 @@ impl UnrecordedCandidateCharge {
             span.set_attribute("tollkeeper.verdict", verdict_name);
         }
         if of_request.is_some() {
-            of_rule.record_under_request_name(is_rejected);
+            of_rule.record_decision_under_request_name(is_rejected);
         }
         if let (true, Hits::Charge(hits)) = (is_rejected, hits) {
             of_rule.rejected_keys.add_hash(distinct_hash);

@@ -15,7 +15,7 @@ use super::decision::DecisionContext;
 use super::outcome::{DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdicts};
 use super::selection::{RequestWithSelections, Selection};
 use super::store_failures::{FailedChargeCounters, FailurePolicies};
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
 use crate::limit::slot::SlotChange;
@@ -91,7 +91,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
                 if policies.uses_fallback() {
                     admissions = self.store.dry_run_fallback(charge, self.context.store.now);
                 }
-                let limit_verdicts = limit_verdicts(&admissions).under_policies(policies);
+                let limit_verdicts = limit_verdicts(&admissions).replaced_by_policies(policies);
                 DryRun { limit_verdicts, is_exceeded: limit_verdicts.rejects(), error: Some(error) }
             }
         }
@@ -107,11 +107,11 @@ impl<'a> RequestCharger<'a, '_, '_> {
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
         let holds_back_any = self.limits_reject_request(&dry_runs.iter().map(|dry_run| dry_run.limit_verdicts));
         let charge_of = move |index: usize| {
-            let charge = self.descriptor_charge(index)?;
+            let charge = self.build_descriptor_charge(index)?;
             let is_held_back = holds_back_any && dry_runs.get(index).is_some_and(|dry_run| !dry_run.is_exceeded);
             Some(if is_held_back { to_peek(charge) } else { charge })
         };
-        self.send_charges(charge_of, dry_runs, outcomes)
+        self.make_charges(charge_of, dry_runs, outcomes)
     }
 
     /// Charges the descriptors held back if the request is not rejected after all; `None` if there is nothing to do, or
@@ -132,14 +132,14 @@ impl<'a> RequestCharger<'a, '_, '_> {
         // Refunds and peeks were made as they are.
         let charge_of = move |index: usize| {
             let charge =
-                self.descriptor_charge(index).filter(|charge| matches!(charge.request.hits, Hits::Charge(_)))?;
+                self.build_descriptor_charge(index).filter(|charge| matches!(charge.request.hits, Hits::Charge(_)))?;
             (!dry_runs[index].is_exceeded).then_some(charge)
         };
-        self.send_charges(charge_of, dry_runs, outcomes)
+        self.make_charges(charge_of, dry_runs, outcomes)
     }
 
     /// Makes the charge of each descriptor that has one. A charge whose dry run failed is not sent: its policy decides.
-    fn send_charges(
+    fn make_charges(
         self,
         charge_of: impl Fn(usize) -> Option<Charge<'a>> + Copy,
         dry_runs: &'a DryRuns,
@@ -149,7 +149,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
         let failure_of = move |index: usize| dry_runs.get(index)?.error;
         for index in 0..dry_runs.len() {
             if let (Some(error), Some(charge)) = (failure_of(index), charge_of(index)) {
-                outcomes[index] = self.decide_by_policy(error, &selections[index], &charge);
+                outcomes[index] = self.decide_failed_charge(error, &selections[index], &charge);
             }
         }
         let charges = (0..selections.len()).filter(move |index| failure_of(*index).is_none());
@@ -164,13 +164,13 @@ impl<'a> RequestCharger<'a, '_, '_> {
                     selection.warn_if_hits_lost_after_peek(request.descriptors[index].hits, &outcome);
                     DescriptorOutcome::Charged(outcome)
                 }
-                Err(error) => self.decide_by_policy(error, selection, charge),
+                Err(error) => self.decide_failed_charge(error, selection, charge),
             };
         };
         self.store.charge_all(charges, self.context.store, record)
     }
 
-    fn descriptor_charge(self, index: usize) -> Option<Charge<'a>> {
+    fn build_descriptor_charge(self, index: usize) -> Option<Charge<'a>> {
         let RequestWithSelections { request, selections } = self.selected;
         selections[index].build_charge(request, index, self.context.max_delay_us)
     }
@@ -181,7 +181,12 @@ impl<'a> RequestCharger<'a, '_, '_> {
     }
 
     /// Decides a charge that the store failed to decide. Refunds, peeks and limits in shadow mode are never rejected.
-    fn decide_by_policy(self, error: ChargeError, selection: &Selection<'_>, charge: &Charge<'_>) -> DescriptorOutcome {
+    fn decide_failed_charge(
+        self,
+        error: ChargeError,
+        selection: &Selection<'_>,
+        charge: &Charge<'_>,
+    ) -> DescriptorOutcome {
         if selection.is_release() {
             return self.decide_failed_release(error, charge);
         }
@@ -192,7 +197,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
             fallback = self.store.charge_fallback(charge, self.context.store.now);
         }
         for (selected, result) in selection.limits.iter().zip(&mut fallback) {
-            let is_allowed = policies.policy_for_limit(selected) == StorePolicy::Allow;
+            let is_allowed = policies.policy_for_limit(selected) == StoreFailurePolicy::Allow;
             result.admitted |= is_allowed || charge.request.hits == Hits::Peek;
         }
         DescriptorOutcome::Failed(FailedCharge { error, policies, fallback })
@@ -218,10 +223,10 @@ impl RequestCharger<'_, '_, '_> {
     fn decide_failed_release(self, error: ChargeError, charge: &Charge<'_>) -> DescriptorOutcome {
         let results = self.store.charge_fallback(charge, self.context.store.now);
         if results.iter().any(|result| result.slot == SlotChange::Freed) {
-            return DescriptorOutcome::Charged(StoreOutcome::by_store(results, self.context.store.now));
+            return DescriptorOutcome::Charged(StoreOutcome::decided_by_store(results, self.context.store.now));
         }
-        let policies = FailurePolicies { hard: StorePolicy::Error, quotas: StorePolicy::Error };
-        self.failures.record_and_log_failure(error, StorePolicy::Error, self.context.store.now);
+        let policies = FailurePolicies { hard: StoreFailurePolicy::Error, quotas: StoreFailurePolicy::Error };
+        self.failures.record_and_log_failure(error, StoreFailurePolicy::Error, self.context.store.now);
         DescriptorOutcome::Failed(FailedCharge { error, policies, fallback: ChargeResults::new() })
     }
 }

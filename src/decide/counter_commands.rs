@@ -12,9 +12,9 @@ use smallvec::SmallVec;
 use super::Decider;
 use super::decision::DecisionContext;
 use super::explain::ExplainedCounter;
-use super::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
+use super::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
 use crate::decide::log::value_form::ValueForm;
-use crate::decide::slots::SeparatedRequest;
+use crate::decide::slot_entries::RequestAndSlotUses;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
@@ -31,7 +31,7 @@ const PEEK_BATCH_SIZE: usize = 100;
 #[derive(Debug, Serialize)]
 pub struct CounterListing {
     /// Counters above zero.
-    pub counters: Vec<ListedCounters>,
+    pub counters: Vec<ListedDescriptorCounters>,
     /// True if there are no others.
     pub complete: bool,
     /// Source of the list.
@@ -40,15 +40,15 @@ pub struct CounterListing {
 
 /// The counters of one descriptor.
 #[derive(Debug, Serialize)]
-pub struct ListedCounters {
+pub struct ListedDescriptorCounters {
     /// Key and value of each entry; the pattern in place of a shared value, and the value in the form of the settings.
     pub entries: Vec<[String; 2]>,
     /// Counter of each limit of the rule, candidates last.
     pub limits: Vec<ExplainedCounter>,
 }
 
-const FOUND_BY_SCAN: &str = "keys in redis";
-const FOUND_IN_MEMORY: &str = "keys of recently created counters in this process";
+const REDIS_SCAN_NOTE: &str = "keys in redis";
+const RECENT_COUNTERS_NOTE: &str = "keys of recently created counters in this process";
 
 /// Rule whose counters are listed.
 #[derive(Clone, Copy, Debug)]
@@ -77,16 +77,17 @@ impl Decider {
             let found = rules.find_rule_of_counter(domain, &borrow_entries(&path.entries), &path.shared);
             found.is_some_and(|found| std::ptr::eq(found, rule))
         };
-        let scanned = self.store.scan(&domain.name, max, Instant::now() + REDIS_CALL_TIMEOUT, is_of_rule).await?;
+        let scanned =
+            self.store.list_counter_paths(&domain.name, max, Instant::now() + REDIS_CALL_TIMEOUT, is_of_rule).await?;
         let (paths, complete, note) = match scanned {
-            Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, FOUND_BY_SCAN),
-            None => (self.recently_created_keys(of), false, FOUND_IN_MEMORY),
+            Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, REDIS_SCAN_NOTE),
+            None => (self.recently_created_counter_paths(of), false, RECENT_COUNTERS_NOTE),
         };
         let mut counters = Vec::new();
         let mut rest = &*paths;
         while !rest.is_empty() && counters.len() < max {
             let (batch, others) = rest.split_at(rest.len().min(PEEK_BATCH_SIZE));
-            counters.extend(self.peek_at_paths(context, of, batch).await);
+            counters.extend(self.peek_at_nonzero_counters(context, of, batch).await);
             rest = others;
         }
         let complete = complete && counters.len() <= max;
@@ -104,11 +105,11 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Vec<u64>, AdminError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
-        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
-        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let terms = SelectionTerms { rules, active_at: None };
+        let terms = RulesAtTime { rules, active_at: None };
         let selections = select_limits(&self.behaviour, terms, request, uses);
         let mut deleted = Vec::with_capacity(selections.len());
         for (index, selection) in selections.iter().enumerate() {
@@ -125,11 +126,11 @@ impl Decider {
     /// Forgets what this process caches about the counters of `request`, which another process has reset.
     pub fn forget_cached_counters(&self, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
-        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
-        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let terms = SelectionTerms { rules, active_at: None };
+        let terms = RulesAtTime { rules, active_at: None };
         for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {
             selection
                 .build_all_charges(request, index, 0)
@@ -138,7 +139,7 @@ impl Decider {
     }
 
     /// Paths of a rule's recently created counters, as a scan of Redis would return them.
-    fn recently_created_keys(&self, of: RuleRef<'_>) -> Vec<OwnedCounterPath> {
+    fn recently_created_counter_paths(&self, of: RuleRef<'_>) -> Vec<OwnedCounterPath> {
         let RuleRef { rules, domain, rule } = of;
         let Some(limit) = rule.limits.first() else { return Vec::new() };
         let mut known = HashSet::new();
@@ -158,12 +159,12 @@ impl Decider {
     }
 
     /// Counters of these paths that are above zero.
-    async fn peek_at_paths(
+    async fn peek_at_nonzero_counters(
         &self,
         context: DecisionContext<'_>,
         of: RuleRef<'_>,
         paths: &[OwnedCounterPath],
-    ) -> Vec<ListedCounters> {
+    ) -> Vec<ListedDescriptorCounters> {
         let descriptors = paths.iter().map(|path| Descriptor {
             entries: borrow_entries(&path.entries),
             hits: Hits::Peek,
@@ -193,7 +194,7 @@ impl Decider {
                 [&**key, &*value].map(|bytes| String::from_utf8_lossy(bytes).into_owned())
             });
             let entries = entries.collect();
-            Some(ListedCounters {
+            Some(ListedDescriptorCounters {
                 entries,
                 limits: results.iter().flatten().map(ExplainedCounter::from_result).collect(),
             })

@@ -27,15 +27,15 @@ impl DecidedRequest<'_, '_, '_> {
     /// Logs the decision as one line.
     #[inline(never)]
     pub(super) fn log_debug_line(self, values: &ValueForm, decided: Result<&Decision<'_>, DecideError>) {
-        let domain = bounded_text(self.selected.request.domain.as_bytes());
+        let domain = truncate_to_text(self.selected.request.domain.as_bytes());
         let (verdict, delay_us) = (self.verdicts(decided).request.name(), decided.map_or(0, |it| it.delay_us));
         let error = decided.err().map(|error| error.name());
-        let descriptors = self.describe_request(values);
+        let descriptors = self.describe_descriptors(values);
         tracing::debug!(domain, verdict, error, delay_us, descriptors, "decision");
     }
 
     /// Describes each descriptor: `user=alice -> shop.user (rules.yaml:3:17): 10 per minute by token_bucket: ok`.
-    fn describe_request(self, values: &ValueForm) -> String {
+    fn describe_descriptors(self, values: &ValueForm) -> String {
         let count = self.selected.request.descriptors.len();
         let shown = (0..count.min(MAX_DESCRIPTORS)).map(|index| self.describe_descriptor(index, values));
         let mut text = shown.collect::<Vec<_>>().join("; ");
@@ -50,7 +50,7 @@ impl DecidedRequest<'_, '_, '_> {
         let descriptor = &self.selected.request.descriptors[index];
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
         let values = if is_hidden { &ValueForm::Omitted } else { values };
-        let entries = descriptor.entries.iter().take(MAX_ENTRIES).map(|entry| entry_text(entry, values));
+        let entries = descriptor.entries.iter().take(MAX_ENTRIES).map(|entry| format_entry(entry, values));
         let mut text = entries.collect::<Vec<_>>().join(",");
         if descriptor.entries.len() > MAX_ENTRIES {
             text += ",...";
@@ -90,17 +90,17 @@ impl DecidedRequest<'_, '_, '_> {
 }
 
 /// Text of the first [`MAX_TEXT_BYTES`].
-fn bounded_text(bytes: &[u8]) -> String {
+fn truncate_to_text(bytes: &[u8]) -> String {
     match bytes.get(..MAX_TEXT_BYTES) {
         Some(start) if bytes.len() > MAX_TEXT_BYTES => format!("{}...", String::from_utf8_lossy(start)),
         _ => String::from_utf8_lossy(bytes).into_owned(),
     }
 }
 
-fn entry_text(entry: &Entry<'_>, values: &ValueForm) -> String {
-    let key = bounded_text(entry.key);
+fn format_entry(entry: &Entry<'_>, values: &ValueForm) -> String {
+    let key = truncate_to_text(entry.key);
     match values {
-        ValueForm::Plain => format!("{key}={}", bounded_text(entry.value)),
+        ValueForm::Plain => format!("{key}={}", truncate_to_text(entry.value)),
         ValueForm::Hashed(_) => {
             let EntryRecord { value_hash, .. } = values.build_entry_record(entry);
             format!("{key}=#{}", value_hash.as_deref().unwrap_or_default())

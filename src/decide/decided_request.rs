@@ -13,11 +13,11 @@ use super::selection::{RequestWithSelections, SelectedLimit, Selection};
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::convert::hits_to_number;
 use crate::decide::log::record::{
-    BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord,
+    BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, GlobalScopeRecord, LimitRecord,
     LimitResultRecord, OverrideRecord, RecordedVerdict, RuleRecord, SlotRecord,
 };
 use crate::decide::log::selection::DecisionFacts;
-use crate::decide::log::{DecisionLog, RecordStamp};
+use crate::decide::log::{DecisionLog, RecordIdAndTime};
 use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::rules::rule::{Rule, RuleLogging};
 use crate::settings::decisions::DecisionSettings;
@@ -54,7 +54,7 @@ struct LoggedDecision<'d, 'r> {
 impl<'a> DecidedRequest<'a, '_, '_> {
     /// Logs the decision if it is selected.
     #[inline(never)]
-    pub(super) fn write_to_log(self, log: &'a DecisionLog, decided: Result<&Decision<'_>, DecideError>) {
+    pub(super) fn log_if_selected(self, log: &'a DecisionLog, decided: Result<&Decision<'_>, DecideError>) {
         let count = self.selected.request.descriptors.len();
         // Before the verdicts, because a small sample contains few keys.
         let sampled: SmallVec<[bool; 2]> =
@@ -99,7 +99,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     /// Verdict on the descriptor at `index` alone.
     pub(super) fn descriptor_verdict(self, index: usize) -> RecordedVerdict {
         if let Some(blocked) = self.blocked {
-            return match blocked.of_descriptor(index) {
+            return match blocked.block_of_descriptor(index) {
                 Some(_) => RecordedVerdict::OverLimit,
                 None => RecordedVerdict::Ok,
             };
@@ -138,7 +138,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
     fn build_record(
         self,
         log: &DecisionLog,
-        stamp: RecordStamp<'a>,
+        stamp: RecordIdAndTime<'a>,
         logged: &LoggedDecision<'_, '_>,
     ) -> DecisionRecord<'a> {
         let LoggedDecision { decided, verdicts, .. } = logged;
@@ -181,8 +181,9 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let descriptor = &request.descriptors[index];
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
-        let entry = |entry| if is_hidden { EntryRecord::from_key(entry) } else { log.values.build_entry_record(entry) };
-        let block = self.blocked.and_then(|blocked| blocked.of_descriptor(index));
+        let entry =
+            |entry| if is_hidden { EntryRecord::without_value(entry) } else { log.values.build_entry_record(entry) };
+        let block = self.blocked.and_then(|blocked| blocked.block_of_descriptor(index));
         let failed = match outcome {
             Some(DescriptorOutcome::Failed(failed)) => Some(failed),
             _ => None,
@@ -264,7 +265,7 @@ fn to_limit_record<'a>(
         ban: limit.ban().map(|ban| ban.to_string().into()),
         reservations: limit.reservations().map(|reservations| reservations.to_string().into()),
         active: compiled.and_then(|compiled| compiled.active).map(|active| active.spec().to_string().into()),
-        global: limit.global_scope().map(|scope| GlobalRecord {
+        global: limit.global_scope().map(|scope| GlobalScopeRecord {
             reserve_milli_percent: scope.reserve_milli_percent,
             max_overshoot: scope.max_overshoot.milli_hits(limit.requests_per_unit()) / 1000,
             on_region_loss: scope.on_region_loss,

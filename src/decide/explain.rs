@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::Decider;
 use super::decision::DecisionContext;
-use super::selection::{RequestWithSelections, SelectedLimit, Selection, SelectionTerms, select_limits};
-use super::slots::SeparatedRequest;
+use super::selection::{RequestWithSelections, RulesAtTime, SelectedLimit, Selection, select_limits};
+use super::slot_entries::RequestAndSlotUses;
 use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::request::{Descriptor, Entry, Request};
@@ -93,16 +93,16 @@ pub struct ExplainedDescriptor {
     pub slots: Vec<ExplainedSlots>,
     /// Who holds what of the limits over the rate limit quota service; absent if nobody does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quota: Option<ExplainedQuota>,
+    pub quota: Option<ExplainedProxyShares>,
 }
 
 /// How limits of a descriptor are divided among proxies that decide by themselves, by this replica.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct ExplainedQuota {
+pub struct ExplainedProxyShares {
     /// Each limit, and what this replica holds of it.
     pub limits: Vec<LimitShareReport>,
     /// Proxies that share it.
-    pub proxies: Vec<ProxyReport>,
+    pub proxies: Vec<ProxyShareReport>,
     /// The store does not answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub store_failed: bool,
@@ -125,7 +125,7 @@ pub struct LimitShareReport {
 
 /// A proxy's part of a key.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct ProxyReport {
+pub struct ProxyShareReport {
     /// Number of its stream.
     pub stream: u64,
     /// Its address.
@@ -200,7 +200,7 @@ impl ExplainedNearMiss {
     }
 
     /// The domain for which that of a request was probably meant.
-    fn find_domain(rules: &RuleSet, domain: &str) -> Option<Self> {
+    fn find_domain_near_miss(rules: &RuleSet, domain: &str) -> Option<Self> {
         let suggestion = rules.find_similar_domain(domain)?.to_owned();
         let why = format!("did you mean the domain {suggestion}?");
         Some(Self { reason: MissReason::Domain.name().to_owned(), why, origin: None, suggestion })
@@ -294,11 +294,11 @@ impl Explanation {
         now: Time,
     ) -> Self {
         let domain = rules.domain(request.domain);
-        let separated = rules.separate_slots(SlotCaller::default(), request).unwrap_or_default();
-        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let separated = rules.separate_slot_entries(SlotCaller::default(), request).unwrap_or_default();
+        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let selections = select_limits(behaviour, SelectionTerms { rules, active_at: Some(now) }, request, uses);
+        let selections = select_limits(behaviour, RulesAtTime { rules, active_at: Some(now) }, request, uses);
         let descriptors =
             request.descriptors.iter().zip(&selections).enumerate().map(|(index, (descriptor, selection))| {
                 let mut results = counters.get(index).map_or(&[][..], Vec::as_slice).iter().map(Option::as_ref);
@@ -335,11 +335,11 @@ impl Decider {
         deadline: Instant,
     ) -> Vec<Vec<ExplainedSlots>> {
         let Some(rules) = context.rules.filter(|rules| rules.acts_on_stream_done()) else { return Vec::new() };
-        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
-        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let (now, terms) = (context.store.now, SelectionTerms { rules, active_at: None });
+        let (now, terms) = (context.store.now, RulesAtTime { rules, active_at: None });
         let mut explained = Vec::with_capacity(request.descriptors.len());
         for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {
             let mut of_descriptor = Vec::new();
@@ -351,7 +351,7 @@ impl Decider {
                     let reservations = counter.limit.reservations();
                     let longest_us =
                         reservations.map_or(counter.limit.period_us(), ReservationPolicy::settle_within_us);
-                    Some(self.explain_summary(summary?, longest_us, now))
+                    Some(self.explain_slot_summary(summary?, longest_us, now))
                 }));
             }
             explained.push(of_descriptor);
@@ -359,7 +359,7 @@ impl Decider {
         explained
     }
 
-    fn explain_summary(&self, summary: SlotSummary, longest_us: u64, now: Time) -> ExplainedSlots {
+    fn explain_slot_summary(&self, summary: SlotSummary, longest_us: u64, now: Time) -> ExplainedSlots {
         let SlotSummary { seats, slots, tombstones, expires, mut holders, is_partial: partial, is_of_reservations } =
             summary;
         holders.sort_by_key(|(_, slots)| Reverse(*slots));
@@ -376,7 +376,7 @@ impl Decider {
     pub fn explain_blocks(&self, context: DecisionContext<'_>, request: &Request<'_>) -> Vec<ExplainedBlock> {
         let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
         let find = |entry: &Entry<'_>| {
-            let block = self.blocks.find_entry(request.domain, entry.key, entry.value, context.store.now)?;
+            let block = self.blocks.find_block_of_entry(request.domain, entry.key, entry.value, context.store.now)?;
             let reason = block.reason.clone();
             Some(ExplainedBlock { entry: entry.to_string(), until: block.until.to_string(), reason })
         };
@@ -387,7 +387,7 @@ impl Decider {
     }
 
     /// Region of this process; `None` if there is only one.
-    pub fn own_region(&self) -> Option<ExplainedRegion> {
+    pub fn explain_own_region(&self) -> Option<ExplainedRegion> {
         let stats = self.store.stats().shared?.regions?;
         let restrictions = stats.notices.iter().filter(|notice| notice.is_restriction());
         Some(ExplainedRegion {
@@ -405,14 +405,14 @@ impl Decider {
         request: &Request<'_>,
     ) -> Vec<Vec<Option<ChargeResult>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
-        let separated = rules.separate_slots(context.slots, request).unwrap_or_default();
-        let (request, uses) = SeparatedRequest::parts_or(separated.as_deref(), request);
+        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.order_request(request);
         let request = ordered.as_deref().unwrap_or(request);
-        if rules.reads_rows() {
+        if rules.reads_rows_from_redis() {
             self.row_reader.read_rows(&self.store, context, request).await;
         }
-        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
         let selections = select_limits(&self.behaviour, terms, request, uses);
         self.peek_selected_counters(context, RequestWithSelections { request, selections: &selections }).await
     }
@@ -445,7 +445,7 @@ impl Decider {
 
 fn explain_unknown_domain(rules: &RuleSet, domain: &str, descriptor: &Descriptor<'_>) -> ExplainedDescriptor {
     ExplainedDescriptor {
-        near_miss: ExplainedNearMiss::find_domain(rules, domain),
+        near_miss: ExplainedNearMiss::find_domain_near_miss(rules, domain),
         descriptor: descriptor.to_string(),
         steps: Vec::new(),
         outcome: "no rule file has this domain, so everything passes".to_owned(),
@@ -464,13 +464,13 @@ fn describe_outcome(end: &TraceEnd<'_>, selection: &Selection<'_>, has_override:
         }
         (TraceEnd::Rule(_), _, _) if selection.unlimited => "this rule is unlimited: everything passes".to_owned(),
         (TraceEnd::Rule(compiled), _, _) if selection.limits.is_empty() && !selection.inactive.is_empty() => {
-            format!("{}, so it passes", describe_inactive(compiled, &selection.inactive))
+            format!("{}, so it passes", describe_inactive_limits(compiled, &selection.inactive))
         }
         (TraceEnd::Rule(_), _, _) if selection.limits.is_empty() => {
             "another rule of this request replaces this one, so it passes".to_owned()
         }
         (TraceEnd::Rule(compiled), _, _) if !selection.inactive.is_empty() => {
-            format!("this rule decides; {}", describe_inactive(compiled, &selection.inactive))
+            format!("this rule decides; {}", describe_inactive_limits(compiled, &selection.inactive))
         }
         (TraceEnd::Rule(_), _, _) => "this rule decides".to_owned(),
         (TraceEnd::NoEntries, _, _) => "it has no entries, so no limit applies".to_owned(),
@@ -526,7 +526,7 @@ fn explain_descriptor(
 }
 
 /// Describes the limits of a rule that are not active now.
-fn describe_inactive(compiled: &CompiledRule, inactive: &[usize]) -> String {
+fn describe_inactive_limits(compiled: &CompiledRule, inactive: &[usize]) -> String {
     let limits = inactive.iter().filter_map(|index| compiled.limits.get(*index));
     let limits = limits.map(|one| {
         let active = one.active.map(|active| active.spec().to_string()).unwrap_or_default();

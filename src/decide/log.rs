@@ -11,7 +11,7 @@ pub mod record;
 mod encode;
 pub mod convert;
 pub mod reader;
-pub mod stream;
+pub mod redis_stream;
 pub mod selection;
 pub mod value_form;
 pub mod queue;
@@ -29,7 +29,7 @@ use self::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use self::record::DecisionRecord;
 use self::selection::KeySample;
 use self::value_form::ValueForm;
-use self::writer::SinkHandle;
+use self::writer::SinkWriterHandle;
 use crate::base::clock::Clock;
 use crate::base::random::random_u64;
 use crate::settings::Settings;
@@ -59,7 +59,7 @@ pub struct DecisionLog {
     settings: SettingsRecord,
     last_seq: AtomicU64,
     has_written_header: AtomicBool,
-    sinks: Vec<SinkHandle>,
+    sinks: Vec<SinkWriterHandle>,
 }
 
 /// Store, settings and clock of the process, for the headers and times of its decision log.
@@ -102,7 +102,7 @@ impl LogHeaderContext {
 
 /// Fields that the log adds to each record: process id, number of the record, and time.
 #[derive(Clone, Copy, Debug)]
-pub struct RecordStamp<'l> {
+pub struct RecordIdAndTime<'l> {
     /// Id of the process.
     pub process: &'l str,
     /// Number of the record.
@@ -131,7 +131,7 @@ impl DecisionLog {
     /// A thread cannot be started.
     pub fn start(settings: &DecisionLogSettings, values: ValueForm, facts: LogHeaderContext) -> io::Result<Self> {
         let process = format!("{:016x}", random_u64());
-        let start = |sink: &SinkSettings| SinkHandle::start(sink, settings, &process);
+        let start = |sink: &SinkSettings| SinkWriterHandle::start(sink, settings, &process);
         let sinks = settings.sinks.iter().map(start).collect::<io::Result<_>>()?;
         let LogHeaderContext { store, settings: recorded, clock } = facts;
         Ok(Self {
@@ -149,11 +149,11 @@ impl DecisionLog {
     }
 
     /// Writes the record that `record` makes.
-    pub fn write_decision<'a>(&'a self, record: impl FnOnce(RecordStamp<'a>) -> DecisionRecord<'a>) {
+    pub fn write_decision<'a>(&'a self, record: impl FnOnce(RecordIdAndTime<'a>) -> DecisionRecord<'a>) {
         let mut line = LINE_BUFFER.take();
         line.clear();
         let seq = self.last_seq.fetch_add(1, Ordering::Relaxed) + 1;
-        let stamp = RecordStamp { process: &self.process, seq, now_us: self.clock.now().as_micros() };
+        let stamp = RecordIdAndTime { process: &self.process, seq, now_us: self.clock.now().as_micros() };
         record(stamp).append_line(&mut line);
         for sink in &self.sinks {
             sink.queue.push_line(&line);
@@ -212,7 +212,7 @@ impl DecisionLog {
 ///
 /// # Errors
 /// Every problem.
-pub fn check_settings(settings: &DecisionLogSettings) -> Result<ValueForm, Vec<UnusableSetting>> {
+pub fn check_sinks_and_build_value_form(settings: &DecisionLogSettings) -> Result<ValueForm, Vec<UnusableSetting>> {
     let problems: Vec<_> = settings.sinks.iter().flat_map(sink::find_sink_problems).collect();
     match ValueForm::new(settings) {
         Ok(values) if problems.is_empty() => Ok(values),

@@ -18,7 +18,7 @@ use super::status::DescriptorStatus;
 use crate::base::clock::Time;
 use crate::decide::decision::{DecideError, Decision, Header, ReportedStatus};
 use crate::rules::rule::OverLimitBody;
-use crate::settings::decisions::{DecisionSettings, HeaderNames};
+use crate::settings::decisions::{DecisionSettings, LimitHeaderNames};
 
 /// Merges the outcomes of all descriptors into the decision on the request.
 ///
@@ -62,7 +62,7 @@ pub(super) fn merge_outcomes<'r>(
 }
 
 /// Builds the rejection of a request with blocked entries; `outcomes` are those of its refunds, or none.
-pub(super) fn merge_blocked<'r>(
+pub(super) fn build_block_rejection<'r>(
     behaviour: &'r DecisionSettings,
     now: Time,
     selected: RequestWithSelections<'_, 'r, '_>,
@@ -111,7 +111,7 @@ fn select_rejection_body<'r>(
 /// remaining.
 fn append_limit_headers<'r>(
     headers: &mut impl Extend<Header<'r>>,
-    names: Option<&'r HeaderNames>,
+    names: Option<&'r LimitHeaderNames>,
     statuses: &[DescriptorStatus<'r>],
 ) {
     let Some(names) = names else { return };

@@ -29,7 +29,7 @@ pub(super) fn build_metadata(
     }
     let mut fields = Map::new();
     if behaviour.response_dynamic_metadata {
-        insert_request(&mut fields, request);
+        insert_request_fields(&mut fields, request);
         let attached = merge_rule_metadata(selections, statuses);
         if !attached.is_empty() {
             fields.insert("metadata".to_owned(), Value::Object(attached));
@@ -40,7 +40,7 @@ pub(super) fn build_metadata(
         let rejections = rejections.zip(&request.descriptors);
         let rejections: Vec<_> = rejections
             .filter_map(|((selection, status), descriptor)| {
-                rejection_metadata(request.domain, selection, status, descriptor)
+                build_rejection_metadata(request.domain, selection, status, descriptor)
             })
             .collect();
         if !rejections.is_empty() {
@@ -61,7 +61,7 @@ pub(super) fn build_block_metadata(
     }
     let mut fields = Map::new();
     if behaviour.response_dynamic_metadata {
-        insert_request(&mut fields, request);
+        insert_request_fields(&mut fields, request);
     }
     if behaviour.metadata_verdicts {
         let rejection = |block: &Arc<Block>| {
@@ -75,16 +75,16 @@ pub(super) fn build_block_metadata(
     Some(fields)
 }
 
-fn insert_request(fields: &mut Map<String, Value>, request: &Request<'_>) {
+fn insert_request_fields(fields: &mut Map<String, Value>, request: &Request<'_>) {
     fields.insert("domain".to_owned(), json!(request.domain));
-    let descriptors: Vec<_> = request.descriptors.iter().map(descriptor_metadata).collect();
+    let descriptors: Vec<_> = request.descriptors.iter().map(build_descriptor_metadata).collect();
     fields.insert("descriptors".to_owned(), Value::Array(descriptors));
     if request.hits_addend != 0 {
         fields.insert("hitsAddend".to_owned(), json!(request.hits_addend));
     }
 }
 
-fn descriptor_metadata(descriptor: &Descriptor<'_>) -> Value {
+fn build_descriptor_metadata(descriptor: &Descriptor<'_>) -> Value {
     let mut fields = Map::new();
     fields.insert("entries".to_owned(), descriptor.entries.iter().map(ToString::to_string).collect());
     if let Some(limit_override) = &descriptor.limit_override {
@@ -103,7 +103,7 @@ fn format_override(sent: &LimitOverride) -> String {
     if sent.requests_per_unit != 0 {
         fields.push(format!("requests_per_unit:{}", sent.requests_per_unit));
     }
-    match Unit::from_protobuf_number(sent.unit).filter(|unit| unit.is_in_envoy_type()) {
+    match Unit::from_protobuf_number(sent.unit).filter(|unit| unit.is_in_envoy_unit_enum()) {
         Some(unit) => fields.push(format!("unit:{}", unit.name().to_uppercase())),
         None if sent.unit != 0 => fields.push(format!("unit:{}", sent.unit)),
         None => {}
@@ -121,33 +121,33 @@ fn merge_rule_metadata(selections: &[Selection<'_>], statuses: &[DescriptorStatu
         let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.answers_error();
         let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
         if let Some(metadata) = metadata {
-            merge_into(&mut merged, metadata);
+            merge_keeping_existing(&mut merged, metadata);
         }
     }
     merged
 }
 
-fn merge_into(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
+fn merge_keeping_existing(merged: &mut Map<String, Value>, added: &Map<String, Value>) {
     for (key, value) in added {
         match (merged.get_mut(key), value) {
             (None, _) => {
                 merged.insert(key.clone(), value.clone());
             }
-            (Some(Value::Object(merged)), Value::Object(added)) => merge_into(merged, added),
+            (Some(Value::Object(merged)), Value::Object(added)) => merge_keeping_existing(merged, added),
             (Some(_), _) => {}
         }
     }
 }
 
 /// The limit that rejected, for the access log, by its name in metrics, with its plan; `None` if none did.
-fn rejection_metadata(
+fn build_rejection_metadata(
     domain: &str,
     selection: &Selection<'_>,
     status: &DescriptorStatus<'_>,
     descriptor: &Descriptor<'_>,
 ) -> Option<Value> {
     let shown = status.shown.over_limit.then_some(&status.shown)?;
-    let rule = status.limit_path(selection).unwrap_or_else(|| {
+    let rule = status.shown_limit_path(selection).unwrap_or_else(|| {
         let parts = build_override_metric_name(&descriptor.entries);
         let parts: Vec<_> = std::iter::once(domain).chain(parts.iter().map(String::as_str)).collect();
         let name = LimitName::from_request(&parts).unwrap_or_else(|| LimitName::new([domain, OVERFLOW_NAME]));

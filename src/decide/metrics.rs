@@ -19,7 +19,7 @@ use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::{ChargeResult, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits};
 use crate::limit::slot::SlotChange;
-use crate::limit::{Limit, StorePolicy};
+use crate::limit::{Limit, StoreFailurePolicy};
 use crate::rules::plan_table::live::PlanSource;
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::metric_names::build_override_metric_name;
@@ -43,14 +43,14 @@ pub(super) struct MetricsRecorder<'d> {
 }
 
 /// Statistics that a limit counts under.
-pub(super) enum StatsRef<'r> {
+pub(super) enum LimitStatsRef<'r> {
     /// Those of its rule.
     Rule(&'r Arc<LimitStats>),
     /// Those of a name that the request makes.
     Request(Arc<LimitStats>),
 }
 
-impl std::ops::Deref for StatsRef<'_> {
+impl std::ops::Deref for LimitStatsRef<'_> {
     type Target = LimitStats;
 
     fn deref(&self) -> &LimitStats {
@@ -94,7 +94,7 @@ impl<'d> MetricsRecorder<'d> {
         let RequestWithSelections { request, selections } = selected;
         for (index, (selection, outcome)) in selections.iter().zip(outcomes).enumerate() {
             if selection.domain.is_none() || selection.matches_nothing {
-                self.record_unmatched(context.store.now, selection, &selection.counter_path(request, index));
+                self.record_unmatched_descriptor(context.store.now, selection, &selection.counter_path(request, index));
             }
             if let Some(source) = selection.plan_source {
                 record_plan_source(selection, source);
@@ -106,11 +106,11 @@ impl<'d> MetricsRecorder<'d> {
             let descriptor = &request.descriptors[index];
             let decided =
                 DecidedDescriptor { descriptor, path: selection.counter_path(request, index), selection, outcome };
-            self.record_keys(context.store.now, decided);
+            self.record_descriptor_key(context.store.now, decided);
             for (at, limit) in selection.limits.iter().enumerate() {
                 let Some(stats) = self.limit_stats(context, selection, limit, &descriptor.entries) else { continue };
-                if let (StatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {
-                    rule.record_under_request_name(outcome.limit_rejects(at));
+                if let (LimitStatsRef::Request(_), Some(rule)) = (&stats, limit.stats) {
+                    rule.record_decision_under_request_name(outcome.limit_rejects(at));
                 }
                 self.record_limit_outcome(&stats, decided, at);
             }
@@ -119,7 +119,7 @@ impl<'d> MetricsRecorder<'d> {
 
     /// Records a descriptor that nothing limits, because no rule matches it or its domain has no rules.
     #[cold]
-    fn record_unmatched(self, now: Time, selection: &Selection<'_>, path: &CounterPath<'_>) {
+    fn record_unmatched_descriptor(self, now: Time, selection: &Selection<'_>, path: &CounterPath<'_>) {
         match selection.domain {
             Some(domain) => domain.others.add_to_counter(LimitStat::Unmatched, 1),
             None => self.metrics.limits.record_unknown_domain(path.domain),
@@ -149,7 +149,7 @@ impl<'d> MetricsRecorder<'d> {
             }
             DescriptorOutcome::Failed(failed) => {
                 let policy = failed.policies.policy_for_limit(limit);
-                match failed.fallback.get(at).filter(|_| policy == StorePolicy::Local) {
+                match failed.fallback.get(at).filter(|_| policy == StoreFailurePolicy::Local) {
                     Some(result) => {
                         let rejected_elsewhere = is_rejected_by_other_limit(selection, &failed.fallback, at);
                         let decided_by = DecidedBy::Store;
@@ -169,7 +169,7 @@ impl<'d> MetricsRecorder<'d> {
     }
 
     /// Records the key of a descriptor: among the distinct keys, the rejected ones, and those of new counters.
-    fn record_keys(self, now: Time, decided: DecidedDescriptor<'_, '_, '_>) {
+    fn record_descriptor_key(self, now: Time, decided: DecidedDescriptor<'_, '_, '_>) {
         let DecidedDescriptor { descriptor, path, selection, outcome } = decided;
         let (results, is_charged) = match outcome {
             DescriptorOutcome::Charged(outcome) => (&outcome.results, true),
@@ -179,7 +179,7 @@ impl<'d> MetricsRecorder<'d> {
         let Hits::Charge(hits) = descriptor.hits else { return };
         let key = selection.key;
         let hash = hash_distinct_key(self.metrics, &path, key);
-        if let Some(weight) = self.metrics.busiest_keys.sample_weight() {
+        if let Some(weight) = self.metrics.busiest_keys.weight_if_sampled() {
             self.record_busy_key(now, decided, hits.saturating_mul(weight));
         }
         for (at, (limit, result)) in selection.limits.iter().zip(results).enumerate() {
@@ -201,7 +201,7 @@ impl<'d> MetricsRecorder<'d> {
                 let limit = named.as_deref().unwrap_or(stats);
                 let rejection = KeyRejection { id, limit, hits };
                 self.metrics.top_keys.record_rejection(rejection, now, |text| {
-                    write_entries_text(text, &path, self.key_value_form(selection));
+                    write_entries_text(text, &path, self.value_form_in_keys(selection));
                 });
             }
         }
@@ -217,12 +217,12 @@ impl<'d> MetricsRecorder<'d> {
         let limit = named.as_deref().unwrap_or(stats);
         let busy = KeyRejection { id: stats.combine_id_with_key(selection.key), limit, hits };
         self.metrics.busiest_keys.record_rejection(busy, now, |text| {
-            write_entries_text(text, &path, self.key_value_form(selection));
+            write_entries_text(text, &path, self.value_form_in_keys(selection));
         });
     }
 
     /// Form in which keys of a selection show their values; those of rules with `decision_log: none` are left out.
-    pub(super) fn key_value_form(self, selection: &Selection<'_>) -> &'d ValueForm {
+    pub(super) fn value_form_in_keys(self, selection: &Selection<'_>) -> &'d ValueForm {
         let is_private = selection.rule.is_some_and(|compiled| compiled.rule.logging == Some(RuleLogging::None));
         if is_private { &ValueForm::Omitted } else { self.key_values }
     }
@@ -234,18 +234,21 @@ impl<'d> MetricsRecorder<'d> {
         selection: &Selection<'r>,
         limit: &SelectedLimit<'r>,
         entries: &[Entry<'_>],
-    ) -> Option<StatsRef<'r>> {
+    ) -> Option<LimitStatsRef<'r>> {
         let domain = selection.domain?;
         match (limit.stats, selection.rule) {
             (Some(stats), Some(compiled)) if compiled.named_by_request => {
                 let mut parts = context.rules?.metric_name_by_request(domain, compiled, entries);
                 parts.extend(compiled.rule.limit_suffix(limit.index));
-                Some(self.stats_named_by_request(domain, &parts).map_or(StatsRef::Rule(stats), StatsRef::Request))
+                Some(
+                    self.stats_named_by_request(domain, &parts)
+                        .map_or(LimitStatsRef::Rule(stats), LimitStatsRef::Request),
+                )
             }
-            (Some(stats), _) => Some(StatsRef::Rule(stats)),
+            (Some(stats), _) => Some(LimitStatsRef::Rule(stats)),
             (None, _) => {
                 let stats = self.stats_named_by_request(domain, &build_override_metric_name(entries));
-                Some(stats.map_or(StatsRef::Rule(&domain.others), StatsRef::Request))
+                Some(stats.map_or(LimitStatsRef::Rule(&domain.others), LimitStatsRef::Request))
             }
         }
     }
@@ -302,7 +305,7 @@ fn record_plan_source(selection: &Selection<'_>, source: PlanSource) {
     match source {
         PlanSource::Row | PlanSource::OwnLimit => {}
         PlanSource::Default => table.stats.record_default_decision(),
-        PlanSource::NotRead => table.stats.record_unread_decision(),
+        PlanSource::NotRead => table.stats.record_unread_row_decision(),
     }
 }
 
@@ -349,7 +352,7 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
         stats.add_to_counter(LimitStat::Banned, 1);
         stats.add_to_counter(LimitStat::Bans, u64::from(result.ban_begun));
     }
-    let is_counted = limit.count_rejected() && decided_by != DecidedBy::OverLimitCache;
+    let is_counted = limit.counts_rejected_hits() && decided_by != DecidedBy::OverLimitCache;
     let over =
         if is_counted && result.before < capacity { (result.before + hits).saturating_sub(capacity) } else { hits };
     stats.add_to_counter(LimitStat::OverLimit, over);
@@ -386,11 +389,11 @@ const fn stat_of_result(limit: &SelectedLimit<'_>, result: &ChargeResult) -> Lim
     }
 }
 
-const fn stat_of_policy(policy: StorePolicy) -> LimitStat {
+const fn stat_of_policy(policy: StoreFailurePolicy) -> LimitStat {
     match policy {
-        StorePolicy::Local => LimitStat::Local,
-        StorePolicy::Allow => LimitStat::Allow,
-        StorePolicy::Deny => LimitStat::Deny,
-        StorePolicy::Error => LimitStat::Error,
+        StoreFailurePolicy::Local => LimitStat::Local,
+        StoreFailurePolicy::Allow => LimitStat::Allow,
+        StoreFailurePolicy::Deny => LimitStat::Deny,
+        StoreFailurePolicy::Error => LimitStat::Error,
     }
 }

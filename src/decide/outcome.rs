@@ -5,7 +5,7 @@
 
 use super::selection::{SelectedLimit, Selection};
 use super::store_failures::FailurePolicies;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::charge::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::{ChargeResults, StoreOutcome};
@@ -44,7 +44,7 @@ impl DescriptorOutcome {
         match self {
             Self::WithoutLimits => LimitVerdicts::without_limits(behaviour.quota_mode && !selection.unlimited),
             Self::Charged(outcome) => by_results(&outcome.results),
-            Self::Failed(failed) => by_results(&failed.fallback).under_policies(failed.policies),
+            Self::Failed(failed) => by_results(&failed.fallback).replaced_by_policies(failed.policies),
         }
     }
 
@@ -115,11 +115,11 @@ impl CombinedVerdict {
     }
 
     /// Verdict of a policy for a charge that neither the store nor the fallback counters decided.
-    const fn from_policy(policy: StorePolicy) -> Self {
+    const fn from_policy(policy: StoreFailurePolicy) -> Self {
         match policy {
-            StorePolicy::Allow | StorePolicy::Local => Self::Admits,
-            StorePolicy::Deny => Self::Rejects(LimitRejection::BY_POLICY),
-            StorePolicy::Error => Self::Fails,
+            StoreFailurePolicy::Allow | StoreFailurePolicy::Local => Self::Admits,
+            StoreFailurePolicy::Deny => Self::Rejects(LimitRejection::BY_POLICY),
+            StoreFailurePolicy::Error => Self::Fails,
         }
     }
 
@@ -151,9 +151,10 @@ impl LimitVerdicts {
     }
 
     /// Replaces the verdict of each kind of limits by that of its failure policy, unless this is `local`.
-    pub(super) fn under_policies(self, policies: FailurePolicies) -> Self {
-        let under =
-            |verdict, policy| if policy == StorePolicy::Local { verdict } else { CombinedVerdict::from_policy(policy) };
+    pub(super) fn replaced_by_policies(self, policies: FailurePolicies) -> Self {
+        let under = |verdict, policy| {
+            if policy == StoreFailurePolicy::Local { verdict } else { CombinedVerdict::from_policy(policy) }
+        };
         Self {
             hard: under(self.hard, policies.hard),
             quotas: self.quotas.map(|verdict| under(verdict, policies.quotas)),

@@ -26,7 +26,7 @@ const MAX_LIMIT_NAME_BYTES: usize = 128;
 const MAX_DESCRIPTORS_WITH_HEADERS: usize = 32;
 
 /// Name of a limit that came with the request.
-const OVERRIDE_NAME: &str = "override";
+const OVERRIDE_LIMIT_NAME: &str = "override";
 
 /// Returns the header with the names of exceeded limits, for a request that passes; `None` if no limit is exceeded.
 ///
@@ -41,7 +41,7 @@ pub(super) fn build_exceeded_limits_header<'r>(
     for (selection, outcome) in selections.iter().zip(outcomes) {
         let limits = selection.limits.iter().enumerate();
         for (_, selected) in limits.filter(|(index, _)| outcome.limit_rejects(*index)) {
-            let limit = name_exceeded_limit(behaviour, selection, selected);
+            let limit = format_exceeded_limit(behaviour, selection, selected);
             if named.contains(&limit) {
                 continue;
             }
@@ -56,15 +56,15 @@ pub(super) fn build_exceeded_limits_header<'r>(
 }
 
 /// Returns the name of a limit, else its path as in `/rlconfig`, and why the request passes in spite of it.
-fn name_exceeded_limit(
+fn format_exceeded_limit(
     behaviour: &DecisionSettings,
     selection: &Selection<'_>,
     selected: &SelectedLimit<'_>,
 ) -> String {
     let mut name = match (selected.name, selection.rule) {
-        ("", Some(compiled)) => encode_name(&compiled.rule.limit_path(selected.index)),
-        ("", None) => OVERRIDE_NAME.to_owned(),
-        (name, _) => encode_name(name),
+        ("", Some(compiled)) => encode_limit_name(&compiled.rule.limit_path(selected.index)),
+        ("", None) => OVERRIDE_LIMIT_NAME.to_owned(),
+        (name, _) => encode_limit_name(name),
     };
     if selected.shadow || behaviour.shadow_mode {
         name.push_str(";shadow");
@@ -75,7 +75,7 @@ fn name_exceeded_limit(
 }
 
 /// Encodes a name as visible ASCII without the separators of the header; other bytes become `%XX`.
-fn encode_name(name: &str) -> String {
+fn encode_limit_name(name: &str) -> String {
     let mut encoded = String::with_capacity(name.len().min(MAX_LIMIT_NAME_BYTES));
     for byte in name.bytes() {
         let is_plain = byte.is_ascii_graphic() && !matches!(byte, b',' | b';' | b'%' | b'"' | b'\\');
@@ -124,7 +124,7 @@ const fn descriptor_header_names(unit: Unit) -> (&'static str, &'static str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_LIMIT_NAME_BYTES, encode_name};
+    use super::{MAX_LIMIT_NAME_BYTES, encode_limit_name};
 
     #[test]
     fn name_is_encoded_for_a_header_and_cut() {
@@ -134,11 +134,11 @@ mod tests {
             ("a, b;c%\r\nx: y", "a%2C%20b%3Bc%25%0D%0Ax:%20y"),
             ("\u{fc}\u{202e}\"\\", "%C3%BC%E2%80%AE%22%5C"),
         ] {
-            assert_eq!(encode_name(name), encoded);
+            assert_eq!(encode_limit_name(name), encoded);
         }
-        assert_eq!(encode_name(&"x".repeat(128)), "x".repeat(128));
-        assert_eq!(encode_name(&"x".repeat(129)), "x".repeat(128) + "...");
-        let cut = encode_name(&"\u{fc}".repeat(1000));
+        assert_eq!(encode_limit_name(&"x".repeat(128)), "x".repeat(128));
+        assert_eq!(encode_limit_name(&"x".repeat(129)), "x".repeat(128) + "...");
+        let cut = encode_limit_name(&"\u{fc}".repeat(1000));
         assert!(cut.len() <= MAX_LIMIT_NAME_BYTES + 3 && cut.ends_with("C..."), "{cut}");
     }
 }

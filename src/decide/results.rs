@@ -81,7 +81,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
         key_text(&path, &ValueForm::Plain)
     }
 
-    /// Limits with their results, candidates last; none if the store failed, for a candidate: failed to charge it.
+    /// Limits with their results, candidates last; without those that the store failed to charge.
     pub fn limits(&self) -> impl Iterator<Item = LimitWithResult<'a, 'r>> + use<'a, 'r> {
         let results: &[ChargeResult] = match self.outcome {
             DescriptorOutcome::Charged(outcome) => &outcome.results,
@@ -105,7 +105,7 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
 }
 
 /// Text of the key of the descriptor at `index`, whose values share no counter.
-pub fn plain_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
+pub fn descriptor_key_text(request: &Request<'_>, index: usize) -> Arc<str> {
     let entries = request.descriptors.get(index).map_or(&[][..], |descriptor| &descriptor.entries);
     key_text(&CounterPath { domain: request.domain, entries, shared: &[], candidate: None }, &ValueForm::Plain)
 }

@@ -18,7 +18,7 @@ use crate::limit::slot::{SlotAction, SlotUse};
 use crate::limit::{Limit, LimitSpec};
 use crate::rules::plan_table::live::{LiveTable, PlanSource};
 use crate::rules::plan_table::row::OwnLimit;
-use crate::rules::rule::matching::{Match, RuleMatch};
+use crate::rules::rule::matching::{MatchedRule, RuleMatch};
 use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, TableChoice, hash_limit_identity};
 use crate::rules::rule::{Allowance, OverLimitBody, RulePlan};
 use crate::settings::decisions::DecisionSettings;
@@ -98,7 +98,7 @@ pub(super) struct RequestWithSelections<'a, 'r, 'm> {
 
 /// Rules to select from, and the time of the selection.
 #[derive(Clone, Copy)]
-pub(super) struct SelectionTerms<'r> {
+pub(super) struct RulesAtTime<'r> {
     pub(super) rules: &'r RuleSet,
     /// Only limits that are active at this time are selected; `None`: all are, for commands on their counters.
     pub(super) active_at: Option<Time>,
@@ -107,7 +107,7 @@ pub(super) struct SelectionTerms<'r> {
 /// Selects the limits of every descriptor, in their order.
 pub(super) fn select_limits<'r>(
     behaviour: &DecisionSettings,
-    terms: SelectionTerms<'r>,
+    terms: RulesAtTime<'r>,
     request: &Request<'_>,
     slots: &[SlotUse],
 ) -> SmallVec<[Selection<'r>; 2]> {
@@ -120,7 +120,7 @@ pub(super) fn select_limits<'r>(
     for (index, descriptor) in request.descriptors.iter().enumerate() {
         selections.push(match slots.get(index) {
             None => Selection::for_descriptor(behaviour, terms, domain, descriptor),
-            Some(slot) => Selection::for_slot(behaviour, terms, domain, descriptor, *slot),
+            Some(slot) => Selection::for_descriptor_with_slot(behaviour, terms, domain, descriptor, *slot),
         });
     }
     if selections.iter().any(|selection| selection.rule.is_some_and(|compiled| !compiled.rule.replaces.is_empty())) {
@@ -153,12 +153,12 @@ fn drop_replaced_limits(selections: &mut [Selection<'_>]) {
 impl<'r> Selection<'r> {
     fn for_descriptor(
         behaviour: &DecisionSettings,
-        terms: SelectionTerms<'r>,
+        terms: RulesAtTime<'r>,
         domain: &'r DomainRules,
         descriptor: &Descriptor<'_>,
     ) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
-            match read_override(limit_override).and_then(|sent| build_override_limit(behaviour, domain, sent)) {
+            match parse_override(limit_override).and_then(|sent| build_override_limit(behaviour, domain, sent)) {
                 Some(limit) => return Self::for_override(limit, domain, behaviour.quota_mode),
                 None => warn_ignored_override(limit_override),
             }
@@ -166,17 +166,17 @@ impl<'r> Selection<'r> {
         match terms.rules.match_path(domain, &descriptor.entries) {
             RuleMatch::Exempt => Self { domain: Some(domain), ..Self::default() },
             RuleMatch::None => Self { domain: Some(domain), matches_nothing: true, ..Self::default() },
-            RuleMatch::Rule(found) => Self::for_found_rule(behaviour, terms, domain, descriptor, found),
+            RuleMatch::Rule(found) => Self::for_rule_or_its_plan(behaviour, terms, domain, descriptor, found),
         }
     }
 
     /// Selects the active limits of the rule that matched, or of the plan that its table chooses.
-    fn for_found_rule(
+    fn for_rule_or_its_plan(
         behaviour: &DecisionSettings,
-        terms: SelectionTerms<'r>,
+        terms: RulesAtTime<'r>,
         domain: &'r DomainRules,
         descriptor: &Descriptor<'_>,
-        found: Match<'r>,
+        found: MatchedRule<'r>,
     ) -> Self {
         // One variable, so that it is built where the caller has it.
         let mut selection = match found.rule.choose_plan(domain, &descriptor.entries) {
@@ -189,9 +189,9 @@ impl<'r> Selection<'r> {
 
     /// Selects the limits of a descriptor of a domain with limits that follow streams.
     #[cold]
-    fn for_slot(
+    fn for_descriptor_with_slot(
         behaviour: &DecisionSettings,
-        terms: SelectionTerms<'r>,
+        terms: RulesAtTime<'r>,
         domain: &'r DomainRules,
         descriptor: &Descriptor<'_>,
         slot: SlotUse,
@@ -199,10 +199,10 @@ impl<'r> Selection<'r> {
         let is_release = slot.action.is_release();
         // A slot is freed although its limit is not active any more.
         let active_at = terms.active_at.filter(|_| !is_release);
-        let mut selection = Self::for_descriptor(behaviour, SelectionTerms { active_at, ..terms }, domain, descriptor);
+        let mut selection = Self::for_descriptor(behaviour, RulesAtTime { active_at, ..terms }, domain, descriptor);
         if let Some(sent) = &descriptor.limit_override {
             let without = Descriptor { limit_override: None, ..descriptor.clone() };
-            let of_rule = Self::for_descriptor(behaviour, SelectionTerms { active_at, ..terms }, domain, &without);
+            let of_rule = Self::for_descriptor(behaviour, RulesAtTime { active_at, ..terms }, domain, &without);
             // The number that came with the request is one of streams at once; it has no period.
             if of_rule.limits.iter().any(|selected| selected.limit.is_concurrent()) {
                 selection = of_rule;
@@ -243,7 +243,7 @@ impl<'r> Selection<'r> {
         self.slot.as_ref().is_some_and(|slot| slot.action.is_release())
     }
 
-    fn for_matched_rule(behaviour: &DecisionSettings, domain: &'r DomainRules, found: Match<'r>) -> Self {
+    fn for_matched_rule(behaviour: &DecisionSettings, domain: &'r DomainRules, found: MatchedRule<'r>) -> Self {
         Self {
             rule: Some(found.rule),
             limits: select_deciding_limits(found.rule, behaviour.quota_mode),
@@ -264,11 +264,11 @@ impl<'r> Selection<'r> {
     fn for_plan(
         behaviour: &DecisionSettings,
         domain: &'r DomainRules,
-        found: Match<'r>,
+        found: MatchedRule<'r>,
         chosen: TableChoice<'r>,
     ) -> Self {
         let TableChoice { rule, source, own } = chosen;
-        let mut selection = Self::for_matched_rule(behaviour, domain, Match { rule, ..found });
+        let mut selection = Self::for_matched_rule(behaviour, domain, MatchedRule { rule, ..found });
         selection.plan_source = Some(source);
         if let Some(own) = own {
             // Its period is valid, and defaults that do not apply are left out, so there is always a limit.
@@ -429,7 +429,8 @@ impl<'r> Selection<'r> {
             Hits::Peek => compiled.peek_warning.record_peek(),
             Hits::Charge(_) => {
                 let lost = self.limits.iter().zip(&outcome.results);
-                let mut lost = lost.filter(|(selected, result)| !result.admitted && !selected.limit.count_rejected());
+                let mut lost =
+                    lost.filter(|(selected, result)| !result.admitted && !selected.limit.counts_rejected_hits());
                 if lost.next().is_some() && compiled.peek_warning.should_warn_once() {
                     tracing::warn!(
                         rule = %compiled.rule.path,
@@ -489,7 +490,7 @@ fn select_candidates(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
 }
 
 /// Returns the limit that came with a request; `None` if its period is invalid.
-fn read_override(sent: &LimitOverride) -> Option<OwnLimit> {
+fn parse_override(sent: &LimitOverride) -> Option<OwnLimit> {
     let period = Period::new(Unit::from_protobuf_number(sent.unit)?, sent.unit_multiplier)?;
     Some(OwnLimit { requests_per_unit: sent.requests_per_unit, period })
 }

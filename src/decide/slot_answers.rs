@@ -9,24 +9,24 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{RequestWithSelections, Selection};
 use crate::limit::charge::Charge;
 use crate::limit::request::{Hits, Request};
-use crate::limit::slot::{REJECTED_TOKEN, SlotAction, SlotChange, SlotUse, TokenText};
+use crate::limit::slot::{REJECTED_TOKEN, SlotAction, SlotChange, SlotIdWithToken, SlotUse};
 use crate::store::charge::{DeferredOutcomes, spawn_outcome_handler};
 
 /// Key of the dynamic metadata that has the token.
-const METADATA_KEY: &str = "slot";
+const SLOT_METADATA_KEY: &str = "slot";
 
 impl Decider {
     /// Records the caller of a request that uses slots, as a sign of life.
     pub(super) fn record_slot_holder(&self, context: &DecisionContext<'_>, selections: &[Selection<'_>]) {
         if let Some(slot) = selections.iter().find_map(|selection| selection.slot.as_ref()) {
-            self.store.holders().record_call(slot.holder, &context.slots.holder.name(), context.store.now);
+            self.store.holders().record_slot_call(slot.holder, &context.slots.holder.name(), context.store.now);
         }
     }
 
     /// Puts the token of the slots that a request took into the metadata of its answer, and gives them back if the
     /// answer is a rejection.
     #[cold]
-    pub(super) fn finish_slots<'r>(
+    pub(super) fn add_slot_token_or_free_slots<'r>(
         &'r self,
         context: &DecisionContext<'r>,
         selected: RequestWithSelections<'_, 'r, '_>,
@@ -37,16 +37,16 @@ impl Decider {
         let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
         let token = match decision.over_limit {
             true => REJECTED_TOKEN.to_owned(),
-            false => TokenText { id: slot.id, token: slot.token }.to_string(),
+            false => SlotIdWithToken { id: slot.id, token: slot.token }.to_string(),
         };
-        decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into());
+        decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), token.into());
         if decision.over_limit {
             self.give_back_slots(context, selected, outcomes);
         }
     }
 
     /// Tells in the metadata of a rejection by a block that the request has no slot.
-    pub(super) fn tell_that_no_slot_was_taken(
+    pub(super) fn insert_no_slot_token(
         &self,
         context: DecisionContext<'_>,
         request: &Request<'_>,
@@ -54,7 +54,7 @@ impl Decider {
     ) {
         if context.rules.and_then(|rules| rules.domain(request.domain)).is_some_and(|domain| domain.acts_on_stream_done)
         {
-            decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), REJECTED_TOKEN.into());
+            decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), REJECTED_TOKEN.into());
         }
     }
 
@@ -98,7 +98,7 @@ impl Decider {
                 self.store.charge_fallback(charge, context.store.now);
             }
         }
-        match self.store.charge_deferred(&charges, context.store) {
+        match self.store.charge_without_waiting(&charges, context.store) {
             DeferredOutcomes::Ready(_) => {}
             DeferredOutcomes::Pending(pending) => spawn_outcome_handler(pending, |_outcomes| ()),
         }

@@ -8,7 +8,7 @@ use std::cmp::{Ordering, Reverse};
 use super::outcome::{CombinedVerdict, DescriptorOutcome, FailedCharge, LimitVerdicts};
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, ReportedStatus};
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::charge::ChargeResult;
 use crate::settings::decisions::DecisionSettings;
@@ -43,7 +43,7 @@ impl<'r> DescriptorStatus<'r> {
     }
 
     /// Path of the shown limit, as in `/rlconfig` and metrics.
-    pub(super) fn limit_path(&self, selection: &Selection<'_>) -> Option<String> {
+    pub(super) fn shown_limit_path(&self, selection: &Selection<'_>) -> Option<String> {
         let selected = selection.limits.get(self.shown_limit?)?;
         selection.rule.map(|compiled| compiled.rule.limit_path(selected.index))
     }
@@ -67,7 +67,7 @@ impl<'r> DescriptorStatus<'r> {
     fn from_policies(selection: &Selection<'r>, failed: &FailedCharge, limit_verdicts: LimitVerdicts) -> Self {
         let denies = |selected: &SelectedLimit<'_>| {
             let policy = failed.policies.policy_for_limit(selected);
-            !selected.shadow && policy == StorePolicy::Deny && selected.limit.on_store_error() == policy
+            !selected.shadow && policy == StoreFailurePolicy::Deny && selected.limit.on_store_error() == policy
         };
         let denying = selection.limits.iter().enumerate().filter(|(_, selected)| denies(selected));
         match denying.min_by_key(|(_, selected)| selected.quota) {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::selection::SelectedLimit;
 use crate::base::clock::Time;
 use crate::base::scheduler_lag::SCHEDULER_LAG;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::request::Hits;
 use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -23,7 +23,7 @@ use crate::telemetry::log_throttle::LogThrottle;
 #[derive(Debug)]
 pub(super) struct FailedChargeCounters {
     kinds: [ThrottledFailureCount; ChargeError::MAX_KINDS],
-    policies: [AtomicU64; StorePolicy::ALL.len()],
+    policies: [AtomicU64; StoreFailurePolicy::ALL.len()],
 }
 
 /// Number of failures of one kind, and the throttle of their log lines.
@@ -43,7 +43,7 @@ impl Default for FailedChargeCounters {
 
 impl FailedChargeCounters {
     /// Counts a failed charge by its kind and by the policy that decides it, and logs it, at most every 10 s per kind.
-    pub(super) fn record_and_log_failure(&self, error: ChargeError, policy: StorePolicy, now: Time) {
+    pub(super) fn record_and_log_failure(&self, error: ChargeError, policy: StoreFailurePolicy, now: Time) {
         let kind = &self.kinds[error.index()];
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl FailedChargeCounters {
     }
 
     /// Number of failed charges that this policy decided.
-    pub(super) fn count_decided_by(&self, policy: StorePolicy) -> u64 {
+    pub(super) fn count_decided_by(&self, policy: StoreFailurePolicy) -> u64 {
         self.policies[policy as usize].load(Ordering::Relaxed)
     }
 }
@@ -88,9 +88,9 @@ fn explain_failure(error: ChargeError, lag: Duration) -> Cow<'static, str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FailurePolicies {
     /// Policy of the hard limits; `allow` if there are none.
-    pub(super) hard: StorePolicy,
+    pub(super) hard: StoreFailurePolicy,
     /// Policy of the quotas; `allow` if there are none.
-    pub(super) quotas: StorePolicy,
+    pub(super) quotas: StoreFailurePolicy,
 }
 
 impl FailurePolicies {
@@ -101,39 +101,39 @@ impl FailurePolicies {
             let strictest =
                 of_kind.map(|selected| selected.limit.on_store_error()).max_by_key(|policy| strictness(*policy));
             match strictest {
-                Some(StorePolicy::Local) => StorePolicy::Local,
+                Some(StoreFailurePolicy::Local) => StoreFailurePolicy::Local,
                 Some(policy) if matches!(hits, Hits::Charge(_)) => policy,
-                _ => StorePolicy::Allow,
+                _ => StoreFailurePolicy::Allow,
             }
         };
         Self { hard: strictest(false), quotas: strictest(true) }
     }
 
     /// Policy that decides for a limit.
-    pub(super) const fn policy_for_limit(self, selected: &SelectedLimit<'_>) -> StorePolicy {
+    pub(super) const fn policy_for_limit(self, selected: &SelectedLimit<'_>) -> StoreFailurePolicy {
         if selected.quota { self.quotas } else { self.hard }
     }
 
     /// The stricter of both policies.
-    pub(super) fn strictest(self) -> StorePolicy {
+    pub(super) fn strictest(self) -> StoreFailurePolicy {
         if strictness(self.quotas) > strictness(self.hard) { self.quotas } else { self.hard }
     }
 
     /// Returns true if the fallback counters decide for some limits.
     pub(super) fn uses_fallback(self) -> bool {
         match self.hard {
-            StorePolicy::Local => true,
-            StorePolicy::Allow => self.quotas == StorePolicy::Local,
-            StorePolicy::Deny | StorePolicy::Error => false,
+            StoreFailurePolicy::Local => true,
+            StoreFailurePolicy::Allow => self.quotas == StoreFailurePolicy::Local,
+            StoreFailurePolicy::Deny | StoreFailurePolicy::Error => false,
         }
     }
 }
 
-pub(super) const fn strictness(policy: StorePolicy) -> u8 {
+pub(super) const fn strictness(policy: StoreFailurePolicy) -> u8 {
     match policy {
-        StorePolicy::Allow => 0,
-        StorePolicy::Local => 1,
-        StorePolicy::Deny => 2,
-        StorePolicy::Error => 3,
+        StoreFailurePolicy::Allow => 0,
+        StoreFailurePolicy::Local => 1,
+        StoreFailurePolicy::Deny => 2,
+        StoreFailurePolicy::Error => 3,
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Decider;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::store::stats::{EventualSharingStats, GrantTotals, RegionStats, ServerClockStats, SharedStoreStats};
 
 /// Charges and hits since the start of the process.
@@ -32,7 +32,7 @@ pub struct SharedStoreReport {
     pub rejected_locally: u64,
     /// Figures of eventual rules, if the store has them.
     #[serde(flatten)]
-    pub eventual: Option<EventualReport>,
+    pub eventual: Option<EventualLimitsReport>,
     /// Membership of this region, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub regions: Option<RegionMembershipReport>,
@@ -53,18 +53,18 @@ pub struct RegionMembershipReport {
     /// Limits with a longer period do not use their reserve yet.
     pub changed_before_s: Option<f64>,
     /// Clocks of the region's Redis and the global one.
-    pub clocks: Vec<ClockReport>,
+    pub clocks: Vec<RedisClockReport>,
     /// Jumps of these clocks.
     pub clock_jumps: u64,
     /// Grants from the global Redis.
-    pub grants: GrantsReport,
+    pub grants: RegionGrantsReport,
     /// What restricts the region now.
     pub notices: Vec<RegionNoticeReport>,
 }
 
 /// Clock of a Redis server.
 #[derive(Clone, Debug, Serialize)]
-pub struct ClockReport {
+pub struct RedisClockReport {
     /// `region` or `global`.
     pub deployment: &'static str,
     /// Address of the server.
@@ -84,7 +84,7 @@ pub struct RegionNoticeReport {
 
 /// Figures of eventual rules.
 #[derive(Clone, Debug, Serialize)]
-pub struct EventualReport {
+pub struct EventualLimitsReport {
     /// Hits admitted from this process's free shares.
     pub admitted_from_shares: u64,
     /// Hits admitted from leases.
@@ -108,7 +108,7 @@ impl From<SharedStoreStats> for SharedStoreReport {
         Self {
             calls: stats.calls,
             rejected_locally: stats.rejected_locally,
-            eventual: stats.eventual.map(EventualReport::from),
+            eventual: stats.eventual.map(EventualLimitsReport::from),
             regions: stats.regions.map(RegionMembershipReport::from),
         }
     }
@@ -116,7 +116,7 @@ impl From<SharedStoreStats> for SharedStoreReport {
 
 /// Grant requests and hits of a region's counters, since the start of this process.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct GrantsReport {
+pub struct RegionGrantsReport {
     /// Requests to the global Redis.
     pub requested: u64,
     /// Requests without an answer, or whose answer could not be given to the region's counter.
@@ -144,7 +144,7 @@ impl From<RegionStats> for RegionMembershipReport {
         let seconds = |us| Duration::from_micros(us).as_secs_f64();
         let clocks = stats.clocks.into_iter().map(|ServerClockStats { deployment, address, uncertainty_us }| {
             let uncertainty_ms = uncertainty_us.map(|us| seconds(us) * 1000.0);
-            ClockReport { deployment, address, uncertainty_ms }
+            RedisClockReport { deployment, address, uncertainty_ms }
         });
         let misconfiguration = stats.misconfiguration.map(|text| RegionNoticeReport { notice: "misconfigured", text });
         let notices =
@@ -157,13 +157,13 @@ impl From<RegionStats> for RegionMembershipReport {
             changed_before_s: stats.us_since_change.map(seconds),
             clocks: clocks.collect(),
             clock_jumps: stats.clock_jumps,
-            grants: GrantsReport::from(stats.grants),
+            grants: RegionGrantsReport::from(stats.grants),
             notices: notices.chain(misconfiguration).collect(),
         }
     }
 }
 
-impl From<GrantTotals> for GrantsReport {
+impl From<GrantTotals> for RegionGrantsReport {
     fn from(totals: GrantTotals) -> Self {
         let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = totals;
         let last_grant_s = last_grant_us.map(|us| Duration::from_micros(us).as_secs_f64());
@@ -182,7 +182,7 @@ impl From<GrantTotals> for GrantsReport {
     }
 }
 
-impl From<EventualSharingStats> for EventualReport {
+impl From<EventualSharingStats> for EventualLimitsReport {
     fn from(sharing: EventualSharingStats) -> Self {
         let EventualSharingStats { hits, descriptors, slot, slots, live_replicas } = sharing;
         Self {
@@ -202,7 +202,7 @@ impl Decider {
     /// Report on all charges since the start.
     pub fn build_store_report(&self) -> StoreReport {
         let stats = self.store.stats();
-        let policies = StorePolicy::ALL.map(|policy| (policy.name(), self.failures.count_decided_by(policy)));
+        let policies = StoreFailurePolicy::ALL.map(|policy| (policy.name(), self.failures.count_decided_by(policy)));
         StoreReport {
             store: stats.store,
             failed_charges: self.failed_charge_counts().filter(|(_, count)| *count > 0).collect(),

@@ -17,7 +17,7 @@ use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::request::Request;
 use crate::rules::plan_table::live::{LiveTable, TableStats};
-use crate::rules::plan_table::row_cache::{RowAge, RowCache};
+use crate::rules::plan_table::row_cache::{RowCache, RowFreshness};
 use crate::store::Store;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -33,12 +33,12 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 pub(super) struct RowReader {
     permits: Arc<Semaphore>,
     /// Reads in flight, by table and value; each ends when its sender is dropped.
-    pending: Arc<Mutex<HashMap<PendingKey, watch::Receiver<()>>>>,
+    pending: Arc<Mutex<HashMap<PendingReadKey, watch::Receiver<()>>>>,
     unknown: Mutex<ReadBudget>,
 }
 
 /// Table, by the address of its cache, and value.
-type PendingKey = (usize, Box<[u8]>);
+type PendingReadKey = (usize, Box<[u8]>);
 
 /// Token bucket of reads of unknown values.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl ReadBudget {
     }
 
     /// Takes a read, if one is left.
-    fn take(&mut self, now: Instant) -> bool {
+    fn try_take_read(&mut self, now: Instant) -> bool {
         let refill = now.saturating_duration_since(self.at).as_secs_f64() * self.most;
         self.reads = (self.reads + refill).min(self.most);
         self.at = now;
@@ -90,19 +90,19 @@ impl RowReader {
         let mut awaited: SmallVec<[watch::Receiver<()>; 2]> = SmallVec::new();
         for descriptor in request.descriptors.iter().filter(|descriptor| descriptor.limit_override.is_none()) {
             let found = rules.find_rule(domain, &descriptor.entries);
-            let needed = found.and_then(|found| found.rule.looked_up_value(domain, &descriptor.entries));
+            let needed = found.and_then(|found| found.rule.looked_up_table_and_value(domain, &descriptor.entries));
             let Some((table, value)) = needed else { continue };
             let Some(cache) = table.row_cache() else { continue };
-            let age = cache.row_age(value, now);
+            let age = cache.row_freshness(value, now);
             let read = match age {
-                RowAge::Fresh => None,
-                RowAge::RefreshDue | RowAge::Stale => self.begin_read(store, table, value),
-                RowAge::Unknown => {
-                    let may_read = lock_ignoring_poison(&self.unknown).take(now);
+                RowFreshness::Fresh => None,
+                RowFreshness::RefreshDue | RowFreshness::Stale => self.begin_read(store, table, value),
+                RowFreshness::Unknown => {
+                    let may_read = lock_ignoring_poison(&self.unknown).try_take_read(now);
                     may_read.then(|| self.begin_read(store, table, value)).flatten()
                 }
             };
-            awaited.extend(read.filter(|_| age != RowAge::RefreshDue));
+            awaited.extend(read.filter(|_| age != RowFreshness::RefreshDue));
         }
         let Some(deadline) = context.store.deadline.filter(|_| !awaited.is_empty()) else { return };
         let wait = deadline.saturating_duration_since(now) / 2;
@@ -114,7 +114,7 @@ impl RowReader {
     /// Begins to read a row, unless it is being read. `None`: too many reads are in flight.
     fn begin_read(&self, store: &Store, table: &LiveTable, value: &[u8]) -> Option<watch::Receiver<()>> {
         let cache = table.row_cache()?;
-        let key: PendingKey = (Arc::as_ptr(cache).addr(), value.into());
+        let key: PendingReadKey = (Arc::as_ptr(cache).addr(), value.into());
         let mut pending = lock_ignoring_poison(&self.pending);
         if let Some(reading) = pending.get(&key) {
             return Some(reading.clone());
@@ -129,7 +129,7 @@ impl RowReader {
             let started = Instant::now();
             stats.record_read();
             match read.await {
-                Ok(text) => store_row(&cache, &stats, &key.1, text.as_deref(), started),
+                Ok(text) => cache_row(&cache, &stats, &key.1, text.as_deref(), started),
                 Err(_) => stats.record_failed_read(),
             }
             lock_ignoring_poison(&pending).remove(&key);
@@ -140,11 +140,11 @@ impl RowReader {
 }
 
 /// Keeps what Redis has for a value. A row that cannot be used counts as none.
-fn store_row(cache: &RowCache, stats: &TableStats, value: &[u8], text: Option<&[u8]>, read_at: Instant) {
-    static INVALID_ROW: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+fn cache_row(cache: &RowCache, stats: &TableStats, value: &[u8], text: Option<&[u8]>, read_at: Instant) {
+    static INVALID_ROW_LOG_THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
     let row = text.map(|text| cache.parse_row(text)).transpose().unwrap_or_else(|error| {
         stats.record_failed_load();
-        if let Some(suppressed) = INVALID_ROW.allow(Clock::System.now()) {
+        if let Some(suppressed) = INVALID_ROW_LOG_THROTTLE.allow(Clock::System.now()) {
             let (table, value) = (&*cache.table, String::from_utf8_lossy(value));
             let fix = "write the name of a plan, or a limit such as 500/minute";
             tracing::warn!(table, %value, %error, fix, suppressed, "row in Redis ignored: the default plan decides");
@@ -162,7 +162,7 @@ mod tests {
     fn unknown_values_have_a_budget() {
         let now = Instant::now();
         let mut budget = ReadBudget::new(2000, now);
-        let taken = |budget: &mut ReadBudget, at| (0..10_000).filter(|_| budget.take(at)).count();
+        let taken = |budget: &mut ReadBudget, at| (0..10_000).filter(|_| budget.try_take_read(at)).count();
         assert_eq!(taken(&mut budget, now), 2000);
         assert_eq!(taken(&mut budget, now + Duration::from_millis(500)), 1000);
         assert_eq!(taken(&mut budget, now + Duration::from_secs(60)), 2000);

@@ -75,7 +75,8 @@ pub struct ActiveSpec {
 impl ActiveSpec {
     /// Marks the minutes of the week that are active, from Monday on.
     fn mark_minutes(&self, minutes: &mut [bool]) {
-        let (from, to) = (usize::from(self.from.minutes()), usize::from(self.to.minutes()));
+        let (from, to) =
+            (usize::from(self.from.minutes_since_midnight()), usize::from(self.to.minutes_since_midnight()));
         let length = if to > from { to - from } else { to + DAY_MINUTES - from };
         for (index, _) in Weekday::ALL.into_iter().enumerate().filter(|(_, day)| self.days.contains(*day)) {
             let start = index * DAY_MINUTES + from;
@@ -104,9 +105,9 @@ impl fmt::Display for ActiveSpec {
 
 /// Times at which a limit is active, with the last answer.
 #[derive(Clone, Copy)]
-pub struct ActiveTimes(&'static Definition);
+pub struct ActiveTimes(&'static InternedTimes);
 
-struct Definition {
+struct InternedTimes {
     spec: ActiveSpec,
     /// Last answer: start of the time for which it holds in seconds since the Unix epoch, its length in 26 bits, and in
     /// the lowest bit whether the limit is active. 0: none.
@@ -114,13 +115,13 @@ struct Definition {
 }
 
 /// Bits of the length of an answer: up to 776 days.
-const LENGTH_BITS: u32 = 26;
+const SPAN_LENGTH_BITS: u32 = 26;
 
 /// Definitions in use, each once: a reload of the same rules adds none.
-static DEFINITIONS: LazyLock<RwLock<HashMap<ActiveSpec, &'static Definition>>> = LazyLock::new(Default::default);
+static INTERNED_TIMES: LazyLock<RwLock<HashMap<ActiveSpec, &'static InternedTimes>>> = LazyLock::new(Default::default);
 
 /// Time for which an answer holds.
-struct Answer {
+struct ActivitySpan {
     is_active: bool,
     start_s: i64,
     end_s: i64,
@@ -129,13 +130,13 @@ struct Answer {
 impl ActiveTimes {
     /// Returns the times of a definition.
     pub fn new(spec: ActiveSpec) -> Self {
-        let mut known = DEFINITIONS.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = INTERNED_TIMES.write().unwrap_or_else(PoisonError::into_inner);
         let definition =
-            || -> &'static Definition { Box::leak(Box::new(Definition { spec, answer: AtomicU64::new(0) })) };
+            || -> &'static InternedTimes { Box::leak(Box::new(InternedTimes { spec, answer: AtomicU64::new(0) })) };
         Self(known.entry(spec).or_insert_with(definition))
     }
 
-    /// The definition.
+    /// Days, times of day and zone that define the times.
     pub fn spec(self) -> ActiveSpec {
         self.0.spec
     }
@@ -143,33 +144,33 @@ impl ActiveTimes {
     /// Returns `true` if the limit is active at `at`; beyond the year 9999 it is.
     pub fn contains(self, at: Time) -> bool {
         let packed = self.0.answer.load(Ordering::Relaxed);
-        let start = Time::from_micros((packed >> (LENGTH_BITS + 1)) * 1_000_000);
-        let end = start.plus_us((packed >> 1 & ((1 << LENGTH_BITS) - 1)) * 1_000_000);
+        let start = Time::from_micros((packed >> (SPAN_LENGTH_BITS + 1)) * 1_000_000);
+        let end = start.plus_us((packed >> 1 & ((1 << SPAN_LENGTH_BITS) - 1)) * 1_000_000);
         if start <= at && at < end {
             return packed & 1 == 1;
         }
-        let Some(answer) = self.answer_at(at) else { return true };
+        let Some(answer) = self.find_activity_span(at) else { return true };
         let seconds = |from: i64, to: i64| u64::try_from(to - from).unwrap_or(0);
         let (start_s, length_s) = (seconds(0, answer.start_s), seconds(answer.start_s.max(0), answer.end_s));
-        if start_s < 1 << (u64::BITS - LENGTH_BITS - 1) && length_s < 1 << LENGTH_BITS {
-            let packed = start_s << (LENGTH_BITS + 1) | length_s << 1 | u64::from(answer.is_active);
+        if start_s < 1 << (u64::BITS - SPAN_LENGTH_BITS - 1) && length_s < 1 << SPAN_LENGTH_BITS {
+            let packed = start_s << (SPAN_LENGTH_BITS + 1) | length_s << 1 | u64::from(answer.is_active);
             self.0.answer.store(packed, Ordering::Relaxed);
         }
         answer.is_active
     }
 
-    /// Asks the calendar.
-    fn answer_at(self, at: Time) -> Option<Answer> {
+    /// Finds the span around `at` in which the limit is, or is not, active; `None` beyond the year 9999.
+    fn find_activity_span(self, at: Time) -> Option<ActivitySpan> {
         let ActiveSpec { days, from, to, zone } = self.0.spec;
         let at_s = i64::try_from(at.as_micros() / 1_000_000).ok()?;
         let today = zone.local_time(at)?.day;
         // The days around one on which a span begins; a week has at least one.
         let (mut before, mut after) = (i64::MIN, i64::MAX);
-        for day in (today - 8..=today + 8).filter(|day| days.contains(Weekday::of_day(*day))) {
-            let start_s = zone.instant_s(day, from)?;
-            let end_s = zone.instant_s(if to > from { day } else { day + 1 }, to)?;
+        for day in (today - 8..=today + 8).filter(|day| days.contains(Weekday::of_day_number(*day))) {
+            let start_s = zone.unix_seconds_of_local_time(day, from)?;
+            let end_s = zone.unix_seconds_of_local_time(if to > from { day } else { day + 1 }, to)?;
             if start_s <= at_s && at_s < end_s {
-                return Some(Answer { is_active: true, start_s, end_s });
+                return Some(ActivitySpan { is_active: true, start_s, end_s });
             }
             if end_s <= at_s {
                 before = before.max(end_s);
@@ -178,7 +179,7 @@ impl ActiveTimes {
             }
         }
         // An inactive time lasts a week at most; the bounds are those of the days that were looked at.
-        Some(Answer { is_active: false, start_s: before.max(at_s - 86_400), end_s: after.min(at_s + 86_400) })
+        Some(ActivitySpan { is_active: false, start_s: before.max(at_s - 86_400), end_s: after.min(at_s + 86_400) })
     }
 }
 

@@ -10,23 +10,23 @@ use crate::base::clock::to_micros;
 use crate::base::go_syntax::parse_unsigned_duration;
 
 /// Most rejections before a ban begins.
-pub const MAX_AFTER: u32 = 100_000;
+pub const MAX_REJECTIONS_BEFORE_BAN: u32 = 100_000;
 
 /// `ban` of a limit, in one word: limits are copied in every decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ban(NonZeroU64);
 
 /// Bits of the number of rejections; the length is in those above.
-const AFTER_BITS: u32 = 17;
+const REJECTION_COUNT_BITS: u32 = 17;
 
 impl Ban {
     /// Creates a ban of `length_us` microseconds, 366 days at most, that begins with the rejection number `after`, up
-    /// to [`MAX_AFTER`]; `None` if one is 0 or too large.
+    /// to [`MAX_REJECTIONS_BEFORE_BAN`]; `None` if one is 0 or too large.
     pub const fn new(length_us: u64, after: u32) -> Option<Self> {
-        if length_us == 0 || length_us > MAX_PERIOD_US || after == 0 || after > MAX_AFTER {
+        if length_us == 0 || length_us > MAX_PERIOD_US || after == 0 || after > MAX_REJECTIONS_BEFORE_BAN {
             return None;
         }
-        match NonZeroU64::new(length_us << AFTER_BITS | after as u64) {
+        match NonZeroU64::new(length_us << REJECTION_COUNT_BITS | after as u64) {
             Some(packed) => Some(Self(packed)),
             None => None,
         }
@@ -43,12 +43,12 @@ impl Ban {
 
     /// Length in microseconds, at least 1.
     pub const fn length_us(self) -> u64 {
-        self.0.get() >> AFTER_BITS
+        self.0.get() >> REJECTION_COUNT_BITS
     }
 
     /// Number of rejections after which the ban begins, at least 1.
-    pub const fn after(self) -> u64 {
-        self.0.get() & ((1 << AFTER_BITS) - 1)
+    pub const fn rejections_before_ban(self) -> u64 {
+        self.0.get() & ((1 << REJECTION_COUNT_BITS) - 1)
     }
 }
 
@@ -56,7 +56,7 @@ impl Ban {
 impl fmt::Display for Ban {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = DurationText(self.length_us());
-        match self.after() {
+        match self.rejections_before_ban() {
             1 => write!(f, "{length}"),
             after => write!(f, "{{for: {length}, after: {after}}}"),
         }

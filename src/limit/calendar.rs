@@ -45,7 +45,7 @@ impl Weekday {
     }
 
     /// Weekday of a day, as the number of days since 1970-01-01, a Thursday.
-    pub fn of_day(day: i64) -> Self {
+    pub fn of_day_number(day: i64) -> Self {
         Self::ALL[usize::try_from((day + Self::Thursday.days_since_monday()).rem_euclid(7)).unwrap_or(0)]
     }
 }
@@ -69,11 +69,11 @@ impl TimeOfDay {
     }
 
     /// Minutes since midnight, below 1440.
-    pub const fn minutes(self) -> u16 {
+    pub const fn minutes_since_midnight(self) -> u16 {
         self.minutes
     }
 
-    fn civil(self) -> CivilTime {
+    fn to_civil_time(self) -> CivilTime {
         let part = |number: u16| i8::try_from(number).unwrap_or_default();
         CivilTime::new(part(self.minutes / 60), part(self.minutes % 60), 0, 0).unwrap_or_default()
     }
@@ -96,17 +96,17 @@ struct NamedZone {
 }
 
 /// The built-in zone data.
-static DATABASE: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
+static ZONE_DATABASE: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
 /// Zones in use, each once: at most as many as the database has.
-static ZONES: Mutex<Vec<&'static NamedZone>> = Mutex::new(Vec::new());
+static INTERNED_ZONES: Mutex<Vec<&'static NamedZone>> = Mutex::new(Vec::new());
 
 impl Zone {
     /// Returns the zone of that name, such as `Europe/Berlin`; ignores case. `None`: the database has none.
     pub fn from_name(name: &str) -> Option<Self> {
-        let rules = DATABASE.get(name).ok()?;
+        let rules = ZONE_DATABASE.get(name).ok()?;
         let name = rules.iana_name().unwrap_or("UTC").to_owned();
-        let mut zones = lock_ignoring_poison(&ZONES);
+        let mut zones = lock_ignoring_poison(&INTERNED_ZONES);
         if let Some(zone) = zones.iter().find(|zone| zone.name == name) {
             return Some(Self(zone));
         }
@@ -135,7 +135,7 @@ impl Zone {
             strsim::normalized_damerau_levenshtein(&lower, &known)
                 .max(0.99 * strsim::normalized_damerau_levenshtein(&lower, city))
         };
-        DATABASE
+        ZONE_DATABASE
             .available()
             .map(|known| (likeness(known.as_str()), known))
             .filter(|(likeness, _)| *likeness >= 0.6)
@@ -161,8 +161,8 @@ impl Zone {
     ///
     /// A time that the clock shows twice is the first of both. A time that the clock skips is as much later as the
     /// clock was put forward, as RFC 5545 says.
-    pub fn instant_s(self, day: i64, time: TimeOfDay) -> Option<i64> {
-        let local = DateTime::from_parts(date_of_day(day)?, time.civil());
+    pub fn unix_seconds_of_local_time(self, day: i64, time: TimeOfDay) -> Option<i64> {
+        let local = DateTime::from_parts(date_of_day(day)?, time.to_civil_time());
         self.0.rules.to_timestamp(local).ok().map(Timestamp::as_second)
     }
 }
@@ -198,7 +198,7 @@ pub struct LocalTime {
 
 impl LocalTime {
     /// Number of the month, counted from January of the year 0; `None` beyond the years that jiff knows.
-    pub fn month(self) -> Option<i64> {
+    pub fn month_number(self) -> Option<i64> {
         let date = date_of_day(self.day)?;
         Some(i64::from(date.year()) * 12 + i64::from(date.month()) - 1)
     }
@@ -217,7 +217,7 @@ fn date_of_day(day: i64) -> Option<Date> {
 
 /// Returns a day of a month, as the number of days since 1970-01-01; the month is counted from January of the year 0.
 /// A day that the month lacks is its last day.
-pub fn day_of_month(month: i64, day: u8) -> Option<i64> {
+pub fn day_number_in_month(month: i64, day: u8) -> Option<i64> {
     let (year, month) = (i16::try_from(month.div_euclid(12)).ok()?, i8::try_from(month.rem_euclid(12) + 1).ok()?);
     let first = Date::new(year, month, 1).ok()?;
     let day = i8::try_from(day).ok()?.clamp(1, first.days_in_month());

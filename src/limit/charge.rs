@@ -208,7 +208,7 @@ impl ChargeRequest {
     pub(crate) const fn state_change(self, fits: bool, limit: &Limit) -> StateChange {
         match self.hits {
             Hits::Charge(count) if fits && !self.rejected_elsewhere => StateChange::Charge(count),
-            Hits::Charge(count) if limit.count_rejected() => StateChange::ChargeRejected(count),
+            Hits::Charge(count) if limit.counts_rejected_hits() => StateChange::ChargeRejected(count),
             Hits::Refund(count) => StateChange::Refund(count),
             Hits::Charge(_) | Hits::Peek => StateChange::None,
         }

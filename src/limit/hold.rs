@@ -9,8 +9,8 @@
 //! count until then. In a bucket it takes capacity, and refill if the holder has a rate of its own; at its end the
 //! capacity is charged.
 //!
-//! Everything here is pure. `store::memory` keeps [`HeldCounter`] beside a counter; in Redis `lua/hold.lua` does the
-//! same arithmetic, and [`CounterHold`] follows the state of the counter.
+//! Everything here is pure. `store::memory` keeps [`CounterHolds`] beside a counter; in Redis `lua/hold.lua` does the
+//! same arithmetic, and [`TotalHold`] follows the state of the counter.
 
 use smallvec::SmallVec;
 
@@ -111,7 +111,7 @@ pub struct OtherHolder {
 
 impl Limit {
     /// Reason why hits of the limit cannot be held, for people; `None` if they can.
-    pub fn hold_refusal(&self) -> Option<&'static str> {
+    pub fn reason_against_holds(&self) -> Option<&'static str> {
         if self.global_scope().is_some() {
             return Some("`scope: global`: a region admits only hits that the global Redis granted to it");
         }
@@ -135,7 +135,7 @@ impl Limit {
     }
 
     /// Returns the limit without these hits.
-    const fn lowered(&self, hits: u32, capacity: u32) -> Self {
+    const fn lowered_by(&self, hits: u32, capacity: u32) -> Self {
         let capacity = if self.is_held_by_capacity() { capacity } else { hits };
         Self {
             requests_per_unit: self.requests_per_unit.saturating_sub(hits),
@@ -145,14 +145,14 @@ impl Limit {
     }
 
     /// Returns the limit under which used hits are charged, whatever its room: the refill of a bucket stays.
-    const fn without_bound(&self) -> Self {
+    const fn counting_all_hits(&self) -> Self {
         let requests_per_unit = if self.is_held_by_capacity() { self.requests_per_unit } else { u32::MAX };
         Self { requests_per_unit, capacity: u32::MAX, count_rejected: true, ..*self }
     }
 }
 
 /// Returns true if hits counted by this method can be held.
-pub(crate) const fn can_be_held(counting: CountingMethod) -> bool {
+pub(crate) const fn supports_holds(counting: CountingMethod) -> bool {
     match counting {
         CountingMethod::TokenBucket
         | CountingMethod::FixedWindow
@@ -168,7 +168,7 @@ pub(crate) const fn can_be_held(counting: CountingMethod) -> bool {
 
 /// Sum of all holds on a counter, as decisions see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CounterHold {
+pub struct TotalHold {
     /// Hits taken from each window, or from the refill of a bucket.
     pub hits: u32,
     /// Hits taken from the capacity of a bucket.
@@ -183,7 +183,7 @@ pub struct CounterHold {
 /// are at most 2^53.
 const HOLD_MARK: &[u8] = b"hold";
 
-impl CounterHold {
+impl TotalHold {
     /// Decodes the hold that follows the state of a counter in a script's reply, as `lua/hold.lua` documents it; `None`
     /// if nothing is held.
     ///
@@ -204,7 +204,7 @@ impl CounterHold {
 
     /// Returns the hold if it lasts at `now`. If it has ended, the capacity that it took is charged to the bucket.
     #[must_use]
-    pub fn settle(self, limit: &Limit, state: &mut State, now: Time) -> Option<Self> {
+    pub fn settle_if_ended(self, limit: &Limit, state: &mut State, now: Time) -> Option<Self> {
         let at = state.effective_charge_time(limit, now);
         if self.until.since_us(at) > longest_hold_us(limit) {
             // The clock was set back.
@@ -226,13 +226,13 @@ impl CounterHold {
     }
 
     /// Returns the limit without what is held.
-    pub const fn lower(&self, limit: &Limit) -> Limit {
-        limit.lowered(self.hits, self.capacity)
+    pub const fn lower_limit(&self, limit: &Limit) -> Limit {
+        limit.lowered_by(self.hits, self.capacity)
     }
 
     /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for
     /// windows.
-    pub fn refill_us(&self, limit: &Limit) -> u64 {
+    pub fn max_refill_time_us(&self, limit: &Limit) -> u64 {
         match limit.is_held_by_capacity() {
             true => (2 * limit.period_us())
                 .saturating_mul(u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
@@ -245,12 +245,13 @@ impl CounterHold {
         let last = state.last_charge_at();
         let hits = if limit.is_held_by_capacity() { self.capacity } else { self.hits };
         // At the time of the last charge, so that nothing else changes.
-        let _result = state.charge(&limit.without_bound(), last, ChargeRequest::new(Hits::Charge(u64::from(hits)), 0));
+        let _result =
+            state.charge(&limit.counting_all_hits(), last, ChargeRequest::new(Hits::Charge(u64::from(hits)), 0));
     }
 
     /// Mends the result of a charge on the lowered limit: hits that fit only the whole limit may pass when the hold
     /// ends.
-    pub fn mend_result(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
+    pub fn add_retry_after_hold(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
         let fits_the_limit = limit.requests_per_unit > 0
             && matches!(request.hits, Hits::Charge(hits) if hits <= u64::from(limit.capacity));
         if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
@@ -266,7 +267,7 @@ const fn longest_hold_us(limit: &Limit) -> u64 {
 
 /// State of a counter, and its limit.
 #[derive(Debug)]
-pub struct LimitedState<'s> {
+pub struct StateWithLimit<'s> {
     /// The limit, without regard to holds.
     pub limit: &'s Limit,
     /// The state.
@@ -275,10 +276,10 @@ pub struct LimitedState<'s> {
 
 /// All holds on a counter in memory.
 #[derive(Clone, Debug, Default)]
-pub struct HeldCounter {
+pub struct CounterHolds {
     holders: SmallVec<[HoldingReplica; 1]>,
     /// Sum of what is held; `None` once that has ended.
-    hold: Option<CounterHold>,
+    hold: Option<TotalHold>,
     /// Time from which on the hold changes nothing, even if nobody settles it: a bucket is full again by then.
     refilled: Time,
 }
@@ -293,9 +294,9 @@ struct HoldingReplica {
     number: u64,
 }
 
-impl HeldCounter {
-    /// Sum of what is held. It may have ended: see [`CounterHold::settle`].
-    pub const fn hold(&self) -> Option<CounterHold> {
+impl CounterHolds {
+    /// Sum of what is held. It may have ended: see [`TotalHold::settle_if_ended`].
+    pub const fn hold(&self) -> Option<TotalHold> {
         self.hold
     }
 
@@ -314,31 +315,31 @@ impl HeldCounter {
     /// In order: holds that have ended are charged; what is held falls by what was used, then to what is wanted; the
     /// rest of what is wanted is granted up to the room that the limit has beside all holds. The limit must be one that
     /// can be held.
-    pub fn adjust(
+    pub fn charge_used_and_grant(
         &mut self,
-        counter: LimitedState<'_>,
+        counter: StateWithLimit<'_>,
         holder: ReplicaId,
         request: HoldRequest,
         now: Time,
     ) -> HoldAnswer {
-        let LimitedState { limit, state } = counter;
-        let lasting = self.hold.and_then(|hold| hold.settle(limit, state, now));
+        let StateWithLimit { limit, state } = counter;
+        let lasting = self.hold.and_then(|hold| hold.settle_if_ended(limit, state, now));
         let is_settled = self.hold.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
-        let Standing { mut own, number, ended_capacity } = self.take_standing(limit, holder, at);
+        let RemovedHolds { mut own, number, ended_capacity } = self.remove_own_and_ended(limit, holder, at);
         let ended = if is_settled { 0 } else { ended_capacity };
         let is_repeated = request.number > 0 && request.number == number;
-        let used = own.use_hits(limit, if is_repeated { 0 } else { request.used });
+        let used = own.subtract_used_hits(limit, if is_repeated { 0 } else { request.used });
         // The bucket was refilled by what the holds left of the refill until now.
         let refill =
-            limit.lowered(if limit.is_held_by_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
-        let _result = state.charge(&refill.without_bound(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
+            limit.lowered_by(if limit.is_held_by_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
+        let _result = state.charge(&refill.counting_all_hits(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
 
         let has_place = self.holders.len() < MAX_HOLDING_REPLICAS;
-        let wanted = if has_place { request.wanted.clamp_for(limit) } else { HeldAmount::default() };
+        let wanted = if has_place { request.wanted.clamp_to_grantable(limit) } else { HeldAmount::default() };
         let others = self.holders.iter().fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));
         let kept = own.min(wanted);
-        let fitting = find_room(limit, state, others.plus(kept), now);
+        let fitting = find_grantable_amount(limit, state, others.plus(kept), now);
         let added = wanted.minus(kept).min(fitting);
         let granted = kept.plus(added).without_excess_refill(wanted);
         let until = end_of_hold(limit, at, request.lasts_us.min(MAX_HOLD_US));
@@ -347,7 +348,7 @@ impl HeldCounter {
             now,
             until,
             room: fitting.minus(granted.minus(kept)),
-            others: self.holders.iter().map(HoldingReplica::as_other).collect(),
+            others: self.holders.iter().map(HoldingReplica::to_other_holder).collect(),
             window_end: window_end(limit, now),
         };
         // A holder without room is kept too, so that the others learn of its demand; one that leaves, so that its last
@@ -357,13 +358,13 @@ impl HeldCounter {
             self.holders.push(HoldingReplica { id: holder, held: granted, until, demand, number });
         }
         self.hold = sum_holds(limit, &self.holders);
-        self.refilled = self.hold.map_or(now, |hold| hold.until.plus_us(hold.refill_us(limit)));
+        self.refilled = self.hold.map_or(now, |hold| hold.until.plus_us(hold.max_refill_time_us(limit)));
         answer
     }
 
     /// Takes out the holder, and those whose hold has ended; returns what the holder held, and the sum of what ended.
-    fn take_standing(&mut self, limit: &Limit, id: ReplicaId, at: Time) -> Standing {
-        let mut standing = Standing { own: HeldAmount::default(), number: 0, ended_capacity: 0 };
+    fn remove_own_and_ended(&mut self, limit: &Limit, id: ReplicaId, at: Time) -> RemovedHolds {
+        let mut standing = RemovedHolds { own: HeldAmount::default(), number: 0, ended_capacity: 0 };
         self.holders.retain(|holder| {
             if holder.until <= at {
                 standing.ended_capacity += holder.held.capacity;
@@ -380,8 +381,8 @@ impl HeldCounter {
     }
 }
 
-/// What a call finds of the holds on a counter, besides the other holders.
-struct Standing {
+/// What a call takes out of the holds on a counter: that of its own holder, and those that have ended.
+struct RemovedHolds {
     own: HeldAmount,
     /// Number of the last call of the holder.
     number: u64,
@@ -390,7 +391,7 @@ struct Standing {
 }
 
 impl HoldingReplica {
-    fn as_other(&self) -> OtherHolder {
+    fn to_other_holder(&self) -> OtherHolder {
         let Self { id, held, until, demand, .. } = *self;
         OtherHolder { holder: id, held, until, demand }
     }
@@ -421,14 +422,14 @@ impl HeldAmount {
     }
 
     /// Returns what of the amount a limit can give: at most 2^32 - 1, and no capacity of a window.
-    fn clamp_for(self, limit: &Limit) -> Self {
+    fn clamp_to_grantable(self, limit: &Limit) -> Self {
         let most = Self { hits: u64::from(u32::MAX), capacity: u64::from(u32::MAX) };
         let clamped = self.min(most);
         if limit.is_held_by_capacity() { clamped } else { Self { capacity: 0, ..clamped } }
     }
 
     /// Lowers the amount by used hits; returns how many of them to charge.
-    fn use_hits(&mut self, limit: &Limit, used: u64) -> u64 {
+    fn subtract_used_hits(&mut self, limit: &Limit, used: u64) -> u64 {
         let held = if limit.is_held_by_capacity() { &mut self.capacity } else { &mut self.hits };
         let most_debt = u64::from(limit.requests_per_unit) + u64::from(limit.capacity);
         let charged = used.min(*held + most_debt);
@@ -438,15 +439,15 @@ impl HeldAmount {
 }
 
 /// Returns what still fits into the limit beside these holds. The state is one of now.
-fn find_room(limit: &Limit, state: &State, held: HeldAmount, now: Time) -> HeldAmount {
+fn find_grantable_amount(limit: &Limit, state: &State, held: HeldAmount, now: Time) -> HeldAmount {
     let narrow = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
     if limit.is_held_by_capacity() {
         HeldAmount {
             hits: u64::from(limit.requests_per_unit).saturating_sub(held.hits),
-            capacity: find_largest_charge(&limit.lowered(0, narrow(held.capacity)), state, now),
+            capacity: find_largest_charge(&limit.lowered_by(0, narrow(held.capacity)), state, now),
         }
     } else {
-        HeldAmount { hits: find_largest_charge(&limit.lowered(narrow(held.hits), 0), state, now), capacity: 0 }
+        HeldAmount { hits: find_largest_charge(&limit.lowered_by(narrow(held.hits), 0), state, now), capacity: 0 }
     }
 }
 
@@ -494,11 +495,11 @@ pub(crate) fn window_end(limit: &Limit, at: Time) -> Option<Time> {
 }
 
 /// Returns the sum of what is held; `None` if nothing is.
-fn sum_holds(limit: &Limit, holders: &[HoldingReplica]) -> Option<CounterHold> {
+fn sum_holds(limit: &Limit, holders: &[HoldingReplica]) -> Option<TotalHold> {
     let holding = holders.iter().filter(|holder| holder.held != HeldAmount::default());
     let until = holding.clone().map(|holder| holder.until).max()?;
     let sum = holding.fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));
-    Some(CounterHold {
+    Some(TotalHold {
         hits: clamp_to_u32(sum.hits),
         capacity: clamp_to_u32(sum.capacity),
         requests_per_unit: limit.requests_per_unit,

@@ -13,7 +13,7 @@ pub const MAX_PERIOD_US: u64 = 366 * DAY_US;
 
 /// Number of a unit in protobuf; it is the same in every enum that has the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProtobufUnit {
+enum ProtobufUnitNumber {
     /// `envoy.type.v3.RateLimitUnit` has the unit, and so has `RateLimitResponse.RateLimit.Unit`.
     Envoy(i32),
     /// Only `RateLimitResponse.RateLimit.Unit` of the rate limit service has the unit.
@@ -26,7 +26,7 @@ struct UnitProperties {
     name: &'static str,
     seconds: u64,
     /// `None` for a unit that protobuf lacks: responses then name no unit.
-    number: Option<ProtobufUnit>,
+    number: Option<ProtobufUnitNumber>,
 }
 
 /// Declares the table of units.
@@ -54,19 +54,19 @@ macro_rules! define_units {
 
 define_units! {
     /// 1 s.
-    Second: UnitProperties { name: "second", seconds: 1, number: Some(ProtobufUnit::Envoy(1)) };
+    Second: UnitProperties { name: "second", seconds: 1, number: Some(ProtobufUnitNumber::Envoy(1)) };
     /// 60 s.
-    Minute: UnitProperties { name: "minute", seconds: 60, number: Some(ProtobufUnit::Envoy(2)) };
+    Minute: UnitProperties { name: "minute", seconds: 60, number: Some(ProtobufUnitNumber::Envoy(2)) };
     /// 3600 s.
-    Hour: UnitProperties { name: "hour", seconds: 3600, number: Some(ProtobufUnit::Envoy(3)) };
+    Hour: UnitProperties { name: "hour", seconds: 3600, number: Some(ProtobufUnitNumber::Envoy(3)) };
     /// 86 400 s.
-    Day: UnitProperties { name: "day", seconds: 86_400, number: Some(ProtobufUnit::Envoy(4)) };
+    Day: UnitProperties { name: "day", seconds: 86_400, number: Some(ProtobufUnitNumber::Envoy(4)) };
     /// 7 days; windows begin on Thursdays, because the Unix epoch did.
-    Week: UnitProperties { name: "week", seconds: 7 * 86_400, number: Some(ProtobufUnit::Service(7)) };
+    Week: UnitProperties { name: "week", seconds: 7 * 86_400, number: Some(ProtobufUnitNumber::Service(7)) };
     /// 30 days.
-    Month: UnitProperties { name: "month", seconds: 30 * 86_400, number: Some(ProtobufUnit::Envoy(5)) };
+    Month: UnitProperties { name: "month", seconds: 30 * 86_400, number: Some(ProtobufUnitNumber::Envoy(5)) };
     /// 365 days.
-    Year: UnitProperties { name: "year", seconds: 365 * 86_400, number: Some(ProtobufUnit::Envoy(6)) };
+    Year: UnitProperties { name: "year", seconds: 365 * 86_400, number: Some(ProtobufUnitNumber::Envoy(6)) };
 }
 
 impl Unit {
@@ -88,7 +88,7 @@ impl Unit {
     /// Number of the unit in `RateLimitResponse.RateLimit.Unit`; `None` if that lacks the unit.
     pub const fn protobuf_number(self) -> Option<i32> {
         match self.properties().number {
-            Some(ProtobufUnit::Envoy(number) | ProtobufUnit::Service(number)) => Some(number),
+            Some(ProtobufUnitNumber::Envoy(number) | ProtobufUnitNumber::Service(number)) => Some(number),
             None => None,
         }
     }
@@ -99,8 +99,8 @@ impl Unit {
     }
 
     /// Returns true if `envoy.type.v3.RateLimitUnit` has the unit.
-    pub const fn is_in_envoy_type(self) -> bool {
-        matches!(self.properties().number, Some(ProtobufUnit::Envoy(_)))
+    pub const fn is_in_envoy_unit_enum(self) -> bool {
+        matches!(self.properties().number, Some(ProtobufUnitNumber::Envoy(_)))
     }
 }
 

@@ -51,7 +51,7 @@ impl Limit {
             }
             (Scope::Global(_), Algorithm::TokenBucket) => CountingMethod::RegionBucket,
             (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog | Algorithm::Concurrent)
-            | (Scope::Region, _) => self.counting(),
+            | (Scope::Region, _) => self.counting_method(),
         };
         Self { counting, ..*self }
     }
@@ -72,7 +72,7 @@ impl Limit {
         let scope = Scope::Global(GlobalScope { max_overshoot, ..scope });
         let limit = Self { scope, count_rejected: false, ..*self };
         let can_be_global = self.algorithm().can_be_global()
-            && !self.calendar_months()
+            && !self.follows_calendar_months()
             && self.window().is_none()
             && self.ban().is_none();
         let has_reserve = limit.region_reserve() > 0 && limit.region_capacity() > 0;
@@ -81,7 +81,7 @@ impl Limit {
 
     /// Returns true for a limit that a region's Redis counts from grants, made by [`Limit::as_counted_in_region`].
     pub const fn is_counted_in_region(&self) -> bool {
-        matches!(self.counting(), CountingMethod::RegionWindow | CountingMethod::RegionBucket)
+        matches!(self.counting_method(), CountingMethod::RegionWindow | CountingMethod::RegionBucket)
     }
 
     /// Hits in a period that a region always has: a window's reserve, or the rate of a bucket.
@@ -105,7 +105,7 @@ impl Limit {
     }
 
     /// Hits in a period that the global Redis may grant to all regions together: for a window, or as rates.
-    pub const fn max_granted(&self) -> u32 {
+    pub const fn max_granted_hits(&self) -> u32 {
         self.requests_per_unit() - self.region_reserve() * self.region_count().get() as u32
     }
 
@@ -124,14 +124,14 @@ impl Limit {
         let by_period_us =
             (self.period_us() / PREPAID_LIFETIME_DIVISOR).clamp(MIN_PREPAID_LIFETIME_US, MAX_PREPAID_LIFETIME_US);
         let refilled = u64::from(self.max_granted_capacity() / 4) + u64::from(self.max_overshoot_by_prepaid_hits());
-        let most_us = u128::from(refilled) * u128::from(self.period_us()) / u128::from(self.max_granted().max(1));
+        let most_us = u128::from(refilled) * u128::from(self.period_us()) / u128::from(self.max_granted_hits().max(1));
         by_period_us.min(u64::try_from(most_us).unwrap_or(u64::MAX))
     }
 
     /// Tokens of the bucket from which the global Redis grants prepaid hits: those for grants, less what refills while
     /// a region may admit the hits of a grant.
     pub fn prepaid_capacity(&self) -> u32 {
-        let refilled = u128::from(self.max_granted()) * u128::from(self.prepaid_lifetime_us());
+        let refilled = u128::from(self.max_granted_hits()) * u128::from(self.prepaid_lifetime_us());
         let refilled = u32::try_from(refilled.div_ceil(u128::from(self.period_us()))).unwrap_or(u32::MAX);
         let capacity = self.max_granted_capacity();
         capacity.saturating_add(self.max_overshoot_by_prepaid_hits()).saturating_sub(refilled).min(capacity)
@@ -142,7 +142,7 @@ impl Limit {
         let Scope::Global(scope) = self.scope() else { return 0 };
         let limit = self.requests_per_unit();
         let milli_hits = u128::from(scope.max_overshoot.milli_hits(limit));
-        let hits = milli_hits * u128::from(self.max_granted()) / (4000 * u128::from(limit.max(1)));
+        let hits = milli_hits * u128::from(self.max_granted_hits()) / (4000 * u128::from(limit.max(1)));
         u32::try_from(hits).unwrap_or(u32::MAX)
     }
 

@@ -92,14 +92,14 @@ impl ReservationPolicy {
     }
 
     /// What becomes of a reservation that is over.
-    pub const fn unsettled(self) -> UnsettledPolicy {
+    pub const fn unsettled_policy(self) -> UnsettledPolicy {
         if self.0.get() & RETURN_BIT == 0 { UnsettledPolicy::Keep } else { UnsettledPolicy::Return }
     }
 
     /// Time for which a reservation stays that is over, in microseconds, under a limit of that period: its hits may be
     /// given back until then.
     pub(crate) const fn kept_us(self, period_us: u64) -> u64 {
-        match self.unsettled() {
+        match self.unsettled_policy() {
             UnsettledPolicy::Keep => 0,
             UnsettledPolicy::Return => period_us,
         }
@@ -120,10 +120,10 @@ fn parse_seconds(text: &str) -> Option<u32> {
 impl fmt::Display for ReservationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = DurationText(self.settle_within_us());
-        if self.unsettled() == UnsettledPolicy::Keep && self.estimate().is_none() {
+        if self.unsettled_policy() == UnsettledPolicy::Keep && self.estimate().is_none() {
             return write!(f, "{length}");
         }
-        write!(f, "{{settle_within: {length}, unsettled: {}", self.unsettled().name())?;
+        write!(f, "{{settle_within: {length}, unsettled: {}", self.unsettled_policy().name())?;
         if let Some(estimate) = self.estimate() {
             write!(f, ", estimate: {estimate}")?;
         }
@@ -143,7 +143,7 @@ mod tests {
                 for seconds in [1, 600, 86_400, 366 * 86_400] {
                     let written = ReservationPolicy::new(seconds, unsettled, estimate).unwrap();
                     assert_eq!(written.settle_within_us(), u64::from(seconds) * 1_000_000);
-                    assert_eq!((written.unsettled(), written.estimate()), (unsettled, estimate));
+                    assert_eq!((written.unsettled_policy(), written.estimate()), (unsettled, estimate));
                     assert_eq!(ReservationPolicy::from_text(&written.to_string()), Some(written), "{written}");
                 }
             }

@@ -7,7 +7,7 @@
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;
-use crate::limit::algorithm::request_reservation::{OwnReservation, RequestReservation, ReservationMark, ReservedHits};
+use crate::limit::algorithm::request_reservation::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
 use crate::limit::algorithm::state::State;
 use crate::limit::reservation::{MAX_RESERVATIONS, ReservationPolicy, UnsettledPolicy};
 use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
@@ -67,9 +67,11 @@ impl ReservationTable {
 
     /// Returns what a request sees. Removes its own reservation if that is over, and all that are over if hits are
     /// lacking or the table is full. A peek removes nothing.
-    pub fn view(&mut self, query: ReservationQuery<'_>) -> RequestReservation {
-        let Some(policy) = query.limit.reservations().filter(|_| !query.is_peek) else { return self.look(query) };
-        let mut view = RequestReservation::empty_for(query.slot);
+    pub fn view_for_request(&mut self, query: ReservationQuery<'_>) -> ReservationView {
+        let Some(policy) = query.limit.reservations().filter(|_| !query.is_peek) else {
+            return self.view_for_peek(query);
+        };
+        let mut view = ReservationView::empty_for(query.slot);
         if query.counter_is_new && !self.open.is_empty() {
             self.lost = query.now;
         }
@@ -81,17 +83,17 @@ impl ReservationTable {
             self.end_unsettled(over, policy, query, &mut view);
         }
         let is_own_open = found.is_some() && over.is_none();
-        let wants_hits = query.lacks_hits && policy.unsettled() == UnsettledPolicy::Return;
+        let wants_hits = query.lacks_hits && policy.unsettled_policy() == UnsettledPolicy::Return;
         if !is_own_open && (wants_hits || self.is_full()) {
             self.sweep_if_due(policy, query, &mut view);
         }
-        let RequestReservation { own, is_full, .. } = self.look(query);
+        let ReservationView { own, is_full, .. } = self.view_for_peek(query);
         let is_over = over.is_some_and(|over| over.hits > 0);
-        RequestReservation { own: if is_over { OwnReservation::Over } else { own }, is_full, ..view }
+        ReservationView { own: if is_over { OwnReservation::Over } else { own }, is_full, ..view }
     }
 
     /// Returns what a request sees that only asks: removes nothing, and gives nothing back.
-    pub fn look(&self, query: ReservationQuery<'_>) -> RequestReservation {
+    pub fn view_for_peek(&self, query: ReservationQuery<'_>) -> ReservationView {
         let own = match self.open.get(&query.slot.id.0) {
             None => OwnReservation::Absent,
             Some(one) if one.expires <= query.now && one.hits > 0 => OwnReservation::Over,
@@ -101,11 +103,11 @@ impl ReservationTable {
                 OwnReservation::Open { token, hits, refundable: self.refundable_hits(hits, mark, query) }
             }
         };
-        RequestReservation { own, is_full: self.is_full(), ..RequestReservation::empty_for(query.slot) }
+        ReservationView { own, is_full: self.is_full(), ..ReservationView::empty_for(query.slot) }
     }
 
-    /// Writes what a charge made of a request's [`view`](Self::view); `counter` is the state after the charge.
-    pub fn apply(&mut self, view: &RequestReservation, limit: &Limit, counter: &State, now: Time) {
+    /// Writes what a charge made of a request's view (see [`Self::view_for_request`]); `counter` is the state after it.
+    pub fn write_back(&mut self, view: &ReservationView, limit: &Limit, counter: &State, now: Time) {
         let Some(reservations) = limit.reservations() else { return };
         let SlotUse { id, holder, .. } = view.slot;
         self.kept_us = reservations.kept_us(limit.period_us());
@@ -184,7 +186,7 @@ impl ReservationTable {
         self.open.remove(&id.0);
     }
 
-    fn sweep_if_due(&mut self, policy: ReservationPolicy, query: ReservationQuery<'_>, view: &mut RequestReservation) {
+    fn sweep_if_due(&mut self, policy: ReservationPolicy, query: ReservationQuery<'_>, view: &mut ReservationView) {
         let now = query.now;
         if now >= self.swept && now.since_us(self.swept) < SWEEP_INTERVAL_US {
             return;
@@ -204,13 +206,13 @@ impl ReservationTable {
         one: Reservation,
         policy: ReservationPolicy,
         query: ReservationQuery<'_>,
-        view: &mut RequestReservation,
+        view: &mut ReservationView,
     ) {
         if one.hits == 0 {
             return;
         }
         view.unsettled = view.unsettled.saturating_add(1);
-        if policy.unsettled() == UnsettledPolicy::Return {
+        if policy.unsettled_policy() == UnsettledPolicy::Return {
             let returned = self.refundable_hits(one.hits, one.mark, query);
             view.returned = view.returned.saturating_add(returned);
             self.given_back = self.given_back.saturating_add(returned);

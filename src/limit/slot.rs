@@ -139,24 +139,24 @@ impl SlotUse {
     }
 }
 
-/// Text of a token in metadata: the id and the token, in hexadecimal digits.
+/// Id of a slot and its token, as the text in metadata has them: in hexadecimal digits.
 ///
 /// The id is in it so that a release without entries `slot` finds the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenText {
+pub struct SlotIdWithToken {
     /// The slot.
     pub id: SlotId,
     /// Its token.
     pub token: SlotToken,
 }
 
-impl fmt::Display for TokenText {
+impl fmt::Display for SlotIdWithToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}{:016x}", self.id.0, self.token.0)
     }
 }
 
-impl TokenText {
+impl SlotIdWithToken {
     fn parse(text: &[u8]) -> Option<Self> {
         let is_hex = text.len() == 48 && text.iter().all(u8::is_ascii_hexdigit);
         let (id, token) = std::str::from_utf8(text).ok().filter(|_| is_hex)?.split_at(32);
@@ -169,7 +169,7 @@ impl TokenText {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseValue {
     /// The request was admitted, with this token.
-    Admitted(TokenText),
+    Admitted(SlotIdWithToken),
     /// The request was rejected. A value that no answer had counts as this: it can free nothing.
     Rejected,
     /// Envoy never saw an answer.
@@ -181,7 +181,7 @@ impl ReleaseValue {
     pub fn parse(value: &[u8]) -> Self {
         match value {
             UNANSWERED_TOKEN => Self::Unanswered,
-            value => TokenText::parse(value).map_or(Self::Rejected, Self::Admitted),
+            value => SlotIdWithToken::parse(value).map_or(Self::Rejected, Self::Admitted),
         }
     }
 }

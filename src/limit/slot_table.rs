@@ -88,7 +88,7 @@ pub struct SummarizedSlot {
 impl SlotSummary {
     /// Marks the sums as those of reservations.
     #[must_use]
-    pub fn of_reservations(self) -> Self {
+    pub fn marked_as_reservations(self) -> Self {
         Self { is_of_reservations: true, ..self }
     }
 
@@ -115,7 +115,7 @@ impl SlotTable {
     const ENTRY_BYTES: usize = size_of::<(u128, Slot)>() + 1;
 
     /// Returns what a request sees. Removes its own slot if that is over, and all that are over if seats are lacking.
-    pub fn view(&mut self, query: SlotQuery<'_>) -> State {
+    pub fn view_for_request(&mut self, query: SlotQuery<'_>) -> State {
         let SlotQuery { slot, now, seats, limit, .. } = query;
         let mut expired = 0;
         if self.slots.get(&slot.id.0).is_some_and(|own| own.expires <= now) {
@@ -132,11 +132,12 @@ impl SlotTable {
             Some(Slot { token, seats, .. }) => OwnSlot::Held { token, seats },
         };
         let expired = u32::try_from(expired).unwrap_or(u32::MAX);
-        State { last: now, used: self.used, own, expired, ..State::default() }.for_use(slot)
+        State { last: now, used: self.used, own, expired, ..State::default() }.with_slot_use(slot)
     }
 
-    /// Writes what the algorithm made of a request's [`view`](Self::view) at `now`; a slot lives for `life_us`.
-    pub fn apply(&mut self, slot: &SlotUse, state: &State, now: Time, life_us: u64) {
+    /// Writes what the algorithm made at `now` of a request's view (see [`Self::view_for_request`]); a slot lives for
+    /// `life_us`.
+    pub fn write_back(&mut self, slot: &SlotUse, state: &State, now: Time, life_us: u64) {
         let SlotUse { id, holder, .. } = *slot;
         let old = self.slots.get(&id.0).copied();
         match state.own {
@@ -183,7 +184,7 @@ impl SlotTable {
     }
 
     /// Seats in use, those of slots that are over included until they are looked for.
-    pub const fn used(&self) -> u64 {
+    pub const fn used_seats(&self) -> u64 {
         self.used
     }
 
@@ -193,7 +194,7 @@ impl SlotTable {
     }
 
     /// Upper bound on the bytes that one more slot adds.
-    pub fn growth_bytes(&self) -> u64 {
+    pub fn max_bytes_of_next_slot(&self) -> u64 {
         if self.slots.len() < self.slots.capacity() {
             return 0;
         }

@@ -5,16 +5,16 @@
 //! - *Hours, minutes and seconds* are counted from the start of the day; the last window of a day ends with it.
 //! - A `month_day` that a month lacks is its last day.
 //!
-//! A [`Window`] is interned with the period of its limit, so that a [`Limit`](crate::limit::Limit) stays `Copy` and a
-//! reload keeps what it has. It remembers the window of now and the next one: only the first question after the end of
-//! a window asks the calendar.
+//! [`CalendarWindows`] are interned with the period of their limit, so that a [`Limit`](crate::limit::Limit) stays
+//! `Copy` and a reload keeps what it has. They remember the window of now and the next one: only the first question
+//! after the end of a window asks the calendar.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, PoisonError, RwLock};
 
-use super::calendar::{LocalTime, TimeOfDay, Weekday, Zone, day_of_month};
+use super::calendar::{LocalTime, TimeOfDay, Weekday, Zone, day_number_in_month};
 use super::period::{Period, Unit};
 use crate::base::clock::Time;
 use crate::base::named_enum::named_enum;
@@ -70,7 +70,7 @@ impl WindowSpec {
     }
 
     /// Returns the keys that matter for a period, so that another one does not start a new counter.
-    fn relevant_to(self, period: Period) -> Self {
+    fn without_irrelevant_keys(self, period: Period) -> Self {
         let Self { zone, day_starts, week_starts, month, month_day } = self;
         let plain = Self { day_starts, ..Self::in_zone(zone) };
         match period.unit() {
@@ -106,7 +106,7 @@ impl fmt::Display for WindowSpec {
 
 /// Windows of a limit, which cover all time without gaps.
 #[derive(Clone, Copy)]
-pub struct Window(&'static Definition);
+pub struct CalendarWindows(&'static InternedCalendar);
 
 /// Start and end of a window; the end is the start of the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,9 +123,9 @@ impl WindowBounds {
     }
 }
 
-struct Definition {
+struct InternedCalendar {
     spec: WindowSpec,
-    grid: Grid,
+    grid: BoundaryGrid,
     period: Period,
     /// Text that identifies the definition, in keys of counters.
     identity: String,
@@ -133,28 +133,31 @@ struct Definition {
     next: CachedBounds,
 }
 
-impl Definition {
+impl InternedCalendar {
     fn new(spec: &WindowSpec, period: Period) -> Self {
         let count = i64::from(period.multiplier());
         let WindowSpec { zone, day_starts, week_starts, month, month_day } = *spec;
         let (grid, first) = match period.unit() {
             Unit::Second | Unit::Minute | Unit::Hour => {
                 let length_s = i64::try_from(period.micros() / 1_000_000).unwrap_or(i64::MAX);
-                (Grid::PartsOfDay { length_s }, String::new())
+                (BoundaryGrid::PartsOfDay { length_s }, String::new())
             }
-            Unit::Day => (Grid::Days { count, origin: 0 }, String::new()),
+            Unit::Day => (BoundaryGrid::Days { count, origin: 0 }, String::new()),
             Unit::Week => {
                 // The week that contains 1970-01-01, a Thursday.
                 let since = Weekday::Thursday.days_since_monday() - week_starts.days_since_monday();
-                (Grid::Days { count: 7 * count, origin: -since.rem_euclid(7) }, format!(",{}", week_starts.name()))
+                (
+                    BoundaryGrid::Days { count: 7 * count, origin: -since.rem_euclid(7) },
+                    format!(",{}", week_starts.name()),
+                )
             }
             Unit::Month if month == MonthLength::ThirtyDays => {
-                (Grid::Days { count: 30 * count, origin: 0 }, ",30_days".to_owned())
+                (BoundaryGrid::Days { count: 30 * count, origin: 0 }, ",30_days".to_owned())
             }
-            Unit::Month => (Grid::Months { count, day: month_day }, format!(",{month_day}")),
-            Unit::Year => (Grid::Months { count: 12 * count, day: month_day }, format!(",{month_day}")),
+            Unit::Month => (BoundaryGrid::Months { count, day: month_day }, format!(",{month_day}")),
+            Unit::Year => (BoundaryGrid::Months { count: 12 * count, day: month_day }, format!(",{month_day}")),
         };
-        let minutes = day_starts.minutes();
+        let minutes = day_starts.minutes_since_midnight();
         let identity = format!("{period}@{}{first},{:02}{:02}", zone.name(), minutes / 60, minutes % 60);
         let none = || CachedBounds(AtomicU64::new(0));
         Self { spec: *spec, grid, period, identity, current: none(), next: none() }
@@ -163,7 +166,7 @@ impl Definition {
 
 /// Boundaries of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Grid {
+enum BoundaryGrid {
     /// Every `length_s` seconds from the start of a day.
     PartsOfDay { length_s: i64 },
     /// Every `count` days, one of them on day `origin` since 1970-01-01.
@@ -174,31 +177,31 @@ enum Grid {
 
 /// Definitions in use, each once: a reload of the same rules adds none. Limits of requests add at most one for each
 /// period, of which there are fewer than 100 000 beside each `window` of `defaults`.
-static DEFINITIONS: LazyLock<RwLock<HashMap<(WindowSpec, Period), &'static Definition>>> =
+static INTERNED_CALENDARS: LazyLock<RwLock<HashMap<(WindowSpec, Period), &'static InternedCalendar>>> =
     LazyLock::new(Default::default);
 
-impl Window {
+impl CalendarWindows {
     /// Returns the windows of a limit; `None` for a period of hours, minutes or seconds that is longer than a day.
     pub fn new(spec: &WindowSpec, period: Period) -> Option<Self> {
         if !spec.applies_to(period) {
             return None;
         }
-        let key = (spec.relevant_to(period), period);
-        if let Some(definition) = DEFINITIONS.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        let key = (spec.without_irrelevant_keys(period), period);
+        if let Some(definition) = INTERNED_CALENDARS.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Some(Self(definition));
         }
-        let mut known = DEFINITIONS.write().unwrap_or_else(PoisonError::into_inner);
-        let definition = known.entry(key).or_insert_with(|| Box::leak(Box::new(Definition::new(&key.0, period))));
+        let mut known = INTERNED_CALENDARS.write().unwrap_or_else(PoisonError::into_inner);
+        let definition = known.entry(key).or_insert_with(|| Box::leak(Box::new(InternedCalendar::new(&key.0, period))));
         Some(Self(definition))
     }
 
     /// Returns the window that contains `at`. Beyond the year 9999 windows have the length of the period.
-    pub fn bounds(self, at: Time) -> WindowBounds {
+    pub fn bounds_at(self, at: Time) -> WindowBounds {
         self.0.current.find_or_compute(at, || self.compute_bounds(at))
     }
 
     /// Returns the window that contains `at`, a time after the window of now, and remembers it apart from that one.
-    pub fn next_bounds(self, at: Time) -> WindowBounds {
+    pub fn bounds_at_later_time(self, at: Time) -> WindowBounds {
         self.0.next.find_or_compute(at, || self.compute_bounds(at))
     }
 
@@ -224,21 +227,25 @@ impl Window {
         let local = self.0.spec.zone.local_time(at)?;
         let at_s = i64::try_from(at.as_micros() / 1_000_000).ok()?;
         let (start_s, end_s) = match self.0.grid {
-            Grid::PartsOfDay { length_s } => {
-                let (day_s, day_end_s) = self.find_boundaries(Grid::Days { count: 1, origin: 0 }, local, at_s)?;
+            BoundaryGrid::PartsOfDay { length_s } => {
+                let (day_s, day_end_s) =
+                    self.find_boundaries(BoundaryGrid::Days { count: 1, origin: 0 }, local, at_s)?;
                 let start_s = day_s + (at_s - day_s) / length_s * length_s;
                 (start_s, (start_s + length_s).min(day_end_s))
             }
-            grid @ (Grid::Days { .. } | Grid::Months { .. }) => self.find_boundaries(grid, local, at_s)?,
+            grid @ (BoundaryGrid::Days { .. } | BoundaryGrid::Months { .. }) => {
+                self.find_boundaries(grid, local, at_s)?
+            }
         };
         let time = |seconds: i64| Time::from_secs(u64::try_from(seconds).unwrap_or(0));
         Some(WindowBounds { start: time(start_s), end: time(end_s) })
     }
 
     /// Returns the last boundary up to `at_s`, and the first one after it.
-    fn find_boundaries(self, grid: Grid, local: LocalTime, at_s: i64) -> Option<(i64, i64)> {
-        let boundary_s = |index| self.0.spec.zone.instant_s(grid.day_of_boundary(index)?, self.0.spec.day_starts);
-        let mut index = grid.boundary_up_to(local)?;
+    fn find_boundaries(self, grid: BoundaryGrid, local: LocalTime, at_s: i64) -> Option<(i64, i64)> {
+        let boundary_s =
+            |index| self.0.spec.zone.unix_seconds_of_local_time(grid.day_of_boundary(index)?, self.0.spec.day_starts);
+        let mut index = grid.last_boundary_index(local)?;
         // The day may not have begun yet, or the day after it already, where the clock is put back at midnight.
         while boundary_s(index)? > at_s {
             index -= 1;
@@ -250,13 +257,13 @@ impl Window {
     }
 }
 
-impl Grid {
+impl BoundaryGrid {
     /// Index of a boundary on the local day, or of the last one before it.
-    fn boundary_up_to(self, local: LocalTime) -> Option<i64> {
+    fn last_boundary_index(self, local: LocalTime) -> Option<i64> {
         match self {
             Self::PartsOfDay { .. } => None,
             Self::Days { count, origin } => Some((local.day - origin).div_euclid(count)),
-            Self::Months { count, .. } => Some(local.month()?.div_euclid(count)),
+            Self::Months { count, .. } => Some(local.month_number()?.div_euclid(count)),
         }
     }
 
@@ -265,7 +272,7 @@ impl Grid {
         match self {
             Self::PartsOfDay { .. } => None,
             Self::Days { count, origin } => Some(index * count + origin),
-            Self::Months { count, day } => day_of_month(index * count, day),
+            Self::Months { count, day } => day_number_in_month(index * count, day),
         }
     }
 }
@@ -275,51 +282,51 @@ impl Grid {
 struct CachedBounds(AtomicU64);
 
 /// Bits of the length: up to 776 days.
-const LENGTH_BITS: u32 = 26;
+const WINDOW_LENGTH_BITS: u32 = 26;
 
 impl CachedBounds {
     /// Returns the remembered window if it contains `at`, else the computed one, which it remembers.
     fn find_or_compute(&self, at: Time, compute: impl FnOnce() -> WindowBounds) -> WindowBounds {
         let packed = self.0.load(Ordering::Relaxed);
-        let start = Time::from_micros((packed >> LENGTH_BITS) * 1_000_000);
-        let end = start.plus_us((packed & ((1 << LENGTH_BITS) - 1)) * 1_000_000);
+        let start = Time::from_micros((packed >> WINDOW_LENGTH_BITS) * 1_000_000);
+        let end = start.plus_us((packed & ((1 << WINDOW_LENGTH_BITS) - 1)) * 1_000_000);
         let cached = WindowBounds { start, end };
         if cached.contains(at) {
             return cached;
         }
         let bounds = compute();
         let (start_s, length_s) = (bounds.start.as_micros() / 1_000_000, bounds.end.since_us(bounds.start) / 1_000_000);
-        if start_s < 1 << (u64::BITS - LENGTH_BITS) && length_s < 1 << LENGTH_BITS {
-            self.0.store(start_s << LENGTH_BITS | length_s, Ordering::Relaxed);
+        if start_s < 1 << (u64::BITS - WINDOW_LENGTH_BITS) && length_s < 1 << WINDOW_LENGTH_BITS {
+            self.0.store(start_s << WINDOW_LENGTH_BITS | length_s, Ordering::Relaxed);
         }
         bounds
     }
 }
 
-impl PartialEq for Window {
+impl PartialEq for CalendarWindows {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)
     }
 }
 
-impl Eq for Window {}
+impl Eq for CalendarWindows {}
 
-impl fmt::Debug for Window {
+impl fmt::Debug for CalendarWindows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.identity())
     }
 }
 
 /// Writes the windows for people: `in windows of Europe/Berlin from 06:00`.
-impl fmt::Display for Window {
+impl fmt::Display for CalendarWindows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "in windows of {} from {}", self.0.spec.zone.name(), self.0.spec.day_starts)?;
         match self.0.grid {
-            Grid::Months { day, .. } if day > 1 => write!(f, " on day {day}"),
-            Grid::Days { origin, .. } if self.0.period.unit() == Unit::Week => {
-                write!(f, " on {}", Weekday::of_day(origin).name())
+            BoundaryGrid::Months { day, .. } if day > 1 => write!(f, " on day {day}"),
+            BoundaryGrid::Days { origin, .. } if self.0.period.unit() == Unit::Week => {
+                write!(f, " on {}", Weekday::of_day_number(origin).name())
             }
-            Grid::PartsOfDay { .. } | Grid::Days { .. } | Grid::Months { .. } => Ok(()),
+            BoundaryGrid::PartsOfDay { .. } | BoundaryGrid::Days { .. } | BoundaryGrid::Months { .. } => Ok(()),
         }
     }
 }

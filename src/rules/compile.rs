@@ -30,20 +30,20 @@ use std::vec;
 
 use crate::limit::period::Unit;
 use crate::limit::slot::{RELEASE_KEY, SLOT_KEY};
-use crate::rules::acknowledged::AcknowledgedLines;
+use crate::rules::acknowledged_warnings::AcknowledgedLines;
 use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
-use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, count_steps};
+use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, bound_backtracking_steps};
 use crate::rules::rule::value_pattern::{ValuePattern, has_star};
 use crate::rules::rule::{Allowance, Domain, EntryOrder, OverLimitBody, Rule, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_spec::DomainSettings;
 use options::CompileOptions;
-use plans::{CompiledPlan, PathKey, PlanRuleCompiler, PlanScope, RateLimitParts, RulePlace};
+use plans::{CompiledPlan, CompiledRateLimit, PathKey, PlanRuleCompiler, PlansAndTables, RulePlace};
 
 /// Text of rules, such as a rule file.
 #[derive(Clone, Debug)]
@@ -129,16 +129,17 @@ impl<'o> Compiler<'o> {
         documents: Vec<NamedDocument>,
         files: &[Arc<str>],
     ) -> Result<CompiledRules, Diagnostics> {
-        let declared: Vec<_> = documents.into_iter().map(|document| self.register_domain(document)).collect();
+        let declared: Vec<_> =
+            documents.into_iter().map(|document| self.register_domain_of_document(document)).collect();
         self.compile_plans();
         for document in declared {
             self.compile_descriptors(document);
         }
         for builder in &mut self.domains {
-            finish_domain(builder, self.found.has_errors(), &mut self.found);
+            sort_and_check_domain(builder, self.found.has_errors(), &mut self.found);
         }
         for (file, lines) in &self.acknowledged {
-            self.found.acknowledge(file, lines);
+            self.found.remove_acknowledged(file, lines);
         }
         self.found.sort(files);
         if self.found.has_errors() {
@@ -162,7 +163,7 @@ impl<'o> Compiler<'o> {
                 return Vec::new();
             }
         };
-        let acknowledged = AcknowledgedLines::find(&text);
+        let acknowledged = AcknowledgedLines::from_text(&text);
         if !acknowledged.is_empty() {
             self.acknowledged.push((Arc::clone(file), acknowledged));
         }
@@ -180,8 +181,8 @@ impl<'o> Compiler<'o> {
         roots.iter().filter_map(|root| read::read_document(&mut reader, root)).map(named).collect()
     }
 
-    /// Registers the domain of a document, with its defaults.
-    fn register_domain(&mut self, NamedDocument { file, document }: NamedDocument) -> DocumentDescriptors {
+    /// Registers the domain of a document, with defaults, plans and tables; returns the document's descriptors.
+    fn register_domain_of_document(&mut self, NamedDocument { file, document }: NamedDocument) -> DocumentDescriptors {
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let name = document.domain.unwrap_or(Spanned { value: String::new(), at: document.at });
         if name.value.is_empty() && !document.unreadable {
@@ -201,7 +202,7 @@ impl<'o> Compiler<'o> {
         }
         if let Some(Spanned { value: spec, at }) = document.matching {
             let mut reader = DocumentReader { file: &file, found: &mut self.found };
-            self.domains[domain].set_matching(&mut reader, spec, source_location(&file, at));
+            self.domains[domain].set_or_check_matching(&mut reader, spec, source_location(&file, at));
         }
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         self.domains[domain].add_plans(&mut reader, document.plans);
@@ -220,7 +221,7 @@ impl<'o> Compiler<'o> {
             };
             for written in &builder.written_plans {
                 let mut reader = DocumentReader { file: &written.file, found: &mut self.found };
-                let (plans, none) = (FieldPath::ROOT.with_key("plans"), PlanScope { plans: &[], tables: &[] });
+                let (plans, none) = (FieldPath::ROOT.with_key("plans"), PlansAndTables { plans: &[], tables: &[] });
                 let plan = &written.plan;
                 let mut compiler =
                     DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope: none, path_keys: Vec::new() };
@@ -242,7 +243,7 @@ impl<'o> Compiler<'o> {
             caller_timeout_us: self.options.caller_timeouts_us.get(&**name).copied(),
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
-        let plan_scope = PlanScope { plans, tables };
+        let plan_scope = PlansAndTables { plans, tables };
         let compiler = DescriptorCompiler { reader: &mut reader, scope: &scope, plan_scope, path_keys: Vec::new() };
         compiler.compile_into_level(nodes, siblings, OpenLevel::new(name, descriptors));
     }
@@ -279,13 +280,13 @@ fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
 }
 
 /// Puts the rules of a domain in the order of `matching`, and reports what only the whole domain shows.
-fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diagnostics) {
+fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diagnostics) {
     let DomainBuilder { domain, matching, plans, .. } = builder;
     if domain.matching.order == EntryOrder::Any {
         any_order::sort_rules(domain, found);
     }
     if domain.acts_on_stream_done() {
-        report_slot_keys(domain, found);
+        report_descriptors_with_stream_keys(domain, found);
     }
     // Rules with errors would give problems that follow from those.
     if has_errors {
@@ -293,7 +294,8 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
     }
     hidden_rules::warn_about_hidden_rules(domain, found);
     replaced_names::warn_about_unknown_names(domain, plans, found);
-    let steps = if domain.matching.backtrack { count_steps(&domain.descriptors, domain.matching) } else { 0 };
+    let steps =
+        if domain.matching.backtrack { bound_backtracking_steps(&domain.descriptors, domain.matching) } else { 0 };
     if steps > MAX_BACKTRACKING_STEPS
         && let Some((_, location)) = matching
     {
@@ -308,7 +310,7 @@ fn finish_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diag
 }
 
 /// Reports descriptors of a domain with limits that follow streams, if their key is that of an entry not matched there.
-fn report_slot_keys(domain: &Domain, found: &mut Diagnostics) {
+fn report_descriptors_with_stream_keys(domain: &Domain, found: &mut Diagnostics) {
     let mut waiting = vec![domain.descriptors.as_slice()];
     while let Some(nodes) = waiting.pop() {
         let is_slot_key = |node: &&RuleNode| [SLOT_KEY, RELEASE_KEY].contains(&node.key.as_bytes());
@@ -327,7 +329,7 @@ fn report_slot_keys(domain: &Domain, found: &mut Diagnostics) {
 struct DescriptorCompiler<'l, 'f> {
     reader: &'l mut DocumentReader<'f>,
     scope: &'l DomainSettings<'l>,
-    plan_scope: PlanScope<'l>,
+    plan_scope: PlansAndTables<'l>,
     /// Keys from the outermost descriptor to the current one.
     path_keys: Vec<PathKey>,
 }
@@ -381,11 +383,11 @@ impl DescriptorCompiler<'_, '_> {
         loop {
             if let Some(written) = level.waiting.next() {
                 indices.push(written.index);
-                let mut open = self.open_node(written, &FieldPath::of_descriptor(&indices));
+                let mut open = self.compile_node_before_children(written, &FieldPath::of_descriptor(&indices));
                 let path = format!("{}.{}", level.parent, open.node.composite_key());
                 let children = std::mem::take(&mut open.written.descriptors);
                 if children.is_empty() {
-                    self.close_node(open, path, &mut level, &FieldPath::of_descriptor(&indices));
+                    self.compile_rule_and_add_node(open, path, &mut level, &FieldPath::of_descriptor(&indices));
                     indices.pop();
                 } else {
                     let below = OpenLevel { above: Some(open), ..OpenLevel::new(&path, children) };
@@ -395,12 +397,12 @@ impl DescriptorCompiler<'_, '_> {
                 continue;
             }
             let field_path = FieldPath::of_descriptor(&indices);
-            lints::warn_about_wildcards(self.reader, &level.nodes, &field_path.with_key("descriptors"));
-            lints::warn_about_expressions(self.reader, &level.nodes, &field_path.with_key("descriptors"));
+            lints::warn_about_costly_wildcards(self.reader, &level.nodes, &field_path.with_key("descriptors"));
+            lints::warn_about_costly_expressions(self.reader, &level.nodes, &field_path.with_key("descriptors"));
             let (Some(above), Some(mut open)) = (levels.pop(), level.above.take()) else { break };
             let done = std::mem::replace(&mut level, above);
             open.node.descriptors = done.nodes.into();
-            self.close_node(open, done.parent, &mut level, &field_path);
+            self.compile_rule_and_add_node(open, done.parent, &mut level, &field_path);
             indices.pop();
         }
         *nodes = level.nodes.into();
@@ -408,7 +410,13 @@ impl DescriptorCompiler<'_, '_> {
     }
 
     /// Compiles the rule of a descriptor whose children are compiled, and adds the descriptor to its level.
-    fn close_node(&mut self, open: OpenNode, path: String, level: &mut OpenLevel, field_path: &FieldPath<'_>) {
+    fn compile_rule_and_add_node(
+        &mut self,
+        open: OpenNode,
+        path: String,
+        level: &mut OpenLevel,
+        field_path: &FieldPath<'_>,
+    ) {
         let OpenNode { mut written, mut node } = open;
         node.rule = self.compile_rule(&mut written, path, field_path);
         self.path_keys.pop();
@@ -442,7 +450,7 @@ impl DescriptorCompiler<'_, '_> {
     }
 
     /// Compiles a descriptor without its children and its rule.
-    fn open_node(&mut self, mut written: DescriptorSpec, field_path: &FieldPath<'_>) -> OpenNode {
+    fn compile_node_before_children(&mut self, mut written: DescriptorSpec, field_path: &FieldPath<'_>) -> OpenNode {
         if written.key.value.is_empty() && !written.unreadable {
             self.reader.report_error(written.key.at, field_path, "descriptor has empty key", "write `key: NAME`");
         }
@@ -485,7 +493,7 @@ impl DescriptorCompiler<'_, '_> {
     fn compile_value(&mut self, written: &mut DescriptorSpec, field_path: &FieldPath<'_>) -> ValuePattern {
         let value = std::mem::take(&mut written.value);
         let Some(matching) = written.matching.take() else {
-            lints::warn_about_value(self.reader, written.at, &value, field_path);
+            lints::warn_about_value_like_pattern(self.reader, written.at, &value, field_path);
             return ValuePattern::from(value);
         };
         let field_path = field_path.with_key("match");
@@ -515,7 +523,7 @@ impl DescriptorCompiler<'_, '_> {
             return compiler.compile_rule(&choice, written, &place, &field_path);
         }
         let parts = self.compile_limits(&rate_limit, written, &field_path.with_key("rate_limit"))?;
-        let RateLimitParts { allowance, replaces, over_limit_body, at } = parts;
+        let CompiledRateLimit { allowance, replaces, over_limit_body, at } = parts;
         Some(Rule {
             path,
             location: source_location(self.reader.file, at),
@@ -535,7 +543,7 @@ impl DescriptorCompiler<'_, '_> {
         rate_limit: &RateLimitSpec,
         written: &DescriptorSpec,
         field_path: &FieldPath<'_>,
-    ) -> Option<RateLimitParts> {
+    ) -> Option<CompiledRateLimit> {
         let (limits, at): (&[document::RateLimitEntry], Position) = match rate_limit {
             RateLimitSpec::None | RateLimitSpec::Unreadable => return None,
             RateLimitSpec::One(one) => (std::slice::from_ref(&*one.value), one.at),
@@ -552,7 +560,7 @@ impl DescriptorCompiler<'_, '_> {
         } else {
             Allowance::Limits(limit::compile_limits(self.reader, limits, written, self.scope, field_path))
         };
-        Some(RateLimitParts { allowance, replaces, over_limit_body, at })
+        Some(CompiledRateLimit { allowance, replaces, over_limit_body, at })
     }
 
     /// Body of a rejection: beside or in the `rate_limit`, else that of the defaults.

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::diagnostic::{Diagnostics, Severity};
 use super::files::read::read_rule_files;
 use super::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
-use super::files::{PathError, PathProblem, ReadResult, RuleLocation};
+use super::files::{PathError, PathProblem, RuleFileSetResult, RuleFilesLocation};
 use super::rule_defaults::RuleDefaults;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -40,15 +40,15 @@ impl DefaultsWatch {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(path: &Path, timing: WatchTiming) -> io::Result<(Self, ReadResult)> {
-        let location = RuleLocation::Paths(vec![path.to_owned()]);
+    pub fn start(path: &Path, timing: WatchTiming) -> io::Result<(Self, RuleFileSetResult)> {
+        let location = RuleFilesLocation::Paths(vec![path.to_owned()]);
         let first = read_rule_files(&location);
         let (watcher, changes) = FileWatcher::start(location, timing, &first)?;
         Ok((Self { watcher, changes }, first))
     }
 
     /// Returns the changed file, or its errors; `None` after the watcher has ended. Cancel safe.
-    pub async fn next_change(&mut self) -> Option<ReadResult> {
+    pub async fn next_change(&mut self) -> Option<RuleFileSetResult> {
         self.changes.next_set().await
     }
 
@@ -60,11 +60,11 @@ impl DefaultsWatch {
 
 /// Reads the file once. Blocks on disk I/O.
 pub fn read_defaults(path: &Path) -> DefaultsReadResult {
-    parse_defaults(path, read_rule_files(&RuleLocation::Paths(vec![path.to_owned()])))
+    parse_defaults(path, read_rule_files(&RuleFilesLocation::Paths(vec![path.to_owned()])))
 }
 
 /// Parses what was read at `path`.
-pub fn parse_defaults(path: &Path, result: ReadResult) -> DefaultsReadResult {
+pub fn parse_defaults(path: &Path, result: RuleFileSetResult) -> DefaultsReadResult {
     let failed = |errors: &[PathError]| {
         let mut problems = Diagnostics::default();
         errors.iter().for_each(|error| problems.push(error.to_diagnostic(Severity::Error)));
@@ -80,7 +80,7 @@ pub fn parse_defaults(path: &Path, result: ReadResult) -> DefaultsReadResult {
     }
 }
 
-/// Finds a file that cannot be used; its first problem.
+/// Returns the first problem of the file, if the file cannot be used. Blocks on disk I/O.
 pub fn find_unusable_file(path: &Path) -> Option<UnusableSetting> {
     let problems = read_defaults(path).err()?;
     let what = problems.errors().first().map(ToString::to_string).unwrap_or_default();
@@ -104,7 +104,7 @@ struct DefaultsState {
     without_effect: DefaultsWithoutEffect,
 }
 
-/// Use of the defaults by the loaded rules.
+/// Defaults that have no effect on the loaded rules.
 #[derive(Clone, Debug, Default)]
 struct DefaultsWithoutEffect {
     left_out: u64,
@@ -168,8 +168,8 @@ impl DefaultsStatus {
         state.refused += 1;
     }
 
-    /// Records the rules that these defaults were applied to.
-    pub fn record_use(&self, rules: &RuleSet, defaults: &RuleDefaults) {
+    /// Records which of the defaults have no effect on these rules.
+    pub fn record_defaults_without_effect(&self, rules: &RuleSet, defaults: &RuleDefaults) {
         let recorded = DefaultsWithoutEffect::find_defaults_without_effect(rules, defaults);
         self.lock_state().without_effect = recorded;
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::base::printable_text::{replace_unprintable_char, truncate_printable};
-use crate::rules::acknowledged::AcknowledgedLines;
+use crate::base::printable_text::{replace_unprintable_char, truncate_and_escape};
+use crate::rules::acknowledged_warnings::AcknowledgedLines;
 use crate::rules::rule::SourceLocation;
 
 /// Maximum number of errors, and of warnings, that are kept; the rest are counted.
@@ -174,7 +174,7 @@ impl Diagnostics {
     }
 
     /// Removes the warnings of `file` in these lines. Those beyond the bound stay counted.
-    pub(crate) fn acknowledge(&mut self, file: &str, lines: &AcknowledgedLines) {
+    pub(crate) fn remove_acknowledged(&mut self, file: &str, lines: &AcknowledgedLines) {
         let before = self.warnings.len();
         self.warnings.retain(|warning| &*warning.file != file || !lines.contains_line(warning.line));
         self.acknowledged = self.acknowledged.saturating_add((before - self.warnings.len()) as u64);
@@ -224,15 +224,15 @@ impl std::error::Error for Diagnostics {}
 
 /// Makes `text` fit for a message: printable, and at most 200 characters of it.
 pub(crate) fn escape_for_message(text: &str) -> String {
-    truncate_printable(text, 200)
+    truncate_and_escape(text, 200)
 }
 
 /// Returns the name that `written` was probably meant to be, if one is similar enough.
 pub(crate) fn find_similar_name<'n>(written: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     /// Bounded, because a comparison takes time proportional to both lengths.
-    const MAX_BYTES: usize = 100;
+    const MAX_COMPARED_BYTES: usize = 100;
     names
-        .filter(|name| name.len().max(written.len()) <= MAX_BYTES)
+        .filter(|name| name.len().max(written.len()) <= MAX_COMPARED_BYTES)
         .map(|name| (strsim::normalized_damerau_levenshtein(written, name), name))
         .filter(|(likeness, _)| *likeness >= 0.6)
         .max_by(|one, other| one.0.total_cmp(&other.0).then(other.1.cmp(one.1)))

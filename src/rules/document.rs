@@ -5,7 +5,7 @@
 //! keys are for `compile`.
 
 pub mod value;
-mod foreign;
+mod mistakes;
 pub mod fields;
 pub mod defaults;
 pub mod matching;

@@ -7,8 +7,8 @@
 pub(in crate::rules) mod contents;
 mod fs_events;
 pub mod read;
-mod scan;
-pub mod sets;
+mod search_result;
+pub mod set_files;
 pub mod stamps;
 mod walk;
 mod wakeup;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::compile::set_files::SetText;
+use super::compile::set_files::SetFileText;
 use super::diagnostic::{Diagnostic, Severity};
 use crate::settings::rules::RuleSettings;
 
@@ -37,7 +37,7 @@ const MAX_ERRORS: usize = 100;
 
 /// Location of the rule files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RuleLocation {
+pub enum RuleFilesLocation {
     /// Files and directories given with `--config`.
     ///
     /// Of a directory, searched recursively, these are the `.yaml`, `.yml` and `.json` files whose names do not start
@@ -59,7 +59,7 @@ pub enum RuleLocation {
     },
 }
 
-impl RuleLocation {
+impl RuleFilesLocation {
     /// Returns the empty variable because of which no file is read, as in envoyproxy/ratelimit.
     pub fn find_empty_env_variable(&self) -> Option<&'static str> {
         let is_root = |directory: &str| directory.trim_start_matches('/').is_empty();
@@ -77,7 +77,7 @@ impl RuleLocation {
     }
 }
 
-impl From<&RuleSettings> for RuleLocation {
+impl From<&RuleSettings> for RuleFilesLocation {
     fn from(settings: &RuleSettings) -> Self {
         Self::Runtime {
             root: settings.root.clone(),
@@ -106,13 +106,13 @@ pub struct RuleFileSet {
     /// Files sorted by name, no two of one name. Empty only under `RUNTIME_*`.
     pub files: Vec<RuleFile>,
     /// Files with sets that the rule files name, readable or not.
-    pub sets: Vec<SetText>,
+    pub sets: Vec<SetFileText>,
     /// Paths that are probably not meant; without rule files under `RUNTIME_*`, always one with the reason.
     pub warnings: Vec<PathError>,
 }
 
 /// Result of reading a location: all of it, or every error.
-pub type ReadResult = Result<RuleFileSet, RuleFileSetFailure>;
+pub type RuleFileSetResult = Result<RuleFileSet, RuleFileSetFailure>;
 
 /// Failure to read a part of a set, so that none of it may take effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

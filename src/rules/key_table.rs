@@ -6,11 +6,11 @@
 
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
-use crate::limit::ban::MAX_AFTER;
+use crate::limit::ban::MAX_REJECTIONS_BEFORE_BAN;
 use crate::limit::calendar::Weekday;
 use crate::limit::reservation::UnsettledPolicy;
 use crate::limit::window::MonthLength;
-use crate::limit::{RegionLossPolicy, StorePolicy};
+use crate::limit::{RegionLossPolicy, StoreFailurePolicy};
 use crate::rules::rule::{EntryOrder, RuleLogging};
 use Section::{
     Active, Ban, Defaults, DefaultsFile, Descriptor, DomainDefaults, Limit, Match, MatchSet, Matching, Negation, Plan,
@@ -202,7 +202,7 @@ pub const MAX_EPOCH: u64 = 1 << 53;
 const ESTIMATE_DOC: &str = "Estimate of every request. If absent: its hits_addend.";
 
 /// Maximum length of `over_limit_body`, in bytes.
-pub const MAX_BODY_BYTES: usize = 64 * 1024;
+pub const MAX_OVER_LIMIT_BODY_BYTES: usize = 64 * 1024;
 
 /// The table, in the order of the documentation.
 pub const RULE_KEYS: &[RuleKey] = &[
@@ -413,7 +413,7 @@ pub const RULE_KEYS: &[RuleKey] = &[
     define_tollkeeper_key(
         "after",
         &[Ban],
-        Count(1, MAX_AFTER as u64),
+        Count(1, MAX_REJECTIONS_BEFORE_BAN as u64),
         "1",
         "The ban begins with this rejection. Rejections add up as long as less than a period lies between two.",
     ),
@@ -541,7 +541,7 @@ pub const RULE_KEYS: &[RuleKey] = &[
     define_tollkeeper_key(
         "on_store_error",
         &[Defaults, RateLimit, Limit],
-        Choice(StorePolicy::NAMES),
+        Choice(StoreFailurePolicy::NAMES),
         "local",
         "Answer while the store fails: local (limit within this process), allow, deny, or error. TOLLKEEPER_ON_STORE_ERROR changes the default.",
     ),

@@ -24,19 +24,19 @@ use crate::rules::rule::set::RuleSet;
 #[derive(Debug, Default)]
 pub struct LiveRules {
     current: ArcSwapOption<LoadedRules>,
-    attempt: Mutex<LoadAttempt>,
+    attempt: Mutex<LastLoadAttempt>,
     stream: OnceLock<Arc<StreamStatus>>,
     defaults: OnceLock<Arc<DefaultsStatus>>,
     tables: Mutex<Vec<TableReport>>,
-    marks: Mutex<VecDeque<LoadMark>>,
+    marks: Mutex<VecDeque<LoadRecord>>,
 }
 
 /// Maximum number of attempts to load rules that are kept.
-const MAX_LOAD_MARKS: usize = 100;
+const MAX_LOAD_RECORDS: usize = 100;
 
-/// An attempt to load rules.
+/// Record of an attempt to load rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct LoadMark {
+pub struct LoadRecord {
     /// Time, in seconds since the Unix epoch.
     pub at_s: u64,
     /// Number of the loaded set; `null` if the attempt failed.
@@ -53,12 +53,12 @@ pub struct LoadedRules {
     /// Time of loading.
     pub loaded_at: Time,
     /// Names of the texts of the set, and the version that its source gives it.
-    pub from: SourceIdentity,
+    pub from: RuleSetOrigin,
 }
 
-/// Identity of a loaded set at its source.
+/// What a loaded set was compiled from.
 #[derive(Clone, Debug, Default)]
-pub struct SourceIdentity {
+pub struct RuleSetOrigin {
     /// Names of the rule texts.
     pub names: Vec<Arc<str>>,
     /// Version that the source gives the set, if it has versions.
@@ -71,7 +71,7 @@ pub struct SourceIdentity {
 
 /// The last attempt to load rules.
 #[derive(Clone, Debug, Default)]
-struct LoadAttempt {
+struct LastLoadAttempt {
     at: Option<Time>,
     error: Option<String>,
     problems: Vec<RuleProblem>,
@@ -134,8 +134,8 @@ pub struct LoadStatus {
 }
 
 impl LiveRules {
-    /// Sets the state of the stream that rules come from, once.
-    pub fn set_stream_status(&self, status: Arc<StreamStatus>) {
+    /// Sets the state of the xDS stream that rules come from, once.
+    pub fn set_xds_status(&self, status: Arc<StreamStatus>) {
         // A process has one source of rules.
         let _ = self.stream.set(status);
     }
@@ -185,13 +185,13 @@ impl LiveRules {
     }
 
     /// Replaces the rules. Returns the number of the new set.
-    pub fn replace_rules(&self, rules: RuleSet, from: SourceIdentity, now: Time) -> u64 {
+    pub fn replace_rules(&self, rules: RuleSet, from: RuleSetOrigin, now: Time) -> u64 {
         let mut attempt = self.lock_attempt();
         let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
-        *attempt = LoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
+        *attempt = LastLoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
         drop(attempt);
-        self.add_load_mark(now, Some(version));
+        self.add_load_record(now, Some(version));
         if let Some(old) = old {
             await_sole_owner(&old);
         }
@@ -199,24 +199,24 @@ impl LiveRules {
     }
 
     /// Records a failed attempt; the loaded rules stay.
-    pub fn record_rejected(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
+    pub fn record_failed_load(&self, error: String, problems: Vec<RuleProblem>, now: Time) {
         let mut attempt = self.lock_attempt();
-        *attempt = LoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
+        *attempt = LastLoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
         drop(attempt);
-        self.add_load_mark(now, None);
+        self.add_load_record(now, None);
     }
 
     /// Returns the last attempts to load rules, the oldest first.
-    pub fn load_marks(&self) -> Vec<LoadMark> {
+    pub fn load_records(&self) -> Vec<LoadRecord> {
         lock_ignoring_poison(&self.marks).iter().copied().collect()
     }
 
-    fn add_load_mark(&self, now: Time, version: Option<u64>) {
+    fn add_load_record(&self, now: Time, version: Option<u64>) {
         let mut marks = lock_ignoring_poison(&self.marks);
-        if marks.len() >= MAX_LOAD_MARKS {
+        if marks.len() >= MAX_LOAD_RECORDS {
             marks.pop_front();
         }
-        marks.push_back(LoadMark { at_s: now.as_micros() / 1_000_000, version });
+        marks.push_back(LoadRecord { at_s: now.as_micros() / 1_000_000, version });
     }
 
     /// Returns the errors of the last attempt that have a position, the first of them.
@@ -246,7 +246,7 @@ impl LiveRules {
         }
     }
 
-    fn lock_attempt(&self) -> MutexGuard<'_, LoadAttempt> {
+    fn lock_attempt(&self) -> MutexGuard<'_, LastLoadAttempt> {
         lock_ignoring_poison(&self.attempt)
     }
 }

@@ -86,17 +86,17 @@ pub enum RowError {
 impl PlanTable {
     /// Creates a table without rows, with room for `rows`.
     pub fn with_capacity(rows: usize) -> Self {
-        let mut table = Self { slots: Vec::new(), rows: 0, hash_keys: HashKeys::random(), plans: Vec::new() };
-        table.reserve(rows);
+        let mut table = Self { slots: Vec::new(), rows: 0, hash_keys: HashKeys::generate(), plans: Vec::new() };
+        table.reserve_total(rows);
         table
     }
 
     /// Makes room for `rows` in all.
-    pub fn reserve(&mut self, rows: usize) {
+    pub fn reserve_total(&mut self, rows: usize) {
         let slots = rows.min(MAX_ROWS) * SLOTS_PER_THREE_ROWS / 3 + 1;
         if slots > self.slots.len() {
             let old = std::mem::replace(&mut self.slots, vec![Slot::default(); slots]);
-            old.into_iter().filter(|slot| slot.row != 0).for_each(|slot| self.place(slot));
+            old.into_iter().filter(|slot| slot.row != 0).for_each(|slot| self.insert_into_free_slot(slot));
         }
     }
 
@@ -116,13 +116,13 @@ impl PlanTable {
             return Err(RowError::Duplicate);
         }
         let row = match row {
-            RowValue::Plan(name) => row::StoredRow::Plan(self.plan_index(name, line)?),
+            RowValue::Plan(name) => row::StoredRow::Plan(self.find_or_add_plan(name, line)?),
             RowValue::Own(own) => row::StoredRow::Own(own),
         };
         if (self.rows + 1) * SLOTS_PER_THREE_ROWS / 3 >= self.slots.len() {
-            self.reserve(self.rows + self.rows / 2 + 16);
+            self.reserve_total(self.rows + self.rows / 2 + 16);
         }
-        self.place(Slot { hash, row: row.encode() });
+        self.insert_into_free_slot(Slot { hash, row: row.encode() });
         self.rows += 1;
         Ok(())
     }
@@ -151,7 +151,7 @@ impl PlanTable {
         if self.slots.is_empty() {
             return None;
         }
-        let mut at = self.first_place(hash);
+        let mut at = self.first_slot_index(hash);
         // At least one slot is free.
         loop {
             let slot = self.slots[at];
@@ -166,8 +166,8 @@ impl PlanTable {
     }
 
     /// Puts a row into the first free slot from its place on.
-    fn place(&mut self, slot: Slot) {
-        let mut at = self.first_place(slot.hash);
+    fn insert_into_free_slot(&mut self, slot: Slot) {
+        let mut at = self.first_slot_index(slot.hash);
         while self.slots[at].row != 0 {
             at = if at + 1 == self.slots.len() { 0 } else { at + 1 };
         }
@@ -175,12 +175,12 @@ impl PlanTable {
     }
 
     /// Index of the first slot of a hash, by its upper bits.
-    fn first_place(&self, hash: u64) -> usize {
+    fn first_slot_index(&self, hash: u64) -> usize {
         let index = (u128::from(hash) * self.slots.len() as u128) >> 64;
         usize::try_from(index).expect("it is below the number of slots")
     }
 
-    fn plan_index(&mut self, name: &str, line: u64) -> Result<u16, RowError> {
+    fn find_or_add_plan(&mut self, name: &str, line: u64) -> Result<u16, RowError> {
         let known = self.plans.iter().position(|plan| &*plan.name == name);
         let index = known.unwrap_or(self.plans.len());
         if known.is_none() {
@@ -198,7 +198,7 @@ impl PlanTable {
 struct HashKeys(u64, u64);
 
 impl HashKeys {
-    fn random() -> Self {
+    fn generate() -> Self {
         let (first, second) = random_u64_pair();
         Self(first, second)
     }

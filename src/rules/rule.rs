@@ -35,7 +35,7 @@ use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 use crate::limit::window::WindowSpec;
-use crate::limit::{Consistency, Limit, StorePolicy};
+use crate::limit::{Consistency, Limit, StoreFailurePolicy};
 use crate::rules::child_list::{ChildList, HasChildren};
 
 /// Index of a node in the compiled tree.
@@ -72,7 +72,7 @@ pub struct Domain {
     /// Those for limits of a unit, instead.
     pub defaults_by_unit: Vec<UnitOverrideDefaults>,
     /// `matching`: how descriptors are matched.
-    pub matching: Matching,
+    pub matching: MatchingOptions,
     /// Names of its plans, in file order.
     pub plans: Vec<Arc<str>>,
     /// Its tables, in file order.
@@ -83,7 +83,7 @@ pub struct Domain {
 
 /// How the descriptors of a domain are matched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Matching {
+pub struct MatchingOptions {
     /// `order`: order of entries.
     pub order: EntryOrder,
     /// If a better match has no rule for the entries after it, the next one is tried.
@@ -157,7 +157,7 @@ pub struct OverrideDefaults {
     /// Consistency between replicas.
     pub consistency: Option<Consistency>,
     /// Answer while the store fails.
-    pub on_store_error: Option<StorePolicy>,
+    pub on_store_error: Option<StoreFailurePolicy>,
     /// Part of every counter's key.
     pub epoch: u64,
     /// Body of a rejection.

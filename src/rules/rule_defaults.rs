@@ -58,7 +58,7 @@ impl RuleDefaults {
     /// Every problem, if at least one is an error.
     pub fn parse_file(file: &Arc<str>, bytes: &[u8]) -> Result<(Self, Diagnostics), Diagnostics> {
         let mut found = Diagnostics::default();
-        let domains = read_defaults_text(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
+        let domains = parse_defaults_text(&mut DocumentReader { file, found: &mut found }, bytes).unwrap_or_default();
         if found.has_errors() {
             return Err(found);
         }
@@ -112,7 +112,7 @@ impl<'d> DefaultLayers<'d> {
 }
 
 /// Reads the text of the file: defaults by domain; `None` if an error was reported.
-fn read_defaults_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
+fn parse_defaults_text(reader: &mut DocumentReader<'_>, bytes: &[u8]) -> Option<HashMap<String, DomainDefaults>> {
     let start = Position { line: 1, column: 1 };
     if bytes.len() > MAX_DEFAULTS_FILE_BYTES {
         let message = format!("a file of defaults of {} bytes", bytes.len());

@@ -13,7 +13,7 @@ use super::compile::{CompiledRules, RuleText, compile_texts};
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read_rule_files;
 use super::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
-use super::files::{ReadResult, RuleFile, RuleLocation};
+use super::files::{RuleFile, RuleFileSetResult, RuleFilesLocation};
 use super::live::{FileLine, RuleProblem};
 use super::table_loader::RuleFilePaths;
 use super::xds::client::ReceivedResources;
@@ -38,7 +38,7 @@ pub enum SourceConfig {
 #[derive(Clone, Debug)]
 pub struct FilesConfig {
     /// Location of the files.
-    pub location: RuleLocation,
+    pub location: RuleFilesLocation,
     /// Documents of a file that count.
     pub documents: DocumentSelection,
     /// Intervals at which changes are noticed.
@@ -250,11 +250,11 @@ impl RuleSource {
     }
 
     /// Reports the result of the last update to the source: applied, or rejected with this message.
-    pub fn acknowledge(&mut self, result: &UpdateResult) {
+    pub fn report_result(&mut self, result: &UpdateResult) {
         match self {
             // Files need no answer.
             Self::Files(_) => {}
-            Self::Xds(xds) => xds.acknowledge(result),
+            Self::Xds(xds) => xds.report_result(result),
         }
     }
 
@@ -317,7 +317,7 @@ impl FileSource {
 }
 
 /// Builds the update of rule files that were read.
-fn build_files_update(result: ReadResult, documents: DocumentSelection) -> RuleUpdate {
+fn build_files_update(result: RuleFileSetResult, documents: DocumentSelection) -> RuleUpdate {
     let text = |file: RuleFile| RuleText { name: file.name, bytes: file.bytes, documents };
     let set = result.map_err(|failure| failure.errors.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let paths = set.files.iter().map(|file| (Arc::clone(&file.name), file.path.clone())).collect();

@@ -27,7 +27,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// Table that was read, with the stamp of its file.
 #[derive(Clone, Debug)]
-pub struct ReadTable {
+pub struct TableWithStamp {
     /// The rows.
     pub table: Arc<PlanTable>,
     /// Stamp of the file when reading began.
@@ -38,7 +38,7 @@ pub struct ReadTable {
 ///
 /// # Errors
 /// Every problem of the file.
-pub fn read_table(path: &Path) -> Result<ReadTable, Diagnostics> {
+pub fn read_table(path: &Path) -> Result<TableWithStamp, Diagnostics> {
     let mut reader = TableReader::new(path);
     let result = open_regular_file(path).and_then(|file| {
         let metadata = file.metadata().map_err(|error| PathProblem::from(&error))?;
@@ -64,11 +64,11 @@ pub fn read_table(path: &Path) -> Result<ReadTable, Diagnostics> {
     if reader.found.has_errors() {
         return Err(reader.found);
     }
-    Ok(ReadTable { table: Arc::new(reader.table), stamp })
+    Ok(TableWithStamp { table: Arc::new(reader.table), stamp })
 }
 
 /// Input of a reader.
-type Input = BufReader<std::io::Take<std::fs::File>>;
+type TableFileInput = BufReader<std::io::Take<std::fs::File>>;
 
 /// Collects rows and problems of one file.
 struct TableReader {
@@ -114,7 +114,7 @@ impl TableReader {
         });
     }
 
-    fn read_csv(&mut self, input: Input) {
+    fn read_csv(&mut self, input: TableFileInput) {
         let mut rows = csv::ReaderBuilder::new().from_reader(input);
         let columns = match rows.byte_headers() {
             Ok(heading) => Columns::from_heading(heading),
@@ -155,7 +155,7 @@ impl TableReader {
         self.report(line, message, "write as many columns as the heading has; put texts with commas in quotes");
     }
 
-    fn read_json_lines(&mut self, mut input: Input) {
+    fn read_json_lines(&mut self, mut input: TableFileInput) {
         let mut text = Vec::new();
         for line in 1.. {
             text.clear();
@@ -200,7 +200,7 @@ impl TableReader {
         if self.table.row_count() == ROWS_BEFORE_ESTIMATE {
             // Growing step by step would need twice the memory; a wrong estimate only grows once more.
             let rows = self.file_bytes.saturating_mul(ROWS_BEFORE_ESTIMATE as u64) / self.row_bytes;
-            self.table.reserve(usize::try_from(rows + rows / 64).unwrap_or(0));
+            self.table.reserve_total(usize::try_from(rows + rows / 64).unwrap_or(0));
         }
         if let Err(error) = self.table.add_row(value, row, line) {
             let hint = match error {

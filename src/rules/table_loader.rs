@@ -19,7 +19,7 @@ use super::plan_table::live::{BoundTable, LiveTable, TableStats};
 use super::plan_table::row_cache::RowCache;
 use super::rule::set::RuleSet;
 use super::rule::{Domain, SourceLocation, TableDeclaration, TableSource};
-use super::table_file::{ReadTable, read_table};
+use super::table_file::{TableWithStamp, read_table};
 use crate::base::clock::Time;
 use crate::settings::redis::TableLookupSettings;
 
@@ -42,13 +42,13 @@ pub struct TableLoader {
     replaced_files: HashMap<String, PathBuf>,
     /// Known rows of tables in Redis.
     caches: Vec<Arc<RowCache>>,
-    redis: RedisTables,
+    redis: RedisTableSupport,
     lookup: TableLookupSettings,
 }
 
 /// Whether tables can be in Redis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RedisTables {
+pub enum RedisTableSupport {
     /// They can, or it does not matter: a tool reads none.
     #[default]
     Accepted,
@@ -120,7 +120,7 @@ impl TableReport {
     /// Sets the counts to those of now.
     pub fn update_counts(&mut self, stats: &TableStats) {
         self.rows = stats.rows();
-        self.memory_bytes = stats.bytes();
+        self.memory_bytes = stats.memory_bytes();
         self.loaded_at = stats.loaded_at().map(|at| at.to_string());
         self.refused = stats.failed_loads();
         self.default_decisions = stats.default_decisions();
@@ -129,26 +129,26 @@ impl TableReport {
 
 impl TableLoader {
     /// A loader that reads these files for tables of these names, in place of those that rules name.
-    pub fn with_files(replaced_files: HashMap<String, PathBuf>) -> Self {
+    pub fn with_replacement_files(replaced_files: HashMap<String, PathBuf>) -> Self {
         Self { replaced_files, ..Self::default() }
     }
 
     /// A loader that keeps rows of tables in Redis within these bounds.
-    pub fn with_lookup(lookup: TableLookupSettings) -> Self {
+    pub fn with_lookup_settings(lookup: TableLookupSettings) -> Self {
         Self { lookup, ..Self::default() }
     }
 
     /// Refuses tables in Redis, because counters are elsewhere.
     #[must_use]
-    pub fn without_redis(self) -> Self {
-        Self { redis: RedisTables::Refused, ..self }
+    pub fn refuse_redis_tables(self) -> Self {
+        Self { redis: RedisTableSupport::Refused, ..self }
     }
 
     /// Reads the tables of `domains`, and binds their rows to the plans. Blocks on disk I/O.
     ///
     /// # Errors
     /// Every problem of a file that was never good, and every plan that a table names and its domain lacks.
-    pub fn prepare(
+    pub fn prepare_tables(
         &mut self,
         domains: &[Domain],
         paths: &RuleFilePaths,
@@ -164,10 +164,14 @@ impl TableLoader {
                 let replaced = self.replaced_files.get(&*declared.name).cloned();
                 let rows = match (&declared.source, replaced) {
                     (TableSource::Redis { table, keep }, None) => {
-                        if self.redis == RedisTables::Refused {
-                            errors.push(refuse_redis_table(declared));
+                        if self.redis == RedisTableSupport::Refused {
+                            errors.push(build_redis_table_error(declared));
                         }
-                        Ok(PreparedRows::Redis(self.find_or_add_cache(domain, table, keep.unwrap_or(self.lookup.keep))))
+                        Ok(PreparedRows::Redis(self.find_or_create_cache(
+                            domain,
+                            table,
+                            keep.unwrap_or(self.lookup.keep),
+                        )))
                     }
                     (TableSource::Redis { .. }, Some(path)) => {
                         let rows = self.prepare_file(&path, domain, now, &stats);
@@ -205,11 +209,11 @@ impl TableLoader {
         let file = self.files.entry(path.to_owned()).or_default();
         file.read_if_changed(path, now, stats);
         let Some(table) = &file.table else { return Err(file.problems.clone()) };
-        bind(table, &domain.plans, &domain.name, path).map(PreparedRows::File)
+        bind_to_plans(table, &domain.plans, &domain.name, path).map(PreparedRows::File)
     }
 
-    /// Returns the known rows of a table in Redis; none if the plans of the domain have changed.
-    fn find_or_add_cache(&self, domain: &Domain, table: &Arc<str>, keep: Duration) -> Arc<RowCache> {
+    /// Returns the known rows of a table in Redis; a new cache if the plans of the domain have changed.
+    fn find_or_create_cache(&self, domain: &Domain, table: &Arc<str>, keep: Duration) -> Arc<RowCache> {
         let is_same =
             |cache: &&Arc<RowCache>| cache.table == *table && cache.keep == keep && cache.plans == domain.plans;
         let known = self.caches.iter().find(is_same).cloned();
@@ -218,7 +222,7 @@ impl TableLoader {
     }
 
     /// Gives prepared rows to the rule set of the same domains, before it decides.
-    pub fn attach(&mut self, prepared: PreparedTables, rules: &mut RuleSet) {
+    pub fn attach_to_rules(&mut self, prepared: PreparedTables, rules: &mut RuleSet) {
         self.uses.clear();
         self.caches.clear();
         for (used, rows, stats) in prepared.tables {
@@ -233,7 +237,7 @@ impl TableLoader {
                 }
                 PreparedRows::Redis(cache) => {
                     self.caches.push(Arc::clone(&cache));
-                    LiveTable::in_redis(name, stats, cache)
+                    LiveTable::new_in_redis(name, stats, cache)
                 }
             };
             if rules.replace_table(&used.domain, used.index, table) {
@@ -253,7 +257,7 @@ impl TableLoader {
     ///
     /// # Errors
     /// Every problem; the last good rows of these files stay.
-    pub fn reload_changed(&mut self, rules: &RuleSet, now: Time) -> Result<Vec<ReplacedTable>, Diagnostics> {
+    pub fn reload_changed_files(&mut self, rules: &RuleSet, now: Time) -> Result<Vec<ReplacedTable>, Diagnostics> {
         let mut errors = Diagnostics::default();
         let mut replaced = Vec::new();
         let mut changed: Vec<PathBuf> = Vec::new();
@@ -282,7 +286,7 @@ impl TableLoader {
             let mut unknown = Diagnostics::default();
             let mut bound = Vec::new();
             for (domain, live) in uses.filter_map(of_domain) {
-                match bind(&table, &domain.plans, &domain.name, &path) {
+                match bind_to_plans(&table, &domain.plans, &domain.name, &path) {
                     Ok(rows) => bound.push((domain, live, rows)),
                     Err(found) => {
                         live.stats.record_failed_load();
@@ -313,7 +317,7 @@ impl TableLoader {
     }
 
     /// State of each table.
-    pub fn report(&self) -> Vec<TableReport> {
+    pub fn table_reports(&self) -> Vec<TableReport> {
         let report = |used: &TableUse| {
             let stats = self.stats.get(&(used.domain.clone(), Arc::clone(&used.name))).cloned().unwrap_or_default();
             let problems = used.path.as_ref().and_then(|path| self.files.get(path)).map(|file| &file.problems);
@@ -345,7 +349,7 @@ impl TableFile {
             return false;
         }
         match read_table(path) {
-            Ok(ReadTable { table, stamp }) => {
+            Ok(TableWithStamp { table, stamp }) => {
                 self.table = Some(table);
                 self.stamp = Some(stamp);
                 self.problems = Diagnostics::default();
@@ -369,7 +373,7 @@ fn resolve_path(file: &str, declared: &TableDeclaration, paths: &RuleFilePaths) 
     rule_file.parent().unwrap_or(Path::new("")).join(file)
 }
 
-fn refuse_redis_table(declared: &TableDeclaration) -> Diagnostic {
+fn build_redis_table_error(declared: &TableDeclaration) -> Diagnostic {
     let SourceLocation { file, line, column } = &declared.location;
     Diagnostic {
         severity: Severity::Error,
@@ -383,7 +387,12 @@ fn refuse_redis_table(declared: &TableDeclaration) -> Diagnostic {
 }
 
 /// Binds rows to the plans of a domain, or reports those that it lacks.
-fn bind(table: &Arc<PlanTable>, plans: &[Arc<str>], domain: &str, path: &Path) -> Result<BoundTable, Diagnostics> {
+fn bind_to_plans(
+    table: &Arc<PlanTable>,
+    plans: &[Arc<str>],
+    domain: &str,
+    path: &Path,
+) -> Result<BoundTable, Diagnostics> {
     BoundTable::bind(Arc::clone(table), plans).map_err(|unknown| {
         let mut found = Diagnostics::default();
         for plan in unknown {

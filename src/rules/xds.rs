@@ -109,7 +109,7 @@ impl XdsSource {
     }
 
     /// Passes the result of the last resources to the client, unless they are from the cache.
-    pub(super) fn acknowledge(&mut self, result: &UpdateResult) {
+    pub(super) fn report_result(&mut self, result: &UpdateResult) {
         let cached = self.cached.take();
         if let (Ok(applied), Some(version)) = (result, self.applying.take()) {
             let refused_before = cached.iter().flat_map(|cached| &cached.refused);
@@ -157,7 +157,7 @@ fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources
             tracing::warn!(
                 "starting with the rules in TOLLKEEPER_XDS_CACHE={path}, version '{version}' of {accepted_at}"
             );
-            let resources = resource::read_resources(resources);
+            let resources = resource::parse_resources(resources);
             let received = ReceivedResources { version: version.as_str().into(), resources };
             Some((CachedVersion { version, accepted_at, refused }, received))
         }
@@ -169,7 +169,7 @@ fn read_cache(cache: &ResourceCache) -> Option<(CachedVersion, ReceivedResources
     }
 }
 
-/// Finds a file of the TLS settings that cannot be used.
+/// Returns the first problem of the files in the TLS settings, if one cannot be used. Blocks on disk I/O.
 pub fn find_unusable_tls_file(settings: &XdsSettings) -> Option<UnusableSetting> {
     settings.tls.as_ref().and_then(|tls| connect::build_tls_config(tls).err())
 }

@@ -22,7 +22,7 @@ use crate::decide::blocks::{Block, MAX_BLOCKS};
 use crate::decide::log::convert::encode_text_or_base64;
 use crate::serve::grpc::service::RateLimitService;
 use crate::settings::store::StoreSettings;
-use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
 use crate::store::client::redis::resp::{Reply, reply_bytes};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -54,7 +54,7 @@ pub struct SharedBlocks {
 /// Blocks in Redis.
 #[derive(Debug)]
 struct RedisBlocks {
-    writer: Mutex<KeyConnection>,
+    writer: Mutex<KeyOwnerConnection>,
     list: Bytes,
     version: Bytes,
     changed: Notify,
@@ -113,7 +113,7 @@ impl BlockedEntry {
     }
 }
 
-/// Returns bytes as text if they are UTF-8, or else in base64.
+/// Returns the bytes of a text or of base64; exactly one of them must be there. The error names the field.
 fn decode_bytes(name: &str, text: Option<&String>, base64: Option<&String>) -> Result<Vec<u8>, String> {
     match (text, base64) {
         (Some(text), None) => Ok(text.clone().into_bytes()),
@@ -154,7 +154,7 @@ impl BlockRecord {
 }
 
 /// Name of a block in the hash: a hash of domain, key and value, each preceded by its length.
-fn block_field(domain: &str, entry: EntryBytes<'_>) -> Vec<u8> {
+fn hash_field_of_entry(domain: &str, entry: EntryBytes<'_>) -> Vec<u8> {
     let mut hasher = blake3::Hasher::new();
     for part in [domain.as_bytes(), entry.key, entry.value] {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
@@ -163,8 +163,8 @@ fn block_field(domain: &str, entry: EntryBytes<'_>) -> Vec<u8> {
 }
 
 /// Name of a block in the hash.
-fn field_of_block(block: &Block) -> Vec<u8> {
-    block_field(&block.domain, EntryBytes { key: &block.key, value: &block.value })
+fn hash_field_of_block(block: &Block) -> Vec<u8> {
+    hash_field_of_entry(&block.domain, EntryBytes { key: &block.key, value: &block.value })
 }
 
 /// New version, other than all before.
@@ -181,7 +181,7 @@ impl SharedBlocks {
         };
         let key = |name: &str| Bytes::from(format!("{}tk1:{{blocks}}:{name}", settings.key_prefix));
         let list = key("list");
-        let writer = KeyConnection::start(&settings.main, &list);
+        let writer = KeyOwnerConnection::start(&settings.main, &list);
         let reader = writer.new_connection();
         let (loaded, mut is_loaded) = watch::channel(false);
         let redis =
@@ -204,7 +204,7 @@ impl SharedBlocks {
     /// There are too many, or Redis failed.
     pub(crate) async fn add(&self, block: Block) -> Result<(), ChangeBlocksError> {
         let _changing = self.changing.lock().await;
-        let mut blocks = self.list_others(&block.domain, EntryBytes { key: &block.key, value: &block.value });
+        let mut blocks = self.list_blocks_except(&block.domain, EntryBytes { key: &block.key, value: &block.value });
         if let Some(redis) = &self.redis {
             redis.add(&block).await?;
         } else if blocks.len() >= MAX_BLOCKS {
@@ -212,7 +212,7 @@ impl SharedBlocks {
         }
         blocks.push(block);
         self.service.decider.blocks.replace_all(blocks);
-        self.notify_changed();
+        self.wake_redis_follower();
         Ok(())
     }
 
@@ -223,17 +223,18 @@ impl SharedBlocks {
     pub(crate) async fn remove(&self, domain: &str, entry: EntryBytes<'_>) -> Result<bool, ChangeBlocksError> {
         let _changing = self.changing.lock().await;
         let now = self.service.clock.now();
-        let mut existed = self.service.decider.blocks.find_entry(domain, entry.key, entry.value, now).is_some();
+        let mut existed =
+            self.service.decider.blocks.find_block_of_entry(domain, entry.key, entry.value, now).is_some();
         if let Some(redis) = &self.redis {
-            existed |= redis.remove(&[block_field(domain, entry)]).await?;
+            existed |= redis.remove(&[hash_field_of_entry(domain, entry)]).await?;
         }
-        self.service.decider.blocks.replace_all(self.list_others(domain, entry));
-        self.notify_changed();
+        self.service.decider.blocks.replace_all(self.list_blocks_except(domain, entry));
+        self.wake_redis_follower();
         Ok(existed)
     }
 
     /// Blocks of this process but that of an entry.
-    fn list_others(&self, domain: &str, entry: EntryBytes<'_>) -> Vec<Block> {
+    fn list_blocks_except(&self, domain: &str, entry: EntryBytes<'_>) -> Vec<Block> {
         let blocks = self.service.decider.blocks.list(self.service.clock.now());
         let is_other = |block: &&Arc<Block>| {
             block.domain != domain || EntryBytes { key: &block.key, value: &block.value } != entry
@@ -241,19 +242,19 @@ impl SharedBlocks {
         blocks.iter().filter(is_other).map(|block| Block::clone(block)).collect()
     }
 
-    fn notify_changed(&self) {
+    fn wake_redis_follower(&self) {
         if let Some(redis) = &self.redis {
             redis.changed.notify_one();
         }
     }
 
     /// Follows the blocks in Redis, for ever.
-    async fn follow_redis(self: Arc<Self>, mut reader: KeyConnection) {
+    async fn follow_redis(self: Arc<Self>, mut reader: KeyOwnerConnection) {
         let Some(redis) = &self.redis else { return };
         let failure_log = LogThrottle::every(LOG_INTERVAL);
         let mut known = None;
         loop {
-            match self.refresh(redis, &mut reader, &mut known).await {
+            match self.reload_if_changed(redis, &mut reader, &mut known).await {
                 Ok(()) => drop(redis.loaded.send_replace(true)),
                 Err(error) => {
                     if let Some(suppressed) = failure_log.allow(Clock::System.now()) {
@@ -265,11 +266,11 @@ impl SharedBlocks {
         }
     }
 
-    /// Reads the blocks if their version is not the one in `known`.
-    async fn refresh(
+    /// Reads the blocks if their version is not the one in `known`; writes them back if Redis lost its data.
+    async fn reload_if_changed(
         &self,
         redis: &RedisBlocks,
-        reader: &mut KeyConnection,
+        reader: &mut KeyOwnerConnection,
         known: &mut Option<Vec<u8>>,
     ) -> Result<(), KeyCommandError> {
         let reply = reader.call(&[b"GET", &redis.version], REPLY_TIMEOUT).await?;
@@ -282,7 +283,7 @@ impl SharedBlocks {
             // Nothing was ever blocked, or Redis lost its data.
             let held = self.service.decider.blocks.list(now);
             for block in &held {
-                redis.write(reader, block).await?;
+                redis.write_block(reader, block).await?;
             }
             if held.is_empty() {
                 return Ok(());
@@ -292,7 +293,7 @@ impl SharedBlocks {
         let blocks = redis.read_all(reader).await?;
         let _changing = self.changing.lock().await;
         let is_outdated = |block: &&Block| block.until.plus_us(REMOVAL_DELAY_US) <= now;
-        let outdated: Vec<_> = blocks.iter().filter(is_outdated).map(field_of_block).collect();
+        let outdated: Vec<_> = blocks.iter().filter(is_outdated).map(hash_field_of_block).collect();
         self.service.decider.blocks.replace_all(blocks.into_iter().filter(|block| block.until > now).collect());
         *known = version;
         if !outdated.is_empty() {
@@ -307,14 +308,14 @@ impl SharedBlocks {
 impl RedisBlocks {
     async fn add(&self, block: &Block) -> Result<(), ChangeBlocksError> {
         let mut writer = self.writer.lock().await;
-        let field = field_of_block(block);
-        let count = reply_count(&writer.call(&[b"HLEN", &self.list], REPLY_TIMEOUT).await?);
+        let field = hash_field_of_block(block);
+        let count = reply_integer_or_zero(&writer.call(&[b"HLEN", &self.list], REPLY_TIMEOUT).await?);
         if count >= MAX_BLOCKS as u64
-            && reply_count(&writer.call(&[b"HEXISTS", &self.list, &field], REPLY_TIMEOUT).await?) == 0
+            && reply_integer_or_zero(&writer.call(&[b"HEXISTS", &self.list, &field], REPLY_TIMEOUT).await?) == 0
         {
             return Err(ChangeBlocksError::TooMany);
         }
-        self.write(&mut writer, block).await?;
+        self.write_block(&mut writer, block).await?;
         Ok(self.write_version(&mut writer).await?)
     }
 
@@ -323,25 +324,25 @@ impl RedisBlocks {
         let mut writer = self.writer.lock().await;
         let words: Vec<&[u8]> =
             [b"HDEL".as_slice(), &self.list].into_iter().chain(fields.iter().map(Vec::as_slice)).collect();
-        let removed = reply_count(&writer.call(&words, REPLY_TIMEOUT).await?);
+        let removed = reply_integer_or_zero(&writer.call(&words, REPLY_TIMEOUT).await?);
         self.write_version(&mut writer).await?;
         Ok(removed > 0)
     }
 
-    async fn write(&self, connection: &mut KeyConnection, block: &Block) -> Result<(), KeyCommandError> {
-        let field = field_of_block(block);
+    async fn write_block(&self, connection: &mut KeyOwnerConnection, block: &Block) -> Result<(), KeyCommandError> {
+        let field = hash_field_of_block(block);
         let record = serde_json::to_vec(&BlockRecord::from(block)).unwrap_or_default();
         connection.call(&[b"HSET", &self.list, &field, &record], REPLY_TIMEOUT).await?;
         Ok(())
     }
 
-    async fn write_version(&self, connection: &mut KeyConnection) -> Result<(), KeyCommandError> {
+    async fn write_version(&self, connection: &mut KeyOwnerConnection) -> Result<(), KeyCommandError> {
         connection.call(&[b"SET", &self.version, &make_version()], REPLY_TIMEOUT).await?;
         Ok(())
     }
 
     /// Reads all blocks, those that have ended too; leaves out what is no block.
-    async fn read_all(&self, reader: &mut KeyConnection) -> Result<Vec<Block>, KeyCommandError> {
+    async fn read_all(&self, reader: &mut KeyOwnerConnection) -> Result<Vec<Block>, KeyCommandError> {
         let mut blocks = Vec::new();
         let mut cursor = b"0".to_vec();
         loop {
@@ -363,6 +364,6 @@ impl RedisBlocks {
 }
 
 /// Number in a reply; 0 if it is none.
-fn reply_count(reply: &Reply) -> u64 {
+fn reply_integer_or_zero(reply: &Reply) -> u64 {
     if let Reply::Integer(count) = reply { u64::try_from(*count).unwrap_or(0) } else { 0 }
 }

@@ -20,7 +20,7 @@ use crate::base::pb;
 use crate::settings::grpc::GrpcSettings;
 
 /// Builds the router of all methods but `ShouldRateLimit`; unknown methods get UNIMPLEMENTED.
-pub fn build_router(settings: &GrpcSettings, health: &GrpcHealth) -> Router {
+pub fn build_router_of_other_methods(settings: &GrpcSettings, health: &GrpcHealth) -> Router {
     let routes = Routes::new(health.build_server());
     let routes = if settings.reflection { add_reflection(routes) } else { routes };
     routes.prepare().into_axum_router()

@@ -27,7 +27,7 @@ use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
-use crate::telemetry::listener_stats::{ExceededLimit, StatsByListener, TlsClient};
+use crate::telemetry::listener_stats::{ExceededLimit, OutgoingTlsConnection, StatsByListener};
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
 /// Collects all metrics of the process.
@@ -137,7 +137,7 @@ fn emit_tables(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     emit_family("tollkeeper_table_rows", MetricKind::Gauge, help, &|table| MetricValue::gauge_from(table.row_count()));
     let help = "Memory of the rows, in bytes.";
     emit_family("tollkeeper_table_bytes", MetricKind::Gauge, help, &|table| {
-        MetricValue::gauge_from(table.stats.bytes())
+        MetricValue::gauge_from(table.stats.memory_bytes())
     });
     let help = "Time when the rows were loaded, in seconds since the Unix epoch.";
     emit_family("tollkeeper_table_loaded_timestamp_seconds", MetricKind::Gauge, help, &|table| {
@@ -153,7 +153,7 @@ fn emit_tables(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     });
     let help = "Total number of decisions by the default plan, because a row could not be read from Redis in time.";
     emit_family("tollkeeper_table_unread_total", MetricKind::Counter, help, &|table| {
-        MetricValue::Counter(table.stats.unread_decisions())
+        MetricValue::Counter(table.stats.unread_row_decisions())
     });
     let help = "Total number of rows read from Redis.";
     emit_family("tollkeeper_table_reads_total", MetricKind::Counter, help, &|table| {
@@ -190,8 +190,8 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
             expiry.series.push(Series::new(MetricValue::gauge_from(seconds)).with_label("listener", name));
         }
     }
-    for client in TlsClient::ALL {
-        if let Some(seconds) = stats.client_certificate_not_after(client) {
+    for client in OutgoingTlsConnection::ALL {
+        if let Some(seconds) = stats.presented_certificate_not_after(client) {
             expiry.series.push(Series::new(MetricValue::gauge_from(seconds)).with_label("client", client.name()));
         }
     }

@@ -36,7 +36,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::certificate_expiry::watch_client_certificates;
+use self::certificate_expiry::watch_expiry_of_presented_certificates;
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
 use self::otlp_metrics_thread::OtlpMetricsThread;
@@ -46,7 +46,7 @@ use self::startup::StartupResources;
 use self::statsd_and_unused_metrics_thread::StatsdThreadHandle;
 use self::table_changes::TableFollowers;
 use crate::base::clock::{Clock, Time};
-use crate::base::scheduler_lag::measure_forever;
+use crate::base::scheduler_lag::measure_task_lag;
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::log::value_form::ValueForm;
@@ -63,7 +63,7 @@ use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::{Health, HealthRequirements};
-use crate::serve::http::app_state::{AppState, PrometheusPage};
+use crate::serve::http::app_state::{AppState, PrometheusPageConfig};
 use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::inspection_pages::record_history_each_minute;
 use crate::serve::http::live_events::LiveEvents;
@@ -82,7 +82,7 @@ use crate::store::stats::MemoryUsage;
 use crate::telemetry::listener_stats::StatsByListener;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
-use crate::telemetry::otlp::{self, OtlpExporter};
+use crate::telemetry::otlp::{self, OtlpSpanExporter};
 use crate::telemetry::otlp_metrics::BlockingMetricExporter;
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::Tracer;
@@ -104,7 +104,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let health = build_health(&settings, &rules, &store_health);
     let mut service = build_service(&settings, rules);
     service.tracer = settings.tracing.as_ref().zip(exporter).map(|(tracing, it)| start_tracer(tracing, it));
-    service.decider.key_values = choose_rejected_key_value_form(&settings, fleet_secret.as_ref());
+    service.decider.key_values = choose_value_form_in_rejected_keys(&settings, fleet_secret.as_ref());
     service.decider.log = start_decision_log(&settings, logged_values, &service.clock)?;
     let service = Arc::new(service);
     let updates = start_rule_updates(&settings, source, &service)?;
@@ -113,7 +113,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let (stop, stopping) = watch::channel(false);
     let grpc_health = GrpcHealth::new(Arc::clone(&health), Arc::clone(&service));
     let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
-    let collector = build_collector(&settings, &service, &health, &listener_stats, quota.clone());
+    let collector = build_metrics_collector(&settings, &service, &health, &listener_stats, quota.clone());
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(name_failed_resource("the thread that reports metrics"))?;
     let otlp_metrics = start_metric_export(&settings, metric_exporter, &collector)?;
@@ -128,9 +128,9 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(sweep_counters(Arc::clone(&service)));
     background.spawn(record_history_each_minute(state.collector.clone(), state.pages.clone()));
     listeners.watch_certificates(&mut background);
-    background.spawn(watch_client_certificates(settings.client_certificates(), listener_stats));
+    background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
-    background.spawn(measure_forever());
+    background.spawn(measure_task_lag());
     listeners.log_start(&summarize_start(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)
@@ -195,7 +195,7 @@ impl Signals {
     }
 }
 
-fn build_collector(
+fn build_metrics_collector(
     settings: &Settings,
     service: &Arc<RateLimitService>,
     health: &Arc<Health>,
@@ -216,7 +216,7 @@ struct AppStateParts {
     collector: MetricsCollector,
     blocks: Arc<SharedBlocks>,
     fleet: Arc<FleetMembership>,
-    prometheus_page: Option<Arc<PrometheusPage>>,
+    prometheus_page: Option<Arc<PrometheusPageConfig>>,
     /// Turns true when the process begins to stop.
     draining: watch::Receiver<bool>,
 }
@@ -273,13 +273,13 @@ fn build_service(settings: &Settings, rules: Arc<LiveRules>) -> RateLimitService
     let metrics = Arc::new(if settings.metrics.is_off { metrics.without_request_counts() } else { metrics });
     let mut decider = Decider::new(open_store(settings), settings.decisions.clone(), metrics);
     if let StoreSettings::Redis(redis) = &settings.store {
-        decider.limit_unknown_reads(redis.tables.unknown_reads_per_s);
+        decider.set_max_unknown_row_reads_per_s(redis.tables.unknown_reads_per_s);
     }
     RateLimitService::new(Clock::System, rules, decider)
 }
 
 /// Starts to export traces.
-fn start_tracer(settings: &TracingSettings, exporter: OtlpExporter) -> Tracer {
+fn start_tracer(settings: &TracingSettings, exporter: OtlpSpanExporter) -> Tracer {
     let thread = ExportThreadContext { setting: settings.collector.setting, on_start: threads::lower_thread_priority };
     let span_queue =
         SpanQueue::start(exporter, &otlp::build_resource(&settings.collector.resource), settings.queue, thread);
@@ -308,7 +308,7 @@ fn start_decision_log(
 }
 
 /// Chooses the form of the values in rejected keys, hashed as in the decision log.
-fn choose_rejected_key_value_form(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
+fn choose_value_form_in_rejected_keys(settings: &Settings, secret: Option<&Secret>) -> ValueForm {
     match (settings.fleet.top_values, secret) {
         (TopKeyValueForm::Plain, _) => ValueForm::Plain,
         (TopKeyValueForm::Hashed, Some(secret)) => ValueForm::hashed_with(secret.reveal()),
@@ -359,8 +359,8 @@ fn start_rule_updates(
         defaults: settings.rules.defaults.clone().map(|path| Arc::new(DefaultsStatus::new(path))),
         last: Arc::default(),
         tables: Arc::new(Mutex::new(match &redis {
-            Some(redis) => TableLoader::with_lookup(redis.tables),
-            None => TableLoader::default().without_redis(),
+            Some(redis) => TableLoader::with_lookup_settings(redis.tables),
+            None => TableLoader::default().refuse_redis_tables(),
         })),
     };
     let followers = redis.map(TableFollowers::new);
@@ -444,7 +444,7 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
         let now = service.clock.now();
         service.decider.store.sweep(now, part, SWEEP_PARTS);
         if part == 0 {
-            service.decider.store.holders().check_heartbeats(now);
+            service.decider.store.holders().warn_and_forget_silent(now);
             let metrics = &service.decider.metrics;
             metrics.top_keys.drop_old_windows(now);
             metrics.busiest_keys.drop_old_windows(now);

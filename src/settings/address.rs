@@ -76,14 +76,14 @@ impl fmt::Display for Address {
 
 /// Address of a running server: `HOST:PORT`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServerAddress {
+pub enum ConnectAddress {
     /// `host:port`, as in a URL.
     Tcp(String),
     /// Path of a unix socket.
     Unix(String),
 }
 
-impl FromStr for ServerAddress {
+impl FromStr for ConnectAddress {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -98,7 +98,7 @@ impl FromStr for ServerAddress {
     }
 }
 
-impl fmt::Display for ServerAddress {
+impl fmt::Display for ConnectAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => f.write_str(address),

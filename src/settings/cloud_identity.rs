@@ -209,26 +209,26 @@ impl IdentityVariables {
             values.add_problem(self.cloud, format!("{} is set too", self.aws_auth.name()), "unset one of them");
         }
         let source = match cloud {
-            _ if is_aws => TokenSourceSettings::Aws(self.read_aws(values)?),
+            _ if is_aws => TokenSourceSettings::Aws(self.read_aws_iam_settings(values)?),
             TokenCloud::None => return None,
-            TokenCloud::Google => TokenSourceSettings::Google { metadata_host: read_google_host(values) },
-            TokenCloud::Azure => TokenSourceSettings::Azure(self.read_entra(values)?),
+            TokenCloud::Google => TokenSourceSettings::Google { metadata_host: read_google_metadata_host(values) },
+            TokenCloud::Azure => TokenSourceSettings::Azure(self.read_entra_settings(values)?),
         };
         let setting = if is_aws { self.aws_auth.name() } else { self.cloud.name() };
         Some(CloudIdentity { setting, source })
     }
 
-    fn read_aws(&self, values: &mut Values) -> Option<AwsIamSettings> {
+    fn read_aws_iam_settings(&self, values: &mut Values) -> Option<AwsIamSettings> {
         let region = [values.get(self.aws_region), values.get(&AWS_REGION), values.get(&AWS_DEFAULT_REGION)]
             .into_iter()
             .find(|region| !region.is_empty())
             .unwrap_or_default();
         let (cache_name, user_id) = (values.get(self.aws_cache_name), values.get(self.aws_user_id));
-        if let Some(what) = name_problem(&cache_name, "-_.") {
+        if let Some(what) = find_name_problem(&cache_name, "-_.") {
             values.add_problem(self.aws_cache_name, what, "give the name of the cache or cluster");
-        } else if let Some(what) = name_problem(&user_id, "-_.") {
+        } else if let Some(what) = find_name_problem(&user_id, "-_.") {
             values.add_problem(self.aws_user_id, what, "give the id of the user, in IAM mode");
-        } else if let Some(what) = name_problem(&region, "-") {
+        } else if let Some(what) = find_name_problem(&region, "-") {
             values.add_problem(self.aws_region, what, "give the region, or set AWS_REGION");
         } else {
             return Some(AwsIamSettings {
@@ -243,15 +243,15 @@ impl IdentityVariables {
         None
     }
 
-    fn read_entra(&self, values: &mut Values) -> Option<EntraSettings> {
+    fn read_entra_settings(&self, values: &mut Values) -> Option<EntraSettings> {
         let client_id = Some(values.get(&AZURE_CLIENT_ID)).filter(|id| !id.is_empty());
         let user = Some(values.get(self.user)).filter(|user| !user.is_empty());
         let Some(token_file) = values.get(&AZURE_FEDERATED_TOKEN_FILE) else {
-            let metadata_url = read_url(values, &TOLLKEEPER_AZURE_METADATA_URL, Plaintext::Allowed)?;
+            let metadata_url = read_url(values, &TOLLKEEPER_AZURE_METADATA_URL, PlaintextPolicy::Allowed)?;
             return Some(EntraSettings { user, source: EntraTokenSource::ManagedIdentity { metadata_url, client_id } });
         };
         let tenant_id = values.get(&AZURE_TENANT_ID);
-        if let Some(what) = name_problem(&tenant_id, "-.") {
+        if let Some(what) = find_name_problem(&tenant_id, "-.") {
             values.add_problem(&AZURE_TENANT_ID, what, "give the tenant, or unset the token file");
             return None;
         }
@@ -259,7 +259,7 @@ impl IdentityVariables {
             values.add_problem(&AZURE_CLIENT_ID, "not set", "give the client id, or unset the token file");
             return None;
         };
-        let authority = format!("{}/", read_url(values, &AZURE_AUTHORITY_HOST, Plaintext::OnLoopback)?);
+        let authority = format!("{}/", read_url(values, &AZURE_AUTHORITY_HOST, PlaintextPolicy::OnLoopback)?);
         let source = EntraTokenSource::WorkloadIdentity { authority, tenant_id, client_id, token_file };
         Some(EntraSettings { user, source })
     }
@@ -296,11 +296,11 @@ fn read_aws_credential_source(
         let sts_url = match values.get(&AWS_ENDPOINT_URL_STS).as_str() {
             "" if region.starts_with("cn-") => format!("https://sts.{region}.amazonaws.com.cn"),
             "" => format!("https://sts.{region}.amazonaws.com"),
-            _ => read_url(values, &AWS_ENDPOINT_URL_STS, Plaintext::OnLoopback)?,
+            _ => read_url(values, &AWS_ENDPOINT_URL_STS, PlaintextPolicy::OnLoopback)?,
         };
         return Some(AwsCredentialSource::WebIdentity { token_file, role_arn, session_name, sts_url });
     }
-    if let Some(url) = read_container_url(values) {
+    if let Some(url) = read_container_credentials_url(values) {
         return Some(AwsCredentialSource::Container { url: url?, authorization: read_container_authorization(values) });
     }
     if values.get(&AWS_EC2_METADATA_DISABLED).trim().eq_ignore_ascii_case("true") {
@@ -308,18 +308,19 @@ fn read_aws_credential_source(
         values.add_problem(asked_by, "there is no source of credentials of AWS", fix);
         return None;
     }
-    read_url(values, &AWS_EC2_METADATA_SERVICE_ENDPOINT, Plaintext::Allowed).map(AwsCredentialSource::InstanceMetadata)
+    read_url(values, &AWS_EC2_METADATA_SERVICE_ENDPOINT, PlaintextPolicy::Allowed)
+        .map(AwsCredentialSource::InstanceMetadata)
 }
 
 /// Reads the URL of container credentials; `None` if none is set, `Some(None)` if it may not be used.
-fn read_container_url(values: &mut Values) -> Option<Option<Secret>> {
+fn read_container_credentials_url(values: &mut Values) -> Option<Option<Secret>> {
     let path = values.get(&AWS_CONTAINER_CREDENTIALS_RELATIVE_URI);
     if let Some(path) = path.as_ref().map(Secret::reveal).filter(|path| path.starts_with('/')) {
         return Some(Some(Secret::new(format!("http://169.254.170.2{path}"))));
     }
     let url = values.get(&AWS_CONTAINER_CREDENTIALS_FULL_URI).filter(|url| !url.reveal().is_empty())?;
     let setting = &AWS_CONTAINER_CREDENTIALS_FULL_URI;
-    Some(check_url(values, setting, url.reveal(), Plaintext::OnContainerHosts).map(Secret::new))
+    Some(check_and_trim_url(values, setting, url.reveal(), PlaintextPolicy::OnContainerHosts).map(Secret::new))
 }
 
 fn read_container_authorization(values: &Values) -> Option<ContainerAuthorization> {
@@ -327,9 +328,9 @@ fn read_container_authorization(values: &Values) -> Option<ContainerAuthorizatio
     file.or_else(|| values.get(&AWS_CONTAINER_AUTHORIZATION_TOKEN).map(ContainerAuthorization::Token))
 }
 
-fn read_google_host(values: &mut Values) -> String {
+fn read_google_metadata_host(values: &mut Values) -> String {
     let host = values.get(&GCE_METADATA_HOST);
-    if name_problem(&host, "-.:[]").is_some() {
+    if find_name_problem(&host, "-.:[]").is_some() {
         values.add_problem(&GCE_METADATA_HOST, "not a host", "give host or host:port, or unset it");
     }
     host
@@ -337,7 +338,7 @@ fn read_google_host(values: &mut Values) -> String {
 
 /// Hosts to which secrets may travel without TLS.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Plaintext {
+enum PlaintextPolicy {
     /// Any: the service is only reachable on the machine.
     Allowed,
     /// This machine.
@@ -347,15 +348,20 @@ enum Plaintext {
 }
 
 /// Addresses of agents of ECS and EKS, which have no TLS.
-const CONTAINER_HOSTS: [&str; 3] = ["169.254.170.2", "169.254.170.23", "fd00:ec2::23"];
+const CONTAINER_CREDENTIAL_HOSTS: [&str; 3] = ["169.254.170.2", "169.254.170.23", "fd00:ec2::23"];
 
 /// Reads a URL without its last `/`; adds a problem if a secret must not be sent there.
-fn read_url(values: &mut Values, setting: &Setting<String>, plaintext: Plaintext) -> Option<String> {
+fn read_url(values: &mut Values, setting: &Setting<String>, plaintext: PlaintextPolicy) -> Option<String> {
     let url = values.get(setting);
-    check_url(values, setting, &url, plaintext)
+    check_and_trim_url(values, setting, &url, plaintext)
 }
 
-fn check_url(values: &mut Values, setting: &dyn AnySetting, url: &str, plaintext: Plaintext) -> Option<String> {
+fn check_and_trim_url(
+    values: &mut Values,
+    setting: &dyn AnySetting,
+    url: &str,
+    plaintext: PlaintextPolicy,
+) -> Option<String> {
     let fix = "give http://HOST or https://HOST, with what follows it";
     let is_plain = url.len() <= 1000 && url.bytes().all(|b| b.is_ascii_graphic() && !b"\"<>\\^`{|}@".contains(&b));
     let parsed = url.parse::<http::Uri>().ok().filter(|_| is_plain);
@@ -366,9 +372,9 @@ fn check_url(values: &mut Values, setting: &dyn AnySetting, url: &str, plaintext
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let is_loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     let may_be_plaintext = match plaintext {
-        Plaintext::Allowed => true,
-        Plaintext::OnLoopback => is_loopback,
-        Plaintext::OnContainerHosts => is_loopback || CONTAINER_HOSTS.contains(&host),
+        PlaintextPolicy::Allowed => true,
+        PlaintextPolicy::OnLoopback => is_loopback,
+        PlaintextPolicy::OnContainerHosts => is_loopback || CONTAINER_CREDENTIAL_HOSTS.contains(&host),
     };
     if scheme == "https" || scheme == "http" && may_be_plaintext {
         return Some(url.trim_end_matches('/').to_owned());
@@ -378,7 +384,7 @@ fn check_url(values: &mut Values, setting: &dyn AnySetting, url: &str, plaintext
 }
 
 /// Returns what is wrong with a text that should be 1 to 253 letters, digits and characters of `others`.
-fn name_problem(text: &str, others: &str) -> Option<String> {
+fn find_name_problem(text: &str, others: &str) -> Option<String> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || others.contains(c);
     match text.len() {
         0 => Some("not set".to_owned()),

@@ -31,7 +31,7 @@ settings! { "Counters";
 
 /// Counters are in Redis or memcached, and their keys are envoyproxy/ratelimit's.
 static REQUIRES_RATELIMIT_KEYS: Requirement =
-    Requirement::checked_by_reading_code("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
+    Requirement::checked_by_settings_reader("it is only read with TOLLKEEPER_KEY_FORMAT=ratelimit");
 
 named_enum! {
     /// Kind of store for counters.
@@ -66,12 +66,12 @@ impl Choice for KeyFormat {
 
 /// Counters in this process: all of them, or the fallback while the store is unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemorySettings {
+pub struct MemoryStoreSettings {
     /// Memory of the counters, at least 1 MiB.
     pub capacity_bytes: usize,
 }
 
-impl MemorySettings {
+impl MemoryStoreSettings {
     pub(super) fn from_values(values: &Values) -> Self {
         Self { capacity_bytes: values.get(&TOLLKEEPER_MEMORY_BYTES).to_usize_saturating() }
     }
@@ -79,12 +79,12 @@ impl MemorySettings {
 
 /// Slots of concurrent limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotSettings {
+pub struct ConcurrentLimitSettings {
     /// Time of silence after which a holder is dead.
     pub holder_timeout: Duration,
 }
 
-impl SlotSettings {
+impl ConcurrentLimitSettings {
     pub(super) fn from_values(values: &Values) -> Self {
         Self { holder_timeout: values.get(&TOLLKEEPER_HOLDER_TIMEOUT) }
     }

@@ -82,7 +82,7 @@ impl CredentialVariables {
         if let Some(identity) = self.identity.and_then(|variables| variables.read_identity(values)) {
             let given = if secret.is_some() {
                 Some(self.auth.name())
-            } else if let Some((file, _)) = self.read_file_name(values) {
+            } else if let Some((file, _)) = self.find_credential_file(values) {
                 Some(file.name())
             } else {
                 (in_url != Credentials::None).then(|| url.name())
@@ -93,7 +93,7 @@ impl CredentialVariables {
             }
             return Credentials::Identity(Box::new(identity));
         }
-        if let Some((setting, path)) = self.read_file_name(values) {
+        if let Some((setting, path)) = self.find_credential_file(values) {
             if secret.is_some() {
                 values.add_problem(setting, format!("{} is set too", self.auth.name()), "unset one of them");
             } else if in_url != Credentials::None {
@@ -116,7 +116,7 @@ impl CredentialVariables {
     }
 
     /// Returns the variable that names the file, and the file; `None` if none does.
-    fn read_file_name(&self, values: &mut Values) -> Option<(&'static Setting<Option<PathBuf>>, PathBuf)> {
+    fn find_credential_file(&self, values: &mut Values) -> Option<(&'static Setting<Option<PathBuf>>, PathBuf)> {
         let peer = self.peer_file.and_then(|setting| Some((setting, values.get(setting)?)));
         let own = values.get(self.file).map(|path| (self.file, path));
         if let (Some((peer, _)), Some(_)) = (&peer, &own) {

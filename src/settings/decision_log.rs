@@ -78,12 +78,12 @@ settings! { "Decision log";
 }
 
 static REQUIRES_STREAM_SINK: Requirement =
-    Requirement::checked_by_reading_code("TOLLKEEPER_DECISION_LOG names no stream");
+    Requirement::checked_by_settings_reader("TOLLKEEPER_DECISION_LOG names no stream");
 static REQUIRES_COLLECTOR_SINK: Requirement =
-    Requirement::checked_by_reading_code("TOLLKEEPER_DECISION_LOG does not name otlp");
+    Requirement::checked_by_settings_reader("TOLLKEEPER_DECISION_LOG does not name otlp");
 /// Values are hashed, or replicas authenticate their statistics with the key.
 pub(super) static REQUIRES_HASHED_VALUES: Requirement =
-    Requirement::checked_by_reading_code("no values are hashed, and no statistics are exchanged");
+    Requirement::checked_by_settings_reader("no values are hashed, and no statistics are exchanged");
 
 /// Redis of the decision log. What it does not set is that of the counters, except credentials.
 static STREAM_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
@@ -167,14 +167,14 @@ pub enum SinkSettings {
     /// A file, compressed if its name ends in `.zst`.
     File(PathBuf),
     /// A stream in Redis.
-    Redis(Box<StreamSettings>),
+    Redis(Box<RedisStreamSettings>),
     /// Logs of an OpenTelemetry collector.
     Otlp(Box<CollectorSettings>),
 }
 
 /// Stream in Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamSettings {
+pub struct RedisStreamSettings {
     /// Key of the stream, not empty.
     pub key: String,
     /// Approximate number of records that are kept, at least 1.
@@ -183,7 +183,7 @@ pub struct StreamSettings {
     pub deployment: DeploymentSettings,
 }
 
-impl StreamSettings {
+impl RedisStreamSettings {
     /// Reads the settings of a stream; `counters` is the Redis of the counters. `None` after a problem.
     fn from_values(values: &mut Values, counters: Option<&DeploymentSettings>, key: &str) -> Option<Self> {
         let deployment = match counters {
@@ -355,7 +355,7 @@ fn read_sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec
             Some(("file", path)) if !path.is_empty() && !path.contains('\0') => {
                 SinkSettings::File(Path::new(path).to_owned())
             }
-            Some(("redis", key)) if !key.is_empty() => match StreamSettings::from_values(values, counters, key) {
+            Some(("redis", key)) if !key.is_empty() => match RedisStreamSettings::from_values(values, counters, key) {
                 Some(stream) => SinkSettings::Redis(Box::new(stream)),
                 None => continue,
             },

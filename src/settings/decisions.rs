@@ -6,7 +6,7 @@ use super::setting::{AnySetting as _, Condition, Setting, settings};
 use super::value::text::HeaderName;
 use super::value::{Choice, WordTable};
 use super::values::Values;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 
 settings! { "Responses";
     SHADOW_MODE: bool = false, "reject no request: all rules act as in shadow_mode";
@@ -36,11 +36,11 @@ settings! { "Responses";
         .differs_when(Condition::True, "metadata stays with its rule");
     TOLLKEEPER_METADATA_VERDICTS: bool = false,
         "add the rules that rejected the request to the dynamic metadata";
-    TOLLKEEPER_ON_STORE_ERROR: StorePolicy = StorePolicy::Local,
+    TOLLKEEPER_ON_STORE_ERROR: StoreFailurePolicy = StoreFailurePolicy::Local,
         "decision for rules without on_store_error if Redis fails or is too slow";
 }
 
-impl Choice for StorePolicy {
+impl Choice for StoreFailurePolicy {
     const ACCEPTED_WORDS: WordTable<Self> = Self::ACCEPTED_WORDS;
 }
 
@@ -56,11 +56,11 @@ pub struct DecisionSettings {
     /// `true` if the dynamic metadata of a response names the rules that rejected the request.
     pub metadata_verdicts: bool,
     /// Headers of every response.
-    pub limit_headers: Option<HeaderNames>,
+    pub limit_headers: Option<LimitHeaderNames>,
     /// `true` if responses have headers for each descriptor with a limit.
     pub headers_of_all_descriptors: bool,
     /// Headers of every request for the upstream.
-    pub request_limit_headers: Option<HeaderNames>,
+    pub request_limit_headers: Option<LimitHeaderNames>,
     /// Header for the upstream that names exceeded limits.
     pub exceeded_limits_header: Option<String>,
     /// Header of rejections for the seconds until a retry.
@@ -77,7 +77,7 @@ pub struct DecisionSettings {
 
 /// Names of the three limit headers, as written; each is a valid header name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderNames {
+pub struct LimitHeaderNames {
     /// Header for the limit.
     pub limit: String,
     /// Header for the remaining hits.
@@ -96,7 +96,7 @@ impl DecisionSettings {
             quota_mode: values.get(&QUOTA_MODE),
             response_dynamic_metadata: values.get(&RESPONSE_DYNAMIC_METADATA),
             metadata_verdicts: values.get(&TOLLKEEPER_METADATA_VERDICTS),
-            limit_headers: values.get(&LIMIT_RESPONSE_HEADERS_ENABLED).then(|| HeaderNames {
+            limit_headers: values.get(&LIMIT_RESPONSE_HEADERS_ENABLED).then(|| LimitHeaderNames {
                 limit: read_required_header_name(values, &LIMIT_LIMIT_HEADER),
                 remaining: read_required_header_name(values, &LIMIT_REMAINING_HEADER),
                 reset: read_required_header_name(values, &LIMIT_RESET_HEADER),
@@ -108,7 +108,7 @@ impl DecisionSettings {
                 {
                     check_request_header_name(values, setting);
                 }
-                HeaderNames {
+                LimitHeaderNames {
                     limit: read_required_header_name(values, &LIMIT_REQUEST_LIMIT_HEADER),
                     remaining: read_required_header_name(values, &LIMIT_REQUEST_REMAINING_HEADER),
                     reset: read_required_header_name(values, &LIMIT_REQUEST_RESET_HEADER),

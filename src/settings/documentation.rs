@@ -6,7 +6,7 @@ use super::groups::{self, SETTING_GROUPS};
 use super::setting::{AnySetting, SettingGroup, Support};
 
 /// Formats the environment section of `--help`: by group, `NAME=default`, and below it the help of the setting.
-pub fn format_help() -> String {
+pub fn format_environment_help() -> String {
     let mut text = String::new();
     for group in SETTING_GROUPS {
         // Writing to a String does not fail.
@@ -42,7 +42,7 @@ fn wrap_indented(text: &str) -> String {
 }
 
 /// Formats `docs/settings.md`.
-pub fn format_settings_page() -> String {
+pub fn format_settings_markdown() -> String {
     let mut text = String::from(INTRODUCTION);
     for group in SETTING_GROUPS {
         let _ = write!(text, "\n## {}\n\n", group.title);

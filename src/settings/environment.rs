@@ -88,7 +88,7 @@ fn nearest_known_name(name: &str) -> Option<&'static str> {
     }
     let max_edits = if name.len() < MIN_TWO_EDITS_NAME_LENGTH { 1 } else { 2 };
     let upper = name.to_ascii_uppercase();
-    let names = groups::all_settings().filter(|setting| !setting.info().is_family()).map(AnySetting::name);
+    let names = groups::all_settings().filter(|setting| !setting.info().is_variable_family()).map(AnySetting::name);
     let candidates = names.filter(|name| name.len() >= MIN_FUZZY_NAME_LENGTH);
     let near = candidates.map(|name| (strsim::osa_distance(&upper, name), name));
     near.filter(|(edits, _)| *edits <= max_edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)

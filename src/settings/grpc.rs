@@ -6,9 +6,10 @@ use super::listeners::GrpcListenAddress;
 use super::setting::{RequiredValue, Requirement, settings};
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
-use crate::base::go_syntax::MAX_DURATION;
+use crate::base::go_syntax::MAX_GO_DURATION;
 
-const MAX_AGE_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), MAX_DURATION).allowing_zero();
+const CONNECTION_AGE_RANGE: DurationRange =
+    DurationRange::new(Duration::from_millis(1), MAX_GO_DURATION).allowing_zero();
 const KEEPALIVE_INTERVAL_RANGE: DurationRange =
     DurationRange::new(Duration::from_secs(1), Duration::from_secs(86_400)).allowing_zero();
 const KEEPALIVE_TIMEOUT_RANGE: DurationRange =
@@ -16,9 +17,9 @@ const KEEPALIVE_TIMEOUT_RANGE: DurationRange =
 
 settings! { "gRPC";
     GRPC_MAX_CONNECTION_AGE: Duration = Duration::from_secs(86_400),
-        "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never" .with_allowed(MAX_AGE_RANGE);
+        "age at which a connection gets GOAWAY, so that clients rebalance; 0 means never" .with_allowed(CONNECTION_AGE_RANGE);
     GRPC_MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600),
-        "time after that GOAWAY until the connection is closed; 0 means no limit" .with_allowed(MAX_AGE_RANGE);
+        "time after that GOAWAY until the connection is closed; 0 means no limit" .with_allowed(CONNECTION_AGE_RANGE);
     TOLLKEEPER_GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60),
         "time between HTTP/2 pings to a client; 0 means no pings" .with_allowed(KEEPALIVE_INTERVAL_RANGE);
     TOLLKEEPER_GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20),

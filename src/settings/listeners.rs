@@ -76,7 +76,7 @@ impl Listeners {
             None => GrpcListenAddress::Tcp(address(&GRPC_HOST, &GRPC_PORT)),
         };
         let (http, debug) = (address(&HOST, &PORT), address(&DEBUG_HOST, &DEBUG_PORT));
-        let debug_hosts = read_debug_hosts(values);
+        let debug_hosts = read_allowed_debug_hosts(values);
         Self {
             grpc,
             http,
@@ -89,7 +89,7 @@ impl Listeners {
 }
 
 /// Reads the host names of `TOLLKEEPER_DEBUG_HOSTS`, in lower case.
-fn read_debug_hosts(values: &mut Values) -> Vec<String> {
+fn read_allowed_debug_hosts(values: &mut Values) -> Vec<String> {
     let TextList(names) = values.get(&TOLLKEEPER_DEBUG_HOSTS);
     let names: Vec<String> = names.iter().map(|name| name.trim().to_ascii_lowercase()).collect();
     if names.iter().any(|name| !matches!(Host::parse(name), Some(Host::Name(_)))) {

@@ -52,9 +52,9 @@ settings! { "Metrics";
     NEAR_LIMIT_RATIO: f64 = 0.8, "share of a limit above which hits are counted as near_limit"
         .with_allowed(FloatRange::new(0.0, 1.0));
     GOSTATS as "GOSTATS_*": String = "", "settings of a Go statsd library"
-        .no_effect_when(Condition::NotEmpty, "this program does not use that Go library");
+        .no_effect_notice_when(Condition::NotEmpty, "this program does not use that Go library");
     DD as "DD_*": Option<Secret> = None, "settings of the Datadog client"
-        .no_effect_when(Condition::NotEmpty, "this program does not use the Datadog client");
+        .no_effect_notice_when(Condition::NotEmpty, "this program does not use the Datadog client");
 }
 
 static REQUIRES_PROMETHEUS: Requirement = Requirement {
@@ -66,7 +66,7 @@ static REQUIRES_DOG_STATSD: Requirement = Requirement {
     why: "it is only read with USE_DOG_STATSD=true",
 };
 static REQUIRES_STATSD: Requirement =
-    Requirement::checked_by_reading_code("it is only read if metrics are sent to statsd");
+    Requirement::checked_by_settings_reader("it is only read if metrics are sent to statsd");
 
 named_enum! {
     /// Transport of statsd.

@@ -40,7 +40,7 @@ pub struct ClientCertificate {
 ///
 /// # Errors
 /// The certificate or the key cannot be used.
-pub(crate) fn with_client_certificate(
+pub(crate) fn finish_tls_client_config(
     builder: ConfigBuilder<ClientConfig, WantsClientCert>,
     client: Option<&ClientCertificate>,
 ) -> Result<ClientConfig, UnusableSetting> {
@@ -48,7 +48,7 @@ pub(crate) fn with_client_certificate(
     let (chain, secret) = (certificate.read_contents()?, key.read_contents()?);
     builder
         .with_client_auth_cert(certificate.parse_certificates(&chain)?, key.parse_private_key(&secret)?)
-        .map_err(|error| key.key_mismatch_error(certificate, &error))
+        .map_err(|error| key.unusable_key_error(certificate, &error))
 }
 
 /// Maximum size of a PEM file in bytes; a larger file is a mistake.
@@ -92,7 +92,7 @@ impl PemFile {
     }
 
     /// Formats the error of a private key, in this file, that cannot be used with `certificate`.
-    pub(crate) fn key_mismatch_error(&self, certificate: &Self, error: &rustls::Error) -> UnusableSetting {
+    pub(crate) fn unusable_key_error(&self, certificate: &Self, error: &rustls::Error) -> UnusableSetting {
         match error {
             rustls::Error::InconsistentKeys(_) => {
                 self.file_error(format_args!("not the key of {}; give the pair", certificate.setting))
@@ -128,7 +128,7 @@ pub(crate) fn collect_trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStor
 ///
 /// RFC 5280, 4.1: a certificate starts with its signed part, and that with an optional version, serial number,
 /// algorithm, issuer and validity.
-pub(crate) fn read_not_after(certificate: &[u8]) -> der::Result<i64> {
+pub(crate) fn parse_not_after(certificate: &[u8]) -> der::Result<i64> {
     let mut certificate = read_sequence(&mut SliceReader::new(certificate)?)?;
     let mut fields = read_sequence(&mut certificate)?;
     let version_or_serial: AnyRef<'_> = fields.decode()?;

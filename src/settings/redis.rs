@@ -28,7 +28,8 @@ use super::values::Values;
 
 const CONNECT_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(3600));
 const STORE_TIMEOUT_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(10));
-const TABLE_KEEP_RANGE: DurationRange = DurationRange::new(Duration::from_secs(1), Duration::from_secs(24 * 3600));
+const TABLE_ROW_LIFETIME_RANGE: DurationRange =
+    DurationRange::new(Duration::from_secs(1), Duration::from_secs(24 * 3600));
 const DEFAULT_MAX_REPLICAS: NonZeroU32 = NonZeroU32::new(16).expect("it is not 0");
 
 const NO_EFFECT_PIPELINED: Support =
@@ -93,7 +94,7 @@ settings! { "Counters in Redis";
         "memory for the known rows of each table in Redis; beyond it, those not used for longest are looked up again"
         .with_allowed(ByteSizeRange::new(1 << 20, 1 << 40));
     TOLLKEEPER_TABLE_KEEP: Duration = Duration::from_secs(300),
-        "lifetime of a row of a table in Redis, unless its table has `keep`" .with_allowed(TABLE_KEEP_RANGE);
+        "lifetime of a row of a table in Redis, unless its table has `keep`" .with_allowed(TABLE_ROW_LIFETIME_RANGE);
     TOLLKEEPER_TABLE_UNKNOWN_READS: u32 = 2000,
         "maximum look-ups of unknown values in tables in Redis, per second; beyond it the default plan decides"
         .with_allowed(IntRange::new(1, 1_000_000));
@@ -112,7 +113,7 @@ settings! { "Counters in Redis";
     REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = Duration::ZERO, "time limit of connection attempts at start; 0 means none"
         .with_support(no_effect_because_start_never_waits("0"));
     REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = false, "reconnect when Redis reports that it is read-only"
-        .no_effect_when(Condition::True, "it is always so");
+        .no_effect_notice_when(Condition::True, "it is always so");
     REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
     REDIS_PERSECOND_SOCKET_TYPE: SocketKind = SocketKind::Unix, "REDIS_SOCKET_TYPE for limits per second"
         .differs_when(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_with(&REQUIRES_PER_SECOND_REDIS);
@@ -157,7 +158,7 @@ settings! { "Counters in Redis";
 
 /// Limits per second are counted in a Redis of their own.
 static REQUIRES_PER_SECOND_REDIS: Requirement =
-    Requirement::checked_by_reading_code("it is only read with REDIS_PERSECOND=true");
+    Requirement::checked_by_settings_reader("it is only read with REDIS_PERSECOND=true");
 
 static REQUIRES_AWS_IAM: Requirement = Requirement {
     any_of: &[RequiredValue::Is(&REDIS_AWS_IAM_AUTH, "true")],

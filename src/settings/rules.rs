@@ -9,7 +9,7 @@ use super::value::number::{DurationRange, IntRange};
 use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 
 const POLL_INTERVAL_RANGE: DurationRange =
     DurationRange::new(Duration::from_millis(100), Duration::from_secs(86_400)).allowing_zero();
@@ -103,14 +103,14 @@ pub struct RuleSettings {
     /// Time without a further change after which changed files are read.
     pub reload_debounce: Duration,
     /// Failure policy of rules that have none.
-    pub on_store_error: StorePolicy,
+    pub on_store_error: StoreFailurePolicy,
     /// Maximum number of replicas that share an eventual limit, for lints about rules: 1 to 1000.
     pub max_replicas: u32,
 }
 
 impl RuleSettings {
     /// Reads the settings; `on_store_error` is the failure policy of rules that have none.
-    pub(super) fn from_values(values: &Values, on_store_error: StorePolicy) -> Self {
+    pub(super) fn from_values(values: &Values, on_store_error: StoreFailurePolicy) -> Self {
         Self {
             root: values.get(&RUNTIME_ROOT),
             subdirectory: values.get(&RUNTIME_SUBDIRECTORY),

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 
 /// A text that neither `Display` nor `Debug` reveals.
 #[derive(Clone, PartialEq, Eq)]
@@ -47,17 +47,17 @@ pub(crate) fn mask_credentials(text: &str) -> String {
     // Text before `://` is kept only if it cannot be part of a password.
     let scheme = ["redis://", "rediss://"].into_iter().find(|scheme| text.starts_with(scheme)).unwrap_or_default();
     let masked = match (text.find('?'), text.rfind('@')) {
-        (None, None) => mask_false_ports(text),
-        (Some(query), None) => format!("{}?{MASK}", mask_false_ports(&text[..query])),
+        (None, None) => mask_invalid_ports(text),
+        (Some(query), None) => format!("{}?{MASK}", mask_invalid_ports(&text[..query])),
         (Some(query), Some(at)) if query < at => format!("{scheme}{MASK}"),
-        (Some(query), Some(at)) => format!("{scheme}{MASK}@{}?{MASK}", mask_false_ports(&text[at + 1..query])),
-        (None, Some(at)) => format!("{scheme}{MASK}@{}", mask_false_ports(&text[at + 1..])),
+        (Some(query), Some(at)) => format!("{scheme}{MASK}@{}?{MASK}", mask_invalid_ports(&text[at + 1..query])),
+        (None, Some(at)) => format!("{scheme}{MASK}@{}", mask_invalid_ports(&text[at + 1..])),
     };
     shorten_for_message(&masked)
 }
 
 /// Masks the text after each host of a list that is neither a port nor a database.
-fn mask_false_ports(text: &str) -> String {
+fn mask_invalid_ports(text: &str) -> String {
     let shown = text.split(',').map(|address| {
         let letters = address.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(address.len());
         let scheme = if address[letters..].starts_with("://") { letters + 3 } else { 0 };
@@ -73,5 +73,5 @@ fn mask_false_ports(text: &str) -> String {
 
 /// Makes a text of a variable fit for a message: printable, and at most 100 characters of it.
 pub(crate) fn shorten_for_message(text: &str) -> String {
-    truncate_printable(text, 100)
+    truncate_and_escape(text, 100)
 }

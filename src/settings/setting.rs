@@ -40,7 +40,7 @@ impl SettingInfo {
     }
 
     /// Returns `true` if the setting is a family of variables.
-    pub fn is_family(&self) -> bool {
+    pub fn is_variable_family(&self) -> bool {
         self.name.ends_with('*')
     }
 }
@@ -112,7 +112,7 @@ pub enum RequiredValue {
 
 impl Requirement {
     /// Declares a requirement that the code that reads the settings checks, and reports by `Values::mark_unmet`.
-    pub(crate) const fn checked_by_reading_code(why: &'static str) -> Self {
+    pub(crate) const fn checked_by_settings_reader(why: &'static str) -> Self {
         Self { any_of: &[], why }
     }
 }
@@ -138,7 +138,7 @@ impl<T: SettingValue> Setting<T> {
     }
 
     /// Declares that the setting has no effect, with a notice for some values.
-    pub(crate) const fn no_effect_when(self, when: Condition, why: &'static str) -> Self {
+    pub(crate) const fn no_effect_notice_when(self, when: Condition, why: &'static str) -> Self {
         self.with_support(Support::NoEffect { when, why })
     }
 

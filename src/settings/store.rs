@@ -24,7 +24,7 @@ pub enum StoreSettings {
 }
 
 /// Settings of any store that all replicas share.
-static SHARED_STORE_SETTINGS: [&dyn AnySetting; 7] = [
+static SETTINGS_OF_SHARED_STORES: [&dyn AnySetting; 7] = [
     &CACHE_KEY_PREFIX,
     &EXPIRATION_JITTER_MAX_SECONDS,
     &TOLLKEEPER_STORE_TIMEOUT,
@@ -67,7 +67,7 @@ impl StoreSettings {
 
     /// Reads the store that the environment asks for; `None` means this process.
     pub(super) fn from_values(values: &mut Values, backend: Option<BackendType>) -> Self {
-        let is_of_redis = |setting: &&&dyn AnySetting| !needs_shared_store(**setting);
+        let is_of_redis = |setting: &&&dyn AnySetting| !applies_to_shared_stores(**setting);
         let of_redis = redis::GROUP.settings.iter().filter(is_of_redis);
         match backend {
             Some(BackendType::Redis) => Self::Redis(RedisSettings::from_values(values)),
@@ -84,7 +84,7 @@ impl StoreSettings {
                 require_redis_for_regions(values, "counters are in this process");
                 // Any REDIS_ variable selects Redis. Warnings about rules read TOLLKEEPER_MAX_REPLICAS without it too.
                 let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
-                for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SHARED_STORE_SETTINGS) {
+                for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SETTINGS_OF_SHARED_STORES) {
                     values.mark_ignored_if_changed(*setting, "counters are in this process");
                 }
                 Self::Memory
@@ -94,8 +94,8 @@ impl StoreSettings {
 }
 
 /// Returns `true` if the setting concerns every store that all replicas share, Redis and memcached.
-fn needs_shared_store(setting: &dyn AnySetting) -> bool {
-    SHARED_STORE_SETTINGS.iter().any(|shared| shared.name() == setting.name())
+fn applies_to_shared_stores(setting: &dyn AnySetting) -> bool {
+    SETTINGS_OF_SHARED_STORES.iter().any(|shared| shared.name() == setting.name())
 }
 
 /// Returns the store that the variables ask for; a variable without effect can ask for Redis too.

@@ -9,7 +9,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, Error};
 
-use super::pem::{ClientCertificate, PemFile, collect_trusted_roots, with_client_certificate};
+use super::pem::{ClientCertificate, PemFile, collect_trusted_roots, finish_tls_client_config};
 use super::problem::UnusableSetting;
 use super::setting::{AnySetting, Setting};
 use super::values::Values;
@@ -78,11 +78,11 @@ impl StoreTls {
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(error.to_string()))?;
         let builder = if self.skip_hostname {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(IgnoreHostname { verifier }))
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(HostnameIgnoringVerifier { verifier }))
         } else {
             builder.with_webpki_verifier(verifier)
         };
-        with_client_certificate(builder, self.client.as_ref())
+        finish_tls_client_config(builder, self.client.as_ref())
     }
 
     /// Paths of the files that connecting reads.
@@ -123,11 +123,11 @@ pub(crate) use forward_signature_checks;
 
 /// Verifier that checks the chain of a certificate and accepts any host name.
 #[derive(Debug)]
-struct IgnoreHostname {
+struct HostnameIgnoringVerifier {
     verifier: Arc<WebPkiServerVerifier>,
 }
 
-impl ServerCertVerifier for IgnoreHostname {
+impl ServerCertVerifier for HostnameIgnoringVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

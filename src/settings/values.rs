@@ -202,7 +202,7 @@ impl Values {
     }
 
     /// Returns `true` if the values meet a requirement; one that a reader decides about counts as met.
-    pub(crate) fn meets(&self, requirement: &Requirement) -> bool {
+    pub(crate) fn meets_requirement(&self, requirement: &Requirement) -> bool {
         let is_met = |need: &RequiredValue| match *need {
             RequiredValue::Is(setting, word) => match self.given.get(setting.name()) {
                 Some(given) => setting.is_same_value(&given.text, word),
@@ -213,7 +213,7 @@ impl Values {
         requirement.any_of.is_empty() || requirement.any_of.iter().any(is_met)
     }
 
-    /// Records that a requirement of the kind `Requirement::checked_by_reading_code` is not met.
+    /// Records that a requirement of the kind `Requirement::checked_by_settings_reader` is not met.
     pub(crate) fn mark_unmet(&mut self, requirement: &'static Requirement) {
         self.unmet.push(requirement);
     }
@@ -223,7 +223,8 @@ impl Values {
         for (group, setting) in groups.iter().flat_map(|group| group.settings.iter().map(move |one| (group, *one))) {
             let requirements = group.only_with.into_iter().chain(setting.info().only_with);
             let is_unmet = |requirement: &&'static Requirement| {
-                !self.meets(requirement) || self.unmet.iter().any(|unmet| std::ptr::eq(*unmet, *requirement))
+                !self.meets_requirement(requirement)
+                    || self.unmet.iter().any(|unmet| std::ptr::eq(*unmet, *requirement))
             };
             let unmet = requirements.into_iter().find(is_unmet);
             if let Some(unmet) = unmet

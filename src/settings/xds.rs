@@ -20,7 +20,7 @@ settings! { "Rules over xDS", only with REQUIRES_XDS;
     CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
     CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server";
     CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(3), "time between connection attempts"
-        .no_effect_when(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
+        .no_effect_notice_when(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
     CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = None, "headers of the stream: k:v,k:v";
     CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = false, "connect over TLS";
     CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = None,
@@ -49,7 +49,7 @@ static REQUIRES_XDS: Requirement = Requirement {
     why: "it is only read with CONFIG_TYPE=GRPC_XDS_SOTW",
 };
 static REQUIRES_XDS_TLS: Requirement =
-    Requirement::checked_by_reading_code("it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
+    Requirement::checked_by_settings_reader("it is only read with CONFIG_GRPC_XDS_SERVER_USE_TLS=true");
 
 /// Maximum size of a message if none is set.
 const DEFAULT_MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -116,7 +116,7 @@ impl XdsSettings {
         if values.get(&CONFIG_TYPE) != RuleSourceKind::Xds {
             return None;
         }
-        let (host, port) = read_server(values)?;
+        let (host, port) = read_server_host_and_port(values)?;
         let initial = values.get(&XDS_CLIENT_BACKOFF_INITIAL_INTERVAL);
         let max = values.get(&XDS_CLIENT_BACKOFF_MAX_INTERVAL);
         // One of them may be set without the other.
@@ -149,7 +149,7 @@ impl XdsSettings {
 }
 
 /// Reads the address of the server: `host:port`, after `dns:///` too.
-fn read_server(values: &mut Values) -> Option<(String, u16)> {
+fn read_server_host_and_port(values: &mut Values) -> Option<(String, u16)> {
     let url = values.get(&CONFIG_GRPC_XDS_SERVER_URL);
     let text = url.reveal();
     let text = ["dns:///", "passthrough:///"].into_iter().find_map(|scheme| text.strip_prefix(scheme)).unwrap_or(text);

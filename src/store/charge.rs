@@ -238,7 +238,7 @@ pub enum DecidedBy {
 
 impl StoreOutcome {
     /// An outcome that the counters decided.
-    pub const fn by_store(results: ChargeResults, now: Time) -> Self {
+    pub const fn decided_by_store(results: ChargeResults, now: Time) -> Self {
         Self { results, decided_by: DecidedBy::Store, now }
     }
 }
@@ -268,7 +268,7 @@ impl fmt::Debug for DeferredOutcomes {
 
 impl DeferredOutcomes {
     /// Polls charges in Redis once, so that their calls are sent.
-    pub(super) fn start(
+    pub(super) fn send_charges(
         charges: impl Future<Output = SmallVec<[Result<StoreOutcome, RedisError>; 2]>> + Send + 'static,
     ) -> Self {
         let outcomes = charges.map(|outcomes| outcomes.into_iter().map(|it| it.map_err(ChargeError::from)).collect());

@@ -47,7 +47,7 @@ impl DecisionDemand {
     }
 
     /// Takes the hits of a path since the last call.
-    pub fn take(&self, path_hash: u128) -> u64 {
+    pub fn take_hits(&self, path_hash: u128) -> u64 {
         let mut paths = self.paths.lock_shard(upper_half(path_hash));
         paths.get_mut(&path_hash).map_or(0, |path| std::mem::take(&mut path.hits))
     }

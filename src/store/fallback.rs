@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 
 use super::charge::LimitAdmissions;
-use super::holders::HolderTable;
+use super::holders::SlotHolderTable;
 use super::memory::MemoryStore;
 use super::stats::MemoryUsage;
 use crate::base::clock::Time;
@@ -97,7 +97,7 @@ impl Fallback {
     }
 
     /// Envoys that hold slots.
-    pub fn holders(&self) -> &HolderTable {
+    pub fn holders(&self) -> &SlotHolderTable {
         self.memory.holders()
     }
 
@@ -126,8 +126,8 @@ impl Fallback {
     }
 
     /// Returns which limits would admit the charge; charges nothing.
-    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
-        self.with_charge_under_shares(charge, |charge| self.memory.admits(charge, now))
+    pub fn peek_admissions(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+        self.with_charge_under_shares(charge, |charge| self.memory.peek_admissions(charge, now))
     }
 
     /// Adjusts a hold on the counter of the charge under this process's share of its limit.

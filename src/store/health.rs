@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::Notify;
 
 /// Time between two reports of health.
-pub(super) const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const HEALTH_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Health of the store; healthy until the store reports otherwise.
 #[derive(Debug, Default)]

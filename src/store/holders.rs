@@ -23,14 +23,14 @@ const MAX_NAME_BYTES: usize = 128;
 /// Most holders in the table; of more, those that were heard last longest ago are forgotten.
 pub const MAX_HOLDERS: usize = 10_000;
 /// Time after which a silent holder is forgotten, in microseconds: a day. Its slots then end with `max_duration`.
-const FORGET_US: u64 = 86_400_000_000;
+const FORGET_AFTER_US: u64 = 86_400_000_000;
 /// Time without a health check after the first slot, after which a holder is reported, in microseconds.
-const NO_HEARTBEAT_US: u64 = 60_000_000;
+const NO_HEARTBEAT_WARNING_AFTER_US: u64 = 60_000_000;
 
 /// Holders that this process heard of.
 #[derive(Debug)]
-pub struct HolderTable {
-    holders: RwLock<HashMap<HolderId, Holder>>,
+pub struct SlotHolderTable {
+    holders: RwLock<HashMap<HolderId, SlotHolder>>,
     timeout_us: AtomicU64,
     /// Holders that no replica heard for the timeout; `None` without a shared table.
     shared_dead: RwLock<Option<HashSet<HolderId>>>,
@@ -38,7 +38,7 @@ pub struct HolderTable {
 
 /// One Envoy.
 #[derive(Clone, Debug, Default)]
-struct Holder {
+struct SlotHolder {
     name: String,
     /// Time of the last call or health check.
     heard: Time,
@@ -54,7 +54,7 @@ struct Holder {
 
 /// A holder as reports show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HolderStatus {
+pub struct SlotHolderStatus {
     /// Identity.
     pub id: HolderId,
     /// Name, as sent.
@@ -69,14 +69,14 @@ pub struct HolderStatus {
 
 /// A heartbeat for the shared table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heartbeat {
+pub struct HolderHeartbeat {
     /// Identity of the holder.
     pub id: HolderId,
     /// Microseconds since it was heard.
     pub age_us: u64,
 }
 
-impl Default for HolderTable {
+impl Default for SlotHolderTable {
     fn default() -> Self {
         Self {
             holders: RwLock::default(),
@@ -86,7 +86,7 @@ impl Default for HolderTable {
     }
 }
 
-impl HolderTable {
+impl SlotHolderTable {
     /// Sets `TOLLKEEPER_HOLDER_TIMEOUT`.
     pub fn set_timeout(&self, timeout: Duration) {
         self.timeout_us.store(to_micros(timeout), Ordering::Relaxed);
@@ -99,31 +99,31 @@ impl HolderTable {
 
     /// Records a health check with this name.
     pub fn record_heartbeat(&self, name: &[u8], now: Time) {
-        self.update(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);
+        self.update_holder(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);
     }
 
     /// Records a call that uses a slot.
     ///
     /// Changes nothing, and so needs no lock for writing, if a call was recorded a moment ago.
-    pub fn record_call(&self, id: HolderId, name: &[u8], now: Time) {
+    pub fn record_slot_call(&self, id: HolderId, name: &[u8], now: Time) {
         let moment_us = self.timeout_us.load(Ordering::Relaxed) / 32;
-        let is_recorded = |holder: &Holder| {
+        let is_recorded = |holder: &SlotHolder| {
             holder.is_unreported && holder.first_slot.is_some() && now.since_us(holder.heard) < moment_us
         };
         if self.holders.read().unwrap_or_else(PoisonError::into_inner).get(&id).is_some_and(is_recorded) {
             return;
         }
-        self.update(id, name, now, |holder| holder.first_slot = holder.first_slot.or(Some(now)));
+        self.update_holder(id, name, now, |holder| holder.first_slot = holder.first_slot.or(Some(now)));
     }
 
-    fn update(&self, id: HolderId, name: &[u8], now: Time, change: impl FnOnce(&mut Holder)) {
+    fn update_holder(&self, id: HolderId, name: &[u8], now: Time, change: impl FnOnce(&mut SlotHolder)) {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
         if !holders.contains_key(&id) && holders.len() >= MAX_HOLDERS {
-            forget_longest_silent(&mut holders);
+            forget_longest_silent_tenth(&mut holders);
         }
         let holder = holders.entry(id).or_insert_with(|| {
             let text = String::from_utf8_lossy(&name[..name.len().min(MAX_NAME_BYTES)]);
-            Holder { name: remove_unprintable(&text).into_owned(), ..Holder::default() }
+            SlotHolder { name: remove_unprintable(&text).into_owned(), ..SlotHolder::default() }
         });
         holder.heard = holder.heard.max(now);
         holder.is_unreported = true;
@@ -133,7 +133,7 @@ impl HolderTable {
     /// Returns true if the slots of a holder are free.
     pub fn is_dead(&self, id: HolderId, now: Time) -> bool {
         let timeout_us = self.timeout_us.load(Ordering::Relaxed);
-        let is_silent = |holder: &Holder| now.since_us(holder.heard) > timeout_us;
+        let is_silent = |holder: &SlotHolder| now.since_us(holder.heard) > timeout_us;
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         match (own.get(&id), &*self.shared_dead.read().unwrap_or_else(PoisonError::into_inner)) {
             (Some(holder), _) if !is_silent(holder) => false,
@@ -144,18 +144,18 @@ impl HolderTable {
     }
 
     /// Takes the heartbeats that were not yet sent to the shared table.
-    pub fn take_heartbeats(&self, now: Time) -> Vec<Heartbeat> {
+    pub fn take_heartbeats(&self, now: Time) -> Vec<HolderHeartbeat> {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
         let unreported = holders.iter_mut().filter(|(_, holder)| holder.is_unreported && holder.has_heartbeats);
-        let heartbeat = |(id, holder): (&HolderId, &mut Holder)| {
+        let heartbeat = |(id, holder): (&HolderId, &mut SlotHolder)| {
             holder.is_unreported = false;
-            Heartbeat { id: *id, age_us: now.since_us(holder.heard) }
+            HolderHeartbeat { id: *id, age_us: now.since_us(holder.heard) }
         };
         unreported.map(heartbeat).collect()
     }
 
     /// Takes back heartbeats that could not be sent.
-    pub fn put_back_heartbeats(&self, heartbeats: &[Heartbeat]) {
+    pub fn put_back_heartbeats(&self, heartbeats: &[HolderHeartbeat]) {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
         for heartbeat in heartbeats {
             holders.entry(heartbeat.id).and_modify(|holder| holder.is_unreported = true);
@@ -163,12 +163,12 @@ impl HolderTable {
     }
 
     /// Sets the holders that no replica heard for the timeout. From then on the shared table alone tells who is dead.
-    pub fn set_shared_dead(&self, dead: impl Iterator<Item = HolderId>) {
+    pub fn set_shared_dead_holders(&self, dead: impl Iterator<Item = HolderId>) {
         *self.shared_dead.write().unwrap_or_else(PoisonError::into_inner) = Some(dead.collect());
     }
 
-    /// Dead holders, as a script takes them: eight bytes each. Those that this process just heard are not among them.
-    pub fn dead_in_script_form(&self, now: Time) -> Vec<u8> {
+    /// Encodes the dead holders for a script: eight bytes each. Those that this process just heard are left out.
+    pub fn encode_dead_holders(&self, now: Time) -> Vec<u8> {
         let timeout_us = self.timeout_us.load(Ordering::Relaxed);
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);
@@ -177,11 +177,11 @@ impl HolderTable {
     }
 
     /// Logs, once for each, holders whose slots have no heartbeats; forgets those that were silent for a day.
-    pub fn check_heartbeats(&self, now: Time) {
+    pub fn warn_and_forget_silent(&self, now: Time) {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
-        holders.retain(|_, holder| now.since_us(holder.heard) < FORGET_US);
+        holders.retain(|_, holder| now.since_us(holder.heard) < FORGET_AFTER_US);
         for holder in holders.values_mut() {
-            let is_due = holder.first_slot.is_some_and(|first| now.since_us(first) >= NO_HEARTBEAT_US);
+            let is_due = holder.first_slot.is_some_and(|first| now.since_us(first) >= NO_HEARTBEAT_WARNING_AFTER_US);
             if is_due && !holder.has_heartbeats && !holder.is_warned {
                 holder.is_warned = true;
                 tracing::warn!(
@@ -210,9 +210,9 @@ impl HolderTable {
     }
 
     /// All holders that this process heard of, those heard last first.
-    pub fn statuses(&self, now: Time) -> Vec<HolderStatus> {
+    pub fn statuses(&self, now: Time) -> Vec<SlotHolderStatus> {
         let holders = self.holders.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let status = |(id, holder): (HolderId, Holder)| HolderStatus {
+        let status = |(id, holder): (HolderId, SlotHolder)| SlotHolderStatus {
             id,
             is_dead: self.is_dead(id, now),
             name: holder.name,
@@ -226,7 +226,7 @@ impl HolderTable {
 }
 
 /// Removes the tenth of the holders that was heard longest ago.
-fn forget_longest_silent(holders: &mut HashMap<HolderId, Holder>) {
+fn forget_longest_silent_tenth(holders: &mut HashMap<HolderId, SlotHolder>) {
     let mut heard: Vec<Time> = holders.values().map(|holder| holder.heard).collect();
     heard.sort_unstable();
     let Some(oldest) = heard.get(heard.len() / 10).copied() else { return };

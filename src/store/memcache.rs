@@ -26,7 +26,7 @@ use super::charge::{
     StoreOutcome, set_span_server, start_call_span,
 };
 use super::fallback::Fallback;
-use super::health::{HEALTH_INTERVAL, StoreHealth};
+use super::health::{HEALTH_REPORT_INTERVAL, StoreHealth};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
 use super::stats::{ChargeStats, PoolStats, SharedStoreStats, StoreServerStats};
 use super::window_key::ExpiryJitter;
@@ -35,10 +35,10 @@ use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
-use crate::limit::{Consistency, StorePolicy};
+use crate::limit::{Consistency, StoreFailurePolicy};
 use crate::settings::memcache::MemcacheSettings;
 use crate::store::client::deadline::timeout_with_grace;
-use crate::store::client::memcache::connect::MemcacheOptions;
+use crate::store::client::memcache::connect::MemcacheConnectOptions;
 use crate::store::client::memcache::error::MemcacheError;
 use crate::store::client::memcache::reply::MemcacheReply;
 use crate::store::client::memcache::server_list::ServerList;
@@ -82,7 +82,7 @@ impl Memcache {
     /// Starts to connect in the background; the fallback, of about `capacity_bytes`, decides while a server is away.
     /// Must be called within a tokio runtime.
     pub fn start(settings: &MemcacheSettings, capacity_bytes: u64) -> Self {
-        let options = MemcacheOptions {
+        let options = MemcacheConnectOptions {
             tls: settings.tls.clone(),
             connections: settings.max_idle.get(),
             call_timeout: settings.timeout,
@@ -176,7 +176,7 @@ impl Memcache {
             Some(until) => timeout_with_grace(call, until).await.unwrap_or(Err(MemcacheError::Timeout)),
             None => call.await,
         };
-        results.map(|results| StoreOutcome::by_store(results, now))
+        results.map(|results| StoreOutcome::decided_by_store(results, now))
     }
 
     /// Prepares a call; `None` if an increment cannot count the charge.
@@ -185,7 +185,7 @@ impl Memcache {
         let limit = *counter.limit;
         let is_supported = limit.algorithm() == Algorithm::FixedWindow
             && limit.consistency() == Consistency::Strict
-            && limit.count_rejected();
+            && limit.counts_rejected_hits();
         if !is_supported {
             return None;
         }
@@ -259,10 +259,10 @@ impl Memcache {
     /// Reports to `health` until it is dropped. The store is lost if a server does not take charges: it holds keys.
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
-            health.set_lost(!self.shared.servers.is_available());
+            health.set_lost(!self.shared.servers.are_all_available());
             let misconfiguration = self.shared.servers.servers().iter().find_map(|server| server.misconfiguration());
             health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
-            sleep(HEALTH_INTERVAL).await;
+            sleep(HEALTH_REPORT_INTERVAL).await;
         }
     }
 }
@@ -306,7 +306,7 @@ impl SharedState {
         let times = CallTimes { sent, answered: Instant::now() };
         self.over_limit_cache.record_results(call.id, slice::from_ref(&call.charge), slice::from_ref(&results), times);
         for OwnedCounter { limit, shadow, tag, .. } in &call.charge.counters {
-            if !shadow && limit.on_store_error() == StorePolicy::Local {
+            if !shadow && limit.on_store_error() == StoreFailurePolicy::Local {
                 self.fallback.store_reported_states(call.path, &[(*limit, *tag)], &states, call.now);
             }
         }

@@ -20,9 +20,9 @@ use smallvec::SmallVec;
 
 use self::reservations::{ReservationContext, ReservationTables};
 use self::shard::{MemoryShard, ban_key};
-use self::slots::{SlotRoom, SlotTables, SlotTerms};
+use self::slots::{SlotChargeOptions, SlotRoom, SlotTables};
 use super::charge::LimitAdmissions;
-use super::holders::HolderTable;
+use super::holders::SlotHolderTable;
 use crate::base::clock::Time;
 use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
@@ -73,15 +73,15 @@ impl MemoryStore {
     pub fn charge(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         match charge.slot {
             None => self.charge_counters(charge, now),
-            Some(slot) => self.charge_slots(charge, slot, SlotTerms { now, room: SlotRoom::Bounded }),
+            Some(slot) => self.charge_with_slots(charge, slot, SlotChargeOptions { now, room: SlotRoom::Bounded }),
         }
     }
 
-    fn charge_slots(
+    fn charge_with_slots(
         &self,
         charge: &Charge<'_>,
         slot: &SlotUse,
-        terms: SlotTerms,
+        terms: SlotChargeOptions,
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         self.slots.charge_with_slots(charge, slot, terms, |others| match others.slot {
             None => self.charge_counters(others, terms.now),
@@ -105,7 +105,7 @@ impl MemoryStore {
     }
 
     /// Envoys that hold slots.
-    pub fn holders(&self) -> &HolderTable {
+    pub fn holders(&self) -> &SlotHolderTable {
         &self.slots.holders
     }
 
@@ -123,7 +123,8 @@ impl MemoryStore {
     /// that fill the store are still limited, if not exactly, and so are all others.
     pub fn charge_in_overflow_shard(&self, charge: &Charge<'_>, now: Time) -> SmallVec<[ChargeResult; 1]> {
         if let Some(slot) = charge.slot
-            && let Ok(results) = self.charge_slots(charge, slot, SlotTerms { now, room: SlotRoom::Nothing })
+            && let Ok(results) =
+                self.charge_with_slots(charge, slot, SlotChargeOptions { now, room: SlotRoom::Nothing })
         {
             return results;
         }
@@ -145,17 +146,17 @@ impl MemoryStore {
     }
 
     /// Returns which limits would admit a charge; charges nothing.
-    pub fn admits(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+    pub fn peek_admissions(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         match charge.slot {
-            None => self.counter_admissions(charge, now),
-            Some(slot) => self.slots.slot_admissions(charge, slot, now, |others| match others.slot {
-                None => self.counter_admissions(others, now),
-                Some(slot) => self.reservations.admissions(others, slot, self.reservation_context(now)),
+            None => self.peek_counter_admissions(charge, now),
+            Some(slot) => self.slots.peek_slot_admissions(charge, slot, now, |others| match others.slot {
+                None => self.peek_counter_admissions(others, now),
+                Some(slot) => self.reservations.peek_admissions(others, slot, self.reservation_context(now)),
             }),
         }
     }
 
-    fn counter_admissions(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
+    fn peek_counter_admissions(&self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
         self.lock_shard(charge.path_hash).peek_admissions(charge, now)
     }
 

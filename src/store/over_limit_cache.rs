@@ -101,7 +101,7 @@ impl OverLimitCache {
         let mut shard = self.shards.as_ref()?.lock_shard(upper_half(id));
         let rejection = shard.rejections.get(&id)?;
         if rejection.end_us <= now_us {
-            self.remove_from(&mut shard, id);
+            self.remove_from_shard(&mut shard, id);
             return None;
         }
         let (first, others) = charges.split_first()?;
@@ -122,7 +122,7 @@ impl OverLimitCache {
         for (charge, results) in charges.iter().zip(results).rev() {
             match (charge.request.hits, is_rejected(charge, results)) {
                 (Hits::Charge(_), true) if !charge.dry_run => {
-                    return self.insert(id, charge, results, times);
+                    return self.insert_if_cacheable(id, charge, results, times);
                 }
                 // A dry run too: it shows that an older rejection no longer holds.
                 (Hits::Charge(_), false) | (Hits::Refund(_), _) => return self.remove(id),
@@ -152,17 +152,17 @@ impl OverLimitCache {
     /// Removes the rejection of a counter that has changed.
     pub fn remove(&self, id: u128) {
         if let Some(shards) = self.shards.as_ref().filter(|_| self.entry_count() > 0) {
-            self.remove_from(&mut shards.lock_shard(upper_half(id)), id);
+            self.remove_from_shard(&mut shards.lock_shard(upper_half(id)), id);
         }
     }
 
-    fn insert(&self, id: u128, charge: &OwnedCharge, results: &ChargeResults, times: CallTimes) {
+    fn insert_if_cacheable(&self, id: u128, charge: &OwnedCharge, results: &ChargeResults, times: CallTimes) {
         let Hits::Charge(hits) = charge.request.hits else { return };
         let is_cacheable = |(counter, result): (&OwnedCounter, &ChargeResult)| {
             let limit = &counter.limit;
             // The store counts the rejections before a ban, and those that prolong it.
             if limit.ban().is_some() && !result.admitted {
-                return result.ban_left_us > 0 && !limit.count_rejected();
+                return result.ban_left_us > 0 && !limit.counts_rejected_hits();
             }
             // Any release may end the rejection of a concurrent limit, or of one with reservations.
             if limit.acts_on_stream_done() {
@@ -170,7 +170,7 @@ impl OverLimitCache {
             }
             // The next grant may end the rejection of a global limit at any time.
             !limit.is_counted_in_region()
-                && (!limit.count_rejected()
+                && (!limit.counts_rejected_hits()
                     || self.cache_counted && limit.algorithm().properties().rejection_end_is_fixed)
         };
         if !charge.counters.iter().zip(results).all(is_cacheable) {
@@ -191,7 +191,7 @@ impl OverLimitCache {
         let rejection = CachedRejection { at_us, end_us, hits, max_delay_us: charge.request.max_delay_us, limits };
         let Some(shards) = &self.shards else { return };
         let mut shard = shards.lock_shard(upper_half(id));
-        self.remove_from(&mut shard, id);
+        self.remove_from_shard(&mut shard, id);
         let bytes = rejection.bytes();
         let may_evict = shard.evicted_us.saturating_add(EVICTION_INTERVAL_US) <= at_us;
         if shard.bytes + bytes > self.max_shard_bytes && may_evict {
@@ -204,7 +204,7 @@ impl OverLimitCache {
         }
     }
 
-    fn remove_from(&self, shard: &mut CacheShard, id: u128) {
+    fn remove_from_shard(&self, shard: &mut CacheShard, id: u128) {
         if let Some(rejection) = shard.rejections.remove(&id) {
             shard.bytes -= rejection.bytes();
             self.entries.fetch_sub(1, Ordering::Relaxed);

@@ -35,19 +35,19 @@ use smallvec::{SmallVec, smallvec};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingCharges, PendingGroups, RedisCallSender};
+use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingChargeGroups, PendingCharges, RedisCallSender};
 use self::deployments::{ConnectionStats, Deployments};
 use self::eventual::LocalDecision;
-use self::eventual::budget::EventualCounters;
+use self::eventual::budget::EventualDescriptor;
 use self::eventual::local_admission::LocalAdmission;
 use self::global_limit_hooks::GlobalLimitHooks;
 use self::holder_exchange::HolderExchange;
-use self::key::{CounterId, KeyScheme};
+use self::key::{CounterSetId, KeyScheme};
 use self::lease_arguments::build_full_refund;
 use self::prepared_call::PreparedCall;
 use self::regions::GlobalGrantClient;
 use self::replicas::ReplicaMembership;
-use self::replicas::heartbeat::Heartbeat;
+use self::replicas::heartbeat::ReplicaHeartbeat;
 use self::scan::{ScanOptions, scan_paths};
 use self::script::encode_slot;
 use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
@@ -60,7 +60,7 @@ use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_P
 use crate::store::client::redis::error::RedisError;
 use crate::store::error::AdminError;
 use crate::store::fallback::Fallback;
-use crate::store::health::{HEALTH_INTERVAL, StoreHealth};
+use crate::store::health::{HEALTH_REPORT_INTERVAL, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::key::OwnedCounterPath;
 use crate::store::redis::scan::KeyScanResult;
@@ -77,7 +77,7 @@ pub struct Redis {
     /// Grants of this region; `None` if there is only one.
     grants: Option<Arc<GlobalGrantClient>>,
     calls: Arc<RedisCallSender>,
-    heartbeat: Heartbeat,
+    heartbeat: ReplicaHeartbeat,
     stats: ChargeStats,
     /// True if counters follow the clock of charges instead of the server's: in tests.
     client_clock: bool,
@@ -110,7 +110,7 @@ impl Redis {
         // A configured number of replicas is not replaced by the live count.
         let live_count = settings.replicas.is_none().then(|| fallback.replicas().clone());
         let heartbeat =
-            Heartbeat::new(Arc::clone(&replicas), &deployments.main.client, &settings.key_prefix, live_count);
+            ReplicaHeartbeat::new(Arc::clone(&replicas), &deployments.main.client, &settings.key_prefix, live_count);
         // A rejection expires in real time, not in the time of the charges.
         let cache_bytes = if client_clock { 0 } else { settings.over_limit_cache.capacity_bytes };
         let over_limit_cache =
@@ -153,8 +153,8 @@ impl Redis {
     }
 
     /// Returns the slot of this replica and the number of live replicas.
-    pub fn replicas(&self) -> &ReplicaMembership {
-        self.heartbeat.replicas()
+    pub fn replica_membership(&self) -> &ReplicaMembership {
+        self.heartbeat.replica_membership()
     }
 
     /// Returns the upper bound on the duration of a charge.
@@ -188,7 +188,7 @@ impl Redis {
 
     /// Makes charges that no answer waits for. They are in the order of arrival from now on; their calls are sent when
     /// the future is polled.
-    pub fn charge_deferred(
+    pub fn charge_without_waiting(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         context: ChargeContext<'_>,
@@ -204,8 +204,13 @@ impl Redis {
     }
 
     /// Submits all groups of charges before the first await, so that their calls are sent together.
-    fn submit_charges(&self, charges: &[Charge<'_>], mode: CommitMode, context: ChargeContext<'_>) -> PendingGroups {
-        let mut groups = PendingGroups::with_capacity(charges.len());
+    fn submit_charges(
+        &self,
+        charges: &[Charge<'_>],
+        mode: CommitMode,
+        context: ChargeContext<'_>,
+    ) -> PendingChargeGroups {
+        let mut groups = PendingChargeGroups::with_capacity(charges.len());
         if let [charge] = charges {
             let group = ChargeGroup::of_single_charge(&self.keys, charge, mode, context.now);
             self.decide_or_join_call(group, charges, context, &mut groups);
@@ -219,18 +224,18 @@ impl Redis {
 
     /// Decides a group in this process if possible; otherwise prepares its call, or adds it to the call in flight.
     ///
-    /// A prepared call is sent when [`PendingGroups`] is first polled.
+    /// A prepared call is sent when [`PendingChargeGroups`] is first polled.
     fn decide_or_join_call(
         &self,
         group: ChargeGroup,
         charges: &[Charge<'_>],
         context: ChargeContext<'_>,
-        groups: &mut PendingGroups,
+        groups: &mut PendingChargeGroups,
     ) {
         let ChargeContext { now, deadline, span_ref } = context;
         let calls = &*self.calls;
         let charge = &charges[group.indices[0]];
-        let eventual = self.build_eventual_counters(&group);
+        let eventual = self.build_eventual_descriptor(&group);
         if let Some(eventual) = &eventual
             && let Some(outcome) = self.admit_locally(&group, charge, eventual, now)
         {
@@ -264,12 +269,12 @@ impl Redis {
     /// Here strict limits, the default, leave [`eventual`] out: their charges are never admitted locally. Their calls
     /// ([`PreparedCall::eventual`] is `None`) charge no lease; only if they refund hits, they tell the leases of this
     /// process, as eventual rules may share the counters.
-    fn build_eventual_counters(&self, group: &ChargeGroup) -> Option<EventualCounters> {
+    fn build_eventual_descriptor(&self, group: &ChargeGroup) -> Option<EventualDescriptor> {
         let first = group.charges.first()?;
         if first.counters.iter().any(|counter| counter.limit.consistency() == Consistency::Strict) {
             return None;
         }
-        self.calls.local_admission.build_eventual_counters(group.id.path, first)
+        self.calls.local_admission.build_eventual_descriptor(group.id.path, first)
     }
 
     /// Admits a single charge from a lease or a share, and requests the next lease when it is time.
@@ -277,7 +282,7 @@ impl Redis {
         &self,
         group: &ChargeGroup,
         charge: &Charge<'_>,
-        eventual: &EventualCounters,
+        eventual: &EventualDescriptor,
         now: Time,
     ) -> Option<StoreOutcome> {
         let [owned] = &*group.charges else { return None };
@@ -285,7 +290,7 @@ impl Redis {
             return None;
         }
         let at = Instant::now();
-        match self.calls.local_admission.admit(eventual, owned, now, at) {
+        match self.calls.local_admission.try_admit(eventual, owned, now, at) {
             LocalDecision::Local { outcome, lease_ahead } => {
                 // A call in flight requests a lease itself.
                 if lease_ahead
@@ -304,8 +309,8 @@ impl Redis {
     fn prepare_call(
         &self,
         charge: &Charge<'_>,
-        id: CounterId,
-        eventual: Option<EventualCounters>,
+        id: CounterSetId,
+        eventual: Option<EventualDescriptor>,
         now: Time,
     ) -> PreparedCall {
         let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge));
@@ -323,10 +328,10 @@ impl Redis {
         }
     }
 
-    /// Adjusts the hold of a holder on the only counter of a charge: see [`HeldCounter::adjust`]. The time is that of
-    /// Redis. The call is sent when the future is first polled.
+    /// Adjusts the hold of a holder on the only counter of a charge: see [`CounterHolds::charge_used_and_grant`]. The
+    /// time is that of Redis. The call is sent when the future is first polled.
     ///
-    /// [`HeldCounter::adjust`]: crate::limit::hold::HeldCounter::adjust
+    /// [`CounterHolds::charge_used_and_grant`]: crate::limit::hold::CounterHolds::charge_used_and_grant
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
@@ -352,7 +357,7 @@ impl Redis {
     ///
     /// # Errors
     /// A node could not be scanned, or its user may not run SCAN.
-    pub async fn scan(
+    pub async fn list_counter_paths(
         &self,
         domain: &str,
         max_paths: usize,
@@ -391,7 +396,7 @@ impl Redis {
     /// Returns statistics since the start.
     pub fn stats(&self) -> SharedStoreStats {
         let calls = &*self.calls;
-        let (table, replicas) = (calls.local_admission.table(), self.replicas());
+        let (table, replica_membership) = (calls.local_admission.table(), self.replica_membership());
         let ConnectionStats { servers, pools } = self.deployments.stats();
         SharedStoreStats {
             charges: self.stats.requested(),
@@ -403,9 +408,9 @@ impl Redis {
             eventual: Some(EventualSharingStats {
                 hits: table.stats(),
                 descriptors: table.descriptor_count(),
-                slot: replicas.slot(),
-                slots: replicas.slots().get(),
-                live_replicas: replicas.live_replicas().map(NonZeroU32::get),
+                slot: replica_membership.slot(),
+                slots: replica_membership.slots().get(),
+                live_replicas: replica_membership.live_replicas().map(NonZeroU32::get),
             }),
             regions: self.grants.as_ref().map(|grants| grants.stats()),
             servers,
@@ -425,10 +430,10 @@ impl Redis {
     /// Reports to `health` until it is dropped. The store is lost if a deployment has no server that takes charges.
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
-            health.set_lost(self.deployments.clients().any(|deployment| !deployment.is_available()));
+            health.set_lost(self.deployments.clients().any(|deployment| !deployment.has_available_node()));
             let misconfiguration = self.deployments.clients().find_map(|deployment| deployment.misconfiguration());
             health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
-            sleep(HEALTH_INTERVAL).await;
+            sleep(HEALTH_REPORT_INTERVAL).await;
         }
     }
 
@@ -452,11 +457,11 @@ impl Redis {
 }
 
 /// Number of charges up to which a search is faster than a hash table.
-const MAX_LINEAR_SEARCH: usize = 16;
+const MAX_CHARGES_FOR_LINEAR_SEARCH: usize = 16;
 
 /// Charges of one request on the same counters.
 struct ChargeGroup {
-    id: CounterId,
+    id: CounterSetId,
     charges: ChargeBatch,
     /// Index of each charge in the request.
     indices: SmallVec<[usize; 1]>,
@@ -466,7 +471,7 @@ impl ChargeGroup {
     /// Creates a group of one charge, which has this index in the request.
     fn of_single_charge(keys: &KeyScheme, charge: &Charge<'_>, mode: CommitMode, now: Time) -> Self {
         Self {
-            id: keys.counter_id(charge, now),
+            id: keys.counter_set_id(charge, now),
             charges: SmallVec::from_iter([copy_charge(keys, charge, mode)]),
             indices: smallvec![0],
         }
@@ -478,9 +483,9 @@ fn group_charges(keys: &KeyScheme, charges: &[Charge<'_>], mode: CommitMode, now
     let mut groups: SmallVec<[ChargeGroup; 2]> = SmallVec::with_capacity(charges.len());
     let mut group_of = HashMap::new();
     for (index, charge) in charges.iter().enumerate() {
-        let id = keys.counter_id(charge, now);
+        let id = keys.counter_set_id(charge, now);
         let owned = copy_charge(keys, charge, mode);
-        let known = if charges.len() <= MAX_LINEAR_SEARCH {
+        let known = if charges.len() <= MAX_CHARGES_FOR_LINEAR_SEARCH {
             groups.iter().rposition(|group| group.id.counters == id.counters)
         } else {
             group_of.get(&id.counters).copied()
@@ -491,7 +496,7 @@ fn group_charges(keys: &KeyScheme, charges: &[Charge<'_>], mode: CommitMode, now
                 groups[known].indices.push(index);
             }
             None => {
-                if charges.len() > MAX_LINEAR_SEARCH {
+                if charges.len() > MAX_CHARGES_FOR_LINEAR_SEARCH {
                     group_of.insert(id.counters, groups.len());
                 }
                 let charges = SmallVec::from_iter([owned]);

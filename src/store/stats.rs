@@ -65,7 +65,7 @@ pub struct MemoryUsage {
 #[derive(Clone, Copy, Debug)]
 pub struct EventualSharingStats {
     /// Hits of eventual rules.
-    pub hits: EventualStats,
+    pub hits: EventualHitTotals,
     /// Descriptors of eventual rules that are tracked now.
     pub descriptors: usize,
     /// Slot whose free share this process may use; `None`: it has no slot.
@@ -78,7 +78,7 @@ pub struct EventualSharingStats {
 
 /// Hits of eventual rules since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventualStats {
+pub struct EventualHitTotals {
     /// Admitted from shares.
     pub shared: u64,
     /// Admitted from leases.

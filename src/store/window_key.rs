@@ -13,9 +13,9 @@ use crate::store::client::redis::hash_slot::{hash_slot, hash_tag_for_slot};
 
 /// Key of one window's counter, and its lifetime.
 #[derive(Clone, Debug)]
-pub(crate) struct WindowKey {
+pub(crate) struct EnvoyRatelimitKey {
     key: Bytes,
-    expire_s: u64,
+    lifetime_s: u64,
 }
 
 /// Random addition to the lifetime of keys, so that they do not expire together.
@@ -36,22 +36,22 @@ impl ExpiryJitter {
     }
 }
 
-impl WindowKey {
+impl EnvoyRatelimitKey {
     /// Creates the key of the window in which `charge` counts; `None` if envoyproxy/ratelimit has no such counter. The
     /// key outlives the window by `jitter_s`.
     pub(crate) fn for_charge(prefix: &str, charge: &Charge<'_>, now: Time, jitter_s: u64) -> Option<Self> {
-        let limit = limit_known_to_ratelimit(charge)?;
+        let limit = limit_known_to_envoy_ratelimit(charge)?;
         let (start, end) = fixed_window::window_bounds(limit, now);
         // As envoyproxy/ratelimit: a calendar month's key expires with the month, others one window after the last hit.
-        let from = if limit.calendar_months() { now } else { start };
-        let expire_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
-        Some(Self { key: build_key(prefix, &charge.path, whole_seconds(start)), expire_s })
+        let from = if limit.follows_calendar_months() { now } else { start };
+        let lifetime_s = end.since_us(from).div_ceil(1_000_000) + jitter_s;
+        Some(Self { key: build_key(prefix, &charge.path, whole_seconds(start)), lifetime_s })
     }
 
     /// Returns the start of the window in which `charge` counts, in seconds since the Unix epoch; `None` if
     /// envoyproxy/ratelimit has no such counter.
     pub(crate) fn window_start_s(charge: &Charge<'_>, now: Time) -> Option<u64> {
-        limit_known_to_ratelimit(charge).map(|limit| whole_seconds(fixed_window::window_bounds(limit, now).0))
+        limit_known_to_envoy_ratelimit(charge).map(|limit| whole_seconds(fixed_window::window_bounds(limit, now).0))
     }
 
     /// Returns the key.
@@ -81,19 +81,19 @@ impl WindowKey {
     }
 
     /// Returns the lifetime of the key in seconds.
-    pub(crate) const fn expire_s(&self) -> u64 {
-        self.expire_s
+    pub(crate) const fn lifetime_s(&self) -> u64 {
+        self.lifetime_s
     }
 }
 
 /// Returns the limit of a charge that envoyproxy/ratelimit could make.
-fn limit_known_to_ratelimit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
+fn limit_known_to_envoy_ratelimit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> {
     let [Counter { limit, epoch: 0, .. }] = *charge.counters else { return None };
     // A key of envoyproxy/ratelimit has no room for the name of a candidate.
     let is_known = charge.path.candidate.is_none()
         && limit.algorithm() == Algorithm::FixedWindow
         && limit.consistency() == Consistency::Strict
-        && limit.count_rejected()
+        && limit.counts_rejected_hits()
         && limit.window().is_none()
         && limit.ban().is_none()
         && limit.reservations().is_none()
@@ -126,7 +126,7 @@ fn build_key(prefix: &str, path: &CounterPath<'_>, start_s: u64) -> Bytes {
 mod tests {
     use bytes::Bytes;
 
-    use super::WindowKey;
+    use super::EnvoyRatelimitKey;
     use crate::store::client::redis::hash_slot::hash_slot;
 
     #[test]
@@ -134,13 +134,13 @@ mod tests {
         for key in
             ["d_k_v_0", "{p}d_k_v_0", "d_k_{v}_0", "d_{}_v_0", "d_{_v_0", "d_}_v_0", "d_}{_0", "d_{}{v}_0", "{a}{b"]
         {
-            let window = WindowKey { key: Bytes::from_static(key.as_bytes()), expire_s: 1 };
+            let window = EnvoyRatelimitKey { key: Bytes::from_static(key.as_bytes()), lifetime_s: 1 };
             let reserved = window.reserved_refunds_key();
             assert_eq!(hash_slot(&reserved), hash_slot(key.as_bytes()), "{key}: {reserved:?}");
             let head = [key.to_owned(), key.replace(['{', '}'], "_")];
             assert!(head.iter().any(|head| reserved.starts_with(format!("{head}:refunds").as_bytes())), "{reserved:?}");
         }
-        let plain = WindowKey { key: Bytes::from_static(b"d_k_v_0"), expire_s: 1 };
+        let plain = EnvoyRatelimitKey { key: Bytes::from_static(b"d_k_v_0"), lifetime_s: 1 };
         assert_eq!(plain.reserved_refunds_key(), &b"d_k_v_0:refunds{d_k_v_0}"[..]);
     }
 }

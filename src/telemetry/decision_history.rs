@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_us};
+use super::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_bound_us};
 use super::metrics::limit_stats::{DecisionsByResult, LimitStats};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -95,7 +95,7 @@ impl DecisionHistory {
     pub fn record_minute(&self, now: Time, limits: &[Arc<LimitStats>], requests: RequestTotals) {
         let Some(ended) = minute_of(now).checked_sub(1) else { return };
         let mut rings = self.lock();
-        match rings.last_minute() {
+        match rings.newest_minute() {
             Some(last) if ended == last => return,
             Some(last) if ended < last => rings.clear_minutes(),
             _ => {}
@@ -106,27 +106,28 @@ impl DecisionHistory {
         rings.record_limits(slot, limits);
     }
 
-    /// Returns the sum of these limits by minute, the oldest first, and last the minute of `now`, which runs.
-    pub fn minutes_of_limits(&self, now: Time, limits: &[&LimitStats]) -> Vec<(u64, MinuteCounts)> {
+    /// Sums the counts of these limits by minute, the oldest first, and last the minute of `now`, which runs.
+    pub fn sum_limits_by_minute(&self, now: Time, limits: &[&LimitStats]) -> Vec<(u64, MinuteCounts)> {
         let rings = self.lock();
         let of_limits: Vec<_> = limits.iter().filter_map(|limit| rings.by_limit.get(&limit.id())).collect();
         let mut minutes: Vec<(u64, MinuteCounts)> = rings
-            .slots()
-            .map(|slot| (rings.minutes[slot], of_limits.iter().map(|ring| ring.counts[slot]).fold_sum()))
+            .filled_slots()
+            .map(|slot| (rings.minutes[slot], of_limits.iter().map(|ring| ring.counts[slot]).sum_minute_counts()))
             .collect();
         // Of a limit that was left out it is not known what it had before this minute.
         let running = limits.iter().filter(|limit| !rings.left_out.contains(&limit.id())).map(|limit| {
             let last = rings.by_limit.get(&limit.id()).map_or(DecisionsByResult::default(), |ring| ring.last);
             MinuteCounts::between(last, limit.decisions_by_result())
         });
-        minutes.push((minute_of(now), running.fold_sum()));
+        minutes.push((minute_of(now), running.sum_minute_counts()));
         minutes
     }
 
     /// Returns the requests by minute, the oldest first, and last those of the minute of `now`, which runs.
-    pub fn minutes_of_requests(&self, now: Time, requests: &RequestTotals) -> Vec<(u64, RequestMinute)> {
+    pub fn requests_by_minute(&self, now: Time, requests: &RequestTotals) -> Vec<(u64, RequestMinute)> {
         let rings = self.lock();
-        let mut minutes: Vec<_> = rings.slots().map(|slot| (rings.minutes[slot], rings.requests[slot])).collect();
+        let mut minutes: Vec<_> =
+            rings.filled_slots().map(|slot| (rings.minutes[slot], rings.requests[slot])).collect();
         minutes.push((minute_of(now), RequestMinute::between(&rings.last_requests, requests)));
         minutes
     }
@@ -149,12 +150,12 @@ impl DecisionHistory {
 }
 
 impl Rings {
-    fn last_minute(&self) -> Option<u64> {
-        self.slots().last().map(|slot| self.minutes[slot])
+    fn newest_minute(&self) -> Option<u64> {
+        self.filled_slots().last().map(|slot| self.minutes[slot])
     }
 
     /// Slots with a minute, the oldest first.
-    fn slots(&self) -> impl Iterator<Item = usize> {
+    fn filled_slots(&self) -> impl Iterator<Item = usize> {
         let (count, next) = (self.minutes.len(), self.next);
         let oldest = if count < KEPT_HISTORY_MINUTES { 0 } else { next };
         (0..count).map(move |at| (oldest + at) % KEPT_HISTORY_MINUTES)
@@ -223,13 +224,13 @@ impl MinuteCounts {
     }
 }
 
-/// Sum of counts.
-trait FoldSum {
-    fn fold_sum(self) -> MinuteCounts;
+/// Sum of an iterator of counts.
+trait SumMinuteCounts {
+    fn sum_minute_counts(self) -> MinuteCounts;
 }
 
-impl<I: Iterator<Item = MinuteCounts>> FoldSum for I {
-    fn fold_sum(self) -> MinuteCounts {
+impl<I: Iterator<Item = MinuteCounts>> SumMinuteCounts for I {
+    fn sum_minute_counts(self) -> MinuteCounts {
         self.fold(MinuteCounts::default(), |sum, one| MinuteCounts {
             matched: sum.matched.saturating_add(one.matched),
             passed: sum.passed.saturating_add(one.passed),
@@ -250,7 +251,7 @@ impl RequestMinute {
             requests,
             rejected: now.rejected.saturating_sub(before.rejected),
             failed_charges: now.failed_charges.saturating_sub(before.failed_charges),
-            p99_at_most_us: quantile_us(&durations.counts, 990)
+            p99_at_most_us: quantile_bound_us(&durations.counts, 990)
                 .filter(|bound| requests > 0 && *bound <= BOUNDS_US[BOUNDS_US.len() - 1]),
         }
     }
@@ -274,7 +275,11 @@ mod tests {
     }
 
     fn matched(history: &DecisionHistory, now: Time, limit: &LimitStats) -> Vec<(u64, u32)> {
-        history.minutes_of_limits(now, &[limit]).into_iter().map(|(minute, counts)| (minute, counts.matched)).collect()
+        history
+            .sum_limits_by_minute(now, &[limit])
+            .into_iter()
+            .map(|(minute, counts)| (minute, counts.matched))
+            .collect()
     }
 
     #[test]
@@ -287,7 +292,7 @@ mod tests {
         login.add_to_counter(LimitStat::LocalRejected, 4);
         history.record_minute(at(100, 0), std::slice::from_ref(&login), RequestTotals::default());
         login.add_to_counter(LimitStat::Ok, 1);
-        let minutes = history.minutes_of_limits(at(100, 30), &[&login]);
+        let minutes = history.sum_limits_by_minute(at(100, 30), &[&login]);
         let first = MinuteCounts { matched: 17, passed: 5 + 3 + 3, rejected: 2 + 4, exceeded_in_shadow: 3 };
         let running = MinuteCounts { matched: 1, passed: 1, ..MinuteCounts::default() };
         assert_eq!(minutes, [(99, first), (100, running)]);

@@ -263,7 +263,7 @@ mod tests {
                 let mut expected = counts();
                 expected[reason as usize] += 1;
                 runtime.block_on(serve(&frames));
-                assert_eq!(counts(), expected, "h2 changed its message `{beginning}`: adapt BEGINNINGS");
+                assert_eq!(counts(), expected, "h2 changed its message `{beginning}`: adapt MESSAGE_BEGINNINGS");
             }
         });
     }

@@ -1,4 +1,5 @@
-//! Counters of the listeners: open connections, rejections and the expiry of certificates, also of client certificates.
+//! Counters of the listeners: open connections, rejections and the expiry of certificates, with those that this process
+//! presents to servers.
 //!
 //! A connection above its limit is *rejected* on accept. A request, or a connection in use, is *refused* by one of the
 //! limits of [`ExceededLimit`]. Refusals of h2, which this program never sees, are in `http2_refusals`.
@@ -20,14 +21,14 @@ pub struct StatsByListener {
     pub prometheus: ListenerStats,
     rejected_connections: AtomicU64,
     refusals: [AtomicU64; ExceededLimit::ALL.len()],
-    /// Expiry by client; 0 without a certificate.
-    client_certificates_not_after: [AtomicI64; TlsClient::ALL.len()],
+    /// Expiry of the certificates that this process presents to servers; 0 without a certificate.
+    client_certificates_not_after: [AtomicI64; OutgoingTlsConnection::ALL.len()],
 }
 
 named_enum! {
     /// Connection for which this process has a client certificate, with its value of the label `client`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum TlsClient {
+    pub enum OutgoingTlsConnection {
         /// Connections to Redis servers.
         Redis = "redis",
         /// Connections to memcached servers.
@@ -129,14 +130,16 @@ impl StatsByListener {
         self.refusals[limit as usize].load(Ordering::Relaxed)
     }
 
-    /// Expiry of a client certificate in seconds since the Unix epoch; `None` without one.
-    pub fn client_certificate_not_after(&self, client: TlsClient) -> Option<i64> {
+    /// Expiry of the certificate that this process presents on a connection, in seconds since the Unix epoch.
+    ///
+    /// `None` without a certificate.
+    pub fn presented_certificate_not_after(&self, client: OutgoingTlsConnection) -> Option<i64> {
         let seconds = self.client_certificates_not_after[client as usize].load(Ordering::Relaxed);
         Some(seconds).filter(|seconds| *seconds != 0)
     }
 
-    /// Sets the expiry of a client certificate in seconds since the Unix epoch.
-    pub fn set_client_certificate_not_after(&self, client: TlsClient, seconds: i64) {
+    /// Sets the expiry of the certificate that this process presents on a connection, in seconds since the Unix epoch.
+    pub fn set_presented_certificate_not_after(&self, client: OutgoingTlsConnection, seconds: i64) {
         self.client_certificates_not_after[client as usize].store(seconds, Ordering::Relaxed);
     }
 }

@@ -22,7 +22,7 @@ use tonic::transport::{ClientTlsConfig, Identity};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
 /// Exporter of spans to a collector.
-pub type OtlpExporter = SpanExporter;
+pub type OtlpSpanExporter = SpanExporter;
 
 /// Connection to a collector.
 #[derive(Clone, Debug)]
@@ -94,9 +94,9 @@ const MAX_RESPONSE_BYTES: u64 = 64 * 1024;
 /// The options are invalid, or the thread cannot be started.
 pub fn build_span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpError> {
     match options.protocol {
-        OtlpProtocol::Grpc => {
-            build_with_own_thread(options, || set_grpc_transport(SpanExporter::builder().with_tonic(), options).build())
-        }
+        OtlpProtocol::Grpc => build_exporter_with_own_thread(options, || {
+            set_grpc_transport(SpanExporter::builder().with_tonic(), options).build()
+        }),
         OtlpProtocol::Http => Ok(set_http_transport(SpanExporter::builder().with_http(), options)?.build()?),
     }
 }
@@ -107,9 +107,9 @@ pub fn build_span_exporter(options: &OtlpOptions) -> Result<SpanExporter, OtlpEr
 /// The options are invalid, or the thread cannot be started.
 pub fn build_log_exporter(options: &OtlpOptions) -> Result<LogExporter, OtlpError> {
     match options.protocol {
-        OtlpProtocol::Grpc => {
-            build_with_own_thread(options, || set_grpc_transport(LogExporter::builder().with_tonic(), options).build())
-        }
+        OtlpProtocol::Grpc => build_exporter_with_own_thread(options, || {
+            set_grpc_transport(LogExporter::builder().with_tonic(), options).build()
+        }),
         OtlpProtocol::Http => Ok(set_http_transport(LogExporter::builder().with_http(), options)?.build()?),
     }
 }
@@ -146,7 +146,7 @@ fn set_grpc_transport<B: WithExportConfig + WithTonicConfig>(builder: B, options
 }
 
 /// Builds an exporter whose connection runs on a thread of its own until the process ends.
-fn build_with_own_thread<E>(
+fn build_exporter_with_own_thread<E>(
     options: &OtlpOptions,
     build: impl FnOnce() -> Result<E, ExporterBuildError>,
 ) -> Result<E, OtlpError> {
@@ -176,13 +176,13 @@ pub(super) fn build_tonic_tls(tls: &OtlpTls) -> ClientTlsConfig {
 }
 
 fn set_http_transport<B: WithExportConfig + WithHttpConfig>(builder: B, options: &OtlpOptions) -> Result<B, OtlpError> {
-    let builder = builder.with_http_client(BlockingClient(build_agent(options)?));
+    let builder = builder.with_http_client(BlockingHttpClient(build_http_agent(options)?));
     let builder = builder.with_protocol(Protocol::HttpBinary).with_endpoint(&options.endpoint);
     Ok(builder.with_timeout(options.timeout))
 }
 
 /// Builds a client of a collector over HTTP.
-pub(super) fn build_agent(options: &OtlpOptions) -> Result<ureq::Agent, OtlpError> {
+pub(super) fn build_http_agent(options: &OtlpOptions) -> Result<ureq::Agent, OtlpError> {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(options.timeout))
         .http_status_as_error(false)
@@ -207,10 +207,10 @@ fn build_ureq_tls(tls: &OtlpTls) -> Result<TlsConfig, OtlpError> {
 
 /// HTTP client that blocks the exporting thread, which has nothing else to do.
 #[derive(Debug)]
-struct BlockingClient(ureq::Agent);
+struct BlockingHttpClient(ureq::Agent);
 
 #[tonic::async_trait]
-impl HttpClient for BlockingClient {
+impl HttpClient for BlockingHttpClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (head, body) = request.into_parts();
         let (head, mut body) = self.0.run(Request::from_parts(head, &body[..]))?.into_parts();

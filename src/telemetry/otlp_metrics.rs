@@ -32,7 +32,7 @@ use super::metrics::family::{Family, Label, MetricKind, MetricValue, Series};
 use super::metrics::histogram::{BOUNDS_US, HistogramSnapshot};
 use super::otlp::{self, OtlpError, OtlpOptions, OtlpProtocol};
 use crate::base::clock::Time;
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 
 /// Maximum number of data points in a request; collectors accept 4 MiB by default.
 const MAX_POINTS_PER_REQUEST: usize = 5_000;
@@ -72,7 +72,7 @@ pub struct MetricExportCounts {
 }
 
 /// Numbers of export requests.
-pub static METRIC_EXPORTS: MetricExportCounts =
+pub static METRIC_EXPORT_COUNTS: MetricExportCounts =
     MetricExportCounts { is_used: AtomicBool::new(false), sent: AtomicU64::new(0), failed: AtomicU64::new(0) };
 
 impl MetricExportCounts {
@@ -145,9 +145,9 @@ impl BlockingMetricExporter {
     /// # Errors
     /// The options are invalid.
     pub fn new(options: &OtlpMetricsOptions, started: Time) -> Result<Self, OtlpError> {
-        METRIC_EXPORTS.is_used.store(true, Ordering::Relaxed);
+        METRIC_EXPORT_COUNTS.is_used.store(true, Ordering::Relaxed);
         let attributes = otlp::build_resource(&options.resource);
-        let attributes = attributes.iter().map(|(name, value)| attribute(name.to_string(), value.to_string()));
+        let attributes = attributes.iter().map(|(name, value)| build_attribute(name.to_string(), value.to_string()));
         Ok(Self {
             transport: Transport::new(options)?,
             timeout: options.collector.timeout,
@@ -176,11 +176,11 @@ impl BlockingMetricExporter {
             }
             match self.transport.send(self.build_request(metrics), self.timeout) {
                 Ok(()) => {
-                    METRIC_EXPORTS.sent.fetch_add(1, Ordering::Relaxed);
+                    METRIC_EXPORT_COUNTS.sent.fetch_add(1, Ordering::Relaxed);
                     arrived.extend(values);
                 }
                 Err(error) => {
-                    METRIC_EXPORTS.failed.fetch_add(1, Ordering::Relaxed);
+                    METRIC_EXPORT_COUNTS.failed.fetch_add(1, Ordering::Relaxed);
                     let kept = values.into_iter().filter_map(|(key, _)| self.arrived.remove_entry(&key));
                     arrived.extend(kept);
                     outcome = Err(error);
@@ -216,14 +216,14 @@ impl BlockingMetricExporter {
             let rest = series.split_off(room.min(series.len()));
             let Some(batch) = batches.last_mut() else { return };
             batch.points += series.len();
-            let data = self.build_data(batch, Family { name: name.clone(), help, kind, series }, now_ns);
+            let data = self.build_metric_data(batch, Family { name: name.clone(), help, kind, series }, now_ns);
             let (name, description) = (name.to_string(), help.to_owned());
             batch.metrics.push(Metric { name, description, data: Some(data), ..Metric::default() });
             series = rest;
         }
     }
 
-    fn build_data(&self, batch: &mut Batch, family: Family, now_ns: u64) -> Data {
+    fn build_metric_data(&self, batch: &mut Batch, family: Family, now_ns: u64) -> Data {
         let Family { name, kind, series, .. } = family;
         let aggregation_temporality = match self.temporality {
             Temporality::Cumulative => AggregationTemporality::Cumulative.into(),
@@ -236,7 +236,7 @@ impl BlockingMetricExporter {
             let (value, start_ns) = match (self.temporality, kind) {
                 (Temporality::Delta, MetricKind::Counter | MetricKind::Histogram) => {
                     let key = SeriesKey { name: name.to_string(), labels };
-                    let delta = self.since_last_arrival(&key, &value);
+                    let delta = self.delta_since_last_arrival(&key, &value);
                     batch.values.push((key, ArrivedValue { value, at_ns: now_ns }));
                     delta
                 }
@@ -263,15 +263,15 @@ impl BlockingMetricExporter {
     }
 
     /// Returns what was counted since the last value that arrived, and the time of that in nanoseconds.
-    fn since_last_arrival(&self, key: &SeriesKey, value: &MetricValue) -> (MetricValue, u64) {
+    fn delta_since_last_arrival(&self, key: &SeriesKey, value: &MetricValue) -> (MetricValue, u64) {
         let Some(last) = self.arrived.get(key) else { return (value.clone(), self.started_ns) };
         (subtract(value, &last.value).unwrap_or_else(|| value.clone()), last.at_ns)
     }
 
     fn build_attributes(&self, labels: &[Label]) -> Vec<KeyValue> {
         let tags = self.tags.iter().filter(|(name, _)| labels.iter().all(|(own, _)| own != name));
-        let labels = labels.iter().map(|(name, value)| attribute(name.to_string(), value.clone()));
-        labels.chain(tags.map(|(name, value)| attribute(name.clone(), value.clone()))).collect()
+        let labels = labels.iter().map(|(name, value)| build_attribute(name.to_string(), value.clone()));
+        labels.chain(tags.map(|(name, value)| build_attribute(name.clone(), value.clone()))).collect()
     }
 }
 
@@ -294,7 +294,7 @@ fn subtract(value: &MetricValue, last: &MetricValue) -> Option<MetricValue> {
     }
 }
 
-fn attribute(key: String, value: String) -> KeyValue {
+fn build_attribute(key: String, value: String) -> KeyValue {
     let value = Some(AnyValue { value: Some(any_value::Value::StringValue(value)) });
     KeyValue { key, value, ..KeyValue::default() }
 }
@@ -339,7 +339,7 @@ impl Transport {
         let OtlpMetricsOptions { collector, headers, is_compressed, .. } = options;
         match collector.protocol {
             OtlpProtocol::Http => {
-                let (agent, url) = (otlp::build_agent(collector)?, collector.endpoint.clone());
+                let (agent, url) = (otlp::build_http_agent(collector)?, collector.endpoint.clone());
                 Ok(Self::Http { agent, url, headers: headers.clone(), is_compressed: *is_compressed })
             }
             OtlpProtocol::Grpc => {
@@ -395,7 +395,7 @@ impl Transport {
 
 /// Describes an answer of the collector, whose text has any length.
 fn describe_status(status: &tonic::Status) -> String {
-    format!("the collector answers {:?}: {}", status.code(), truncate_printable(status.message(), 200))
+    format!("the collector answers {:?}: {}", status.code(), truncate_and_escape(status.message(), 200))
 }
 
 fn compress(body: &[u8]) -> io::Result<Vec<u8>> {

@@ -24,12 +24,12 @@ pub enum SampledStatistic {
 thread_local! {
     /// Number of observations of each statistic up to [`EXACT_OBSERVATIONS`], and the state of a linear congruential
     /// generator.
-    static STATE: Cell<([u32; 2], u32)> = const { Cell::new(([0; 2], 1)) };
+    static SAMPLER_STATE: Cell<([u32; 2], u32)> = const { Cell::new(([0; 2], 1)) };
 }
 
 /// Returns the number of observations that this one stands for; `None` if it is left out.
-pub fn sample_weight(statistic: SampledStatistic) -> Option<u64> {
-    STATE.with(|state| {
+pub fn weight_if_sampled(statistic: SampledStatistic) -> Option<u64> {
+    SAMPLER_STATE.with(|state| {
         let (mut taken, random) = state.get();
         let own = &mut taken[statistic as usize];
         if *own < EXACT_OBSERVATIONS {
@@ -47,15 +47,15 @@ pub fn sample_weight(statistic: SampledStatistic) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::SampledStatistic::{BusiestKeys, UnmatchedDescriptors};
-    use super::{EXACT_OBSERVATIONS, sample_weight};
+    use super::{EXACT_OBSERVATIONS, weight_if_sampled};
 
     #[test]
     fn first_observations_are_taken_and_later_ones_stand_for_as_many_as_there_are() {
         let all = std::thread::spawn(|| {
-            let first: u64 = (0..EXACT_OBSERVATIONS).filter_map(|_| sample_weight(BusiestKeys)).sum();
-            let later: u64 = (0..1_600_000).filter_map(|_| sample_weight(BusiestKeys)).sum();
+            let first: u64 = (0..EXACT_OBSERVATIONS).filter_map(|_| weight_if_sampled(BusiestKeys)).sum();
+            let later: u64 = (0..1_600_000).filter_map(|_| weight_if_sampled(BusiestKeys)).sum();
             // Another statistic has exact observations left.
-            assert_eq!(sample_weight(UnmatchedDescriptors), Some(1));
+            assert_eq!(weight_if_sampled(UnmatchedDescriptors), Some(1));
             (first, later)
         });
         let (first, later) = all.join().expect("the thread ends");

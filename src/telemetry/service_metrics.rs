@@ -28,8 +28,8 @@ impl HashSeed {
     }
 }
 
-/// Number of keys tracked as rejected for each that is tracked as busy.
-const BUSIEST_KEYS_PART: usize = 4;
+/// Divisor of the number of keys tracked as rejected, which gives the number of keys tracked as busy.
+const BUSIEST_KEYS_DIVISOR: usize = 4;
 
 /// Metrics that the request path updates.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub struct ServiceMetrics {
     distinct_key_seed: OnceLock<HashSeed>,
     service_error_count: AtomicU64,
     rejected_request_count: StripedCounters<1>,
-    global_shadow_count: AtomicU64,
+    global_shadow_mode_count: AtomicU64,
     is_off: bool,
 }
 
@@ -77,13 +77,13 @@ impl ServiceMetrics {
             calls: Histogram::default(),
             health_checks: Histogram::default(),
             top_keys: TopKeys::new(top_keys),
-            busiest_keys: TopKeys::new(top_keys.div_ceil(BUSIEST_KEYS_PART)),
+            busiest_keys: TopKeys::new(top_keys.div_ceil(BUSIEST_KEYS_DIVISOR)),
             unmatched: UnmatchedDescriptors::new(top_keys > 0),
             recently_created_keys: RecentlyCreatedKeys::default(),
             distinct_key_seed: OnceLock::new(),
             service_error_count: AtomicU64::new(0),
             rejected_request_count: StripedCounters::default(),
-            global_shadow_count: AtomicU64::new(0),
+            global_shadow_mode_count: AtomicU64::new(0),
             is_off: false,
         }
     }
@@ -138,8 +138,8 @@ impl ServiceMetrics {
     }
 
     /// Counts a request that was admitted because of SHADOW_MODE.
-    pub fn record_global_shadow(&self) {
-        self.global_shadow_count.fetch_add(1, Ordering::Relaxed);
+    pub fn record_global_shadow_mode(&self) {
+        self.global_shadow_mode_count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Number of requests that failed for a reason other than the store.
@@ -148,7 +148,7 @@ impl ServiceMetrics {
     }
 
     /// Number of requests that were admitted because of SHADOW_MODE.
-    pub fn global_shadow_count(&self) -> u64 {
-        self.global_shadow_count.load(Ordering::Relaxed)
+    pub fn global_shadow_mode_count(&self) -> u64 {
+        self.global_shadow_mode_count.load(Ordering::Relaxed)
     }
 }

@@ -21,7 +21,7 @@ use crate::base::sharded::{Sharded, lower_half};
 /// Number of minutes that are kept, including the current one.
 pub const KEPT_MINUTES: u64 = 10;
 /// Maximum number of seconds with rejections in a minute for its rejections to be a burst.
-pub const BURST_SECONDS: u32 = 5;
+pub const MAX_BURST_SECONDS: u32 = 5;
 /// Maximum length of a key's text in bytes; the rest is cut off.
 pub const MAX_KEY_TEXT_BYTES: usize = 256;
 
@@ -77,7 +77,7 @@ pub struct RejectedKey {
     pub at_least: u64,
     /// Upper bound of the rejected hits.
     pub at_most: u64,
-    /// Part of `at_least` in bursts: minutes with rejections in at most [`BURST_SECONDS`] seconds.
+    /// Part of `at_least` in bursts: minutes with rejections in at most [`MAX_BURST_SECONDS`] seconds.
     pub in_bursts: u64,
     /// Hits of the largest burst.
     pub largest_burst: u64,
@@ -125,8 +125,8 @@ impl TopKeys {
     }
 
     /// Number of decisions that this one stands for in a sample; `None` if it is left out, or tracking is off.
-    pub fn sample_weight(&self) -> Option<u64> {
-        self.shards.as_ref().and_then(|_| sampling::sample_weight(sampling::SampledStatistic::BusiestKeys))
+    pub fn weight_if_sampled(&self) -> Option<u64> {
+        self.shards.as_ref().and_then(|_| sampling::weight_if_sampled(sampling::SampledStatistic::BusiestKeys))
     }
 
     /// Counts rejected hits of a key. `push_text` is called with an empty text if the key is new, and
@@ -134,11 +134,11 @@ impl TopKeys {
     pub fn record_rejection(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
         let Some(shards) = &self.shards else { return };
         let KeyRejection { id, limit, hits } = rejected;
-        let seconds = self.seconds_of(now);
+        let seconds = self.redis_seconds_at(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock_shard(lower_half(id));
         if windows.back().is_none_or(|newest| newest.minute < minute) {
-            drop_windows_before(&mut windows, minute);
+            drop_windows_expired_at(&mut windows, minute);
             windows.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
         }
         // If the clock was set back, count in the newest window.
@@ -158,7 +158,7 @@ impl TopKeys {
 
     /// Returns the keys rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
     pub fn snapshot(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
-        let minute = self.minute_of(now);
+        let minute = self.redis_minute_at(now);
         let first = (minute + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut snapshot = TopKeysSnapshot::default();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
@@ -180,7 +180,7 @@ impl TopKeys {
 
     /// Returns the keys rejected in each of the last [`KEPT_MINUTES`] minutes with rejections, the oldest first.
     pub fn rejected_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
-        let current = self.minute_of(now);
+        let current = self.redis_minute_at(now);
         let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for MinuteWindow { minute, sketch } in
@@ -205,7 +205,7 @@ impl TopKeys {
 
     /// Returns the lower bounds of the hits rejected in the last [`KEPT_MINUTES`] by limits that `filter` accepts.
     pub fn rejected_hits_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<RejectedHitsInMinute> {
-        let current = self.minute_of(now);
+        let current = self.redis_minute_at(now);
         let first = (current + 1).saturating_sub(KEPT_MINUTES);
         let mut sums: Vec<RejectedHitsInMinute> =
             (first..=current).map(|minute| RejectedHitsInMinute { minute, rejected_at_least: 0 }).collect();
@@ -220,25 +220,25 @@ impl TopKeys {
     }
 
     /// Sets the time of Redis less that of this process, in microseconds, so that minutes are the same in all replicas.
-    pub fn set_clock_offset(&self, offset_us: i64) {
+    pub fn set_redis_clock_offset(&self, offset_us: i64) {
         self.clock_offset_us.store(offset_us, Ordering::Relaxed);
     }
 
-    fn minute_of(&self, now: Time) -> u64 {
-        self.seconds_of(now) / MINUTE_S
+    fn redis_minute_at(&self, now: Time) -> u64 {
+        self.redis_seconds_at(now) / MINUTE_S
     }
 
-    fn seconds_of(&self, now: Time) -> u64 {
+    fn redis_seconds_at(&self, now: Time) -> u64 {
         now.as_micros().saturating_add_signed(self.clock_offset_us.load(Ordering::Relaxed)) / 1_000_000
     }
 
     /// Removes windows that are too old.
     pub fn drop_old_windows(&self, now: Time) {
-        let minute = self.minute_of(now);
+        let minute = self.redis_minute_at(now);
         self.shards
             .iter()
             .flat_map(Sharded::lock_each)
-            .for_each(|mut windows| drop_windows_before(&mut windows, minute));
+            .for_each(|mut windows| drop_windows_expired_at(&mut windows, minute));
     }
 }
 
@@ -274,7 +274,7 @@ impl KeySum {
         self.key.at_least += certain;
         self.key.at_most += count.count;
         self.covered += max_missed;
-        if count.marks.count_ones() <= BURST_SECONDS {
+        if count.marks.count_ones() <= MAX_BURST_SECONDS {
             self.key.in_bursts += certain;
             self.key.largest_burst = self.key.largest_burst.max(certain);
         }
@@ -286,7 +286,7 @@ impl KeySum {
     }
 }
 
-fn drop_windows_before(windows: &mut VecDeque<MinuteWindow>, minute: u64) {
+fn drop_windows_expired_at(windows: &mut VecDeque<MinuteWindow>, minute: u64) {
     while windows.front().is_some_and(|oldest| oldest.minute + KEPT_MINUTES <= minute) {
         windows.pop_front();
     }

@@ -21,7 +21,7 @@ use self::propagation::{PropagationFormats, RemoteParent};
 use self::span_queue::SpanQueue;
 
 /// Maximum length of a text attribute in bytes; the rest is cut off.
-pub const MAX_TEXT_BYTES: usize = 1024;
+pub const MAX_TEXT_ATTRIBUTE_BYTES: usize = 1024;
 /// Maximum number of links of a span.
 pub const MAX_LINKS: usize = 32;
 
@@ -146,7 +146,7 @@ impl Span {
             events: SpanEvents::default(),
             links: SpanLinks::default(),
             status: Status::Unset,
-            instrumentation_scope: identity.span_queue.scope(),
+            instrumentation_scope: identity.span_queue.instrumentation_scope(),
         };
         Self { span_ref: SpanRef(Arc::new(identity)), started: Instant::now(), data: Some(Box::new(data)) }
     }
@@ -171,9 +171,10 @@ impl Span {
         self.set_attribute(key, value);
     }
 
-    /// Adds an attribute with text from outside, cut to [`MAX_TEXT_BYTES`].
+    /// Adds an attribute with text from outside, cut to [`MAX_TEXT_ATTRIBUTE_BYTES`].
     pub fn set_text_attribute(&mut self, key: &'static str, text: &str) {
-        let end = (0..=text.len().min(MAX_TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        let end =
+            (0..=text.len().min(MAX_TEXT_ATTRIBUTE_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         self.set_attribute(key, text[..end].to_owned());
     }
 

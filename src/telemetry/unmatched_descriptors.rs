@@ -1,7 +1,7 @@
 //! Descriptors that matched no rule, by domain and keys, over the last minutes.
 //!
 //! Descriptors with the same domain and keys are counted together, because it is the keys that do not match; each such
-//! path has the entries of one request as an example. Counts are sampled ([`sample_weight`]), in two windows of
+//! path has the entries of one request as an example. Counts are sampled ([`weight_if_sampled`]), in two windows of
 //! [`WINDOW_S`] seconds, by [`SpaceSaving`] sketches of a fixed size. A thread that finds a shard locked leaves its
 //! descriptor out rather than wait.
 
@@ -10,7 +10,7 @@ use std::hash::Hasher as _;
 
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use super::sampling::{SampledStatistic, sample_weight};
+use super::sampling::{SampledStatistic, weight_if_sampled};
 use super::top_keys::space_saving::SpaceSaving;
 use crate::base::clock::Time;
 use crate::base::printable_text::truncate_to_bytes;
@@ -89,14 +89,14 @@ impl UnmatchedDescriptors {
         push_text: impl FnOnce(&mut Vec<u8>),
     ) {
         let Some(shards) = &self.shards else { return };
-        let Some(weight) = sample_weight(SampledStatistic::UnmatchedDescriptors) else { return };
+        let Some(weight) = weight_if_sampled(SampledStatistic::UnmatchedDescriptors) else { return };
         let UnmatchedDescriptor { domain, has_rules, keys } = descriptor;
         let domain = truncate_to_bytes(domain, MAX_DOMAIN_BYTES);
         let id = self.hash_path(domain, keys);
         let Some(mut windows) = shards.try_lock_shard(lower_half(id)) else { return };
         let number = window_number(now);
         if windows.back().is_none_or(|newest| newest.number < number) {
-            drop_windows_before(&mut windows, number);
+            drop_windows_expired_at(&mut windows, number);
             windows.push_back(Window { number, sketch: SpaceSaving::new(COUNTERS_PER_SHARD) });
         }
         // If the clock was set back, count in the newest window.
@@ -153,7 +153,7 @@ impl UnmatchedDescriptors {
         self.shards
             .iter()
             .flat_map(Sharded::lock_each)
-            .for_each(|mut windows| drop_windows_before(&mut windows, number));
+            .for_each(|mut windows| drop_windows_expired_at(&mut windows, number));
     }
 }
 
@@ -161,7 +161,7 @@ const fn window_number(now: Time) -> u64 {
     now.as_micros() / 1_000_000 / WINDOW_S
 }
 
-fn drop_windows_before(windows: &mut VecDeque<Window>, number: u64) {
+fn drop_windows_expired_at(windows: &mut VecDeque<Window>, number: u64) {
     while windows.front().is_some_and(|oldest| oldest.number + KEPT_WINDOWS <= number) {
         windows.pop_front();
     }

@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use super::recommend::results::{CurvePoint, RecommendationResults};
 use super::simulate::results::{
-    LimitResults, RejectedKeyResults, SimulationResults, TimelineResults, list_changed_first,
+    LimitResults, RejectedKeyResults, SimulationResults, TimelineResults, list_changed_limits_first,
 };
 use crate::base::printable_text::replace_unprintable;
 
@@ -108,7 +108,7 @@ pub fn render_simulation(results: &SimulationResults) -> Result<String, PageErro
         last: results.traffic.last.as_deref().unwrap_or_default(),
         has_old: results.old.is_some(),
         plot: plot_timeline(&results.timeline)?,
-        limits: list_changed_first(&results.limits),
+        limits: list_changed_limits_first(&results.limits),
         limit_plots: limit_plots.collect::<Result<_, PlotError>>()?,
         lists: lists.into_iter().filter(|list| !list.keys.is_empty()).collect(),
     };

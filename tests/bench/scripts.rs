@@ -148,7 +148,7 @@ fn cases() -> Vec<Case> {
     ];
     for algorithm in Algorithm::ALL {
         let argument = argument(algorithm);
-        let counting = limit(algorithm).counting();
+        let counting = limit(algorithm).counting_method();
         let single = script_for_countings([counting].into_iter());
         cases.push(Case::script(algorithm.name(), 1, &single.text, &[&argument]));
         for keys in [2, 4, 8, 16] {

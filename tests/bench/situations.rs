@@ -108,5 +108,5 @@ fn frame(user: usize, descriptors: usize, name_bytes: usize) -> Bytes {
     let entry = |place| Entry { key: key(place).into(), value: value.clone() };
     let descriptor = |place| RateLimitDescriptor { entries: vec![entry(place)], ..RateLimitDescriptor::default() };
     let descriptors = (0..descriptors).map(descriptor).collect();
-    codec::encode_frame(&RateLimitRequest { domain: DOMAIN.to_owned(), descriptors, hits_addend: 0 })
+    codec::encode_grpc_frame(&RateLimitRequest { domain: DOMAIN.to_owned(), descriptors, hits_addend: 0 })
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::base::clock::Time;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::encode::{AnswerError, DelayedResponse};
+use tollkeeper::serve::grpc::encode::{AnswerError, ResponseWithDelay};
 use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
@@ -77,6 +77,6 @@ impl Replica {
     async fn decide_async(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
         let request = decode::convert_request(&request.0);
         let decided = self.service.inner.decide(&request, DEFAULT_DEADLINE, None).await;
-        decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })
+        decided.map(|ResponseWithDelay { response, delay }| TestResponse { response, delay })
     }
 }

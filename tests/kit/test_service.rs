@@ -21,12 +21,12 @@ use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::decide::log::{DecisionLog, LogHeaderContext};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
-use tollkeeper::rules::live::{LiveRules, SourceIdentity};
+use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::encode::{AnswerError, DelayedResponse};
+use tollkeeper::serve::grpc::encode::{AnswerError, ResponseWithDelay};
 use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
@@ -55,7 +55,7 @@ impl TestService {
         let memory = MemoryStore::new(settings.memory.capacity_bytes as u64);
         let clock = Clock::manual(start);
         let log = settings.decision_log.as_ref().map(|log| {
-            let values = log::check_settings(log).expect("the log can be opened");
+            let values = log::check_sinks_and_build_value_form(log).expect("the log can be opened");
             let facts = LogHeaderContext::new(&settings, clock.clone());
             Arc::new(DecisionLog::start(log, values, facts).expect("threads can be started"))
         });
@@ -82,15 +82,18 @@ impl TestService {
             })
             .collect();
         let compiled = compile_texts(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let recorded =
-            recorded_rules::record_rules(&SourceRules::Texts(sources.into()), None, &self.options.rule_defaults);
+        let recorded = recorded_rules::build_rule_set_record(
+            &SourceRules::Texts(sources.into()),
+            None,
+            &self.options.rule_defaults,
+        );
         self.replace(compiled, recorded);
     }
 
     /// Replaces the rules by compiled ones, which the decision log records so.
     pub(crate) fn replace(&self, compiled: CompiledRules, recorded: RuleSetRecord) {
         let names = recorded.documents.iter().map(|document| Arc::from(document.name.as_str())).collect();
-        let from = SourceIdentity { names, ..SourceIdentity::default() };
+        let from = RuleSetOrigin { names, ..RuleSetOrigin::default() };
         let mut rules = RuleSet::from_domains(compiled.domains, &self.inner.decider.metrics.limits);
         if let Some(log) = &self.inner.decider.log {
             rules.id = recorded.id.as_str().into();
@@ -127,7 +130,7 @@ impl TestService {
             true => self.inner.decide_synchronously(&request, deadline, None),
             false => store_runtime().block_on(self.inner.decide(&request, deadline, None)),
         };
-        decided.map(|DelayedResponse { response, delay }| TestResponse { response, delay })
+        decided.map(|ResponseWithDelay { response, delay }| TestResponse { response, delay })
     }
 }
 

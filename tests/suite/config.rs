@@ -14,7 +14,7 @@ use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
 use tollkeeper::limit::window::WindowSpec;
-use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StorePolicy};
+use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StoreFailurePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
@@ -169,7 +169,7 @@ fn committed_schema_matches_the_code() {
 fn limit_fields_are_compiled_as_written() {
     let minute = Period::new(Unit::Minute, 1).expect("a minute");
     let plain = |algorithm| LimitSpec::new(algorithm, 100, minute);
-    let local = Some(StorePolicy::Local);
+    let local = Some(StoreFailurePolicy::Local);
     let table = [
         ("", plain(Algorithm::FixedWindow)),
         (
@@ -193,7 +193,7 @@ fn limit_fields_are_compiled_as_written() {
         }),
         (
             ", on_store_error: error",
-            LimitSpec { on_store_error: Some(StorePolicy::Error), ..plain(Algorithm::FixedWindow) },
+            LimitSpec { on_store_error: Some(StoreFailurePolicy::Error), ..plain(Algorithm::FixedWindow) },
         ),
     ];
     for (extra, terms) in table {
@@ -242,14 +242,14 @@ descriptors:
     assert_eq!(algorithms, [Algorithm::LeakyBucket, Algorithm::FixedWindow, Algorithm::TokenBucket]);
     assert_eq!(limits.iter().map(|one| one.limit.max_wait_us()).collect::<Vec<_>>(), [2000, 0, 2000]);
     let policies: Vec<_> = limits.iter().map(|one| one.limit.on_store_error()).collect();
-    assert_eq!(policies, [StorePolicy::Deny, StorePolicy::Allow, StorePolicy::Deny]);
+    assert_eq!(policies, [StoreFailurePolicy::Deny, StoreFailurePolicy::Allow, StoreFailurePolicy::Deny]);
     assert_eq!(limits.iter().map(|one| one.epoch).collect::<Vec<_>>(), [3, 4, 3]);
     assert_eq!(
         rules.iter().map(|rule| rule.over_limit_body.body.as_deref()).collect::<Vec<_>>(),
         [Some("no"), Some("no"), Some("yes")]
     );
     assert_eq!(domains[0].defaults.algorithm, Algorithm::LeakyBucket);
-    assert_eq!(domains[0].defaults.on_store_error, Some(StorePolicy::Deny));
+    assert_eq!(domains[0].defaults.on_store_error, Some(StoreFailurePolicy::Deny));
     assert_eq!(domains[0].defaults.epoch, 3);
 }
 
@@ -293,7 +293,7 @@ descriptors:
     let limits = limits(&domains);
     assert!(limits.iter().all(|one| one.shadow));
     assert_eq!(limits.iter().map(|one| one.quota).collect::<Vec<_>>(), [false, true, false]);
-    assert!(!limits[0].limit.count_rejected(), "only a single fixed_window counts rejected hits");
+    assert!(!limits[0].limit.counts_rejected_hits(), "only a single fixed_window counts rejected hits");
     assert_eq!(domains[0].descriptors[0].rule.as_ref().expect("a rule").replaces, ["x", "y"]);
     assert_eq!(
         format_rlconfig(&RuleSet::new(domains.clone())),
@@ -343,7 +343,7 @@ fn fixed_window_compiles_to_the_same_limit_with_memcache() {
             .unwrap()
             .domains;
         assert_eq!(format!("{domains:?}"), format!("{:?}", good(&text)), "{limit}");
-        assert!(limits(&domains).iter().all(|limit| limit.limit.count_rejected()), "{limit}");
+        assert!(limits(&domains).iter().all(|limit| limit.limit.counts_rejected_hits()), "{limit}");
     }
 }
 
@@ -365,7 +365,7 @@ fn domains_merge_only_if_enabled() {
 }
 
 /// Defaults of the only limit of the outermost descriptor at `index`: its epoch, algorithm, policy and body.
-fn limit_of(domain: &Domain, index: usize) -> (u64, Algorithm, StorePolicy, Option<&str>) {
+fn limit_of(domain: &Domain, index: usize) -> (u64, Algorithm, StoreFailurePolicy, Option<&str>) {
     let rule = domain.descriptors[index].rule.as_ref().expect("a rule");
     match &rule.allowance {
         Allowance::Limits(limits) => {
@@ -387,7 +387,7 @@ fn defaults_of_one_file_apply_to_merged_files_before_and_after_it() {
     let merge = CompileOptions { merge_domains: true, ..CompileOptions::default() };
     let domains = compile_texts(&files, &merge).expect("merged").domains;
     for index in [0, 1] {
-        let expected = (3, Algorithm::TokenBucket, StorePolicy::Deny, Some("no"));
+        let expected = (3, Algorithm::TokenBucket, StoreFailurePolicy::Deny, Some("no"));
         assert_eq!(limit_of(&domains[0], index), expected, "descriptor {index}");
     }
     assert_eq!(domains[0].defaults.epoch, 3, "overrides");

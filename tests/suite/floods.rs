@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ::tollkeeper::base::clock::Time;
 use ::tollkeeper::serve::grpc::call_head::CallHead;
-use ::tollkeeper::serve::grpc::service::RateLimitMethod;
+use ::tollkeeper::serve::grpc::service::ShouldRateLimitMethod;
 use axum::http::{HeaderMap, HeaderName};
 use bytes::Bytes;
 use http_body_util::Full;
@@ -319,7 +319,7 @@ fn bytes_of_headers_are_bounded() {
 fn long_call_makes_its_connection_yield() {
     let service = TestService::new::<&str>([], Time::from_secs(1_783_512_000));
     service.load([("shop.yaml", RULES)]);
-    let method = RateLimitMethod::new(Arc::new(service.inner), 4 << 20);
+    let method = ShouldRateLimitMethod::new(Arc::new(service.inner), 4 << 20);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let yields_after = |message: Vec<u8>, is_compressed: bool| {
         let method = method.clone();

@@ -65,7 +65,7 @@ fn charge<'a>(entries: &'a [Entry<'a>], limits: &'a [Limit], hits: Hits) -> Char
 #[test]
 fn refusal_names_what_cannot_be_divided() {
     for algorithm in Algorithm::ALL {
-        let refusal = limit(algorithm, 5, Unit::Minute).hold_refusal();
+        let refusal = limit(algorithm, 5, Unit::Minute).reason_against_holds();
         assert_eq!(refusal.is_none(), HELD.contains(&algorithm), "{algorithm}: {refusal:?}");
         assert!(refusal.is_none_or(|reason| reason.starts_with(algorithm.name())), "{refusal:?}");
     }

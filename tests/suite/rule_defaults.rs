@@ -9,7 +9,7 @@ use serde_json::Value;
 use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
-use tollkeeper::limit::{Consistency, Limit, Overshoot, StorePolicy};
+use tollkeeper::limit::{Consistency, Limit, Overshoot, StoreFailurePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
@@ -61,7 +61,7 @@ fn limit(rate_limit: &str, text: &str) -> Limit {
 #[derive(Clone, Debug, Default)]
 struct FreeKeys {
     algorithm: Option<Algorithm>,
-    on_store_error: Option<StorePolicy>,
+    on_store_error: Option<StoreFailurePolicy>,
     epoch: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ impl FreeKeys {
 fn free_keys() -> impl Strategy<Value = FreeKeys> {
     let algorithms = [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket];
     let algorithm = prop::option::of(prop::sample::select(algorithms.to_vec()));
-    let policy = prop::option::of(prop::sample::select(StorePolicy::ALL.to_vec()));
+    let policy = prop::option::of(prop::sample::select(StoreFailurePolicy::ALL.to_vec()));
     (algorithm, policy, prop::option::of(1..1000_u64)).prop_map(|(algorithm, on_store_error, epoch)| FreeKeys {
         algorithm,
         on_store_error,
@@ -182,7 +182,7 @@ proptest! {
             if memcache {
                 prop_assert_eq!(after.limit.algorithm(), Algorithm::FixedWindow);
                 prop_assert_eq!(after.limit.consistency(), Consistency::Strict);
-                prop_assert!(after.limit.count_rejected());
+                prop_assert!(after.limit.counts_rejected_hits());
             }
             // A key with precedence is not undone by one without.
             prop_assert!(before.limit.global_scope().is_none() || after.limit.global_scope().is_some());
@@ -211,7 +211,7 @@ defaults:
     let daily = limit("{unit: day, requests_per_unit: 5}", text);
     assert_eq!(daily.algorithm(), Algorithm::SlidingWindowCounter, "the domain precedes `*` with the unit");
     assert_eq!(daily.consistency(), Consistency::Eventual(Overshoot::MilliPercent(10_000)));
-    assert_eq!(daily.on_store_error(), StorePolicy::Deny);
+    assert_eq!(daily.on_store_error(), StoreFailurePolicy::Deny);
     let per_second = limit("{unit: SECOND, requests_per_unit: 5}", text);
     assert_eq!((per_second.algorithm(), per_second.consistency()), (Algorithm::TokenBucket, Consistency::Strict));
 }
@@ -367,7 +367,10 @@ fn memcache_gets_no_default_that_an_increment_cannot_count() {
     let options = CompileOptions { memcache: true, ..CompileOptions::default() };
     let compiled = compiled(&rule("{unit: day, requests_per_unit: 5}"), defaults(text).unwrap(), &options).unwrap();
     let RuleLimit { limit, epoch, left_out_defaults, .. } = &limits(&compiled.domains)[0];
-    assert_eq!((limit.algorithm(), limit.on_store_error(), *epoch), (Algorithm::FixedWindow, StorePolicy::Deny, 4));
+    assert_eq!(
+        (limit.algorithm(), limit.on_store_error(), *epoch),
+        (Algorithm::FixedWindow, StoreFailurePolicy::Deny, 4)
+    );
     assert!(left_out_defaults[0].contains("BACKEND_TYPE=memcache"), "{left_out_defaults:?}");
     assert_eq!(compiled.domains[0].defaults.algorithm, Algorithm::FixedWindow);
     let global = defaults("defaults: {shop: {scope: global}}").unwrap();
@@ -401,8 +404,8 @@ fn decision_log_records_the_defaults_with_the_rules() {
         RuleText { name: "rules.yaml".into(), bytes: rule(DAILY).into_bytes(), documents: DocumentSelection::All };
     let rules = SourceRules::Texts(vec![rules].into());
     let shared = defaults("defaults: {shop: {algorithm: token_bucket}}").unwrap();
-    let without = recorded_rules::record_rules(&rules, None, &RuleDefaults::default());
-    let record = recorded_rules::record_rules(&rules, None, &shared);
+    let without = recorded_rules::build_rule_set_record(&rules, None, &RuleDefaults::default());
+    let record = recorded_rules::build_rule_set_record(&rules, None, &shared);
     assert_ne!(record.id, without.id);
     let read = recorded_rules::decode_recorded_rules(record).unwrap();
     let options = CompileOptions { rule_defaults: Arc::new(read.defaults), ..CompileOptions::default() };

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tollkeeper::rules::files::read::read_rule_files;
-use tollkeeper::rules::files::{MAX_FILE_BYTES, MAX_FILES, PathProblem, ReadResult, RuleFileSetFailure, RuleLocation};
+use tollkeeper::rules::files::{
+    MAX_FILE_BYTES, MAX_FILES, PathProblem, RuleFileSetFailure, RuleFileSetResult, RuleFilesLocation,
+};
 
 /// A directory with these files; a path that ends in `/` is a directory, `link -> target` a symbolic link.
 pub(crate) fn tree(entries: &[&str]) -> TempDir {
@@ -36,13 +38,13 @@ fn plant(dir: &Path, entry: &str) {
     }
 }
 
-fn paths(paths: &[PathBuf]) -> RuleLocation {
-    RuleLocation::Paths(paths.to_vec())
+fn paths(paths: &[PathBuf]) -> RuleFilesLocation {
+    RuleFilesLocation::Paths(paths.to_vec())
 }
 
 /// `RUNTIME_ROOT` is `root`, the subdirectory `sub`, the app directory `config`.
-pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> RuleLocation {
-    RuleLocation::Runtime {
+pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> RuleFilesLocation {
+    RuleFilesLocation::Runtime {
         root: root.to_owned(),
         subdirectory: "sub".to_owned(),
         app_directory: "config".to_owned(),
@@ -52,18 +54,18 @@ pub(crate) fn runtime(root: &Path, watch_root: bool, ignore_dotfiles: bool) -> R
 }
 
 /// Reads with a deadline, so that blocking fails the test instead of hanging it.
-fn read_within_deadline(location: RuleLocation) -> ReadResult {
+fn read_within_deadline(location: RuleFilesLocation) -> RuleFileSetResult {
     let (done, result) = mpsc::channel();
     thread::spawn(move || done.send(read_rule_files(&location)));
     result.recv_timeout(Duration::from_secs(60)).expect("reading must not block")
 }
 
-fn names(reading: &ReadResult) -> Vec<String> {
+fn names(reading: &RuleFileSetResult) -> Vec<String> {
     let sources = reading.as_ref().unwrap_or_else(|errors| panic!("{errors:?}"));
     sources.files.iter().map(|file| file.name.to_string()).collect()
 }
 
-fn problems(reading: ReadResult) -> Vec<PathProblem> {
+fn problems(reading: RuleFileSetResult) -> Vec<PathProblem> {
     reading.expect_err("must fail").errors.into_iter().map(|error| error.problem).collect()
 }
 
@@ -184,7 +186,7 @@ fn missing_runtime_directory_is_rejected_like_envoyproxy_ratelimit() {
 
 #[test]
 fn unset_runtime_variables_mean_no_rules_and_a_warning() {
-    let unset = |root: &str, subdirectory: &str, app_directory: &str, watch_root| RuleLocation::Runtime {
+    let unset = |root: &str, subdirectory: &str, app_directory: &str, watch_root| RuleFilesLocation::Runtime {
         root: root.into(),
         subdirectory: subdirectory.to_owned(),
         app_directory: app_directory.to_owned(),
@@ -261,7 +263,7 @@ fn fifos_sockets_and_devices_are_rejected_without_blocking() {
             }
         };
         let layouts = [
-            RuleLocation::Paths(vec![file.clone()]),
+            RuleFilesLocation::Paths(vec![file.clone()]),
             paths(&[dir.path().to_owned()]),
             runtime(dir.path(), true, false),
             runtime(dir.path(), false, false),
@@ -279,7 +281,7 @@ fn oversized_files_are_rejected_without_reading() {
     let cases = [(MAX_FILE_BYTES, true), (MAX_FILE_BYTES + 1, false), (100 << 20, false), (1 << 40, false)];
     for (size, loads) in cases {
         File::create(&file).unwrap().set_len(size).unwrap();
-        match read_within_deadline(RuleLocation::Paths(vec![file.clone()])) {
+        match read_within_deadline(RuleFilesLocation::Paths(vec![file.clone()])) {
             Ok(sources) => assert!(loads && sources.files[0].bytes.len() as u64 == size, "{size}"),
             Err(RuleFileSetFailure { errors, .. }) => {
                 assert!(!loads && errors[0].problem == PathProblem::FileTooLarge(size), "{size}");

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tollkeeper::limit::StorePolicy;
+use tollkeeper::limit::StoreFailurePolicy;
 use tollkeeper::serve::server::sockets::listen_tcp;
 use tollkeeper::settings::address::{Address, Host};
 use tollkeeper::settings::credentials::{CredentialFile, Credentials};
-use tollkeeper::settings::decisions::HeaderNames;
+use tollkeeper::settings::decisions::LimitHeaderNames;
 use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::listeners::GrpcListenAddress;
 use tollkeeper::settings::problem::Notice;
@@ -270,7 +270,7 @@ fn an_empty_environment_gives_the_defaults() {
     );
     assert_eq!(
         (rules.on_store_error, settings.decisions.log_max, settings.decisions.calendar_months),
-        (StorePolicy::Local, 10_000, false)
+        (StoreFailurePolicy::Local, 10_000, false)
     );
     let behaviour = &settings.decisions;
     assert!(!behaviour.shadow_mode && !behaviour.quota_mode && !behaviour.response_dynamic_metadata);
@@ -342,9 +342,12 @@ fn each_variable_reaches_its_setting() {
         (Path::new("/data"), Path::new("ratelimit"))
     );
     assert_eq!((settings.rules.watch_root, settings.rules.poll_interval), (false, None));
-    assert_eq!((settings.rules.on_store_error, settings.decisions.log_max), (StorePolicy::Deny, 200));
-    let names =
-        HeaderNames { limit: "x-lim".into(), remaining: "RateLimit-Remaining".into(), reset: "RateLimit-Reset".into() };
+    assert_eq!((settings.rules.on_store_error, settings.decisions.log_max), (StoreFailurePolicy::Deny, 200));
+    let names = LimitHeaderNames {
+        limit: "x-lim".into(),
+        remaining: "RateLimit-Remaining".into(),
+        reset: "RateLimit-Reset".into(),
+    };
     assert_eq!((settings.decisions.limit_headers, settings.decisions.retry_after_header), (Some(names), None));
     assert_eq!(settings.memory.capacity_bytes, 2 << 30);
     assert_eq!(settings.worker_threads.map(std::num::NonZeroUsize::get), Some(3));
@@ -912,7 +915,7 @@ fn taken_port_is_an_error() {
 
 #[test]
 fn help_names_every_setting_under_its_group() {
-    let help = documentation::format_help();
+    let help = documentation::format_environment_help();
     for setting in groups::all_settings() {
         let assignment = format!("\n  {}={}", setting.name(), setting.default_text());
         assert!(help.contains(&assignment), "{}", setting.name());
@@ -947,10 +950,10 @@ fn twins_for_limits_per_second_accept_the_same_values() {
 fn settings_doc_page_matches_the_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&path, documentation::format_settings_page()).unwrap();
+        std::fs::write(&path, documentation::format_settings_markdown()).unwrap();
     }
     let page = std::fs::read_to_string(&path).unwrap();
-    assert!(page == documentation::format_settings_page(), "docs/settings.md is stale: run the suite with BLESS=1");
+    assert!(page == documentation::format_settings_markdown(), "docs/settings.md is stale: run the suite with BLESS=1");
 }
 
 #[test]

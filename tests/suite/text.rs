@@ -68,7 +68,7 @@ proptest! {
     fn functions_leave_no_unprintable_character(hostile in hostile_text(), max in 0_usize..30) {
         let safe = [
             printable_text::escape_unprintable(&hostile),
-            printable_text::truncate_printable(&hostile, max),
+            printable_text::truncate_and_escape(&hostile, max),
             printable_text::quote_as_json(&hostile),
             printable_text::remove_unprintable(&hostile).into_owned(),
             hostile.chars().map(printable_text::replace_unprintable_char).collect(),

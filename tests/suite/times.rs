@@ -165,7 +165,7 @@ fn active_times_follow_the_clock_on_the_wall() {
         let wall: chrono_tz::Tz = zone.parse().unwrap();
         for (days, from, to) in cases {
             let times = times(days, from, to, zone);
-            let minutes = |text: &str| u32::from(TimeOfDay::parse(text).unwrap().minutes());
+            let minutes = |text: &str| u32::from(TimeOfDay::parse(text).unwrap().minutes_since_midnight());
             let (from, to) = (minutes(from), minutes(to));
             let names = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
             let set = times.spec().days.to_string();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 use tollkeeper::rules::files::read::read_rule_files;
 use tollkeeper::rules::files::watch::{FileSetReceiver, FileWatcher, WatchTiming};
-use tollkeeper::rules::files::{PathProblem, ReadResult, RuleFileSet, RuleLocation};
+use tollkeeper::rules::files::{PathProblem, RuleFileSet, RuleFileSetResult, RuleFilesLocation};
 
 use crate::rule_files::{runtime, tree};
 
@@ -27,14 +27,14 @@ fn by_polling() -> WatchTiming {
 }
 
 /// Starts a watcher and waits until its watches are registered.
-async fn started(layout: &RuleLocation, timing: WatchTiming) -> (FileWatcher, FileSetReceiver) {
+async fn started(layout: &RuleFilesLocation, timing: WatchTiming) -> (FileWatcher, FileSetReceiver) {
     let (watcher, mut changes) = FileWatcher::start(layout.clone(), timing, &read_rule_files(layout)).unwrap();
     watcher.reload();
     let _same = next(&mut changes).await;
     (watcher, changes)
 }
 
-async fn next(changes: &mut FileSetReceiver) -> ReadResult {
+async fn next(changes: &mut FileSetReceiver) -> RuleFileSetResult {
     tokio::time::timeout(DEADLINE, changes.next_set()).await.expect("no change noticed").expect("the watcher ended")
 }
 
@@ -53,7 +53,7 @@ async fn until(changes: &mut FileSetReceiver, expected: &[&str], what: &str) -> 
     unreachable!("the loop has no end")
 }
 
-fn texts(reading: &ReadResult) -> Vec<String> {
+fn texts(reading: &RuleFileSetResult) -> Vec<String> {
     match reading {
         Ok(sources) => sources.files.iter().map(|it| String::from_utf8_lossy(&it.bytes).into_owned()).collect(),
         Err(failure) => failure.errors.iter().map(ToString::to_string).collect(),
@@ -86,25 +86,25 @@ struct Change {
     name: &'static str,
     /// Files before the change.
     entries: &'static [&'static str],
-    layout: fn(&Path) -> RuleLocation,
+    layout: fn(&Path) -> RuleFilesLocation,
     change: fn(&Path),
     /// The contents of all files afterwards, by name.
     expected: &'static [&'static str],
 }
 
-fn rules(dir: &Path) -> RuleLocation {
-    RuleLocation::Paths(vec![dir.join("rules")])
+fn rules(dir: &Path) -> RuleFilesLocation {
+    RuleFilesLocation::Paths(vec![dir.join("rules")])
 }
 
-fn one_file(dir: &Path) -> RuleLocation {
-    RuleLocation::Paths(vec![dir.join("rules/a.yaml")])
+fn one_file(dir: &Path) -> RuleFilesLocation {
+    RuleFilesLocation::Paths(vec![dir.join("rules/a.yaml")])
 }
 
-fn watch_root(dir: &Path) -> RuleLocation {
+fn watch_root(dir: &Path) -> RuleFilesLocation {
     runtime(&dir.join("current"), true, false)
 }
 
-fn app_directory(dir: &Path) -> RuleLocation {
+fn app_directory(dir: &Path) -> RuleFilesLocation {
     runtime(&dir.join("current"), false, true)
 }
 
@@ -218,7 +218,7 @@ const CHANGES: &[Change] = &[
     change!(
         "parent renamed",
         &["app/rules/a.yaml"],
-        |d| RuleLocation::Paths(vec![d.join("app/rules")]),
+        |d| RuleFilesLocation::Paths(vec![d.join("app/rules")]),
         rename_parent,
         NEW
     ),
@@ -358,7 +358,7 @@ async fn error_is_reported_once_and_then_the_recovery() {
 #[tokio::test]
 async fn unsettled_contents_are_not_reported() {
     // Linux generates new contents of this file for every read.
-    let layout = RuleLocation::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
+    let layout = RuleFilesLocation::Paths(vec!["/proc/sys/kernel/random/uuid".into()]);
     let (watcher, mut changes) = FileWatcher::start(layout.clone(), by_polling(), &read_rule_files(&layout)).unwrap();
     wait_for_comparisons(&watcher, 20).await;
     drop(watcher);

@@ -12,7 +12,7 @@ use tollkeeper::limit::calendar::{TimeOfDay, Weekday, Zone};
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
-use tollkeeper::limit::window::{MonthLength, Window, WindowSpec};
+use tollkeeper::limit::window::{CalendarWindows, MonthLength, WindowSpec};
 use tollkeeper::limit::{Limit, LimitSpec};
 
 /// Zones with clock changes at 02:00, at midnight, of half an hour, in Ramadan, of a whole day, and without any.
@@ -89,7 +89,7 @@ fn first_days(unit: Unit, count: i64, spec: &WindowSpec) -> Vec<NaiveDate> {
 
 /// All boundaries in the ten years, in seconds.
 fn boundaries(zone: Tz, unit: Unit, count: i64, spec: &WindowSpec) -> Vec<i64> {
-    let minutes = u32::from(spec.day_starts.minutes());
+    let minutes = u32::from(spec.day_starts.minutes_since_midnight());
     let time = NaiveTime::from_hms_opt(minutes / 60, minutes % 60, 0).unwrap();
     let mut found: Vec<i64> = match unit {
         Unit::Second | Unit::Minute | Unit::Hour => {
@@ -109,7 +109,7 @@ fn boundaries(zone: Tz, unit: Unit, count: i64, spec: &WindowSpec) -> Vec<i64> {
 fn check_windows(zone_name: &str, unit: Unit, count: u32, spec: WindowSpec) {
     let zone: Tz = zone_name.parse().unwrap();
     let spec = WindowSpec { zone: Zone::from_name(zone_name).unwrap(), ..spec };
-    let window = Window::new(&spec, Period::new(unit, count).unwrap()).unwrap();
+    let window = CalendarWindows::new(&spec, Period::new(unit, count).unwrap()).unwrap();
     let expected = boundaries(zone, unit, i64::from(count), &spec);
     assert!(expected.len() >= 8, "{zone_name} {unit:?}");
     let time = |seconds: i64| Time::from_secs(u64::try_from(seconds).unwrap());
@@ -118,7 +118,7 @@ fn check_windows(zone_name: &str, unit: Unit, count: u32, spec: WindowSpec) {
         assert!(start < end);
         let middle = start.plus_us(end.since_us(start) / 2);
         for at in [start, middle, Time::from_micros(end.as_micros() - 1)] {
-            let found = window.bounds(at);
+            let found = window.bounds_at(at);
             assert_eq!((found.start, found.end), (start, end), "{zone_name} {count} {unit:?} {spec:?} at {at}");
         }
     }
@@ -174,10 +174,10 @@ fn hours_are_counted_from_the_start_of_the_day() {
 #[test]
 fn day_has_23_or_25_hours_where_the_clock_changes() {
     let spec = WindowSpec { zone: Zone::from_name("europe/berlin").unwrap(), ..spec("00:00") };
-    let window = Window::new(&spec, Period::new(Unit::Day, 1).unwrap()).unwrap();
+    let window = CalendarWindows::new(&spec, Period::new(Unit::Day, 1).unwrap()).unwrap();
     let hours_at = |date: &str| {
         let at = date.parse::<NaiveDate>().unwrap().and_hms_opt(12, 0, 0).unwrap().and_utc().timestamp();
-        let bounds = window.bounds(Time::from_secs(u64::try_from(at).unwrap()));
+        let bounds = window.bounds_at(Time::from_secs(u64::try_from(at).unwrap()));
         bounds.end.since_us(bounds.start) / 3_600_000_000
     };
     assert_eq!(["2024-03-30", "2024-03-31", "2024-10-27", "2024-10-28"].map(hours_at), [24, 23, 25, 24]);
@@ -186,8 +186,8 @@ fn day_has_23_or_25_hours_where_the_clock_changes() {
 #[test]
 fn month_of_thirty_days_is_counted_from_1970() {
     let spec = WindowSpec { month: MonthLength::ThirtyDays, ..spec("06:00") };
-    let window = Window::new(&spec, Period::new(Unit::Month, 1).unwrap()).unwrap();
-    let bounds = window.bounds(Time::from_secs(86_400 * 61));
+    let window = CalendarWindows::new(&spec, Period::new(Unit::Month, 1).unwrap()).unwrap();
+    let bounds = window.bounds_at(Time::from_secs(86_400 * 61));
     assert_eq!(
         (bounds.start, bounds.end),
         (Time::from_secs(86_400 * 60 + 21_600), Time::from_secs(86_400 * 90 + 21_600))
@@ -197,9 +197,9 @@ fn month_of_thirty_days_is_counted_from_1970() {
 #[test]
 fn window_covers_the_epoch_and_the_end_of_time() {
     for (unit, count) in [(Unit::Second, 1), (Unit::Day, 366), (Unit::Week, 52), (Unit::Month, 12), (Unit::Year, 1)] {
-        let window = Window::new(&spec("06:00"), Period::new(unit, count).unwrap()).unwrap();
+        let window = CalendarWindows::new(&spec("06:00"), Period::new(unit, count).unwrap()).unwrap();
         for at in [0, 1, 253_400_000_000_000_000, u64::MAX / 2, u64::MAX - 1].map(Time::from_micros) {
-            let bounds = window.bounds(at);
+            let bounds = window.bounds_at(at);
             assert!(bounds.start <= at && at < bounds.end, "{unit:?} {at} {bounds:?}");
         }
     }
@@ -208,13 +208,13 @@ fn window_covers_the_epoch_and_the_end_of_time() {
 #[test]
 fn equal_definitions_are_interned_once() {
     let month = Period::new(Unit::Month, 1).unwrap();
-    let first = Window::new(&WindowSpec { month_day: 7, ..spec("06:00") }, month).unwrap();
+    let first = CalendarWindows::new(&WindowSpec { month_day: 7, ..spec("06:00") }, month).unwrap();
     let other_week = WindowSpec { month_day: 7, week_starts: Weekday::Sunday, ..spec("06:00") };
-    assert_eq!(first, Window::new(&other_week, month).unwrap());
-    assert_ne!(first, Window::new(&WindowSpec { month_day: 8, ..spec("06:00") }, month).unwrap());
+    assert_eq!(first, CalendarWindows::new(&other_week, month).unwrap());
+    assert_ne!(first, CalendarWindows::new(&WindowSpec { month_day: 8, ..spec("06:00") }, month).unwrap());
     assert_eq!(first.identity(), "month@UTC,7,0600");
     // A part of a day that is longer than a day has no windows.
-    assert!(Window::new(&spec("06:00"), Period::new(Unit::Hour, 25).unwrap()).is_none());
+    assert!(CalendarWindows::new(&spec("06:00"), Period::new(Unit::Hour, 25).unwrap()).is_none());
 }
 
 fn limit(zone: &str) -> Limit {
@@ -231,7 +231,7 @@ fn stored_end_of_a_window_holds_for_a_replica_with_another_calendar() {
     let (berlin, london) = (limit("Europe/Berlin"), limit("Europe/London"));
     let hit = ChargeRequest::new(Hits::Charge(1), 0);
     let at = |hours: u64| Time::from_secs(noon + hours * 3600);
-    let mut state = State::empty(london.counting());
+    let mut state = State::empty(london.counting_method());
     let mut charge = |limit: &Limit, hours| {
         let result = state.charge(limit, at(hours), hit);
         (result.admitted, result.reset_us / 3_600_000_000)

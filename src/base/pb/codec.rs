@@ -54,7 +54,7 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        decode_bounded(buffer).map(Some)
+        decode_with_field_bound(buffer).map(Some)
     }
 }
 
@@ -62,7 +62,7 @@ impl<U: Message + Default> Decoder for BoundedDecoder<U> {
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` if it has [`MAX_MESSAGE_FIELDS`] fields or more, `INTERNAL` if it is malformed.
-pub fn decode_bounded<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
+pub fn decode_with_field_bound<U: Message + Default>(buffer: impl Buf) -> Result<U, Status> {
     // A field has at least one byte, so a message with fewer bytes need not be counted.
     let mut left = MAX_MESSAGE_FIELDS;
     if buffer.remaining() >= MAX_MESSAGE_FIELDS {
@@ -75,13 +75,13 @@ pub fn decode_bounded<U: Message + Default>(buffer: impl Buf) -> Result<U, Statu
 }
 
 /// Size of a gRPC frame head: one byte for the compression, four for the length of the message.
-pub const FRAME_HEAD_BYTES: usize = 5;
+pub const GRPC_FRAME_HEAD_BYTES: usize = 5;
 
 /// Encodes a message as an uncompressed gRPC frame. The message must be shorter than 4 GiB.
-pub fn encode_frame(message: &impl Message) -> Bytes {
+pub fn encode_grpc_frame(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
-    let mut frame = vec![0; FRAME_HEAD_BYTES + length];
-    let (head, mut body) = frame.split_at_mut(FRAME_HEAD_BYTES);
+    let mut frame = vec![0; GRPC_FRAME_HEAD_BYTES + length];
+    let (head, mut body) = frame.split_at_mut(GRPC_FRAME_HEAD_BYTES);
     head[1..].copy_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
     // A slice takes many small writes faster than a buffer that may grow. Fails only without room.
     let _ = message.encode(&mut body);

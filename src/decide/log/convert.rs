@@ -11,15 +11,15 @@ use crate::limit::request::{Entry, Hits, LimitOverride};
 
 impl<'a> EntryRecord<'a> {
     /// Key of an entry, without its value.
-    pub fn from_key(entry: &Entry<'a>) -> Self {
+    pub fn without_value(entry: &Entry<'a>) -> Self {
         let (key, key_base64) = encode_text_or_base64(entry.key);
         Self { key, key_base64, ..Self::default() }
     }
 
     /// An entry with its value, as it was sent.
-    pub fn from_plain_entry(entry: &Entry<'a>) -> Self {
+    pub fn with_plain_value(entry: &Entry<'a>) -> Self {
         let (value, value_base64) = encode_text_or_base64(entry.value);
-        Self { value, value_base64, ..Self::from_key(entry) }
+        Self { value, value_base64, ..Self::without_value(entry) }
     }
 
     /// Bytes of the key; `None` if the base64 is invalid.

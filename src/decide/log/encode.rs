@@ -4,7 +4,7 @@
 //! scanned eight bytes at a time. A test compares both encodings.
 
 use super::record::{
-    BlockRecord, DecisionRecord, DescriptorRecord, EntryRecord, GlobalRecord, LimitRecord, LimitResultRecord,
+    BlockRecord, DecisionRecord, DescriptorRecord, EntryRecord, GlobalScopeRecord, LimitRecord, LimitResultRecord,
     OverrideRecord, RecordText, RuleRecord, SlotRecord,
 };
 
@@ -43,12 +43,12 @@ fn append_descriptor(line: &mut Vec<u8>, record: &DescriptorRecord<'_>) {
     if let Some(sent) = &record.limit_override {
         append_limit_override(line, sent);
     }
-    append_flag(line, ",\"sampled\":", record.sampled);
+    append_bool(line, ",\"sampled\":", record.sampled);
     if let Some(matched) = &record.rule {
         append_rule(line, matched);
     }
     if record.unlimited {
-        append_flag(line, ",\"unlimited\":", true);
+        append_bool(line, ",\"unlimited\":", true);
     }
     if !record.limits.is_empty() {
         append_list(line, ",\"limits\":[", &record.limits, append_limit);
@@ -128,7 +128,7 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
     append_optional_text(line, ",\"ban\":", record.ban.as_ref());
     append_optional_text(line, ",\"reservations\":", record.reservations.as_ref());
     append_optional_text(line, ",\"active\":", record.active.as_ref());
-    if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = record.global {
+    if let Some(GlobalScopeRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = record.global {
         append_number(line, ",\"global\":{\"reserve_milli_percent\":", reserve_milli_percent);
         append_number(line, ",\"max_overshoot\":", max_overshoot);
         append_unescaped(line, ",\"on_region_loss\":\"", on_region_loss.name());
@@ -138,7 +138,7 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
         [(",\"shadow\":", record.shadow), (",\"candidate\":", record.candidate), (",\"quota\":", record.quota)]
     {
         if is_set {
-            append_flag(line, name, true);
+            append_bool(line, name, true);
         }
     }
     if let Some(charged) = &record.result {
@@ -148,7 +148,7 @@ fn append_limit(line: &mut Vec<u8>, record: &LimitRecord<'_>) {
 }
 
 fn append_result(line: &mut Vec<u8>, record: &LimitResultRecord) {
-    append_flag(line, ",\"result\":{\"admitted\":", record.admitted);
+    append_bool(line, ",\"result\":{\"admitted\":", record.admitted);
     append_number(line, ",\"before\":", record.before);
     append_number(line, ",\"after\":", record.after);
     append_number(line, ",\"remaining\":", record.remaining);
@@ -194,7 +194,7 @@ fn append_optional_number(line: &mut Vec<u8>, name: &str, value: Option<impl ito
     }
 }
 
-fn append_flag(line: &mut Vec<u8>, name: &str, value: bool) {
+fn append_bool(line: &mut Vec<u8>, name: &str, value: bool) {
     line.extend_from_slice(name.as_bytes());
     line.extend_from_slice(if value { b"true" } else { b"false" });
 }
@@ -234,12 +234,13 @@ fn needs_no_escape(bytes: &[u8]) -> bool {
 
 /// True if none of eight bytes is a control character, a quote or a backslash.
 const fn word_needs_no_escape(word: u64) -> bool {
-    const LOW_BITS: u64 = u64::MAX / 0xff;
-    const HIGH_BITS: u64 = 0x80 * LOW_BITS;
+    const LOW_BIT_OF_EACH_BYTE: u64 = u64::MAX / 0xff;
+    const HIGH_BIT_OF_EACH_BYTE: u64 = 0x80 * LOW_BIT_OF_EACH_BYTE;
     // The lowest match has its high bit set; a borrow affects only higher bytes. Bytes from 0x80 on are plain.
-    let below_space = word.wrapping_sub(0x20 * LOW_BITS) & !word;
-    let quote = word ^ (b'"' as u64 * LOW_BITS);
-    let backslash = word ^ (b'\\' as u64 * LOW_BITS);
-    let is_zero = (quote.wrapping_sub(LOW_BITS) & !quote) | (backslash.wrapping_sub(LOW_BITS) & !backslash);
-    (below_space | is_zero) & HIGH_BITS == 0
+    let below_space = word.wrapping_sub(0x20 * LOW_BIT_OF_EACH_BYTE) & !word;
+    let quote = word ^ (b'"' as u64 * LOW_BIT_OF_EACH_BYTE);
+    let backslash = word ^ (b'\\' as u64 * LOW_BIT_OF_EACH_BYTE);
+    let is_zero = (quote.wrapping_sub(LOW_BIT_OF_EACH_BYTE) & !quote)
+        | (backslash.wrapping_sub(LOW_BIT_OF_EACH_BYTE) & !backslash);
+    (below_space | is_zero) & HIGH_BIT_OF_EACH_BYTE == 0
 }

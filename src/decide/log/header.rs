@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 
 /// Settings and rules: at the start of a process, at each reload, at the start of each file, and in a stream again once
 /// the last one is trimmed away.
@@ -57,7 +57,7 @@ pub struct SettingsRecord {
     /// `TOLLKEEPER_LOG_MAX`.
     pub log_max: u32,
     /// `TOLLKEEPER_ON_STORE_ERROR`.
-    pub on_store_error: StorePolicy,
+    pub on_store_error: StoreFailurePolicy,
     /// `TOLLKEEPER_MAX_REPLICAS`.
     pub max_replicas: u32,
     /// Number of regions of `TOLLKEEPER_REGIONS`; absent if there is only one.
@@ -80,16 +80,16 @@ pub struct RuleSetRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Rule files or resources, in the order in which they are compiled.
-    pub documents: Vec<DocumentRecord>,
+    pub documents: Vec<RuleDocumentRecord>,
 }
 
 /// A rule file, or a resource of a control plane. It has either `text` or `base64`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DocumentRecord {
+pub struct RuleDocumentRecord {
     /// Name in messages.
     pub name: String,
     /// Format of the contents.
-    pub format: DocumentFormat,
+    pub format: RuleDocumentFormat,
     /// Contents, if they are UTF-8 text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
@@ -101,7 +101,7 @@ pub struct DocumentRecord {
 /// Format of a rule document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum DocumentFormat {
+pub enum RuleDocumentFormat {
     /// YAML or JSON; all documents of the text count.
     Yaml,
     /// YAML or JSON; only the first document of the text counts.

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::header::HeaderRecord;
 use crate::base::printable_text::escape_unprintable_json_lines;
 use crate::limit::RegionLossPolicy;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::Unit;
 use crate::limit::slot::{HolderId, SlotAction, SlotChange, SlotId, SlotToken, SlotUse};
@@ -143,7 +143,7 @@ pub struct DescriptorRecord<'a> {
     pub decided_by: Option<DecisionSource>,
     /// Failure policy that decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<StorePolicy>,
+    pub policy: Option<StoreFailurePolicy>,
     /// Kind of failure that made the policy decide, as in metrics.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<RecordText<'a>>,
@@ -179,7 +179,7 @@ pub struct SlotRecord<'a> {
 
 impl SlotRecord<'_> {
     /// The slot; `None` if the record is malformed.
-    pub fn to_use(&self) -> Option<SlotUse> {
+    pub fn to_slot_use(&self) -> Option<SlotUse> {
         Some(SlotUse {
             id: SlotId(u128::from_str_radix(&self.id, 16).ok()?),
             token: SlotToken(u64::from_str_radix(&self.token, 16).ok()?),
@@ -303,7 +303,7 @@ pub struct LimitRecord<'a> {
     pub active: Option<RecordText<'a>>,
     /// Keys of a limit that all regions share; absent: each region has the limit for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub global: Option<GlobalRecord>,
+    pub global: Option<GlobalScopeRecord>,
     /// True in shadow mode.
     #[serde(default, skip_serializing_if = "is_default")]
     pub shadow: bool,
@@ -321,7 +321,7 @@ pub struct LimitRecord<'a> {
 
 /// Keys of a limit with `scope: global`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GlobalRecord {
+pub struct GlobalScopeRecord {
     /// `reserve` in thousandths of a percent.
     pub reserve_milli_percent: u32,
     /// `max_overshoot` in hits, rounded down.

@@ -2,45 +2,46 @@
 
 use std::sync::Arc;
 
-use crate::decide::log::header::{DocumentFormat, DocumentRecord, RuleSetRecord, SettingsRecord};
+use crate::decide::log::header::{RuleDocumentFormat, RuleDocumentRecord, RuleSetRecord, SettingsRecord};
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::set_files::{SetFiles, SetText};
+use crate::rules::compile::set_files::{SetFileText, SetFiles};
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{RuleTexts, SourceRules};
-use crate::rules::xds::resource::read_recorded_resources;
+use crate::rules::xds::resource::parse_recorded_resources;
 use crate::rules::yaml::DocumentSelection;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
 /// Length of a rule set's id in bytes.
-const ID_BYTES: usize = 16;
+const RULE_SET_ID_BYTES: usize = 16;
 
 /// Records rules as their source delivered them, with the version at the source and the defaults.
-pub fn record_rules(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefaults) -> RuleSetRecord {
-    let mut documents: Vec<DocumentRecord> = match rules {
+pub fn build_rule_set_record(rules: &SourceRules, version: Option<&str>, defaults: &RuleDefaults) -> RuleSetRecord {
+    let mut documents: Vec<RuleDocumentRecord> = match rules {
         SourceRules::Texts(of_files) => {
             of_files.texts.iter().map(build_text_document).chain(build_set_documents(&of_files.sets)).collect()
         }
         SourceRules::Resources(resources) => resources
             .iter()
-            .map(|resource| DocumentRecord {
+            .map(|resource| RuleDocumentRecord {
                 name: resource.name.to_string(),
-                format: DocumentFormat::Xds,
+                format: RuleDocumentFormat::Xds,
                 text: None,
                 base64: Some(BASE64_STANDARD.encode(&resource.encoded)),
             })
             .collect(),
     };
-    documents
-        .extend(defaults.source_text().map(|(file, text)| build_document(file, text, DocumentFormat::RuleDefaults)));
+    documents.extend(
+        defaults.source_text().map(|(file, text)| build_document(file, text, RuleDocumentFormat::RuleDefaults)),
+    );
     RuleSetRecord { id: hash_documents(&documents), version: version.map(str::to_owned), documents }
 }
 
-fn build_text_document(text: &RuleText) -> DocumentRecord {
+fn build_text_document(text: &RuleText) -> RuleDocumentRecord {
     let format = match text.documents {
-        DocumentSelection::All => DocumentFormat::Yaml,
-        DocumentSelection::FirstOnly => DocumentFormat::YamlFirst,
+        DocumentSelection::All => RuleDocumentFormat::Yaml,
+        DocumentSelection::FirstOnly => RuleDocumentFormat::YamlFirst,
     };
     build_document(&text.name, &text.bytes, format)
 }
@@ -48,19 +49,19 @@ fn build_text_document(text: &RuleText) -> DocumentRecord {
 /// Maximum number of bytes of sets in one header; larger ones are recorded by their hash.
 const MAX_RECORDED_SET_BYTES: usize = 256 << 10;
 
-fn build_set_documents(sets: &SetFiles) -> Vec<DocumentRecord> {
+fn build_set_documents(sets: &SetFiles) -> Vec<RuleDocumentRecord> {
     let mut bytes_left = MAX_RECORDED_SET_BYTES;
     let mut documents = Vec::with_capacity(sets.texts.len());
-    for SetText { rule_file, name, contents, .. } in &sets.texts {
+    for SetFileText { rule_file, name, contents, .. } in &sets.texts {
         // Rules that name a file without contents are not loaded.
         let Ok(contents) = contents else { continue };
         let name = format!("{rule_file}{SET_NAME_SEPARATOR}{name}");
         documents.push(match bytes_left.checked_sub(contents.len()) {
             Some(left) => {
                 bytes_left = left;
-                build_document(&name, contents, DocumentFormat::Set)
+                build_document(&name, contents, RuleDocumentFormat::Set)
             }
-            None => build_document(&name, blake3::hash(contents).to_hex().as_bytes(), DocumentFormat::SetHash),
+            None => build_document(&name, blake3::hash(contents).to_hex().as_bytes(), RuleDocumentFormat::SetHash),
         });
     }
     documents
@@ -69,22 +70,22 @@ fn build_set_documents(sets: &SetFiles) -> Vec<DocumentRecord> {
 /// Stands between the names of a rule file and of a set, which does not contain it.
 const SET_NAME_SEPARATOR: char = '#';
 
-fn decode_set(name: &str, contents: Result<Vec<u8>, String>) -> Option<SetText> {
+fn build_set_text(name: &str, contents: Result<Vec<u8>, String>) -> Option<SetFileText> {
     let (rule_file, set) = name.rsplit_once(SET_NAME_SEPARATOR)?;
     let contents = contents.map(Arc::from);
-    Some(SetText { rule_file: rule_file.into(), name: set.into(), path: name.into(), contents })
+    Some(SetFileText { rule_file: rule_file.into(), name: set.into(), path: name.into(), contents })
 }
 
-fn build_document(name: &str, bytes: &[u8], format: DocumentFormat) -> DocumentRecord {
+fn build_document(name: &str, bytes: &[u8], format: RuleDocumentFormat) -> RuleDocumentRecord {
     let (utf8, base64) = match std::str::from_utf8(bytes) {
         Ok(utf8) => (Some(utf8.to_owned()), None),
         Err(_) => (None, Some(BASE64_STANDARD.encode(bytes))),
     };
-    DocumentRecord { name: name.to_owned(), format, text: utf8, base64 }
+    RuleDocumentRecord { name: name.to_owned(), format, text: utf8, base64 }
 }
 
 /// Hash of the documents and their order.
-fn hash_documents(documents: &[DocumentRecord]) -> String {
+fn hash_documents(documents: &[RuleDocumentRecord]) -> String {
     hash_parts(
         documents
             .iter()
@@ -93,22 +94,22 @@ fn hash_documents(documents: &[DocumentRecord]) -> String {
 }
 
 /// Hash of the documents and their order, but not of their names: replicas may read them from different directories.
-pub fn hash_contents(documents: &[DocumentRecord]) -> String {
+pub fn hash_documents_without_names(documents: &[RuleDocumentRecord]) -> String {
     hash_parts(documents.iter().flat_map(|document| [document_contents(document), document_format_name(document)]))
 }
 
-fn document_contents(document: &DocumentRecord) -> &str {
+fn document_contents(document: &RuleDocumentRecord) -> &str {
     document.text.as_ref().or(document.base64.as_ref()).map(String::as_str).unwrap_or_default()
 }
 
-const fn document_format_name(document: &DocumentRecord) -> &'static str {
+const fn document_format_name(document: &RuleDocumentRecord) -> &'static str {
     match document.format {
-        DocumentFormat::Yaml => "yaml",
-        DocumentFormat::YamlFirst => "yaml_first",
-        DocumentFormat::Xds => "xds",
-        DocumentFormat::RuleDefaults => "rule_defaults",
-        DocumentFormat::Set => "set",
-        DocumentFormat::SetHash => "set_hash",
+        RuleDocumentFormat::Yaml => "yaml",
+        RuleDocumentFormat::YamlFirst => "yaml_first",
+        RuleDocumentFormat::Xds => "xds",
+        RuleDocumentFormat::RuleDefaults => "rule_defaults",
+        RuleDocumentFormat::Set => "set",
+        RuleDocumentFormat::SetHash => "set_hash",
     }
 }
 
@@ -118,7 +119,7 @@ fn hash_parts<'p>(parts: impl Iterator<Item = &'p str>) -> String {
     for part in parts {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
-    hasher.finalize().to_hex()[..2 * ID_BYTES].to_owned()
+    hasher.finalize().to_hex()[..2 * RULE_SET_ID_BYTES].to_owned()
 }
 
 /// Rules as their source delivered them, with their defaults.
@@ -138,7 +139,7 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
     let mut defaults = RuleDefaults::default();
     let mut errors = Vec::new();
     let (mut texts, mut sets, mut resources) = (Vec::new(), Vec::new(), Vec::new());
-    for DocumentRecord { name, format, text, base64 } in record.documents {
+    for RuleDocumentRecord { name, format, text, base64 } in record.documents {
         let decoded = base64.map(|base64| BASE64_STANDARD.decode(base64)).transpose();
         let bytes = match (text, decoded) {
             (Some(text), _) => text.into_bytes(),
@@ -154,15 +155,17 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
         };
         let name: Arc<str> = name.into();
         match format {
-            DocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: DocumentSelection::All }),
-            DocumentFormat::YamlFirst => texts.push(RuleText { name, bytes, documents: DocumentSelection::FirstOnly }),
-            DocumentFormat::Set => sets.extend(decode_set(&name, Ok(bytes))),
-            DocumentFormat::SetHash => {
-                let problem = "it is too large for the decision log; name the rules with --config";
-                sets.extend(decode_set(&name, Err(problem.to_owned())));
+            RuleDocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: DocumentSelection::All }),
+            RuleDocumentFormat::YamlFirst => {
+                texts.push(RuleText { name, bytes, documents: DocumentSelection::FirstOnly })
             }
-            DocumentFormat::Xds => resources.push(bytes),
-            DocumentFormat::RuleDefaults => match RuleDefaults::parse_file(&name, &bytes) {
+            RuleDocumentFormat::Set => sets.extend(build_set_text(&name, Ok(bytes))),
+            RuleDocumentFormat::SetHash => {
+                let problem = "it is too large for the decision log; name the rules with --config";
+                sets.extend(build_set_text(&name, Err(problem.to_owned())));
+            }
+            RuleDocumentFormat::Xds => resources.push(bytes),
+            RuleDocumentFormat::RuleDefaults => match RuleDefaults::parse_file(&name, &bytes) {
                 Ok((read, _)) => defaults = read,
                 Err(problems) => errors.extend(problems.errors().iter().map(ToString::to_string)),
             },
@@ -174,7 +177,7 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
     let rules = match (errors.is_empty(), resources.is_empty()) {
         (false, _) => return Err(errors),
         (true, true) => SourceRules::Texts(RuleTexts { texts, sets: Arc::new(SetFiles { texts: sets }) }),
-        (true, false) => SourceRules::Resources(read_recorded_resources(resources)?),
+        (true, false) => SourceRules::Resources(parse_recorded_resources(resources)?),
     };
     Ok(RecordedRules { rules, defaults })
 }

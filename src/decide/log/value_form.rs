@@ -11,7 +11,7 @@ use crate::settings::decision_log::{DecisionLogSettings, LoggedValueForm};
 use crate::settings::problem::UnusableSetting;
 
 /// Context of the derived key, which keeps it apart from other uses of the same secret.
-const KEY_CONTEXT: &str = "tollkeeper decision log v1 values";
+const KEY_DERIVATION_CONTEXT: &str = "tollkeeper decision log v1 values";
 /// Length of a hash in bytes.
 const HASH_BYTES: usize = 16;
 
@@ -51,7 +51,7 @@ impl ValueForm {
 
     /// Hashes by a key that is derived from this secret.
     pub fn hashed_with(secret: &str) -> Self {
-        Self::Hashed(Box::new(blake3::derive_key(KEY_CONTEXT, secret.as_bytes())))
+        Self::Hashed(Box::new(blake3::derive_key(KEY_DERIVATION_CONTEXT, secret.as_bytes())))
     }
 
     /// Value of an entry in this form; empty if it is left out.
@@ -66,11 +66,11 @@ impl ValueForm {
     /// Builds the record of an entry, with its value in this form.
     pub fn build_entry_record<'a>(&self, entry: &Entry<'a>) -> EntryRecord<'a> {
         match self {
-            Self::Plain => EntryRecord::from_plain_entry(entry),
+            Self::Plain => EntryRecord::with_plain_value(entry),
             Self::Hashed(key) => {
-                EntryRecord { value_hash: Some(hash_value(key, entry).into()), ..EntryRecord::from_key(entry) }
+                EntryRecord { value_hash: Some(hash_value(key, entry).into()), ..EntryRecord::without_value(entry) }
             }
-            Self::Omitted => EntryRecord::from_key(entry),
+            Self::Omitted => EntryRecord::without_value(entry),
         }
     }
 }

@@ -22,14 +22,14 @@ use crate::telemetry::log_throttle::LogThrottle;
 
 /// Handle to the writer of a sink.
 #[derive(Debug)]
-pub(super) struct SinkHandle {
+pub(super) struct SinkWriterHandle {
     pub(super) name: &'static str,
     pub(super) queue: Arc<RecordQueue>,
     /// Receives an error when the thread has ended.
     ended: Mutex<mpsc::Receiver<()>>,
 }
 
-impl SinkHandle {
+impl SinkWriterHandle {
     /// Starts the writer of a sink.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl SinkWriter {
         while let Some(Batch { headers, chunks, dropped }) = queue.take_batch(self.sink.gather_time()) {
             for header in &headers {
                 let written = self.sink.write_header(header);
-                self.log_failure(written);
+                self.log_if_write_failed(written);
             }
             for chunk in &chunks {
                 let lines = memchr::memchr_iter(b'\n', chunk).count() as u64;
@@ -88,17 +88,17 @@ impl SinkWriter {
                 queue.counters().written.fetch_add(lines - failed, Ordering::Relaxed);
                 queue.counters().failed.fetch_add(failed, Ordering::Relaxed);
                 self.untold_failures += failed;
-                self.log_failure(written);
+                self.log_if_write_failed(written);
             }
             queue.reuse_chunks(chunks.into_iter());
             self.untold_drops += dropped;
-            self.untold_drops -= self.write_dropped_record(self.untold_drops, DropReason::QueueFull);
-            self.untold_failures -= self.write_dropped_record(self.untold_failures, DropReason::WriteFailed);
+            self.untold_drops -= self.write_dropped_count_record(self.untold_drops, DropReason::QueueFull);
+            self.untold_failures -= self.write_dropped_count_record(self.untold_failures, DropReason::WriteFailed);
         }
     }
 
     /// Writes that records are missing. Returns their number, or 0 if that could not be written.
-    fn write_dropped_record(&mut self, count: u64, reason: DropReason) -> u64 {
+    fn write_dropped_count_record(&mut self, count: u64, reason: DropReason) -> u64 {
         if count == 0 {
             return 0;
         }
@@ -107,7 +107,7 @@ impl SinkWriter {
         if self.sink.write_lines(&record.to_line()).is_ok() { count } else { 0 }
     }
 
-    fn log_failure(&self, written: Result<(), LostRecords>) {
+    fn log_if_write_failed(&self, written: Result<(), LostRecords>) {
         let Err(LostRecords { error, .. }) = written else { return };
         if let Some(suppressed) = self.throttle.allow(Clock::System.now()) {
             let sink = self.name;

@@ -35,27 +35,27 @@ impl BanState {
     }
 
     /// Time from which on the state equals an empty one.
-    pub(crate) fn expires(&self, limit: &Limit) -> Time {
+    pub(crate) fn expires_at(&self, limit: &Limit) -> Time {
         self.until.max(self.last.plus_us(limit.period_us()))
     }
 
     /// Returns `true` if hits are rejected by the ban at `now`; refunds never are.
     pub(crate) fn rejects(&self, limit: &Limit, now: Time, hits: Hits) -> bool {
-        let left_us = || limit.ban().map_or(0, |ban| CurrentBan::at(self, ban, limit, now).left_us);
+        let left_us = || limit.ban().map_or(0, |ban| CurrentBan::at_request_time(self, ban, limit, now).left_us);
         !matches!(hits, Hits::Refund(_)) && left_us() > 0
     }
 
     /// Applies the ban to the result of a charge on the counter, which was made as one that is rejected elsewhere if
     /// [`BanState::rejects`] it: records a rejection, and says until when the client is banned.
-    pub(crate) fn apply(&mut self, limit: &Limit, now: Time, hits: Hits, result: &mut ChargeResult) {
+    pub(crate) fn apply_to_result(&mut self, limit: &Limit, now: Time, hits: Hits, result: &mut ChargeResult) {
         let Some(ban) = limit.ban() else { return };
-        let mut current = CurrentBan::at(self, ban, limit, now);
+        let mut current = CurrentBan::at_request_time(self, ban, limit, now);
         let was_banned = current.left_us > 0;
         let is_rejected = match hits {
             Hits::Charge(count) => count > 0 && (was_banned || !result.admitted),
             Hits::Peek | Hits::Refund(_) => false,
         };
-        if is_rejected && (!was_banned || limit.count_rejected()) {
+        if is_rejected && (!was_banned || limit.counts_rejected_hits()) {
             current.record_rejection(self, ban, was_banned);
             result.ban_begun = !was_banned && current.left_us > 0;
         }
@@ -88,7 +88,7 @@ struct CurrentBan {
 }
 
 impl CurrentBan {
-    fn at(state: &BanState, ban: Ban, limit: &Limit, now: Time) -> Self {
+    fn at_request_time(state: &BanState, ban: Ban, limit: &Limit, now: Time) -> Self {
         // A rejection further ahead is discarded, as the states of counters are: the clock was wrong.
         let Some(EffectiveTime { at, ahead_us }) =
             effective_time(now, state.last, limit.period_us().max(ban.length_us()))
@@ -106,7 +106,7 @@ impl CurrentBan {
 
     fn record_rejection(&mut self, state: &mut BanState, ban: Ban, is_banned: bool) {
         let rejections = self.rejections + 1;
-        let begins = is_banned || rejections >= ban.after();
+        let begins = is_banned || rejections >= ban.rejections_before_ban();
         let until = if begins { self.at.plus_us(ban.length_us()) } else { Time::default() };
         *state = BanState { last: self.at, until, rejections: if begins { 0 } else { rejections } };
         self.left_us = until.since_us(self.at);

@@ -22,7 +22,7 @@ pub struct State {
 }
 
 /// Bits of a length in the script argument `b`: windows of up to 776 days.
-const LENGTH_BITS: u32 = 26;
+const WINDOW_LENGTH_BITS: u32 = 26;
 
 impl StoredState for State {
     #[inline]
@@ -48,11 +48,11 @@ impl StoredState for State {
     /// seconds times 2^26, plus the length of the next window. The script chooses by the time of Redis.
     fn script_arguments<'c>(mut charges: impl Iterator<Item = ScriptCharge<'c>>, now: Time) -> [i64; 2] {
         let Some(window) = charges.next().and_then(|charge| charge.limit.window()) else { return [0, 0] };
-        let current = window.bounds(now);
-        let next = window.next_bounds(current.end);
+        let current = window.bounds_at(now);
+        let next = window.bounds_at_later_time(current.end);
         let seconds = |us: u64| i64::try_from(us / 1_000_000).unwrap_or(0);
-        let length = |start: Time, end: Time| seconds(end.since_us(start)).clamp(1, (1 << LENGTH_BITS) - 1);
-        let lengths = length(current.start, current.end) << LENGTH_BITS | length(next.start, next.end);
+        let length = |start: Time, end: Time| seconds(end.since_us(start)).clamp(1, (1 << WINDOW_LENGTH_BITS) - 1);
+        let lengths = length(current.start, current.end) << WINDOW_LENGTH_BITS | length(next.start, next.end);
         [seconds(current.start.as_micros()), lengths]
     }
 
@@ -64,7 +64,7 @@ impl StoredState for State {
 /// Applies a request to the count.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let window = current_window(limit, state, now);
-    let (count, result) = window.charge(limit, request);
+    let (count, result) = window.compute_charge(limit, request);
     if let Some(count) = count {
         *state = State { count, end: window.end, last: window.at };
     }

@@ -54,7 +54,7 @@ impl StoredState for State {
     /// The number of calendar months in a window, 0 if a window has the period's length.
     #[inline]
     fn script_arguments<'c>(mut charges: impl Iterator<Item = ScriptCharge<'c>>, _now: Time) -> [i64; 2] {
-        let calendar = charges.next().map(|charge| charge.limit).filter(|limit| limit.calendar_months());
+        let calendar = charges.next().map(|charge| charge.limit).filter(|limit| limit.follows_calendar_months());
         [calendar.map_or(0, |limit| i64::from(limit.period().multiplier())), 0]
     }
 
@@ -66,7 +66,7 @@ impl StoredState for State {
 /// Applies a request to the count.
 pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeRequest) -> ChargeResult {
     let window = CurrentWindow::at_request_time(limit, state, now);
-    let (count, result) = window.charge(limit, request);
+    let (count, result) = window.compute_charge(limit, request);
     if let Some(count) = count {
         *state = State { count, last: window.at };
     }
@@ -100,7 +100,7 @@ impl CurrentWindow {
 
     /// Returns the new count, `None` if the request changes nothing, and the result.
     #[inline]
-    pub(super) fn charge(&self, limit: &Limit, request: ChargeRequest) -> (Option<u64>, ChargeResult) {
+    pub(super) fn compute_charge(&self, limit: &Limit, request: ChargeRequest) -> (Option<u64>, ChargeResult) {
         let fits = self.fits(limit, request);
         let effect = request.state_change(fits, limit);
         let after = match effect {
@@ -130,7 +130,7 @@ impl CurrentWindow {
         let max = u64::from(limit.requests_per_unit());
         match request.hits {
             Hits::Refund(_) => true,
-            Hits::Peek if limit.count_rejected() => self.count <= max,
+            Hits::Peek if limit.counts_rejected_hits() => self.count <= max,
             Hits::Peek | Hits::Charge(_) => self.count.saturating_add(request.required_hits()) <= max,
         }
     }
@@ -139,11 +139,11 @@ impl CurrentWindow {
 /// Returns the window that contains `at`: its start, and its end, which is the start of the next one.
 pub fn window_bounds(limit: &Limit, at: Time) -> (Time, Time) {
     if let Some(window) = limit.window() {
-        let bounds = window.bounds(at);
+        let bounds = window.bounds_at(at);
         return (bounds.start, bounds.end);
     }
-    if limit.calendar_months()
-        && let Some(window) = calendar_window_bounds(limit.period().multiplier(), at)
+    if limit.follows_calendar_months()
+        && let Some(window) = calendar_month_bounds(limit.period().multiplier(), at)
     {
         return window;
     }
@@ -152,7 +152,7 @@ pub fn window_bounds(limit: &Limit, at: Time) -> (Time, Time) {
 }
 
 /// Returns the run of `months` calendar months that contains `at`; `None` beyond the year 9999.
-fn calendar_window_bounds(months: u32, at: Time) -> Option<(Time, Time)> {
+fn calendar_month_bounds(months: u32, at: Time) -> Option<(Time, Time)> {
     let date = Timestamp::from_microsecond(i64::try_from(at.as_micros()).ok()?).ok()?.to_zoned(TimeZone::UTC).date();
     let months = i32::try_from(months).ok()?;
     let index = (i32::from(date.year()) * 12 + i32::from(date.month()) - 1) / months * months;

@@ -50,7 +50,7 @@ impl GlobalBucketParameters {
     pub fn from_limit(limit: &Limit) -> Self {
         Self {
             period_us: limit.period_us(),
-            rate: limit.max_granted(),
+            rate: limit.max_granted_hits(),
             capacity: limit.prepaid_capacity(),
             prepaid_lifetime_us: limit.prepaid_lifetime_us(),
         }

@@ -20,9 +20,9 @@ use crate::limit::charge::clamp_to_u32;
 /// A request gets at most the free hits divided by this number, rounded up.
 const GRANT_DIVISOR: u64 = 4;
 /// A request may get as much as the limit divided by this number, rounded up, if as many hits are free.
-const SMALL_REST_DIVISOR: u64 = 32;
+const UNDIVIDED_GRANT_DIVISOR: u64 = 32;
 /// A request may get as much as is granted evenly in this time, in microseconds, if that is more.
-const SMALL_REST_TIME_US: u64 = 1_500_000;
+const UNDIVIDED_GRANT_TIME_US: u64 = 1_500_000;
 
 /// Granted hits of two adjacent windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl GlobalWindowParameters {
         Self {
             period_us: limit.period_us(),
             is_sliding: matches!(limit.algorithm(), Algorithm::SlidingWindowCounter),
-            max: limit.max_granted(),
+            max: limit.max_granted_hits(),
         }
     }
 
@@ -94,7 +94,8 @@ impl State {
         let weight = if pool.is_sliding { scale_rounded_down(self.previous, left_us, pool.period_us) } else { 0 };
         let free = u64::from(pool.max).saturating_sub(self.current.saturating_add(weight));
         let max = u64::from(pool.max);
-        let small = free.min(max.div_ceil(SMALL_REST_DIVISOR).max((max * SMALL_REST_TIME_US).div_ceil(pool.period_us)));
+        let small = free
+            .min(max.div_ceil(UNDIVIDED_GRANT_DIVISOR).max((max * UNDIVIDED_GRANT_TIME_US).div_ceil(pool.period_us)));
         let hits = free.div_ceil(GRANT_DIVISOR).max(small).min(u64::from(wanted));
         self.current += hits;
         WindowGrant { window: self.window, hits: clamp_to_u32(hits), free: clamp_to_u32(free - hits) }

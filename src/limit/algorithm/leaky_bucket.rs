@@ -135,11 +135,11 @@ pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -
 
 /// Microseconds until the request could pass with a delay that it accepts; 0 if it can now, `None` if it never will.
 fn until_admitted_us(level: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
-    let until_room_us = level.until_room_us(request)?;
+    let until_hits_fit_us = level.until_hits_fit_us(request)?;
     if request.required_hits() == 0 {
         return Some(0);
     }
     // A request leaves when everything before it has left.
     let departure_us = level.until_level_falls_us(0);
-    Some(clamp_us(until_room_us.max(departure_us.saturating_sub(level.max_delay_us(request)))))
+    Some(clamp_us(until_hits_fit_us.max(departure_us.saturating_sub(level.max_delay_us(request)))))
 }

@@ -79,7 +79,7 @@ impl<'l> LeakyLevel<'l> {
 
     /// Microseconds from the request's `now` until its hits fit under the capacity; 0 if they do, `None` if they never
     /// will.
-    pub(super) fn until_room_us(&self, request: ChargeRequest) -> Option<u128> {
+    pub(super) fn until_hits_fit_us(&self, request: ChargeRequest) -> Option<u128> {
         if request.required_hits() == 0 {
             return Some(0);
         }

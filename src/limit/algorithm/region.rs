@@ -32,7 +32,7 @@ pub const GRANT_ANSWER_TIMEOUT_US: u64 = 3_000_000;
 /// region's clock runs within the bounds that the process expects. A call that runs at another time (a clock jumped, or
 /// another server answers) knows nothing about global time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GlobalView {
+pub struct GlobalRedisView {
     /// Time of the region's Redis from which the offset holds.
     pub valid_from: Time,
     /// Time of the region's Redis until which the offset holds, exclusive; 0: the clock is unknown.
@@ -56,7 +56,7 @@ pub(super) struct GlobalTimeInterval {
     pub(super) hi: u64,
 }
 
-impl GlobalView {
+impl GlobalRedisView {
     /// View of a process that has measured nothing.
     pub const UNKNOWN: Self = Self {
         valid_from: Time::from_micros(0),
@@ -75,7 +75,7 @@ impl GlobalView {
     }
 
     /// Returns global time at `now` of the region's Redis; `None` if it is unknown.
-    pub(super) fn at_region_time(&self, now: Time) -> Option<GlobalTimeInterval> {
+    pub(super) fn global_time_at(&self, now: Time) -> Option<GlobalTimeInterval> {
         if now < self.valid_from || now >= self.valid_until {
             return None;
         }
@@ -85,7 +85,7 @@ impl GlobalView {
     }
 }
 
-impl Default for GlobalView {
+impl Default for GlobalRedisView {
     fn default() -> Self {
         Self::UNKNOWN
     }
@@ -106,14 +106,14 @@ pub struct CutOffAllowanceUse {
 impl CutOffAllowanceUse {
     /// Returns the period at `now`: this one, or a new one if it is over or lies more than a period ahead.
     fn at_region_time(self, now: Time, period_us: u64) -> Self {
-        let is_over = now >= self.start.plus_us(extended_period_us(period_us));
+        let is_over = now >= self.start.plus_us(tumbling_period_us(period_us));
         let is_ahead = self.start > now.plus_us(period_us);
         if is_over || is_ahead { Self { start: now, used: 0 } } else { self }
     }
 }
 
 /// Returns the length of a tumbling period: a thousandth longer than the period, which is in whole milliseconds.
-const fn extended_period_us(period_us: u64) -> u64 {
+const fn tumbling_period_us(period_us: u64) -> u64 {
     period_us + period_us / 1000
 }
 
@@ -133,7 +133,7 @@ pub struct RegionHitsBySource {
 impl RegionHitsBySource {
     /// Returns the hits that were admitted since `before`; refunded hits do not count.
     #[must_use]
-    pub const fn hits_since(self, before: Self) -> Self {
+    pub const fn minus_hits_before(self, before: Self) -> Self {
         Self {
             grant: self.grant.saturating_sub(before.grant),
             reserve: self.reserve.saturating_sub(before.reserve),
@@ -158,11 +158,11 @@ pub struct RegionState<C> {
     /// Counts of the windows or of the bucket, and the grant cycle.
     pub counts: Box<C>,
     /// View of the call; not stored.
-    pub view: Box<GlobalView>,
+    pub view: Box<GlobalRedisView>,
 }
 
 /// Counts that the region's Redis stores after the time of the last charge.
-pub(crate) trait StoredCounts: Copy + Default {
+pub(crate) trait StoredRegionCounts: Copy + Default {
     /// Decodes the counts in a script's reply.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ pub(crate) trait StoredCounts: Copy + Default {
     fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply>;
 }
 
-impl<C: StoredCounts> StoredState for RegionState<C> {
+impl<C: StoredRegionCounts> StoredState for RegionState<C> {
     /// The memory store never counts in a region.
     fn to_packed_words(&self) -> [u64; 2] {
         [0, 0]
@@ -192,7 +192,7 @@ impl<C: StoredCounts> StoredState for RegionState<C> {
 
 impl<C> RegionState<C> {
     /// Writes the counts of a charge, or of a grant, at `now`.
-    pub(super) fn store_counts(&mut self, counts: C, now: Time, period_us: u64) {
+    pub(super) fn set_counts(&mut self, counts: C, now: Time, period_us: u64) {
         self.last = effective_time(now, self.last, period_us).map_or(now, |time| time.at);
         *self.counts = counts;
     }
@@ -225,7 +225,7 @@ impl GrantCycle {
     }
 
     /// Sets the epoch of a counter that has none: an older reset of the limit does not concern it.
-    pub(super) const fn begin_epoch(&mut self, global: GlobalTimeInterval) {
+    pub(super) const fn set_epoch_if_none(&mut self, global: GlobalTimeInterval) {
         if self.epoch == 0 {
             self.epoch = global.hi;
         }
@@ -256,7 +256,7 @@ impl GrantCycle {
 pub(super) struct RegionCall {
     pub(super) now: Time,
     pub(super) period_us: u64,
-    pub(super) view: GlobalView,
+    pub(super) view: GlobalRedisView,
     /// Global time; `None` if it is unknown, or lies where the counts cannot use it.
     pub(super) global: Option<GlobalTimeInterval>,
     /// Cut-off allowance in hits per tumbling period.
@@ -266,7 +266,7 @@ pub(super) struct RegionCall {
 }
 
 impl RegionCall {
-    pub(super) fn new(limit: &Limit, view: GlobalView, stored: CutOffAllowanceUse, now: Time) -> Self {
+    pub(super) fn new(limit: &Limit, view: GlobalRedisView, stored: CutOffAllowanceUse, now: Time) -> Self {
         let period_us = limit.period_us();
         let is_unusable =
             (view.parts_unusable && limit.is_cut_off_allowance_part_of_limit()) || view.is_outside_validity(now);
@@ -275,7 +275,7 @@ impl RegionCall {
             now,
             period_us,
             view,
-            global: view.at_region_time(now),
+            global: view.global_time_at(now),
             allowance,
             cut_off: stored.at_region_time(now, period_us),
         }
@@ -305,7 +305,7 @@ impl RegionCall {
     pub(super) fn until_allowance_ends_us(&self) -> u64 {
         match self.cut_off {
             CutOffAllowanceUse { used: 0, .. } => 0,
-            CutOffAllowanceUse { start, .. } => start.plus_us(extended_period_us(self.period_us)).since_us(self.now),
+            CutOffAllowanceUse { start, .. } => start.plus_us(tumbling_period_us(self.period_us)).since_us(self.now),
         }
     }
 }
@@ -321,7 +321,7 @@ enum HitSource {
 
 /// Arithmetic of a region's counter at the time of a request.
 pub(super) trait RegionCounter: Sized {
-    type Counts: StoredCounts;
+    type Counts: StoredRegionCounts;
 
     /// Creates the counter of a state, with its counts moved to `now`.
     fn at_request_time(limit: &Limit, state: &RegionState<Self::Counts>, now: Time) -> Self;
@@ -331,10 +331,10 @@ pub(super) trait RegionCounter: Sized {
     fn counts(&self) -> Self::Counts;
 
     /// The call and the grant cycle, to change both.
-    fn terms_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle);
+    fn call_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle);
 
     /// Hits that grants and the region's own part admit at once; `None` if no charge may use them.
-    fn room(&self) -> Option<u64>;
+    fn usable_hits(&self) -> Option<u64>;
 
     /// Hits used of grants and of the region's own part.
     fn used(&self) -> u64;
@@ -349,7 +349,7 @@ pub(super) trait RegionCounter: Sized {
     fn refund(&mut self, hits: u64, lent: u64);
 
     /// True if so little is left that a grant is to be requested.
-    fn is_low(&self) -> bool;
+    fn needs_grant(&self) -> bool;
 
     /// Microseconds until the counter admits as much as it ever does, without a grant.
     fn until_full_us(&self) -> u64;
@@ -375,14 +375,15 @@ pub(super) fn charge<C: RegionCounter>(
         Hits::Charge(hits) => spend_and_request_grant(&mut counter, hits, source),
     }
     if request.hits != Hits::Peek {
-        state.store_counts(counter.counts(), now, limit.period_us());
+        state.set_counts(counter.counts(), now, limit.period_us());
     }
     let region_call = counter.region_call();
     ChargeResult {
         admitted: source.is_some(),
         before,
         after: counter.used() + region_call.cut_off.used,
-        remaining: clamp_to_u32(counter.room().unwrap_or(0).max(region_call.allowance_left())).min(limit.capacity()),
+        remaining: clamp_to_u32(counter.usable_hits().unwrap_or(0).max(region_call.allowance_left()))
+            .min(limit.capacity()),
         reset_us: counter.until_full_us().max(region_call.until_allowance_ends_us()),
         retry_after_us: if source.is_some() { None } else { counter.retry_after_us(limit, request) },
         delay_us: 0,
@@ -402,7 +403,7 @@ pub(super) fn admits<C: RegionCounter>(
 
 /// Returns the hits that a request is admitted from; `None` if it is rejected. A refund always passes.
 fn find_hit_source<C: RegionCounter>(counter: &C, request: ChargeRequest) -> Option<HitSource> {
-    let fits = counter.room().is_some_and(|room| request.required_hits() <= room);
+    let fits = counter.usable_hits().is_some_and(|room| request.required_hits() <= room);
     if fits || matches!(request.hits, Hits::Refund(_)) {
         Some(HitSource::Counter)
     } else if counter.region_call().allowance_admits(request) {
@@ -418,15 +419,15 @@ fn spend_and_request_grant<C: RegionCounter>(counter: &mut C, hits: u64, source:
     match source {
         Some(HitSource::Counter) => counter.spend(hits),
         Some(HitSource::Allowance) => {
-            let (call, cycle) = counter.terms_and_grant_cycle_mut();
+            let (call, cycle) = counter.call_and_grant_cycle_mut();
             call.cut_off.used += hits;
             cycle.cut_off = call.cut_off;
         }
         None => {}
     }
-    let is_low = source != Some(HitSource::Counter) || counter.is_low();
-    let (call, cycle) = counter.terms_and_grant_cycle_mut();
-    if call.view.can_request && call.global.is_some() && is_low {
+    let needs_grant = source != Some(HitSource::Counter) || counter.needs_grant();
+    let (call, cycle) = counter.call_and_grant_cycle_mut();
+    if call.view.can_request && call.global.is_some() && needs_grant {
         cycle.open_request_if_due(call.now, call.period_us);
     }
 }

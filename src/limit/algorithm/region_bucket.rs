@@ -38,7 +38,7 @@
 use super::leaky_level::clamp_us;
 use super::region::{
     self, GlobalTimeInterval, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsBySource,
-    RegionState, StoredCounts,
+    RegionState, StoredRegionCounts,
 };
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -46,7 +46,7 @@ use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT};
 
 /// Time after which demand fades: what callers asked for longer ago counts half, then nothing; in microseconds.
-pub const DEMAND_SPAN_US: u64 = 4_000_000;
+pub const DEMAND_FADE_TIME_US: u64 = 4_000_000;
 
 /// State of the counter.
 pub type State = RegionState<BucketCounts>;
@@ -101,7 +101,7 @@ pub struct PrepaidHitsGrant {
     pub next_request_at: Time,
 }
 
-impl StoredCounts for BucketCounts {
+impl StoredRegionCounts for BucketCounts {
     fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
             tokens: reply.read_number()?,
@@ -128,7 +128,7 @@ impl BucketCounts {
 
     /// Adds the hits of a grant; false if it does not answer the open request. `own_capacity` is that of the region's
     /// own bucket, which is full after a reset.
-    pub fn take_grant(&mut self, own_capacity: u64, grant: &PrepaidHitsGrant) -> bool {
+    pub fn accept_grant(&mut self, own_capacity: u64, grant: &PrepaidHitsGrant) -> bool {
         if !self.cycle.is_open_request(grant.request) {
             return false;
         }
@@ -160,8 +160,8 @@ impl BucketCounts {
 impl State {
     /// Returns the time in microseconds until the first prepaid hits end: `u64::MAX` without such, 0 if global time is
     /// unknown or the region is cut off.
-    pub(super) fn grant_left_us(&self, now: Time) -> u64 {
-        match self.view.at_region_time(now) {
+    pub(super) fn grant_time_left_us(&self, now: Time) -> u64 {
+        match self.view.global_time_at(now) {
             Some(GlobalTimeInterval { hi, .. }) if !self.view.cut_off => {
                 let counts = &self.counts;
                 let ends = [(counts.earlier, counts.earlier_until), (counts.granted, counts.granted_until)];
@@ -221,7 +221,7 @@ impl RegionCounter for RegionBucket {
             max_tokens: 0,
         };
         if let Some(global) = call.global {
-            bucket.counts.cycle.begin_epoch(global);
+            bucket.counts.cycle.set_epoch_if_none(global);
             bucket.counts.drop_expired_hits(Time::from_micros(global.hi));
         }
         if state.last == Time::default() {
@@ -241,11 +241,11 @@ impl RegionCounter for RegionBucket {
         self.counts
     }
 
-    fn terms_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
+    fn call_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
         (&mut self.call, &mut self.counts.cycle)
     }
 
-    fn room(&self) -> Option<u64> {
+    fn usable_hits(&self) -> Option<u64> {
         Some(self.counts.tokens + self.usable_prepaid_hits())
     }
 
@@ -257,11 +257,11 @@ impl RegionCounter for RegionBucket {
     fn count_demand(&mut self, hits: u64) {
         let now = self.call.now;
         let seen_us = now.since_us(self.counts.requested_since);
-        if seen_us > 2 * DEMAND_SPAN_US {
+        if seen_us > 2 * DEMAND_FADE_TIME_US {
             (self.counts.requested, self.counts.requested_since) = (0, now);
-        } else if seen_us > DEMAND_SPAN_US {
+        } else if seen_us > DEMAND_FADE_TIME_US {
             self.counts.requested /= 2;
-            self.counts.requested_since = Time::from_micros(now.as_micros() - DEMAND_SPAN_US / 2);
+            self.counts.requested_since = Time::from_micros(now.as_micros() - DEMAND_FADE_TIME_US / 2);
         }
         self.counts.requested = self.counts.requested.saturating_add(hits).min(MAX_COUNT);
     }
@@ -293,7 +293,7 @@ impl RegionCounter for RegionBucket {
         }
     }
 
-    fn is_low(&self) -> bool {
+    fn needs_grant(&self) -> bool {
         self.counts.tokens + self.usable_prepaid_hits()
             <= if self.is_last_grant_valid() { self.counts.low } else { self.own_capacity / 2 }
     }

@@ -10,7 +10,7 @@
 
 use super::region::{
     self, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsBySource, RegionState,
-    StoredCounts,
+    StoredRegionCounts,
 };
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -80,7 +80,7 @@ impl WindowCounts {
     }
 
     /// Adds the hits of a grant; false if it does not answer the open request, or its window is over.
-    pub fn take_grant(&mut self, grant: &HitsGrant) -> bool {
+    pub fn accept_grant(&mut self, grant: &HitsGrant) -> bool {
         if !self.cycle.is_open_request(grant.request) {
             return false;
         }
@@ -103,7 +103,7 @@ impl WindowCounts {
     }
 
     /// Removes the granted hits of a window that are left, and returns them; 0 in another window.
-    pub fn give_back(&mut self, window: u64) -> u64 {
+    pub fn take_unused_hits(&mut self, window: u64) -> u64 {
         if window != self.window {
             return 0;
         }
@@ -113,7 +113,7 @@ impl WindowCounts {
     }
 }
 
-impl StoredCounts for WindowCounts {
+impl StoredRegionCounts for WindowCounts {
     fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         Ok(Self {
             window: reply.read_number()?,
@@ -132,7 +132,7 @@ impl StoredCounts for WindowCounts {
 impl State {
     /// Returns the time in microseconds until the window of a charge at `now` may end; 0 if that window is not surely
     /// known, or the region is cut off.
-    pub(super) fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
+    pub(super) fn grant_time_left_us(&self, limit: &Limit, now: Time) -> u64 {
         let RegionWindow { call, counts, .. } = RegionWindow::at_request_time(limit, self, now);
         let Some(global) = call.global.filter(|_| !call.view.cut_off) else { return 0 };
         (counts.window + 1).saturating_mul(call.period_us).saturating_sub(global.hi)
@@ -188,7 +188,7 @@ impl RegionCounter for RegionWindow {
                 if first != counts.window {
                     counts.begin_window(first);
                 }
-                counts.cycle.begin_epoch(*global);
+                counts.cycle.set_epoch_if_none(*global);
                 spans_two = last > first;
             }
             is_known
@@ -204,11 +204,11 @@ impl RegionCounter for RegionWindow {
         self.counts
     }
 
-    fn terms_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
+    fn call_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle) {
         (&mut self.call, &mut self.counts.cycle)
     }
 
-    fn room(&self) -> Option<u64> {
+    fn usable_hits(&self) -> Option<u64> {
         self.call.global?;
         let next_left = self.reserve.saturating_sub(self.counts.next_reserve_used);
         Some(if self.spans_two { self.hits_left_in_window().min(next_left) } else { self.hits_left_in_window() })
@@ -242,7 +242,7 @@ impl RegionCounter for RegionWindow {
         counts.granted = (counts.granted + hits - reserve).min(counts.granted_total).max(counts.granted);
     }
 
-    fn is_low(&self) -> bool {
+    fn needs_grant(&self) -> bool {
         self.hits_left_in_window() <= if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low }
     }
 

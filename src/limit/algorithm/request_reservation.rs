@@ -1,6 +1,6 @@
 //! What one request sees of the reservations of a counter, and when hits that were charged still count.
 //!
-//! A counter can have many reservations, so no state has them all: a [`RequestReservation`] has that of the request.
+//! A counter can have many reservations, so no state has them all: a [`ReservationView`] has that of the request.
 //! The store that keeps the reservations makes one, the charge changes it, and the store writes what changed. The same
 //! arithmetic serves both stores.
 //!
@@ -35,7 +35,7 @@ pub enum OwnReservation {
 
 /// What one request sees of the reservations of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestReservation {
+pub struct ReservationView {
     /// Reservation of the request.
     pub own: OwnReservation,
     /// Hits of unsettled reservations that are given back to the counter before the request is decided.
@@ -50,7 +50,7 @@ pub struct RequestReservation {
     pub slot: SlotUse,
 }
 
-impl RequestReservation {
+impl ReservationView {
     /// What a request sees of a counter without reservations.
     pub const fn empty_for(slot: &SlotUse) -> Self {
         let own = OwnReservation::Absent;
@@ -58,7 +58,7 @@ impl RequestReservation {
     }
 
     /// Returns true if there is something to record.
-    pub const fn is_recorded(&self) -> bool {
+    pub const fn needs_record(&self) -> bool {
         matches!(self.own, OwnReservation::Open { .. } | OwnReservation::Tombstone)
     }
 }

@@ -3,7 +3,7 @@
 //! See [`reservation`](crate::limit::reservation) for the cases.
 
 use super::fixed_window::window_bounds;
-use super::request_reservation::{OwnReservation, RequestReservation, ReservationMark, ReservedHits};
+use super::request_reservation::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
 use super::state::{CounterWithReservations, State};
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -15,16 +15,16 @@ use crate::limit::slot::{SlotAction, SlotChange, SlotToken, SlotUse, TOMBSTONE_U
 impl State {
     /// Adds what a request sees of the reservations of a counter.
     #[must_use]
-    pub fn with_reservations(self, view: RequestReservation) -> Self {
+    pub fn with_reservations(self, view: ReservationView) -> Self {
         Self::WithReservations(Box::new(CounterWithReservations { counter: self, view }))
     }
 
-    /// Decodes what a request sees of the reservations of a counter, which follows the counter and its ban in a
+    /// Adds what a request sees of the reservations of a counter, which follows the counter and its ban in a
     /// script's reply, if the limit has some.
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    pub(crate) fn read_reservations(
+    pub(crate) fn with_reservations_from_reply(
         self,
         limit: &Limit,
         slot: &SlotUse,
@@ -43,12 +43,12 @@ impl State {
             _ => return Err(MalformedReply),
         };
         let (returned, unsettled, is_full) = (reply.read_number()?, reply.read_u32()?, reply.read_number()? != 0);
-        Ok(self.with_reservations(RequestReservation {
+        Ok(self.with_reservations(ReservationView {
             own,
             returned,
             unsettled,
             is_full,
-            ..RequestReservation::empty_for(slot)
+            ..ReservationView::empty_for(slot)
         }))
     }
 
@@ -57,18 +57,27 @@ impl State {
         if let Self::WithReservations(both) = self
             && both.view.returned > 0
         {
-            both.counter.charge_counter(&limit.without_reservations(), now, give_back(both.view.returned));
+            both.counter.charge_counter(
+                &limit.without_reservations(),
+                now,
+                build_give_back_request(both.view.returned),
+            );
         }
     }
 
     /// Applies a request to the counter and to its reservation. A request whose reservation cannot be recorded charges
     /// its estimate, and settles nothing.
-    pub(super) fn charge_reserved(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+    pub(super) fn charge_with_reservations(
+        &mut self,
+        limit: &Limit,
+        now: Time,
+        request: ChargeRequest,
+    ) -> ChargeResult {
         let Self::WithReservations(both) = self else {
             return match request.hits {
-                Hits::Refund(_) => look_at(self, limit, now),
+                Hits::Refund(_) => peek_as_admitted(self, limit, now),
                 Hits::Peek => peek_at_estimate(self, limit, now, request),
-                Hits::Charge(_) => self.charge_counter(limit, now, estimated(limit, request)),
+                Hits::Charge(_) => self.charge_counter(limit, now, replace_hits_by_estimate(limit, request)),
             };
         };
         let CounterWithReservations { counter, view } = &mut **both;
@@ -76,24 +85,26 @@ impl State {
             Hits::Peek => peek(counter, view, limit, now, request),
             Hits::Charge(_) => reserve(counter, view, limit, now, request),
             Hits::Refund(cost) if view.slot.action.is_release() => settle(counter, view, limit, now, cost),
-            Hits::Refund(_) => look_at(counter, limit, now),
+            Hits::Refund(_) => peek_as_admitted(counter, limit, now),
         };
         ChargeResult { expired_seats: view.unsettled, ..result }
     }
 
-    /// Returns `true` if [`State::charge_reserved`] would admit the hits; changes nothing.
-    pub(super) fn reserved_admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
-        let Self::WithReservations(both) = self else { return self.fits_estimate(limit, now, request) };
+    /// Returns `true` if [`State::charge_with_reservations`] would admit the hits; changes nothing.
+    pub(super) fn admits_with_reservations(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+        let Self::WithReservations(both) = self else { return self.has_room_for_estimate(limit, now, request) };
         match (both.view.own, request.hits) {
             (_, Hits::Refund(_)) | (OwnReservation::Open { .. }, _) => true,
             (OwnReservation::Tombstone, _) => false,
-            (OwnReservation::Absent | OwnReservation::Over, _) => both.counter.fits_estimate(limit, now, request),
+            (OwnReservation::Absent | OwnReservation::Over, _) => {
+                both.counter.has_room_for_estimate(limit, now, request)
+            }
         }
     }
 
     /// Returns `true` if the counter has room for a request, or for the rule's estimate in its place.
-    pub(crate) fn fits_estimate(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
-        self.counter_admits(limit, now, estimated(limit, request))
+    pub(crate) fn has_room_for_estimate(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+        self.counter_admits(limit, now, replace_hits_by_estimate(limit, request))
     }
 
     /// Mark of a reservation that was charged to this counter at `now`; `given_back` hits were given back to it so far.
@@ -137,13 +148,13 @@ impl State {
     }
 }
 
-/// A refund of hits that were reserved.
-const fn give_back(hits: u64) -> ChargeRequest {
+/// Builds the refund of hits that were reserved.
+const fn build_give_back_request(hits: u64) -> ChargeRequest {
     ChargeRequest { gives_back: true, ..ChargeRequest::new(Hits::Refund(hits), 0) }
 }
 
-/// The request with the rule's estimate in place of its hits; a peek asks whether the estimate fits.
-fn estimated(limit: &Limit, request: ChargeRequest) -> ChargeRequest {
+/// Returns the request with the rule's estimate in place of its hits; a peek asks whether the estimate fits.
+fn replace_hits_by_estimate(limit: &Limit, request: ChargeRequest) -> ChargeRequest {
     match limit.reservations().and_then(|reservations| reservations.estimate()) {
         Some(estimate) if !matches!(request.hits, Hits::Refund(_)) => {
             ChargeRequest { hits: Hits::Charge(u64::from(estimate.get())), ..request }
@@ -152,54 +163,50 @@ fn estimated(limit: &Limit, request: ChargeRequest) -> ChargeRequest {
     }
 }
 
-/// The counter as it is, in a result that admits.
-fn look_at(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
+/// Peeks at the counter; the result admits whatever it has.
+fn peek_as_admitted(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
     let result = counter.charge_counter(limit, now, ChargeRequest::new(Hits::Peek, 0));
     ChargeResult { admitted: true, retry_after_us: None, ..result }
 }
 
 /// Rejects a request whose settlement came first: its stream is gone. Another one of the same id may pass later.
-fn reject_late(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
-    ChargeResult { admitted: false, retry_after_us: Some(TOMBSTONE_US), ..look_at(counter, limit, now) }
+fn reject_after_settlement(counter: &mut State, limit: &Limit, now: Time) -> ChargeResult {
+    ChargeResult { admitted: false, retry_after_us: Some(TOMBSTONE_US), ..peek_as_admitted(counter, limit, now) }
 }
 
-fn peek(
-    counter: &mut State,
-    view: &RequestReservation,
-    limit: &Limit,
-    now: Time,
-    request: ChargeRequest,
-) -> ChargeResult {
+fn peek(counter: &mut State, view: &ReservationView, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
     match view.own {
-        OwnReservation::Open { .. } => look_at(counter, limit, now),
-        OwnReservation::Tombstone => reject_late(counter, limit, now),
+        OwnReservation::Open { .. } => peek_as_admitted(counter, limit, now),
+        OwnReservation::Tombstone => reject_after_settlement(counter, limit, now),
         OwnReservation::Absent | OwnReservation::Over => peek_at_estimate(counter, limit, now, request),
     }
 }
 
 /// Asks whether the rule's estimate fits. Rejected hits do not count, so nothing is charged.
 fn peek_at_estimate(counter: &mut State, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
-    let asked = ChargeRequest { rejected_elsewhere: true, ..estimated(limit, request) };
+    let asked = ChargeRequest { rejected_elsewhere: true, ..replace_hits_by_estimate(limit, request) };
     ChargeResult { delay_us: 0, ..counter.charge_counter(limit, now, asked) }
 }
 
 fn reserve(
     counter: &mut State,
-    view: &mut RequestReservation,
+    view: &mut ReservationView,
     limit: &Limit,
     now: Time,
     request: ChargeRequest,
 ) -> ChargeResult {
     let token = view.slot.token;
     match view.own {
-        OwnReservation::Tombstone => ChargeResult { slot: SlotChange::Late, ..reject_late(counter, limit, now) },
-        OwnReservation::Open { .. } if request.rejected_elsewhere => look_at(counter, limit, now),
+        OwnReservation::Tombstone => {
+            ChargeResult { slot: SlotChange::Late, ..reject_after_settlement(counter, limit, now) }
+        }
+        OwnReservation::Open { .. } if request.rejected_elsewhere => peek_as_admitted(counter, limit, now),
         OwnReservation::Open { hits, refundable, .. } => {
             view.own = OwnReservation::Open { token, hits, refundable };
-            ChargeResult { slot: SlotChange::Renewed, ..look_at(counter, limit, now) }
+            ChargeResult { slot: SlotChange::Renewed, ..peek_as_admitted(counter, limit, now) }
         }
         OwnReservation::Absent | OwnReservation::Over => {
-            let request = estimated(limit, request);
+            let request = replace_hits_by_estimate(limit, request);
             let result = counter.charge_counter(limit, now, request);
             let is_charged = result.admitted && !request.rejected_elsewhere;
             match request.hits {
@@ -213,7 +220,7 @@ fn reserve(
     }
 }
 
-fn settle(counter: &mut State, view: &mut RequestReservation, limit: &Limit, now: Time, cost: u64) -> ChargeResult {
+fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: Time, cost: u64) -> ChargeResult {
     let slot = view.slot;
     let is_unanswered = slot.action == SlotAction::ReleaseUnanswered;
     match view.own {
@@ -226,8 +233,8 @@ fn settle(counter: &mut State, view: &mut RequestReservation, limit: &Limit, now
             }
             view.given_back = (hits - cost).min(refundable);
             let result = match view.given_back {
-                0 => look_at(counter, limit, now),
-                hits => counter.charge_counter(limit, now, give_back(hits)),
+                0 => peek_as_admitted(counter, limit, now),
+                hits => counter.charge_counter(limit, now, build_give_back_request(hits)),
             };
             ChargeResult { slot: SlotChange::Freed, ..result }
         }
@@ -236,19 +243,19 @@ fn settle(counter: &mut State, view: &mut RequestReservation, limit: &Limit, now
                 view.own = OwnReservation::Tombstone;
             }
             let result = match cost {
-                0 => look_at(counter, limit, now),
+                0 => peek_as_admitted(counter, limit, now),
                 cost => charge_debt(counter, limit, now, cost),
             };
             ChargeResult { slot: SlotChange::ReleasedEarly, above_estimate: cost, ..result }
         }
         OwnReservation::Open { .. } | OwnReservation::Absent | OwnReservation::Over | OwnReservation::Tombstone => {
-            look_at(counter, limit, now)
+            peek_as_admitted(counter, limit, now)
         }
     }
 }
 
 /// Charges a cost that has been incurred: what exceeds the limit is debt, as rejected hits that count are.
 fn charge_debt(counter: &mut State, limit: &Limit, now: Time, hits: u64) -> ChargeResult {
-    let result = counter.charge_counter(&limit.counting_debt(), now, ChargeRequest::new(Hits::Charge(hits), 0));
+    let result = counter.charge_counter(&limit.with_debt_counted(), now, ChargeRequest::new(Hits::Charge(hits), 0));
     ChargeResult { admitted: true, retry_after_us: None, delay_us: 0, ..result }
 }

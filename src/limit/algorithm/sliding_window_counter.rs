@@ -134,8 +134,8 @@ impl WindowCounts {
     fn until_count_falls_us(&self, max: u64) -> u64 {
         let until_us = match max.checked_sub(self.current) {
             _ if self.weighted_count() <= max => return 0,
-            Some(room) => time_when_share_falls_to(self.previous, room, self.period_us) - self.elapsed_us,
-            None => self.period_us - self.elapsed_us + time_when_share_falls_to(self.current, max, self.period_us),
+            Some(room) => offset_when_share_falls_us(self.previous, room, self.period_us) - self.elapsed_us,
+            None => self.period_us - self.elapsed_us + offset_when_share_falls_us(self.current, max, self.period_us),
         };
         self.ahead_us + until_us
     }
@@ -149,7 +149,7 @@ fn weighted_previous_count(count: u64, left_us: u64, period_us: u64) -> u64 {
 
 /// Returns the first time t in a window, in microseconds from its start, at which the share of the previous window's
 /// `count` is at most `max`: count x (period - t) < (max + 1) x period. At most the window's end. `count` > `max`.
-fn time_when_share_falls_to(count: u64, max: u64, period_us: u64) -> u64 {
+fn offset_when_share_falls_us(count: u64, max: u64, period_us: u64) -> u64 {
     let left = (u128::from(max + 1) * u128::from(period_us)).div_ceil(u128::from(count));
     let left = u64::try_from(left).unwrap_or(period_us).min(period_us);
     (period_us - left + 1).min(period_us)

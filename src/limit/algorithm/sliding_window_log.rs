@@ -17,7 +17,7 @@ use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, StateChan
 use crate::limit::request::Hits;
 
 /// Modulus of the number of hits ever entered in a log; `log.lua` has the same.
-const LOG_MODULUS: u64 = 1 << 52;
+const HIT_SUM_MODULUS: u64 = 1 << 52;
 
 /// Hits of the last period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl StoredState for State {
         let mut log = Self { last, ..Default::default() };
         for _ in 0..count {
             let (at, next_sum) = (reply.read_time()?, reply.read_number()?);
-            let hits = (next_sum + LOG_MODULUS).checked_sub(sum).ok_or(MalformedReply)? % LOG_MODULUS;
+            let hits = (next_sum + HIT_SUM_MODULUS).checked_sub(sum).ok_or(MalformedReply)? % HIT_SUM_MODULUS;
             let in_order = at <= last && log.records.back().is_none_or(|newest| newest.at < at);
             let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(MalformedReply)?;
             log.held += u64::from(hits);
@@ -104,7 +104,7 @@ impl StoredState for State {
                     requested += signed(hits);
                     // Rejected hits that count are entered before the hits that a later charge waits for: count them
                     // twice.
-                    max_debt = max_debt.max(if limit.count_rejected() { signed(hits) } else { 0 });
+                    max_debt = max_debt.max(if limit.counts_rejected_hits() { signed(hits) } else { 0 });
                 }
                 Hits::Refund(hits) => refunded += signed(hits),
             }
@@ -128,16 +128,16 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     }
     match effect {
         StateChange::None => {}
-        StateChange::Charge(hits) => state.append(window.at, hits),
+        StateChange::Charge(hits) => state.append_hits(window.at, hits),
         StateChange::ChargeRejected(hits) => {
             let keep = before.max(max);
-            state.append(window.at, hits.min(keep));
-            state.drop_oldest(state.held.saturating_sub(keep));
+            state.append_hits(window.at, hits.min(keep));
+            state.drop_oldest_hits(state.held.saturating_sub(keep));
         }
-        StateChange::Refund(hits) if request.lent == 0 && !request.gives_back => state.drop_newest(hits),
+        StateChange::Refund(hits) if request.lent == 0 && !request.gives_back => state.drop_newest_hits(hits),
         // The newest hits may be lent, and must then stay for a period. Those of a reservation may be followed by
         // others.
-        StateChange::Refund(hits) => state.drop_oldest(hits.min(state.held.saturating_sub(request.lent))),
+        StateChange::Refund(hits) => state.drop_oldest_hits(hits.min(state.held.saturating_sub(request.lent))),
     }
     let after = if effect == StateChange::None { before } else { state.held };
     let until_expired = |record: &LogRecord| window.ahead_us + record.at.plus_us(limit.period_us()).since_us(window.at);
@@ -204,7 +204,7 @@ fn find_record_of_nth_hit<'s>(mut records: impl Iterator<Item = &'s LogRecord>, 
 
 impl State {
     /// Adds hits to the newest record, or a new record.
-    fn append(&mut self, at: Time, hits: u64) {
+    fn append_hits(&mut self, at: Time, hits: u64) {
         // A limit of 0 keeps none of the hits that it rejects.
         if hits == 0 {
             return;
@@ -216,7 +216,7 @@ impl State {
         }
     }
 
-    fn drop_oldest(&mut self, mut hits: u64) {
+    fn drop_oldest_hits(&mut self, mut hits: u64) {
         while hits > 0 {
             let Some(mut oldest) = self.records.pop_front() else { break };
             let dropped = oldest.hits.min(clamp_to_u32(hits));
@@ -229,7 +229,7 @@ impl State {
         }
     }
 
-    fn drop_newest(&mut self, mut hits: u64) {
+    fn drop_newest_hits(&mut self, mut hits: u64) {
         while hits > 0 {
             let Some(mut newest) = self.records.pop_back() else { break };
             let dropped = newest.hits.min(clamp_to_u32(hits));

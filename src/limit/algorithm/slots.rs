@@ -52,7 +52,7 @@ pub struct State {
 impl State {
     /// Adds what the request brings.
     #[must_use]
-    pub fn for_use(self, slot: &SlotUse) -> Self {
+    pub fn with_slot_use(self, slot: &SlotUse) -> Self {
         Self { token: slot.token, is_unanswered: slot.action == SlotAction::ReleaseUnanswered, ..self }
     }
 

@@ -5,12 +5,12 @@
 
 use smallvec::SmallVec;
 
-use super::region::{GlobalView, RegionHitsBySource};
+use super::region::{GlobalRedisView, RegionHitsBySource};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
-use crate::limit::algorithm::request_reservation::RequestReservation;
+use crate::limit::algorithm::request_reservation::ReservationView;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
 use crate::limit::slot::SlotUse;
@@ -54,7 +54,7 @@ macro_rules! define_state {
                 now: Time,
                 request: ChargeRequest,
             ) -> ChargeResult {
-                match (limit.counting(), &mut *self) {
+                match (limit.counting_method(), &mut *self) {
                     $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::charge(limit, state, now, request)
                     })*
@@ -67,7 +67,7 @@ macro_rules! define_state {
 
             /// Returns `true` if [`State::charge_counter`] would admit the hits; changes nothing.
             pub(super) fn counter_admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
-                match (limit.counting(), self) {
+                match (limit.counting_method(), self) {
                     $((CountingMethod::$variant, Self::$variant(state)) => {
                         super::$module::admits(limit, state, now, request)
                     })*
@@ -99,7 +99,7 @@ macro_rules! define_state {
             }
 
             /// Decodes the state of a counter that follows the time of its last charge in a script's reply, without
-            /// its ban: see [`State::read_ban`].
+            /// its ban: see [`State::with_ban_from_reply`].
             ///
             /// # Errors
             /// The script cannot have returned these numbers.
@@ -143,7 +143,7 @@ macro_rules! define_state {
             /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
             #[inline]
             pub(crate) fn max_lua_exact_delay_us(limit: &Limit) -> u64 {
-                match limit.counting() {
+                match limit.counting_method() {
                     $(CountingMethod::$variant => super::$module::State::max_lua_exact_delay_us(limit),)*
                 }
             }
@@ -155,7 +155,7 @@ macro_rules! define_state {
                 result: &ChargeResult,
                 request: ChargeRequest,
             ) -> Option<u64> {
-                match limit.counting() {
+                match limit.counting_method() {
                     $(CountingMethod::$variant => {
                         super::$module::State::derive_wait_from_result_us(limit, result, request)
                     })*
@@ -181,13 +181,13 @@ pub struct CounterWithReservations {
     /// State of the counter.
     pub counter: State,
     /// What the request sees of the reservations.
-    pub view: RequestReservation,
+    pub view: ReservationView,
 }
 
 impl State {
     /// Creates the state of a counter of `limit` without hits.
     pub fn empty_for(limit: &Limit) -> Self {
-        let counter = Self::empty(limit.counting());
+        let counter = Self::empty(limit.counting_method());
         if limit.ban().is_some() { counter.with_ban(BanState::default()) } else { counter }
     }
 
@@ -202,7 +202,7 @@ impl State {
         match (limit.ban(), limit.reservations()) {
             (None, None) => self.charge_counter(limit, now, request),
             (Some(_), _) => self.charge_under_ban(limit, now, request),
-            (None, Some(_)) => self.charge_reserved(limit, now, request),
+            (None, Some(_)) => self.charge_with_reservations(limit, now, request),
         }
     }
 
@@ -212,16 +212,20 @@ impl State {
             (Some(_), Self::WithBan(state)) => {
                 !state.ban.rejects(limit, now, request.hits) && state.counter.counter_admits(limit, now, request)
             }
-            (None, _) if limit.reservations().is_some() => self.reserved_admits(limit, now, request),
+            (None, _) if limit.reservations().is_some() => self.admits_with_reservations(limit, now, request),
             _ => self.counter_admits(limit, now, request),
         }
     }
 
-    /// Decodes the ban that follows the state of a counter in a script's reply, if the limit has one.
+    /// Adds the ban that follows the state of a counter in a script's reply, if the limit has one.
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    pub(crate) fn read_ban(self, limit: &Limit, reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
+    pub(crate) fn with_ban_from_reply(
+        self,
+        limit: &Limit,
+        reply: &mut ReplyReader<'_>,
+    ) -> Result<Self, MalformedReply> {
         if limit.ban().is_none() {
             return Ok(self);
         }
@@ -236,12 +240,12 @@ impl State {
         };
         let rejected_elsewhere = request.rejected_elsewhere || state.ban.rejects(limit, now, request.hits);
         let mut result = state.counter.charge_counter(limit, now, ChargeRequest { rejected_elsewhere, ..request });
-        state.ban.apply(limit, now, request.hits, &mut result);
+        state.ban.apply_to_result(limit, now, request.hits, &mut result);
         result
     }
 
     /// View of the global Redis that the last call on a region's counter had; `None` of another counter.
-    fn global_view_mut(&mut self) -> Option<&mut GlobalView> {
+    fn global_view_mut(&mut self) -> Option<&mut GlobalRedisView> {
         match self {
             Self::RegionWindow(state) => Some(&mut state.view),
             Self::RegionBucket(state) => Some(&mut state.view),
@@ -250,7 +254,7 @@ impl State {
     }
 
     /// Sets the view of the call that charges this state, if a region counts it.
-    pub fn set_global_view(&mut self, view: &GlobalView) {
+    pub fn set_global_view(&mut self, view: &GlobalRedisView) {
         if let Some(own) = self.global_view_mut() {
             *own = *view;
         }
@@ -259,7 +263,7 @@ impl State {
     /// Sets the slot of the request that charges this state, if it counts slots.
     pub(crate) fn set_slot_use(&mut self, slot: &SlotUse) {
         if let Self::Slots(state) = self {
-            *state = state.for_use(slot);
+            *state = state.with_slot_use(slot);
         }
     }
 
@@ -272,16 +276,16 @@ impl State {
 
     /// Returns the time in microseconds for which hits charged at `now` are surely of the grant that admitted them:
     /// 0 if that is unknown or the region is cut off, `u64::MAX` for tokens of the region's own.
-    pub fn grant_left_us(&self, limit: &Limit, now: Time) -> u64 {
+    pub fn grant_time_left_us(&self, limit: &Limit, now: Time) -> u64 {
         match self {
-            Self::RegionWindow(state) => state.grant_left_us(limit, now),
-            Self::RegionBucket(state) => state.grant_left_us(now),
+            Self::RegionWindow(state) => state.grant_time_left_us(limit, now),
+            Self::RegionBucket(state) => state.grant_time_left_us(now),
             _ => 0,
         }
     }
 
     /// Identity of the open grant request of a region's counter; 0: none is open.
-    pub fn open_request_id(&self) -> u64 {
+    pub fn open_grant_request_id(&self) -> u64 {
         match self {
             Self::RegionWindow(state) => state.counts.cycle.open_request,
             Self::RegionBucket(state) => state.counts.cycle.open_request,

@@ -125,5 +125,5 @@ pub fn admits(limit: &Limit, state: &State, now: Time, request: ChargeRequest) -
 
 /// Microseconds until the request could pass with a delay that it accepts; 0 if it can now, `None` if it never will.
 fn until_admitted_us(used: &LeakyLevel<'_>, request: ChargeRequest) -> Option<u64> {
-    Some(clamp_us(used.until_room_us(request)?.saturating_sub(used.max_delay_us(request))))
+    Some(clamp_us(used.until_hits_fit_us(request)?.saturating_sub(used.max_delay_us(request))))
 }

@@ -19,7 +19,7 @@ use crate::base::clock::Time;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeRequest;
-use crate::limit::hold::{HeldCounter, HoldRequest, LimitedState, ReplicaId};
+use crate::limit::hold::{CounterHolds, HoldRequest, ReplicaId, StateWithLimit};
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
@@ -75,7 +75,7 @@ struct Model {
     now: u64,
     limit: Limit,
     state: State,
-    held: HeldCounter,
+    held: CounterHolds,
     proxies: Vec<Proxy>,
     replicas: Vec<Replica>,
     /// Time of each admitted hit.
@@ -183,7 +183,7 @@ impl Model {
             now,
             state: State::empty_for(&limit),
             limit,
-            held: HeldCounter::default(),
+            held: CounterHolds::default(),
             proxies,
             replicas: replicas.collect(),
             admitted: Vec::new(),
@@ -224,11 +224,11 @@ impl Model {
     fn charge_rls(&mut self) {
         self.asked_rls += 1;
         let now = Time::from_micros(self.now);
-        let hold = self.held.hold().and_then(|hold| hold.settle(&self.limit, &mut self.state, now));
+        let hold = self.held.hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
         if hold.is_none() {
             self.held.forget_settled();
         }
-        let limit = hold.map_or(self.limit, |hold| hold.lower(&self.limit));
+        let limit = hold.map_or(self.limit, |hold| hold.lower_limit(&self.limit));
         if self.state.charge(&limit, now, ChargeRequest::new(Hits::Charge(1), 0)).admitted {
             self.admitted_over_rls += 1;
             self.admitted.push(self.now);
@@ -427,7 +427,12 @@ impl Model {
         let Some(request) = division.request(0, now) else { return };
         let PoolRequest { used, number, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, number, wanted, lasts_us: for_us, demand };
-        let answer = self.held.adjust(LimitedState { limit: &self.limit, state: &mut self.state }, *id, asked, now);
+        let answer = self.held.charge_used_and_grant(
+            StateWithLimit { limit: &self.limit, state: &mut self.state },
+            *id,
+            asked,
+            now,
+        );
         if is_answer_lost {
             return division.refuse(0, &request);
         }

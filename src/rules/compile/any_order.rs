@@ -28,13 +28,13 @@ struct SortedLevel {
 pub(super) fn sort_rules(domain: &mut Domain, found: &mut Diagnostics) {
     let mut sorted = SortedLevel::default();
     for node in std::mem::take(&mut domain.descriptors).into_vec() {
-        sort_below(node, &mut Vec::new(), &mut sorted, &domain.name, found);
+        add_sorted_paths(node, &mut Vec::new(), &mut sorted, &domain.name, found);
     }
     domain.descriptors = sorted.into_nodes().into();
 }
 
 /// Adds the paths through `node`; `above` has the nodes before it, without descriptors.
-fn sort_below(
+fn add_sorted_paths(
     mut node: RuleNode,
     above: &mut Vec<RuleNode>,
     sorted: &mut SortedLevel,
@@ -66,7 +66,7 @@ fn sort_below(
     }
     above.push(step);
     for child in below.into_vec() {
-        sort_below(child, above, sorted, domain, found);
+        add_sorted_paths(child, above, sorted, domain, found);
     }
     above.pop();
 }
@@ -90,7 +90,7 @@ impl SortedLevel {
                 level.nodes.len() - 1
             });
             let SortedNode { node: known, below } = &mut level.nodes[at];
-            report_differences(known, &node, found);
+            report_keys_set_differently(known, &node, found);
             if depth == last {
                 if known.rule.is_some() || known.exempt {
                     let message = format!("with `order: any`, '{}' is there twice", escape_for_message(&name));
@@ -110,7 +110,7 @@ impl SortedLevel {
 }
 
 /// Reports keys that two descriptors set differently, which become one.
-fn report_differences(known: &RuleNode, node: &RuleNode, found: &mut Diagnostics) {
+fn report_keys_set_differently(known: &RuleNode, node: &RuleNode, found: &mut Diagnostics) {
     for (key, differs) in [
         ("share_threshold", known.share_threshold != node.share_threshold),
         ("value_to_metric", known.value_to_metric != node.value_to_metric),

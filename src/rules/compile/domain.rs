@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::options::CompileOptions;
-use super::plans::{CompiledPlan, MAX_PLANS, MAX_TABLES, WrittenPlan, read_source};
+use super::plans::{CompiledPlan, MAX_PLANS, MAX_TABLES, WrittenPlan, compile_table_source};
 use super::{limit, memcache};
 use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::escape_for_message;
@@ -13,7 +13,7 @@ use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::matching::MatchingSpec;
 use crate::rules::document::{PlanSpec, TableSpec};
 use crate::rules::rule::{
-    Domain, Matching, OWN_LIMIT_NAME, OverrideDefaults, SourceLocation, TableDeclaration, UnitOverrideDefaults,
+    Domain, MatchingOptions, OWN_LIMIT_NAME, OverrideDefaults, SourceLocation, TableDeclaration, UnitOverrideDefaults,
 };
 use crate::rules::yaml::{Position, Spanned};
 
@@ -50,7 +50,7 @@ impl DomainBuilder {
             name,
             defaults,
             defaults_by_unit: Vec::new(),
-            matching: Matching::default(),
+            matching: MatchingOptions::default(),
             plans: Vec::new(),
             tables: Vec::new(),
             descriptors: ChildList::new(),
@@ -79,7 +79,7 @@ impl DomainBuilder {
     }
 
     /// Sets how the descriptors of a domain are matched, as `set_or_check_defaults` does.
-    pub(super) fn set_matching(
+    pub(super) fn set_or_check_matching(
         &mut self,
         reader: &mut DocumentReader<'_>,
         spec: MatchingSpec,
@@ -87,7 +87,7 @@ impl DomainBuilder {
     ) {
         match &self.matching {
             None => {
-                self.domain.matching = Matching { order: spec.order, backtrack: spec.backtrack };
+                self.domain.matching = MatchingOptions { order: spec.order, backtrack: spec.backtrack };
                 self.matching = Some((spec, location));
             }
             Some((first, _)) if *first == spec => {}
@@ -127,7 +127,7 @@ impl DomainBuilder {
             let first = self.written_plans.iter().find(|first| first.plan.name.value == *name);
             if let Some(WrittenPlan { file, plan: first }) = first {
                 let message = format!("the plan '{name}' is defined twice");
-                let first = locate(file, first.name.at);
+                let first = source_location(file, first.name.at);
                 reader.report_error(at, &field_path, message, format!("the first is at {first}; remove one"));
             } else if name == OWN_LIMIT_NAME {
                 let message = format!("the plan '{OWN_LIMIT_NAME}' would be confused with limits of rows in metrics");
@@ -161,14 +161,14 @@ impl DomainBuilder {
                 let message = format!("more than {MAX_TABLES} tables in one domain");
                 return reader.report_error(*at, &field_path, message, "put the rows of several into one");
             }
-            if let Some(source) = read_source(reader, &table, memcache, &field_path) {
-                let (name, location) = (name.as_str().into(), locate(reader.file, *at));
+            if let Some(source) = compile_table_source(reader, &table, memcache, &field_path) {
+                let (name, location) = (name.as_str().into(), source_location(reader.file, *at));
                 self.domain.tables.push(TableDeclaration { name, source, location });
             }
         }
     }
 }
 
-fn locate(file: &Arc<str>, at: Position) -> SourceLocation {
+fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
     SourceLocation { file: Arc::clone(file), line: at.line, column: at.column }
 }

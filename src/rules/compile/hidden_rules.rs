@@ -73,26 +73,27 @@ impl<'n> RuleLevel<'n> {
 
     fn warn_about_covered_rules(&self, found: &mut Diagnostics) {
         let reached_by_key: HashMap<&str, HashSet<u32>> =
-            self.networks.iter().map(|(key, index)| (*key, index.lowest_somewhere().collect())).collect();
+            self.networks.iter().map(|(key, index)| (*key, index.patterns_lowest_somewhere().collect())).collect();
         for (index, node) in (0_u32..).zip(self.nodes) {
             let covering = match &node.value {
                 ValuePattern::Match(pattern) => {
                     let is_reached = reached_by_key.get(&*node.key).is_some_and(|reached| reached.contains(&index));
-                    self.find_covering_key(node, index).or_else(|| self.find_covering(node, index, pattern, is_reached))
+                    self.find_wildcard_covering_key(node, index)
+                        .or_else(|| self.find_rule_covering_pattern(node, index, pattern, is_reached))
                 }
                 ValuePattern::Any | ValuePattern::Exact(_) | ValuePattern::Wildcard(_) => match node.match_kind() {
                     MatchKind::Exact => None,
                     // A wildcard goes before a bare key wherever it stands.
-                    MatchKind::Any => self.find_covering_key(node, u32::MAX),
+                    MatchKind::Any => self.find_wildcard_covering_key(node, u32::MAX),
                     MatchKind::Wildcard | MatchKind::Match => {
-                        self.first_wildcard(&node.composite_key()).filter(|first| *first < index)
+                        self.first_matching_wildcard(&node.composite_key()).filter(|first| *first < index)
                     }
                 },
             };
             if let Some(first) = covering.and_then(|first| self.nodes.get(first as usize))
                 && self.hides(first, node)
             {
-                report_covered(node, first, found);
+                warn_about_covered_rule(node, first, found);
             }
         }
     }
@@ -102,18 +103,24 @@ impl<'n> RuleLevel<'n> {
         !self.backtrack || (first.descriptors.is_empty() && hidden.descriptors.is_empty())
     }
 
-    fn first_wildcard(&self, composite: &str) -> Option<u32> {
-        self.patterns.as_ref()?.first_wildcard(composite.as_bytes())
+    fn first_matching_wildcard(&self, composite: &str) -> Option<u32> {
+        self.patterns.as_ref()?.first_matching_wildcard(composite.as_bytes())
     }
 
     /// Returns a wildcard before `index` that matches every value of the key.
-    fn find_covering_key(&self, node: &RuleNode, index: u32) -> Option<u32> {
+    fn find_wildcard_covering_key(&self, node: &RuleNode, index: u32) -> Option<u32> {
         // What matches a `*` as a character matches any text in its place.
-        self.first_wildcard(&format!("{}_*", node.key)).filter(|first| *first < index)
+        self.first_matching_wildcard(&format!("{}_*", node.key)).filter(|first| *first < index)
     }
 
     /// Returns a rule before `index` that matches the first value of a pattern, if earlier rules match all its values.
-    fn find_covering(&self, node: &RuleNode, index: u32, pattern: &MatchPattern, is_reached: bool) -> Option<u32> {
+    fn find_rule_covering_pattern(
+        &self,
+        node: &RuleNode,
+        index: u32,
+        pattern: &MatchPattern,
+        is_reached: bool,
+    ) -> Option<u32> {
         if pattern.negated {
             return None;
         }
@@ -132,7 +139,7 @@ impl<'n> RuleLevel<'n> {
             }
             Operator::Cidr(networks) if !is_reached => {
                 let index = self.networks.get(&*node.key)?;
-                networks.first().and_then(|network| index.lowest(network.first_address()))
+                networks.first().and_then(|network| index.lowest_pattern(network.first_address()))
             }
             Operator::Cidr(_) | Operator::InFile(_) | Operator::CidrFile(_) | Operator::Regex(_) => None,
         }
@@ -145,7 +152,7 @@ impl<'n> RuleLevel<'n> {
     }
 }
 
-fn report_covered(node: &RuleNode, first: &RuleNode, found: &mut Diagnostics) {
+fn warn_about_covered_rule(node: &RuleNode, first: &RuleNode, found: &mut Diagnostics) {
     let message = format!(
         "'{}' never matches: '{}' at {} matches first",
         escape_for_message(&node.composite_key()),

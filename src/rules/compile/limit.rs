@@ -10,14 +10,14 @@
 use std::sync::Arc;
 
 use super::limit_spec::{
-    CompiledLimitEntry, DEFAULT_MAX_DURATION_US, DomainSettings, complete_limit_spec, has_same_counter,
+    CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, complete_limit_spec, has_same_counter,
 };
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
-use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, Scope, StorePolicy};
+use crate::limit::{Consistency, Limit, LimitError, LimitSpec, Overshoot, Scope, StoreFailurePolicy};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -185,7 +185,7 @@ pub(super) fn compile_limits(
     limits.sort_by_key(|limit| limit.candidate);
     for candidate in limits.iter_mut().filter(|limit| limit.candidate) {
         // A candidate that fails is counted, and nothing else.
-        candidate.limit = candidate.limit.under_policy(StorePolicy::Allow);
+        candidate.limit = candidate.limit.with_on_store_error(StoreFailurePolicy::Allow);
     }
     limits
 }
@@ -257,9 +257,9 @@ fn compile_limit(
     field_path: &FieldPath<'_>,
 ) -> Option<Limit> {
     let period = match written.concurrent {
-        None => read_period(reader, written, field_path),
+        None => compile_period(reader, written, field_path),
         Some(_) => Period::from_micros(
-            written.max_duration_us.map_or(DEFAULT_MAX_DURATION_US, |max_duration| max_duration.value),
+            written.max_duration_us.map_or(DEFAULT_CONCURRENT_MAX_DURATION_US, |max_duration| max_duration.value),
         ),
     };
     check_concurrent_keys(reader, written, scope, field_path);
@@ -267,7 +267,7 @@ fn compile_limit(
     let mut spec = complete_limit_spec(written, period, sole, scope.rule_file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
     check_global_scope_keys(reader, written, &spec, field_path);
-    check_estimate(reader, written, &spec, field_path);
+    check_reservation_estimate(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::report_unsupported_keys(reader, &written.defaultable, field_path);
         memcache::report_ban(reader, written.ban.map(|ban| ban.at), field_path);
@@ -325,7 +325,7 @@ fn check_concurrent_keys(
 }
 
 /// Returns the period, or reports its errors.
-fn read_period(
+fn compile_period(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     field_path: &FieldPath<'_>,
@@ -421,7 +421,7 @@ fn check_global_scope_keys(
 }
 
 /// Reports an estimate that never fits: every request would be rejected.
-fn check_estimate(
+fn check_reservation_estimate(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     spec: &LimitSpec,
@@ -461,8 +461,8 @@ fn report_limit_error(
         }
         LimitError::ReserveTooSmall { .. } => "raise the limit or `reserve`, or use `scope: region`",
     };
-    let at = key_position(written, error.key());
-    reader.report_error(at, &field_path.with_key(error.key()), error.to_string(), hint);
+    let at = key_position(written, error.rule_file_key());
+    reader.report_error(at, &field_path.with_key(error.rule_file_key()), error.to_string(), hint);
 }
 
 /// Returns the position of a key, or of the limit if the key is not written.
@@ -479,7 +479,7 @@ fn key_position(written: &RateLimitEntry, key: &str) -> Position {
 
 /// Clears the key at fault; returns `false` if it cannot be cleared.
 fn clear_faulty_key(spec: &mut LimitSpec, error: LimitError) -> bool {
-    match error.key() {
+    match error.rule_file_key() {
         "bucket_size" => spec.bucket_size.take().is_some(),
         "queue_size" => spec.queue_size.take().is_some(),
         "max_wait" => spec.max_wait_us.take().is_some(),

@@ -45,7 +45,7 @@ pub(super) struct CompiledLimitEntry<'w> {
 }
 
 /// `max_duration` of a concurrent limit that has none, in microseconds: 1 h.
-pub(super) const DEFAULT_MAX_DURATION_US: u64 = 3_600_000_000;
+pub(super) const DEFAULT_CONCURRENT_MAX_DURATION_US: u64 = 3_600_000_000;
 
 /// Returns `true` if two limits of one descriptor would share a counter.
 pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
@@ -54,7 +54,7 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
     }
     one.algorithm() == other.algorithm()
         && one.period_us() == other.period_us()
-        && one.calendar_months() == other.calendar_months()
+        && one.follows_calendar_months() == other.follows_calendar_months()
         && one.window() == other.window()
 }
 

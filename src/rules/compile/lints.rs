@@ -17,7 +17,7 @@ use crate::rules::rule::expression::{Expressions, MAX_AUTOMATA_WITHOUT_WARNING};
 use crate::rules::rule::match_pattern::Operator;
 use crate::rules::rule::network::{Network, NetworkError};
 use crate::rules::rule::value_pattern::{MatchKind, ValuePattern};
-use crate::rules::rule::wildcard::{Pattern, max_tried_patterns};
+use crate::rules::rule::wildcard::{WildcardPattern, max_tried_patterns};
 use crate::rules::yaml::Position;
 use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::budget::LocalBudget;
@@ -44,7 +44,12 @@ pub(super) fn warn_about_descriptor_without_effect(
 }
 
 /// Warns about a value that looks like a network or a regular expression: it is compared as it is.
-pub(super) fn warn_about_value(reader: &mut DocumentReader<'_>, at: Position, value: &str, field_path: &FieldPath<'_>) {
+pub(super) fn warn_about_value_like_pattern(
+    reader: &mut DocumentReader<'_>,
+    at: Position,
+    value: &str,
+    field_path: &FieldPath<'_>,
+) {
     // An address alone is an ordinary value.
     let is_network = value.contains('/') && !matches!(Network::parse(value), Err(NetworkError::NotANetwork));
     let operator = match (is_network, looks_like_expression(value)) {
@@ -95,7 +100,7 @@ pub(super) fn warn_about_limit(
         let hint = "Envoy gives up after 20 ms unless `timeout` of its rate limit filter says otherwise";
         reader.report_warning(written.at, field_path, message, hint);
     }
-    warn_about_eventual_limit(reader, written, limit, options, field_path);
+    warn_about_small_overshoot(reader, written, limit, options, field_path);
     warn_about_global_limit(reader, written, limit, options, field_path);
 }
 
@@ -125,10 +130,10 @@ pub(super) fn warn_about_level_that_does_not_share(
 }
 
 /// Smallest `requests_per_unit` that regions can share without a warning; a smaller one is split coarsely.
-const MIN_REGION_SPLIT_HITS: u32 = 1000;
+const MIN_GLOBAL_HITS_WITHOUT_WARNING: u32 = 1000;
 
 /// Shortest period of a limit that regions can share without a warning, in microseconds.
-const MIN_REGION_SPLIT_PERIOD_US: u64 = 60_000_000;
+const MIN_GLOBAL_PERIOD_US_WITHOUT_WARNING: u64 = 60_000_000;
 
 /// Warns about `scope: global` without regions.
 pub(super) fn warn_about_unused_scope(
@@ -157,7 +162,8 @@ fn warn_about_global_limit(
     if options.regions.is_none() {
         warn_about_unused_scope(reader, written, field_path);
     } else if limit.requests_per_unit() > 0
-        && (limit.requests_per_unit() < MIN_REGION_SPLIT_HITS || limit.period_us() < MIN_REGION_SPLIT_PERIOD_US)
+        && (limit.requests_per_unit() < MIN_GLOBAL_HITS_WITHOUT_WARNING
+            || limit.period_us() < MIN_GLOBAL_PERIOD_US_WITHOUT_WARNING)
     {
         let message = "a limit below 1000, or with a period below a minute, is split coarsely over regions";
         let hint = "a region may reject although another one has hits left; raise the limit or the period";
@@ -167,7 +173,7 @@ fn warn_about_global_limit(
 }
 
 /// Warns about an overshoot that is too small to admit hits without the store.
-fn warn_about_eventual_limit(
+fn warn_about_small_overshoot(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     limit: &Limit,
@@ -196,10 +202,14 @@ fn warn_about_eventual_limit(
 }
 
 /// Maximum number of expressions of one level.
-const MAX_EXPRESSIONS: usize = 5000;
+const MAX_EXPRESSIONS_PER_LEVEL: usize = 5000;
 
-/// Warns about expressions of one level that need many automata, because their common one is too large.
-pub(super) fn warn_about_expressions(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
+/// Warns about expressions of one level that need many automata together; refuses too many expressions.
+pub(super) fn warn_about_costly_expressions(
+    reader: &mut DocumentReader<'_>,
+    nodes: &[RuleNode],
+    field_path: &FieldPath<'_>,
+) {
     let expression = |node: &'_ RuleNode| match &node.value {
         ValuePattern::Match(pattern) => match &pattern.operator {
             Operator::Regex(expression) => Some(Arc::clone(expression)),
@@ -210,7 +220,7 @@ pub(super) fn warn_about_expressions(reader: &mut DocumentReader<'_>, nodes: &[R
     let expressions: Vec<Arc<str>> = nodes.iter().filter_map(expression).collect();
     let Some(first) = nodes.first().filter(|_| expressions.len() > MAX_AUTOMATA_WITHOUT_WARNING) else { return };
     let at = Position { line: first.location.line, column: first.location.column };
-    if expressions.len() > MAX_EXPRESSIONS {
+    if expressions.len() > MAX_EXPRESSIONS_PER_LEVEL {
         let message = format!("{} expressions in one level; at most {MAX_EXPRESSIONS} are allowed", expressions.len());
         reader.report_error(at, field_path, message, "use wildcards or lists for some of them");
         return;
@@ -225,15 +235,19 @@ pub(super) fn warn_about_expressions(reader: &mut DocumentReader<'_>, nodes: &[R
 }
 
 /// Warns about wildcards of one level that have all their literal parts in common: they are tried one after the other.
-pub(super) fn warn_about_wildcards(reader: &mut DocumentReader<'_>, nodes: &[RuleNode], field_path: &FieldPath<'_>) {
+pub(super) fn warn_about_costly_wildcards(
+    reader: &mut DocumentReader<'_>,
+    nodes: &[RuleNode],
+    field_path: &FieldPath<'_>,
+) {
     if nodes.len() <= MAX_WILDCARDS_WITHOUT_WARNING {
         return;
     }
     let pattern = |node: &RuleNode| match node.match_kind() {
-        MatchKind::Wildcard => Some(Pattern::new(node.composite_key().as_bytes())),
+        MatchKind::Wildcard => Some(WildcardPattern::new(node.composite_key().as_bytes())),
         MatchKind::Exact | MatchKind::Match | MatchKind::Any => None,
     };
-    let patterns: Vec<Pattern> = nodes.iter().filter_map(pattern).collect();
+    let patterns: Vec<WildcardPattern> = nodes.iter().filter_map(pattern).collect();
     let alike = max_tried_patterns(patterns.iter());
     if alike > MAX_WILDCARDS_WITHOUT_WARNING {
         let Some(first) = nodes.first() else { return };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::options::CompileOptions;
-use super::set_files::{SetText, parse_network};
+use super::set_files::{SetFileText, parse_network};
 use crate::rules::diagnostic::{Diagnostic, escape_for_message};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::matching::{MatchSpec, OperatorSpec, SetSpec};
@@ -125,11 +125,11 @@ fn find_set_file<'o>(
     name: &Spanned<String>,
     options: &'o CompileOptions,
     field_path: &FieldPath<'_>,
-) -> Option<&'o SetText> {
+) -> Option<&'o SetFileText> {
     let found = options.set_files.find(reader.file, &name.value);
     let problem = match found {
-        Some(SetText { contents: Ok(_), .. }) => return found,
-        Some(SetText { contents: Err(problem), .. }) => problem.as_str(),
+        Some(SetFileText { contents: Ok(_), .. }) => return found,
+        Some(SetFileText { contents: Err(problem), .. }) => problem.as_str(),
         None => "only rules that are read from a file can name one",
     };
     let message = format!("the file `{}` cannot be read: {problem}", escape_for_message(&name.value));

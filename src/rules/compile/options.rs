@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::set_files::{SetCache, SetFiles};
-use crate::limit::{DEFAULT_LOG_MAX, StorePolicy};
+use crate::limit::{DEFAULT_MAX_SLIDING_LOG_HITS, StoreFailurePolicy};
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::settings::Settings;
 use crate::settings::store::StoreSettings;
@@ -20,7 +20,7 @@ pub struct CompileOptions {
     /// Maximum `requests_per_unit` of a sliding_window_log.
     pub log_max: u32,
     /// Policy of limits without `on_store_error` in their rule or domain.
-    pub on_store_error: StorePolicy,
+    pub on_store_error: StoreFailurePolicy,
     /// Counters are in memcache, which only counts fixed windows (`BACKEND_TYPE=memcache`).
     pub memcache: bool,
     /// Maximum number of replicas that share an eventual limit (`TOLLKEEPER_MAX_REPLICAS`), at least 1; for lints only.
@@ -42,8 +42,8 @@ impl Default for CompileOptions {
         Self {
             merge_domains: false,
             calendar_months: false,
-            log_max: DEFAULT_LOG_MAX,
-            on_store_error: StorePolicy::default(),
+            log_max: DEFAULT_MAX_SLIDING_LOG_HITS,
+            on_store_error: StoreFailurePolicy::default(),
             memcache: false,
             max_replicas: 16,
             regions: None,

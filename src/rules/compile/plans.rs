@@ -14,7 +14,7 @@ use crate::rules::diagnostic::{escape_for_message, find_similar_name};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, PlanChoiceSpec, PlanSpec, TableSpec};
 use crate::rules::plan_table::is_table_file;
-use crate::rules::plan_table::row::is_valid_name;
+use crate::rules::plan_table::row::is_valid_plan_or_table_name;
 use crate::rules::rule::{
     Allowance, OverLimitBody, PlanChoices, Rule, RulePlan, SourceLocation, TableDeclaration, TableSource,
 };
@@ -50,16 +50,16 @@ pub(super) struct PathKey {
 
 /// Plans and tables that the rules of a domain can name.
 #[derive(Clone, Copy)]
-pub(super) struct PlanScope<'d> {
+pub(super) struct PlansAndTables<'d> {
     pub(super) plans: &'d [CompiledPlan],
     pub(super) tables: &'d [TableDeclaration],
 }
 
-/// Range of `keep`.
-const KEEP_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
+/// Durations that `keep` of a table may have.
+const VALID_KEEP_DURATIONS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
 /// Returns the source of a table, or reports why there is none.
-pub(super) fn read_source(
+pub(super) fn compile_table_source(
     reader: &mut DocumentReader<'_>,
     table: &TableSpec,
     memcache: bool,
@@ -76,14 +76,14 @@ pub(super) fn read_source(
                 let message = "`keep` without `redis`: a file is read whole";
                 reader.report_error(keep.at, &field_path.with_key("keep"), message, "remove it");
             }
-            read_file_source(reader, file, field_path)
+            compile_file_source(reader, file, field_path)
         }
         (None, Some(redis)) if memcache => {
             let message = "a table in Redis is not possible with BACKEND_TYPE=memcache";
             reader.report_error(redis.at, &field_path.with_key("redis"), message, "use `file`, or count in Redis");
             None
         }
-        (None, Some(redis)) => read_redis_source(reader, redis, table.keep_us, field_path),
+        (None, Some(redis)) => compile_redis_source(reader, redis, table.keep_us, field_path),
         (None, None) if table.unreadable => None,
         (None, None) => {
             let hint = "write `file: NAME.csv`, or `redis: NAME`";
@@ -93,7 +93,7 @@ pub(super) fn read_source(
     }
 }
 
-fn read_file_source(
+fn compile_file_source(
     reader: &mut DocumentReader<'_>,
     file: &Spanned<String>,
     field_path: &FieldPath<'_>,
@@ -116,7 +116,7 @@ fn read_file_source(
     }
 }
 
-fn read_redis_source(
+fn compile_redis_source(
     reader: &mut DocumentReader<'_>,
     redis: &Spanned<String>,
     keep_us: Option<Spanned<u64>>,
@@ -124,7 +124,7 @@ fn read_redis_source(
 ) -> Option<TableSource> {
     let Spanned { value: table, at } = redis;
     let keep = keep_us.map(|keep| Duration::from_micros(keep.value));
-    if let (Some(written), Some(keep)) = (keep_us, keep.filter(|keep| !KEEP_RANGE.contains(keep))) {
+    if let (Some(written), Some(keep)) = (keep_us, keep.filter(|keep| !VALID_KEEP_DURATIONS.contains(keep))) {
         reader.report_error(
             written.at,
             &field_path.with_key("keep"),
@@ -132,7 +132,7 @@ fn read_redis_source(
             "write 1s to 24h",
         );
     }
-    if is_valid_name(table) {
+    if is_valid_plan_or_table_name(table) {
         return Some(TableSource::Redis { table: table.as_str().into(), keep });
     }
     let message = format!("'{}' cannot be the name of a table in Redis", escape_for_message(table));
@@ -141,8 +141,8 @@ fn read_redis_source(
     None
 }
 
-/// Parts of a rule, or of a plan, that its limits decide.
-pub(super) struct RateLimitParts {
+/// A compiled `rate_limit`: what a rule, or a plan, takes from it.
+pub(super) struct CompiledRateLimit {
     pub(super) allowance: Allowance,
     pub(super) replaces: Vec<String>,
     pub(super) over_limit_body: OverLimitBody,
@@ -157,7 +157,7 @@ impl CompiledPlan {
     }
 
     /// A plan with these limits; `None`: they were reported.
-    pub(super) fn new(name: &str, parts: Option<RateLimitParts>) -> Self {
+    pub(super) fn new(name: &str, parts: Option<CompiledRateLimit>) -> Self {
         let name = name.into();
         let none = || (Allowance::Limits(Vec::new()), Vec::new(), OverLimitBody::default());
         let (allowance, replaces, over_limit_body) =
@@ -184,7 +184,7 @@ impl CompiledPlan {
     }
 }
 
-/// Place of a rule.
+/// Name of a rule, and the location of its `plan`.
 pub(super) struct RulePlace {
     /// Name of the rule.
     pub(super) path: String,
@@ -195,7 +195,7 @@ pub(super) struct RulePlace {
 /// Compiler of a rule whose plan a table chooses.
 pub(super) struct PlanRuleCompiler<'l, 'f> {
     pub(super) reader: &'l mut DocumentReader<'f>,
-    pub(super) scope: PlanScope<'l>,
+    pub(super) scope: PlansAndTables<'l>,
     /// Keys from the outermost descriptor to that of the rule.
     pub(super) path_keys: &'l [PathKey],
 }
@@ -210,19 +210,20 @@ impl PlanRuleCompiler<'_, '_> {
         field_path: &FieldPath<'_>,
     ) -> Option<Rule> {
         let Spanned { value: choice, at } = choice;
-        let PlanScope { plans, tables } = self.scope;
+        let PlansAndTables { plans, tables } = self.scope;
         let table_names = || tables.iter().map(|table| &*table.name);
         let plan_names = || plans.iter().map(|plan| &*plan.name);
         let missing = (!choice.unreadable).then_some(*at);
-        let table = NameUse { key: "from", what: "table", section: "tables", written: choice.from.as_ref() }.find(
-            self.reader,
-            missing,
-            table_names(),
-            field_path,
-        );
-        let default = NameUse { key: "default", what: "plan", section: "plans", written: choice.default.as_ref() }
-            .find(self.reader, missing, plan_names(), field_path);
-        let entry = self.find_entry(choice, field_path)?;
+        let table = NameReference { key: "from", what: "table", section: "tables", written: choice.from.as_ref() }
+            .resolve(self.reader, missing, table_names(), field_path);
+        let default =
+            NameReference { key: "default", what: "plan", section: "plans", written: choice.default.as_ref() }.resolve(
+                self.reader,
+                missing,
+                plan_names(),
+                field_path,
+            );
+        let entry = self.find_looked_up_entry(choice, field_path)?;
         let (table, default) = (table?, default?);
         let own_body =
             limit::build_over_limit_body(written.over_limit_body.as_ref(), written.over_limit_content_type.as_ref());
@@ -249,7 +250,7 @@ impl PlanRuleCompiler<'_, '_> {
     }
 
     /// Index of the entry whose value is looked up: the last, or that of `key`.
-    fn find_entry(&mut self, choice: &PlanChoiceSpec, field_path: &FieldPath<'_>) -> Option<usize> {
+    fn find_looked_up_entry(&mut self, choice: &PlanChoiceSpec, field_path: &FieldPath<'_>) -> Option<usize> {
         let last = self.path_keys.len().checked_sub(1)?;
         let (entry, at) = match &choice.key {
             None => (Some(last), choice.from.as_ref().map(|from| from.at).unwrap_or_default()),
@@ -272,17 +273,17 @@ impl PlanRuleCompiler<'_, '_> {
     }
 }
 
-/// Use of a name that is defined elsewhere.
-struct NameUse<'w> {
+/// Reference by name to a plan or a table.
+struct NameReference<'w> {
     key: &'static str,
     what: &'static str,
     section: &'static str,
     written: Option<&'w Spanned<String>>,
 }
 
-impl NameUse<'_> {
-    /// Returns the index of the name, or reports that it is unknown, or not written at `missing`.
-    fn find<'n>(
+impl NameReference<'_> {
+    /// Returns the index of the name; reports one that is unknown, or one that is missing, at `missing`.
+    fn resolve<'n>(
         &self,
         reader: &mut DocumentReader<'_>,
         missing: Option<Position>,

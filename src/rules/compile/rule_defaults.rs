@@ -76,7 +76,7 @@ struct DefaultedLimit<'s> {
 
 /// Keys in the order in which their defaults are tried: all but the two of the body of a rejection, which fits any
 /// limit.
-const KEYS_TO_DEFAULT: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
+const KEYS_IN_DEFAULTING_ORDER: [DefaultableKey; DefaultableKey::ALL.len() - 2] = [
     DefaultableKey::Algorithm,
     DefaultableKey::Consistency,
     DefaultableKey::Scope,
@@ -130,7 +130,7 @@ impl<'s> DefaultedLimit<'s> {
     }
 
     fn try_default_layer(&mut self, layer: &DefaultableKeys) {
-        for key in KEYS_TO_DEFAULT {
+        for key in KEYS_IN_DEFAULTING_ORDER {
             let Some(at) = layer.key_position(key).filter(|_| self.keys.key_position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
             keys.copy_key(key, layer);

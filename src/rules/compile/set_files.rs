@@ -22,7 +22,7 @@ const MAX_REPORTED_LINES: usize = 10;
 
 /// A file with a set, as it was read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SetText {
+pub struct SetFileText {
     /// Name of the rule file that names it.
     pub rule_file: Arc<str>,
     /// Name as the rule has it.
@@ -37,12 +37,12 @@ pub struct SetText {
 #[derive(Clone, Debug, Default)]
 pub struct SetFiles {
     /// The files, with one element for each rule file that names them.
-    pub texts: Vec<SetText>,
+    pub texts: Vec<SetFileText>,
 }
 
 impl SetFiles {
     /// Returns the file that `rule_file` names so.
-    pub(super) fn find(&self, rule_file: &str, name: &str) -> Option<&SetText> {
+    pub(super) fn find(&self, rule_file: &str, name: &str) -> Option<&SetFileText> {
         self.texts.iter().find(|text| &*text.rule_file == rule_file && &*text.name == name)
     }
 }
@@ -80,8 +80,8 @@ impl SetCache {
                 !is_bad
             });
             let set = entries.take(MAX_SET_ENTRIES + 1).map(|(_, value)| value).collect::<ValueSet>();
-            problems.check_count(set.len());
-            problems.finish(set)
+            problems.check_entry_count(set.len());
+            problems.into_result(set)
         })
     }
 
@@ -103,8 +103,8 @@ impl SetCache {
                     break;
                 }
             }
-            problems.check_count(networks.len());
-            problems.finish(networks.into_iter().collect::<NetworkSet>())
+            problems.check_entry_count(networks.len());
+            problems.into_result(networks.into_iter().collect::<NetworkSet>())
         })
     }
 }
@@ -171,14 +171,14 @@ impl<'p> LineProblems<'p> {
         self.found.push(Diagnostic { severity, file, line, column: 1, path, message, hint: Some(hint) });
     }
 
-    fn check_count(&mut self, count: usize) {
+    fn check_entry_count(&mut self, count: usize) {
         if count > MAX_SET_ENTRIES {
             let message = format!("more than {MAX_SET_ENTRIES} entries");
             self.report(1, message, "divide the file, and name each part in a descriptor".to_owned());
         }
     }
 
-    fn finish<T>(mut self, set: T) -> Result<T, Vec<Diagnostic>> {
+    fn into_result<T>(mut self, set: T) -> Result<T, Vec<Diagnostic>> {
         if self.more > 0
             && let Some(last) = self.found.last_mut()
         {

@@ -10,7 +10,7 @@ use super::fields::{DocumentReader, FieldPath};
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::window::WindowSpec;
-use crate::limit::{Overshoot, RegionLossPolicy, StorePolicy};
+use crate::limit::{Overshoot, RegionLossPolicy, StoreFailurePolicy};
 use crate::rules::key_table::{ConsistencyWord, ScopeWord};
 use crate::rules::yaml::{Position, Spanned};
 
@@ -87,7 +87,7 @@ defaultable_keys! {
     /// `on_region_loss`.
     OnRegionLoss = "on_region_loss", on_region_loss: RegionLossPolicy;
     /// `on_store_error`.
-    OnStoreError = "on_store_error", on_store_error: StorePolicy;
+    OnStoreError = "on_store_error", on_store_error: StoreFailurePolicy;
     /// `epoch`.
     Epoch = "epoch", epoch: u64;
     /// `over_limit_body`; rules share the text.

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::foreign::{ForeignFile, hint_for_mistaken_key};
+use super::mistakes::{NonRuleFile, hint_for_mistaken_key};
 use super::value::{describe_node, format_as_go};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::key_table::{RuleKey, Section, find_rule_key, nearest_rule_key};
@@ -190,7 +190,7 @@ impl DocumentReader<'_> {
     }
 
     /// Reports a file of another kind, by the key that tells.
-    pub(super) fn report_foreign_file(&mut self, ForeignFile { key, hint }: ForeignFile<'_, '_>) {
+    pub(super) fn report_non_rule_file(&mut self, NonRuleFile { key, hint }: NonRuleFile<'_, '_>) {
         let name = key.as_scalar().map_or("", |key| key.text());
         let message = format!("config error, unknown key '{}'", escape_for_message(name));
         self.report_error(key.at, &FieldPath::ROOT.with_key(name), message, hint);

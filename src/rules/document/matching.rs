@@ -57,7 +57,7 @@ impl DocumentReader<'_> {
                     let order = self.read_choice(&field, EntryOrder::from_name, &field_path);
                     spec.order = order.map_or(EntryOrder::default(), |order| order.value);
                 }
-                "backtrack" => spec.backtrack = self.read_switch(&field, &field_path),
+                "backtrack" => spec.backtrack = self.read_bool_or_false(&field, &field_path),
                 _ => {}
             }
         }
@@ -66,19 +66,19 @@ impl DocumentReader<'_> {
 
     /// Reads a mapping with the keys of `match`.
     pub(super) fn read_match(&mut self, node: &YamlNode<'_>, field_path: &FieldPath<'_>) -> Option<MatchSpec> {
-        let field = self.read_only_field(node, Section::Match, field_path)?;
+        let field = self.read_single_field(node, Section::Match, field_path)?;
         let field_path = field_path.with_key(field.key.name);
         if field.key.name != "not" {
             let operator = self.read_operator(&field, &field_path)?;
             return Some(MatchSpec { operator, negated: false });
         }
-        let inner = self.read_only_field(field.node, Section::Negation, &field_path)?;
+        let inner = self.read_single_field(field.node, Section::Negation, &field_path)?;
         let operator = self.read_operator(&inner, &field_path.with_key(inner.key.name))?;
         Some(MatchSpec { operator, negated: true })
     }
 
     /// Returns the only field of a mapping; reports none, or several.
-    fn read_only_field<'n, 'a>(
+    fn read_single_field<'n, 'a>(
         &mut self,
         node: &'n YamlNode<'a>,
         section: Section,

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use super::defaults::{DefaultableKey, DefaultableKeys};
 use super::fields::{DocumentReader, Field, FieldPath};
-use super::foreign::find_foreign_file;
+use super::mistakes::detect_non_rule_file;
 use super::value::{self, InvalidValue};
 use super::{DescriptorSpec, Document, PlanChoiceSpec, PlanSpec, RateLimitEntry, RateLimitSpec, TableSpec};
 use crate::limit::algorithm::Algorithm;
-use crate::limit::{RegionLossPolicy, StorePolicy};
+use crate::limit::{RegionLossPolicy, StoreFailurePolicy};
 use crate::rules::diagnostic::escape_for_message;
-use crate::rules::key_table::{ConsistencyWord, MAX_BODY_BYTES, ScopeWord, Section, ValueKind};
-use crate::rules::plan_table::row::is_valid_name;
+use crate::rules::key_table::{ConsistencyWord, MAX_OVER_LIMIT_BODY_BYTES, ScopeWord, Section, ValueKind};
+use crate::rules::plan_table::row::is_valid_plan_or_table_name;
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::scalar::{Scalar, ScalarValue};
 use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
@@ -28,8 +28,8 @@ pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Op
     if root.is_null() {
         return Some(document);
     }
-    if let Some(foreign) = find_foreign_file(root) {
-        reader.report_foreign_file(foreign);
+    if let Some(foreign) = detect_non_rule_file(root) {
+        reader.report_non_rule_file(foreign);
         document.unreadable = true;
         return Some(document);
     }
@@ -98,19 +98,21 @@ impl DocumentReader<'_> {
                 }
                 "rate_limit" => read.rate_limit = self.read_rate_limit(&field, &field_path),
                 "plan" if !field.node.is_null() => read.plan = self.read_plan_choice(&field, &field_path),
-                "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
-                "quota_mode" => read.quota_mode = self.read_switch(&field, &field_path),
-                "detailed_metric" => read.detailed_metric = self.read_switch(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.read_bool_or_false(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.read_bool_or_false(&field, &field_path),
+                "detailed_metric" => read.detailed_metric = self.read_bool_or_false(&field, &field_path),
                 "decision_log" => {
                     let logging = self.read_choice(&field, RuleLogging::from_name, &field_path);
                     read.logging = logging.map(|spanned| spanned.value);
                 }
-                "value_to_metric" => read.value_to_metric = self.read_switch(&field, &field_path),
+                "value_to_metric" => read.value_to_metric = self.read_bool_or_false(&field, &field_path),
                 "share_threshold" => read.share_threshold = self.read_bool(&field, &field_path),
                 "metadata" => read.metadata = self.read_metadata(&field, &field_path),
                 "descriptors" => read.descriptors = self.read_descriptors(&field, &field_path).into(),
                 "over_limit_body" => read.over_limit_body = self.read_over_limit_body(&field, &field_path),
-                "over_limit_content_type" => read.over_limit_content_type = self.read_content_type(&field, &field_path),
+                "over_limit_content_type" => {
+                    read.over_limit_content_type = self.read_over_limit_content_type(&field, &field_path)
+                }
                 _ => {}
             }
         }
@@ -193,7 +195,7 @@ impl DocumentReader<'_> {
         let mut elements = Vec::with_capacity(map.len());
         for (name, node) in map.iter() {
             let text = name.as_scalar().map_or("", |scalar| scalar.text());
-            if is_valid_name(text) {
+            if is_valid_plan_or_table_name(text) {
                 elements.push((Spanned { value: text.to_owned(), at: name.at }, node));
             } else {
                 let message = format!("'{}' cannot be the name of a {kind}", escape_for_message(text));
@@ -278,16 +280,16 @@ impl DocumentReader<'_> {
                     read.rejects_all = requests.is_some_and(|requests| requests.value == 0);
                     read.requests_per_unit = requests.unwrap_or(Spanned { value: 0, at: field.at });
                 }
-                "unlimited" => read.unlimited = self.read_switch(&field, &field_path),
+                "unlimited" => read.unlimited = self.read_bool_or_false(&field, &field_path),
                 "name" => read.name = self.read_string(&field, &field_path).unwrap_or_default(),
                 "replaces" => read.replaces = self.read_replaces(&field, &field_path),
-                "shadow_mode" => read.shadow_mode = self.read_switch(&field, &field_path),
-                "quota_mode" => read.quota_mode = self.read_switch(&field, &field_path),
+                "shadow_mode" => read.shadow_mode = self.read_bool_or_false(&field, &field_path),
+                "quota_mode" => read.quota_mode = self.read_bool_or_false(&field, &field_path),
                 "ban" => read.ban = self.read_ban(&field, &field_path),
                 "reservations" => read.reservations = self.read_reservations(&field, &field_path),
                 "concurrent" => read.concurrent = self.read_u32(&field, &field_path),
                 "max_duration" => read.max_duration_us = self.read_max_duration(&field, &field_path),
-                "active" => read.active = self.read_active(&field, &field_path),
+                "active" => read.active = self.read_active_times(&field, &field_path),
                 "bucket_size" => read.bucket_size = self.read_u32(&field, &field_path),
                 _ => self.read_defaultable_key(&field, &mut read.defaultable, &field_path),
             }
@@ -349,25 +351,25 @@ impl DocumentReader<'_> {
             }
             DefaultableKey::Scope => keys.scope = self.read_choice(field, ScopeWord::from_name, field_path),
             DefaultableKey::Reserve => {
-                keys.reserve_milli_percent = self.read_parsed_scalar(field, value::parse_percentage, field_path);
+                keys.reserve_milli_percent = self.read_parsed_scalar(field, value::parse_milli_percent, field_path);
             }
             DefaultableKey::OnRegionLoss => {
                 keys.on_region_loss = self.read_choice(field, RegionLossPolicy::from_name, field_path);
             }
             DefaultableKey::OnStoreError => {
-                keys.on_store_error = self.read_choice(field, StorePolicy::from_name, field_path);
+                keys.on_store_error = self.read_choice(field, StoreFailurePolicy::from_name, field_path);
             }
             DefaultableKey::Epoch => keys.epoch = self.read_u64(field, field_path),
             DefaultableKey::OverLimitBody => keys.over_limit_body = self.read_over_limit_body(field, field_path),
             DefaultableKey::OverLimitContentType => {
-                keys.over_limit_content_type = self.read_content_type(field, field_path);
+                keys.over_limit_content_type = self.read_over_limit_content_type(field, field_path);
             }
         }
     }
 
     fn read_over_limit_body(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
         let Spanned { value: body, at } = self.read_string(field, field_path)?;
-        if body.len() > MAX_BODY_BYTES {
+        if body.len() > MAX_OVER_LIMIT_BODY_BYTES {
             let message = format!("an `over_limit_body` of {} bytes", body.len());
             self.report_error(at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
         }
@@ -375,7 +377,11 @@ impl DocumentReader<'_> {
     }
 
     /// Reads `over_limit_content_type`.
-    fn read_content_type(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Arc<str>>> {
+    fn read_over_limit_content_type(
+        &mut self,
+        field: &Field<'_, '_>,
+        field_path: &FieldPath<'_>,
+    ) -> Option<Spanned<Arc<str>>> {
         let Spanned { value: content_type, at } = self.read_string(field, field_path)?;
         // A header value: anything but visible ASCII would break the response or split it.
         let visible = content_type.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
@@ -411,7 +417,7 @@ impl DocumentReader<'_> {
         self.report_error(field.at, field_path, message, "write `match: {in: [A, B]}` in place of `value`");
     }
 
-    pub(super) fn read_switch(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
+    pub(super) fn read_bool_or_false(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> bool {
         self.read_bool(field, field_path).is_some_and(|flag| flag.value)
     }
 

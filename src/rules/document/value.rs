@@ -56,7 +56,7 @@ fn parse_scaled_decimal(digits: &str, scale: u128) -> Option<u128> {
 }
 
 /// Parses `reserve`: a percentage to a thousandth, in thousandths of a percent.
-pub fn parse_percentage(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
+pub fn parse_milli_percent(scalar: &Scalar<'_>) -> Result<u32, InvalidValue> {
     let text = scalar.text().trim();
     let milli = text.strip_suffix('%').and_then(|percent| parse_scaled_decimal(percent.trim_end(), 1_000));
     match milli.and_then(|milli| u32::try_from(milli).ok()) {

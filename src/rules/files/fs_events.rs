@@ -18,7 +18,7 @@ use std::time::Duration;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 
-use super::scan::WatchedPath;
+use super::search_result::WatchedPath;
 use super::wakeup::Wakeup;
 use crate::base::sharded::lock_ignoring_poison;
 

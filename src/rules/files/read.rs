@@ -4,25 +4,25 @@
 //! regular files are opened, and sizes, counts and depths have limits.
 
 use super::contents::read_contents;
-use super::scan::{FileSearchResult, FoundFile, WatchedPath};
-use super::sets::SetFilesRead;
+use super::search_result::{FileSearchResult, FoundFile, WatchedPath};
+use super::set_files::SetFilesRead;
 use super::walk::search_location;
 use super::{
-    MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, ReadResult, RuleFile, RuleFileSet,
-    RuleFileSetFailure, RuleLocation,
+    MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, RuleFile, RuleFileSet, RuleFileSetFailure,
+    RuleFileSetResult, RuleFilesLocation,
 };
 
 /// Reads all rule files of `location`. Blocks on disk I/O, so do not call it on an async worker thread.
 ///
 /// # Errors
 /// Every path that cannot be read, up to 100.
-pub fn read_rule_files(location: &RuleLocation) -> ReadResult {
+pub fn read_rule_files(location: &RuleFilesLocation) -> RuleFileSetResult {
     read_found_files(search_location(location)).result
 }
 
 /// Result of reading the files that a search found.
 pub(super) struct FilesRead {
-    pub(super) result: ReadResult,
+    pub(super) result: RuleFileSetResult,
     /// Paths that the rule files name, whose change may change the result.
     pub(super) named: Vec<WatchedPath>,
 }
@@ -46,7 +46,7 @@ pub(super) fn read_found_files(mut scan: FileSearchResult) -> FilesRead {
         }
     }
     let sets = SetFilesRead::read(&mut files, bytes_left);
-    let named = sets.watched();
+    let named = sets.paths_to_watch();
     let set = RuleFileSet { files, sets: sets.texts, warnings };
     let result = if errors.is_empty() { Ok(set) } else { Err(RuleFileSetFailure { errors, readable: set }) };
     FilesRead { result, named }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::PathProblem;
-use super::scan::FileSearchResult;
+use super::search_result::FileSearchResult;
 
 /// Identity, size and time of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ pub struct FileStamps(pub Vec<(PathBuf, Result<FileStamp, PathProblem>)>);
 
 impl FileStamps {
     /// Takes the stamps of the files that a search found.
-    pub(super) fn from_scan(scan: FileSearchResult) -> Self {
+    pub(super) fn from_search(scan: FileSearchResult) -> Self {
         let stamp = |path: PathBuf| {
             let metadata = fs::metadata(&path).map_err(|error| PathProblem::from(&error));
             (path, metadata.map(|metadata| FileStamp::from_metadata(&metadata)))

@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::scan::{FileSearchResult, FoundFile, WatchedPath};
-use super::{MAX_ERRORS, MAX_FILES, PathError, PathProblem, RuleLocation};
+use super::search_result::{FileSearchResult, FoundFile, WatchedPath};
+use super::{MAX_ERRORS, MAX_FILES, PathError, PathProblem, RuleFilesLocation};
 use crate::rules::plan_table::is_table_file;
 
 /// Maximum number of names in one search, rule files or not.
@@ -30,13 +30,13 @@ enum NameFilter<'a> {
 }
 
 /// Searches `location`.
-pub(super) fn search_location(location: &RuleLocation) -> FileSearchResult {
+pub(super) fn search_location(location: &RuleFilesLocation) -> FileSearchResult {
     if let Some(variable) = location.find_empty_env_variable() {
-        return report_unset_variable(variable);
+        return build_unset_variable_result(variable);
     }
     let mut scan = match location {
-        RuleLocation::Paths(paths) => search_paths(paths),
-        RuleLocation::Runtime { root, subdirectory, app_directory, ignore_dotfiles, watch_root } => {
+        RuleFilesLocation::Paths(paths) => search_paths(paths),
+        RuleFilesLocation::Runtime { root, subdirectory, app_directory, ignore_dotfiles, watch_root } => {
             let runtime = RuntimeDirectories {
                 root,
                 // As in envoyproxy/ratelimit, an absolute subdirectory is still one below the root.
@@ -114,7 +114,7 @@ impl RuntimeDirectories<'_> {
     }
 }
 
-fn report_unset_variable(variable: &'static str) -> FileSearchResult {
+fn build_unset_variable_result(variable: &'static str) -> FileSearchResult {
     let warning = PathError::new(Path::new(variable), PathProblem::Unset(variable));
     FileSearchResult { warnings: vec![warning], ..FileSearchResult::default() }
 }

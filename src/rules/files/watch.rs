@@ -19,11 +19,11 @@ use tokio::sync::watch;
 
 use super::fs_events::FsWatches;
 use super::read::{FilesRead, read_found_files};
-use super::scan::{FileSearchResult, WatchedPath};
+use super::search_result::{FileSearchResult, WatchedPath};
 use super::stamps::FileStamps;
 use super::wakeup::{WakeReason, Wakeup};
 use super::walk::search_location;
-use super::{ReadResult, RuleLocation};
+use super::{RuleFileSetResult, RuleFilesLocation};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::settings::rules::RuleSettings;
@@ -79,15 +79,15 @@ impl FileWatcher {
     /// # Errors
     /// The thread cannot be started. Missing events are not an error: they are logged, and polling goes on.
     pub fn start(
-        location: RuleLocation,
+        location: RuleFilesLocation,
         timing: WatchTiming,
-        last: &ReadResult,
+        last: &RuleFileSetResult,
     ) -> io::Result<(Self, FileSetReceiver)> {
         let read = |scan: FileSearchResult| {
             let FilesRead { result, named } = read_found_files(scan);
             (result, named)
         };
-        let comparison = Comparison { read, fingerprint: hash_result };
+        let comparison = ComparisonMethod { read, fingerprint: hash_result };
         Self::start_comparing(location, timing, hash_result(last), comparison)
     }
 
@@ -97,20 +97,22 @@ impl FileWatcher {
     /// # Errors
     /// The thread cannot be started.
     pub fn start_comparing_stamps(
-        location: RuleLocation,
+        location: RuleFilesLocation,
         timing: WatchTiming,
         last: &FileStamps,
     ) -> io::Result<(Self, FileSetReceiver<FileStamps>)> {
-        let comparison =
-            Comparison { read: |scan| (FileStamps::from_scan(scan), Vec::new()), fingerprint: FileStamps::fingerprint };
+        let comparison = ComparisonMethod {
+            read: |scan| (FileStamps::from_search(scan), Vec::new()),
+            fingerprint: FileStamps::fingerprint,
+        };
         Self::start_comparing(location, timing, last.fingerprint(), comparison)
     }
 
     fn start_comparing<T: Send + 'static>(
-        location: RuleLocation,
+        location: RuleFilesLocation,
         timing: WatchTiming,
         delivered: u128,
-        comparison: Comparison<T>,
+        comparison: ComparisonMethod<T>,
     ) -> io::Result<(Self, FileSetReceiver<T>)> {
         let timing = timing.clamp_intervals();
         let wakeup = Arc::new(Wakeup::default());
@@ -174,7 +176,7 @@ impl WatchReloader {
 
 /// Receiver of changed sets. Holds only the newest: a slow receiver misses the sets that it replaced.
 #[derive(Debug)]
-pub struct FileSetReceiver<T = ReadResult> {
+pub struct FileSetReceiver<T = RuleFileSetResult> {
     slot: Arc<Mutex<Option<T>>>,
     filled: watch::Receiver<()>,
 }
@@ -193,7 +195,7 @@ impl<T> FileSetReceiver<T> {
 }
 
 /// How files are compared.
-struct Comparison<T> {
+struct ComparisonMethod<T> {
     /// Reads what a search found, and returns further paths to watch.
     read: fn(FileSearchResult) -> (T, Vec<WatchedPath>),
     fingerprint: fn(&T) -> u128,
@@ -201,7 +203,7 @@ struct Comparison<T> {
 
 /// The thread that compares files.
 struct WatchThread<T> {
-    location: RuleLocation,
+    location: RuleFilesLocation,
     timing: WatchTiming,
     wakeup: Arc<Wakeup>,
     fs_watches: Option<FsWatches>,
@@ -210,7 +212,7 @@ struct WatchThread<T> {
     delivered: u128,
     /// Paths that the files named when they were last read.
     named: Vec<WatchedPath>,
-    comparison: Comparison<T>,
+    comparison: ComparisonMethod<T>,
     slot: Arc<Mutex<Option<T>>>,
     filled: watch::Sender<()>,
 }
@@ -335,7 +337,7 @@ const UNSETTLED_WARNING_DELAY: Duration = Duration::from_secs(5);
 const MAX_WATCH_PLACEMENTS: usize = 4;
 
 /// Hashes a result to 128 bits, so that two different results practically never have the same fingerprint.
-fn hash_result(result: &ReadResult) -> u128 {
+fn hash_result(result: &RuleFileSetResult) -> u128 {
     let mut hasher = SipHasher13::new();
     match result {
         Ok(set) => {

@@ -51,7 +51,7 @@ pub struct BoundTable {
 #[derive(Debug, Default)]
 pub struct TableStats {
     default_decisions: AtomicU64,
-    unread_decisions: AtomicU64,
+    unread_row_decisions: AtomicU64,
     reads: AtomicU64,
     failed_reads: AtomicU64,
     failed_loads: AtomicU64,
@@ -62,7 +62,7 @@ pub struct TableStats {
 
 /// Result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LookUp {
+pub enum LookUpResult {
     /// The table has this row.
     Row(FoundRow),
     /// The table has no row for the value.
@@ -139,21 +139,21 @@ impl LiveTable {
     }
 
     /// A table whose rows are in Redis.
-    pub const fn in_redis(name: Arc<str>, stats: Arc<TableStats>, cache: Arc<RowCache>) -> Self {
+    pub const fn new_in_redis(name: Arc<str>, stats: Arc<TableStats>, cache: Arc<RowCache>) -> Self {
         Self { name, stats, rows: TableRows::Redis(cache) }
     }
 
     /// Looks up the row of a value.
-    pub fn find(&self, value: &[u8]) -> LookUp {
+    pub fn find(&self, value: &[u8]) -> LookUpResult {
         let row = match &self.rows {
             TableRows::Loaded(rows) => rows.load().as_ref().and_then(|rows| rows.find(value)),
             TableRows::Redis(cache) => match cache.find(value) {
                 Some(row) => row,
-                None => return LookUp::NotRead,
+                None => return LookUpResult::NotRead,
             },
             TableRows::Recorded(rows) => lock_ignoring_poison(rows).get(value).copied(),
         };
-        row.map_or(LookUp::NoRow, LookUp::Row)
+        row.map_or(LookUpResult::NoRow, LookUpResult::Row)
     }
 
     /// Rows in Redis as far as they are known; `None` for another table.
@@ -170,7 +170,7 @@ impl LiveTable {
     }
 
     /// Uses the rows of a table of the same plans.
-    pub fn share_rows(&mut self, other: &Self) {
+    pub fn use_rows_of(&mut self, other: &Self) {
         self.rows = match &other.rows {
             TableRows::Loaded(rows) => TableRows::Loaded(ArcSwapOption::new(rows.load_full())),
             TableRows::Redis(cache) => TableRows::Redis(Arc::clone(cache)),
@@ -179,7 +179,7 @@ impl LiveTable {
     }
 
     /// Keeps rows of recorded decisions from now on, in place of those of a file.
-    pub fn keep_recorded_rows(&mut self) {
+    pub fn switch_to_recorded_rows(&mut self) {
         self.rows = TableRows::Recorded(Mutex::default());
     }
 
@@ -218,8 +218,8 @@ impl TableStats {
     }
 
     /// Records a decision by the default plan, because the row could not be read in time.
-    pub fn record_unread_decision(&self) {
-        self.unread_decisions.fetch_add(1, Ordering::Relaxed);
+    pub fn record_unread_row_decision(&self) {
+        self.unread_row_decisions.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records a read from Redis.
@@ -233,8 +233,8 @@ impl TableStats {
     }
 
     /// Number of decisions by the default plan because a row could not be read in time.
-    pub fn unread_decisions(&self) -> u64 {
-        self.unread_decisions.load(Ordering::Relaxed)
+    pub fn unread_row_decisions(&self) -> u64 {
+        self.unread_row_decisions.load(Ordering::Relaxed)
     }
 
     /// Number of reads from Redis.
@@ -273,7 +273,7 @@ impl TableStats {
     }
 
     /// Memory of the rows, in bytes.
-    pub fn bytes(&self) -> u64 {
+    pub fn memory_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 

@@ -75,7 +75,7 @@ const MAX_NAME_BYTES: usize = 64;
 const MAX_QUOTED_CHARS: usize = 40;
 
 /// Returns true if a plan or a table can have this name: letters, digits, `_` and `-`.
-pub fn is_valid_name(name: &str) -> bool {
+pub fn is_valid_plan_or_table_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_allowed)
 }
@@ -94,7 +94,7 @@ impl<'a> RowValue<'a> {
                 let limit = parse_own_limit(requests.trim(), period.trim());
                 limit.map(Self::Own).ok_or_else(|| RowTextError::InvalidLimit(quoted()))
             }
-            None if is_valid_name(text) => Ok(Self::Plan(text)),
+            None if is_valid_plan_or_table_name(text) => Ok(Self::Plan(text)),
             None => Err(RowTextError::InvalidName(quoted())),
         }
     }
@@ -124,8 +124,8 @@ impl fmt::Display for OwnLimit {
 
 /// Encoding of a row: bit 0 is set; bit 1 tells limits from plans; then the index of a plan, or three bits for the
 /// unit, 27 for the multiplier and 32 for the hits. The longest period has fewer than 2^25 seconds.
-const IS_USED: u64 = 1;
-const IS_OWN: u64 = 2;
+const USED_BIT: u64 = 1;
+const OWN_LIMIT_BIT: u64 = 2;
 const UNIT_SHIFT: u32 = 2;
 const MULTIPLIER_SHIFT: u32 = 5;
 const HITS_SHIFT: u32 = 32;
@@ -134,11 +134,11 @@ impl StoredRow {
     /// Encodes the row; never 0.
     pub(super) fn encode(self) -> u64 {
         match self {
-            Self::Plan(index) => IS_USED | u64::from(index) << UNIT_SHIFT,
+            Self::Plan(index) => USED_BIT | u64::from(index) << UNIT_SHIFT,
             Self::Own(OwnLimit { requests_per_unit, period }) => {
                 let unit = (period.unit() as u64) << UNIT_SHIFT;
                 let multiplier = u64::from(period.multiplier()) << MULTIPLIER_SHIFT;
-                IS_USED | IS_OWN | unit | multiplier | u64::from(requests_per_unit) << HITS_SHIFT
+                USED_BIT | OWN_LIMIT_BIT | unit | multiplier | u64::from(requests_per_unit) << HITS_SHIFT
             }
         }
     }
@@ -146,7 +146,7 @@ impl StoredRow {
     /// Decodes a row that [`StoredRow::encode`] made.
     #[expect(clippy::cast_possible_truncation, reason = "each part has as many bits as it is masked to")]
     pub(super) fn decode(row: u64) -> Self {
-        if row & IS_OWN == 0 {
+        if row & OWN_LIMIT_BIT == 0 {
             return Self::Plan((row >> UNIT_SHIFT) as u16);
         }
         let unit = Unit::ALL.get((row >> UNIT_SHIFT & 0b111) as usize).copied().unwrap_or(Unit::Second);

@@ -15,9 +15,9 @@ use super::row::{FoundRow, RowTextError, RowValue};
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded};
 
 /// Memory of a row beside its value, in bytes: its place in a map, and the allocation of the value.
-const BYTES_PER_ROW: usize = 112;
-/// Part of the lifetime after which a row that is used is looked up again in the background.
-const REFRESH_FRACTION: u32 = 2;
+const ROW_OVERHEAD_BYTES: usize = 112;
+/// Divisor of the lifetime: after that part of it, a row that is used is looked up again in the background.
+const REFRESH_LIFETIME_DIVISOR: u32 = 2;
 
 /// Rows of one table in Redis.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ struct CachedRow {
 
 /// What is known of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowAge {
+pub enum RowFreshness {
     /// Nothing.
     Unknown,
     /// Its row is past its lifetime, or has changed.
@@ -84,7 +84,7 @@ impl RowCache {
             keep,
             plans,
             shards: Sharded::new(DEFAULT_SHARDS, Generations::default),
-            hash_keys: HashKeys::random(),
+            hash_keys: HashKeys::generate(),
             // Both generations together are within the bound.
             shard_bytes: max_bytes / DEFAULT_SHARDS / 2,
             epoch: AtomicU64::new(0),
@@ -96,18 +96,18 @@ impl RowCache {
         self.with_row(value, |cached| cached.row)
     }
 
-    /// Returns how old the row of a value is.
-    pub fn row_age(&self, value: &[u8], now: Instant) -> RowAge {
+    /// Returns whether the row of a value is known and up to date.
+    pub fn row_freshness(&self, value: &[u8], now: Instant) -> RowFreshness {
         let epoch = self.epoch.load(Ordering::Relaxed);
         let age_of = |cached: &CachedRow| {
             let age = now.saturating_duration_since(cached.read_at);
             match () {
-                () if cached.changed || cached.epoch != epoch || age >= self.keep => RowAge::Stale,
-                () if age >= self.keep / REFRESH_FRACTION => RowAge::RefreshDue,
-                () => RowAge::Fresh,
+                () if cached.changed || cached.epoch != epoch || age >= self.keep => RowFreshness::Stale,
+                () if age >= self.keep / REFRESH_LIFETIME_DIVISOR => RowFreshness::RefreshDue,
+                () => RowFreshness::Fresh,
             }
         };
-        self.with_row(value, age_of).unwrap_or(RowAge::Unknown)
+        self.with_row(value, age_of).unwrap_or(RowFreshness::Unknown)
     }
 
     /// Sets the row that Redis had for a value at `read_at`; `None`: it had none.
@@ -176,7 +176,7 @@ impl RowCache {
 
 impl Generations {
     fn insert_young(&mut self, value: &[u8], cached: CachedRow, max_bytes: usize) {
-        let bytes = value.len() + BYTES_PER_ROW;
+        let bytes = value.len() + ROW_OVERHEAD_BYTES;
         if self.young_bytes + bytes > max_bytes {
             self.old = std::mem::take(&mut self.young);
             self.young_bytes = 0;
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_used_rows_stay() {
-        let bytes = 64 * 2 * 20 * (BYTES_PER_ROW + 10);
+        let bytes = 64 * 2 * 20 * (ROW_OVERHEAD_BYTES + 10);
         let cache = RowCache::new("t".into(), Duration::from_secs(60), vec!["gold".into()], bytes);
         let now = Instant::now();
         cache.insert(b"used", Some(FoundRow::Plan(0)), now);
@@ -201,7 +201,7 @@ mod tests {
             cache.insert(format!("v{number:09}").as_bytes(), None, now);
             assert_eq!(cache.find(b"used"), Some(Some(FoundRow::Plan(0))));
         }
-        assert!(cache.len() * (BYTES_PER_ROW + 10) <= bytes, "{} rows", cache.len());
+        assert!(cache.len() * (ROW_OVERHEAD_BYTES + 10) <= bytes, "{} rows", cache.len());
         assert_eq!((cache.find(b"v000000000"), cache.find(b"v000099999")), (None, Some(None)));
     }
 
@@ -209,16 +209,28 @@ mod tests {
     fn rows_age_and_stay_known() {
         let cache = RowCache::new("t".into(), Duration::from_secs(60), vec!["gold".into()], 32 << 20);
         let now = Instant::now();
-        assert_eq!(cache.row_age(b"a", now), RowAge::Unknown);
+        assert_eq!(cache.row_freshness(b"a", now), RowFreshness::Unknown);
         cache.insert(b"a", Some(FoundRow::Plan(0)), now);
-        let ages = [0, 29, 30, 59, 60].map(|seconds| cache.row_age(b"a", now + Duration::from_secs(seconds)));
-        assert_eq!(ages, [RowAge::Fresh, RowAge::Fresh, RowAge::RefreshDue, RowAge::RefreshDue, RowAge::Stale]);
+        let ages = [0, 29, 30, 59, 60].map(|seconds| cache.row_freshness(b"a", now + Duration::from_secs(seconds)));
+        assert_eq!(
+            ages,
+            [
+                RowFreshness::Fresh,
+                RowFreshness::Fresh,
+                RowFreshness::RefreshDue,
+                RowFreshness::RefreshDue,
+                RowFreshness::Stale
+            ]
+        );
         cache.mark_changed(b"a");
-        assert_eq!((cache.row_age(b"a", now), cache.find(b"a")), (RowAge::Stale, Some(Some(FoundRow::Plan(0)))));
+        assert_eq!(
+            (cache.row_freshness(b"a", now), cache.find(b"a")),
+            (RowFreshness::Stale, Some(Some(FoundRow::Plan(0))))
+        );
         cache.insert(b"a", None, now);
-        assert_eq!((cache.row_age(b"a", now), cache.find(b"a")), (RowAge::Fresh, Some(None)));
+        assert_eq!((cache.row_freshness(b"a", now), cache.find(b"a")), (RowFreshness::Fresh, Some(None)));
         cache.mark_all_changed();
-        assert_eq!(cache.row_age(b"a", now), RowAge::Stale);
+        assert_eq!(cache.row_freshness(b"a", now), RowFreshness::Stale);
         assert_eq!(cache.parse_row(b"gold"), Ok(FoundRow::Plan(0)));
         assert_eq!(cache.parse_row(b"silver"), Err(InvalidRow::UnknownPlan("silver".to_owned())));
     }

@@ -14,25 +14,25 @@ use super::value_pattern::MatchKind;
 use crate::limit::request::Entry;
 
 /// Nodes that match an entry, best first.
-pub(super) type Candidates = SmallVec<[(NodeId, MatchKind); 4]>;
+pub(super) type MatchingChildren = SmallVec<[(NodeId, MatchKind); 4]>;
 
 /// Nodes that the entries of a descriptor match, from the outermost on.
 pub(super) type MatchedPath = SmallVec<[(NodeId, MatchKind); 4]>;
 
-/// Candidates of one entry, and the one that is tried now.
-struct Level {
-    candidates: Candidates,
+/// Children that one entry matches, and the one that is tried now.
+struct SearchLevel {
+    candidates: MatchingChildren,
     at: usize,
 }
 
 impl RuleSet {
     /// Returns all children of `node` that an entry matches, best first.
-    pub(super) fn find_candidates(&self, node: NodeId, entry: &Entry<'_>) -> Candidates {
-        let mut candidates = Candidates::new();
+    pub(super) fn find_matching_children(&self, node: NodeId, entry: &Entry<'_>) -> MatchingChildren {
+        let mut candidates = MatchingChildren::new();
         let exact = self.find_child(node, &[entry.key, b"_", entry.value]);
         candidates.extend(exact.map(|exact| (exact, MatchKind::Exact)));
         if let Some(patterns) = &self.nodes[node as usize].patterns {
-            let matches = patterns.matches(entry).into_iter();
+            let matches = patterns.find_matches(entry).into_iter();
             // A wildcard is also matched by its own text, as a value.
             let others = matches.filter(|matching| Some(*matching) != exact);
             candidates.extend(others.map(|matching| (matching, self.nodes[matching as usize].match_kind)));
@@ -42,22 +42,24 @@ impl RuleSet {
     }
 
     /// Returns the path that a search with backtracking finds.
-    pub(super) fn search_path(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<MatchedPath> {
-        self.search_path_among(domain, entries.len(), |node, index| self.find_candidates(node, &entries[index]))
+    pub(super) fn find_backtracking_path(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<MatchedPath> {
+        self.find_backtracking_path_among(domain, entries.len(), |node, index| {
+            self.find_matching_children(node, &entries[index])
+        })
     }
 
     /// Searches a path of `length` entries among the candidates of each.
-    pub(super) fn search_path_among(
+    pub(super) fn find_backtracking_path_among(
         &self,
         domain: &DomainRules,
         length: usize,
-        candidates_of: impl Fn(NodeId, usize) -> Candidates,
+        candidates_of: impl Fn(NodeId, usize) -> MatchingChildren,
     ) -> Option<MatchedPath> {
         if length == 0 {
             return None;
         }
-        let mut levels: SmallVec<[Level; 4]> = SmallVec::new();
-        levels.push(Level { candidates: candidates_of(domain.root, 0), at: 0 });
+        let mut levels: SmallVec<[SearchLevel; 4]> = SmallVec::new();
+        levels.push(SearchLevel { candidates: candidates_of(domain.root, 0), at: 0 });
         while let Some(level) = levels.last() {
             let depth = levels.len();
             let Some((node, _)) = level.candidates.get(level.at).copied() else {
@@ -67,11 +69,11 @@ impl RuleSet {
                 }
                 continue;
             };
-            if depth == length && self.is_end(node) {
+            if depth == length && self.is_path_end(node) {
                 return Some(levels.iter().map(|level| level.candidates[level.at]).collect());
             }
             if depth < length && !self.nodes[node as usize].children.is_empty() {
-                levels.push(Level { candidates: candidates_of(node, depth), at: 0 });
+                levels.push(SearchLevel { candidates: candidates_of(node, depth), at: 0 });
             } else if let Some(level) = levels.last_mut() {
                 level.at += 1;
             }
@@ -80,7 +82,7 @@ impl RuleSet {
     }
 
     /// Returns `true` if a path may end at the node: it has a rule, or exempts its values.
-    fn is_end(&self, node: NodeId) -> bool {
+    fn is_path_end(&self, node: NodeId) -> bool {
         let node = &self.nodes[node as usize];
         node.rule.is_some() || node.exempt
     }

@@ -21,16 +21,16 @@ use crate::limit::request::{Entry, Request};
 /// Entries of a descriptor.
 type Entries<'m> = SmallVec<[Entry<'m>; 4]>;
 
-/// Candidates of one level: node, kind of match, and index of the entry.
-type AssignedCandidates = SmallVec<[(NodeId, MatchKind, usize); 4]>;
+/// Nodes of one level that entries match, each with the kind of match and the index of its entry.
+type MatchesOfEntries = SmallVec<[(NodeId, MatchKind, usize); 4]>;
 
 /// Maximum number of steps of the search for the order of a bucket's entries; a bucket that needs more has no rule.
-const MAX_BUCKET_STEPS: usize = 1000;
+const MAX_BUCKET_ORDER_STEPS: usize = 1000;
 
 impl RuleSet {
     /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
     pub fn order_request<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
-        if !self.has_any_order() {
+        if !self.has_domain_in_any_order() {
             return None;
         }
         let domain = self.domain(request.domain).filter(|domain| domain.matching.order == EntryOrder::Any)?;
@@ -40,7 +40,7 @@ impl RuleSet {
     }
 
     /// Returns the entries of a quota's bucket in the order of the rule for just these entries, if there is one.
-    pub fn order_bucket<'m>(&self, domain: &DomainRules, mut entries: Entries<'m>) -> Entries<'m> {
+    pub fn order_bucket_entries<'m>(&self, domain: &DomainRules, mut entries: Entries<'m>) -> Entries<'m> {
         match domain.matching.order {
             EntryOrder::Any => self.order_entries(domain, &mut entries),
             EntryOrder::AsWritten => {
@@ -52,13 +52,13 @@ impl RuleSet {
         entries
     }
 
-    /// Searches an order of the entries that ends at a rule, in at most [`MAX_BUCKET_STEPS`] steps.
+    /// Searches an order of the entries that ends at a rule, in at most [`MAX_BUCKET_ORDER_STEPS`] steps.
     fn find_bucket_order(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<SmallVec<[usize; 8]>> {
         let mut used: SmallVec<[bool; 8]> = SmallVec::from_elem(false, entries.len());
-        let mut path: SmallVec<[AssignedCandidates; 4]> = SmallVec::new();
+        let mut path: SmallVec<[MatchesOfEntries; 4]> = SmallVec::new();
         let mut chosen: SmallVec<[usize; 8]> = SmallVec::new();
-        path.push(self.find_bucket_candidates(domain, domain.root, entries, &used));
-        for _ in 0..MAX_BUCKET_STEPS {
+        path.push(self.find_bucket_matches(domain, domain.root, entries, &used));
+        for _ in 0..MAX_BUCKET_ORDER_STEPS {
             let Some((node, _, index)) = path.last_mut()?.pop() else {
                 path.pop();
                 used[chosen.pop()?] = false;
@@ -73,25 +73,25 @@ impl RuleSet {
             } else if !compiled.children.is_empty() {
                 used[index] = true;
                 chosen.push(index);
-                path.push(self.find_bucket_candidates(domain, node, entries, &used));
+                path.push(self.find_bucket_matches(domain, node, entries, &used));
             }
         }
         None
     }
 
     /// Returns the matches below `node` of the entries that are left, best last.
-    fn find_bucket_candidates(
+    fn find_bucket_matches(
         &self,
         domain: &DomainRules,
         node: NodeId,
         entries: &[Entry<'_>],
         used: &[bool],
-    ) -> AssignedCandidates {
+    ) -> MatchesOfEntries {
         let left = entries.iter().enumerate().filter(|(index, _)| !used[*index]);
-        let mut found: AssignedCandidates = left
+        let mut found: MatchesOfEntries = left
             .flat_map(|(index, entry)| {
                 let matches = match domain.matching.backtrack {
-                    true => self.find_candidates(node, entry),
+                    true => self.find_matching_children(node, entry),
                     false => self.match_entry(node, entry).into_iter().collect(),
                 };
                 matches.into_iter().map(move |(node, kind)| (node, kind, index))
@@ -118,18 +118,18 @@ impl RuleSet {
 
     /// Assigns sorted entries to levels; returns their order, if all match.
     fn assign_entries(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<SmallVec<[usize; 8]>> {
-        struct Level {
-            candidates: AssignedCandidates,
+        struct SearchLevel {
+            candidates: MatchesOfEntries,
             at: usize,
         }
-        let mut levels: SmallVec<[Level; 4]> = SmallVec::new();
+        let mut levels: SmallVec<[SearchLevel; 4]> = SmallVec::new();
         let mut used: SmallVec<[bool; 8]> = SmallVec::from_elem(false, entries.len());
         let find_level = |node, depth, used: &[bool]| {
             let mut candidates = self.find_assignments(node, entries, depth, used);
             if !domain.matching.backtrack {
                 candidates.truncate(1);
             }
-            Level { candidates, at: 0 }
+            SearchLevel { candidates, at: 0 }
         };
         levels.push(find_level(domain.root, 0, &used));
         while let Some(level) = levels.last_mut() {
@@ -160,10 +160,10 @@ impl RuleSet {
 
     /// Returns the matches below `node` of the entries that are left and have the key of the entry at `depth`, best
     /// first.
-    fn find_assignments(&self, node: NodeId, entries: &[Entry<'_>], depth: usize, used: &[bool]) -> AssignedCandidates {
+    fn find_assignments(&self, node: NodeId, entries: &[Entry<'_>], depth: usize, used: &[bool]) -> MatchesOfEntries {
         let key = entries[depth].key;
         let start = entries.partition_point(|entry| entry.key < key);
-        let mut found = AssignedCandidates::new();
+        let mut found = MatchesOfEntries::new();
         let mut last_value = None;
         for (index, entry) in entries.iter().enumerate().skip(start).take_while(|(_, entry)| entry.key == key) {
             // Equal entries are interchangeable.
@@ -171,7 +171,7 @@ impl RuleSet {
                 continue;
             }
             last_value = Some(entry.value);
-            found.extend(self.find_candidates(node, entry).into_iter().map(|(node, kind)| (node, kind, index)));
+            found.extend(self.find_matching_children(node, entry).into_iter().map(|(node, kind)| (node, kind, index)));
         }
         found.sort_by_key(|(node, kind, index)| (match_rank(*kind), *node, *index));
         found

@@ -17,9 +17,9 @@ use regex_automata::{Anchored, MatchKind};
 pub const MAX_EXPRESSION_BYTES: usize = 4096;
 
 /// Maximum size of the automaton of one expression, in bytes.
-const MAX_SINGLE_BYTES: usize = 256 << 10;
+const MAX_SINGLE_AUTOMATON_BYTES: usize = 256 << 10;
 /// Maximum size of an automaton for each of its expressions, in bytes.
-const MAX_SHARED_BYTES_EACH: usize = 16 << 10;
+const MAX_AUTOMATON_BYTES_PER_EXPRESSION: usize = 16 << 10;
 
 /// Largest number of automata of one level without a warning.
 pub const MAX_AUTOMATA_WITHOUT_WARNING: usize = 8;
@@ -67,7 +67,7 @@ impl<I: Copy> Expressions<I> {
     }
 
     /// Calls `each` with the identifier of each expression that matches the whole value.
-    pub(crate) fn for_each(&self, value: &[u8], mut each: impl FnMut(I)) {
+    pub(crate) fn for_each_match(&self, value: &[u8], mut each: impl FnMut(I)) {
         for ExpressionAutomaton { automaton, ids } in &self.automata {
             let Ok(mut state) = automaton.start_state(&start::Config::new().anchored(Anchored::Yes)) else { continue };
             let mut is_dead = false;
@@ -106,12 +106,12 @@ pub fn check_expression(text: &str) -> Result<(), String> {
 /// Returns `true` if the expression matches the whole value; compiles it anew, so use it only for reports.
 pub fn expression_matches(text: &str, value: &[u8]) -> bool {
     let mut matches = false;
-    Expressions::new(&[(text, ())]).for_each(value, |()| matches = true);
+    Expressions::new(&[(text, ())]).for_each_match(value, |()| matches = true);
     matches
 }
 
 fn build_automaton(expressions: &[&str]) -> Result<dense::DFA<Vec<u32>>, String> {
-    let max_bytes = MAX_SINGLE_BYTES.max(MAX_SHARED_BYTES_EACH * expressions.len());
+    let max_bytes = MAX_SINGLE_AUTOMATON_BYTES.max(MAX_AUTOMATON_BYTES_PER_EXPRESSION * expressions.len());
     let nfa = thompson::Compiler::new()
         .syntax(syntax::Config::new().unicode(false).utf8(false).dot_matches_new_line(true))
         .configure(
@@ -120,7 +120,7 @@ fn build_automaton(expressions: &[&str]) -> Result<dense::DFA<Vec<u32>>, String>
         .build_many(expressions)
         .map_err(|error| match error.source().map(ToString::to_string) {
             Some(parsing) => describe_syntax_error(&parsing),
-            None => too_large(max_bytes),
+            None => format_too_large(max_bytes),
         })?;
     let config = dense::Config::new()
         .start_kind(StartKind::Anchored)
@@ -130,12 +130,12 @@ fn build_automaton(expressions: &[&str]) -> Result<dense::DFA<Vec<u32>>, String>
         .dfa_size_limit(Some(max_bytes))
         .determinize_size_limit(Some(4 * max_bytes));
     dense::Builder::new().configure(config).build_from_nfa(&nfa).map_err(|error| match error.is_size_limit_exceeded() {
-        true => too_large(max_bytes),
+        true => format_too_large(max_bytes),
         false => error.source().map_or_else(|| error.to_string(), ToString::to_string),
     })
 }
 
-fn too_large(max_bytes: usize) -> String {
+fn format_too_large(max_bytes: usize) -> String {
     format!("its automaton takes more than {} KiB", max_bytes >> 10)
 }
 
@@ -154,7 +154,7 @@ mod tests {
     fn matched(expressions: &[&str], value: &[u8]) -> Vec<usize> {
         let numbered: Vec<_> = expressions.iter().copied().zip(0..).collect();
         let mut found = Vec::new();
-        Expressions::new(&numbered).for_each(value, |at| found.push(at));
+        Expressions::new(&numbered).for_each_match(value, |at| found.push(at));
         found.sort_unstable();
         found
     }
@@ -191,7 +191,7 @@ mod tests {
         let expressions = Expressions::new(&numbered);
         assert_eq!(expressions.automata_count(), 1);
         let mut found = Vec::new();
-        expressions.for_each(b"/v2/service-717/items/shoes", |at| found.push(at));
+        expressions.for_each_match(b"/v2/service-717/items/shoes", |at| found.push(at));
         assert_eq!(found, [717]);
     }
 

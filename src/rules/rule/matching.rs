@@ -8,14 +8,14 @@
 use smallvec::SmallVec;
 
 use super::NodeId;
-use super::backtracking::{Candidates, MatchedPath};
+use super::backtracking::{MatchedPath, MatchingChildren};
 use super::set::{CompiledNode, CompiledRule, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
 use crate::limit::request::Entry;
 
 /// Rule that applies to a descriptor.
 #[derive(Clone, Debug)]
-pub struct Match<'r> {
+pub struct MatchedRule<'r> {
     /// The rule.
     pub rule: &'r CompiledRule,
     /// Entries whose values share one counter: index in the path, and the pattern that replaces the value.
@@ -26,7 +26,7 @@ pub struct Match<'r> {
 #[derive(Clone, Debug)]
 pub enum RuleMatch<'r> {
     /// A rule applies.
-    Rule(Match<'r>),
+    Rule(MatchedRule<'r>),
     /// The path ends at a node that exempts its values on purpose.
     Exempt,
     /// The path matches nothing.
@@ -35,7 +35,7 @@ pub enum RuleMatch<'r> {
 
 impl RuleSet {
     /// Returns the rule for the path of `entries` in `domain`, if any.
-    pub fn find_rule<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<Match<'r>> {
+    pub fn find_rule<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<MatchedRule<'r>> {
         match self.match_path(domain, entries) {
             RuleMatch::Rule(found) => Some(found),
             RuleMatch::Exempt | RuleMatch::None => None,
@@ -46,7 +46,7 @@ impl RuleSet {
     #[inline]
     pub fn match_path<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> RuleMatch<'r> {
         if domain.matching.backtrack {
-            return self.match_path_by_search(domain, entries);
+            return self.match_path_with_backtracking(domain, entries);
         }
         let mut shared = SmallVec::new();
         let mut node = domain.root;
@@ -58,7 +58,7 @@ impl RuleSet {
                 shared.push((index, shared_counter_value(&matched.composite, entry.key)));
             }
             if index == last {
-                return matched.end_of_path(shared);
+                return matched.match_at_path_end(shared);
             }
             if matched.children.is_empty() {
                 return RuleMatch::None;
@@ -70,8 +70,8 @@ impl RuleSet {
 
     /// Returns the rule that a search with backtracking finds, or why it finds none.
     #[cold]
-    fn match_path_by_search<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> RuleMatch<'r> {
-        let Some(path) = self.search_path(domain, entries) else { return RuleMatch::None };
+    fn match_path_with_backtracking<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> RuleMatch<'r> {
+        let Some(path) = self.find_backtracking_path(domain, entries) else { return RuleMatch::None };
         let mut shared = SmallVec::new();
         for (index, ((node, match_kind), entry)) in path.iter().zip(entries).enumerate() {
             let matched = &self.nodes[*node as usize];
@@ -80,16 +80,16 @@ impl RuleSet {
             }
         }
         match path.last() {
-            Some((last, _)) => self.nodes[*last as usize].end_of_path(shared),
+            Some((last, _)) => self.nodes[*last as usize].match_at_path_end(shared),
             None => RuleMatch::None,
         }
     }
 
     /// Returns the nodes that entries match: those of the rule that applies, else as many as match without
     /// backtracking.
-    pub(super) fn find_path(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchedPath {
+    pub(super) fn find_matched_path(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchedPath {
         if domain.matching.backtrack
-            && let Some(path) = self.search_path(domain, entries)
+            && let Some(path) = self.find_backtracking_path(domain, entries)
         {
             return path;
         }
@@ -126,12 +126,12 @@ impl RuleSet {
                 None
             };
             match pattern {
-                Some(pattern) => Candidates::from_iter([(pattern, MatchKind::Match)]),
-                None if domain.matching.backtrack => self.find_candidates(node, entry),
+                Some(pattern) => MatchingChildren::from_iter([(pattern, MatchKind::Match)]),
+                None if domain.matching.backtrack => self.find_matching_children(node, entry),
                 None => self.match_entry(node, entry).into_iter().collect(),
             }
         };
-        let path = self.search_path_among(domain, entries.len(), candidates_of)?;
+        let path = self.find_backtracking_path_among(domain, entries.len(), candidates_of)?;
         path.last().and_then(|(node, _)| self.nodes[*node as usize].rule.as_deref())
     }
 
@@ -150,11 +150,11 @@ impl RuleSet {
 }
 
 impl CompiledNode {
-    /// What a path that ends here matches.
+    /// Returns what a path that ends at this node matches.
     #[inline]
-    fn end_of_path<'r>(&'r self, shared: SmallVec<[(usize, &'r [u8]); 1]>) -> RuleMatch<'r> {
+    fn match_at_path_end<'r>(&'r self, shared: SmallVec<[(usize, &'r [u8]); 1]>) -> RuleMatch<'r> {
         match self.rule.as_deref() {
-            Some(rule) => RuleMatch::Rule(Match { rule, shared }),
+            Some(rule) => RuleMatch::Rule(MatchedRule { rule, shared }),
             None if self.exempt => RuleMatch::Exempt,
             None => RuleMatch::None,
         }

@@ -11,10 +11,10 @@ use super::value_pattern::MatchKind;
 use crate::limit::request::Entry;
 
 /// Parts of a name below the domain.
-pub type NameParts = SmallVec<[String; 4]>;
+pub type MetricNameParts = SmallVec<[String; 4]>;
 
 /// Returns the metric name of a limit that came with a request: a composite key for each entry.
-pub fn build_override_metric_name(entries: &[Entry<'_>]) -> NameParts {
+pub fn build_override_metric_name(entries: &[Entry<'_>]) -> MetricNameParts {
     entries.iter().map(|entry| join_key_value(entry, false)).collect()
 }
 
@@ -35,9 +35,9 @@ impl RuleSet {
         domain: &DomainRules,
         rule: &CompiledRule,
         entries: &[Entry<'_>],
-    ) -> NameParts {
+    ) -> MetricNameParts {
         let mut steps: SmallVec<[MatchedEntry<'_>; 4]> = SmallVec::new();
-        for (node, match_kind) in self.find_path(domain, entries) {
+        for (node, match_kind) in self.find_matched_path(domain, entries) {
             let matched = &self.nodes[node as usize];
             let shares = match_kind.can_share_counter() && matched.share_threshold;
             steps.push(MatchedEntry {

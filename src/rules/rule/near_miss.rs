@@ -8,10 +8,10 @@
 use super::NodeId;
 use super::set::{CompiledNode, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
-use super::wildcard::Pattern;
+use super::wildcard::WildcardPattern;
 use super::{EntryOrder, SourceLocation};
 use crate::base::named_enum::{named_enum, serialize_by_name};
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 use crate::limit::request::Entry;
 
 /// Maximum number of nodes that are compared for one difference.
@@ -85,7 +85,7 @@ impl NearMiss {
     /// Sentence for people, without the location.
     pub fn describe(&self) -> String {
         let Self { reason, rule, suggestion, .. } = self;
-        let rule = truncate_printable(rule, 2 * MAX_TEXT_CHARS);
+        let rule = truncate_and_escape(rule, 2 * MAX_TEXT_CHARS);
         match reason {
             MissReason::Case => format!("letters or `-` and `_` differ from {rule}: did you mean {suggestion}?"),
             MissReason::Order => format!("{rule} has the entries in another order: did you mean {suggestion}?"),
@@ -100,7 +100,7 @@ impl NearMiss {
 
 /// How nodes are compared with entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Comparison {
+enum ComparisonMode {
     /// As matching does.
     Exact,
     /// Letters of any case, and `-` as `_`.
@@ -113,23 +113,23 @@ enum Comparison {
 
 /// What a search allows that matching does not.
 #[derive(Clone, Copy, Debug)]
-struct Difference {
-    comparison: Comparison,
+struct AllowedDifference {
+    comparison: ComparisonMode,
     /// Entries may be in any order.
     any_order: bool,
     /// Number of entries that the descriptor may lack.
     lacking: usize,
 }
 
-impl Difference {
-    const NONE: Self = Self { comparison: Comparison::Exact, any_order: false, lacking: 0 };
+impl AllowedDifference {
+    const NONE: Self = Self { comparison: ComparisonMode::Exact, any_order: false, lacking: 0 };
 }
 
 /// Search of one path.
 struct Search<'s> {
     set: &'s RuleSet,
     entries: &'s [PossibleEntry<'s>],
-    comparison: Comparison,
+    comparison: ComparisonMode,
     any_order: bool,
     comparisons_left: usize,
     /// Nodes of the path, each with the index of its entry; `None`: the descriptor lacks it.
@@ -194,20 +194,21 @@ impl Search<'_> {
 }
 
 /// Returns `true` if a node can match an entry.
-fn node_fits(node: &CompiledNode, entry: &PossibleEntry<'_>, comparison: Comparison) -> bool {
+fn node_fits(node: &CompiledNode, entry: &PossibleEntry<'_>, comparison: ComparisonMode) -> bool {
     let key = node.composite.get(..node.key_length).unwrap_or_default();
     match comparison {
-        Comparison::Exact => composite_fits(&node.composite, key, node, entry.key, entry.value),
-        Comparison::IgnoringCase => {
-            let [composite, node_key, entry_key] = [&node.composite, key, entry.key].map(fold_case);
-            let value = entry.value.map(fold_case);
+        ComparisonMode::Exact => composite_fits(&node.composite, key, node, entry.key, entry.value),
+        ComparisonMode::IgnoringCase => {
+            let [composite, node_key, entry_key] = [&node.composite, key, entry.key].map(fold_case_and_dashes);
+            let value = entry.value.map(fold_case_and_dashes);
             composite_fits(&composite, &node_key, node, &entry_key, value.as_deref())
         }
-        Comparison::SimilarKeys => {
-            key == entry.key && node_fits(node, entry, Comparison::Exact)
-                || (are_alike(key, entry.key) && node_fits(node, &PossibleEntry { key, ..*entry }, Comparison::Exact))
+        ComparisonMode::SimilarKeys => {
+            key == entry.key && node_fits(node, entry, ComparisonMode::Exact)
+                || (are_alike(key, entry.key)
+                    && node_fits(node, &PossibleEntry { key, ..*entry }, ComparisonMode::Exact))
         }
-        Comparison::KeysOnly => key == entry.key,
+        ComparisonMode::KeysOnly => key == entry.key,
     }
 }
 
@@ -236,14 +237,14 @@ fn composite_fits(
     match node.match_kind {
         MatchKind::Any => node_key == entry_key || own_value == Some(value),
         MatchKind::Exact => own_value == Some(value),
-        MatchKind::Wildcard => Pattern::new(composite).matches(&[entry_key, b"_", value].concat()),
+        MatchKind::Wildcard => WildcardPattern::new(composite).matches(&[entry_key, b"_", value].concat()),
         MatchKind::Match => {
             node_key == entry_key && node.pattern.as_ref().is_some_and(|pattern| pattern.matches(value))
         }
     }
 }
 
-fn fold_case(text: &[u8]) -> Vec<u8> {
+fn fold_case_and_dashes(text: &[u8]) -> Vec<u8> {
     text.iter().map(|byte| if *byte == b'-' { b'_' } else { byte.to_ascii_lowercase() }).collect()
 }
 
@@ -260,15 +261,15 @@ impl RuleSet {
     /// Returns `true` if a descriptor with these entries can match a rule, or values that a rule exempts; also if that
     /// takes too long to find out.
     pub fn can_match(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> bool {
-        self.possible_rule(domain, entries) != PossibleRule::None
+        self.find_match_possibility(domain, entries) != MatchPossibility::None
     }
 
     /// Returns the name of a domain for which `name` was probably meant.
     pub fn find_similar_domain(&self, name: &str) -> Option<&str> {
         let mut names: Vec<&str> = self.domains().map(|domain| &*domain.name).collect();
         names.sort_unstable();
-        let folded = fold_case(name.as_bytes());
-        let same = names.iter().find(|known| fold_case(known.as_bytes()) == folded);
+        let folded = fold_case_and_dashes(name.as_bytes());
+        let same = names.iter().find(|known| fold_case_and_dashes(known.as_bytes()) == folded);
         same.or_else(|| names.iter().find(|known| are_alike(known.as_bytes(), name.as_bytes()))).copied()
     }
 
@@ -278,25 +279,25 @@ impl RuleSet {
             return None;
         }
         let find = |comparison, any_order, lacking| {
-            self.search_miss(domain, entries, Difference { comparison, any_order, lacking })
+            self.search_with_difference(domain, entries, AllowedDifference { comparison, any_order, lacking })
         };
-        let miss = |reason, path: Vec<(NodeId, Option<usize>)>| self.describe_path(reason, &path, entries);
-        if let Some(path) = find(Comparison::IgnoringCase, false, 0) {
+        let miss = |reason, path: Vec<(NodeId, Option<usize>)>| self.build_near_miss(reason, &path, entries);
+        if let Some(path) = find(ComparisonMode::IgnoringCase, false, 0) {
             return miss(MissReason::Case, path);
         }
-        if let Some(path) = find(Comparison::Exact, true, 0) {
+        if let Some(path) = find(ComparisonMode::Exact, true, 0) {
             return miss(MissReason::Order, path);
         }
-        if let Some(path) = find(Comparison::Exact, false, 1).or_else(|| find(Comparison::Exact, false, 2)) {
+        if let Some(path) = find(ComparisonMode::Exact, false, 1).or_else(|| find(ComparisonMode::Exact, false, 2)) {
             return miss(MissReason::TooShort, path);
         }
         if let Some(near) = self.find_with_fewer_entries(domain, entries) {
             return Some(near);
         }
-        if let Some(path) = find(Comparison::SimilarKeys, false, 0) {
+        if let Some(path) = find(ComparisonMode::SimilarKeys, false, 0) {
             return miss(MissReason::Key, path);
         }
-        if let Some(path) = find(Comparison::KeysOnly, false, 0) {
+        if let Some(path) = find(ComparisonMode::KeysOnly, false, 0) {
             return miss(MissReason::Value, path);
         }
         self.find_in_other_domain(domain, entries)
@@ -310,8 +311,8 @@ impl RuleSet {
         (0..entries.len()).rev().find_map(|left_out| {
             let mut fewer = entries.to_vec();
             fewer.remove(left_out);
-            let path = self.search_miss(domain, &fewer, Difference::NONE)?;
-            self.describe_path(MissReason::TooLong, &path, &fewer)
+            let path = self.search_with_difference(domain, &fewer, AllowedDifference::NONE)?;
+            self.build_near_miss(MissReason::TooLong, &path, &fewer)
         })
     }
 
@@ -322,46 +323,46 @@ impl RuleSet {
         let other = others
             .into_iter()
             .take(MAX_DOMAINS)
-            .find(|other| matches!(self.possible_rule(other, entries), PossibleRule::Found))?;
-        let suggestion = truncate_printable(&other.name, MAX_TEXT_CHARS);
+            .find(|other| matches!(self.find_match_possibility(other, entries), MatchPossibility::Found))?;
+        let suggestion = truncate_and_escape(&other.name, MAX_TEXT_CHARS);
         Some(NearMiss { reason: MissReason::Domain, rule: other.name.clone(), location: None, suggestion })
     }
 
-    fn possible_rule(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> PossibleRule {
+    fn find_match_possibility(&self, domain: &DomainRules, entries: &[PossibleEntry<'_>]) -> MatchPossibility {
         if entries.len() > MAX_ENTRIES {
-            return PossibleRule::Unknown;
+            return MatchPossibility::Unknown;
         }
         let any_order = domain.matching.order == EntryOrder::Any;
-        let mut search = self.new_search(entries, Comparison::Exact, any_order);
-        match (search.search(domain.root, all_entries(entries), 0), search.comparisons_left) {
-            (true, _) => PossibleRule::Found,
-            (false, 0) => PossibleRule::Unknown,
-            (false, _) => PossibleRule::None,
+        let mut search = self.new_search(entries, ComparisonMode::Exact, any_order);
+        match (search.search(domain.root, all_unused(entries), 0), search.comparisons_left) {
+            (true, _) => MatchPossibility::Found,
+            (false, 0) => MatchPossibility::Unknown,
+            (false, _) => MatchPossibility::None,
         }
     }
 
-    fn search_miss(
+    fn search_with_difference(
         &self,
         domain: &DomainRules,
         entries: &[PossibleEntry<'_>],
-        difference: Difference,
+        difference: AllowedDifference,
     ) -> Option<Vec<(NodeId, Option<usize>)>> {
-        let Difference { comparison, any_order, lacking } = difference;
+        let AllowedDifference { comparison, any_order, lacking } = difference;
         let any_order = any_order || domain.matching.order == EntryOrder::Any;
         let mut search = self.new_search(entries, comparison, any_order);
-        search.search(domain.root, all_entries(entries), lacking).then_some(search.path)
+        search.search(domain.root, all_unused(entries), lacking).then_some(search.path)
     }
 
     fn new_search<'s>(
         &'s self,
         entries: &'s [PossibleEntry<'s>],
-        comparison: Comparison,
+        comparison: ComparisonMode,
         any_order: bool,
     ) -> Search<'s> {
         Search { set: self, entries, comparison, any_order, comparisons_left: MAX_COMPARISONS, path: Vec::new() }
     }
 
-    fn describe_path(
+    fn build_near_miss(
         &self,
         reason: MissReason,
         path: &[(NodeId, Option<usize>)],
@@ -385,20 +386,20 @@ impl RuleSet {
 
 /// Whether a descriptor can match a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PossibleRule {
+enum MatchPossibility {
     Found,
     None,
     /// There are too many nodes, or entries.
     Unknown,
 }
 
-fn all_entries(entries: &[PossibleEntry<'_>]) -> UnusedEntries {
+fn all_unused(entries: &[PossibleEntry<'_>]) -> UnusedEntries {
     UnusedEntries((1_u32 << entries.len().min(MAX_ENTRIES)) - 1)
 }
 
 /// Writes an entry that the node matches: with the node's own value, else with the descriptor's, else with `...`.
 fn format_suggested_entry(node: &CompiledNode, entry: Option<&PossibleEntry<'_>>, reason: MissReason) -> String {
-    let text = |bytes: &[u8]| truncate_printable(&String::from_utf8_lossy(bytes), MAX_TEXT_CHARS);
+    let text = |bytes: &[u8]| truncate_and_escape(&String::from_utf8_lossy(bytes), MAX_TEXT_CHARS);
     let key = node.composite.get(..node.key_length).unwrap_or_default();
     let own = node.composite.get(node.key_length + 1..);
     let value = match (node.match_kind, own, entry.and_then(|entry| entry.value)) {

@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Number of leading bits that an IPv4-mapped address has before its IPv4 address.
-const MAPPED_BITS: u8 = 96;
+const IPV4_MAPPED_PREFIX_BITS: u8 = 96;
 
 /// A network: all addresses that begin with these bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,9 +58,9 @@ impl Network {
         let address: IpAddr = address.parse().map_err(|_| NetworkError::NotANetwork)?;
         let written = match address {
             IpAddr::V4(address) => Self::V4 { first: address.to_bits(), length: length.unwrap_or(32) },
-            IpAddr::V6(address) => Self::V6 { first: address.to_bits(), length: length.unwrap_or(128) }.without_map(),
+            IpAddr::V6(address) => Self::V6 { first: address.to_bits(), length: length.unwrap_or(128) }.unmap_ipv4(),
         };
-        written.check_bits()
+        written.check_length_and_host_bits()
     }
 
     /// First address of the network.
@@ -72,34 +72,35 @@ impl Network {
     }
 
     /// Converts an IPv4-mapped network to the IPv4 one.
-    fn without_map(self) -> Self {
+    fn unmap_ipv4(self) -> Self {
         match self {
-            Self::V6 { first, length: length @ MAPPED_BITS..=128 } => match Ipv6Addr::from_bits(first).to_ipv4_mapped()
-            {
-                Some(address) => Self::V4 { first: address.to_bits(), length: length - MAPPED_BITS },
-                None => self,
-            },
+            Self::V6 { first, length: length @ IPV4_MAPPED_PREFIX_BITS..=128 } => {
+                match Ipv6Addr::from_bits(first).to_ipv4_mapped() {
+                    Some(address) => Self::V4 { first: address.to_bits(), length: length - IPV4_MAPPED_PREFIX_BITS },
+                    None => self,
+                }
+            }
             Self::V4 { .. } | Self::V6 { .. } => self,
         }
     }
 
-    fn check_bits(self) -> Result<Self, NetworkError> {
+    fn check_length_and_host_bits(self) -> Result<Self, NetworkError> {
         let network = match self {
             Self::V4 { length: 33.., .. } | Self::V6 { length: 129.., .. } => return Err(NetworkError::NotANetwork),
-            Self::V4 { first, length } => Self::V4 { first: first & !host_bits_v4(length), length },
-            Self::V6 { first, length } => Self::V6 { first: first & !host_bits_v6(length), length },
+            Self::V4 { first, length } => Self::V4 { first: first & !host_mask_v4(length), length },
+            Self::V6 { first, length } => Self::V6 { first: first & !host_mask_v6(length), length },
         };
         if network == self { Ok(self) } else { Err(NetworkError::HostBits(network)) }
     }
 }
 
-/// Bits of an IPv4 address beyond the first `length`.
-fn host_bits_v4(length: u8) -> u32 {
+/// Mask of the bits of an IPv4 address beyond the first `length`.
+fn host_mask_v4(length: u8) -> u32 {
     u32::MAX.checked_shr(length.into()).unwrap_or(0)
 }
 
-/// Bits of an IPv6 address beyond the first `length`.
-fn host_bits_v6(length: u8) -> u128 {
+/// Mask of the bits of an IPv6 address beyond the first `length`.
+fn host_mask_v6(length: u8) -> u128 {
     u128::MAX.checked_shr(length.into()).unwrap_or(0)
 }
 
@@ -142,14 +143,14 @@ impl Address {
 }
 
 /// First and last address of a range.
-type Range<T> = (T, T);
+type AddressRange<T> = (T, T);
 
 /// Set of networks, of any size: a look-up is one binary search.
 #[derive(Debug, Default)]
 pub struct NetworkSet {
     /// Ranges that do not touch, ascending.
-    v4: Vec<Range<u32>>,
-    v6: Vec<Range<u128>>,
+    v4: Vec<AddressRange<u32>>,
+    v6: Vec<AddressRange<u128>>,
 }
 
 impl FromIterator<Network> for NetworkSet {
@@ -157,8 +158,8 @@ impl FromIterator<Network> for NetworkSet {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for network in networks {
             match network {
-                Network::V4 { first, length } => v4.push((first, first | host_bits_v4(length))),
-                Network::V6 { first, length } => v6.push((first, first | host_bits_v6(length))),
+                Network::V4 { first, length } => v4.push((first, first | host_mask_v4(length))),
+                Network::V6 { first, length } => v6.push((first, first | host_mask_v6(length))),
             }
         }
         Self { v4: merge_ranges(v4), v6: merge_ranges(v6) }
@@ -175,7 +176,7 @@ impl NetworkSet {
     }
 }
 
-fn merge_ranges<T: Ord + Copy>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
+fn merge_ranges<T: Ord + Copy>(mut ranges: Vec<AddressRange<T>>) -> Vec<AddressRange<T>> {
     ranges.sort_unstable();
     // Two networks overlap only if one contains the other.
     ranges.dedup_by(|later, kept| {
@@ -189,7 +190,7 @@ fn merge_ranges<T: Ord + Copy>(mut ranges: Vec<Range<T>>) -> Vec<Range<T>> {
     ranges
 }
 
-fn is_in_ranges<T: Ord + Copy>(ranges: &[Range<T>], address: T) -> bool {
+fn is_in_ranges<T: Ord + Copy>(ranges: &[AddressRange<T>], address: T) -> bool {
     let after = ranges.partition_point(|(first, _)| *first <= address);
     after.checked_sub(1).is_some_and(|at| ranges[at].1 >= address)
 }
@@ -230,7 +231,7 @@ impl<T> Default for Intervals<T> {
 }
 
 impl<T: Ord + Copy> Intervals<T> {
-    fn begin(&mut self, start: T, node: Option<u32>) {
+    fn begin_interval(&mut self, start: T, node: Option<u32>) {
         if self.starts.last() == Some(&start) {
             if let Some(last) = self.nodes.last_mut() {
                 *last = node;
@@ -256,19 +257,23 @@ impl<I: Ord + Copy> NetworkIndex<I> {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for (network, pattern) in networks {
             match network {
-                Network::V4 { first, length } => v4.push(((first, first | host_bits_v4(length)), pattern)),
-                Network::V6 { first, length } => v6.push(((first, first | host_bits_v6(length)), pattern)),
+                Network::V4 { first, length } => v4.push(((first, first | host_mask_v4(length)), pattern)),
+                Network::V6 { first, length } => v6.push(((first, first | host_mask_v6(length)), pattern)),
             }
         }
-        index.v4 = index.cut(&v4, |last| last.checked_add(1));
-        index.v6 = index.cut(&v6, |last| last.checked_add(1));
+        index.v4 = index.cut_into_intervals(&v4, |last| last.checked_add(1));
+        index.v6 = index.cut_into_intervals(&v6, |last| last.checked_add(1));
         index
     }
 
     /// Cuts the addresses at the bounds of networks, which are sorted and nested.
-    fn cut<T: Ord + Copy>(&mut self, networks: &[(Range<T>, I)], after: impl Fn(T) -> Option<T>) -> Intervals<T> {
+    fn cut_into_intervals<T: Ord + Copy>(
+        &mut self,
+        networks: &[(AddressRange<T>, I)],
+        after: impl Fn(T) -> Option<T>,
+    ) -> Intervals<T> {
         let mut intervals = Intervals::default();
-        let mut open: Vec<(Range<T>, u32)> = Vec::new();
+        let mut open: Vec<(AddressRange<T>, u32)> = Vec::new();
         for (range, pattern) in networks {
             if let Some((last, node)) = open.last()
                 && last == range
@@ -278,24 +283,24 @@ impl<I: Ord + Copy> NetworkIndex<I> {
                 node.lowest = node.lowest.min(*pattern);
                 continue;
             }
-            self.close_before(&mut open, &mut intervals, Some(range.0), &after);
+            self.end_networks_before(&mut open, &mut intervals, Some(range.0), &after);
             let parent = open.last().map(|(_, node)| *node);
             let around = parent.map(|node| self.nodes[node as usize].lowest);
             let lowest = around.map_or(*pattern, |around| around.min(*pattern));
             // Rule files are bounded far below 2^32 networks.
             let node = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
             self.nodes.push(NetworkNode { lowest, patterns: vec![*pattern], parent });
-            intervals.begin(range.0, Some(node));
+            intervals.begin_interval(range.0, Some(node));
             open.push((*range, node));
         }
-        self.close_before(&mut open, &mut intervals, None, &after);
+        self.end_networks_before(&mut open, &mut intervals, None, &after);
         intervals
     }
 
     /// Ends the open networks that end before `start`; all of them if there is none.
-    fn close_before<T: Ord + Copy>(
+    fn end_networks_before<T: Ord + Copy>(
         &self,
-        open: &mut Vec<(Range<T>, u32)>,
+        open: &mut Vec<(AddressRange<T>, u32)>,
         intervals: &mut Intervals<T>,
         start: Option<T>,
         after: impl Fn(T) -> Option<T>,
@@ -305,18 +310,18 @@ impl<I: Ord + Copy> NetworkIndex<I> {
         {
             open.pop();
             if let Some(next) = after(last) {
-                intervals.begin(next, self.nodes[node as usize].parent);
+                intervals.begin_interval(next, self.nodes[node as usize].parent);
             }
         }
     }
 
     /// Returns the lowest pattern that contains the address.
-    pub(crate) fn lowest(&self, address: Address) -> Option<I> {
+    pub(crate) fn lowest_pattern(&self, address: Address) -> Option<I> {
         self.find(address).map(|node| self.nodes[node as usize].lowest)
     }
 
     /// Calls `each` with all patterns that contain the address; with some of them more than once.
-    pub(crate) fn for_each(&self, address: Address, mut each: impl FnMut(I)) {
+    pub(crate) fn for_each_match(&self, address: Address, mut each: impl FnMut(I)) {
         let mut at = self.find(address);
         while let Some(node) = at {
             let node = &self.nodes[node as usize];
@@ -325,8 +330,8 @@ impl<I: Ord + Copy> NetworkIndex<I> {
         }
     }
 
-    /// Lowest pattern of each network somewhere in which that network is the smallest.
-    pub(crate) fn lowest_somewhere(&self) -> impl Iterator<Item = I> {
+    /// Patterns that are the lowest for some address: that of each network which is the smallest around some address.
+    pub(crate) fn patterns_lowest_somewhere(&self) -> impl Iterator<Item = I> {
         let nodes = self.v4.nodes.iter().chain(&self.v6.nodes);
         nodes.filter_map(|node| node.map(|node| self.nodes[node as usize].lowest))
     }
@@ -393,11 +398,11 @@ mod tests {
     fn networks() -> impl Strategy<Value = Vec<Network>> {
         let v4 = (0..4_u32, 0..=32_u8).prop_map(|(top, length)| {
             let address = top.wrapping_mul(0x5555_5555);
-            Network::V4 { first: address & !host_bits_v4(length), length }
+            Network::V4 { first: address & !host_mask_v4(length), length }
         });
         let v6 = (0..4_u128, 0..=128_u8).prop_map(|(top, length)| {
             let address = top.wrapping_mul(u128::MAX / 3);
-            Network::V6 { first: address & !host_bits_v6(length), length }
+            Network::V6 { first: address & !host_mask_v6(length), length }
         });
         prop::collection::vec(prop_oneof![v4, v6], 0..20)
     }
@@ -421,9 +426,9 @@ mod tests {
             for address in addresses {
                 let expected: Vec<usize> =
                     (0..networks.len()).filter(|at| contains(networks[*at], address)).collect();
-                prop_assert_eq!(index.lowest(address), expected.first().copied());
+                prop_assert_eq!(index.lowest_pattern(address), expected.first().copied());
                 let mut found = Vec::new();
-                index.for_each(address, |at| found.push(at));
+                index.for_each_match(address, |at| found.push(at));
                 found.sort_unstable();
                 prop_assert_eq!(&found, &expected);
                 prop_assert_eq!(set.contains(address), !expected.is_empty());

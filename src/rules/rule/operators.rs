@@ -84,18 +84,18 @@ impl Operators {
     }
 
     /// Adds all nodes that match, in no order.
-    pub(super) fn add_matches(&self, key: &[u8], value: &[u8], found: &mut MatchingNodes) {
+    pub(super) fn collect_matches(&self, key: &[u8], value: &[u8], found: &mut MatchingNodes) {
         let Some(of_key) = self.by_key.get(key) else { return };
         if let Some(index) = &of_key.plain {
             let start = found.len();
-            index.for_each(value, |node| found.push(node));
+            index.for_each_match(value, |node| found.push(node));
             let mut own: MatchingNodes = found.drain(start..).collect();
             own.sort_unstable();
             own.dedup();
             found.extend(own);
         }
         if let Some(negated) = &of_key.negated {
-            found.extend(negated.matches(value));
+            found.extend(negated.find_matches(value));
         }
     }
 }
@@ -118,13 +118,13 @@ impl OperatorsOfKey {
 
 impl NegatedPatterns {
     fn first_match(&self, value: &[u8]) -> Option<NodeId> {
-        self.matches(value).next()
+        self.find_matches(value).next()
     }
 
     /// Nodes whose operator does not match, in file order.
-    fn matches(&self, value: &[u8]) -> impl Iterator<Item = NodeId> {
+    fn find_matches(&self, value: &[u8]) -> impl Iterator<Item = NodeId> {
         let mut contained = MatchingNodes::new();
-        self.index.for_each(value, |node| contained.push(node));
+        self.index.for_each_match(value, |node| contained.push(node));
         contained.sort_unstable();
         self.nodes.iter().copied().filter(move |node| contained.binary_search(node).is_err())
     }
@@ -161,31 +161,31 @@ impl PatternIndex {
     fn lowest_match(&self, value: &[u8]) -> Option<NodeId> {
         let mut lowest = None;
         let mut consider = |node: NodeId| lowest = Some(lowest.map_or(node, |lowest: NodeId| lowest.min(node)));
-        if let Some(first) = self.find_list(value).and_then(|nodes| nodes.first()) {
+        if let Some(first) = self.find_list_nodes(value).and_then(|nodes| nodes.first()) {
             consider(*first);
         }
         if let Some(address) = self.parse_address(value) {
-            self.networks.iter().filter_map(|index| index.lowest(address)).for_each(&mut consider);
-            self.for_each_network_file(address, &mut consider);
+            self.networks.iter().filter_map(|index| index.lowest_pattern(address)).for_each(&mut consider);
+            self.for_each_network_file_match(address, &mut consider);
         }
-        self.for_each_value_file(value, &mut consider);
-        self.expressions.for_each(value, consider);
+        self.for_each_value_file_match(value, &mut consider);
+        self.expressions.for_each_match(value, consider);
         lowest
     }
 
     /// Calls `each` with every node that matches, with some of them more than once.
-    fn for_each(&self, value: &[u8], mut each: impl FnMut(NodeId)) {
-        self.find_list(value).into_iter().flatten().for_each(|node| each(*node));
+    fn for_each_match(&self, value: &[u8], mut each: impl FnMut(NodeId)) {
+        self.find_list_nodes(value).into_iter().flatten().for_each(|node| each(*node));
         if let Some(address) = self.parse_address(value) {
-            self.networks.iter().for_each(|index| index.for_each(address, &mut each));
-            self.for_each_network_file(address, &mut each);
+            self.networks.iter().for_each(|index| index.for_each_match(address, &mut each));
+            self.for_each_network_file_match(address, &mut each);
         }
-        self.for_each_value_file(value, &mut each);
-        self.expressions.for_each(value, each);
+        self.for_each_value_file_match(value, &mut each);
+        self.expressions.for_each_match(value, each);
     }
 
     /// Nodes of the lists that have the value, ascending.
-    fn find_list(&self, value: &[u8]) -> Option<&SmallVec<[NodeId; 2]>> {
+    fn find_list_nodes(&self, value: &[u8]) -> Option<&SmallVec<[NodeId; 2]>> {
         // An empty map would hash the value too.
         if self.lists.is_empty() { None } else { self.lists.get(value) }
     }
@@ -196,12 +196,12 @@ impl PatternIndex {
         if has_networks { Address::from_value(value) } else { None }
     }
 
-    fn for_each_network_file(&self, address: Address, mut each: impl FnMut(NodeId)) {
+    fn for_each_network_file_match(&self, address: Address, mut each: impl FnMut(NodeId)) {
         let containing = self.network_files.iter().filter(|(_, file)| file.set.contains(address));
         containing.for_each(|(node, _)| each(*node));
     }
 
-    fn for_each_value_file(&self, value: &[u8], mut each: impl FnMut(NodeId)) {
+    fn for_each_value_file_match(&self, value: &[u8], mut each: impl FnMut(NodeId)) {
         let containing = self.value_files.iter().filter(|(_, file)| file.set.contains(value));
         containing.for_each(|(node, _)| each(*node));
     }
@@ -277,7 +277,7 @@ mod tests {
                     .collect();
                 prop_assert_eq!(operators.first_match(b"k", value), expected.first().copied());
                 let mut all = MatchingNodes::new();
-                operators.add_matches(b"k", value, &mut all);
+                operators.collect_matches(b"k", value, &mut all);
                 all.sort_unstable();
                 prop_assert_eq!(all.to_vec(), expected);
             }

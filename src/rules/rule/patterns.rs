@@ -60,18 +60,18 @@ impl Patterns {
     }
 
     /// Returns the first wildcard in file order that matches a composite key.
-    pub(crate) fn first_wildcard(&self, composite: &[u8]) -> Option<NodeId> {
+    pub(crate) fn first_matching_wildcard(&self, composite: &[u8]) -> Option<NodeId> {
         self.wildcards.as_ref().and_then(|wildcards| wildcards.first_match(composite))
     }
 
     /// Returns all nodes that match, in file order.
-    pub(super) fn matches(&self, entry: &Entry<'_>) -> MatchingNodes {
+    pub(super) fn find_matches(&self, entry: &Entry<'_>) -> MatchingNodes {
         let mut found = MatchingNodes::new();
         if let Some(wildcards) = &self.wildcards {
-            wildcards.add_matches(&join_composite(entry), &mut found);
+            wildcards.collect_matches(&join_composite(entry), &mut found);
         }
         if let Some(operators) = &self.operators {
-            operators.add_matches(entry.key, entry.value, &mut found);
+            operators.collect_matches(entry.key, entry.value, &mut found);
         }
         found.sort_unstable();
         found

@@ -21,15 +21,15 @@ use super::match_pattern::MatchPattern;
 use super::patterns::{Patterns, PatternsBuilder};
 use super::value_pattern::{MatchKind, ValuePattern};
 use super::{
-    Allowance, Domain, EntryOrder, Matching, NodeId, OWN_LIMIT_NAME, OverrideDefaults, PlanChoices, Rule, RuleNode,
-    RulePlan, SourceLocation, TableDeclaration, UnitOverrideDefaults,
+    Allowance, Domain, EntryOrder, MatchingOptions, NodeId, OWN_LIMIT_NAME, OverrideDefaults, PlanChoices, Rule,
+    RuleNode, RulePlan, SourceLocation, TableDeclaration, UnitOverrideDefaults,
 };
 use crate::base::random::random_u64_pair;
 use crate::limit::active::ActiveTimes;
 use crate::limit::period::Unit;
 use crate::limit::request::Entry;
-use crate::limit::{Limit, StorePolicy};
-use crate::rules::plan_table::live::{LiveTable, LookUp, PlanSource};
+use crate::limit::{Limit, StoreFailurePolicy};
+use crate::rules::plan_table::live::{LiveTable, LookUpResult, PlanSource};
 use crate::rules::plan_table::row::{FoundRow, OwnLimit};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
@@ -46,9 +46,9 @@ pub struct RuleSet {
     rule_count: usize,
     can_error: bool,
     /// A domain takes entries in any order.
-    has_any_order: bool,
+    has_domain_in_any_order: bool,
     /// Rows of tables are in Redis.
-    reads_rows: bool,
+    reads_rows_from_redis: bool,
     /// A domain has a limit that follows streams.
     acts_on_stream_done: bool,
     pub(super) nodes: Vec<CompiledNode>,
@@ -64,7 +64,7 @@ pub struct DomainRules {
     defaults: OverrideDefaults,
     defaults_by_unit: Vec<UnitOverrideDefaults>,
     /// How descriptors are matched.
-    pub matching: Matching,
+    pub matching: MatchingOptions,
     /// The domain has a limit that follows streams, so trailing entries `slot` and `release` are not matched.
     pub acts_on_stream_done: bool,
     /// With entries in any order: keys that a path has more than once, with the largest number of times.
@@ -245,8 +245,8 @@ impl RuleSet {
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,
             can_error: false,
-            has_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
-            reads_rows: false,
+            has_domain_in_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
+            reads_rows_from_redis: false,
             acts_on_stream_done: domains.iter().any(Domain::acts_on_stream_done),
             nodes: Vec::new(),
             edges: HashTable::new(),
@@ -283,7 +283,7 @@ impl RuleSet {
         set.nodes.shrink_to_fit();
         let override_can_error = |domain: &DomainRules| {
             let by_unit = domain.defaults_by_unit.iter().map(|of_unit| &of_unit.defaults);
-            by_unit.chain([&domain.defaults]).any(|defaults| defaults.on_store_error == Some(StorePolicy::Error))
+            by_unit.chain([&domain.defaults]).any(|defaults| defaults.on_store_error == Some(StoreFailurePolicy::Error))
         };
         set.rule_count = set.nodes.iter().filter(|node| node.rule.is_some()).count();
         set.can_error =
@@ -300,14 +300,14 @@ impl RuleSet {
     pub fn replace_table(&mut self, domain: &str, index: usize, table: LiveTable) -> bool {
         let place = self.domains.get_mut(domain).and_then(|domain| domain.tables.get_mut(index));
         let Some(place) = place else { return false };
-        self.reads_rows |= table.row_cache().is_some();
+        self.reads_rows_from_redis |= table.row_cache().is_some();
         *place = table;
         true
     }
 
     /// Returns true if rows of tables must be read from Redis before limits are selected.
-    pub const fn reads_rows(&self) -> bool {
-        self.reads_rows
+    pub const fn reads_rows_from_redis(&self) -> bool {
+        self.reads_rows_from_redis
     }
 
     /// Returns true if a domain has a limit that follows streams.
@@ -316,16 +316,16 @@ impl RuleSet {
     }
 
     /// Uses the rows of another rule set, of which this one is a copy with other limits.
-    pub fn share_tables(&mut self, other: &Self) {
+    pub fn use_table_rows_of(&mut self, other: &Self) {
         for (name, domain) in &mut self.domains {
             let Some(from) = other.domain(name) else { continue };
-            domain.tables.iter_mut().zip(&from.tables).for_each(|(table, from)| table.share_rows(from));
+            domain.tables.iter_mut().zip(&from.tables).for_each(|(table, from)| table.use_rows_of(from));
         }
     }
 
     /// Keeps the plans of recorded decisions from now on, in place of the rows of tables, which a log does not have.
-    pub fn keep_recorded_plans(&mut self) {
-        self.domains.values_mut().flat_map(|domain| &mut domain.tables).for_each(LiveTable::keep_recorded_rows);
+    pub fn switch_to_recorded_plans(&mut self) {
+        self.domains.values_mut().flat_map(|domain| &mut domain.tables).for_each(LiveTable::switch_to_recorded_rows);
     }
 
     /// Sets the plan that a recorded decision found for a path; `own` is the limit of its row, if it had one.
@@ -355,8 +355,8 @@ impl RuleSet {
     }
 
     /// Returns `true` if a domain takes entries in any order.
-    pub(super) const fn has_any_order(&self) -> bool {
-        self.has_any_order
+    pub(super) const fn has_domain_in_any_order(&self) -> bool {
+        self.has_domain_in_any_order
     }
 
     /// Number of domains.
@@ -370,7 +370,7 @@ impl RuleSet {
     }
 
     /// Returns `true` if a descriptor of the domain has the key, at any level; `None` if there is no such domain.
-    pub fn has_key(&self, domain: &str, key: &[u8]) -> Option<bool> {
+    pub fn domain_has_key(&self, domain: &str, key: &[u8]) -> Option<bool> {
         let mut waiting = self.nodes[self.domain(domain)?.root as usize].children.to_vec();
         while let Some(id) = waiting.pop() {
             let node = &self.nodes[id as usize];
@@ -525,7 +525,7 @@ pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
     hasher.write_u8(limit.algorithm() as u8);
     // Slots survive a change of `max_duration`, and of the plan.
     hasher.write_u64(if limit.is_concurrent() { 0 } else { limit.period_us() });
-    hasher.write_u8(u8::from(limit.calendar_months()));
+    hasher.write_u8(u8::from(limit.follows_calendar_months()));
     hasher.write_u64(epoch);
     if let Some(window) = limit.window() {
         hasher.write(window.identity().as_bytes());
@@ -582,7 +582,7 @@ impl CompiledRule {
     }
 
     /// The table that chooses the plan, and the value that is looked up; `None` if the rule has no plans.
-    pub fn looked_up_value<'a>(
+    pub fn looked_up_table_and_value<'a>(
         &self,
         domain: &'a DomainRules,
         entries: &[Entry<'a>],
@@ -604,7 +604,7 @@ impl CompiledRule {
 
     /// Returns `true` if a limit answers with an error while the store fails. Shadow limits never fail a request.
     fn can_error_on_store_failure(&self) -> bool {
-        self.limits.iter().any(|of_rule| !of_rule.shadow && of_rule.limit.on_store_error() == StorePolicy::Error)
+        self.limits.iter().any(|of_rule| !of_rule.shadow && of_rule.limit.on_store_error() == StoreFailurePolicy::Error)
     }
 
     /// Name of the limit at `index`; empty if it has none.
@@ -654,14 +654,14 @@ impl CompiledPlans {
 
     fn choose<'r>(&'r self, default: &'r CompiledRule, domain: &DomainRules, entries: &[Entry<'_>]) -> TableChoice<'r> {
         let found = entries.get(self.entry).zip(domain.tables.get(self.table));
-        match found.map_or(LookUp::NoRow, |(entry, table)| table.find(entry.value)) {
-            LookUp::NoRow => TableChoice { rule: default, source: PlanSource::Default, own: None },
-            LookUp::NotRead => TableChoice { rule: default, source: PlanSource::NotRead, own: None },
-            LookUp::Row(FoundRow::Plan(index)) => {
+        match found.map_or(LookUpResult::NoRow, |(entry, table)| table.find(entry.value)) {
+            LookUpResult::NoRow => TableChoice { rule: default, source: PlanSource::Default, own: None },
+            LookUpResult::NotRead => TableChoice { rule: default, source: PlanSource::NotRead, own: None },
+            LookUpResult::Row(FoundRow::Plan(index)) => {
                 let rule = self.plans.get(usize::from(index)).and_then(Option::as_ref).unwrap_or(default);
                 TableChoice { rule, source: PlanSource::Row, own: None }
             }
-            LookUp::Row(FoundRow::Own(limit)) => {
+            LookUpResult::Row(FoundRow::Own(limit)) => {
                 let Self { own_shadow: shadow, own_quota: quota, own_stats: stats, .. } = self;
                 let own = ChosenOwnLimit { limit, shadow: *shadow, quota: *quota, stats };
                 TableChoice { rule: &self.own, source: PlanSource::OwnLimit, own: Some(own) }

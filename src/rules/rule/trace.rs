@@ -9,7 +9,7 @@ use super::match_pattern::Operator;
 use super::network::Address;
 use super::set::{CompiledRule, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
-use super::wildcard::Pattern;
+use super::wildcard::WildcardPattern;
 use crate::limit::request::Entry;
 
 /// Path of a descriptor through the rule tree.
@@ -102,7 +102,7 @@ impl RuleSet {
     pub fn trace_match<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> MatchTrace<'r> {
         let mut steps = Vec::new();
         let mut node = domain.root;
-        let path = self.find_path(domain, entries);
+        let path = self.find_matched_path(domain, entries);
         for (index, entry) in entries.iter().enumerate() {
             let matched = path.get(index).copied();
             steps.push(self.build_trace_step(node, entry, matched));
@@ -133,7 +133,7 @@ impl RuleSet {
         let composite = [entry.key, b"_", entry.value].concat();
         let siblings =
             self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
-        let matching = self.find_candidates(parent, entry);
+        let matching = self.find_matching_children(parent, entry);
         let context =
             MissContext { key: entry.key, value: entry.value, composite: &composite, matching: &matching, matched };
         // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
@@ -177,7 +177,7 @@ impl RuleSet {
             (None, _) => {}
         }
         match node.match_kind {
-            MatchKind::Wildcard if Pattern::new(&node.composite).matches(context.composite) => {
+            MatchKind::Wildcard if WildcardPattern::new(&node.composite).matches(context.composite) => {
                 MismatchReason::LaterWildcard
             }
             MatchKind::Exact | MatchKind::Wildcard | MatchKind::Match | MatchKind::Any if !has_key => {

@@ -28,7 +28,7 @@ const MAX_DENSE_BYTES_PER_LITERAL: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Wildcards {
     /// Patterns in file order.
-    patterns: Vec<(NodeId, Pattern)>,
+    patterns: Vec<(NodeId, WildcardPattern)>,
     /// Distinct lengths of prefixes, shortest first.
     prefix_lengths: Vec<usize>,
     by_prefix: HashMap<Box<[u8]>, WildcardsOfPrefix>,
@@ -55,7 +55,7 @@ impl Wildcards {
     /// Indexes composite keys, given in file order.
     pub(super) fn new(composites: Vec<(NodeId, Box<[u8]>)>) -> Self {
         let patterns: Vec<_> =
-            composites.into_iter().map(|(node, composite)| (node, Pattern::new(&composite))).collect();
+            composites.into_iter().map(|(node, composite)| (node, WildcardPattern::new(&composite))).collect();
         let by_prefix: HashMap<Box<[u8]>, _> = group_by_prefix(patterns.iter().map(|(_, pattern)| pattern))
             .into_iter()
             .map(|(prefix, group)| (Box::from(prefix), WildcardsOfPrefix::new(&group)))
@@ -81,7 +81,7 @@ impl Wildcards {
     }
 
     /// Adds all nodes that match, each once, in no order.
-    pub(super) fn add_matches(&self, composite: &[u8], found: &mut MatchingNodes) {
+    pub(super) fn collect_matches(&self, composite: &[u8], found: &mut MatchingNodes) {
         let mut add = |indices: &[u32]| {
             let patterns = indices.iter().filter_map(|index| self.patterns.get(*index as usize));
             found.extend(patterns.filter(|(_, pattern)| pattern.matches(composite)).map(|(node, _)| *node));
@@ -106,8 +106,10 @@ impl Wildcards {
 }
 
 /// Patterns by prefix, each with its index.
-fn group_by_prefix<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> HashMap<&'p [u8], Vec<(u32, &'p Pattern)>> {
-    let mut groups: HashMap<&[u8], Vec<(u32, &Pattern)>> = HashMap::new();
+fn group_by_prefix<'p>(
+    patterns: impl Iterator<Item = &'p WildcardPattern>,
+) -> HashMap<&'p [u8], Vec<(u32, &'p WildcardPattern)>> {
+    let mut groups: HashMap<&[u8], Vec<(u32, &WildcardPattern)>> = HashMap::new();
     for (index, pattern) in (0..).zip(patterns) {
         groups.entry(&pattern.parts[0]).or_default().push((index, pattern));
     }
@@ -116,9 +118,10 @@ fn group_by_prefix<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> HashMap<&
 
 /// Patterns with one prefix by the literal part that the fewest of them have, of equally rare ones the longest. The
 /// empty literal has those without another part.
-fn group_by_rarest_literal<'p>(group: &[(u32, &'p Pattern)]) -> HashMap<&'p [u8], Vec<u32>> {
+fn group_by_rarest_literal<'p>(group: &[(u32, &'p WildcardPattern)]) -> HashMap<&'p [u8], Vec<u32>> {
     let mut users: HashMap<&[u8], usize> = HashMap::new();
-    let parts = |pattern: &'p Pattern| pattern.parts[1..].iter().map(|part| &**part).filter(|part| !part.is_empty());
+    let parts =
+        |pattern: &'p WildcardPattern| pattern.parts[1..].iter().map(|part| &**part).filter(|part| !part.is_empty());
     group.iter().flat_map(|(_, pattern)| parts(pattern)).for_each(|part| *users.entry(part).or_default() += 1);
     let mut literals: HashMap<&[u8], Vec<u32>> = HashMap::new();
     for (index, pattern) in group {
@@ -129,14 +132,14 @@ fn group_by_rarest_literal<'p>(group: &[(u32, &'p Pattern)]) -> HashMap<&'p [u8]
 }
 
 /// Largest number of these patterns that must be tried one after the other for one text.
-pub(crate) fn max_tried_patterns<'p>(patterns: impl Iterator<Item = &'p Pattern>) -> usize {
+pub(crate) fn max_tried_patterns<'p>(patterns: impl Iterator<Item = &'p WildcardPattern>) -> usize {
     let largest =
-        |group: Vec<(u32, &Pattern)>| group_by_rarest_literal(&group).values().map(Vec::len).max().unwrap_or(0);
+        |group: Vec<(u32, &WildcardPattern)>| group_by_rarest_literal(&group).values().map(Vec::len).max().unwrap_or(0);
     group_by_prefix(patterns).into_values().map(largest).max().unwrap_or(0)
 }
 
 impl WildcardsOfPrefix {
-    fn new(group: &[(u32, &Pattern)]) -> Self {
+    fn new(group: &[(u32, &WildcardPattern)]) -> Self {
         let all = || Self { always: group.iter().map(|(index, _)| *index).collect(), by_literal: None };
         if group.len() <= MAX_WILDCARDS_WITHOUT_AUTOMATON {
             return all();
@@ -209,12 +212,12 @@ impl SeenLiterals {
 
 /// Text in which each `*` matches any run of bytes.
 #[derive(Debug)]
-pub(crate) struct Pattern {
+pub(crate) struct WildcardPattern {
     /// Literal parts between the stars; at least two if there is a star.
     parts: Vec<Box<[u8]>>,
 }
 
-impl Pattern {
+impl WildcardPattern {
     /// Parses a pattern. Every `*` is a wildcard; there is no escape.
     pub(crate) fn new(text: &[u8]) -> Self {
         Self { parts: text.split(|byte| *byte == b'*').map(Box::from).collect() }
@@ -251,7 +254,7 @@ fn find_bytes(text: &[u8], part: &[u8]) -> Option<usize> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Pattern, Wildcards, max_tried_patterns};
+    use super::{WildcardPattern, Wildcards, max_tried_patterns};
 
     proptest! {
         #[test]
@@ -262,7 +265,7 @@ mod tests {
             let composites = (0..).zip(&patterns).map(|(node, text)| (node, text.as_bytes().into())).collect();
             let wildcards = Wildcards::new(composites);
             for text in &texts {
-                let matches = |pattern: &String| Pattern::new(pattern.as_bytes()).matches(text.as_bytes());
+                let matches = |pattern: &String| WildcardPattern::new(pattern.as_bytes()).matches(text.as_bytes());
                 let expected = patterns.iter().position(matches).map(|index| u32::try_from(index).unwrap_or(u32::MAX));
                 prop_assert_eq!(wildcards.first_match(text.as_bytes()), expected, "{} among {:?}", text, patterns);
             }
@@ -272,7 +275,8 @@ mod tests {
     #[test]
     fn only_patterns_with_all_literals_in_common_are_tried_one_by_one() {
         let tried = |texts: &[String]| {
-            let patterns: Vec<Pattern> = texts.iter().map(|text| Pattern::new(text.as_bytes())).collect();
+            let patterns: Vec<WildcardPattern> =
+                texts.iter().map(|text| WildcardPattern::new(text.as_bytes())).collect();
             max_tried_patterns(patterns.iter())
         };
         let numbered = |text: &str| (0..100).map(|index| text.replace('#', &format!("{index:03}"))).collect::<Vec<_>>();

@@ -26,7 +26,7 @@ const CACHE_FORMAT: &str = "tollkeeper-xds-cache-1";
 const MAX_HEAD_BYTES: u64 = 64 << 10;
 
 /// Upper bound on the file, in messages of the largest size: resources of refused domains are from older messages.
-const MAX_MESSAGES: u64 = 4;
+const MAX_FILE_SIZE_IN_MESSAGES: u64 = 4;
 
 /// Cache of one subscription.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl ResourceCache {
             path: settings.cache.clone()?,
             server: settings.server_address(),
             node_id: settings.node_id.clone(),
-            max_bytes: MAX_MESSAGES * settings.max_message_bytes as u64 + MAX_HEAD_BYTES,
+            max_bytes: MAX_FILE_SIZE_IN_MESSAGES * settings.max_message_bytes as u64 + MAX_HEAD_BYTES,
         })
     }
 

@@ -15,7 +15,7 @@ use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status, Streaming};
 
 use super::cache::{CachedResources, ResourceCache};
-use super::connect::{ResolveHost, append_causes, connect};
+use super::connect::{ResolveHost, append_causes, connect_to_control_plane};
 use super::refused_domains::{AppliedUpdate, UpdateResult, format_refusal};
 use super::resource::{self, RuleResource};
 use super::retry::RetryDelays;
@@ -97,7 +97,7 @@ impl XdsClient {
 
     /// Opens a stream and follows it to its end; returns the reason.
     async fn open_and_run_stream(&mut self, subscription: &mut Subscription) -> String {
-        let channel = match connect(&self.settings, self.resolve).await {
+        let channel = match connect_to_control_plane(&self.settings, self.resolve).await {
             Ok(channel) => channel,
             Err(error) => return error,
         };
@@ -109,7 +109,7 @@ impl XdsClient {
             return "the connection was lost".to_owned();
         }
         self.status.record_opened();
-        let call = client.stream_aggregated_resources(self.with_headers(outgoing));
+        let call = client.stream_aggregated_resources(self.add_configured_headers(outgoing));
         // Servers send the head of the response with the first message.
         let responses = match self.await_first_answer(call).await {
             Ok(response) => response.into_inner(),
@@ -119,7 +119,7 @@ impl XdsClient {
     }
 
     /// Adds `CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS`.
-    fn with_headers<S>(&self, outgoing: S) -> Request<S> {
+    fn add_configured_headers<S>(&self, outgoing: S) -> Request<S> {
         let mut request = Request::new(outgoing);
         for header in &self.settings.headers {
             let name = MetadataKey::from_bytes(header.name.as_bytes());
@@ -164,7 +164,7 @@ impl XdsClient {
 
     /// Passes resources on and waits until they are applied or rejected.
     async fn apply_resources(&mut self, version: &str, resources: Vec<Any>) -> Option<UpdateResult> {
-        let resources = resource::read_resources(resources);
+        let resources = resource::parse_resources(resources);
         self.updates.send(ReceivedResources { version: version.into(), resources }).await.ok()?;
         self.results.recv().await
     }
@@ -196,7 +196,7 @@ impl StreamExchange<'_> {
                     Err(error) => return describe_status(&error),
                 },
                 () = sleep_until(due.unwrap_or_else(Instant::now).into()), if due.is_some() => {
-                    if let Some(refusal) = self.subscription.take_due_refusal() {
+                    if let Some(refusal) = self.subscription.take_delayed_refusal() {
                         client.status.record_refused_again();
                         if let Err(ended) = self.send_request(refusal).await {
                             return ended;

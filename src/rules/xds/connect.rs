@@ -25,7 +25,7 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 use tower::{ServiceExt as _, service_fn};
 
-use crate::settings::pem::{collect_trusted_roots, with_client_certificate};
+use crate::settings::pem::{collect_trusted_roots, finish_tls_client_config};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
 use crate::settings::xds::CONFIG_GRPC_XDS_SERVER_USE_TLS;
@@ -58,7 +58,7 @@ pub fn resolve_host(host: &str) -> io::Result<Vec<IpAddr>> {
 ///
 /// # Errors
 /// The reason, with the setting to check.
-pub async fn connect(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
+pub async fn connect_to_control_plane(settings: &XdsSettings, resolve: ResolveHost) -> Result<Channel, String> {
     tokio::select! {
         biased;
         () = sleep(CONNECT_TIMEOUT) => Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
@@ -139,7 +139,7 @@ pub fn build_tls_config(tls: &XdsTls) -> Result<ClientConfig, UnusableSetting> {
             what: error.to_string(),
         })?
         .with_root_certificates(roots);
-    let mut config = with_client_certificate(builder, tls.client.as_ref())?;
+    let mut config = finish_tls_client_config(builder, tls.client.as_ref())?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
 }

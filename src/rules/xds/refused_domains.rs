@@ -20,8 +20,8 @@ use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity};
 /// Maximum number of problems of a domain that are kept.
 const MAX_PROBLEMS_OF_DOMAIN: usize = 20;
 
-/// Maximum length of the problems of a domain, in bytes.
-const MAX_PROBLEM_BYTES: usize = 4096;
+/// Maximum length of all problems of a domain together, in bytes.
+const MAX_DOMAIN_ERROR_BYTES: usize = 4096;
 
 /// Maximum length of a domain's part in the message to the control plane, in bytes.
 const MAX_SHOWN_ERROR_BYTES: usize = 300;
@@ -83,7 +83,7 @@ pub fn compile_resources(resources: &[RuleResource], options: &CompileOptions) -
     for resource in resources {
         match resource.decode() {
             Ok(document) => documents.push(document),
-            Err(message) => found.push(undecodable(resource, message)),
+            Err(message) => found.push(build_undecodable_error(resource, message)),
         }
     }
     if found.has_errors() {
@@ -92,7 +92,7 @@ pub fn compile_resources(resources: &[RuleResource], options: &CompileOptions) -
     compile_documents(documents, options)
 }
 
-fn undecodable(resource: &RuleResource, message: String) -> Diagnostic {
+fn build_undecodable_error(resource: &RuleResource, message: String) -> Diagnostic {
     let (severity, file) = (Severity::Error, Arc::clone(&resource.name));
     Diagnostic { severity, file, line: 0, column: 0, path: String::new(), message, hint: None }
 }
@@ -140,7 +140,7 @@ pub fn compile_each_domain(
 
 fn join_problems(problems: &Diagnostics) -> String {
     let texts: Vec<_> = problems.errors().iter().take(MAX_PROBLEMS_OF_DOMAIN).map(ToString::to_string).collect();
-    truncate_to_bytes(&texts.join("\n"), MAX_PROBLEM_BYTES).to_owned()
+    truncate_to_bytes(&texts.join("\n"), MAX_DOMAIN_ERROR_BYTES).to_owned()
 }
 
 /// Returns the message to the control plane: the first problem of each domain, which begins with its name.

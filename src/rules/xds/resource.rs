@@ -11,7 +11,7 @@ use bytes::Bytes;
 use prost::Message as _;
 use prost_types::Any;
 
-use super::descriptors::{ConfigFields, decode_descriptors};
+use super::descriptors::{RateLimitConfigFields, decode_descriptors};
 use super::subscription::TYPE_URL;
 use crate::rules::compile::NamedDocument;
 use crate::rules::diagnostic::escape_for_message;
@@ -29,16 +29,16 @@ pub struct RuleResource {
     pub encoded: Bytes,
 }
 
-/// Reads names and domains of resources; sorts by them. The rules may still be such as cannot be decoded.
+/// Parses names and domains of resources, and sorts by them. The rules are not decoded yet.
 ///
 /// # Errors
 /// The resources that are of another type, or have no readable domain.
-pub fn read_resources(resources: Vec<Any>) -> Result<Vec<RuleResource>, Vec<String>> {
+pub fn parse_resources(resources: Vec<Any>) -> Result<Vec<RuleResource>, Vec<String>> {
     let count = resources.len();
     let mut read = Vec::with_capacity(count);
     let mut errors = Vec::new();
     for (index, resource) in resources.into_iter().enumerate() {
-        match read_resource(resource) {
+        match parse_resource(resource) {
             Ok(resource) => read.push(resource),
             Err(error) => errors.push(format!("resource {index} of {count}: {error}")),
         }
@@ -50,24 +50,24 @@ pub fn read_resources(resources: Vec<Any>) -> Result<Vec<RuleResource>, Vec<Stri
     Ok(read)
 }
 
-/// Reads resources that were accepted before, from [`RuleResource::encoded`].
+/// Parses resources that were accepted before, from [`RuleResource::encoded`].
 ///
 /// # Errors
 /// The resources that have no readable domain.
-pub fn read_recorded_resources(encoded: Vec<Vec<u8>>) -> Result<Vec<RuleResource>, Vec<String>> {
+pub fn parse_recorded_resources(encoded: Vec<Vec<u8>>) -> Result<Vec<RuleResource>, Vec<String>> {
     let resources = encoded.into_iter().map(|value| Any { type_url: TYPE_URL.to_owned(), value });
-    read_resources(resources.collect())
+    parse_resources(resources.collect())
 }
 
-fn read_resource(resource: Any) -> Result<RuleResource, String> {
+fn parse_resource(resource: Any) -> Result<RuleResource, String> {
     if resource.type_url != TYPE_URL {
         return Err(format!("it is a '{}', not a RateLimitConfig", escape_for_message(&resource.type_url)));
     }
     let encoded = Bytes::from(resource.value);
-    let mut fields = ConfigFields::default();
+    let mut fields = RateLimitConfigFields::default();
     // Fields before the error are read: control planes write the domain first.
     let decoded = fields.merge(encoded.clone());
-    let ConfigFields { name, domain, .. } = fields;
+    let RateLimitConfigFields { name, domain, .. } = fields;
     if let (Err(error), true) = (decoded, domain.is_empty()) {
         return Err(format!("it cannot be decoded: {error}"));
     }
@@ -86,7 +86,7 @@ impl RuleResource {
     /// # Errors
     /// The rules are not protobuf, or nest deeper than [`super::descriptors::MAX_DESCRIPTOR_DEPTH`].
     pub fn decode(&self) -> Result<NamedDocument, String> {
-        let decoded = ConfigFields::decode(self.encoded.clone()).map_err(|error| error.to_string());
+        let decoded = RateLimitConfigFields::decode(self.encoded.clone()).map_err(|error| error.to_string());
         let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors));
         let descriptors = descriptors.map_err(|error| format!("it cannot be decoded: {error}"))?;
         let domain = Spanned { value: self.domain.clone(), at: Position::default() };

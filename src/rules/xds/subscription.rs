@@ -162,8 +162,8 @@ impl Subscription {
         self.delayed.as_ref().map(|delayed| delayed.due)
     }
 
-    /// Removes the delayed refusal, and returns the message that sends it.
-    pub fn take_due_refusal(&mut self) -> Option<DiscoveryRequest> {
+    /// Removes the delayed refusal, due or not, and returns the message that sends it.
+    pub fn take_delayed_refusal(&mut self) -> Option<DiscoveryRequest> {
         let delayed = self.delayed.take()?;
         let message = self.refusal.as_ref()?.message.clone();
         Some(self.build_nack(delayed.received.nonce, message))

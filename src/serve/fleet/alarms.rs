@@ -17,7 +17,7 @@ use crate::serve::quota::method::LAST_REFUSED_STREAM;
 use crate::serve::report::history::read_request_totals;
 use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
 use crate::telemetry::decision_history::RequestMinute;
-use crate::telemetry::listener_stats::TlsClient;
+use crate::telemetry::listener_stats::OutgoingTlsConnection;
 
 /// Alarms of this process and of the fleet.
 #[derive(Clone, Debug, Serialize)]
@@ -153,7 +153,7 @@ impl OwnAlarms<'_> {
     /// Requests that are mostly rejected, and requests that stopped.
     fn add_traffic(&mut self, collector: &MetricsCollector) {
         let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
-        let minutes = metrics.history.minutes_of_requests(now, &read_request_totals(collector));
+        let minutes = metrics.history.requests_by_minute(now, &read_request_totals(collector));
         let recent = minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| of);
         let (requests, rejected) =
             recent.fold((0, 0), |(requests, rejected), of| (requests + of.requests, rejected + of.rejected));
@@ -212,8 +212,8 @@ impl OwnAlarms<'_> {
         let of_listeners = listeners.filter_map(|(name, stats)| {
             Some((format!("the {name} listener"), "clients, such as Envoy", stats.certificate_not_after()?))
         });
-        let of_clients = TlsClient::ALL.into_iter().filter_map(|client| {
-            let seconds = collector.listeners.client_certificate_not_after(client)?;
+        let of_clients = OutgoingTlsConnection::ALL.into_iter().filter_map(|client| {
+            let seconds = collector.listeners.presented_certificate_not_after(client)?;
             Some((format!("the connections to {}", client.name()), "servers", seconds))
         });
         for (of, who, seconds) in of_listeners.chain(of_clients) {
@@ -251,7 +251,7 @@ fn find_most_rejecting(collector: &MetricsCollector) -> Option<(String, u64)> {
     let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
     let limits = metrics.limits.all_limit_stats();
     let rejections = limits.iter().map(|limit| {
-        let minutes = metrics.history.minutes_of_limits(now, &[limit]);
+        let minutes = metrics.history.sum_limits_by_minute(now, &[limit]);
         let recent = minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| u64::from(of.rejected));
         (limit, recent.sum::<u64>())
     });

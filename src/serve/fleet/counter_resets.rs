@@ -18,8 +18,8 @@ use crate::decide::log::record::{EntryRecord, OverrideRecord};
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use crate::settings::fleet::FleetRedis;
-use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
-use crate::store::client::redis::resp::{Reply, reply_bytes, reply_time};
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
+use crate::store::client::redis::resp::{Reply, reply_bytes, time_in_reply};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time before the current one at which reading of the stream begins, so that a new connection misses no entry.
@@ -58,7 +58,7 @@ struct ResetDescriptor<'m> {
 impl<'m> From<&Descriptor<'m>> for ResetDescriptor<'m> {
     fn from(descriptor: &Descriptor<'m>) -> Self {
         Self {
-            entries: descriptor.entries.iter().map(EntryRecord::from_plain_entry).collect(),
+            entries: descriptor.entries.iter().map(EntryRecord::with_plain_value).collect(),
             limit_override: descriptor.limit_override.as_ref().map(OverrideRecord::from),
         }
     }
@@ -81,7 +81,7 @@ struct ResetEntry {
 /// Reads the stream, over a connection of its own.
 #[derive(Debug)]
 pub(super) struct ResetReader {
-    connection: KeyConnection,
+    connection: KeyOwnerConnection,
     key: Bytes,
 }
 
@@ -89,7 +89,7 @@ impl ResetReader {
     /// Starts to look for the server. Needs a tokio runtime.
     pub(super) fn start(redis: &FleetRedis) -> Self {
         let key = FleetRedisKeys::new(&redis.key_prefix).resets;
-        Self { connection: KeyConnection::start(&redis.deployment, &key), key }
+        Self { connection: KeyOwnerConnection::start(&redis.deployment, &key), key }
     }
 
     /// Drops what this process caches about counters that others reset, for ever.
@@ -119,7 +119,7 @@ impl ResetReader {
     /// Passes entries of the stream, from about now on, to `apply` until Redis fails.
     async fn follow_resets_from_now(&mut self, apply: impl Fn(&ResetEntry)) -> Result<(), KeyCommandError> {
         let reply = self.connection.call(&[b"TIME"], REPLY_TIMEOUT).await?;
-        let milliseconds = reply_time(&reply).unwrap_or_default().as_micros() / 1000;
+        let milliseconds = time_in_reply(&reply).unwrap_or_default().as_micros() / 1000;
         let mut last = format!("{}-0", milliseconds.saturating_sub(READ_START_OVERLAP_MS)).into_bytes();
         loop {
             let entries = self.read_next_entries(&last).await?;

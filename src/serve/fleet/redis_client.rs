@@ -18,7 +18,7 @@ use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
-use crate::store::client::redis::resp::{Reply, reply_bytes, reply_time};
+use crate::store::client::redis::resp::{Reply, reply_bytes, time_in_reply};
 use crate::telemetry::service_metrics::HashSeed;
 
 /// Interval between two summaries of a replica.
@@ -105,7 +105,7 @@ impl FleetRedisClient {
         let sent = Instant::now();
         let reply = self.send_command(&[b"TIME"]).await?;
         let uncertainty = sent.elapsed() / 2;
-        let redis = reply_time(&reply).ok_or(RedisError::BadReply)?;
+        let redis = time_in_reply(&reply).ok_or(RedisError::BadReply)?;
         Ok(RedisTime { redis, uncertainty })
     }
 

@@ -13,7 +13,7 @@ use super::summary::{
     BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
 };
 use super::view::FleetView;
-use crate::base::printable_text::{escape_unprintable, truncate_printable};
+use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
@@ -22,8 +22,8 @@ use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use crate::serve::report::{Format, SearchWords};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
-use crate::telemetry::metrics::histogram::quantile_us;
-use crate::telemetry::metrics::limit_stats::is_below_prefix;
+use crate::telemetry::metrics::histogram::quantile_bound_us;
+use crate::telemetry::metrics::limit_stats::is_at_or_below_prefix;
 
 /// Query of `/fleet`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -297,13 +297,13 @@ impl BlockReport {
     /// Formats the cells of the text form.
     fn format_row(&self) -> [String; 3] {
         let entry = format!("{} {}", self.domain, self.key);
-        [escape_unprintable(&self.until), truncate_printable(&entry, 24), truncate_printable(&self.reason, 28)]
+        [escape_unprintable(&self.until), truncate_and_escape(&entry, 24), truncate_and_escape(&self.reason, 28)]
     }
 }
 
 impl FleetQuery {
     fn matches_limit_name(&self, name: &str) -> bool {
-        self.rule.as_ref().is_none_or(|rule| is_below_prefix(name, rule))
+        self.rule.as_ref().is_none_or(|rule| is_at_or_below_prefix(name, rule))
     }
 }
 
@@ -378,9 +378,9 @@ fn sum_recent_decisions<'r>(replicas: impl Iterator<Item = &'r ReplicaSummary>) 
         }
     }
     sum.latency_us = latency.map(|latency| LatencyPercentiles {
-        p50: quantile_us(&latency.counts, 500),
-        p90: quantile_us(&latency.counts, 900),
-        p99: quantile_us(&latency.counts, 990),
+        p50: quantile_bound_us(&latency.counts, 500),
+        p90: quantile_bound_us(&latency.counts, 900),
+        p99: quantile_bound_us(&latency.counts, 990),
     });
     sum
 }

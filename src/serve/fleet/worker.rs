@@ -219,8 +219,8 @@ impl FleetWorker {
         if is_better_clock_offset(measured, uncertainty, self.clock_offset_us) {
             self.clock_offset_us = measured;
             self.with_metrics(|metrics| {
-                metrics.top_keys.set_clock_offset(measured);
-                metrics.busiest_keys.set_clock_offset(measured);
+                metrics.top_keys.set_redis_clock_offset(measured);
+                metrics.busiest_keys.set_redis_clock_offset(measured);
             });
         }
         Ok(redis)

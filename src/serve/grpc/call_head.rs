@@ -38,7 +38,7 @@ pub enum InvalidCallHead {
 }
 
 /// Metadata that names the Envoy, in calls and in health checks.
-pub const HOLDER_HEADER: HeaderName = HeaderName::from_static("x-tollkeeper-holder");
+pub const SLOT_HOLDER_HEADER: HeaderName = HeaderName::from_static("x-tollkeeper-holder");
 
 static GRPC_TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
 
@@ -72,7 +72,7 @@ impl<'a> CallHead<'a> {
 
     /// Envoy that makes the call.
     pub fn slot_holder(&self) -> Holder<'a> {
-        let named = self.headers.get(HOLDER_HEADER).filter(|name| !name.is_empty());
+        let named = self.headers.get(SLOT_HOLDER_HEADER).filter(|name| !name.is_empty());
         let by_address = || self.peer.map_or(Holder::Unknown, Holder::Address);
         named.map_or_else(by_address, |name| Holder::Named(name.as_bytes()))
     }

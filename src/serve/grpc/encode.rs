@@ -25,14 +25,14 @@ pub const MAX_METADATA_DEPTH: u32 = 32;
 
 /// Response to a request, and its delay.
 #[derive(Clone, Debug, PartialEq)]
-pub struct DelayedResponse {
+pub struct ResponseWithDelay {
     /// The response.
     pub response: RateLimitResponse,
     /// Time from the decision until the response is due; zero unless a limit delays it.
     pub delay: Duration,
 }
 
-impl DelayedResponse {
+impl ResponseWithDelay {
     /// The response that encodes a decision.
     pub fn from_decision(decision: &Decision<'_>) -> Self {
         Self { response: encode_response(decision), delay: Duration::from_micros(decision.delay_us) }

@@ -13,7 +13,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{self, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use super::call_head::HOLDER_HEADER;
+use super::call_head::SLOT_HOLDER_HEADER;
 use super::service::RateLimitService;
 use crate::base::pb::rate_limit_service_server::SERVICE_NAME;
 use crate::serve::health::Health;
@@ -84,7 +84,7 @@ impl health_server::Health for GrpcHealth {
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let begun = self.metrics.start_timer();
-        if let Some(holder) = request.metadata().get(HOLDER_HEADER.as_str()).filter(|name| !name.is_empty()) {
+        if let Some(holder) = request.metadata().get(SLOT_HOLDER_HEADER.as_str()).filter(|name| !name.is_empty()) {
             self.service.decider.store.holders().record_heartbeat(holder.as_bytes(), self.service.clock.now());
         }
         let answer = match is_known_service(&request) {

@@ -11,7 +11,7 @@ use hyper::body::Body;
 use tonic::Status;
 use tonic::codec::{CompressionEncoding, DecodeBuf, Decoder, Streaming};
 
-use crate::base::pb::codec::FRAME_HEAD_BYTES;
+use crate::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use crate::base::threads;
 
 /// Reads messages of calls with one compression.
@@ -74,7 +74,7 @@ impl MessageReader {
             let message = format!("received message larger than max ({length} vs. {max_bytes})");
             return Err(Status::resource_exhausted(message));
         }
-        match bytes.len() > FRAME_HEAD_BYTES + head.length {
+        match bytes.len() > GRPC_FRAME_HEAD_BYTES + head.length {
             true => Err(Status::internal("received bytes after the request message")),
             false => Ok(()),
         }
@@ -82,7 +82,8 @@ impl MessageReader {
 
     /// The message of a whole frame.
     async fn decode_frame(self, mut bytes: Bytes) -> Result<Bytes, Status> {
-        let Some(head) = MessageFrameHead::parse(&bytes).filter(|head| bytes.len() == FRAME_HEAD_BYTES + head.length)
+        let Some(head) =
+            MessageFrameHead::parse(&bytes).filter(|head| bytes.len() == GRPC_FRAME_HEAD_BYTES + head.length)
         else {
             let is_missing = bytes.is_empty();
             return Err(Status::internal(if is_missing {
@@ -93,7 +94,7 @@ impl MessageReader {
         };
         match (head.flag, self.compression) {
             (0, _) => {
-                bytes.advance(FRAME_HEAD_BYTES);
+                bytes.advance(GRPC_FRAME_HEAD_BYTES);
                 Ok(bytes)
             }
             (1, Some(compression)) => self.decompress_message(bytes, compression).await,
@@ -105,7 +106,7 @@ impl MessageReader {
     /// The decompressed message of a whole frame.
     async fn decompress_message(self, frame: Bytes, compression: CompressionEncoding) -> Result<Bytes, Status> {
         // Decompressing takes longer than everything else that a call does.
-        threads::consume_task_budget(threads::MAX_TASK_BUDGET_UNITS);
+        threads::consume_task_budget(threads::MAX_CONSUMED_BUDGET_UNITS);
         let max_bytes = Some(self.max_bytes.min(MAX_DECOMPRESSED_BYTES));
         let mut messages = Streaming::new_request(RawBytesDecoder, Full::new(frame), Some(compression), max_bytes);
         // Boxed, so that the future of the common call stays small.
@@ -125,7 +126,7 @@ struct MessageFrameHead {
 impl MessageFrameHead {
     /// Head of a frame that starts with these bytes; `None` if they are too few.
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let [flag, length @ ..] = *bytes.first_chunk::<FRAME_HEAD_BYTES>()?;
+        let [flag, length @ ..] = *bytes.first_chunk::<GRPC_FRAME_HEAD_BYTES>()?;
         Some(Self { flag, length: usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX) })
     }
 }

@@ -1,8 +1,8 @@
 //! `ShouldRateLimit`: one request, one response.
 //!
-//! [`RateLimitMethod`] reads the message of a call and frames the response, without tonic's router, boxed futures and
-//! boxed bodies, which cost more than the decision. [`RateLimitService`] answers a decoded request, also for `/json`:
-//! it takes the time and the rules once and passes them down.
+//! [`ShouldRateLimitMethod`] reads the message of a call and frames the response, without tonic's router, boxed futures
+//! and boxed bodies, which cost more than the decision. [`RateLimitService`] answers a decoded request, also for
+//! `/json`: it takes the time and the rules once and passes them down.
 //!
 //! An immediate store (the memory store) completes its charges in the call that makes them, so a decision by it never
 //! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
@@ -22,17 +22,17 @@ use tonic::Status;
 
 use super::call_head::CallHead;
 use super::decode;
-use super::encode::{AnswerError, DelayedResponse};
+use super::encode::{AnswerError, ResponseWithDelay};
 use super::message::MessageReader;
 use super::spans;
 use crate::base::clock::{Clock, to_micros};
-use crate::base::pb::codec::{self, encode_frame};
+use crate::base::pb::codec::{self, encode_grpc_frame};
 use crate::base::pb::rate_limit_response::Code;
-use crate::base::pb::{METHOD_NAME, METHOD_PATH, RateLimitRequest, RateLimitResponse};
+use crate::base::pb::{RATE_LIMIT_METHOD_NAME, RATE_LIMIT_METHOD_PATH, RateLimitRequest, RateLimitResponse};
 use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::decision::{DecideError, DecisionContext};
-use crate::decide::slots::may_release;
+use crate::decide::slot_entries::may_release_slot;
 use crate::limit::request::Request;
 use crate::limit::slot::SlotCaller;
 use crate::rules::live::{LiveRules, LoadedRules};
@@ -40,13 +40,13 @@ use crate::store::StoreContext;
 use crate::telemetry::traces::{Span, SpanKind, Tracer};
 
 /// Bytes of a message that cost one of the 128 units of a task's budget, so that a connection yields after a long one.
-const BYTES_PER_BUDGET_UNIT: usize = 512;
+const MESSAGE_BYTES_PER_TASK_BUDGET_UNIT: usize = 512;
 /// Descriptors of a request that cost one of these units.
-const DESCRIPTORS_PER_BUDGET_UNIT: usize = 4;
+const DESCRIPTORS_PER_TASK_BUDGET_UNIT: usize = 4;
 /// Time for which a release that the store failed to make is repeated: Envoy's own tries end sooner.
 const RELEASE_REPEAT_TIME: Duration = Duration::from_secs(15);
 /// Pauses before a release is repeated: the first, and the longest; each is twice the one before.
-const RELEASE_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+const RELEASE_REPEAT_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// Memory of all tasks that carry out releases, in KiB. A release beyond it ends with its caller, as other calls do.
 const MAX_RELEASE_TASKS_KIB: usize = 64 * 1024;
 /// Memory of such a task beside its message and headers, in bytes.
@@ -54,16 +54,16 @@ const RELEASE_TASK_BYTES: usize = 8 * 1024;
 
 /// Answers calls of `ShouldRateLimit`.
 #[derive(Clone, Debug)]
-pub struct RateLimitMethod {
+pub struct ShouldRateLimitMethod {
     service: Arc<RateLimitService>,
     max_message_bytes: usize,
     /// A permit for each KiB that tasks of releases may take.
     release_tasks: Arc<Semaphore>,
 }
 
-impl RateLimitMethod {
+impl ShouldRateLimitMethod {
     /// Path of the method in HTTP/2 requests.
-    pub const PATH: &'static str = METHOD_PATH;
+    pub const PATH: &'static str = RATE_LIMIT_METHOD_PATH;
 
     /// Creates the method of a service; messages are limited to `max_message_bytes`.
     pub fn new(service: Arc<RateLimitService>, max_message_bytes: usize) -> Self {
@@ -83,7 +83,7 @@ impl RateLimitMethod {
         let message = MessageReader::new(call.headers, self.max_message_bytes)?.read_message(body).await?;
         let mut decoded = None;
         let request = decode_message(&message, &mut decoded)?;
-        if !self.answers_immediately() && may_release(&request) && self.service.acts_on_stream_done() {
+        if !self.answers_immediately() && may_release_slot(&request) && self.service.acts_on_stream_done() {
             let permits = Arc::clone(&self.release_tasks).try_acquire_many_owned(release_task_kib(call, &message));
             if let Ok(permits) = permits {
                 return Box::pin(self.answer_release(call, message.clone(), permits)).await;
@@ -91,9 +91,10 @@ impl RateLimitMethod {
         }
         let response = self.service.answer_grpc_call(call, &request).await;
         threads::consume_task_budget(
-            message.len() / BYTES_PER_BUDGET_UNIT + request.descriptors.len() / DESCRIPTORS_PER_BUDGET_UNIT,
+            message.len() / MESSAGE_BYTES_PER_TASK_BUDGET_UNIT
+                + request.descriptors.len() / DESCRIPTORS_PER_TASK_BUDGET_UNIT,
         );
-        Ok(encode_frame(&response?))
+        Ok(encode_grpc_frame(&response?))
     }
 
     /// Answers a call that may free a slot, in a task: it is carried out though its caller gives up.
@@ -120,7 +121,7 @@ impl RateLimitMethod {
             let answered = service.answer_grpc_call(call, &request).await;
             let is_unmade = answered.as_ref().is_err_and(|status| status.code() == tonic::Code::Unavailable);
             // Nobody waits if the caller gave up.
-            let _unsent = sender.send(answered.map(|response| encode_frame(&response)));
+            let _unsent = sender.send(answered.map(|response| encode_grpc_frame(&response)));
             if is_unmade {
                 service.repeat_release(call, &request).await;
             }
@@ -139,7 +140,7 @@ fn release_task_kib(call: CallHead<'_>, message: &Bytes) -> u32 {
 fn decode_message<'m>(message: &'m Bytes, decoded: &'m mut Option<RateLimitRequest>) -> Result<Request<'m>, Status> {
     Ok(match decode::decode_borrowed_request(message) {
         Some(request) => request,
-        None => decode::convert_request(decoded.insert(codec::decode_bounded(message.clone())?)),
+        None => decode::convert_request(decoded.insert(codec::decode_with_field_bound(message.clone())?)),
     })
 }
 
@@ -166,9 +167,9 @@ const STORE_ANSWER_MARGIN: Duration = Duration::from_millis(5);
 /// Time reserved after a delay, so that the response reaches the caller before its deadline.
 const DELAYED_RESPONSE_MARGIN: Duration = Duration::from_millis(2);
 
-/// How a request came.
+/// Deadline, span and head of the call that a request came with.
 #[derive(Clone, Copy)]
-struct CallTerms<'c> {
+struct CallContext<'c> {
     /// Time that the caller waits.
     deadline: Duration,
     /// Parent of the decision's span, if the request is sampled.
@@ -198,11 +199,11 @@ impl RateLimitService {
     /// Repeats a release until the store makes it, for [`RELEASE_REPEAT_TIME`].
     async fn repeat_release(&self, head: CallHead<'_>, request: &Request<'_>) {
         let until = Instant::now() + RELEASE_REPEAT_TIME;
-        let [mut pause, longest] = RELEASE_PAUSES;
+        let [mut pause, longest] = RELEASE_REPEAT_PAUSES;
         while Instant::now() < until {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(longest);
-            let terms = CallTerms { deadline: DEFAULT_DEADLINE, span: None, head: Some(head) };
+            let terms = CallContext { deadline: DEFAULT_DEADLINE, span: None, head: Some(head) };
             let decided = self.decide_call(request, terms).await;
             if !matches!(decided, Err(AnswerError::Undecided(DecideError::Store))) {
                 return;
@@ -229,11 +230,12 @@ impl RateLimitService {
         request: &Request<'_>,
     ) -> Result<RateLimitResponse, Status> {
         let deadline = head.timeout.unwrap_or(DEFAULT_DEADLINE);
-        let mut span = self.start_request_span(METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
+        let mut span =
+            self.start_request_span(RATE_LIMIT_METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
             spans::record_call_start(span);
         }
-        let terms = CallTerms { deadline, span: span.as_ref(), head: Some(head) };
+        let terms = CallContext { deadline, span: span.as_ref(), head: Some(head) };
         let TimedAnswer { answer, took } = self.answer_and_time(request, terms).await;
         if let Some(took) = took {
             self.decider.metrics.calls.observe(took);
@@ -255,14 +257,14 @@ impl RateLimitService {
         deadline: Duration,
         span: Option<&Span>,
     ) -> Result<RateLimitResponse, AnswerError> {
-        self.answer_and_time(request, CallTerms { deadline, span, head: None }).await.answer
+        self.answer_and_time(request, CallContext { deadline, span, head: None }).await.answer
     }
 
-    async fn answer_and_time(&self, request: &Request<'_>, terms: CallTerms<'_>) -> TimedAnswer {
+    async fn answer_and_time(&self, request: &Request<'_>, terms: CallContext<'_>) -> TimedAnswer {
         let metrics = &self.decider.metrics;
         let begun = metrics.start_timer();
         let span = terms.span.map(|span| span.span_ref().start_child_span("decide", SpanKind::Internal));
-        let terms = CallTerms { span: span.as_ref(), ..terms };
+        let terms = CallContext { span: span.as_ref(), ..terms };
         let decided = if self.decider.store.is_immediate() {
             self.decide_call_synchronously(request, terms)
         } else {
@@ -282,15 +284,15 @@ impl RateLimitService {
         if let Some(span) = span {
             let shows_descriptors = self.tracer.as_ref().is_some_and(|tracer| tracer.shows_descriptors);
             let rules = self.rules.current_rules();
-            let separate = |loaded: &LoadedRules| loaded.rules.separate_slots(SlotCaller::default(), request);
+            let separate = |loaded: &LoadedRules| loaded.rules.separate_slot_entries(SlotCaller::default(), request);
             let separated =
                 rules.as_deref().filter(|_| shows_descriptors).and_then(|loaded| separate(loaded).unwrap_or_default());
             let shown = separated.as_deref().map_or(request, |separated| &separated.request);
             spans::record_decision(span, shown, &decided, shows_descriptors);
         }
         match decided {
-            Ok(DelayedResponse { response, delay: Duration::ZERO }) => TimedAnswer { answer: Ok(response), took },
-            Ok(DelayedResponse { response, delay }) => {
+            Ok(ResponseWithDelay { response, delay: Duration::ZERO }) => TimedAnswer { answer: Ok(response), took },
+            Ok(ResponseWithDelay { response, delay }) => {
                 let _counted = DelayedResponseGuard::new(&self.delayed_responses);
                 tokio::time::sleep(delay).await;
                 TimedAnswer { answer: Ok(response), took: begun.map(|begun| begun.elapsed()) }
@@ -313,21 +315,21 @@ impl RateLimitService {
         request: &Request<'_>,
         deadline: Duration,
         span: Option<&Span>,
-    ) -> Result<DelayedResponse, AnswerError> {
-        self.decide_call_synchronously(request, CallTerms { deadline, span, head: None })
+    ) -> Result<ResponseWithDelay, AnswerError> {
+        self.decide_call_synchronously(request, CallContext { deadline, span, head: None })
     }
 
     fn decide_call_synchronously(
         &self,
         request: &Request<'_>,
-        terms: CallTerms<'_>,
-    ) -> Result<DelayedResponse, AnswerError> {
+        terms: CallContext<'_>,
+    ) -> Result<ResponseWithDelay, AnswerError> {
         decode::check_descriptor_count(request)?;
         // A guard is cheaper than an `Arc` of the rules, but must not be kept across an await.
         let rules = self.rules.current_rules();
-        let context = self.build_call_context(rules.as_deref(), terms);
+        let context = self.build_decision_context_of_call(rules.as_deref(), terms);
         let decision = self.decider.decide_synchronously(context, request)?;
-        Ok(DelayedResponse::from_decision(&decision))
+        Ok(ResponseWithDelay::from_decision(&decision))
     }
 
     /// Decides a request with any store. `span` is the span of the decision.
@@ -339,19 +341,27 @@ impl RateLimitService {
         request: &Request<'_>,
         deadline: Duration,
         span: Option<&Span>,
-    ) -> Result<DelayedResponse, AnswerError> {
-        self.decide_call(request, CallTerms { deadline, span, head: None }).await
+    ) -> Result<ResponseWithDelay, AnswerError> {
+        self.decide_call(request, CallContext { deadline, span, head: None }).await
     }
 
-    async fn decide_call(&self, request: &Request<'_>, terms: CallTerms<'_>) -> Result<DelayedResponse, AnswerError> {
+    async fn decide_call(
+        &self,
+        request: &Request<'_>,
+        terms: CallContext<'_>,
+    ) -> Result<ResponseWithDelay, AnswerError> {
         decode::check_descriptor_count(request)?;
         let rules = self.rules.current_rules_owned();
-        let context = self.build_call_context(rules.as_deref(), terms);
-        Ok(DelayedResponse::from_decision(&self.decider.decide(context, request).await?))
+        let context = self.build_decision_context_of_call(rules.as_deref(), terms);
+        Ok(ResponseWithDelay::from_decision(&self.decider.decide(context, request).await?))
     }
 
     /// Context of the decision on a call.
-    fn build_call_context<'r>(&self, rules: Option<&'r LoadedRules>, terms: CallTerms<'r>) -> DecisionContext<'r> {
+    fn build_decision_context_of_call<'r>(
+        &self,
+        rules: Option<&'r LoadedRules>,
+        terms: CallContext<'r>,
+    ) -> DecisionContext<'r> {
         let mut context = self.build_decision_context(rules, terms.deadline);
         context.store.span_ref = terms.span.map(Span::span_ref);
         if let (Some(head), Some(_)) = (terms.head, context.rules.filter(|rules| rules.acts_on_stream_done())) {

@@ -3,8 +3,8 @@
 //! Names follow OpenTelemetry's conventions where there are any: `rpc.*` as of their release candidate. Descriptors are
 //! recorded only if the operator asks for them, because keys and values may identify persons.
 
-use super::encode::{AnswerError, DelayedResponse};
-use crate::base::pb::METHOD_NAME;
+use super::encode::{AnswerError, ResponseWithDelay};
+use crate::base::pb::RATE_LIMIT_METHOD_NAME;
 use crate::base::pb::rate_limit_response::Code;
 use crate::limit::request::Request;
 use crate::telemetry::traces::Span;
@@ -17,7 +17,7 @@ const MAX_RECORDED_DESCRIPTORS: usize = 16;
 /// Records what is known at the start of a call.
 pub(super) fn record_call_start(span: &mut Span) {
     span.set_attribute("rpc.system.name", "grpc");
-    span.set_attribute("rpc.method", METHOD_NAME);
+    span.set_attribute("rpc.method", RATE_LIMIT_METHOD_NAME);
     // Replaced when the call ends; stays if the caller gives up before.
     span.set_attribute(STATUS_CODE_ATTRIBUTE, "CANCELLED");
 }
@@ -47,7 +47,7 @@ const fn grpc_code_name(code: tonic::Code) -> &'static str {
 pub(super) fn record_decision(
     mut span: Span,
     request: &Request<'_>,
-    decided: &Result<DelayedResponse, AnswerError>,
+    decided: &Result<ResponseWithDelay, AnswerError>,
     shows_descriptors: bool,
 ) {
     span.set_text_attribute("tollkeeper.domain", request.domain);
@@ -57,7 +57,7 @@ pub(super) fn record_decision(
         span.set_text_attribute("tollkeeper.request", &descriptors.collect::<Vec<_>>().join("; "));
     }
     match decided {
-        Ok(DelayedResponse { response, delay }) => {
+        Ok(ResponseWithDelay { response, delay }) => {
             let code = match response.overall_code() {
                 Code::OverLimit => "OVER_LIMIT",
                 Code::Ok => "OK",

@@ -37,36 +37,37 @@ pub struct AppState {
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// Page for Prometheus; `None` if it is off.
-    pub prometheus_page: Option<Arc<PrometheusPage>>,
+    pub prometheus_page: Option<Arc<PrometheusPageConfig>>,
     /// Token for pages that change state or show keys; `None` switches these pages off.
     pub admin_token: Option<AdminToken>,
     /// Wrong tokens of the last minute.
     pub token_attempts: Arc<TokenAttempts>,
 }
 
-/// Page for Prometheus.
+/// Path and options of the page for Prometheus.
 #[derive(Debug)]
-pub struct PrometheusPage {
+pub struct PrometheusPageConfig {
     /// Path of the page.
     pub(super) path: String,
     /// Names, labels and units.
     pub(super) options: ExpositionOptions,
 }
 
-impl PrometheusPage {
+impl PrometheusPageConfig {
     /// Reads the mapping file that the settings name; without it metrics have their own names, as with
     /// envoyproxy/ratelimit. `tags` are labels of every series.
     ///
     /// # Errors
     /// The file is there and cannot be used; names the setting, the file and the problem.
     pub fn new(settings: &PrometheusSettings, tags: &[(String, String)]) -> Result<Self, UnusableSetting> {
-        let missing = find_missing_mapper(settings);
+        let missing = find_missing_mapping_file(settings);
         if let Some(missing) = &missing {
             tracing::warn!("{missing}");
         }
         let read = |path: &Path| {
-            Mapper::read_file(path)
-                .map_err(|error| unusable_mapper(path, format!("{error} (fix the file or unset the variable)")))
+            Mapper::read_file(path).map_err(|error| {
+                build_mapping_file_problem(path, format!("{error} (fix the file or unset the variable)"))
+            })
         };
         let path = settings.mapper.as_deref().filter(|_| missing.is_none());
         let mapper = path.map(read).transpose()?;
@@ -76,12 +77,13 @@ impl PrometheusPage {
 }
 
 /// Returns the setting whose mapping file is missing, so that metrics keep their own names.
-pub fn find_missing_mapper(settings: &PrometheusSettings) -> Option<UnusableSetting> {
+pub fn find_missing_mapping_file(settings: &PrometheusSettings) -> Option<UnusableSetting> {
     let path = settings.mapper.as_deref()?;
     let is_missing = std::fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
-    is_missing.then(|| unusable_mapper(path, "there is no such file: metrics keep their own names".to_owned()))
+    is_missing
+        .then(|| build_mapping_file_problem(path, "there is no such file: metrics keep their own names".to_owned()))
 }
 
-fn unusable_mapper(path: &Path, what: String) -> UnusableSetting {
+fn build_mapping_file_problem(path: &Path, what: String) -> UnusableSetting {
     UnusableSetting { setting: PROMETHEUS_MAPPER_YAML.name(), shown: path.display().to_string(), what }
 }

@@ -44,7 +44,7 @@ struct BlockRequest {
 const ENTRY_KEYS: [&str; 4] = ["key", "key_base64", "value", "value_base64"];
 
 /// A valid body, and the bytes of its entry.
-struct ParsedRequest {
+struct ParsedBlockRequest {
     request: BlockRequest,
     key: Vec<u8>,
     value: Vec<u8>,
@@ -65,7 +65,7 @@ pub(crate) struct ShownBlock {
 
 /// Result of a change.
 #[derive(Debug, Serialize)]
-struct ChangeReport {
+struct BlockChangeReport {
     #[serde(flatten)]
     block: Option<ShownBlock>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,7 +109,7 @@ fn deserialize_entry<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Block
 
 impl BlockRequest {
     /// Reads a body; the error says what to write.
-    fn parse(body: &[u8]) -> Result<ParsedRequest, String> {
+    fn parse(body: &[u8]) -> Result<ParsedBlockRequest, String> {
         let request: Self = serde_json::from_slice(body).map_err(|error| {
             let example = r#"{"domain":"shop","entry":{"key":"user","value":"ann"},"for":"10m","reason":"abuse"}"#;
             format!("{}; write {example}", replace_unprintable(&error.to_string()))
@@ -123,12 +123,12 @@ impl BlockRequest {
         ];
         match lengths.iter().find(|(_, length, min, max)| !(*min..=*max).contains(length)) {
             Some((name, _, min, max)) => Err(format!("`{name}` must have {min} to {max} bytes")),
-            None => Ok(ParsedRequest { request, key, value }),
+            None => Ok(ParsedBlockRequest { request, key, value }),
         }
     }
 }
 
-impl ParsedRequest {
+impl ParsedBlockRequest {
     /// Returns the block, which ends within 366 days.
     fn into_block(self, now: Time) -> Result<Block, String> {
         let Self { request, key, value } = self;
@@ -162,7 +162,7 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
         Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),
     };
     let rules = state.collector.service.rules.current_rules_owned();
-    let key_in_no_rule = match rules.map(|loaded| loaded.rules.has_key(&block.domain, &block.key)) {
+    let key_in_no_rule = match rules.map(|loaded| loaded.rules.domain_has_key(&block.domain, &block.key)) {
         Some(None) => {
             return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "domain not found (/rlconfig lists them)");
         }
@@ -180,12 +180,12 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, until, reason, scope, "value blocked");
     let without_effect_by_shadow_mode = state.collector.service.decider.behaviour.shadow_mode;
     let (block, removed) = (Some(shown), None);
-    respond_pretty_json(&ChangeReport { block, removed, scope, without_effect_by_shadow_mode, key_in_no_rule })
+    respond_pretty_json(&BlockChangeReport { block, removed, scope, without_effect_by_shadow_mode, key_in_no_rule })
 }
 
 /// `DELETE /block`: undoes a block.
 pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State<AppState>, body: Bytes) -> Response {
-    let ParsedRequest { request: BlockRequest { domain, .. }, key, value } = match BlockRequest::parse(&body) {
+    let ParsedBlockRequest { request: BlockRequest { domain, .. }, key, value } = match BlockRequest::parse(&body) {
         Ok(parsed) => parsed,
         Err(problem) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, problem),
     };
@@ -200,7 +200,7 @@ pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State
     let [key, value] = [key, value].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     tracing::warn!(target: AUDIT_TARGET, peer, path, domain, key, value, scope, "value unblocked");
     let (block, removed, without_effect_by_shadow_mode, key_in_no_rule) = (None, Some(true), false, false);
-    respond_pretty_json(&ChangeReport { block, removed, scope, without_effect_by_shadow_mode, key_in_no_rule })
+    respond_pretty_json(&BlockChangeReport { block, removed, scope, without_effect_by_shadow_mode, key_in_no_rule })
 }
 
 /// `GET /blocks`: the blocks in force.

@@ -40,8 +40,12 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// Refuses requests that another site may have caused, and adds the headers to every response.
-pub(super) async fn refuse_other_sites(State(allowed): State<AllowedHosts>, request: Request, next: Next) -> Response {
+/// Refuses requests that another site may have caused; adds the security headers to every response.
+pub(super) async fn protect_from_other_sites(
+    State(allowed): State<AllowedHosts>,
+    request: Request,
+    next: Next,
+) -> Response {
     let mut response = if !allowed.allows_request(&request) {
         let what = "the Host is neither an IP address nor localhost nor the name of a Kubernetes service (as protection \
                     against DNS rebinding; add it to TOLLKEEPER_DEBUG_HOSTS)\n";

@@ -28,10 +28,10 @@ use crate::telemetry::traces::Span;
 /// Time that reading slots may take.
 const SLOT_SUMMARY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum number of descriptors, and of entries of all descriptors, that `/explain` accepts.
+/// Maximum number of descriptors that `/explain` accepts.
 const MAX_EXPLAINED_DESCRIPTORS: usize = 100;
 
-/// Maximum number of entries of such a request: those of the deepest rule.
+/// Maximum number of entries of all descriptors that `/explain` accepts: those of the deepest rule.
 const MAX_EXPLAINED_ENTRIES: usize = MAX_DESCRIPTOR_DEPTH;
 
 /// `/json`
@@ -100,7 +100,7 @@ fn build_retry_after_header(
 pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes) -> Response {
     static EXPLAIN_SEMAPHORE: Semaphore = Semaphore::const_new(1);
     let Ok(_permit) = EXPLAIN_SEMAPHORE.acquire().await else { return respond_internal_error() };
-    let request = match state.pages.run_one_at_a_time(move || read_explained_request(&body)).await {
+    let request = match state.pages.run_one_at_a_time(move || parse_request_to_explain(&body)).await {
         Some(Ok(request)) => request,
         Some(Err(problem)) => return respond_text(StatusCode::BAD_REQUEST, problem),
         None => return respond_internal_error(),
@@ -127,14 +127,14 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
         explained.descriptors.iter_mut().zip(slots).for_each(|(descriptor, slots)| descriptor.slots = slots);
         explained.descriptors.iter_mut().zip(quotas).for_each(|(descriptor, quota)| descriptor.quota = quota);
         let source_version = service.rules.source_version().map(|version| version.to_string());
-        let region = service.decider.own_region();
+        let region = service.decider.explain_own_region();
         respond_pretty_json(&Explanation { source_version, region, blocked, ..explained })
     };
     state.pages.run_one_at_a_time(explain).await.unwrap_or_else(respond_internal_error)
 }
 
 /// Reads a request that is small enough to be explained.
-fn read_explained_request(body: &[u8]) -> Result<RateLimitRequest, String> {
+fn parse_request_to_explain(body: &[u8]) -> Result<RateLimitRequest, String> {
     let request = proto_json::request_from_json(body).map_err(|error| format!("{error}\n"))?;
     let entries: usize = request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum();
     if request.descriptors.len() > MAX_EXPLAINED_DESCRIPTORS || entries > MAX_EXPLAINED_ENTRIES {

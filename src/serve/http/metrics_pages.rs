@@ -9,7 +9,7 @@ use axum::http::Uri;
 use axum::response::Response;
 use axum::routing::get;
 
-use super::app_state::{AppState, PrometheusPage};
+use super::app_state::{AppState, PrometheusPageConfig};
 use super::page_builder::{Page, PageBuilder};
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::metrics::family::{MetricValue, Series};
@@ -19,7 +19,7 @@ use crate::telemetry::metrics::prometheus::TextPage;
 #[derive(Clone)]
 struct PrometheusPageState {
     collector: MetricsCollector,
-    prometheus_page: Arc<PrometheusPage>,
+    prometheus_page: Arc<PrometheusPageConfig>,
     pages: PageBuilder,
 }
 
@@ -47,7 +47,11 @@ pub(super) async fn show_stats(State(state): State<AppState>, uri: Uri) -> Respo
         let mut lines = Vec::new();
         state.collector.collect(&mut |family| {
             for series in &family.series {
-                lines.push(format!("{}: {}\n", format_series_name(&family.name, series), format_value(&series.value)));
+                lines.push(format!(
+                    "{}: {}\n",
+                    format_series_name(&family.name, series),
+                    format_metric_value(&series.value)
+                ));
             }
         });
         lines.sort_unstable();
@@ -69,7 +73,7 @@ fn format_series_name(family: &str, series: &Series) -> String {
     name
 }
 
-fn format_value(value: &MetricValue) -> String {
+fn format_metric_value(value: &MetricValue) -> String {
     match value {
         MetricValue::Counter(count) => count.to_string(),
         MetricValue::Gauge(level) => level.to_string(),

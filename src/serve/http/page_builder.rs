@@ -19,14 +19,14 @@ use super::response::{respond_internal_error, respond_text};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 
-/// CPU time that building a page must have taken for it to be kept.
-const MIN_CPU_TIME_TO_KEEP_PAGE: Duration = Duration::from_millis(5);
-/// Time for which a page is kept.
-const PAGE_LIFETIME: Duration = Duration::from_secs(1);
-/// Maximum number of pages that are kept; one more each second is the most that a second has.
-const MAX_KEPT_PAGES: usize = 8;
-/// Maximum length of path and query of a page that is kept, in bytes.
-const MAX_KEPT_PATH_BYTES: usize = 512;
+/// CPU time that building a page must have taken for it to be cached.
+const MIN_CPU_TIME_TO_CACHE_PAGE: Duration = Duration::from_millis(5);
+/// Time for which a page stays cached.
+const CACHED_PAGE_LIFETIME: Duration = Duration::from_secs(1);
+/// Maximum number of cached pages. A page without room is built anew for each request.
+const MAX_CACHED_PAGES: usize = 8;
+/// Maximum length of path and query of a cached page, in bytes; a page with longer ones is never cached.
+const MAX_CACHED_PATH_BYTES: usize = 512;
 /// Maximum number of requests that wait for a page.
 const MAX_WAITING_PAGE_REQUESTS: usize = 256;
 
@@ -99,8 +99,8 @@ impl PageBuilder {
         build: impl FnOnce() -> Option<Page> + Send + 'static,
     ) -> Response {
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        let path = (path.len() <= MAX_KEPT_PATH_BYTES).then(|| path.to_owned());
-        if let Some(page) = self.find_kept_page(path.as_deref()) {
+        let path = (path.len() <= MAX_CACHED_PATH_BYTES).then(|| path.to_owned());
+        if let Some(page) = self.find_cached_page(path.as_deref()) {
             return page.into_response();
         }
         let Ok(_place) = self.waiting.try_acquire() else {
@@ -110,7 +110,7 @@ impl PageBuilder {
         };
         let Ok(permit) = Arc::clone(&self.one_at_a_time).acquire_owned().await else { return respond_internal_error() };
         // Another request for the same page may have waited before.
-        if let Some(page) = self.find_kept_page(path.as_deref()) {
+        if let Some(page) = self.find_cached_page(path.as_deref()) {
             return page.into_response();
         }
         let built = run_on_page_thread(permit, move || {
@@ -120,9 +120,9 @@ impl PageBuilder {
         match built.await {
             Some((Some(page), cpu_time)) => {
                 if let Some(path) =
-                    path.filter(|_| page.status == StatusCode::OK && cpu_time >= MIN_CPU_TIME_TO_KEEP_PAGE)
+                    path.filter(|_| page.status == StatusCode::OK && cpu_time >= MIN_CPU_TIME_TO_CACHE_PAGE)
                 {
-                    self.keep_page(path, page.clone());
+                    self.cache_page(path, page.clone());
                 }
                 page.into_response()
             }
@@ -141,17 +141,17 @@ impl PageBuilder {
         run_on_page_thread(permit, work).await
     }
 
-    fn find_kept_page(&self, path: Option<&str>) -> Option<Page> {
+    fn find_cached_page(&self, path: Option<&str>) -> Option<Page> {
         lock_ignoring_poison(&self.kept).get(path?).cloned()
     }
 
-    fn keep_page(&self, path: String, page: Page) {
+    fn cache_page(&self, path: String, page: Page) {
         let mut kept = lock_ignoring_poison(&self.kept);
-        if kept.len() < MAX_KEPT_PAGES {
+        if kept.len() < MAX_CACHED_PAGES {
             kept.insert(path.clone(), page);
             let all = Arc::clone(&self.kept);
             tokio::spawn(async move {
-                sleep(PAGE_LIFETIME).await;
+                sleep(CACHED_PAGE_LIFETIME).await;
                 lock_ignoring_poison(&all).remove(&path);
             });
         }
@@ -183,7 +183,7 @@ mod tests {
             let pages = PageBuilder::default();
             let build = move || {
                 let before = threads::thread_cpu_time();
-                while threads::thread_cpu_time() < before + MIN_CPU_TIME_TO_KEEP_PAGE {}
+                while threads::thread_cpu_time() < before + MIN_CPU_TIME_TO_CACHE_PAGE {}
                 Some(Page::error(status, "a page\n".to_owned()))
             };
             let response = pages.respond_with_page(&Uri::from_static("/what_if"), build).await;

@@ -50,10 +50,10 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     if objects > MAX_REQUEST_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
-    static REQUEST_DESCRIPTOR: LazyLock<MessageDescriptor> =
+    static REQUEST_MESSAGE_DESCRIPTOR: LazyLock<MessageDescriptor> =
         LazyLock::new(|| find_message_descriptor("RateLimitRequest"));
     let mut json = Deserializer::from_slice(text);
-    let message = DynamicMessage::deserialize(REQUEST_DESCRIPTOR.clone(), StrictJson::new(&mut json))
+    let message = DynamicMessage::deserialize(REQUEST_MESSAGE_DESCRIPTOR.clone(), StrictJson::new(&mut json))
         .map_err(JsonError::NotARequest)?;
     json.end().map_err(JsonError::NotARequest)?;
     Ok(message.transcode_to()?)
@@ -65,9 +65,9 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
 /// None for responses of `grpc::encode`. For a response of another server, [`JsonError::Unprintable`] if its metadata
 /// holds a number that is not finite or it has a time out of range, [`JsonError::Unconvertible`] if it nests too deep.
 pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonError> {
-    static RESPONSE_DESCRIPTOR: LazyLock<MessageDescriptor> =
+    static RESPONSE_MESSAGE_DESCRIPTOR: LazyLock<MessageDescriptor> =
         LazyLock::new(|| find_message_descriptor("RateLimitResponse"));
-    encode_json_line(&DynamicMessage::decode(RESPONSE_DESCRIPTOR.clone(), response.encode_to_vec().as_slice())?)
+    encode_json_line(&DynamicMessage::decode(RESPONSE_MESSAGE_DESCRIPTOR.clone(), response.encode_to_vec().as_slice())?)
 }
 
 /// Encodes a request as one line of JSON, which [`request_from_json`] decodes.

@@ -53,7 +53,7 @@ pub(super) async fn show_top(
         if !matches!(service.decider.key_values, ValueForm::Plain) {
             report = report.without_values();
         }
-        encode_report(format, &report, |report| report.format_text(query.show))
+        build_report_page(format, &report, |report| report.format_text(query.show))
     };
     state.pages.respond_with_page(&uri, render).await
 }
@@ -70,7 +70,7 @@ pub(super) async fn show_unmatched(
         let rules = loaded.as_ref().map(|loaded| &loaded.rules);
         let has_values = matches!(service.decider.key_values, ValueForm::Plain);
         let report = UnmatchedReport::new(&service.decider.metrics, rules, service.clock.now(), &query, has_values);
-        encode_report(format, &report, UnmatchedReport::format_text)
+        build_report_page(format, &report, UnmatchedReport::format_text)
     };
     state.pages.respond_with_page(&uri, render).await
 }
@@ -90,7 +90,7 @@ pub(super) async fn show_rules(
         if let Some(quota) = &quota {
             report.add_quotas(quota);
         }
-        encode_report(format, &report, RuleUsageReport::format_text)
+        build_report_page(format, &report, RuleUsageReport::format_text)
     };
     state.pages.respond_with_page(&uri, render).await
 }
@@ -118,7 +118,7 @@ pub(super) async fn show_quota(
         return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
     };
     let scope = ReportScope { most, rule };
-    let render = move || encode_report(format, &quota.build_report(&scope), QuotaReport::format_text);
+    let render = move || build_report_page(format, &quota.build_report(&scope), QuotaReport::format_text);
     state.pages.respond_with_page(&uri, render).await
 }
 
@@ -134,7 +134,7 @@ pub(super) async fn show_fleet(
     let render = move || {
         let report = FleetReport::new(&view, loaded.as_ref().map(|loaded| &loaded.rules), &query);
         let report = report.with_blocks(service.decider.blocks.list(service.clock.now()), &query);
-        encode_report(format, &report, |report| report.format_text(query.show))
+        build_report_page(format, &report, |report| report.format_text(query.show))
     };
     state.pages.respond_with_page(&uri, render).await
 }
@@ -159,7 +159,7 @@ pub(super) async fn show_live(State(state): State<AppState>, address: Option<Ext
     Sse::new(events).into_response()
 }
 
-fn encode_report<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> Option<Page> {
+fn build_report_page<T: Serialize>(format: Format, report: &T, as_text: impl FnOnce(&T) -> String) -> Option<Page> {
     match format {
         Format::Json => to_pretty_json(report).ok().map(Page::json),
         Format::Text => Some(Page::text(as_text(report))),

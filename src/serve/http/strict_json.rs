@@ -15,12 +15,12 @@ use smallvec::SmallVec;
 /// Deserializer that refuses fields that come twice, in either spelling, and reads numbers in strings.
 pub(super) struct StrictJson<D> {
     inner: D,
-    place: Place,
+    kind: FieldKind,
 }
 
-/// What a value is for.
+/// Kind of value that a field takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum FieldKind {
     /// A number, which may be in a string.
     Number,
     /// Word or number of an enum.
@@ -31,12 +31,12 @@ enum Place {
 impl<D> StrictJson<D> {
     /// Wraps the deserializer of a whole message.
     pub(super) const fn new(inner: D) -> Self {
-        Self { inner, place: Place::Other }
+        Self { inner, kind: FieldKind::Other }
     }
 }
 
-impl Place {
-    /// Returns the place of a field of `RateLimitRequest` or a message in it.
+impl FieldKind {
+    /// Returns the kind of value of a field of `RateLimitRequest` or of a message in it.
     fn of_field(name: &str) -> Self {
         match name {
             "hitsAddend" | "hits_addend" | "requestsPerUnit" | "requests_per_unit" | "unitMultiplier"
@@ -51,7 +51,7 @@ impl Place {
 macro_rules! forward_to_inner {
     ($($method:ident)*) => {
         $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-            self.inner.$method(StrictVisitor { inner: visitor, place: self.place })
+            self.inner.$method(StrictVisitor { inner: visitor, kind: self.kind })
         })*
     };
 }
@@ -67,15 +67,15 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for StrictJson<D> {
     }
 
     fn deserialize_unit_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_unit_struct(name, StrictVisitor { inner: visitor, place: self.place })
+        self.inner.deserialize_unit_struct(name, StrictVisitor { inner: visitor, kind: self.kind })
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_newtype_struct(name, StrictVisitor { inner: visitor, place: self.place })
+        self.inner.deserialize_newtype_struct(name, StrictVisitor { inner: visitor, kind: self.kind })
     }
 
     fn deserialize_tuple<V: Visitor<'de>>(self, length: usize, visitor: V) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_tuple(length, StrictVisitor { inner: visitor, place: self.place })
+        self.inner.deserialize_tuple(length, StrictVisitor { inner: visitor, kind: self.kind })
     }
 
     fn deserialize_tuple_struct<V: Visitor<'de>>(
@@ -84,7 +84,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for StrictJson<D> {
         length: usize,
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_tuple_struct(name, length, StrictVisitor { inner: visitor, place: self.place })
+        self.inner.deserialize_tuple_struct(name, length, StrictVisitor { inner: visitor, kind: self.kind })
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -93,7 +93,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for StrictJson<D> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_struct(name, fields, StrictVisitor { inner: visitor, place: self.place })
+        self.inner.deserialize_struct(name, fields, StrictVisitor { inner: visitor, kind: self.kind })
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -102,14 +102,14 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for StrictJson<D> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_enum(name, variants, StrictVisitor { inner: visitor, place: self.place })
+        self.inner.deserialize_enum(name, variants, StrictVisitor { inner: visitor, kind: self.kind })
     }
 }
 
 /// Visitor that wraps what it is given.
 struct StrictVisitor<V> {
     inner: V,
-    place: Place,
+    kind: FieldKind,
 }
 
 impl<'de, V: Visitor<'de>> StrictVisitor<V> {
@@ -131,15 +131,15 @@ impl<'de, V: Visitor<'de>> StrictVisitor<V> {
 /// Passes a number that may be a whole one written with a fraction or an exponent.
 fn visit_float<'de, V: Visitor<'de>, E: Error>(visitor: V, number: f64) -> Result<V::Value, E> {
     // From here on floats do not have every whole number.
-    const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+    const MAX_EXACT_FLOAT: f64 = 9_007_199_254_740_992.0;
     // 2^64.
-    const MAX_INTEGER: f64 = 18_446_744_073_709_551_616.0;
-    if number.fract() == 0.0 && number.abs() <= MAX_EXACT {
+    const INTEGER_RANGE_END: f64 = 18_446_744_073_709_551_616.0;
+    if number.fract() == 0.0 && number.abs() <= MAX_EXACT_FLOAT {
         #[expect(clippy::cast_possible_truncation, reason = "it is whole and in range")]
         return visitor.visit_i64(number as i64);
     }
     // A conversion to an integer would give the largest one.
-    if number >= MAX_INTEGER {
+    if number >= INTEGER_RANGE_END {
         return Err(E::custom(format_args!("the number {number} is out of range")));
     }
     visitor.visit_f64(number)
@@ -163,36 +163,36 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for StrictVisitor<V> {
     fn visit_u64<E: Error>(self, value: u64) -> Result<V::Value, E> {
         // Visitors of enums take only signed numbers.
         match i64::try_from(value) {
-            Ok(value) if self.place == Place::Enum => self.inner.visit_i64(value),
+            Ok(value) if self.kind == FieldKind::Enum => self.inner.visit_i64(value),
             _ => self.inner.visit_u64(value),
         }
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<V::Value, E> {
-        match self.place {
-            Place::Number | Place::Enum => visit_float(self.inner, value),
-            Place::Other => self.inner.visit_f64(value),
+        match self.kind {
+            FieldKind::Number | FieldKind::Enum => visit_float(self.inner, value),
+            FieldKind::Other => self.inner.visit_f64(value),
         }
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<V::Value, E> {
-        match self.place {
-            Place::Number => self.visit_number_text(text),
-            Place::Enum | Place::Other => self.inner.visit_str(text),
+        match self.kind {
+            FieldKind::Number => self.visit_number_text(text),
+            FieldKind::Enum | FieldKind::Other => self.inner.visit_str(text),
         }
     }
 
     fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<V::Value, E> {
-        match self.place {
-            Place::Number => self.visit_number_text(text),
-            Place::Enum | Place::Other => self.inner.visit_borrowed_str(text),
+        match self.kind {
+            FieldKind::Number => self.visit_number_text(text),
+            FieldKind::Enum | FieldKind::Other => self.inner.visit_borrowed_str(text),
         }
     }
 
     fn visit_string<E: Error>(self, text: String) -> Result<V::Value, E> {
-        match self.place {
-            Place::Number => self.visit_number_text(&text),
-            Place::Enum | Place::Other => self.inner.visit_string(text),
+        match self.kind {
+            FieldKind::Number => self.visit_number_text(&text),
+            FieldKind::Enum | FieldKind::Other => self.inner.visit_string(text),
         }
     }
 
@@ -205,11 +205,11 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for StrictVisitor<V> {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_some(StrictJson { inner, place: self.place })
+        self.inner.visit_some(StrictJson { inner, kind: self.kind })
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_newtype_struct(StrictJson { inner, place: self.place })
+        self.inner.visit_newtype_struct(StrictJson { inner, kind: self.kind })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
@@ -217,7 +217,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for StrictVisitor<V> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_map(StrictFields { inner, seen: SmallVec::new(), place: Place::Other })
+        self.inner.visit_map(StrictFields { inner, seen: SmallVec::new(), kind: FieldKind::Other })
     }
 }
 
@@ -228,7 +228,7 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for StrictItems<A> {
     type Error = A::Error;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, A::Error> {
-        self.0.next_element_seed(StrictSeed { inner: seed, place: Place::Other })
+        self.0.next_element_seed(StrictSeed { inner: seed, kind: FieldKind::Other })
     }
 }
 
@@ -237,7 +237,7 @@ struct StrictFields<A> {
     inner: A,
     /// Hashes of the names so far.
     seen: SmallVec<[u64; 8]>,
-    place: Place,
+    kind: FieldKind,
 }
 
 impl<'de, A: MapAccess<'de>> MapAccess<'de> for StrictFields<A> {
@@ -245,22 +245,22 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for StrictFields<A> {
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
         let Some(name) = self.inner.next_key::<Cow<'de, str>>()? else { return Ok(None) };
-        let spelling = hash_spellings(&name);
+        let spelling = hash_name_in_any_spelling(&name);
         if self.seen.contains(&spelling) {
             return Err(A::Error::custom(format_args!("the field `{name}` is there twice")));
         }
         self.seen.push(spelling);
-        self.place = Place::of_field(&name);
+        self.kind = FieldKind::of_field(&name);
         seed.deserialize(CowStrDeserializer::new(name)).map(Some)
     }
 
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, A::Error> {
-        self.inner.next_value_seed(StrictSeed { inner: seed, place: self.place })
+        self.inner.next_value_seed(StrictSeed { inner: seed, kind: self.kind })
     }
 }
 
 /// Hashes (FNV-1a) what both spellings of a field, `hitsAddend` and `hits_addend`, have in common.
-fn hash_spellings(name: &str) -> u64 {
+fn hash_name_in_any_spelling(name: &str) -> u64 {
     name.bytes().filter(|byte| *byte != b'_').fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte.to_ascii_lowercase())).wrapping_mul(0x0100_0000_01b3)
     })
@@ -269,13 +269,13 @@ fn hash_spellings(name: &str) -> u64 {
 /// Seed that gets a wrapped deserializer.
 struct StrictSeed<T> {
     inner: T,
-    place: Place,
+    kind: FieldKind,
 }
 
 impl<'de, T: DeserializeSeed<'de>> DeserializeSeed<'de> for StrictSeed<T> {
     type Value = T::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<T::Value, D::Error> {
-        self.inner.deserialize(StrictJson { inner, place: self.place })
+        self.inner.deserialize(StrictJson { inner, kind: self.kind })
     }
 }

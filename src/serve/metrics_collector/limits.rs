@@ -20,11 +20,11 @@ pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &m
         emit(build_envoy_ratelimit_family(stat, name, help, &limits, path_label));
     }
     // Limits of one domain can have equal dotted names, such as `a` with `b.c` and `a.b` with `c` below it.
-    emit(build_decision_family(&limits).add_up_equal_labels());
+    emit(build_decision_family(&limits).sum_counters_of_equal_labels());
     emit_configured_limits(&service.rules, emit);
-    emit(build_overshoot_family(&limits).add_up_equal_labels());
-    for (stat, name, help) in BAN_COUNTERS.into_iter().chain(SLOT_COUNTERS).chain(RESERVATION_COUNTERS) {
-        emit(build_nonzero_family(stat, name, help, &limits).add_up_equal_labels());
+    emit(build_overshoot_family(&limits).sum_counters_of_equal_labels());
+    for (stat, name, help) in BAN_METRICS.into_iter().chain(SLOT_METRICS).chain(RESERVATION_METRICS) {
+        emit(build_nonzero_family(stat, name, help, &limits).sum_counters_of_equal_labels());
     }
     emit(build_unknown_domain_family(registry));
     emit(build_unmatched_family(&limits));
@@ -103,7 +103,7 @@ fn emit_configured_limits(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
         }
     }
     emit(limits);
-    emit(decisions.add_up_equal_labels());
+    emit(decisions.sum_counters_of_equal_labels());
 }
 
 fn build_limit_series(compiled: &CompiledLimit) -> Series {
@@ -123,8 +123,8 @@ fn build_overshoot_family(limits: &[Arc<LimitStats>]) -> Family {
     build_nonzero_family(LimitStat::Uncharged, "tollkeeper_rule_overshoot_hits_total", help, limits)
 }
 
-/// Counters of bans, with their names and HELP texts.
-const BAN_COUNTERS: [(LimitStat, &str, &str); 2] = [
+/// Metrics of bans: statistic, name and HELP text.
+const BAN_METRICS: [(LimitStat, &str, &str); 2] = [
     (
         LimitStat::Banned,
         "tollkeeper_rule_banned_total",
@@ -137,8 +137,8 @@ const BAN_COUNTERS: [(LimitStat, &str, &str); 2] = [
     ),
 ];
 
-/// Counters of slots, with their names and HELP texts.
-const SLOT_COUNTERS: [(LimitStat, &str, &str); 5] = [
+/// Metrics of slots: statistic, name and HELP text.
+const SLOT_METRICS: [(LimitStat, &str, &str); 5] = [
     (LimitStat::SlotsTaken, "tollkeeper_rule_slots_taken_total", "Total number of slots that requests took."),
     (LimitStat::SlotsFreed, "tollkeeper_rule_slots_freed_total", "Total number of slots that a release freed."),
     (
@@ -158,8 +158,8 @@ const SLOT_COUNTERS: [(LimitStat, &str, &str); 5] = [
     ),
 ];
 
-/// Counters of reservations, with their names and HELP texts.
-const RESERVATION_COUNTERS: [(LimitStat, &str, &str); 4] = [
+/// Metrics of reservations: statistic, name and HELP text.
+const RESERVATION_METRICS: [(LimitStat, &str, &str); 4] = [
     (
         LimitStat::Reservations,
         "tollkeeper_rule_reservations_total",
@@ -212,7 +212,7 @@ fn build_unmatched_family(limits: &[Arc<LimitStats>]) -> Family {
         Series::new(MetricValue::Counter(limit.counter_value(LimitStat::Unmatched)))
             .with_label("domain", limit.name().domain())
     }));
-    family.add_up_equal_labels()
+    family.sum_counters_of_equal_labels()
 }
 
 fn build_rule_series(name: &LimitName, count: u64) -> Series {

@@ -3,9 +3,9 @@
 use crate::decide::log::{DecisionLog, RecordCounts};
 use crate::serve::grpc::service::RateLimitService;
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
-use crate::telemetry::otlp_metrics::METRIC_EXPORTS;
+use crate::telemetry::otlp_metrics::METRIC_EXPORT_COUNTS;
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::traces::span_queue::{ExportCounts, SpanQueue};
+use crate::telemetry::traces::span_queue::{SpanCountsByOutcome, SpanQueue};
 
 /// Emits the metrics of requests, decisions and spans.
 pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Family)) {
@@ -15,7 +15,7 @@ pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Fami
     let help = "Duration of decisions in seconds, including the store, without the delay of responses.";
     emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).with_series(decisions));
     emit(build_error_family(service));
-    let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_count()));
+    let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode_count()));
     let help = "Total number of requests admitted because of SHADOW_MODE.";
     emit(
         Family::new("ratelimit_service_global_shadow_mode", MetricKind::Counter, help)
@@ -28,7 +28,7 @@ pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Fami
     if let Some(tracer) = &service.tracer {
         emit(build_span_family(&tracer.span_queue));
     }
-    if let Some(exports) = METRIC_EXPORTS.counts_by_outcome() {
+    if let Some(exports) = METRIC_EXPORT_COUNTS.counts_by_outcome() {
         let help = "Total number of requests to the collector of metrics: sent, or failed to send.";
         emit(Family::counter_by_label("tollkeeper_otlp_metric_exports_total", help, "outcome", exports));
     }
@@ -83,7 +83,7 @@ fn build_error_family(service: &RateLimitService) -> Family {
 }
 
 fn build_span_family(span_queue: &SpanQueue) -> Family {
-    let ExportCounts { sent, dropped, failed } = span_queue.export_counts();
+    let SpanCountsByOutcome { sent, dropped, failed } = span_queue.span_counts_by_outcome();
     let help = "Total number of ended spans: sent to the collector, dropped by the full queue, or failed to send.";
     let counts = [("sent", sent), ("dropped", dropped), ("failed", failed)];
     Family::counter_by_label("tollkeeper_spans_total", help, "outcome", counts)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::decide::Decider;
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::serve::health::Health;
 use crate::store::client::tokens::{TokenStats, token_stats};
 use crate::store::stats::region_notice::RegionNotice;
@@ -23,21 +23,21 @@ pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMu
     let help = "Total number of charges that failed in the store, by kind of failure.";
     emit(Family::counter_by_label("tollkeeper_store_errors_total", help, "kind", decider.failed_charge_counts()));
     let help = "Total number of charges that failed in the store, by the failure policy that decided.";
-    let counts = StorePolicy::ALL.map(|policy| (policy.name(), decider.charges_decided_by(policy)));
+    let counts = StoreFailurePolicy::ALL.map(|policy| (policy.name(), decider.policy_decided_charge_count(policy)));
     emit(Family::counter_by_label("tollkeeper_policy_verdicts_total", help, "policy", counts));
     let help = "1 if no server of a deployment accepts charges.";
     emit(Family::gauge("tollkeeper_store_lost", help, u8::from(health.is_store_lost())));
     let help = "1 if the store is misconfigured.";
     emit(Family::gauge("tollkeeper_store_misconfigured", help, u8::from(health.is_store_misconfigured())));
-    emit_local_counters(stats.memory, emit);
-    emit_tokens(emit);
+    emit_counter_memory(stats.memory, emit);
+    emit_store_login_tokens(emit);
     if let Some(shared) = stats.shared {
         emit_shared_store(shared, emit);
     }
 }
 
 /// Emits the metrics of tokens with which the process logs in to Redis; none without them.
-fn emit_tokens(emit: &mut dyn FnMut(Family)) {
+fn emit_store_login_tokens(emit: &mut dyn FnMut(Family)) {
     let sources = token_stats();
     if sources.is_empty() {
         return;
@@ -64,7 +64,7 @@ fn emit_tokens(emit: &mut dyn FnMut(Family)) {
 }
 
 /// Emits the metrics of the counters in this process: those of the memory store, or of the fallback.
-fn emit_local_counters(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
+fn emit_counter_memory(usage: MemoryUsage, emit: &mut dyn FnMut(Family)) {
     emit(Family::gauge("tollkeeper_keys", "Number of counters in this process.", usage.counters));
     emit(Family::gauge("tollkeeper_memory_bytes", "Memory used by in-process counters, in bytes.", usage.bytes));
     let help = "Maximum memory of in-process counters, in bytes.";

@@ -15,8 +15,8 @@ use super::stats::Count;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded, lock_ignoring_poison, upper_half};
-use crate::decide::quota::BucketCounters;
-use crate::limit::StorePolicy;
+use crate::decide::quota_buckets::BucketCounters;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::charge::Charge;
 use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::divided_limit::DividedLimit;
@@ -165,10 +165,10 @@ impl Divisions {
         let assignment = self.with(key, |entry| {
             let index = entry.find(holder)?;
             if entry.has_failed && !entry.is_local && entry.is_hold_over(now) {
-                let strategy = match entry.counters.failure_policy() {
-                    StorePolicy::Allow => Strategy::Allow,
-                    StorePolicy::Deny => Strategy::Deny,
-                    StorePolicy::Error | StorePolicy::Local => return None,
+                let strategy = match entry.counters.strictest_failure_policy() {
+                    StoreFailurePolicy::Allow => Strategy::Allow,
+                    StoreFailurePolicy::Deny => Strategy::Deny,
+                    StoreFailurePolicy::Error | StoreFailurePolicy::Local => return None,
                 };
                 return entry.division.assign_blanket(index, strategy, RATE_TTL_S, now);
             }
@@ -195,7 +195,7 @@ impl Divisions {
         let decision_demand = &self.service.decider.store.decision_demand;
         let begin = |entry: &mut KeyDivision| {
             entry.division.expire(now);
-            entry.division.record_decision_demand(decision_demand.take(entry.counters.path_hash), now);
+            entry.division.record_decision_demand(decision_demand.take_hits(entry.counters.path_hash), now);
             if entry.is_asking {
                 entry.has_waiting_holders = true;
                 return None;
@@ -370,17 +370,17 @@ impl Divisions {
         let now = self.service.clock.now();
         let deadline = Instant::now() + store.timeout();
         let context = StoreContext { now, deadline: Some(deadline), span_ref: None, charge_times: &[] };
-        let answer = counters.with_charge(index, |charge| store.adjust_hold(charge, self.holder, asked, context));
+        let answer = counters.call_with_charge(index, |charge| store.adjust_hold(charge, self.holder, asked, context));
         let Some(answer) = answer else { return HoldOutcome::Failed };
         match answer.await {
             Ok(answer) => HoldOutcome::Held(answer),
             Err(_) => {
                 self.store_failures.add(1);
-                if counters.failure_policy() != StorePolicy::Local {
+                if counters.strictest_failure_policy() != StoreFailurePolicy::Local {
                     return HoldOutcome::Failed;
                 }
                 let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, self.holder, asked, now);
-                match counters.with_charge(index, ask) {
+                match counters.call_with_charge(index, ask) {
                     Some(Ok(answer)) => HoldOutcome::HeldLocally(answer),
                     Some(Err(_)) | None => HoldOutcome::Failed,
                 }

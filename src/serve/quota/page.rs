@@ -11,8 +11,8 @@ use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::decide::decision::DecisionContext;
-use crate::decide::explain::{ExplainedQuota, LimitShareReport, ProxyReport};
-use crate::decide::quota::BucketLimits;
+use crate::decide::explain::{ExplainedProxyShares, LimitShareReport, ProxyShareReport};
+use crate::decide::quota_buckets::BucketLimits;
 use crate::limit::division::assignment::Strategy;
 use crate::limit::division::divided_limit::AssignmentForm;
 use crate::limit::division::ledger::HolderReport;
@@ -89,7 +89,7 @@ pub struct KeyReport {
     /// The store does not answer.
     pub store_failed: bool,
     /// Proxies that share it.
-    pub proxies: Vec<ProxyReport>,
+    pub proxies: Vec<ProxyShareReport>,
 }
 
 impl QuotaService {
@@ -138,14 +138,20 @@ impl QuotaService {
     }
 
     /// Who holds what of the limits of a descriptor with these entries, and until when; `None` if they are not divided.
-    pub fn explain(&self, context: DecisionContext<'_>, domain: &str, entries: &[Entry<'_>]) -> Option<ExplainedQuota> {
-        let BucketLimits::Divided(counters) = self.service.decider.select_bucket(context, domain, entries).limits
+    pub fn explain(
+        &self,
+        context: DecisionContext<'_>,
+        domain: &str,
+        entries: &[Entry<'_>],
+    ) -> Option<ExplainedProxyShares> {
+        let BucketLimits::Divided(counters) =
+            self.service.decider.select_bucket_limits(context, domain, entries).limits
         else {
             return None;
         };
         let report = |entry: &mut KeyDivision| entry.report(self, context.store.now);
         let KeyReport { limits, proxies, store_failed, .. } = self.divisions.with(division_key(&counters), report)?;
-        Some(ExplainedQuota { limits, proxies, store_failed })
+        Some(ExplainedProxyShares { limits, proxies, store_failed })
     }
 }
 
@@ -191,13 +197,13 @@ impl KeyDivision {
         let holders = self.division.holders.iter().take(MAX_SHOWN_HOLDERS);
         KeyReport {
             rule: self.counters.rule.to_string(),
-            key: quota.service.decider.bucket_text(&self.counters),
+            key: quota.service.decider.bucket_key_text(&self.counters),
             limits: limits.collect(),
             store_failed: self.has_failed,
             proxies: holders
                 .map(|holder| {
                     let HolderReport { strategy, reserved, ends } = self.division.report_holder(holder);
-                    ProxyReport {
+                    ProxyShareReport {
                         stream: holder.key.stream.id,
                         peer: holder.key.stream.peer.clone(),
                         demand_per_s: per_second(holder.demand.mhps),
@@ -258,7 +264,7 @@ impl QuotaReport {
 }
 
 /// What this replica holds of limits, and what proxies have of that.
-pub fn format_shares(limits: &[LimitShareReport], proxies: &[ProxyReport]) -> String {
+pub fn format_shares(limits: &[LimitShareReport], proxies: &[ProxyShareReport]) -> String {
     let mut text = String::new();
     for limit in limits {
         let unit = if limit.form == "rate" { "per period" } else { "hits" };

@@ -27,11 +27,11 @@ use super::messages::{
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::{Clock, Time};
-use crate::base::pb::codec::FRAME_HEAD_BYTES;
+use crate::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use crate::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
 use crate::decide::Decider;
-use crate::decide::quota::{BucketLimits, ReportedHits};
+use crate::decide::quota_buckets::{BucketLimits, ReportedHits};
 use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::holder::Usage;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
@@ -339,14 +339,14 @@ impl StreamTask {
             }
             let Ok(id) = BucketId::decode(bucket.id.clone()) else { continue };
             let entries = borrow_entries(&id);
-            if Decider::reads_bucket_rows(context) {
+            if Decider::must_read_bucket_rows(context) {
                 let descriptor =
                     Descriptor { entries: entries.clone(), hits: Hits::Peek, hits_addend: None, limit_override: None };
                 let descriptors = SmallVec::from_iter([descriptor]);
                 let request = Request { domain: &self.domain, descriptors, hits_addend: 0 };
                 quota.service.decider.read_bucket_rows(context, &request).await;
             }
-            let matched = quota.service.decider.select_bucket(context, &self.domain, &entries);
+            let matched = quota.service.decider.select_bucket_limits(context, &self.domain, &entries);
             // There may be room later at a key that has too many proxies now.
             let is_dividable = matches!(matched.limits, BucketLimits::Divided(_));
             let kind = self.join_division(*index, matched.limits, now);
@@ -412,7 +412,7 @@ impl StreamTask {
         }
         self.handle.lock().due.extend(due);
         if !response.bucket_action.is_empty() {
-            self.produced_bytes += (response.encoded_len() + FRAME_HEAD_BYTES) as u64;
+            self.produced_bytes += (response.encoded_len() + GRPC_FRAME_HEAD_BYTES) as u64;
             permit.send(Ok(response));
             self.await_evidence();
         }

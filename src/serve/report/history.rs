@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rules::live::LoadMark;
+use crate::rules::live::LoadRecord;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::decision_history::{MinuteCounts, RequestMinute, RequestTotals};
@@ -35,7 +35,7 @@ pub struct HistoryReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitSeries>,
     /// Attempts to load rules, the oldest first.
-    pub loads: Vec<LoadMark>,
+    pub loads: Vec<LoadRecord>,
     /// Memory of the history of this process in bytes.
     pub memory_bytes: usize,
     /// Number of limits with a history.
@@ -90,14 +90,14 @@ impl HistoryReport {
         let size = history.size();
         let mut report = Self {
             now_s: now.as_micros() / 1_000_000,
-            loads: service.rules.load_marks(),
+            loads: service.rules.load_records(),
             memory_bytes: size.bytes,
             limits_with_history: size.limits,
             limits_left_out: size.left_out,
             ..Self::default()
         };
         match &query.rule {
-            None => report.add_requests(&history.minutes_of_requests(now, &read_request_totals(collector))),
+            None => report.add_requests(&history.requests_by_minute(now, &read_request_totals(collector))),
             Some(rule) => {
                 let limits: Vec<&LimitStats> = rules
                     .into_iter()
@@ -106,7 +106,7 @@ impl HistoryReport {
                     .map(|limit| &*limit.stats)
                     .filter(|stats| stats.name().is_selected_by(rule, query.exact))
                     .collect();
-                report.add_limits(limits.len(), &history.minutes_of_limits(now, &limits));
+                report.add_limits(limits.len(), &history.sum_limits_by_minute(now, &limits));
             }
         }
         let first = report.start_s.first().copied().unwrap_or_default();

@@ -11,7 +11,7 @@ use super::history::read_request_totals;
 use crate::base::clock::Time;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::decision_history::RequestTotals;
-use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_us};
+use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_bound_us};
 use crate::telemetry::metrics::limit_stats::LimitStat;
 
 /// Numbers of decisions and failed charges since the start of the process.
@@ -162,7 +162,7 @@ impl LatencyReport {
     fn new(durations: &HistogramSnapshot) -> Option<Self> {
         let percentile = |per_mille| {
             let last = BOUNDS_US[BOUNDS_US.len() - 1];
-            quantile_us(&durations.counts, per_mille).unwrap_or(last)
+            quantile_bound_us(&durations.counts, per_mille).unwrap_or(last)
         };
         (durations.observation_count() > 0).then(|| Self {
             p50: percentile(500),

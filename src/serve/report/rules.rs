@@ -23,7 +23,7 @@ use crate::serve::quota::page::QuotaCounts;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{DecisionCounts, LimitName, LimitStat, LimitStats};
-use crate::telemetry::top_keys::{BURST_SECONDS, KEPT_MINUTES, TopKeys, TopKeysSnapshot};
+use crate::telemetry::top_keys::{KEPT_MINUTES, MAX_BURST_SECONDS, TopKeys, TopKeysSnapshot};
 
 /// Query of `/rules`.
 #[derive(Clone, Debug, Default, Deserialize)]

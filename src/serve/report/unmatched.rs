@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Format;
 use super::top::{KeyEntry, parse_shown_entries};
 use crate::base::clock::Time;
-use crate::base::printable_text::{escape_unprintable, truncate_printable};
+use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::rule::near_miss::{MissReason, NearMiss, PossibleEntry};
 use crate::rules::rule::set::{DomainRules, RuleSet};
@@ -192,7 +192,7 @@ fn sum_by_domain(metrics: &ServiceMetrics) -> Vec<UnmatchedDomain> {
 }
 
 fn find_problem(domain: &UnmatchedDomain, rules: Option<&RuleSet>) -> Option<UnmatchedFinding> {
-    let name = truncate_printable(&domain.domain, MAX_DOMAIN_CHARS);
+    let name = truncate_and_escape(&domain.domain, MAX_DOMAIN_CHARS);
     let (kind, advice) = if !domain.has_rules {
         let near = rules.and_then(|rules| rules.find_similar_domain(&domain.domain));
         let near = near.map_or_else(String::new, |near| format!(": did you mean {near}?"));

@@ -5,8 +5,8 @@
 //! small limit of their own, because restarting a busy process makes the overload worse. Listeners for operators limit
 //! connections, and the bytes of pages that their clients have not taken yet, apart from those of clients.
 //!
-//! Most requests and responses are small, and their number is limited; only their bytes above [`UNCOUNTED_BYTES`] are
-//! counted, so the usual call touches no counter of bytes.
+//! Most requests and responses are small, and their number is limited; only their bytes above
+//! [`UNCOUNTED_BYTES_PER_BODY`] are counted, so the usual call touches no counter of bytes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -143,7 +143,7 @@ const MAX_UNREAD_PAGE_BYTES_PER_ADDRESS: usize = 16 << 20;
 /// Start of the paths of health probes over gRPC.
 const HEALTH_SERVICE_PATH_PREFIX: &str = "/grpc.health.v1.Health/";
 /// Paths of health probes over HTTP.
-const PROBE_PAGES: [&str; 3] = ["/healthcheck", "/livez", "/readyz"];
+const HTTP_PROBE_PATHS: [&str; 3] = ["/healthcheck", "/livez", "/readyz"];
 
 /// Text of the response to a rejected request.
 const TOO_MANY_REQUESTS_TEXT: &str = "too many concurrent requests; try again later";
@@ -247,11 +247,11 @@ impl ConnectionPermit {
     /// A limit on requests in flight is reached.
     pub(super) fn admit_request(self: &Arc<Self>, path: &str) -> Result<Admitted, OverloadRejection> {
         self.mark_active();
-        match self.kind() {
+        match self.listener_kind() {
             ListenerKind::Grpc if path.starts_with(HEALTH_SERVICE_PATH_PREFIX) => {
                 Ok(self.admit_probe().map_or(Admitted::ImmediateProbe, Admitted::Probe))
             }
-            ListenerKind::Http if PROBE_PAGES.contains(&path) => Ok(Admitted::Unlimited),
+            ListenerKind::Http if HTTP_PROBE_PATHS.contains(&path) => Ok(Admitted::Unlimited),
             kind if kind.serves_clients() => self.admit_client_request().map(Admitted::Request).map_err(|limit| {
                 self.record_refusal(limit);
                 OverloadRejection(kind)
@@ -291,7 +291,7 @@ impl ConnectionPermit {
 
     /// Adds bytes, unless a limit is reached.
     fn add_buffered_bytes(&self, bytes: usize) -> Result<(), ExceededLimit> {
-        if !self.kind().serves_clients() {
+        if !self.listener_kind().serves_clients() {
             return self.add_page_bytes(bytes);
         }
         let (limits, bounds) = (&self.listener.limits, &self.listener.limits.bounds);
@@ -328,7 +328,7 @@ impl ConnectionPermit {
     /// Counter of the buffered bytes of all client connections, or of all operator connections if this is one.
     fn total_bytes_counter(&self) -> &AtomicUsize {
         let limits = &self.listener.limits;
-        if self.kind().serves_clients() { &limits.buffered_bytes.0 } else { &limits.page_bytes.0 }
+        if self.listener_kind().serves_clients() { &limits.buffered_bytes.0 } else { &limits.page_bytes.0 }
     }
 
     /// Subtracts bytes that were added.
@@ -351,7 +351,7 @@ impl ConnectionPermit {
     }
 
     /// The listener that the connection came to.
-    pub(super) fn kind(&self) -> ListenerKind {
+    pub(super) fn listener_kind(&self) -> ListenerKind {
         self.listener.kind
     }
 
@@ -428,7 +428,7 @@ pub(super) fn build_too_many_bytes_http_response() -> axum::response::Response {
 }
 
 /// Bytes of a request or response that are not counted.
-const UNCOUNTED_BYTES: usize = 2048;
+const UNCOUNTED_BYTES_PER_BODY: usize = 2048;
 
 /// Bytes of one request or response that count towards the limits. Dropping the value subtracts them.
 #[derive(Debug)]
@@ -451,7 +451,7 @@ impl BufferedBytes {
         connection: &Arc<ConnectionPermit>,
         bytes: usize,
     ) -> Result<Option<Self>, ExceededLimit> {
-        if bytes <= UNCOUNTED_BYTES {
+        if bytes <= UNCOUNTED_BYTES_PER_BODY {
             return Ok(None);
         }
         let mut this = Self::new(Arc::clone(connection));
@@ -492,7 +492,7 @@ impl Drop for BufferedBytes {
     }
 }
 
-/// Returns how many of `bytes` count: those above [`UNCOUNTED_BYTES`].
+/// Returns how many of `bytes` count: those above [`UNCOUNTED_BYTES_PER_BODY`].
 const fn count_bytes_above_uncounted(bytes: usize) -> usize {
-    bytes.saturating_sub(UNCOUNTED_BYTES)
+    bytes.saturating_sub(UNCOUNTED_BYTES_PER_BODY)
 }

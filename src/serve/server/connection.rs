@@ -175,7 +175,7 @@ impl ConnectionPolicy {
         };
         match result {
             Ok(Ok(io)) => self.serve_connection(io, permit, stopping).await,
-            Ok(Err(error)) => log_handshake_failure(&error, permit.kind(), permit.peer),
+            Ok(Err(error)) => log_handshake_failure(&error, permit.listener_kind(), permit.peer),
             Err(_) => {}
         }
     }

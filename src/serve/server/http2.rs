@@ -37,7 +37,7 @@ use self::response::{ResponseData, send_grpc_message, send_head, send_streamed_r
 use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
 use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
-use crate::serve::grpc::service::RateLimitMethod;
+use crate::serve::grpc::service::ShouldRateLimitMethod;
 use crate::serve::quota::evidence::{ConnectionPings, DeliveryEvidence};
 use crate::serve::quota::method::{STREAM_PATH, StreamPeer};
 use crate::settings::client_limits::ClientLimits;
@@ -54,7 +54,7 @@ pub(super) struct Http2Server {
     serves_quotas: bool,
     /// Maximum time for the message of a call, from the first wait for it.
     message_timeout: Duration,
-    rate_limit_method: RateLimitMethod,
+    rate_limit_method: ShouldRateLimitMethod,
     /// Answers calls of the other methods.
     router: TowerToHyperService<Router>,
 }
@@ -82,7 +82,7 @@ impl Http2Server {
     pub(super) fn new(
         bounds: &ClientLimits,
         settings: &GrpcSettings,
-        rate_limit_method: RateLimitMethod,
+        rate_limit_method: ShouldRateLimitMethod,
         router: Router,
     ) -> Self {
         let mut builder = Builder::new();
@@ -291,7 +291,7 @@ async fn answer_request(
         (Err(invalid), _) => return Box::pin(refuse_call(invalid, body, sender)).await,
     };
     let _sent = match admitted {
-        Admitted::Request(permit) if head.uri.path() == RateLimitMethod::PATH => {
+        Admitted::Request(permit) if head.uri.path() == ShouldRateLimitMethod::PATH => {
             let result = {
                 let answer = pin!(server.rate_limit_method.answer_call(call, &mut body));
                 run_until_reset(&mut sender, answer).await
@@ -305,17 +305,17 @@ async fn answer_request(
         admitted => {
             let connection = Arc::clone(body.connection());
             let pings = pings.filter(|_| is_quota_stream);
-            let written = pings.map(|pings| add_stream_extensions(&mut head, &connection, pings));
+            let written = pings.map(|pings| add_quota_stream_extensions(&mut head, &connection, pings));
             let request = Request::from_parts(head, Body::new(body));
             // Boxed, so that the future of the common call stays small.
             let routed = Box::pin(server.answer_by_router(request, sender, written));
-            answer_routed(admitted, &connection, routed).await
+            answer_routed_as_admitted(admitted, &connection, routed).await
         }
     };
 }
 
 /// Answers a request through the router, with the permit that it was admitted by.
-async fn answer_routed(
+async fn answer_routed_as_admitted(
     admitted: Admitted,
     connection: &ConnectionPermit,
     routed: Pin<Box<impl Future<Output = Result<(), h2::Error>>>>,
@@ -335,7 +335,7 @@ async fn answer_routed(
 }
 
 /// Adds what a quota stream knows of its connection to its request; returns the count of the bytes that are written.
-fn add_stream_extensions(
+fn add_quota_stream_extensions(
     head: &mut Parts,
     connection: &ConnectionPermit,
     pings: Arc<ConnectionPings>,

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::error::StartupError;
-use super::sockets::{check_tcp_address, check_unix_path};
+use super::sockets::{check_unix_path, find_bindable_address};
 use crate::settings::Settings;
 use crate::settings::address::Address;
 use crate::settings::listeners::GrpcListenAddress;
@@ -70,7 +70,7 @@ pub(super) fn find_address_problems(settings: &Settings) -> Vec<StartupError> {
     let all = [grpc, Some(http_address(settings)), Some(debug_address(settings)), prometheus_address(settings)];
     let mut checked: Vec<(ListenerAddress<'_>, SocketAddr)> = Vec::new();
     for listener in all.into_iter().flatten() {
-        let resolved = match check_tcp_address(listener.address) {
+        let resolved = match find_bindable_address(listener.address) {
             Ok(resolved) => resolved,
             Err(error) => {
                 problems.push(listener.build_startup_error(error));

@@ -19,7 +19,7 @@ use super::reloading_tls::ReloadingTls;
 use super::sockets::{listen_tcp, listen_unix};
 use crate::serve::grpc;
 use crate::serve::grpc::health::GrpcHealth;
-use crate::serve::grpc::service::RateLimitMethod;
+use crate::serve::grpc::service::ShouldRateLimitMethod;
 use crate::serve::http::app_state::AppState;
 use crate::serve::http::{metrics_pages, routes};
 use crate::serve::quota::method::{add_refusal_to_router, add_to_router};
@@ -171,7 +171,7 @@ impl BoundListeners {
         }
     }
 
-    /// Serves on all listeners until `stopping` turns true and all connections are closed.
+    /// Starts a task per listener, which serves until `stopping` turns true and its connections are closed.
     pub(super) fn start_serving(
         self,
         settings: &GrpcSettings,
@@ -182,8 +182,8 @@ impl BoundListeners {
         let mut serving = JoinSet::new();
         let bounds = &self.bounds;
         let service = &state.collector.service;
-        let method = RateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let router = grpc::build_router(settings, health);
+        let method = ShouldRateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
+        let router = grpc::build_router_of_other_methods(settings, health);
         let router = match &state.collector.quota {
             Some(quota) => add_to_router(router, quota),
             None => add_refusal_to_router(router, &service.clock),
@@ -191,9 +191,11 @@ impl BoundListeners {
         let http2 = Http2Server::new(bounds, settings, method, router);
         let policy = ConnectionPolicy::for_grpc(bounds, settings, http2);
         match self.grpc {
-            GrpcListenerSocket::Tcp(listener) => {
-                serving.spawn(policy.accept_connections(set_nodelay(listener)?, self.grpc_guards, stopping.clone()))
-            }
+            GrpcListenerSocket::Tcp(listener) => serving.spawn(policy.accept_connections(
+                set_nodelay_on_accept(listener)?,
+                self.grpc_guards,
+                stopping.clone(),
+            )),
             GrpcListenerSocket::Unix(listener, _) => {
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 serving.spawn(policy.accept_connections(listener, self.grpc_guards, stopping.clone()))
@@ -202,7 +204,7 @@ impl BoundListeners {
         let mut serve_pages =
             |HttpListenerSocket { listener, guards }: HttpListenerSocket, pages: Router| -> io::Result<()> {
                 let policy = ConnectionPolicy::for_http(bounds, guards.admission.kind(), guards.tls.is_some(), pages);
-                serving.spawn(policy.accept_connections(set_nodelay(listener)?, guards, stopping.clone()));
+                serving.spawn(policy.accept_connections(set_nodelay_on_accept(listener)?, guards, stopping.clone()));
                 Ok(())
             };
         if let Some(prometheus) = self.prometheus {
@@ -215,7 +217,7 @@ impl BoundListeners {
 }
 
 /// Sets TCP_NODELAY on accepted connections, so that small responses are sent at once.
-fn set_nodelay(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
+fn set_nodelay_on_accept(listener: TcpListener) -> io::Result<impl Listener<Addr = SocketAddr>> {
     // The call fails only on a connection that is closed already.
     Ok(tokio::net::TcpListener::from_std(listener)?.tap_io(|stream| drop(stream.set_nodelay(true))))
 }

@@ -25,8 +25,8 @@ use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
 use crate::rules::files::stamps::FileStamps;
 use crate::rules::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
-use crate::rules::files::{ReadResult, RuleLocation};
-use crate::rules::live::{LiveRules, RuleProblem, SourceIdentity};
+use crate::rules::files::{RuleFileSetResult, RuleFilesLocation};
+use crate::rules::live::{LiveRules, RuleProblem, RuleSetOrigin};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{
@@ -76,7 +76,7 @@ struct AcceptedRules {
 /// Compiled rules that are about to replace the current ones, with where they come from.
 struct RuleSetReplacement {
     compiled: CompiledRules,
-    from: SourceIdentity,
+    from: RuleSetOrigin,
     /// The rules as the decision log records them; their id comes from here.
     recorded: RuleSetRecord,
     /// Paths of its files.
@@ -138,10 +138,10 @@ impl RuleUpdater {
         }
         let (mut source, first) = RuleSource::start(config)?;
         if let Some(status) = source.xds_stream_status() {
-            applier.rules.set_stream_status(Arc::clone(status));
+            applier.rules.set_xds_status(Arc::clone(status));
         }
         if let Some(update) = first {
-            source.acknowledge(&applier.apply_update(update));
+            source.report_result(&applier.apply_update(update));
         }
         let mut updates = Self { applier, source, defaults: watch, timing, tables: None, followers };
         updates.watch_tables();
@@ -163,7 +163,7 @@ impl RuleUpdater {
                     let applier = self.applier.clone();
                     let result = applier.run_on_thread(move |applier| applier.apply_update(update)).await;
                     let result = result.unwrap_or_else(|failure| Err(self.applier.reject_update(&[failure])));
-                    self.source.acknowledge(&result);
+                    self.source.report_result(&result);
                     self.watch_tables();
                 }
                 Some(_) = next_table_change(&mut self.tables) => {
@@ -186,7 +186,7 @@ impl RuleUpdater {
     fn watch_tables(&mut self) {
         let tables = lock_ignoring_poison(&self.applier.tables);
         if let Some(followers) = &mut self.followers {
-            followers.follow(tables.row_caches());
+            followers.follow_only(tables.row_caches());
         }
         let stamps = tables.stamps();
         drop(tables);
@@ -198,7 +198,7 @@ impl RuleUpdater {
         if paths.is_empty() {
             return;
         }
-        let location = RuleLocation::Paths(paths.clone());
+        let location = RuleFilesLocation::Paths(paths.clone());
         match FileWatcher::start_comparing_stamps(location, self.timing.clone(), &stamps) {
             Ok((watcher, changes)) => self.tables = Some(TableWatch { _watcher: watcher, changes, paths }),
             Err(error) => tracing::error!(%error, "tables are not watched: no thread can be started (send SIGHUP)"),
@@ -215,7 +215,7 @@ async fn next_table_change(tables: &mut Option<TableWatch>) -> Option<FileStamps
 }
 
 /// Returns the next change of the file of defaults; waits for ever without one. Cancel safe.
-async fn wait_for_defaults_file_change(defaults: &mut Option<DefaultsWatch>) -> Option<ReadResult> {
+async fn wait_for_defaults_file_change(defaults: &mut Option<DefaultsWatch>) -> Option<RuleFileSetResult> {
     match defaults {
         Some(defaults) => defaults.next_change().await,
         None => std::future::pending().await,
@@ -256,7 +256,7 @@ impl RuleApplier {
     }
 
     /// Applies a changed file of defaults, or keeps the last one.
-    async fn apply_changed_defaults_file(&self, changed: ReadResult) {
+    async fn apply_changed_defaults_file(&self, changed: RuleFileSetResult) {
         let Some(status) = self.defaults.clone() else { return };
         let applied = Arc::clone(&status);
         let result = self.clone().run_on_thread(move |applier| applier.apply_defaults_file(&applied, changed)).await;
@@ -269,7 +269,7 @@ impl RuleApplier {
     ///
     /// # Errors
     /// The file cannot be used; it was logged, and nothing changed.
-    fn apply_defaults_file(&self, status: &DefaultsStatus, changed: ReadResult) -> ApplyResult {
+    fn apply_defaults_file(&self, status: &DefaultsStatus, changed: RuleFileSetResult) -> ApplyResult {
         let texts = |problems: &Diagnostics| problems.errors().iter().map(ToString::to_string).collect::<Vec<_>>();
         let (defaults, warnings) = defaults_file::parse_defaults(status.path(), changed)
             .map_err(|problems| record_refused_defaults_file(status, &texts(&problems)))?;
@@ -277,8 +277,8 @@ impl RuleApplier {
         let accepted = self.lock_last_accepted().accepted.clone();
         if let Some(AcceptedRules { rules, version, paths }) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-            let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
-            let from = SourceIdentity {
+            let recorded = recorded_rules::build_rule_set_record(&rules, version.as_deref(), &defaults);
+            let from = RuleSetOrigin {
                 names: rules.source_names(),
                 version,
                 texts: rules.copy_texts(),
@@ -314,9 +314,9 @@ impl RuleApplier {
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
                 self.reject_update_with_lines(&texts, problems)
             })?;
-        let recorded = recorded_rules::record_rules(&rules, version.as_deref(), &defaults);
+        let recorded = recorded_rules::build_rule_set_record(&rules, version.as_deref(), &defaults);
         let (names, texts) = (rules.source_names(), rules.copy_texts());
-        let from = SourceIdentity { names, version: version.clone(), texts, options };
+        let from = RuleSetOrigin { names, version: version.clone(), texts, options };
         let replacement = RuleSetReplacement { compiled, from, recorded, paths: Arc::clone(&paths) };
         self.replace_rules(replacement, &defaults).map_err(|found| {
             let texts: Vec<_> = found.errors().iter().map(ToString::to_string).collect();
@@ -341,23 +341,23 @@ impl RuleApplier {
     fn replace_rules(&self, set: RuleSetReplacement, defaults: &RuleDefaults) -> Result<(), Diagnostics> {
         let RuleSetReplacement { compiled, from, recorded, paths } = set;
         let mut tables = lock_ignoring_poison(&self.tables);
-        let prepared = tables.prepare(&compiled.domains, &paths, self.clock.now())?;
+        let prepared = tables.prepare_tables(&compiled.domains, &paths, self.clock.now())?;
         log_kept_tables(&prepared.kept);
         let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS).map(ToString::to_string);
         let warnings: Vec<String> = warnings.collect();
         let known = std::mem::replace(&mut self.lock_last_accepted().warnings, warnings.iter().cloned().collect());
         warnings.iter().filter(|warning| !known.contains(*warning)).for_each(|warning| tracing::warn!("{warning}"));
         let mut rules = RuleSet::from_domains(compiled.domains, &self.metrics.limits);
-        tables.attach(prepared, &mut rules);
-        let reports = tables.report();
+        tables.attach_to_rules(prepared, &mut rules);
+        let reports = tables.table_reports();
         drop(tables);
         rules.id = recorded.id.as_str().into();
-        rules.contents_hash = recorded_rules::hash_contents(&recorded.documents).into();
+        rules.contents_hash = recorded_rules::hash_documents_without_names(&recorded.documents).into();
         if let Some(log) = &self.log {
             log.write_header(Some(recorded));
         }
         if let Some(status) = &self.defaults {
-            status.record_use(&rules, defaults);
+            status.record_defaults_without_effect(&rules, defaults);
         }
         let version = self.rules.replace_rules(rules, from, self.clock.now());
         self.rules.set_table_reports(reports);
@@ -378,8 +378,8 @@ impl RuleApplier {
     fn apply_changed_tables(&self) -> ApplyResult {
         let Some(loaded) = self.rules.current_rules_owned() else { return Ok(()) };
         let mut tables = lock_ignoring_poison(&self.tables);
-        let result = tables.reload_changed(&loaded.rules, self.clock.now());
-        self.rules.set_table_reports(tables.report());
+        let result = tables.reload_changed_files(&loaded.rules, self.clock.now());
+        self.rules.set_table_reports(tables.table_reports());
         match result {
             Ok(replaced) => {
                 for (domain, table, rows) in replaced {
@@ -416,7 +416,7 @@ impl RuleApplier {
             tracing::error!("Error loading new configuration: {more} more problems; `tollkeeper check` lists them all");
         }
         let error = problems.join("\n");
-        self.rules.record_rejected(error.clone(), in_files, self.clock.now());
+        self.rules.record_failed_load(error.clone(), in_files, self.clock.now());
         error
     }
 }

@@ -21,7 +21,7 @@ use tokio_rustls::{Accept, TlsAcceptor};
 use super::admission::{ListenerAdmission, ListenerKind};
 use super::certificate_expiry::ExpiryWarning;
 use crate::base::clock::Clock;
-use crate::settings::pem::{PemFile, read_not_after};
+use crate::settings::pem::{PemFile, parse_not_after};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::tls::ListenerTls;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -122,7 +122,7 @@ impl PemFiles {
     fn build_config(&self, tls: &ListenerTls, listener: ListenerKind) -> Result<(ServerConfig, i64), UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
         let chain = tls.certificate.parse_certificates(&self.certificate)?;
-        let not_after = read_not_after(&chain[0]).map_err(|_| {
+        let not_after = parse_not_after(&chain[0]).map_err(|_| {
             tls.certificate.file_error("its first certificate cannot be parsed; give an X.509 certificate as PEM")
         })?;
         let key = tls.key.parse_private_key(&self.key)?;
@@ -137,7 +137,7 @@ impl PemFiles {
         };
         let mut config = builder
             .with_single_cert(chain, key)
-            .map_err(|error| tls.key.key_mismatch_error(&tls.certificate, &error))?;
+            .map_err(|error| tls.key.unusable_key_error(&tls.certificate, &error))?;
         config.alpn_protocols = match listener {
             ListenerKind::Grpc => vec![b"h2".to_vec()],
             _ => vec![b"h2".to_vec(), b"http/1.1".to_vec()],

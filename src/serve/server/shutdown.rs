@@ -165,7 +165,7 @@ async fn write_last_decision_records(log: Arc<DecisionLog>) {
 
 /// Sends the queued spans, for at most [`LAST_EXPORT_TIMEOUT`].
 async fn export_last_spans(span_queue: Arc<SpanQueue>) {
-    let exported = tokio::task::spawn_blocking(move || span_queue.export_remaining(LAST_EXPORT_TIMEOUT));
+    let exported = tokio::task::spawn_blocking(move || span_queue.export_remaining_and_stop(LAST_EXPORT_TIMEOUT));
     if !tokio::time::timeout(LAST_EXPORT_TIMEOUT, exported).await.is_ok_and(|result| result.unwrap_or(false)) {
         tracing::warn!("last spans not sent: the collector takes longer than 1 s");
     }

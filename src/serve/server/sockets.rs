@@ -33,7 +33,7 @@ pub fn listen_tcp(address: &Address) -> io::Result<TcpListener> {
 ///
 /// # Errors
 /// Errors of the system: the address is not local, the port is not permitted, or the name does not resolve.
-pub(super) fn check_tcp_address(address: &Address) -> io::Result<SocketAddr> {
+pub(super) fn find_bindable_address(address: &Address) -> io::Result<SocketAddr> {
     open_first_address(address, |address| match bind_tcp(address) {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => Err(error),
         _ => Ok(address),

@@ -16,7 +16,7 @@ use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
 use crate::rules::{defaults_file, xds};
 use crate::serve::http::admin_token;
-use crate::serve::http::app_state::{self, PrometheusPage};
+use crate::serve::http::app_state::{self, PrometheusPageConfig};
 use crate::settings::Settings;
 use crate::settings::decision_log::HashKey;
 use crate::settings::problem::UnusableSetting;
@@ -24,7 +24,7 @@ use crate::settings::secret::Secret;
 use crate::settings::tracing::TracingSettings;
 use crate::store;
 use crate::telemetry::listener_stats::StatsByListener;
-use crate::telemetry::otlp::{self, OtlpExporter};
+use crate::telemetry::otlp::{self, OtlpSpanExporter};
 use crate::telemetry::otlp_metrics::BlockingMetricExporter;
 
 /// What the server needs to start, built from the files that the settings name.
@@ -32,9 +32,9 @@ pub(super) struct StartupResources {
     /// Admission limits of each listener, and its TLS certificate if it has one.
     pub(super) guards: GuardsByListener,
     /// Path and options of the Prometheus page; `None` if the page is off.
-    pub(super) prometheus_page: Option<Arc<PrometheusPage>>,
+    pub(super) prometheus_page: Option<Arc<PrometheusPageConfig>>,
     /// OTLP exporter of spans; `None` if tracing is off.
-    pub(super) exporter: Option<OtlpExporter>,
+    pub(super) exporter: Option<OtlpSpanExporter>,
     /// OTLP exporter of metrics; `None` if there is none.
     pub(super) metric_exporter: Option<BlockingMetricExporter>,
     /// Form of entry values (plain, hashed, left out) in the decision log; `None` if there is no decision log.
@@ -57,14 +57,14 @@ impl StartupResources {
             GuardsByListener::load_guards_and_certificates(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
         let prometheus_page =
-            metrics.prometheus.as_ref().map(|prometheus| PrometheusPage::new(prometheus, &metrics.tags));
+            metrics.prometheus.as_ref().map(|prometheus| PrometheusPageConfig::new(prometheus, &metrics.tags));
         let prometheus_page = prometheus_page.transpose().map_err(|unusable| errors.push(unusable.into()));
         let exporter = settings.tracing.as_ref().map(build_span_exporter);
         let exporter = exporter.transpose().map_err(|unusable| errors.push(unusable.into()));
         let metric_exporter =
             settings.otlp_metrics.as_ref().map(|otlp| build_metric_exporter(otlp, &metrics.tags)).transpose();
         let metric_exporter = metric_exporter.map_err(|unusable| errors.push(unusable.into()));
-        let values = settings.decision_log.as_ref().map(log::check_settings).transpose();
+        let values = settings.decision_log.as_ref().map(log::check_sinks_and_build_value_form).transpose();
         let values = values.map_err(|unusable| errors.extend(unusable.into_iter().map(StartupError::from)));
         let secret = settings.fleet.secret.as_ref().map(HashKey::load_secret).transpose();
         // If the decision log failed, it has already reported the same key file.
@@ -94,7 +94,7 @@ impl StartupResources {
 ///
 /// # Errors
 /// Names the setting and the problem.
-fn build_span_exporter(settings: &TracingSettings) -> Result<OtlpExporter, UnusableSetting> {
+fn build_span_exporter(settings: &TracingSettings) -> Result<OtlpSpanExporter, UnusableSetting> {
     let collector = &settings.collector;
     let options = collector.build_otlp_options(threads::lower_thread_priority)?;
     otlp::build_span_exporter(&options).map_err(|error| UnusableSetting {
@@ -116,13 +116,13 @@ pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
     unusable.extend(
         listeners.into_iter().flatten().filter_map(|tls| find_expired_certificate(&tls.certificate, "clients")),
     );
-    unusable.extend(settings.client_certificates().iter().filter_map(|presented| {
-        find_expired_certificate(&presented.file, certificate_expiry::rejecting_server(presented.client))
+    unusable.extend(settings.presented_certificates().iter().filter_map(|presented| {
+        find_expired_certificate(&presented.file, certificate_expiry::name_rejecting_servers(presented.client))
     }));
     unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_tls_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));
     unusable.extend(settings.admin.as_ref().and_then(admin_token::find_unusable_token_file));
-    unusable.extend(settings.metrics.prometheus.as_ref().and_then(app_state::find_missing_mapper));
+    unusable.extend(settings.metrics.prometheus.as_ref().and_then(app_state::find_missing_mapping_file));
     // Both Redis deployments have the same certificates, so a problem of theirs is found twice.
     unusable.dedup();
     unusable

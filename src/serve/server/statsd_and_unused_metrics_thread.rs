@@ -78,7 +78,7 @@ fn send_reports_until_stopped(
         since_sweep += interval;
         if since_sweep >= UNUSED_METRICS_SWEEP_INTERVAL {
             since_sweep = Duration::ZERO;
-            collector.service.decider.metrics.limits.remove_unused_limits();
+            collector.service.decider.metrics.limits.remove_unused_stats();
         }
         if let Some(done) = stopping {
             // The receiver is gone if the timeout has expired.

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use crate::base::clock::Clock;
 use crate::rules::plan_table::row_cache::RowCache;
 use crate::settings::redis::RedisSettings;
-use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
 use crate::store::client::redis::resp::{Reply, reply_bytes};
 use crate::store::redis::table_rows::TableKeys;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -54,13 +54,13 @@ impl TableFollowers {
     }
 
     /// Follows these tables from now on, and no others. Needs a tokio runtime.
-    pub(super) fn follow(&mut self, caches: &[Arc<RowCache>]) {
+    pub(super) fn follow_only(&mut self, caches: &[Arc<RowCache>]) {
         self.running.retain(|follower| caches.iter().any(|cache| Arc::ptr_eq(cache, &follower.cache)));
         for cache in caches {
             if !self.running.iter().any(|follower| Arc::ptr_eq(cache, &follower.cache)) {
                 let keys = TableKeys::new(&self.redis.key_prefix, &cache.table);
-                let connection = KeyConnection::start(&self.redis.main, &keys.changes);
-                let reader = ChangeReader { connection, keys, cache: Arc::clone(cache) };
+                let connection = KeyOwnerConnection::start(&self.redis.main, &keys.changes);
+                let reader = TableChangeReader { connection, keys, cache: Arc::clone(cache) };
                 let task = tokio::spawn(reader.follow_changes()).abort_handle();
                 self.running.push(Follower { cache: Arc::clone(cache), task });
             }
@@ -69,13 +69,13 @@ impl TableFollowers {
 }
 
 /// Reads the changes of one table.
-struct ChangeReader {
-    connection: KeyConnection,
+struct TableChangeReader {
+    connection: KeyOwnerConnection,
     keys: TableKeys,
     cache: Arc<RowCache>,
 }
 
-impl ChangeReader {
+impl TableChangeReader {
     /// Follows the changes for ever.
     async fn follow_changes(mut self) {
         let failure_log = LogThrottle::every(LOG_INTERVAL);
@@ -94,7 +94,7 @@ impl ChangeReader {
     async fn follow_from_end(&mut self) -> Result<std::convert::Infallible, KeyCommandError> {
         let words: [&[u8]; 6] = [b"XREVRANGE", &self.keys.changes, b"+", b"-", b"COUNT", b"1"];
         let reply = self.connection.call(&words, REPLY_TIMEOUT).await?;
-        let newest = entries_of(&reply).next().map(|(id, _)| id.to_vec());
+        let newest = parse_stream_entries(&reply).next().map(|(id, _)| id.to_vec());
         let mut last = newest.unwrap_or_else(|| b"0-0".to_vec());
         // After the end of the stream is known, so that no change is between.
         self.cache.mark_all_changed();
@@ -106,7 +106,7 @@ impl ChangeReader {
             // One stream: its key, and its entries.
             let streams = as_array(&reply).unwrap_or_default();
             let Some(entries) = streams.first().and_then(|stream| as_array(stream)?.get(1)) else { continue };
-            for (id, value) in entries_of(entries) {
+            for (id, value) in parse_stream_entries(entries) {
                 self.cache.mark_changed(value);
                 last = id.to_vec();
             }
@@ -115,7 +115,7 @@ impl ChangeReader {
 }
 
 /// Ids of the entries of a stream, each with the first value of its fields.
-fn entries_of(reply: &Reply) -> impl Iterator<Item = (&[u8], &[u8])> {
+fn parse_stream_entries(reply: &Reply) -> impl Iterator<Item = (&[u8], &[u8])> {
     as_array(reply).unwrap_or_default().iter().filter_map(|entry| {
         let [id, fields] = as_array(entry)? else { return None };
         let value = as_array(fields).and_then(|fields| reply_bytes(fields.get(1)?)).unwrap_or_default();

@@ -155,13 +155,13 @@ fn parse_sentinel_list(text: &str) -> Result<Addresses, InvalidSetting> {
         return Err(InvalidSetting::new("it does not begin with the name of the primary", SENTINEL_LIST_HINT));
     }
     let urls = parse_urls(parts, DEFAULT_SENTINEL_PORT, "sentinel")?;
-    let (first, others) = require_first(urls, "it names a primary and no sentinel", SENTINEL_LIST_HINT)?;
+    let (first, others) = split_first_or_error(urls, "it names a primary and no sentinel", SENTINEL_LIST_HINT)?;
     Ok(Addresses { primary, first, others })
 }
 
 fn parse_cluster_list(text: &str) -> Result<Addresses, InvalidSetting> {
     let urls = parse_urls(split_at_commas(text), DEFAULT_REDIS_PORT, "cluster")?;
-    let (first, others) = require_first(urls, "it names no node", CLUSTER_LIST_HINT)?;
+    let (first, others) = split_first_or_error(urls, "it names no node", CLUSTER_LIST_HINT)?;
     Ok(Addresses { primary: String::new(), first, others })
 }
 
@@ -185,7 +185,11 @@ fn parse_urls<'t>(
     parts.map(parse).collect()
 }
 
-fn require_first(urls: Vec<RedisUrl>, what: &str, fix: &str) -> Result<(RedisUrl, Vec<RedisUrl>), InvalidSetting> {
+fn split_first_or_error(
+    urls: Vec<RedisUrl>,
+    what: &str,
+    fix: &str,
+) -> Result<(RedisUrl, Vec<RedisUrl>), InvalidSetting> {
     let mut urls = urls.into_iter();
     let first = urls.next().ok_or_else(|| InvalidSetting::new(what, fix))?;
     Ok((first, urls.collect()))

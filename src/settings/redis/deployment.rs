@@ -92,8 +92,8 @@ impl DeploymentVariables {
         }
         let urls: Vec<&RedisUrl> = std::iter::once(&first).chain(&others).collect();
         let login = if kind == DeploymentKind::Sentinel { &self.sentinels } else { &self.server };
-        let in_url = require_same_credentials(values, self.url.url, &urls, login);
-        let database = self.require_same_database(values, kind, &urls);
+        let in_url = read_common_credentials(values, self.url.url, &urls, login);
+        let database = self.read_common_database(values, kind, &urls);
         let tls = self.read_tls(values, certificates, &urls);
         let endpoints = || urls.iter().map(|url| url.endpoint.clone()).collect();
         let (topology, credentials) = match kind {
@@ -128,7 +128,7 @@ impl DeploymentVariables {
         DeploymentSettings { setting, topology, database, credentials, tls, connections, connect_timeout }
     }
 
-    fn require_same_database(&self, values: &mut Values, kind: DeploymentKind, urls: &[&RedisUrl]) -> u8 {
+    fn read_common_database(&self, values: &mut Values, kind: DeploymentKind, urls: &[&RedisUrl]) -> u8 {
         let mut databases = urls.iter().filter_map(|url| url.database);
         let first = databases.next().unwrap_or(0);
         if databases.any(|other| other != first) {
@@ -177,7 +177,7 @@ impl DeploymentVariables {
 }
 
 /// Returns the credentials in the addresses of a URL; adds a problem if they differ.
-fn require_same_credentials(
+fn read_common_credentials(
     values: &mut Values,
     url: &Setting<SecretUrl>,
     urls: &[&RedisUrl],

@@ -45,13 +45,13 @@ settings! { "Regions", only with REQUIRES_REGION;
     TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = 0,
         "replicas of the global Redis that must have a grant before a region uses it (WAIT)"
         .with_allowed(IntRange::new(0, 1));
-    TOLLKEEPER_REGION_LEASE: Duration = DEFAULT_LEASE,
+    TOLLKEEPER_REGION_LEASE: Duration = DEFAULT_REGION_LEASE,
         "time for which a cut-off region has its reserve and share of max_overshoot; equal in all regions"
         .with_allowed(DurationRange::new(Duration::from_secs(60), Duration::from_secs(7 * 86_400)));
 }
 
 /// Default of [`RegionSettings::lease`].
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(3600);
+pub const DEFAULT_REGION_LEASE: Duration = Duration::from_secs(3600);
 
 static REQUIRES_REGION: Requirement = Requirement {
     any_of: &[
@@ -176,7 +176,7 @@ pub(crate) fn require_redis_for_regions(values: &mut Values, why: &'static str) 
 
 /// Returns `true` if a setting asks for several regions.
 pub(super) fn are_regions_configured(values: &Values) -> bool {
-    values.meets(&REQUIRES_REGION)
+    values.meets_requirement(&REQUIRES_REGION)
 }
 
 /// Returns the name of the first setting that asks for several regions.

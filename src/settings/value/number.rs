@@ -6,7 +6,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use super::SettingValue;
-use crate::base::go_syntax::{DurationError, DurationText, MAX_DURATION, parse_bool, parse_duration, parse_int};
+use crate::base::go_syntax::{DurationError, DurationText, MAX_GO_DURATION, parse_bool, parse_duration, parse_int};
 use crate::settings::problem::InvalidSetting;
 
 /// Fails if `text` is empty: no value of these types is.
@@ -185,7 +185,7 @@ impl DurationRange {
 impl SettingValue for Duration {
     type Default = Self;
     type AllowedValues = DurationRange;
-    const UNRESTRICTED: DurationRange = DurationRange::new(Self::ZERO, MAX_DURATION);
+    const UNRESTRICTED: DurationRange = DurationRange::new(Self::ZERO, MAX_GO_DURATION);
     const TYPE_NAME: &'static str = "duration";
 
     fn parse(text: &str, allowed: &DurationRange) -> Result<Self, InvalidSetting> {
@@ -222,7 +222,7 @@ impl SettingValue for Duration {
     fn allowed_values_text(allowed: &DurationRange) -> Option<String> {
         let DurationRange { min, max, allows_zero } = *allowed;
         let zero = if allows_zero && !min.is_zero() { "0 or " } else { "" };
-        (max < MAX_DURATION).then(|| format!("{zero}{} to {}", DurationText(min), DurationText(max)))
+        (max < MAX_GO_DURATION).then(|| format!("{zero}{} to {}", DurationText(min), DurationText(max)))
     }
 }
 

@@ -183,7 +183,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 /// ClientHello without contents.
 const INVALID_TLS_HELLO: &[u8] = &[0x16, 3, 1, 0, 4, 1, 0, 0, 0];
 /// First byte of a TLS alert.
-const TLS_ALERT: u8 = 0x15;
+const TLS_ALERT_BYTE: u8 = 0x15;
 
 /// Command that a server answers in plaintext.
 pub(crate) struct PlaintextProbe {
@@ -213,7 +213,7 @@ async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &Pl
     let first = timeout(PROBE_TIMEOUT, probe_first_reply_byte(host, *port, probe)).await.ok()??;
     match (uses_tls, first) {
         (true, byte) if plaintext.replies.contains(&byte) => Some(TlsMismatch::ServerLacksTls),
-        (false, TLS_ALERT) => Some(TlsMismatch::ServerNeedsTls),
+        (false, TLS_ALERT_BYTE) => Some(TlsMismatch::ServerNeedsTls),
         _ => None,
     }
 }

@@ -455,9 +455,9 @@ impl<P: WireProtocol> Caller<P> {
 }
 
 /// Free space in the input buffer before each read, in bytes.
-const READ_BYTES: usize = 16 << 10;
+const MIN_READ_SPACE_BYTES: usize = 16 << 10;
 /// Maximum capacity that an unused output buffer keeps, in bytes.
-const MAX_KEPT_BYTES: usize = 64 << 10;
+const MAX_KEPT_OUTPUT_BYTES: usize = 64 << 10;
 
 /// State of the driver task; dropping it closes the queue and the stream.
 struct ConnectionDriver<P: WireProtocol> {
@@ -506,7 +506,7 @@ impl<P: WireProtocol> ConnectionDriver<P> {
     /// Reads all available replies and passes them to their callers.
     fn read_replies(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         loop {
-            self.input.reserve(READ_BYTES);
+            self.input.reserve(MIN_READ_SPACE_BYTES);
             let Poll::Ready(read) = pin!(self.stream.read_buf(&mut self.input)).poll(context) else { return Ok(()) };
             let read = read?;
             while let Some(reply) = P::decode(&mut self.input)? {
@@ -582,7 +582,7 @@ impl<P: WireProtocol> ConnectionDriver<P> {
         if self.yield_barrier.poll(context).is_pending() {
             return false;
         }
-        if self.output.capacity() > MAX_KEPT_BYTES {
+        if self.output.capacity() > MAX_KEPT_OUTPUT_BYTES {
             self.output = BytesMut::new();
         }
         self.output.clear();

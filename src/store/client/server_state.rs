@@ -124,7 +124,7 @@ impl<C> ServerState<C> {
     }
 
     /// Records a configuration error; any other error but a timeout clears it.
-    pub(crate) fn record_misconfigured<K: CallErrorKind>(&self, error: &ConnectError<K>) {
+    pub(crate) fn update_misconfiguration<K: CallErrorKind>(&self, error: &ConnectError<K>) {
         // A slow server may still be misconfigured.
         if error.kind != K::TIMEOUT_KIND {
             let text = || Arc::new(format!("{}: {}", self.endpoint, error.text));
@@ -133,8 +133,8 @@ impl<C> ServerState<C> {
     }
 
     /// Records why the server cannot be used, and logs it.
-    pub(crate) fn log_connect_error_and_advice<K: CallErrorKind>(&self, error: &ConnectError<K>) {
-        self.record_misconfigured(error);
+    pub(crate) fn record_and_log_connect_error<K: CallErrorKind>(&self, error: &ConnectError<K>) {
+        self.update_misconfiguration(error);
         self.log_connect_error(error);
     }
 

@@ -22,7 +22,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time that a server fails before its connections are replaced.
 pub(crate) const RECONNECT_AFTER: Duration = Duration::from_millis(200);
 /// Lifetime below which a closed connection is reopened only after [`RETRY_INTERVAL`].
-const MIN_CONNECTION_LIFETIME: Duration = Duration::from_millis(20);
+const MIN_LIFETIME_FOR_IMMEDIATE_RECONNECT: Duration = Duration::from_millis(20);
 /// Pause between two attempts to replace a connection that still works.
 const REPLACE_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between two checks for changed files and renewed tokens.
@@ -114,11 +114,11 @@ async fn keep_pool_slot_connected<S: SupervisedServer>(server: Arc<S>, slot: usi
                 if slot == 0 {
                     server.warn_about_settings(&connected.connection).await;
                 }
-                let closed = put_into_use(&*server, slot, connected);
+                let closed = put_connection_into_use(&*server, slot, connected);
                 let since = Instant::now();
                 let reason = maintain_until_closed(&*server, slot, closed).await;
                 state.pool.remove(slot);
-                if since.elapsed() < MIN_CONNECTION_LIFETIME {
+                if since.elapsed() < MIN_LIFETIME_FOR_IMMEDIATE_RECONNECT {
                     sleep(RETRY_INTERVAL).await;
                 }
                 if let Some(suppressed) = state.closed_log.allow(Clock::System.now()) {
@@ -128,7 +128,7 @@ async fn keep_pool_slot_connected<S: SupervisedServer>(server: Arc<S>, slot: usi
                 server.request_discovery();
             }
             Err(error) => {
-                state.log_connect_error_and_advice(&error);
+                state.record_and_log_connect_error(&error);
                 state.pool.set_first_attempt_done();
                 server.request_discovery();
                 sleep(RETRY_INTERVAL).await;
@@ -138,7 +138,11 @@ async fn keep_pool_slot_connected<S: SupervisedServer>(server: Arc<S>, slot: usi
 }
 
 /// Puts a connection into use.
-fn put_into_use<S: SupervisedServer>(server: &S, slot: usize, connected: Connected<S::Connection>) -> ClosedReceiver {
+fn put_connection_into_use<S: SupervisedServer>(
+    server: &S,
+    slot: usize,
+    connected: Connected<S::Connection>,
+) -> ClosedReceiver {
     let state = server.state();
     server.record_opened_connection();
     state.clear_misconfigured();
@@ -165,7 +169,7 @@ async fn maintain_until_closed<S: SupervisedServer>(server: &S, slot: usize, mut
             // Commands in flight on the old connection complete there.
             Ok(connected) => {
                 state.log_connected();
-                closed = put_into_use(server, slot, connected);
+                closed = put_connection_into_use(server, slot, connected);
                 retry = false;
             }
             Err(error) => {
@@ -193,7 +197,7 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
                         state.record_success();
                         break;
                     }
-                    Err(error) => state.log_connect_error_and_advice(&error),
+                    Err(error) => state.record_and_log_connect_error(&error),
                 }
             }
             server.request_discovery();

@@ -23,7 +23,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use self::aws::AwsTokens;
-use self::token::{Fetched, OldCredentials, Token, TokenError};
+use self::token::{CredentialRenewalFailure, Fetched, Token, TokenError};
 use crate::base::clock::Clock;
 use crate::base::random::random_fraction;
 use crate::base::threads::lower_thread_priority;
@@ -109,7 +109,7 @@ impl TokenSource {
     }
 
     /// Returns the last token; waits for the first until `limit`. Needs a tokio runtime, and starts the renewals.
-    pub(crate) async fn token(&self, limit: Duration) -> Option<Arc<Token>> {
+    pub(crate) async fn wait_for_token(&self, limit: Duration) -> Option<Arc<Token>> {
         self.task.get_or_init(|| tokio::spawn(keep_token_renewed(Arc::clone(&self.state))).abort_handle());
         let mut ready = self.state.ready.subscribe();
         let _late = timeout(limit, ready.wait_for(|is_ready| *is_ready)).await;
@@ -170,11 +170,14 @@ impl TokenState {
             Some(_) => "cannot renew the token for redis: the last one stays",
             None => "cannot get a token for redis",
         };
-        self.count_failure(error, expires_at_s.unwrap_or(0), what);
+        self.count_and_log_failure(error, expires_at_s.unwrap_or(0), what);
     }
 
-    fn record_old_credentials(&self, OldCredentials { error, expires_at_s }: OldCredentials) {
-        self.count_failure(
+    fn record_credential_renewal_failure(
+        &self,
+        CredentialRenewalFailure { error, expires_at_s }: CredentialRenewalFailure,
+    ) {
+        self.count_and_log_failure(
             error,
             expires_at_s,
             "credentials of AWS not renewed: the old ones sign tokens until they end",
@@ -182,7 +185,7 @@ impl TokenState {
     }
 
     /// Counts a failure, after which something is valid until `expires_at_s`, and logs it with the text `what`.
-    fn count_failure(&self, error: TokenError, expires_at_s: u64, what: &str) {
+    fn count_and_log_failure(&self, error: TokenError, expires_at_s: u64, what: &str) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = self.log.allow(Clock::System.now()) {
             let (setting, valid_s) = (self.identity.setting, expires_at_s.saturating_sub(now_s()));
@@ -205,7 +208,7 @@ async fn keep_token_renewed(state: Arc<TokenState>) {
                 }
                 match problem {
                     Some(problem) => {
-                        state.record_old_credentials(problem);
+                        state.record_credential_renewal_failure(problem);
                         None
                     }
                     None => Some(Duration::from_secs(expires_at_s.saturating_sub(now_s()))),

@@ -25,7 +25,7 @@ pub(super) struct OutcomeCounts {
 
 impl CommandStats {
     /// Counts an increment or a decrement.
-    pub(super) fn record_increment(&self, outcome: &Result<MemcacheReply, MemcacheError>) {
+    pub(super) fn record_increment_or_decrement(&self, outcome: &Result<MemcacheReply, MemcacheError>) {
         self.increments.record(outcome);
     }
 

@@ -11,7 +11,7 @@ use crate::limit::algorithm::fixed_window;
 use crate::limit::charge::{Charge, MAX_COUNT};
 use crate::settings::counters::KeyFormat;
 use crate::store::redis::key;
-use crate::store::window_key::{ExpiryJitter, WindowKey};
+use crate::store::window_key::{EnvoyRatelimitKey, ExpiryJitter};
 
 /// Longest key that memcached takes, in bytes.
 const MAX_KEY_BYTES: usize = 250;
@@ -23,7 +23,7 @@ const MAX_EXPIRATION_UNIX_S: u64 = i32::MAX as u64;
 /// replicas differ.
 const LIFETIME_MARGIN_S: u64 = 5;
 /// Greatest count that envoyproxy/ratelimit reads; it takes a greater one as 0.
-const MAX_RATELIMIT_COUNT: u64 = i32::MAX as u64;
+const MAX_ENVOY_RATELIMIT_COUNT: u64 = i32::MAX as u64;
 
 /// Key format, and the settings that belong to it.
 #[derive(Debug)]
@@ -48,14 +48,14 @@ impl MemcacheKeyScheme {
     pub(super) fn counter_key(&self, charge: &Charge<'_>, now: Time) -> Option<CounterKey> {
         let [counter] = &*charge.counters else { return None };
         let shared = (self.format == KeyFormat::Ratelimit)
-            .then(|| WindowKey::for_charge(&self.prefix, charge, now, self.jitter.random_s()))
+            .then(|| EnvoyRatelimitKey::for_charge(&self.prefix, charge, now, self.jitter.random_s()))
             .flatten();
         if let Some(window) = shared {
             // A limit above what envoyproxy/ratelimit can read is never shared with it.
-            let is_readable = u64::from(counter.limit.requests_per_unit()) < MAX_RATELIMIT_COUNT;
-            let max_count = if is_readable { MAX_RATELIMIT_COUNT } else { MAX_COUNT };
+            let is_readable = u64::from(counter.limit.requests_per_unit()) < MAX_ENVOY_RATELIMIT_COUNT;
+            let max_count = if is_readable { MAX_ENVOY_RATELIMIT_COUNT } else { MAX_COUNT };
             let bytes = hash_if_refused(window.key().clone());
-            return Some(CounterKey { bytes, life_s: window.expire_s() + LIFETIME_MARGIN_S, max_count });
+            return Some(CounterKey { bytes, life_s: window.lifetime_s() + LIFETIME_MARGIN_S, max_count });
         }
         let (start, end) = fixed_window::window_bounds(counter.limit, now);
         let [in_redis] = &key::build_counter_keys(&self.prefix, &charge.path, &charge.counters)[..] else {

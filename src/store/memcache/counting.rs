@@ -85,7 +85,7 @@ impl MemcacheCounter<'_> {
     async fn send_incr_or_decr(&self, verb: &[u8], hits: u64) -> Result<Option<u64>, MemcacheError> {
         let hits = hits.to_string();
         let outcome = self.server.call(&[verb, &self.key.bytes, hits.as_bytes()], self.deadline).await;
-        self.stats.record_increment(&outcome);
+        self.stats.record_increment_or_decrement(&outcome);
         match outcome? {
             MemcacheReply::Missing => Ok(None),
             MemcacheReply::Number(after) => Ok(Some(after)),

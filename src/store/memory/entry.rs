@@ -109,7 +109,7 @@ impl CounterEntry {
     /// Packs the state of a ban, with the inputs of expiry and eviction.
     pub(super) fn set_ban(&mut self, ban: BanState, limit: &Limit) {
         self.words = ban.to_packed_words();
-        self.expires_s = seconds_rounded_up(ban.expires(limit));
+        self.expires_s = seconds_rounded_up(ban.expires_at(limit));
         self.used = ALL_USED;
         let over_s = ban.until.since_us(ban.last).div_ceil(1_000_000);
         self.over_s = u16::try_from(over_s).unwrap_or(u16::MAX);

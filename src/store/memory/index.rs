@@ -8,7 +8,7 @@
 //! allocator reuses it: 2 to 12 bytes per entry with four threads.
 
 /// A slot without an entry.
-const EMPTY: u32 = u32::MAX;
+const EMPTY_SLOT: u32 = u32::MAX;
 /// Bits of a slot for the entry's index; the rest is the tag.
 const INDEX_BITS: u32 = 24;
 /// Maximum number of entries in an index.
@@ -16,7 +16,7 @@ pub(super) const MAX_ENTRIES: usize = (1 << INDEX_BITS) - 1;
 /// Slots of a segment: 1 KiB.
 const SEGMENT_SLOTS: usize = 256;
 /// Minimum number of entries that sparseness is judged by: an index of one segment is never sparse.
-const MIN_SPARSE_ENTRIES: usize = SEGMENT_SLOTS / SPARSE_FACTOR;
+const MIN_ENTRIES_FOR_SPARSENESS: usize = SEGMENT_SLOTS / SPARSE_FACTOR;
 /// Slots per entry beyond which an index is sparse.
 const SPARSE_FACTOR: usize = 8;
 
@@ -44,8 +44,8 @@ impl EntryIndex {
     pub(super) fn rebuild(&mut self, hashes: impl ExactSizeIterator<Item = u64>) {
         let segments = segments_for(hashes.len());
         self.segments.truncate(segments);
-        self.segments.iter_mut().for_each(|segment| segment.fill(EMPTY));
-        self.segments.resize_with(segments, || Box::new([EMPTY; SEGMENT_SLOTS]));
+        self.segments.iter_mut().for_each(|segment| segment.fill(EMPTY_SLOT));
+        self.segments.resize_with(segments, || Box::new([EMPTY_SLOT; SEGMENT_SLOTS]));
         self.length = 0;
         for (index, hash) in hashes.enumerate() {
             self.insert(hash, index);
@@ -55,7 +55,7 @@ impl EntryIndex {
     /// Adds a new entry; the index must not be full.
     pub(super) fn insert(&mut self, hash: u64, index: usize) {
         let mut slot = self.home_slot(hash);
-        while self.slot_value(slot) != EMPTY {
+        while self.slot_value(slot) != EMPTY_SLOT {
             slot = self.next_slot(slot);
         }
         self.set_slot(slot, pack_slot(hash, index));
@@ -74,7 +74,7 @@ impl EntryIndex {
         let Some(mut hole) = self.find_slot(hash, |other| other == index) else { return };
         self.length -= 1;
         let mut slot = self.next_slot(hole);
-        while self.slot_value(slot) != EMPTY {
+        while self.slot_value(slot) != EMPTY_SLOT {
             let home = self.home_slot(hash_of(entry_index(self.slot_value(slot))));
             // An entry may move if the hole lies between its home slot and its slot.
             if self.probe_distance(home, slot) >= self.probe_distance(hole, slot) {
@@ -83,12 +83,12 @@ impl EntryIndex {
             }
             slot = self.next_slot(slot);
         }
-        self.set_slot(hole, EMPTY);
+        self.set_slot(hole, EMPTY_SLOT);
     }
 
     /// True if the index has many times the slots that its entries need.
     pub(super) fn is_sparse(&self) -> bool {
-        self.slot_count() > SPARSE_FACTOR * self.length.max(MIN_SPARSE_ENTRIES)
+        self.slot_count() > SPARSE_FACTOR * self.length.max(MIN_ENTRIES_FOR_SPARSENESS)
     }
 
     /// Size in bytes.
@@ -108,7 +108,7 @@ impl EntryIndex {
         let mut slot = self.home_slot(hash);
         loop {
             let found = self.slot_value(slot);
-            if found == EMPTY {
+            if found == EMPTY_SLOT {
                 return None;
             }
             if found >> INDEX_BITS == hash_tag(hash) && is_it(entry_index(found)) {

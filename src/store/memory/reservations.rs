@@ -17,10 +17,10 @@ use crate::limit::slot::{HolderId, SlotUse};
 use crate::limit::slot_table::SlotSummary;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
-use crate::store::holders::HolderTable;
+use crate::store::holders::SlotHolderTable;
 
-/// Part of the store's capacity that tables of reservations may take beside it: one of so many.
-const RESERVATION_CAPACITY_PARTS: u64 = 4;
+/// Divisor of the store's capacity: tables of reservations may take one such part beside it.
+const RESERVATION_CAPACITY_DIVISOR: u64 = 4;
 
 /// Tables of reservations, by the key of their counter.
 #[derive(Debug)]
@@ -36,14 +36,14 @@ pub(super) struct ReservationContext<'c> {
     /// Time of the request.
     pub(super) now: Time,
     /// Envoys that hold reservations.
-    pub(super) holders: &'c HolderTable,
+    pub(super) holders: &'c SlotHolderTable,
     /// The counters.
     pub(super) counters: &'c Sharded<MemoryShard>,
 }
 
 /// A request, as tables of reservations know it.
 #[derive(Clone, Copy)]
-pub(super) struct ReservationCaller<'t> {
+pub(super) struct ReservationRequest<'t> {
     /// Time of the request.
     pub(super) now: Time,
     /// Use of a reservation by the request.
@@ -52,10 +52,10 @@ pub(super) struct ReservationCaller<'t> {
     pub(super) is_dead: &'t dyn Fn(HolderId) -> bool,
 }
 
-/// What a charge finds beside its counters.
-pub(super) struct ReservationTerms<'t> {
+/// Inputs of a charge on counters of which some have reservations.
+pub(super) struct ReservedChargeInputs<'t> {
     /// The request.
-    pub(super) caller: ReservationCaller<'t>,
+    pub(super) caller: ReservationRequest<'t>,
     /// Tables, by the keys of their counters.
     pub(super) tables: &'t mut PrehashedMap<ReservationTable>,
     /// There is no memory for one more reservation.
@@ -67,7 +67,7 @@ impl ReservationTables {
         Self {
             shards: Sharded::new(DEFAULT_SHARDS, PrehashedMap::default),
             bytes: AtomicU64::new(0),
-            capacity_bytes: store_bytes / RESERVATION_CAPACITY_PARTS,
+            capacity_bytes: store_bytes / RESERVATION_CAPACITY_DIVISOR,
         }
     }
 
@@ -82,7 +82,7 @@ impl ReservationTables {
     }
 
     /// Sums of the reservations of a counter.
-    pub(super) fn summarize(&self, path: u128, tag: u128, now: Time, holders: &HolderTable) -> SlotSummary {
+    pub(super) fn summarize(&self, path: u128, tag: u128, now: Time, holders: &SlotHolderTable) -> SlotSummary {
         let shard = self.lock_shard(path);
         let table = shard.get(&(path ^ tag));
         table.map(|table| table.summarize(now, &|holder| holders.is_dead(holder, now))).unwrap_or_default()
@@ -111,13 +111,13 @@ impl ReservationTables {
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         let ReservationContext { now, holders, counters } = context;
         let mut tables = self.lock_shard(charge.path_hash);
-        let before = sum_bytes(&tables, charge);
+        let before = sum_table_bytes(&tables, charge);
         let is_full = self.bytes() >= self.capacity_bytes;
         let is_dead = |holder| holders.is_dead(holder, now);
-        let caller = ReservationCaller { now, slot, is_dead: &is_dead };
-        let terms = ReservationTerms { caller, tables: &mut tables, is_full };
-        let results = counters.lock_shard(upper_half(charge.path_hash)).charge_reserved(charge, terms);
-        let after = sum_bytes(&tables, charge);
+        let caller = ReservationRequest { now, slot, is_dead: &is_dead };
+        let terms = ReservedChargeInputs { caller, tables: &mut tables, is_full };
+        let results = counters.lock_shard(upper_half(charge.path_hash)).charge_with_reservations(charge, terms);
+        let after = sum_table_bytes(&tables, charge);
         self.bytes.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
         self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
         results
@@ -125,7 +125,7 @@ impl ReservationTables {
 
     /// Returns which counters of a descriptor would admit a charge; changes nothing.
     #[cold]
-    pub(super) fn admissions(
+    pub(super) fn peek_admissions(
         &self,
         charge: &Charge<'_>,
         slot: &SlotUse,
@@ -134,9 +134,9 @@ impl ReservationTables {
         let ReservationContext { now, holders, counters } = context;
         let mut tables = self.lock_shard(charge.path_hash);
         let is_dead = |holder| holders.is_dead(holder, now);
-        let caller = ReservationCaller { now, slot, is_dead: &is_dead };
-        let terms = ReservationTerms { caller, tables: &mut tables, is_full: false };
-        counters.lock_shard(upper_half(charge.path_hash)).reserved_admissions(charge, &terms)
+        let caller = ReservationRequest { now, slot, is_dead: &is_dead };
+        let terms = ReservedChargeInputs { caller, tables: &mut tables, is_full: false };
+        counters.lock_shard(upper_half(charge.path_hash)).peek_reserved_admissions(charge, &terms)
     }
 
     fn lock_shard(&self, path: u128) -> MutexGuard<'_, PrehashedMap<ReservationTable>> {
@@ -145,7 +145,7 @@ impl ReservationTables {
 }
 
 /// Bytes of the tables of a charge's counters.
-fn sum_bytes(tables: &PrehashedMap<ReservationTable>, charge: &Charge<'_>) -> u64 {
+fn sum_table_bytes(tables: &PrehashedMap<ReservationTable>, charge: &Charge<'_>) -> u64 {
     let keys = charge.counters.iter().map(|counter| charge.path_hash ^ counter.tag);
     keys.filter_map(|key| tables.get(&key)).map(ReservationTable::bytes).sum()
 }

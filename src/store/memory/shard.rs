@@ -18,7 +18,7 @@ use crate::limit::algorithm::ban_state::BanState;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, CountingMethod, sliding_window_log};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, JointLimit};
-use crate::limit::hold::HeldCounter;
+use crate::limit::hold::CounterHolds;
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -33,7 +33,7 @@ const EMPTY_LOG_BYTES: usize = size_of::<sliding_window_log::State>();
 /// Size of the first allocation of a log: a deque begins with four records.
 const FIRST_LOG_ALLOCATION_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
 /// Number of random counters that are considered for an eviction.
-const EVICTION_SAMPLE: u64 = 8;
+const EVICTION_SAMPLE_SIZE: u64 = 8;
 
 /// One shard of the memory store.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) struct MemoryShard {
     /// Counters over their limits may be evicted too.
     evicts_any: bool,
     /// Holds on counters, by the keys of these.
-    holds: PrehashedMap<HeldCounter>,
+    holds: PrehashedMap<CounterHolds>,
 }
 
 /// Result of the search for a charged counter: the index of its entry, if it exists.
@@ -62,7 +62,7 @@ struct CounterLookup<'r> {
 
 impl CounterLookup<'_> {
     /// Returns true for the entry of the counter, and for that of its ban.
-    fn has_entry(&self, entry: &CounterEntry) -> bool {
+    fn owns_entry(&self, entry: &CounterEntry) -> bool {
         entry.has_key(self.key) || self.joint_limit.limit.ban().is_some() && entry.has_key(ban_key(self.key))
     }
 }
@@ -92,7 +92,7 @@ impl MemoryShard {
 
     /// Charges all counters of a descriptor; returns the result of each limit.
     pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
-        if self.is_held(charge) {
+        if self.has_held_counter(charge) {
             return self.charge_held(charge, now);
         }
         // Peeks and refunds add no counter.
@@ -159,7 +159,7 @@ impl MemoryShard {
 
     /// Returns which limits of a descriptor would admit a charge.
     pub(super) fn peek_admissions(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
-        if self.is_held(charge) {
+        if self.has_held_counter(charge) {
             return self.peek_held_admissions(charge, now);
         }
         let admits = charge.counters.iter().map(|counter| {
@@ -314,10 +314,10 @@ impl MemoryShard {
     /// over their limits and those of this charge stay.
     fn evict_one(&mut self, kept: &[CounterLookup<'_>], now_s: u32) -> Result<(), MemoryFull> {
         let mut least: Option<(u8, usize)> = None;
-        for _ in 0..EVICTION_SAMPLE.min(self.length as u64) {
+        for _ in 0..EVICTION_SAMPLE_SIZE.min(self.length as u64) {
             let index = self.random_index();
             let entry = self.entry(index);
-            if kept.iter().any(|slot| slot.has_entry(entry)) {
+            if kept.iter().any(|slot| slot.owns_entry(entry)) {
                 continue;
             }
             if entry.is_expired(now_s) {
@@ -368,7 +368,7 @@ impl MemoryShard {
     }
 
     fn take_counter_state(&mut self, slot: &CounterLookup<'_>) -> State {
-        let Some(index) = slot.index else { return State::empty(slot.joint_limit.limit.counting()) };
+        let Some(index) = slot.index else { return State::empty(slot.joint_limit.limit.counting_method()) };
         let entry = *self.entry(index);
         let log = match entry.log_index() {
             Some(log) => {
@@ -393,8 +393,8 @@ impl MemoryShard {
         };
         let index = match slot.index {
             Some(index) => index,
-            None if state == State::empty(limit.counting()) => return,
-            None => self.insert(CounterEntry::new(slot.key, limit.counting())),
+            None if state == State::empty(limit.counting_method()) => return,
+            None => self.insert(CounterEntry::new(slot.key, limit.counting_method())),
         };
         self.write_state(index, state);
         self.entry_mut(index).update_expiry_and_usage(limit, result, now);

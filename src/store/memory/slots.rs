@@ -18,10 +18,10 @@ use crate::limit::slot::{HolderId, SlotUse};
 use crate::limit::slot_table::{SlotQuery, SlotSummary, SlotTable};
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
-use crate::store::holders::HolderTable;
+use crate::store::holders::SlotHolderTable;
 
-/// Part of the store's capacity that tables of slots may take beside it: one of so many.
-const SLOT_CAPACITY_PARTS: u64 = 4;
+/// Divisor of the store's capacity: tables of slots may take one such part beside it.
+const SLOT_CAPACITY_DIVISOR: u64 = 4;
 
 /// Tables of slots, by the key of their counter.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct SlotTables {
     bytes: AtomicU64,
     capacity_bytes: u64,
     /// Envoys that hold slots.
-    pub(super) holders: HolderTable,
+    pub(super) holders: SlotHolderTable,
 }
 
 /// Whether new slots may take memory.
@@ -47,8 +47,8 @@ impl SlotTables {
         Self {
             shards: Sharded::new(DEFAULT_SHARDS, PrehashedMap::default),
             bytes: AtomicU64::new(0),
-            capacity_bytes: store_bytes / SLOT_CAPACITY_PARTS,
-            holders: HolderTable::default(),
+            capacity_bytes: store_bytes / SLOT_CAPACITY_DIVISOR,
+            holders: SlotHolderTable::default(),
         }
     }
 
@@ -89,9 +89,9 @@ impl SlotTables {
     }
 }
 
-/// Terms of a look at tables.
+/// Time of a charge with slots, and the memory that it may take.
 #[derive(Clone, Copy)]
-pub(super) struct SlotTerms {
+pub(super) struct SlotChargeOptions {
     /// Time of the request.
     pub(super) now: Time,
     /// Whether new slots may take memory.
@@ -116,12 +116,12 @@ impl SlotTables {
         &self,
         charge: &Charge<'_>,
         slot: &SlotUse,
-        SlotTerms { now, room }: SlotTerms,
+        SlotChargeOptions { now, room }: SlotChargeOptions,
         charge_others: impl FnOnce(&Charge<'_>) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull>,
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         let mut shard = self.lock_shard(charge.path_hash);
-        let mut counters = self.view_counters(&mut shard, charge, slot, SlotTerms { now, room });
-        let slots_reject = rejects(&counters, now, charge.request);
+        let mut counters = self.view_counters(&mut shard, charge, slot, SlotChargeOptions { now, room });
+        let slots_reject = concurrent_limit_rejects(&counters, now, charge.request);
         if room == SlotRoom::Bounded && !slots_reject && matches!(charge.request.hits, Hits::Charge(_)) {
             self.check_slot_room(&shard, &counters)?;
         }
@@ -160,7 +160,7 @@ impl SlotTables {
                     table
                 });
                 let before = table.bytes();
-                table.apply(slot, state, now, counter.limit.period_us());
+                table.write_back(slot, state, now, counter.limit.period_us());
                 let (after, is_empty) = (table.bytes(), table.is_empty());
                 self.bytes.fetch_add(after.saturating_sub(before), Ordering::Relaxed);
                 self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
@@ -175,7 +175,7 @@ impl SlotTables {
 
     /// Returns which limits would admit a charge with concurrent limits; changes nothing.
     #[cold]
-    pub(super) fn slot_admissions(
+    pub(super) fn peek_slot_admissions(
         &self,
         charge: &Charge<'_>,
         slot: &SlotUse,
@@ -183,7 +183,7 @@ impl SlotTables {
         other_admissions: impl FnOnce(&Charge<'_>) -> LimitAdmissions,
     ) -> LimitAdmissions {
         let mut shard = self.lock_shard(charge.path_hash);
-        let terms = SlotTerms { now, room: SlotRoom::Bounded };
+        let terms = SlotChargeOptions { now, room: SlotRoom::Bounded };
         let counters = self.view_counters(&mut shard, charge, slot, terms);
         let of_others = Charge {
             counters: charge.counters.iter().filter(|counter| !counter.limit.is_concurrent()).copied().collect(),
@@ -205,7 +205,7 @@ impl SlotTables {
         shard: &mut PrehashedMap<SlotTable>,
         charge: &'c Charge<'_>,
         slot: &SlotUse,
-        SlotTerms { now, room }: SlotTerms,
+        SlotChargeOptions { now, room }: SlotChargeOptions,
     ) -> SmallVec<[SlotCounter<'c>; 1]> {
         let is_dead = |holder: HolderId| self.holders.is_dead(holder, now);
         let view = |(index, counter): (usize, &'c Counter<'c>)| {
@@ -214,12 +214,12 @@ impl SlotTables {
             let mut state = match shard.get_mut(&key) {
                 Some(table) => {
                     let before = table.bytes();
-                    let state = table.view(query);
+                    let state = table.view_for_request(query);
                     // The look may have shrunk the table.
                     self.bytes.fetch_sub(before.saturating_sub(table.bytes()), Ordering::Relaxed);
                     state
                 }
-                None => slots::State { last: now, ..slots::State::default() }.for_use(slot),
+                None => slots::State { last: now, ..slots::State::default() }.with_slot_use(slot),
             };
             if room == SlotRoom::Nothing {
                 state.used = state.used.max(limit);
@@ -231,7 +231,7 @@ impl SlotTables {
 
     fn check_slot_room(&self, shard: &PrehashedMap<SlotTable>, counters: &[SlotCounter<'_>]) -> Result<(), MemoryFull> {
         let growth = |counter: &SlotCounter<'_>| match shard.get(&counter.key) {
-            Some(table) => table.growth_bytes(),
+            Some(table) => table.max_bytes_of_next_slot(),
             None => SlotTable::default().bytes() + SlotTable::default().growth_bytes(),
         };
         let new = counters.iter().filter(|counter| counter.state.own == slots::OwnSlot::Absent);
@@ -247,7 +247,7 @@ fn slot_of_reservations<'c>(charge: &Charge<'c>) -> Option<&'c SlotUse> {
 }
 
 /// Returns true if a concurrent limit rejects the request for all limits.
-fn rejects(counters: &[SlotCounter<'_>], now: Time, request: ChargeRequest) -> bool {
+fn concurrent_limit_rejects(counters: &[SlotCounter<'_>], now: Time, request: ChargeRequest) -> bool {
     let mut decisive = counters.iter().filter(|own| own.counter.as_joint_limit().rejects_others);
     decisive.any(|own| !slots::admits(own.counter.limit, &own.state, now, request))
 }

@@ -5,8 +5,8 @@
 //! ends, a task takes all followers as one batch and sends the next call, in order of arrival, without those whose
 //! caller has given up. Charges of one request on one counter stay in one batch. No lock is held across an await.
 //!
-//! A request waits for all its charges at once ([`PendingGroups`]). A call also charges a lease if demand requires one,
-//! and its reply updates the caches of this process.
+//! A request waits for all its charges at once ([`PendingChargeGroups`]). A call also charges a lease if demand
+//! requires one, and its reply updates the caches of this process.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -28,7 +28,7 @@ use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::base::write_coalescing::run_deferring_wakes;
 use crate::limit::request::Hits;
-use crate::limit::{Limit, StorePolicy};
+use crate::limit::{Limit, StoreFailurePolicy};
 use crate::store::charge::{
     ChargeBatch, ChargeContext, ChargeResults, DetachOnDrop, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter,
     StoreOutcome,
@@ -118,7 +118,7 @@ impl RedisCallSender {
         let is_refund = |charge: &OwnedCharge| charge.slot.is_none() && matches!(charge.request.hits, Hits::Refund(_));
         let has_refund = charges.iter().any(is_refund);
         let local_admission = (call.eventual.is_some() || has_refund).then_some(&self.local_admission);
-        let lease_hits = local_admission.map_or(0, |local| local.lease_size(call, sent));
+        let lease_hits = local_admission.map_or(0, |local| local.hits_to_lease(call, sent));
         if lease_hits > 0 {
             // The last one, so that its result is the last one too.
             charges.extend(call.build_lease_charge(lease_hits));
@@ -155,7 +155,7 @@ impl RedisCallSender {
         let report = CallReport { sent, now, states, leased: 0 };
         self.update_fallback(call, charges, &report);
         if let Some(local) = local_admission {
-            local.record_call(call, report, lease);
+            local.record_call_report(call, report, lease);
         }
         Ok(CallResults { results, now })
     }
@@ -174,7 +174,7 @@ impl RedisCallSender {
     fn update_fallback(&self, call: &PreparedCall, charges: &ChargeBatch, report: &CallReport) {
         let Some(last) = charges.last() else { return };
         let uses_fallback =
-            |counter: &OwnedCounter| !counter.shadow && counter.limit.on_store_error() == StorePolicy::Local;
+            |counter: &OwnedCounter| !counter.shadow && counter.limit.on_store_error() == StoreFailurePolicy::Local;
         if last.counters.iter().any(uses_fallback) {
             let counters: SmallVec<[(Limit, u128); 1]> =
                 last.counters.iter().map(|counter| (counter.limit, counter.tag)).collect();
@@ -236,7 +236,7 @@ async fn send_next_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut b
         };
         // Take the next batch before answering: a caller that returns at once then finds no call in flight.
         let next = guard.take_followers();
-        batch.answer_all(results);
+        batch.answer_remaining(results);
         match next {
             Some(next) => batch = next,
             None => break,
@@ -419,14 +419,14 @@ impl FollowerBatch {
     }
 
     /// Sends all outcomes that are still missing to the followers.
-    pub(super) fn answer_all(self, results: CallOutcome) {
+    pub(super) fn answer_remaining(self, results: CallOutcome) {
         let mut results = results.map(|reply| (reply.results.into_iter(), reply.now));
         for waiter in self.waiters {
             // Consume the results of charges that already have an outcome too, to keep the order.
             let outcome = match &mut results {
                 Ok((results, now)) => {
                     let results = results.next().ok_or(RedisError::BadReply);
-                    results.map(|results| StoreOutcome::by_store(results, *now))
+                    results.map(|results| StoreOutcome::decided_by_store(results, *now))
                 }
                 Err(error) => Err(*error),
             };
@@ -456,7 +456,7 @@ pub(super) struct PendingCharges {
 
 /// Submitted charges of a request, in groups.
 #[derive(Default)]
-pub(super) struct PendingGroups {
+pub(super) struct PendingChargeGroups {
     groups: SmallVec<[PendingCharges; 1]>,
     /// Number of groups at the start of `groups` that have their outcomes.
     decided: usize,
@@ -480,7 +480,7 @@ impl PendingCharges {
             ChargeProgress::Leading(call) => match ready!(Pin::new(call).poll(context)) {
                 Ok(CallResults { results, now }) => {
                     for (&index, results) in self.indices.iter().zip(results) {
-                        outcomes[index] = Ok(StoreOutcome::by_store(results, now));
+                        outcomes[index] = Ok(StoreOutcome::decided_by_store(results, now));
                     }
                 }
                 Err(error) => self.fail_unanswered_charges(error, outcomes),
@@ -508,7 +508,7 @@ impl PendingCharges {
     }
 }
 
-impl PendingGroups {
+impl PendingChargeGroups {
     /// Creates the state of a request without charges, with room for this number of them.
     pub(super) fn with_capacity(charges: usize) -> Self {
         Self {

@@ -99,7 +99,7 @@ pub struct AdmitContext {
     /// Approximate time of Redis, for descriptors that Redis has not reported on.
     pub now: Time,
     /// True if the share of this process may be used.
-    pub may_share: bool,
+    pub may_use_share: bool,
     /// True if the charge was tried before and waited since: it is not new demand.
     pub is_retry: bool,
 }

@@ -12,7 +12,7 @@ use super::regions::grants::GrantRequest;
 use super::regions::resets::RegionCounter;
 use super::script::{RegionEffects, encode_global_redis_view};
 use crate::base::clock::Time;
-use crate::limit::algorithm::region::GlobalView;
+use crate::limit::algorithm::region::GlobalRedisView;
 use crate::limit::algorithm::state::State;
 use crate::store::charge::OwnedCharge;
 use crate::store::client::redis::error::RedisError;
@@ -26,7 +26,7 @@ pub(super) struct GlobalLimitHooks(Arc<GlobalGrantClient>);
 
 /// View of the global Redis, and the argument that tells it.
 pub(super) struct EncodedGlobalView {
-    pub(super) view: GlobalView,
+    pub(super) view: GlobalRedisView,
     pub(super) argument: [u8; 40],
 }
 
@@ -65,7 +65,7 @@ impl GlobalLimitHooks {
     ) {
         for &index in &effects.requesting_counters {
             let (limit, key) = (charge.counters[index].limit, keys[index].clone());
-            GrantRequest::open_in_state(&states[index], limit, key)
+            GrantRequest::from_state(&states[index], limit, key)
                 .into_iter()
                 .for_each(|request| self.0.request_grant(request));
         }

@@ -22,7 +22,7 @@ use crate::store::client::redis::resp::{Reply, reply_bytes};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Calls in the time of silence after which a holder is dead.
-const CALLS_PER_TIMEOUT: u32 = 6;
+const CALLS_PER_HOLDER_TIMEOUT: u32 = 6;
 /// Shortest time between two calls.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Upper bound on the wait for a reply.
@@ -44,19 +44,19 @@ impl HolderExchange {
     /// Starts the task. Must be called within a tokio runtime.
     pub(super) fn start(calls: &Arc<RedisCallSender>, deployment: &Arc<Deployment>, prefix: &str) -> Self {
         let (calls, deployment, key) = (Arc::clone(calls), Arc::clone(deployment), holder_table_key(prefix));
-        calls.fallback.holders().set_shared_dead(std::iter::empty());
+        calls.fallback.holders().set_shared_dead_holders(std::iter::empty());
         let exchange = async move {
-            static FAILURE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+            static FAILURE_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
             loop {
                 let holders = calls.fallback.holders();
                 // Without holders there is nothing to learn.
                 if !holders.is_empty()
                     && let Err(error) = exchange_heartbeats(&calls, &deployment, &key).await
-                    && let Some(suppressed) = FAILURE.allow(Clock::System.now())
+                    && let Some(suppressed) = FAILURE_LOG.allow(Clock::System.now())
                 {
                     tracing::warn!(%error, suppressed, "heartbeats of envoys that hold slots are not shared");
                 }
-                sleep((holders.timeout() / CALLS_PER_TIMEOUT).max(MIN_INTERVAL)).await;
+                sleep((holders.timeout() / CALLS_PER_HOLDER_TIMEOUT).max(MIN_INTERVAL)).await;
             }
         };
         Self(tokio::spawn(exchange).abort_handle())
@@ -83,10 +83,10 @@ async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, k
     let script = holders_script();
     let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", key, &argument];
     let called = deployment.call_key_unrecorded(key, &words, Instant::now() + REPLY_TIMEOUT).await;
-    let dead = called.and_then(|reply| read_holders(&reply).ok_or(RedisError::BadReply));
+    let dead = called.and_then(|reply| decode_dead_holders(&reply).ok_or(RedisError::BadReply));
     match dead {
         Ok(dead) => {
-            holders.set_shared_dead(dead.into_iter());
+            holders.set_shared_dead_holders(dead.into_iter());
             Ok(())
         }
         Err(error) => {
@@ -96,7 +96,7 @@ async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, k
     }
 }
 
-fn read_holders(reply: &Reply) -> Option<Vec<HolderId>> {
+fn decode_dead_holders(reply: &Reply) -> Option<Vec<HolderId>> {
     let read = |reply: &Reply| Some(HolderId(u64::from_le_bytes(*reply_bytes(reply)?.first_chunk()?)));
     let Reply::Array(holders) = reply else { return None };
     holders.iter().map(read).collect()

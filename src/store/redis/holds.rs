@@ -28,7 +28,7 @@ pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: H
         CallTime::Given(now) => now,
     };
     let lasts_us = request.lasts_us.min(MAX_HOLD_US);
-    let [first_end, second_end] = calendar_ends(limit, now.plus_us(lasts_us));
+    let [first_end, second_end] = calendar_window_ends(limit, now.plus_us(lasts_us));
     let numbers = [
         u64::from(limit.requests_per_unit()),
         u64::from(limit.capacity()),
@@ -51,8 +51,8 @@ pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: H
 
 /// Returns the next two ends of windows of a calendar after `at`, which is a time by the clock of this process; zeros
 /// if windows have the period's length.
-fn calendar_ends(limit: &Limit, at: Time) -> [Time; 2] {
-    if !limit.calendar_months() && limit.window().is_none() {
+fn calendar_window_ends(limit: &Limit, at: Time) -> [Time; 2] {
+    if !limit.follows_calendar_months() && limit.window().is_none() {
         return [Time::default(); 2];
     }
     let first = window_bounds(limit, at).1;

@@ -37,11 +37,11 @@ use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::{Reply, reply_integer};
-use crate::store::window_key::WindowKey;
+use crate::store::window_key::EnvoyRatelimitKey;
 
 /// Progress of a batch of charges.
 pub(super) struct WindowChargeBatch<'a> {
-    window: &'a WindowKey,
+    window: &'a EnvoyRatelimitKey,
     now: Time,
     charges: &'a [OwnedCharge],
     refunds: &'a RefundScriptSupport,
@@ -95,7 +95,7 @@ struct IncrOutcome {
 impl<'a> WindowChargeBatch<'a> {
     /// Creates a batch of which nothing is counted. `now` is this process's time, within the window.
     pub(super) fn new(
-        window: &'a WindowKey,
+        window: &'a EnvoyRatelimitKey,
         charges: &'a [OwnedCharge],
         now: Time,
         refunds: &'a RefundScriptSupport,
@@ -135,7 +135,7 @@ impl<'a> WindowChargeBatch<'a> {
     async fn run_step(&mut self, to: Destination<'_>) -> Result<(), ReplyError> {
         let Destination { node, asking, deadline } = to;
         if self.expire_pending {
-            let seconds = self.window.expire_s().to_string();
+            let seconds = self.window.lifetime_s().to_string();
             node.call(&expire_words(self.window.key(), &seconds), asking, deadline).await?;
             self.expire_pending = false;
             return Ok(());
@@ -175,7 +175,8 @@ impl<'a> WindowChargeBatch<'a> {
     /// Counts all charges and refunds in order, as one atomic step.
     async fn charge_by_script(&mut self, reads_reserved: bool, to: Destination<'_>) -> Result<(), ReplyError> {
         let hits: Vec<String> = self.charges.iter().map(|charge| signed_hits(charge).to_string()).collect();
-        let (seconds, reserved_refunds_key) = (self.window.expire_s().to_string(), self.window.reserved_refunds_key());
+        let (seconds, reserved_refunds_key) =
+            (self.window.lifetime_s().to_string(), self.window.reserved_refunds_key());
         let script = window_charges_script();
         let mut words: Vec<&[u8]> = vec![b"EVALSHA", script.sha1.as_bytes(), b"1", self.window.key()];
         if reads_reserved {
@@ -333,11 +334,11 @@ fn to_signed(hits: u64) -> i64 {
 /// Sends INCRBY and EXPIRE for a key of the window.
 async fn send_incrby_and_expire(
     key: &[u8],
-    window: &WindowKey,
+    window: &EnvoyRatelimitKey,
     hits: i64,
     to: Destination<'_>,
 ) -> Result<IncrOutcome, ReplyError> {
-    let (hits, seconds) = (hits.to_string(), window.expire_s().to_string());
+    let (hits, seconds) = (hits.to_string(), window.lifetime_s().to_string());
     let incrby: [&[u8]; 3] = [b"INCRBY", key, hits.as_bytes()];
     let (count, expired) =
         to.node.call_two_commands(&incrby, &expire_words(key, &seconds), to.asking, to.deadline).await;

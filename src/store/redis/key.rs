@@ -29,7 +29,7 @@ use crate::limit::{Consistency, Limit};
 use crate::settings::counters::KeyFormat;
 use crate::settings::redis::RedisSettings;
 use crate::store::client::redis::connection::Script;
-use crate::store::window_key::{ExpiryJitter, WindowKey};
+use crate::store::window_key::{EnvoyRatelimitKey, ExpiryJitter};
 
 /// Spreads a small number over all bits: 2^128 divided by the golden ratio.
 const BIT_SPREAD_MULTIPLIER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
@@ -46,7 +46,7 @@ pub(super) struct KeyScheme {
 
 /// Hashes that identify the counters of a descriptor in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CounterId {
+pub(super) struct CounterSetId {
     /// Hash of the set of counters; in the format of envoyproxy/ratelimit of the window too.
     pub(super) counters: u128,
     /// Hash of the path alone, which the fallback counters are keyed by.
@@ -64,7 +64,7 @@ pub(super) enum CountCommand {
         keys: SmallVec<[Bytes; 1]>,
     },
     /// INCRBY, and EXPIRE after it.
-    Incrby(WindowKey),
+    Incrby(EnvoyRatelimitKey),
 }
 
 impl CountCommand {
@@ -90,7 +90,7 @@ impl KeyScheme {
 
     /// Returns the limit as this Redis counts it.
     pub(super) fn limit_as_counted(&self, limit: &Limit) -> Limit {
-        let limit = limit.lengthened(eventual_log_extension_us(limit));
+        let limit = limit.with_longer_period(eventual_log_extension_us(limit));
         if self.is_regional { limit.as_counted_in_region() } else { limit }
     }
 
@@ -111,12 +111,12 @@ impl KeyScheme {
     }
 
     /// Identifies the counters of a charge.
-    pub(super) fn counter_id(&self, charge: &Charge<'_>, now: Time) -> CounterId {
+    pub(super) fn counter_set_id(&self, charge: &Charge<'_>, now: Time) -> CounterSetId {
         // The log of an eventual limit keeps hits for longer. A call has one period for each counter, so strict and
         // eventual charges on a log are sent apart. So are those under a global limit and under one of the region.
         let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
             // Calls with other bans have other scripts or arguments.
-            let ban = limit.ban().map_or(0, |ban| ban.length_us() << 18 | ban.after() << 1);
+            let ban = limit.ban().map_or(0, |ban| ban.length_us() << 18 | ban.rejections_before_ban() << 1);
             let is_granted = self.is_regional && limit.global_scope().is_some();
             let mark = eventual_log_extension_us(limit) + u64::from(is_granted) + ban;
             tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(BIT_SPREAD_MULTIPLIER)
@@ -124,13 +124,13 @@ impl KeyScheme {
         let window = match self.format {
             KeyFormat::Tollkeeper => 0,
             KeyFormat::Ratelimit => {
-                let start_s = WindowKey::window_start_s(charge, now).unwrap_or(0);
+                let start_s = EnvoyRatelimitKey::window_start_s(charge, now).unwrap_or(0);
                 u128::from(start_s).wrapping_mul(BIT_SPREAD_MULTIPLIER)
             }
         };
         // A call concerns one slot: charges of others are neither joined nor delayed.
         let slot = charge.slot.map_or(0, |slot| slot.id.0 ^ (u128::from(slot.token.0) << 64 | slot.action as u128));
-        CounterId { counters: charge.path_hash ^ tags ^ window ^ slot, path: charge.path_hash }
+        CounterSetId { counters: charge.path_hash ^ tags ^ window ^ slot, path: charge.path_hash }
     }
 
     /// Selects the command that counts a charge. The format of envoyproxy/ratelimit has keys for some limits only; all
@@ -138,7 +138,7 @@ impl KeyScheme {
     pub(super) fn choose_command(&self, charge: &Charge<'_>, now: Time) -> CountCommand {
         let window = match self.format {
             KeyFormat::Tollkeeper => None,
-            KeyFormat::Ratelimit => WindowKey::for_charge(&self.prefix, charge, now, self.jitter.random_s()),
+            KeyFormat::Ratelimit => EnvoyRatelimitKey::for_charge(&self.prefix, charge, now, self.jitter.random_s()),
         };
         if let Some(window) = window {
             return CountCommand::Incrby(window);
@@ -188,7 +188,7 @@ pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Coun
     let path_end = key.len();
     let with_suffix = |counter| {
         key.truncate(path_end);
-        push_suffix(&mut key, counter);
+        push_algorithm_period_epoch(&mut key, counter);
         Bytes::copy_from_slice(&key)
     };
     let mut keys: SmallVec<[Bytes; 1]> = counters.iter().map(with_suffix).collect();
@@ -318,8 +318,8 @@ fn push_escaped(key: &mut Vec<u8>, mut text: &[u8], escaped: &ByteSet) {
 
 /// Appends a byte as two hexadecimal digits.
 fn push_hex(key: &mut Vec<u8>, byte: u8) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    key.extend_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
+    key.extend_from_slice(&[HEX_DIGITS[usize::from(byte >> 4)], HEX_DIGITS[usize::from(byte & 15)]]);
 }
 
 /// Truncates a long path. A path that is not truncated contains no `\#`, so the two cannot be equal.
@@ -397,7 +397,7 @@ fn unescape(mut text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Appends algorithm, period and epoch, which distinguish the counters of a path. Equal lengths of periods are equal.
-fn push_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
+fn push_algorithm_period_epoch(key: &mut Vec<u8>, counter: &Counter<'_>) {
     let limit = counter.limit;
     key.extend_from_slice(if limit.is_counted_in_region() { REGION_MARK } else { b":" });
     key.extend_from_slice(limit.algorithm().name().as_bytes());
@@ -409,11 +409,11 @@ fn push_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
         key.extend_from_slice(window.identity().as_bytes());
         return push_epoch(key, counter.epoch);
     }
-    let (period, unit) = match limit.calendar_months() {
+    let (period, unit) = match limit.follows_calendar_months() {
         true => (u64::from(limit.period().multiplier()), &b"mo"[..]),
         false => (limit.period_us() / 1_000_000, &b"s"[..]),
     };
-    push_number(key, period);
+    push_colon_and_number(key, period);
     key.extend_from_slice(unit);
     push_epoch(key, counter.epoch);
 }
@@ -421,12 +421,12 @@ fn push_suffix(key: &mut Vec<u8>, counter: &Counter<'_>) {
 /// Appends an epoch that is not 0.
 fn push_epoch(key: &mut Vec<u8>, epoch: u64) {
     if epoch != 0 {
-        push_number(key, epoch);
+        push_colon_and_number(key, epoch);
     }
 }
 
 /// Appends a colon and a number.
-fn push_number(key: &mut Vec<u8>, number: u64) {
+fn push_colon_and_number(key: &mut Vec<u8>, number: u64) {
     key.push(b':');
     key.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }

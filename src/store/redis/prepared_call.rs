@@ -14,11 +14,11 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::deployments::CounterDeployment;
-use super::eventual::budget::{EventualCounters, can_be_lent};
+use super::eventual::budget::{EventualDescriptor, can_be_lent};
 use super::global_limit_hooks::{EncodedGlobalView, GlobalLimitHooks};
 use super::holds::{decode_hold_answer, encode_hold_request};
 use super::incrby::WindowChargeBatch;
-use super::key::{CountCommand, CounterId, holds_key, leases_key};
+use super::key::{CountCommand, CounterSetId, holds_key, leases_key};
 use super::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease};
 use super::script::{CallTime, ReplyContext, ScriptOutcome, encode_charges, hold_script, replay_charges};
 use crate::base::clock::Time;
@@ -43,7 +43,7 @@ const MAX_MERGED_CHARGES: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) struct PreparedCall {
     pub(super) command: CountCommand,
-    pub(super) id: CounterId,
+    pub(super) id: CounterSetId,
     pub(super) deployment: Arc<CounterDeployment>,
     /// Time of the charges, by the clock of this process.
     pub(super) now: Time,
@@ -51,7 +51,7 @@ pub(super) struct PreparedCall {
     pub(super) client_clock: bool,
     /// The counters, if they are eventual. `None` for strict ones, the default: shares and leases then concern no
     /// charge, and of refunds only those on counters that eventual rules may share.
-    pub(super) eventual: Option<EventualCounters>,
+    pub(super) eventual: Option<EventualDescriptor>,
     /// Additions for global limits; `None` if no limit is global.
     pub(super) global_limits: Option<GlobalLimitHooks>,
     /// Slot of the only charge, as `lua/slots.lua` takes it; `None` if no limit is concurrent.
@@ -171,7 +171,7 @@ impl PreparedCall {
     ) -> Result<HoldAnswer, RedisError> {
         let mut span = self.start_span(1);
         let keys = [self.command.keys()[0].clone(), holds_key(self.first_key())];
-        let command = ScriptCommand { script: hold_script(counter.limit.counting()), keys: &keys };
+        let command = ScriptCommand { script: hold_script(counter.limit.counting_method()), keys: &keys };
         let arguments = encode_hold_request(counter, holder, request, self.call_time());
         let call = ScriptCall::new(command, arguments, None, ScriptSendMode::Separate);
         let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
@@ -316,7 +316,7 @@ impl<'a> ScriptCall<'a> {
 
     async fn send(&self, target: &TargetNode<'_>, form: ScriptForm, deadline: Instant) -> Result<Reply, ReplyError> {
         let TargetNode { node, asking, .. } = target;
-        if let Some(call) = self.mergeable_call(node, form) {
+        if let Some(call) = self.build_mergeable_call(node, form) {
             return node.call_mergeable(call, deadline).await;
         }
         let words = self.words(form);
@@ -330,7 +330,7 @@ impl<'a> ScriptCall<'a> {
     ///
     /// This is the usual form, on a server that is no node of a cluster: one counter, no leases. A call that meets no
     /// others in the queue is then a command of its own, as that of [`ScriptCall::words`] is.
-    fn mergeable_call(&self, node: &Node, form: ScriptForm) -> Option<MergeableScriptCall> {
+    fn build_mergeable_call(&self, node: &Node, form: ScriptForm) -> Option<MergeableScriptCall> {
         let [key] = self.keys else { return None };
         let is_mergeable =
             self.script.merged.is_some() && self.leases.is_none() && self.sending == ScriptSendMode::Mergeable;

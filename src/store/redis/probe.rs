@@ -39,7 +39,7 @@ const PROBED_ALGORITHMS: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::Sl
 
 /// Number of keys that a script must see together before calls share a command: a proxy over two servers has all of
 /// them on one in one of 32 768 cases.
-const MERGE_CHECK_KEYS: u32 = 16;
+const MERGE_CHECK_KEY_COUNT: u32 = 16;
 
 /// Lifetime of the key of an INCRBY probe, in seconds.
 const KEY_LIFETIME_S: &[u8] = b"60";
@@ -101,7 +101,7 @@ impl HealthCheck for CounterProbe {
 
     fn keys_for_merge_check(&self) -> Vec<Bytes> {
         match self.kind {
-            ProbeKind::Script => (0..MERGE_CHECK_KEYS).map(|tag| self.probe_key(tag, "merge_probe")).collect(),
+            ProbeKind::Script => (0..MERGE_CHECK_KEY_COUNT).map(|tag| self.probe_key(tag, "merge_probe")).collect(),
             ProbeKind::Incrby => Vec::new(),
         }
     }

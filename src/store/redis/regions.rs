@@ -108,7 +108,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use self::calls::{ClockOffsets, GLOBAL_TIMEOUT, GlobalProbe, compute_global_view};
+use self::calls::{ClockOffsets, GLOBAL_REDIS_TIMEOUT, GlobalProbe, compute_global_view};
 use self::grant_stats::GrantCounts;
 use self::grants::{GrantRequest, GrantRequestQueue, GrantWorker};
 use self::heartbeat::RegionHeartbeat;
@@ -117,7 +117,7 @@ use self::resets::{GlobalResets, RegionCounter};
 use self::standing::RegionStanding;
 use self::unused_hits::UnusedHitReturner;
 use super::deployments::Deployments;
-use crate::limit::algorithm::region::{GlobalView, RegionHitsBySource};
+use crate::limit::algorithm::region::{GlobalRedisView, RegionHitsBySource};
 use crate::settings::redis::RedisSettings;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
@@ -209,19 +209,19 @@ impl GlobalGrantClient {
         key_slot: impl FnOnce() -> u16,
         period_us: u64,
         within: InstantRange,
-    ) -> GlobalView {
+    ) -> GlobalRedisView {
         let within = InstantRange { until: within.until.min(within.from + MAX_GLOBAL_TIME_VALIDITY), ..within };
         let offsets = region.clock().offset(within).and_then(|region| {
             let global = self.client.clock_offset(key_slot, within)?;
             Some(ClockOffsets { region, global })
         });
-        let view = offsets.map_or(GlobalView::UNKNOWN, |offsets| compute_global_view(offsets, within));
+        let view = offsets.map_or(GlobalRedisView::UNKNOWN, |offsets| compute_global_view(offsets, within));
         self.standing.restrict_view(view, period_us, within.from)
     }
 
     /// Returns true if this region may use its own part of limits with this period, in microseconds.
     pub(super) fn may_use_region_parts(&self, period_us: u64) -> bool {
-        !self.standing.restrict_view(GlobalView::UNKNOWN, period_us, Instant::now()).parts_unusable
+        !self.standing.restrict_view(GlobalRedisView::UNKNOWN, period_us, Instant::now()).parts_unusable
     }
 
     /// Requests a grant in the background.
@@ -231,7 +231,7 @@ impl GlobalGrantClient {
 
     /// Counts hits that a call admitted.
     pub(super) fn count_admitted_hits(&self, admitted: RegionHitsBySource) {
-        self.counts.add_use(admitted);
+        self.counts.add_used_hits(admitted);
     }
 
     /// Resets counters in the global Redis, and lets all regions follow.
@@ -291,7 +291,7 @@ fn connect_to_global_redis(
     };
     let options = DeploymentOptions {
         connections: global.connections.get(),
-        call_timeout: GLOBAL_TIMEOUT,
+        call_timeout: GLOBAL_REDIS_TIMEOUT,
         optional_commands: None,
         health_check: Box::new(probe),
         connect,

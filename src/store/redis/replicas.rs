@@ -68,7 +68,7 @@ impl ReplicaMembership {
     }
 
     /// Returns true if a share of a limit with this period may be used at `at`.
-    pub fn may_share(&self, period_us: u64, at: Instant) -> bool {
+    pub fn may_use_share(&self, period_us: u64, at: Instant) -> bool {
         let last_reply = self.last_reply.load();
         let Some(slot) = last_reply.as_ref().and_then(|reply| reply.slot.as_ref()) else { return false };
         // An instant before the reply proves nothing: the slot may have been assigned after it.
@@ -123,7 +123,7 @@ impl ReplicaMembership {
     }
 
     /// Ends the use of the slot.
-    pub fn release_slot(&self) {
+    pub fn end_slot_use(&self) {
         let last_reply = self.last_reply.load();
         if let Some(reply) = &*last_reply {
             self.last_reply.store(Some(LastReply { slot: None, ..**reply }.into()));

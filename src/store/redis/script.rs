@@ -20,22 +20,22 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::region::{GlobalView, RegionHitsBySource};
+use crate::limit::algorithm::region::{GlobalRedisView, RegionHitsBySource};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge};
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
-use crate::limit::hold::{CounterHold, can_be_held};
+use crate::limit::hold::{TotalHold, supports_holds};
 use crate::limit::request::Hits;
 use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::{SlotAction, SlotUse};
 use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::connection::Script;
-use crate::store::holders::HolderTable;
+use crate::store::holders::SlotHolderTable;
 
 /// Files of parts that any algorithm may use.
-const SHARED_LUA_FILES: [&str; 5] = [
+const SHARED_LUA_TEXTS: [&str; 5] = [
     include_str!("lua/driver.lua"),
     include_str!("lua/leases.lua"),
     include_str!("lua/exact.lua"),
@@ -44,7 +44,7 @@ const SHARED_LUA_FILES: [&str; 5] = [
 ];
 
 /// File of the parts of countings whose hits can be held, which replace shared parts of the same name.
-const HOLD_LUA_FILE: &str = include_str!("lua/hold.lua");
+const HOLD_LUA_TEXT: &str = include_str!("lua/hold.lua");
 
 /// Parts with helper functions, in the order in which a script defines them.
 const HELPER_PARTS: [&str; 2] = ["divide", "log"];
@@ -52,7 +52,7 @@ const HELPER_PARTS: [&str; 2] = ["divide", "log"];
 macro_rules! define_lua_files {
     ($($variant:ident, $name:ident, $lua_file:literal, $properties:expr;)*) => {
         /// Returns the text of a counting's Lua file.
-        const fn lua_file(counting: CountingMethod) -> &'static str {
+        const fn lua_file_text(counting: CountingMethod) -> &'static str {
             match counting {
                 $(CountingMethod::$variant => include_str!(concat!("lua/", $lua_file)),)*
             }
@@ -62,16 +62,17 @@ macro_rules! define_lua_files {
 for_each_counting!(define_lua_files);
 
 /// Number of countings.
-const COUNTING_COUNT: usize = CountingMethod::ALL.len();
+const COUNTING_METHOD_COUNT: usize = CountingMethod::ALL.len();
 
 /// Parts by name.
 type LuaParts<'t> = HashMap<&'t str, &'t str>;
 
 /// Returns the script for counters of these countings, one for each key of the call.
 pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMethod>>) -> &'static Script {
-    static SINGLE_COUNTER_SCRIPTS: [OnceLock<Script>; COUNTING_COUNT] = [const { OnceLock::new() }; COUNTING_COUNT];
-    static SEVERAL_COUNTERS_SCRIPTS: [OnceLock<Script>; 1 << COUNTING_COUNT] =
-        [const { OnceLock::new() }; 1 << COUNTING_COUNT];
+    static SINGLE_COUNTER_SCRIPTS: [OnceLock<Script>; COUNTING_METHOD_COUNT] =
+        [const { OnceLock::new() }; COUNTING_METHOD_COUNT];
+    static SEVERAL_COUNTERS_SCRIPTS: [OnceLock<Script>; 1 << COUNTING_METHOD_COUNT] =
+        [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
     let (mut keys, mut set, mut first) = (0, 0, CountingMethod::FixedWindow);
     for counting in countings.map(Into::into) {
         (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
@@ -88,13 +89,13 @@ pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMe
 /// Returns the script for counters of these limits, one for each key of the call, and the bans and reservations beside
 /// them.
 pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) -> &'static Script {
-    type Scripts = [OnceLock<Script>; 1 << COUNTING_COUNT];
-    static WITH_BANS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
-    static WITH_RESERVATIONS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
-    static WITH_BOTH: Scripts = [const { OnceLock::new() }; 1 << COUNTING_COUNT];
+    type Scripts = [OnceLock<Script>; 1 << COUNTING_METHOD_COUNT];
+    static WITH_BANS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
+    static WITH_RESERVATIONS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
+    static WITH_BOTH: Scripts = [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
     let has_ban = limits.clone().any(|limit| limit.ban().is_some());
     let has_reservations = limits.clone().any(|limit| limit.reservations().is_some());
-    let countings = limits.map(Limit::counting);
+    let countings = limits.map(Limit::counting_method);
     let scripts = match (has_ban, has_reservations) {
         (false, false) => return script_for_countings(countings),
         (true, false) => &WITH_BANS,
@@ -114,7 +115,7 @@ pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) ->
 
 /// Returns the script that changes a hold on a counter; `holds` encodes its argument and decodes its reply.
 pub fn hold_script(counting: CountingMethod) -> &'static Script {
-    static SCRIPTS: [OnceLock<Script>; COUNTING_COUNT] = [const { OnceLock::new() }; COUNTING_COUNT];
+    static SCRIPTS: [OnceLock<Script>; COUNTING_METHOD_COUNT] = [const { OnceLock::new() }; COUNTING_METHOD_COUNT];
     SCRIPTS[counting as usize].get_or_init(|| Script::new(expand_with_counting(counting, "--> adjust_hold")))
 }
 
@@ -182,7 +183,7 @@ fn compose_single_counter_script(counting: CountingMethod) -> Script {
 
 /// Returns a text with the parts of a counting and its helper functions.
 fn expand_with_counting(counting: CountingMethod, text: &str) -> String {
-    let helpers = helper_functions(&[counting].into_iter());
+    let helpers = join_helper_functions(&[counting].into_iter());
     let mut parts = parts_of_counting(counting);
     parts.insert("helpers", &helpers);
     expand_parts(text, &parts)
@@ -193,7 +194,7 @@ fn compose_several_counters_script(
     countings: impl Iterator<Item = CountingMethod> + Clone,
     extra: LuaParts<'_>,
 ) -> String {
-    let helpers = helper_functions(&countings);
+    let helpers = join_helper_functions(&countings);
     let constructors: String = countings
         .map(|counting| {
             let mut parts = parts_of_counting(counting);
@@ -211,14 +212,14 @@ fn compose_several_counters_script(
 }
 
 /// Returns the helper functions that these countings call.
-fn helper_functions(countings: &(impl Iterator<Item = CountingMethod> + Clone)) -> String {
+fn join_helper_functions(countings: &(impl Iterator<Item = CountingMethod> + Clone)) -> String {
     let shared = shared_parts();
     let is_used = |name: &&str| countings.clone().any(|counting| counting.properties().lua_helpers.contains(name));
     HELPER_PARTS.into_iter().filter(is_used).map(|name| shared[name]).collect()
 }
 
 fn shared_parts() -> LuaParts<'static> {
-    SHARED_LUA_FILES.iter().flat_map(|file| split_parts(file)).collect()
+    SHARED_LUA_TEXTS.iter().flat_map(|file| split_parts(file)).collect()
 }
 
 /// Returns the parts of a counting's file and the shared parts that it does not replace.
@@ -226,10 +227,10 @@ fn parts_of_counting(counting: CountingMethod) -> LuaParts<'static> {
     let mut parts = shared_parts();
     // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
-    if can_be_held(counting) {
-        parts.extend(split_parts(HOLD_LUA_FILE));
+    if supports_holds(counting) {
+        parts.extend(split_parts(HOLD_LUA_TEXT));
     }
-    parts.extend(split_parts(lua_file(counting)));
+    parts.extend(split_parts(lua_file_text(counting)));
     parts
 }
 
@@ -289,12 +290,12 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
     let mut last_reservations = last_key + bans as u64;
     for (index, counter) in first.counters.iter().enumerate() {
         let limit = &counter.limit;
-        encoder.push(i64::from(limit.counting().properties().wire_id));
+        encoder.push(i64::from(limit.counting_method().properties().wire_id));
         encoder.push(signed_word(limit.period_us()));
         let call_charges = charges
             .iter()
             .map(|charge| ScriptCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
-        let [a, b] = State::script_arguments(limit.counting(), call_charges, now);
+        let [a, b] = State::script_arguments(limit.counting_method(), call_charges, now);
         encoder.push(a);
         encoder.push(b);
         encoder.push_digits(match limit.is_counted_in_region() {
@@ -310,7 +311,7 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
             encoder.push_reservations(limit, last_reservations);
         }
     }
-    let mut changing = charges.iter().filter_map(|charge| Some((charge, signed_hits(charge)?))).peekable();
+    let mut changing = charges.iter().filter_map(|charge| Some((charge, encode_hits_word(charge)?))).peekable();
     while let Some((charge, hits)) = changing.next() {
         let mut times = 1;
         while changing.next_if(|(next, _)| *next == charge).is_some() {
@@ -326,7 +327,7 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
 }
 
 /// Encodes the slot of a call, with the holders that are dead: an argument that `lua/slots.lua` documents.
-pub fn encode_slot(slot: &SlotUse, holders: &HolderTable, now: Time) -> Bytes {
+pub fn encode_slot(slot: &SlotUse, holders: &SlotHolderTable, now: Time) -> Bytes {
     let SlotUse { id, token, holder, action } = *slot;
     let action = match action {
         SlotAction::Acquire => 1,
@@ -338,7 +339,7 @@ pub fn encode_slot(slot: &SlotUse, holders: &HolderTable, now: Time) -> Bytes {
     argument.put_u64_le(token.0);
     argument.put_u64_le(holder.0);
     argument.put_u8(action);
-    argument.put_slice(&holders.dead_in_script_form(now));
+    argument.put_slice(&holders.encode_dead_holders(now));
     argument.freeze()
 }
 
@@ -349,7 +350,7 @@ pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
 
 /// Encodes the view of the global Redis, an argument of calls on global limits that `lua/regions/region_window.lua`
 /// documents.
-pub fn encode_global_redis_view(view: &GlobalView) -> [u8; 40] {
+pub fn encode_global_redis_view(view: &GlobalRedisView) -> [u8; 40] {
     let flags = i64::from(view.can_request) + 2 * i64::from(view.cut_off) + 4 * i64::from(view.parts_unusable);
     let numbers = [time_word(view.valid_from), time_word(view.valid_until), view.offset_lo, view.offset_hi, flags];
     let mut argument = [0; 40];
@@ -360,7 +361,7 @@ pub fn encode_global_redis_view(view: &GlobalView) -> [u8; 40] {
 }
 
 /// Returns the hits that a charge adds, negative for a refund; `None` if it cannot change a counter.
-fn signed_hits(charge: &OwnedCharge) -> Option<i64> {
+fn encode_hits_word(charge: &OwnedCharge) -> Option<i64> {
     match charge.request.hits {
         _ if charge.dry_run => None,
         // The true cost of a request, which may be 0.
@@ -393,9 +394,9 @@ fn encode_wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
 fn encode_flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
     // In a region, rejected hits are demand that the next grant must cover.
-    let counts_rejected = limit.count_rejected() || limit.is_counted_in_region();
+    let counts_rejected = limit.counts_rejected_hits() || limit.is_counted_in_region();
     let slack_us =
-        if limit.counting() == CountingMethod::RegionBucket { signed_word(limit.clock_slack_us()) } else { 0 };
+        if limit.counting_method() == CountingMethod::RegionBucket { signed_word(limit.clock_slack_us()) } else { 0 };
     i64::from(counter.as_joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us
 }
 
@@ -427,7 +428,7 @@ impl ArgumentEncoder {
     fn push_ban(&mut self, ban: Option<Ban>, key: u64) {
         self.push(ban.map_or(0, |_| signed_word(key)));
         self.push(ban.map_or(0, |ban| signed_word(ban.length_us())));
-        self.push(ban.map_or(0, |ban| signed_word(ban.after())));
+        self.push(ban.map_or(0, |ban| signed_word(ban.rejections_before_ban())));
     }
 
     /// Appends the index of the key of reservations, 0 without any, then the times that they live and are kept, in
@@ -465,7 +466,7 @@ pub struct ScriptOutcome {
 }
 
 /// Holds on some counters of a call, each with the index of its counter.
-pub type HoldsByCounter = SmallVec<[(usize, CounterHold); 1]>;
+pub type HoldsByCounter = SmallVec<[(usize, TotalHold); 1]>;
 
 /// Effects of a call on the counters of global limits (see `regions`); none on those of other limits.
 #[derive(Clone, Debug, Default)]
@@ -482,7 +483,7 @@ pub struct ReplyContext<'c> {
     /// The call concerns leases, so the reply ends with the lent hits.
     pub has_leases: bool,
     /// View of the global Redis; needed by countings of regions.
-    pub view: Option<&'c GlobalView>,
+    pub view: Option<&'c GlobalRedisView>,
 }
 
 /// Repeats the charges of a call on the states in its script's reply.
@@ -501,15 +502,15 @@ pub fn replay_charges(
     let mut holds = HoldsByCounter::new();
     for (index, counter) in counters.iter().enumerate() {
         let last = reader.read_time()?;
-        let state = State::decode_counter_state(counter.limit.counting(), &mut reader, last)?;
-        if let Some(hold) = CounterHold::read_from_reply(&mut reader)? {
+        let state = State::decode_counter_state(counter.limit.counting_method(), &mut reader, last)?;
+        if let Some(hold) = TotalHold::read_from_reply(&mut reader)? {
             holds.push((index, hold));
         }
-        let mut state = state.read_ban(&counter.limit, &mut reader)?;
+        let mut state = state.with_ban_from_reply(&counter.limit, &mut reader)?;
         context.view.inspect(|view| state.set_global_view(view));
         if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_deref()) {
             state.set_slot_use(slot);
-            state = state.read_reservations(&counter.limit, slot, &mut reader)?;
+            state = state.with_reservations_from_reply(&counter.limit, slot, &mut reader)?;
             state.give_back_unsettled_hits(&counter.limit, now);
         }
         states.push(state);
@@ -519,8 +520,8 @@ pub fn replay_charges(
         return Err(MalformedReply);
     }
     let regions = context.view.map(|_| RegionCountersBefore::new(counters, &states, now));
-    let terms = ReplayTerms { now, lent };
-    holds.retain(|(index, hold)| hold.settle(&counters[*index].limit, &mut states[*index], now).is_some());
+    let terms = ReplayInputs { now, lent };
+    holds.retain(|(index, hold)| hold.settle_if_ended(&counters[*index].limit, &mut states[*index], now).is_some());
     let results = match holds.is_empty() {
         true => charges.iter().map(|charge| replay_charge(charge, &mut states, terms)).collect(),
         false => charges.iter().map(|charge| replay_held_charge(charge, &mut states, &holds, terms)).collect(),
@@ -539,16 +540,19 @@ struct RegionCountersBefore {
 impl RegionCountersBefore {
     fn new(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
         Self {
-            requests: states.iter().map(State::open_request_id).collect(),
+            requests: states.iter().map(State::open_grant_request_id).collect(),
             used: sum_region_hits_used(counters, states, now),
         }
     }
 
     /// Returns the effects of the charges that led to these states.
     fn compute_effects(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
-        let is_new = |index: &usize| self.requests[*index] != states[*index].open_request_id();
+        let is_new = |index: &usize| self.requests[*index] != states[*index].open_grant_request_id();
         let requesting_counters = (0..states.len()).filter(is_new).collect();
-        RegionEffects { requesting_counters, used: sum_region_hits_used(counters, states, now).hits_since(self.used) }
+        RegionEffects {
+            requesting_counters,
+            used: sum_region_hits_used(counters, states, now).minus_hits_before(self.used),
+        }
     }
 }
 
@@ -561,13 +565,13 @@ fn sum_region_hits_used(counters: &[OwnedCounter], states: &[State], now: Time) 
 
 /// Time of a call, and the hits that are lent at it.
 #[derive(Clone, Copy)]
-struct ReplayTerms {
+struct ReplayInputs {
     now: Time,
     lent: u64,
 }
 
-fn replay_charge(charge: &OwnedCharge, states: &mut [State], terms: ReplayTerms) -> SmallVec<[ChargeResult; 1]> {
-    let ReplayTerms { now, lent } = terms;
+fn replay_charge(charge: &OwnedCharge, states: &mut [State], terms: ReplayInputs) -> SmallVec<[ChargeResult; 1]> {
+    let ReplayInputs { now, lent } = terms;
     let limits = charge.joint_limits();
     let request = ChargeRequest { lent, ..charge.request_with_bounded_delay() };
     if charge.dry_run {
@@ -592,15 +596,15 @@ fn replay_held_charge(
     charge: &OwnedCharge,
     states: &mut [State],
     holds: &HoldsByCounter,
-    terms: ReplayTerms,
+    terms: ReplayInputs,
 ) -> SmallVec<[ChargeResult; 1]> {
     let mut lowered = charge.clone();
     for (index, hold) in holds {
-        lowered.counters[*index].limit = hold.lower(&charge.counters[*index].limit);
+        lowered.counters[*index].limit = hold.lower_limit(&charge.counters[*index].limit);
     }
     let mut results = replay_charge(&lowered, states, terms);
     for (index, hold) in holds {
-        hold.mend_result(&mut results[*index], &charge.counters[*index].limit, charge.request, terms.now);
+        hold.add_retry_after_hold(&mut results[*index], &charge.counters[*index].limit, charge.request, terms.now);
     }
     results
 }

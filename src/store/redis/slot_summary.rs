@@ -26,7 +26,7 @@ impl Redis {
         now: Time,
         deadline: Instant,
     ) -> Result<SlotSummary, RedisError> {
-        let call = self.prepare_call(charge, self.keys.counter_id(charge, now), None, now);
+        let call = self.prepare_call(charge, self.keys.counter_set_id(charge, now), None, now);
         let is_of_reservations = charge.counters[index].limit.reservations().is_some();
         let key = call.command.keys().get(index).ok_or(RedisError::Misconfigured)?;
         let key = &if is_of_reservations { reservations_key(key) } else { key.clone() };
@@ -34,7 +34,7 @@ impl Redis {
         loop {
             let words: [&[u8]; 5] = [b"HSCAN", key, &cursor, b"COUNT", b"1000"];
             let reply = call.deployment.client.call_key_unrecorded(key, &words, deadline).await?;
-            cursor = read_slot_page(&reply, &mut slots).ok_or(RedisError::BadReply)?;
+            cursor = decode_slot_page(&reply, &mut slots).ok_or(RedisError::BadReply)?;
             if cursor == b"0" || slots.len() >= MAX_SUMMARIZED_SLOTS {
                 break;
             }
@@ -47,7 +47,7 @@ impl Redis {
 
 /// Appends the slots of a page of a hash that `lua/slots.lua` or `lua/reservations.lua` wrote; returns the cursor of
 /// the next one.
-fn read_slot_page(reply: &Reply, slots: &mut Vec<SummarizedSlot>) -> Option<Vec<u8>> {
+fn decode_slot_page(reply: &Reply, slots: &mut Vec<SummarizedSlot>) -> Option<Vec<u8>> {
     let Reply::Array(parts) = reply else { return None };
     let [cursor, Reply::Array(fields)] = &**parts else { return None };
     for pair in fields.chunks_exact(2) {

@@ -157,7 +157,7 @@ impl fmt::Display for RegionNotice {
 }
 
 /// Advice on a clock that jumped.
-const KEEP_CLOCK: &str = "keep the clock of the server with NTP, without steps";
+const CLOCK_JUMP_ADVICE: &str = "keep the clock of the server with NTP, without steps";
 
 fn write_second_redis(f: &mut fmt::Formatter<'_>, silent: Duration, pause: Duration) -> fmt::Result {
     write!(

@@ -88,7 +88,7 @@ impl Family {
 
     /// Adds up the counters of equal labels, in place of the first of them.
     #[must_use]
-    pub fn add_up_equal_labels(mut self) -> Self {
+    pub fn sum_counters_of_equal_labels(mut self) -> Self {
         let mut sums: HashMap<&[Label], u64> = HashMap::with_capacity(self.series.len());
         for series in &self.series {
             if let MetricValue::Counter(count) = series.value {

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::striped_counters::{STRIPES, stripe_of_this_thread};
+use super::striped_counters::{STRIPES, stripe_index_of_this_thread};
 use crate::base::clock::to_micros;
 
 /// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
@@ -48,7 +48,7 @@ impl Histogram {
         // As in Prometheus, a bound belongs to the bucket below it; fractions of a microsecond round up.
         let us = us.saturating_add(u64::from(!duration.subsec_nanos().is_multiple_of(1_000)));
         let bucket = BOUNDS_US.partition_point(|bound| *bound < us);
-        let stripe = &self.stripes[stripe_of_this_thread()];
+        let stripe = &self.stripes[stripe_index_of_this_thread()];
         stripe.counts[bucket].fetch_add(1, Ordering::Relaxed);
         stripe.sum_ns.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -84,7 +84,7 @@ impl HistogramSnapshot {
 ///
 /// `None` without durations, or if the quantile is above all bounds. `counts` are those of a [`HistogramSnapshot`], or
 /// a sum of several; `per_mille` is 500 for the median.
-pub fn quantile_us(counts: &[u64], per_mille: u64) -> Option<u64> {
+pub fn quantile_bound_us(counts: &[u64], per_mille: u64) -> Option<u64> {
     let total: u128 = counts.iter().copied().map(u128::from).sum();
     // Rank of the quantile, from 1, rounded up.
     let rank = (total * u128::from(per_mille)).div_ceil(1000).max(1);

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::limit_stats::{LimitName, LimitStats, MAX_LIMIT_NAME_BYTES};
+use super::limit_stats::{LimitName, LimitStats, MAX_REQUESTED_NAME_BYTES};
 
 /// Name of the series that counts what exceeds the bound: domains, and limits without a rule.
 pub const OVERFLOW_NAME: &str = "_other";
@@ -98,7 +98,7 @@ impl LimitRegistry {
     /// Counts a descriptor for a domain without rules.
     pub fn record_unknown_domain(&self, domain: &str) {
         let name = LimitName::new([domain]);
-        let name = if name.as_str().len() <= MAX_LIMIT_NAME_BYTES { name.as_str() } else { OVERFLOW_NAME };
+        let name = if name.as_str().len() <= MAX_REQUESTED_NAME_BYTES { name.as_str() } else { OVERFLOW_NAME };
         if self.count_registered_unknown_domain(name) {
             return;
         }
@@ -172,7 +172,7 @@ impl LimitRegistry {
 
     /// Removes the statistics of removed rules, and unused series named by requests. Called every ten seconds, after
     /// metrics were reported.
-    pub fn remove_unused_limits(&self) {
+    pub fn remove_unused_stats(&self) {
         write_lock(&self.rules).retain(|_, stats| Arc::strong_count(stats) > 1);
         let mut removed = 0;
         write_lock(&self.requested).retain(|_, requested| {

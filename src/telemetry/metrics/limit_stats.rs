@@ -147,7 +147,7 @@ pub struct DecisionsByResult {
 }
 
 /// Maximum length of a name from a request in bytes.
-pub const MAX_LIMIT_NAME_BYTES: usize = 512;
+pub const MAX_REQUESTED_NAME_BYTES: usize = 512;
 
 /// Name of a limit in metrics.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -172,10 +172,10 @@ impl LimitName {
         Self { key: key.into_boxed_str(), ends: ends.into_boxed_slice() }
     }
 
-    /// Joins a domain and composite keys of a request; `None` beyond [`MAX_LIMIT_NAME_BYTES`].
+    /// Joins a domain and composite keys of a request; `None` beyond [`MAX_REQUESTED_NAME_BYTES`].
     pub fn from_request(parts: &[&str]) -> Option<Self> {
         let length: usize = parts.iter().map(|part| part.len() + 1).sum();
-        (length <= MAX_LIMIT_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
+        (length <= MAX_REQUESTED_NAME_BYTES).then(|| Self::new(parts.iter().copied()))
     }
 
     /// Restores a full name that another replica published, with the length of its domain in bytes.
@@ -211,13 +211,13 @@ impl LimitName {
     }
 
     /// True if the name is `prefix`, or starts with `prefix` and a dot.
-    pub fn is_below_prefix(&self, prefix: &str) -> bool {
-        is_below_prefix(&self.key, prefix)
+    pub fn is_at_or_below_prefix(&self, prefix: &str) -> bool {
+        is_at_or_below_prefix(&self.key, prefix)
     }
 
     /// True if the name is `rule`, or, unless `exact`, starts with `rule` and a dot.
     pub fn is_selected_by(&self, rule: &str, exact: bool) -> bool {
-        if exact { self.as_str() == rule } else { self.is_below_prefix(rule) }
+        if exact { self.as_str() == rule } else { self.is_at_or_below_prefix(rule) }
     }
 
     /// Labels `domain`, `key1`, `key2` and so on.
@@ -275,7 +275,7 @@ impl LimitStats {
     }
 
     /// Counts a decision whose verdict is counted under a name from the request.
-    pub fn record_under_request_name(&self, is_rejected: bool) {
+    pub fn record_decision_under_request_name(&self, is_rejected: bool) {
         self.under_request_names[usize::from(is_rejected)].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -319,7 +319,7 @@ impl LimitStats {
 }
 
 /// Returns `true` if the name of a limit is `prefix`, or starts with `prefix` and a dot.
-pub fn is_below_prefix(name: &str, prefix: &str) -> bool {
+pub fn is_at_or_below_prefix(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 

@@ -16,7 +16,7 @@ use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 
 use super::family::MetricKind;
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 use crate::base::sharded::lock_ignoring_poison;
 
 /// Mapping of statsd names, read from a file.
@@ -178,7 +178,7 @@ impl Mapper {
             .filter(applies)
             .find_map(|mapping| mapping.pattern.captures(statsd_name).map(|captures| (mapping, captures)));
         let Some((mapping, captures)) = found else {
-            return Some(MappedName { name: escape_prometheus_name(statsd_name), labels: Vec::new(), scale: 1.0 });
+            return Some(MappedName { name: sanitize_prometheus_name(statsd_name), labels: Vec::new(), scale: 1.0 });
         };
         if mapping.drops {
             return None;
@@ -189,7 +189,7 @@ impl Mapper {
             expanded
         };
         let labels = mapping.labels.iter().map(|(name, value)| (name.clone(), expand(value))).collect();
-        Some(MappedName { name: escape_prometheus_name(&expand(&mapping.name)), labels, scale: mapping.scale })
+        Some(MappedName { name: sanitize_prometheus_name(&expand(&mapping.name)), labels, scale: mapping.scale })
     }
 }
 
@@ -202,7 +202,7 @@ impl Mapping {
             other => return Err(format!("match_type `{other}` is neither glob nor regex")),
         };
         let pattern = compile_regex(&pattern)
-            .map_err(|problem| format!("match `{}` {problem}", truncate_printable(&entry.pattern, SHOWN_CHARS)))?;
+            .map_err(|problem| format!("match `{}` {problem}", truncate_and_escape(&entry.pattern, MAX_SHOWN_CHARS)))?;
         let drops = match entry.action.as_deref() {
             None | Some("" | "map") => false,
             Some("drop") => true,
@@ -225,7 +225,7 @@ impl Mapping {
         }
         let is_taken = |label: &str| label.starts_with("__") || label == "le";
         if let Some(label) =
-            entry.labels.keys().find(|label| escape_prometheus_name(label) != **label || is_taken(label))
+            entry.labels.keys().find(|label| sanitize_prometheus_name(label) != **label || is_taken(label))
         {
             return Err(format!("`{label}` is not a valid label name"));
         }
@@ -248,17 +248,19 @@ impl MappingEntry {
             return Err(format!("more than {MAX_LABELS} labels"));
         }
         match self.labels.iter().find(|(label, value)| is_template_too_long(label) || is_template_too_long(value)) {
-            Some((label, _)) => Err(format!("label `{}` {TOO_LONG_TEMPLATE}", truncate_printable(label, SHOWN_CHARS))),
+            Some((label, _)) => {
+                Err(format!("label `{}` {TOO_LONG_TEMPLATE}", truncate_and_escape(label, MAX_SHOWN_CHARS)))
+            }
             None => Ok(()),
         }
     }
 }
 
 /// Problem of a template that exceeds a bound.
-const TOO_LONG_TEMPLATE: &str = "is too long: 1024 bytes at most, with 16 references to groups";
+const TEMPLATE_TOO_LONG_PROBLEM: &str = "is too long: 1024 bytes at most, with 16 references to groups";
 
 /// Characters of a pattern or a label that a message shows.
-const SHOWN_CHARS: usize = 80;
+const MAX_SHOWN_CHARS: usize = 80;
 
 fn is_template_too_long(template: &str) -> bool {
     template.len() > MAX_TEMPLATE_BYTES || template.bytes().filter(|byte| *byte == b'$').count() > MAX_GROUP_REFERENCES
@@ -275,7 +277,7 @@ fn compile_regex(pattern: &str) -> Result<Regex, String> {
 /// Anchors a regular expression. It must be valid by itself: `a)|(b` would be valid only between the brackets.
 fn anchor_regex(pattern: &str) -> Result<String, String> {
     compile_regex(pattern)
-        .map_err(|problem| format!("match `{}` {problem}", truncate_printable(pattern, SHOWN_CHARS)))?;
+        .map_err(|problem| format!("match `{}` {problem}", truncate_and_escape(pattern, MAX_SHOWN_CHARS)))?;
     Ok(format!("^(?:{pattern})$"))
 }
 
@@ -302,7 +304,7 @@ fn brace_group_references(text: &str) -> String {
 }
 
 /// Replaces characters that are invalid in names of Prometheus.
-pub(super) fn escape_prometheus_name(name: &str) -> String {
+pub(super) fn sanitize_prometheus_name(name: &str) -> String {
     let mut escaped: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
     if escaped.starts_with(|c: char| c.is_ascii_digit()) || escaped.is_empty() {

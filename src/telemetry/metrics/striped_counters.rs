@@ -32,7 +32,7 @@ impl<const N: usize> StripedCounters<N> {
     /// Adds to the counter `at`, which is below `N`; wraps.
     pub(crate) fn add_to_counter(&self, at: usize, count: u64) {
         if let Some(stripes) = self.stripes.get() {
-            stripes[stripe_of_this_thread()].0[at].fetch_add(count, Ordering::Relaxed);
+            stripes[stripe_index_of_this_thread()].0[at].fetch_add(count, Ordering::Relaxed);
             return;
         }
         let counter = &self.shared.0[at];
@@ -69,7 +69,7 @@ impl<const N: usize> Default for CounterBlock<N> {
 }
 
 /// Index of the calling thread's stripe, below [`STRIPES`].
-pub(crate) fn stripe_of_this_thread() -> usize {
+pub(crate) fn stripe_index_of_this_thread() -> usize {
     static NEXT_STRIPE: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static STRIPE: usize = NEXT_STRIPE.fetch_add(1, Ordering::Relaxed) % STRIPES);
     STRIPE.with(|stripe| *stripe)

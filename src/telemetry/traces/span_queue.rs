@@ -59,7 +59,7 @@ struct ExportCounters {
 
 /// Number of ended spans since the start, by outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExportCounts {
+pub struct SpanCountsByOutcome {
     /// Accepted by the collector.
     pub sent: u64,
     /// Dropped because the queue was full.
@@ -98,19 +98,19 @@ impl SpanQueue {
     }
 
     /// Returns the number of ended spans by outcome.
-    pub fn export_counts(&self) -> ExportCounts {
+    pub fn span_counts_by_outcome(&self) -> SpanCountsByOutcome {
         let ExportCounters { sent, dropped, failed, .. } = &*self.counters;
         let [sent, dropped, failed] = [sent, dropped, failed].map(|count| count.load(Ordering::Relaxed));
-        ExportCounts { sent, dropped, failed }
+        SpanCountsByOutcome { sent, dropped, failed }
     }
 
     /// Sends the queued spans and stops, within `timeout`. Returns false if spans were left.
-    pub fn export_remaining(&self, timeout: Duration) -> bool {
+    pub fn export_remaining_and_stop(&self, timeout: Duration) -> bool {
         self.processor.shutdown_with_timeout(timeout).is_ok()
     }
 
     /// Instrumentation scope of all spans: name and version of this program.
-    pub(super) fn scope(&self) -> InstrumentationScope {
+    pub(super) fn instrumentation_scope(&self) -> InstrumentationScope {
         self.scope.clone()
     }
 

@@ -17,15 +17,15 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tonic::Code;
 
-use crate::base::pb::codec::{FRAME_HEAD_BYTES, encode_frame};
-use crate::base::pb::{METHOD_PATH, RateLimitRequest, RateLimitResponse};
-use crate::settings::address::ServerAddress;
+use crate::base::pb::codec::{GRPC_FRAME_HEAD_BYTES, encode_grpc_frame};
+use crate::base::pb::{RATE_LIMIT_METHOD_PATH, RateLimitRequest, RateLimitResponse};
+use crate::settings::address::ConnectAddress;
 
 /// Server under load, and access to it.
 #[derive(Clone)]
 pub struct BenchTarget {
     /// Address of the gRPC listener.
-    pub target: ServerAddress,
+    pub target: ConnectAddress,
     /// TLS to the server; `None` means plaintext.
     pub tls: Option<BenchTls>,
     /// Time limit of a call or a connection attempt; calls send it as deadline.
@@ -90,11 +90,11 @@ impl BenchTarget {
         let unreachable = |error: io::Error| CallError::Unreachable(error.to_string());
         let lost = |error: io::Error| CallError::Connection(error.to_string());
         match &self.target {
-            ServerAddress::Unix(path) => {
+            ConnectAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(unreachable)?;
                 self.start_http2(stream, "localhost").await
             }
-            ServerAddress::Tcp(address) => {
+            ConnectAddress::Tcp(address) => {
                 let stream = TcpStream::connect(address).await.map_err(unreachable)?;
                 stream.set_nodelay(true).map_err(lost)?;
                 match &self.tls {
@@ -130,7 +130,7 @@ impl BenchTarget {
         tokio::spawn(connection);
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let bad = |error: &dyn std::fmt::Display| CallError::Connection(error.to_string());
-        let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(METHOD_PATH).build();
+        let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(RATE_LIMIT_METHOD_PATH).build();
         let grpc_timeout = format!("{}u", self.timeout.as_micros()).try_into();
         Ok(BenchConnection {
             requests,
@@ -150,7 +150,9 @@ impl BenchConnection {
 
     /// Sends a request and waits for its response.
     pub async fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, CallError> {
-        timeout(self.timeout, self.call_without_timeout(encode_frame(request))).await.unwrap_or(Err(CallError::Timeout))
+        timeout(self.timeout, self.call_without_timeout(encode_grpc_frame(request)))
+            .await
+            .unwrap_or(Err(CallError::Timeout))
     }
 
     async fn call_without_timeout(&self, frame: Bytes) -> Result<RateLimitResponse, CallError> {
@@ -170,12 +172,12 @@ impl BenchConnection {
         }
         // A response without a message has its status in the headers.
         check_grpc_status(&head.headers)?;
-        let message = read_message(&mut body).await?;
+        let message = read_response_body(&mut body).await?;
         match body.trailers().await.map_err(to_connection_error)? {
             Some(trailers) => check_grpc_status(&trailers)?,
             None => return Err(CallError::MalformedResponse("no trailers".to_owned())),
         }
-        let bytes = match message.split_at_checked(FRAME_HEAD_BYTES) {
+        let bytes = match message.split_at_checked(GRPC_FRAME_HEAD_BYTES) {
             Some(([0, ..], bytes)) => bytes,
             Some(_) => return Err(CallError::MalformedResponse("unexpected compression".to_owned())),
             None => return Err(CallError::MalformedResponse("no message".to_owned())),
@@ -187,7 +189,7 @@ impl BenchConnection {
 /// Maximum size of a response in bytes.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
 
-async fn read_message(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
+async fn read_response_body(body: &mut RecvStream) -> Result<Vec<u8>, CallError> {
     let mut message = Vec::with_capacity(64);
     while let Some(data) = body.data().await {
         let data = data.map_err(to_connection_error)?;

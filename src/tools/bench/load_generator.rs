@@ -136,7 +136,7 @@ pub async fn generate_load(
     });
     if run.plan.rate.is_some() {
         let run = Arc::clone(&run);
-        std::thread::spawn(move || run.schedule_calls(&due_senders));
+        std::thread::spawn(move || run.send_due_times(&due_senders));
     }
     let mut streams = JoinSet::new();
     for connection in 0..run.plan.connections {
@@ -190,7 +190,7 @@ impl LoadRun {
     /// Sends the due times of calls to the connections in turn.
     ///
     /// Runs on a thread of its own: the timer of a tokio runtime has a resolution of 1 ms and waits for busy workers.
-    fn schedule_calls(&self, due_senders: &[UnboundedSender<Instant>]) {
+    fn send_due_times(&self, due_senders: &[UnboundedSender<Instant>]) {
         let Some(rate) = self.plan.rate else { return };
         let total = (self.plan.warm_up + self.plan.duration).as_secs_f64() * rate;
         for (number, sender) in (0_u64..).zip(due_senders.iter().cycle()) {

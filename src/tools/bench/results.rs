@@ -193,7 +193,7 @@ fn evaluate_limits(
     let mut sums: HashMap<LimitKey, AccuracySum> = HashMap::new();
     for counter in events.chunk_by(|one, next| one.counter == next.counter) {
         // A limit may change during the run: the last one counts.
-        let reported = counter.iter().rev().find_map(|event| event.limit).and_then(|limit| limit.to_hits_and_period());
+        let reported = counter.iter().rev().find_map(|event| event.limit).and_then(|limit| limit.to_stated_limit());
         let Some(limit) = stated.or(reported) else {
             unlimited += counter.len() as u64;
             continue;
@@ -238,7 +238,7 @@ fn to_timed_verdict(event: &VerdictEvent) -> TimedVerdict {
 }
 
 impl ReportedLimit {
-    fn to_hits_and_period(self) -> Option<StatedLimit> {
+    fn to_stated_limit(self) -> Option<StatedLimit> {
         let unit = Unit::from_protobuf_number(self.unit)?;
         Some(StatedLimit { hits: self.requests_per_unit.into(), period_us: unit.seconds() * 1_000_000 })
     }

@@ -11,7 +11,8 @@ use tokio::runtime;
 
 use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
 use super::print::{
-    CommandOutcome, fail_if_unwritten, format_latency, format_seconds, print_error, print_note, print_to_stdout,
+    CommandOutcome, fail_if_unwritten, format_latency, format_seconds, print_error, print_to_stderr_without_newline,
+    print_to_stdout,
 };
 use super::request_flags::{RequestArgs, parse_duration};
 use crate::base::clock::to_micros;
@@ -20,7 +21,7 @@ use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::random::random_u64;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::serve::http::proto_json::request_from_json;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
 use crate::tools::bench::key_space::KeySpace;
@@ -35,7 +36,7 @@ use crate::tools::bench::server_usage::UsageSource;
 pub(super) struct Args {
     /// Address of the gRPC listener of any rate limit service; unix:PATH for a unix socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
-    addr: ServerAddress,
+    addr: ConnectAddress,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -155,7 +156,7 @@ fn print_results(args: &Args, plan: &LoadPlan, results: &BenchResults) -> Comman
         }
     };
     if outcome == CommandOutcome::Failure {
-        print_note("tollkeeper: some calls got no response; see `errors`\n");
+        print_to_stderr_without_newline("tollkeeper: some calls got no response; see `errors`\n");
     }
     fail_if_unwritten(print_to_stdout(page), outcome)
 }
@@ -180,7 +181,7 @@ fn update_progress_bar(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgres
 }
 
 /// Formats the error of a run without a result.
-fn format_error(error: &LoadError, target: &ServerAddress, tls: Option<&ClientTls>) -> String {
+fn format_error(error: &LoadError, target: &ConnectAddress, tls: Option<&ClientTls>) -> String {
     let hint = match error {
         LoadError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
         LoadError::Connection(failure) => suggest_connection_fix(target, tls, &failure.to_string()),

@@ -8,23 +8,23 @@ use std::io::Read as _;
 
 use serde_json::{Map, Value, json};
 
-use super::client::{PageRequest, call_page, format_json_page};
+use super::client::{PageRequest, format_json_page, send_page_request};
 use super::print::{CommandOutcome, escape_and_shorten, fail_if_unwritten, print_error, print_to_stdout};
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::serve::blocks::BlockedEntry;
 use crate::serve::http::block_pages::{BlockList, ShownBlock};
 use crate::settings::Settings;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 use crate::settings::listeners::AdminToken;
 use crate::settings::secret::Secret;
 
 /// Server that is called.
 #[derive(Debug, clap::Args)]
-struct Server {
+struct ServerArgs {
     /// Address of the debug listener of a running server
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
-    addr: ServerAddress,
+    addr: ConnectAddress,
     /// Write the server's answer, one JSON object
     #[arg(long)]
     json: bool,
@@ -32,7 +32,7 @@ struct Server {
 
 /// Blocked entry.
 #[derive(Debug, clap::Args)]
-struct Entry {
+struct EntryArgs {
     /// Domain of the requests
     #[arg(long, value_name = "DOMAIN")]
     domain: String,
@@ -54,7 +54,7 @@ struct Entry {
 #[derive(Debug, clap::Args)]
 pub(super) struct BlockArgs {
     #[command(flatten)]
-    entry: Entry,
+    entry: EntryArgs,
     /// Length of the block, such as 10m or 1h30m; 366 days at most
     #[arg(long = "for", value_name = "DURATION", required_unless_present = "until", conflicts_with = "until")]
     duration: Option<String>,
@@ -65,23 +65,23 @@ pub(super) struct BlockArgs {
     #[arg(long, value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
-    server: Server,
+    server: ServerArgs,
 }
 
 /// Arguments of `unblock`.
 #[derive(Debug, clap::Args)]
 pub(super) struct UnblockArgs {
     #[command(flatten)]
-    entry: Entry,
+    entry: EntryArgs,
     #[command(flatten)]
-    server: Server,
+    server: ServerArgs,
 }
 
 /// Arguments of `blocks`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    server: Server,
+    server: ServerArgs,
 }
 
 pub(super) const BLOCK_HELP: &str = "\
@@ -136,10 +136,10 @@ pub(super) fn run_unblock(args: &UnblockArgs) -> CommandOutcome {
 
 /// Lists the blocks.
 pub(super) fn run_list(args: &ListArgs) -> CommandOutcome {
-    print_answer(call_server(&args.server, "/blocks", PageRequest::Get), &args.server, format_list)
+    print_answer(call_server(&args.server, "/blocks", PageRequest::Get), &args.server, format_block_list)
 }
 
-impl Entry {
+impl EntryArgs {
     /// Returns the domain and the entry as the server reads them.
     fn to_json(&self) -> Map<String, Value> {
         let Self { domain, key, key_base64, value, value_base64 } = self;
@@ -154,7 +154,7 @@ impl Entry {
 const MAX_TOKEN_BYTES: u64 = 4096;
 
 /// Reads the admin token that the environment names.
-fn read_token() -> Result<Secret, String> {
+fn read_admin_token() -> Result<Secret, String> {
     let token = Settings::admin_token_from_env(std::env::vars_os()).map_err(|error| error.to_string())?;
     match token {
         None => Err("set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE to the token of the server".to_owned()),
@@ -173,19 +173,19 @@ fn read_token() -> Result<Secret, String> {
 }
 
 /// Calls the debug listener with the token of the environment.
-fn call_server(server: &Server, path: &str, request: PageRequest<'_>) -> Result<Vec<u8>, String> {
-    let (status, answer) = call_page(&server.addr, path, request, Some(&read_token()?))?;
+fn call_server(server: &ServerArgs, path: &str, request: PageRequest<'_>) -> Result<Vec<u8>, String> {
+    let (status, answer) = send_page_request(&server.addr, path, request, Some(&read_admin_token()?))?;
     match status {
         200 => Ok(answer),
         404 if answer.starts_with(b"404 page not found") => {
             Err(format!("{} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?", server.addr))
         }
-        _ => Err(format!("{} answered {status}: {}", server.addr, escape_unprintable(&text_of(&answer)))),
+        _ => Err(format!("{} answered {status}: {}", server.addr, escape_unprintable(&start_as_text(&answer)))),
     }
 }
 
 /// The start of an answer, as text.
-fn text_of(answer: &[u8]) -> String {
+fn start_as_text(answer: &[u8]) -> String {
     const MAX_SHOWN_BYTES: usize = 300;
     String::from_utf8_lossy(&answer[..answer.len().min(MAX_SHOWN_BYTES)]).trim_end().to_owned()
 }
@@ -193,7 +193,7 @@ fn text_of(answer: &[u8]) -> String {
 /// Prints the answer, by `format` if it is not asked for as it is.
 fn print_answer(
     answer: Result<Vec<u8>, String>,
-    server: &Server,
+    server: &ServerArgs,
     format: impl Fn(&[u8]) -> Option<String>,
 ) -> CommandOutcome {
     let page = answer.and_then(|answer| match server.json {
@@ -233,7 +233,7 @@ fn format_scope(report: &Value) -> &'static str {
 }
 
 /// Formats the answer to `blocks`.
-fn format_list(answer: &[u8]) -> Option<String> {
+fn format_block_list(answer: &[u8]) -> Option<String> {
     let list: BlockList = serde_json::from_slice(answer).ok()?;
     if list.blocks.is_empty() {
         return Some("nothing is blocked\n".to_owned());

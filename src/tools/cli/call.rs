@@ -10,8 +10,8 @@ use tokio::runtime;
 
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::print::{
-    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error, print_note,
-    print_to_stdout,
+    CommandOutcome, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, print_error,
+    print_to_stderr_without_newline, print_to_stdout,
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
@@ -22,7 +22,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::period::period_in_words;
 use crate::serve::http::proto_json::response_to_json;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 use crate::settings::value::number::DurationRange;
 
 /// Arguments of `call`.
@@ -30,7 +30,7 @@ use crate::settings::value::number::DurationRange;
 pub(super) struct Args {
     /// Address of the gRPC listener of a running server; unix:PATH for a unix socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
-    addr: ServerAddress,
+    addr: ConnectAddress,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -93,7 +93,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let mut report = CallSummary::new(&request, args.count);
     let sent = block_on(runtime::Builder::new_current_thread(), send_requests(args, tls, &request, &mut report));
     if shows_progress(args) {
-        print_note("\r\u{1b}[K");
+        print_to_stderr_without_newline("\r\u{1b}[K");
     }
     let page = if args.json { String::new() } else { report.format_summary() };
     let outcome = match sent {
@@ -127,7 +127,7 @@ async fn send_requests(
         }
         if shows_progress(args) && last_progress.elapsed() > PROGRESS_INTERVAL {
             last_progress = Instant::now();
-            print_note(format_args!("\r{number} of {} sent", args.count));
+            print_to_stderr_without_newline(format_args!("\r{number} of {} sent", args.count));
         }
     }
     Ok(Ok(()))
@@ -196,7 +196,7 @@ impl CallSummary {
         let is_new = self.count <= MAX_SHOWN_RESPONSES || codes != self.codes || self.latencies_us.len() == 1;
         self.codes = codes;
         if is_new && self.shown < MAX_SHOWN_RESPONSES {
-            self.add_rows(&response);
+            self.add_status_rows(&response);
         }
         self.last = Some(response);
     }
@@ -205,7 +205,7 @@ impl CallSummary {
     fn format_summary(mut self) -> String {
         let Some(last) = self.last.take() else { return String::new() };
         if self.last_shown < self.last_response_number() {
-            self.add_rows(&last);
+            self.add_status_rows(&last);
         }
         let headings = ["#", "DESCRIPTOR", "CODE", "LIMIT", "REMAINING", "RESET"];
         let skipped = usize::from(self.count == 1);
@@ -236,7 +236,7 @@ impl CallSummary {
         u32::try_from(self.latencies_us.len()).unwrap_or(u32::MAX)
     }
 
-    fn add_rows(&mut self, response: &RateLimitResponse) {
+    fn add_status_rows(&mut self, response: &RateLimitResponse) {
         let number = self.last_response_number();
         if number > self.last_shown + 1 {
             let gap = ["...", "", "", "", "", ""];
@@ -245,14 +245,14 @@ impl CallSummary {
         for (index, status) in response.statuses.iter().enumerate() {
             let number = if index == 0 { number.to_string() } else { String::new() };
             let descriptor = self.descriptors.get(index).cloned().unwrap_or_default();
-            self.rows.push([vec![number, descriptor], format_status(status)].concat());
+            self.rows.push([vec![number, descriptor], format_status_cells(status)].concat());
         }
         self.shown += 1;
         self.last_shown = number;
     }
 }
 
-fn format_status(status: &DescriptorStatus) -> Vec<String> {
+fn format_status_cells(status: &DescriptorStatus) -> Vec<String> {
     let Some(limit) = &status.current_limit else {
         return vec![format_code(status.code), "none".to_owned(), String::new(), String::new()];
     };

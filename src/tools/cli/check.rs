@@ -5,7 +5,7 @@
 //! each variable that is set, and its effect on a start.
 
 mod envoy_files;
-mod release_findings;
+mod missing_releases;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::envoy_files::{CheckedEnvoyFiles, EnvoyFiles};
-use self::release_findings::{ReleaseFindings, SlotWarning};
+use self::missing_releases::{MissingReleaseWarning, MissingReleases};
 use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
-use crate::rules::files::RuleLocation;
+use crate::rules::files::RuleFilesLocation;
 use crate::rules::rule::Rule;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::server::startup;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 use crate::settings::metrics::PROMETHEUS_MAPPER_YAML;
 use crate::settings::report::{self, Disposition, ReportedVariable};
 use crate::settings::setting::AnySetting as _;
@@ -45,7 +45,7 @@ pub(super) struct Args {
     envoy: Vec<PathBuf>,
     /// Debug listener of a running server, to name limits whose slots or reservations nothing released
     #[arg(long, value_name = "HOST:PORT")]
-    addr: Option<ServerAddress>,
+    addr: Option<ConnectAddress>,
     /// Decision log, plain or compressed, to name limits whose slots or reservations nothing released; repeatable
     #[arg(long, value_name = "FILE")]
     log: Vec<PathBuf>,
@@ -124,7 +124,7 @@ struct CheckReport<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
     envoy: Option<&'r CheckedEnvoyFiles>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    traffic: Option<&'r ReleaseFindings>,
+    traffic: Option<&'r MissingReleases>,
     #[serde(skip_serializing_if = "Option::is_none")]
     environment: Option<&'r [VariableReport]>,
 }
@@ -135,15 +135,15 @@ const fn is_zero(number: &u64) -> bool {
 }
 
 /// Everything that was checked.
-struct Checked {
+struct CheckedInputs {
     rules: Option<CheckedRules>,
-    quota_hints: Vec<QuotaHint>,
+    quota_hints: Vec<DivisionHint>,
     envoy: Option<CheckedEnvoyFiles>,
-    traffic: Option<ReleaseFindings>,
+    traffic: Option<MissingReleases>,
     environment: Option<Vec<VariableReport>>,
 }
 
-impl Checked {
+impl CheckedInputs {
     /// Returns `true` if nothing that was checked has an error.
     fn is_ok(&self) -> bool {
         self.rules.as_ref().is_none_or(|rules| !rules.diagnostics.has_errors())
@@ -162,7 +162,7 @@ struct RuleFilesReport<'r> {
     acknowledged: u64,
     diagnostics: Vec<&'r Diagnostic>,
     #[serde(skip_serializing_if = "<[QuotaHint]>::is_empty")]
-    quota_hints: &'r [QuotaHint],
+    quota_hints: &'r [DivisionHint],
 }
 
 /// Checks the files and the environment.
@@ -179,11 +179,12 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     });
     let for_quotas = rules.as_ref().zip(settings.as_ref());
     let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.quota.is_some());
-    let quota_hints = for_quotas.map(|(rules, settings)| find_quota_hints(rules, &settings.store)).unwrap_or_default();
+    let quota_hints =
+        for_quotas.map(|(rules, settings)| find_division_hints(rules, &settings.store)).unwrap_or_default();
     let envoy = envoy.map(|files| files.check(rules.as_ref().and_then(|rules| rules.set.as_ref())));
     let has_traffic = args.addr.is_some() || !args.log.is_empty();
-    let traffic = has_traffic.then(|| ReleaseFindings::read_and_check(args.addr.as_ref(), &args.log));
-    let checked = Checked { rules, quota_hints, envoy, traffic, environment };
+    let traffic = has_traffic.then(|| MissingReleases::read_and_check(args.addr.as_ref(), &args.log));
+    let checked = CheckedInputs { rules, quota_hints, envoy, traffic, environment };
     let page = match args.format {
         OutputFormat::Text => format_text(&checked),
         OutputFormat::Json => format_json(&checked),
@@ -197,7 +198,7 @@ const MIN_DIVIDED_HITS: u32 = 10;
 
 /// A limit that RLQS does not divide well, and why.
 #[derive(Serialize)]
-struct QuotaHint {
+struct DivisionHint {
     file: String,
     line: u32,
     rule: String,
@@ -205,12 +206,12 @@ struct QuotaHint {
 }
 
 /// Finds the limits that cannot be divided among proxies, and those that are too small.
-fn find_quota_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<QuotaHint> {
+fn find_division_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<DivisionHint> {
     let limits = rules.set.iter().flat_map(RuleSet::rules).flat_map(|compiled| {
         let deciding = compiled.limits.iter().filter(|limit| !limit.shadow && !limit.candidate);
         deciding.map(move |limit| (&compiled.rule, &limit.limit))
     });
-    let hint = |rule: &Rule, message: String| QuotaHint {
+    let hint = |rule: &Rule, message: String| DivisionHint {
         file: rule.location.file.to_string(),
         line: rule.location.line,
         rule: rule.path.clone(),
@@ -228,11 +229,11 @@ fn find_quota_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<QuotaHin
         .collect()
 }
 
-fn format_text(Checked { rules, quota_hints, envoy, traffic, environment }: &Checked) -> String {
+fn format_text(CheckedInputs { rules, quota_hints, envoy, traffic, environment }: &CheckedInputs) -> String {
     let mut page = String::new();
     if let Some(rules) = rules {
         page += &rules.format_problems();
-        for QuotaHint { file, line, rule, message } in quota_hints {
+        for DivisionHint { file, line, rule, message } in quota_hints {
             let (file, rule) = (escape_unprintable(file), escape_unprintable(rule));
             page += &format!("{file}:{line}: hint: {rule}: {message}\n");
         }
@@ -250,7 +251,7 @@ fn format_text(Checked { rules, quota_hints, envoy, traffic, environment }: &Che
     }
     if let Some(traffic) = traffic {
         page += if page.is_empty() { "" } else { "\n" };
-        page += &format_traffic(traffic);
+        page += &format_missing_releases(traffic);
     }
     if let Some(variables) = environment {
         page += if page.is_empty() { "" } else { "\n" };
@@ -259,18 +260,18 @@ fn format_text(Checked { rules, quota_hints, envoy, traffic, environment }: &Che
     page
 }
 
-fn format_traffic(ReleaseFindings { warnings, problems }: &ReleaseFindings) -> String {
+fn format_missing_releases(MissingReleases { warnings, problems }: &MissingReleases) -> String {
     let mut page = String::new();
     for problem in problems {
         page += &format!("error: {}\n", escape_unprintable(problem));
     }
-    for SlotWarning { rule, message } in warnings {
+    for MissingReleaseWarning { rule, message } in warnings {
         page += &format!("warning: {}: {}\n", escape_unprintable(rule), escape_unprintable(message));
     }
     page + &format!("traffic, {}\n", format_with_noun(warnings.len() as u64, "warning"))
 }
 
-fn format_json(checked: &Checked) -> String {
+fn format_json(checked: &CheckedInputs) -> String {
     let rules = checked.rules.as_ref().map(|CheckedRules { sources, diagnostics, .. }| RuleFilesReport {
         files: sources.len(),
         errors: diagnostics.error_count(),
@@ -341,7 +342,7 @@ fn report_environment() -> Vec<VariableReport> {
 /// Finds the empty variable because of which no rule file is read, if variables say where the rules are.
 fn find_empty_location_variable(settings: &Settings, variables: &[VariableReport]) -> Option<&'static str> {
     let says_where = variables.iter().any(|variable| variable.name.starts_with("RUNTIME_"));
-    let location = RuleLocation::from(&settings.rules);
+    let location = RuleFilesLocation::from(&settings.rules);
     location.find_empty_env_variable().filter(|_| says_where && settings.xds.is_none())
 }
 

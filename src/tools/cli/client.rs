@@ -24,13 +24,13 @@ use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::printable_text::{escape_unprintable, escape_unprintable_json};
-use crate::settings::address::ServerAddress;
-use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, with_client_certificate};
+use crate::settings::address::ConnectAddress;
+use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, finish_tls_client_config};
 use crate::settings::secret::Secret;
 
 /// Connection to a server.
 pub(super) struct RateLimitClient {
-    target: ServerAddress,
+    target: ConnectAddress,
     tls: Option<ClientTls>,
     timeout: Duration,
     rpc: RateLimitServiceClient<Channel>,
@@ -50,14 +50,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 impl RateLimitClient {
     /// Connects to a server; `timeout` limits each call and is sent as its deadline.
     pub(super) async fn connect(
-        target: &ServerAddress,
+        target: &ConnectAddress,
         timeout: Duration,
         tls: Option<ClientTls>,
     ) -> Result<Self, String> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let address = match target {
-            ServerAddress::Tcp(address) => format!("{scheme}://{address}"),
-            ServerAddress::Unix(path) => format!("unix:{path}"),
+            ConnectAddress::Tcp(address) => format!("{scheme}://{address}"),
+            ConnectAddress::Unix(path) => format!("unix:{path}"),
         };
         let mut endpoint =
             Endpoint::from_shared(address).map_err(|error| format!("{target}: {}", format_root_cause(&error)))?;
@@ -108,11 +108,11 @@ impl RateLimitClient {
 }
 
 /// Suggests what to check after a connection failed; completes the error text.
-pub(super) fn suggest_connection_fix(target: &ServerAddress, tls: Option<&ClientTls>, why: &str) -> String {
+pub(super) fn suggest_connection_fix(target: &ConnectAddress, tls: Option<&ClientTls>, why: &str) -> String {
     match (target, tls) {
         (_, Some(tls)) => format!("; {}", tls.suggest_tls_fix(why)),
-        (ServerAddress::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
-        (ServerAddress::Unix(_), None) => String::new(),
+        (ConnectAddress::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
+        (ConnectAddress::Unix(_), None) => String::new(),
     }
 }
 
@@ -157,7 +157,7 @@ pub(super) struct TlsArgs {
 
 impl TlsArgs {
     /// Reads the files for TLS with `target`; `None` without --tls. The error names the flag.
-    pub(super) fn load_client_tls(&self, target: &ServerAddress) -> Result<Option<ClientTls>, String> {
+    pub(super) fn load_client_tls(&self, target: &ConnectAddress) -> Result<Option<ClientTls>, String> {
         let file = |setting, path: &Option<PathBuf>| path.clone().map(|path| PemFile { setting, path });
         let certificate = file("--cert", &self.cert);
         let identity = certificate.zip(file("--key", &self.key));
@@ -194,12 +194,12 @@ impl ClientTls {
     /// Reads the files; `name` takes precedence over the target's host.
     pub(super) fn load_from_files(
         files: &TlsFiles,
-        target: &ServerAddress,
+        target: &ConnectAddress,
         name: Option<&str>,
     ) -> Result<Self, String> {
         let host = match target {
-            ServerAddress::Tcp(address) => address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host),
-            ServerAddress::Unix(_) => {
+            ConnectAddress::Tcp(address) => address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host),
+            ConnectAddress::Unix(_) => {
                 return Err(format!("{}: TLS needs HOST:PORT; remove it for {target}", files.switch));
             }
         };
@@ -216,7 +216,7 @@ impl ClientTls {
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("{}: {error}", files.switch))?
             .with_root_certificates(roots);
-        let mut config = with_client_certificate(builder, files.identity.as_ref())?;
+        let mut config = finish_tls_client_config(builder, files.identity.as_ref())?;
         let tonic_config = match &files.identity {
             None => tonic_config,
             Some(ClientCertificate { certificate, key }) => {
@@ -261,8 +261,8 @@ pub(super) enum PageRequest<'a> {
 }
 
 /// Fetches the page at `path`, by POST if there is a body. The error is a message for the user.
-pub(super) fn fetch_page(target: &ServerAddress, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
-    let (status, page) = call_page(target, path, body.map_or(PageRequest::Get, PageRequest::Post), None)?;
+pub(super) fn fetch_page(target: &ConnectAddress, path: &str, body: Option<&str>) -> Result<Vec<u8>, String> {
+    let (status, page) = send_page_request(target, path, body.map_or(PageRequest::Get, PageRequest::Post), None)?;
     match status {
         200 => Ok(page),
         404 => {
@@ -279,13 +279,13 @@ pub(super) fn fetch_page(target: &ServerAddress, path: &str, body: Option<&str>)
 
 /// Sends a request to the debug listener, with the admin token if there is one, and returns the status and the body of
 /// its answer. The error is a message for the user.
-pub(super) fn call_page(
-    target: &ServerAddress,
+pub(super) fn send_page_request(
+    target: &ConnectAddress,
     path: &str,
     request: PageRequest<'_>,
     token: Option<&Secret>,
 ) -> Result<(u16, Vec<u8>), String> {
-    let ServerAddress::Tcp(address) = target else {
+    let ConnectAddress::Tcp(address) = target else {
         return Err(format!("--addr {target}: the debug listener has no unix socket; give HOST:PORT"));
     };
     let failed = |error: ureq::Error| {
@@ -344,7 +344,7 @@ pub(super) fn print_report(
 }
 
 /// Parses a page; `what` is what it should be, such as `a report`.
-pub(super) fn parse_page<T: DeserializeOwned>(target: &ServerAddress, page: &[u8], what: &str) -> Result<T, String> {
+pub(super) fn parse_page<T: DeserializeOwned>(target: &ConnectAddress, page: &[u8], what: &str) -> Result<T, String> {
     serde_json::from_slice(page)
         .map_err(|_| format!("{target} answered, but not with {what}; is it the debug listener of this version?"))
 }

@@ -16,7 +16,7 @@ use super::request_flags::{format_descriptor, parse_descriptor};
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::base::printable_text::escape_unprintable;
 use crate::serve::http::proto_json::response_to_json;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 use crate::settings::pem::{ClientCertificate, PemFile};
 
 const fn value_flag(name: &'static str, help: &'static str) -> Flag {
@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
         Err(outcome) => return outcome,
     };
     let address = given.last_value("dial_string").unwrap_or("localhost:8081");
-    let target: ServerAddress = match address.parse() {
+    let target: ConnectAddress = match address.parse() {
         Ok(target) => target,
         Err(fix) => return print_usage_error(&format!("-dial_string {address}: {fix}")),
     };
@@ -65,7 +65,7 @@ pub(super) fn run(arguments: &[OsString]) -> CommandOutcome {
 }
 
 /// Reads the TLS files; `None` without `-grpc-use-tls`.
-fn load_client_tls(given: &GivenFlags, target: &ServerAddress) -> Result<Option<ClientTls>, String> {
+fn load_client_tls(given: &GivenFlags, target: &ConnectAddress) -> Result<Option<ClientTls>, String> {
     let file = |setting: &'static str| {
         let path = given.last_value(&setting[1..]).filter(|path| !path.is_empty()).map(PathBuf::from)?;
         Some(PemFile { setting, path })
@@ -93,7 +93,7 @@ fn print_usage_error(what: &str) -> CommandOutcome {
     CommandOutcome::UsageError
 }
 
-fn send_and_print(target: &ServerAddress, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
+fn send_and_print(target: &ConnectAddress, tls: Option<ClientTls>, request: &RateLimitRequest) -> CommandOutcome {
     let shown: Vec<String> = request
         .descriptors
         .iter()

@@ -15,10 +15,10 @@ use super::rule_files::{self, CheckedRules, TableFiles};
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::set_files::{SetFiles, SetText};
+use crate::rules::compile::set_files::{SetFileText, SetFiles};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::files::read::read_rule_files;
-use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleLocation};
+use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleFilesLocation};
 use crate::rules::plan_table::is_table_file;
 use crate::rules::yaml::DocumentSelection;
 
@@ -57,7 +57,7 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
         format!("error opening directory {}: {error}\n", escape_unprintable(&directory.to_string_lossy()))
     };
     let (mut sources, mut bytes): (Vec<RuleText>, u64) = (Vec::new(), 0);
-    let mut sets: Vec<SetText> = Vec::new();
+    let mut sets: Vec<SetFileText> = Vec::new();
     for path in list_directory_entries(directory).map_err(failed)? {
         if is_table_file(&path) {
             continue;
@@ -102,15 +102,15 @@ fn list_directory_entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Reads a rule file with any name, and the sets that it names; a directory is an error.
-fn read_rule_file(path: &Path) -> Result<(RuleText, Vec<SetText>), String> {
+fn read_rule_file(path: &Path) -> Result<(RuleText, Vec<SetFileText>), String> {
     let failed = |what: &dyn std::fmt::Display| {
         format!("error opening config file: {}\n", escape_unprintable(&what.to_string()))
     };
     if path.is_dir() {
         return Err(failed(&format_args!("{}: is a directory", path.display())));
     }
-    let read =
-        read_rule_files(&RuleLocation::Paths(vec![path.to_owned()])).map_err(|refused| failed(&refused.errors[0]))?;
+    let read = read_rule_files(&RuleFilesLocation::Paths(vec![path.to_owned()]))
+        .map_err(|refused| failed(&refused.errors[0]))?;
     let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;
     let text = RuleText { name: file.name, bytes: file.bytes, documents: DocumentSelection::FirstOnly };
     Ok((text, read.sets))

@@ -18,8 +18,8 @@ use self::stdin_acknowledgements::{Acknowledger, OutstandingRecords};
 use super::print::{CommandOutcome, print_error};
 use super::traffic_input::read_stream_settings;
 use crate::base::printable_text::escape_unprintable;
-use crate::decide::log::stream::consumer_group::{ConsumerName, GroupConsumer};
-use crate::settings::decision_log::StreamSettings;
+use crate::decide::log::redis_stream::consumer_group::{ConsumerName, GroupConsumer};
+use crate::settings::decision_log::RedisStreamSettings;
 
 /// Prints records until there are no more, or until a signal.
 pub(super) fn run(args: &Args) -> CommandOutcome {
@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     }
 }
 
-async fn consume_stream(args: &Args, settings: &StreamSettings) -> Result<(), EventsError> {
+async fn consume_stream(args: &Args, settings: &RedisStreamSettings) -> Result<(), EventsError> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let consumer = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));

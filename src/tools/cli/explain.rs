@@ -16,7 +16,7 @@ use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{
-    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, ExplainedQuota,
+    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, ExplainedProxyShares,
     ExplainedSlots, Explanation,
 };
 use crate::rules::diagnostic::Diagnostics;
@@ -24,7 +24,7 @@ use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
 use crate::serve::http::proto_json::request_to_json;
 use crate::serve::quota::page::format_shares;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 
 /// Arguments of `explain`.
 #[derive(Debug, clap::Args)]
@@ -34,7 +34,7 @@ pub(super) struct Args {
     config: Vec<PathBuf>,
     /// Address of the debug listener of a running server, which explains with its counters; not with --config
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070", conflicts_with = "config")]
-    addr: ServerAddress,
+    addr: ConnectAddress,
     #[command(flatten)]
     request: RequestArgs,
     /// Write the explanation as one JSON object
@@ -105,7 +105,7 @@ fn explain_with_files(paths: &[PathBuf], request: &RateLimitRequest) -> Result<E
 }
 
 /// Fetches the explanation of a running server.
-fn explain_with_server(target: &ServerAddress, request: &RateLimitRequest) -> Result<Explanation, String> {
+fn explain_with_server(target: &ConnectAddress, request: &RateLimitRequest) -> Result<Explanation, String> {
     let body = request_to_json(request).map_err(|error| error.to_string())?;
     let page = fetch_page(target, "/explain", Some(&body))?;
     parse_page(target, &page, "an explanation")
@@ -160,7 +160,7 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
     }
     descriptor.limits.iter().for_each(|limit| append_limit_text(page, limit, has_counters));
     descriptor.slots.iter().for_each(|slots| append_slots_text(page, slots));
-    if let Some(ExplainedQuota { limits, proxies, store_failed }) = &descriptor.quota {
+    if let Some(ExplainedProxyShares { limits, proxies, store_failed }) = &descriptor.quota {
         *page += "     divided among proxies over RLQS";
         *page += if *store_failed { " (the store does not answer)\n" } else { "\n" };
         for line in format_shares(limits, proxies).lines() {

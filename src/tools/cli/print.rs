@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 use crate::tools::simulate::results::compute_share;
 
 /// Writes text to standard output.
@@ -24,7 +24,7 @@ pub(super) fn print_error(what: impl Display) {
 }
 
 /// Writes progress or a remark to standard error, without a line break.
-pub(super) fn print_note(what: impl Display) {
+pub(super) fn print_to_stderr_without_newline(what: impl Display) {
     let _ = write!(io::stderr(), "{what}");
 }
 
@@ -41,7 +41,7 @@ pub(super) fn fail_if_unwritten(written: io::Result<()>, outcome: CommandOutcome
 
 /// Escapes untrusted text and cuts it at 60 characters.
 pub(super) fn escape_and_shorten(text: &str) -> String {
-    truncate_printable(text, 60)
+    truncate_and_escape(text, 60)
 }
 
 /// Formats a duration, rounded up from a second on: `1.2 ms`, `34 s`, `2 h 5 min`.

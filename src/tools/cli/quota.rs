@@ -4,14 +4,14 @@ use super::client::{fetch_page, format_json_page, parse_page, print_report};
 use super::print::CommandOutcome;
 use crate::base::text_encoding::percent_encode;
 use crate::serve::quota::page::QuotaReport;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 
 /// Arguments of `quota`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Address of the debug listener of a running server
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
-    addr: ServerAddress,
+    addr: ConnectAddress,
     /// Show only keys of this rule, by name: domain.key_value.key
     #[arg(long, value_name = "NAME")]
     rule: Option<String>,

@@ -129,7 +129,7 @@ struct RecommendInput<'a> {
 }
 
 fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure> {
-    check_usage(args)?;
+    check_flag_combination(args)?;
     let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_field_map).transpose()?;
     let tables: TableFiles = args.table.iter().cloned().collect();
@@ -291,7 +291,7 @@ fn print_results(args: &Args, results: &RecommendationResults) -> Result<Command
 }
 
 /// Checks the combination of flags.
-fn check_usage(args: &Args) -> Result<(), CommandFailure> {
+fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
     let reads = [&args.traffic, &args.rules].into_iter().flatten();
     let problem = if args.traffic.len() > MAX_TRAFFIC_FILES {
         format!("--traffic has more than {MAX_TRAFFIC_FILES} files (read them in parts)")

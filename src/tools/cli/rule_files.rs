@@ -18,7 +18,7 @@ use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostics, Severity};
 use crate::rules::files::read::read_rule_files;
-use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, RuleFile, RuleFileSetFailure, RuleLocation};
+use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, RuleFile, RuleFileSetFailure, RuleFilesLocation};
 use crate::rules::rule::Domain;
 use crate::rules::rule::set::RuleSet;
 use crate::rules::table_loader::{RuleFilePaths, TableLoader};
@@ -61,7 +61,7 @@ impl CheckedRules {
         let (mut sources, mut sets) = (Vec::new(), Vec::new());
         let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
         if !paths.is_empty() {
-            let read = read_rule_files(&RuleLocation::Paths(paths)).unwrap_or_else(
+            let read = read_rule_files(&RuleFilesLocation::Paths(paths)).unwrap_or_else(
                 |RuleFileSetFailure { errors, readable }| {
                     errors.iter().for_each(|error| diagnostics.push(error.to_diagnostic(Severity::Error)));
                     readable
@@ -138,11 +138,11 @@ impl CheckedRules {
 
 /// Builds the rule set with its tables, or reports the problems of tables.
 fn build_rule_set(domains: Vec<Domain>, tables: &TableFiles, found: &mut Diagnostics) -> Option<RuleSet> {
-    let mut loader = TableLoader::with_files(tables.clone());
-    match loader.prepare(&domains, &RuleFilePaths::default(), Time::from_micros(0)) {
+    let mut loader = TableLoader::with_replacement_files(tables.clone());
+    match loader.prepare_tables(&domains, &RuleFilePaths::default(), Time::from_micros(0)) {
         Ok(prepared) => {
             let mut set = RuleSet::new(domains);
-            loader.attach(prepared, &mut set);
+            loader.attach_to_rules(prepared, &mut set);
             Some(set)
         }
         Err(problems) => {
@@ -174,7 +174,7 @@ pub(super) fn build_compile_options(
 
 /// Returns the settings of the environment, with the defaults and a message for what `serve` would refuse.
 pub(super) fn read_settings_or_defaults() -> Settings {
-    let (settings, has_problem) = Settings::from_valid_vars(std::env::vars_os());
+    let (settings, has_problem) = Settings::from_env_ignoring_invalid(std::env::vars_os());
     if has_problem {
         print_error("invalid settings of the environment are replaced by their defaults; see `tollkeeper check --env`");
     }

@@ -8,7 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::print::{CommandOutcome, print_error};
 use crate::base::printable_text::escape_unprintable;
-use crate::rules::files::RuleLocation;
+use crate::rules::files::RuleFilesLocation;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::source::{FilesConfig, SourceConfig};
 use crate::rules::xds::XdsConfig;
@@ -44,7 +44,7 @@ All other settings are environment variables, listed here as NAME=default; `toll
 
 /// Formats the help below the flags, with all environment variables.
 pub(super) fn format_help() -> String {
-    HELP.to_owned() + &documentation::format_help()
+    HELP.to_owned() + &documentation::format_environment_help()
 }
 
 /// Adds to an error about an unexpected argument, which is a rule file, that `--config` comes before it.
@@ -139,7 +139,7 @@ fn choose_rule_source(args: &Args, settings: &Settings) -> SourceConfig {
         return SourceConfig::Xds(Box::new(XdsConfig::new(xds.clone())));
     }
     if args.config.is_empty() {
-        let location = RuleLocation::from(rules);
+        let location = RuleFilesLocation::from(rules);
         return SourceConfig::Files(FilesConfig { location, documents: DocumentSelection::FirstOnly, timing });
     }
     if settings.xds.is_some() {
@@ -148,6 +148,6 @@ fn choose_rule_source(args: &Args, settings: &Settings) -> SourceConfig {
     if std::env::vars_os().any(|(name, _)| name.as_encoded_bytes().starts_with(b"RUNTIME_")) {
         tracing::warn!("--config is given, so the RUNTIME_ variables have no effect");
     }
-    let location = RuleLocation::Paths(args.config.clone());
+    let location = RuleFilesLocation::Paths(args.config.clone());
     SourceConfig::Files(FilesConfig { location, documents: DocumentSelection::All, timing })
 }

@@ -28,7 +28,7 @@ use crate::tools::simulate::condition_judge::{ConditionJudge, MinFidelity};
 use crate::tools::simulate::fail_condition::FailCondition;
 use crate::tools::simulate::results::{
     ChangeResults, ConditionResult, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals,
-    SimulationResults, TimelineResults, compute_share, list_changed_first,
+    SimulationResults, TimelineResults, compute_share, list_changed_limits_first,
 };
 use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
 use crate::tools::simulate::warnings;
@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 fn simulate(args: &Args) -> Result<CommandOutcome, CommandFailure> {
-    check_usage(args)?;
+    check_flag_combination(args)?;
     let settings = read_settings_or_defaults();
     let map = args.map.as_deref().map(read_field_map).transpose()?;
     let tables: TableFiles = args.table.iter().cloned().collect();
@@ -196,7 +196,7 @@ fn replay_traffic(
         let problem = "nothing was replayed: the log has no rules (no header) (give --rules)".to_owned();
         return Err(CommandFailure::usage_error(problem));
     }
-    simulation.discard_replay_without_rules();
+    simulation.discard_replay_if_rules_unknown();
     let replay_seconds = (thread_cpu_time() - started).as_secs_f64();
     let decode_seconds = traffic.decode_time.as_secs_f64();
     let speed =
@@ -253,7 +253,7 @@ fn print_results(
 }
 
 /// Checks the combination of flags.
-fn check_usage(args: &Args) -> Result<(), CommandFailure> {
+fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
     let Args { traffic, rules, against, map, fail_if, .. } = args;
     let reads = [traffic, rules, against].into_iter().flatten();
     let problem = if traffic.len() > MAX_TRAFFIC_FILES {
@@ -387,7 +387,7 @@ fn format_limit_table(limits: &[LimitResults], has_old: bool) -> String {
         }));
         row
     };
-    let rows = list_changed_first(limits).into_iter().map(row);
+    let rows = list_changed_limits_first(limits).into_iter().map(row);
     format!("\n{}", format_table(&headings, rows, NumberAlignment::Left))
 }
 

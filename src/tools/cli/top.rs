@@ -10,14 +10,14 @@ use crate::serve::fleet::report::{FleetReport, FleetTextContent};
 use crate::serve::report::rules;
 use crate::serve::report::top::{TopReport, TopTextContent};
 use crate::serve::report::unmatched::UnmatchedReport;
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 
 /// Arguments of `top`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Address of the debug listener of a running server
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
-    addr: ServerAddress,
+    addr: ConnectAddress,
     /// Show statistics of each limit and findings about it, instead of keys
     #[arg(long)]
     rules: bool,

@@ -15,7 +15,7 @@ use crate::base::printable_text::escape_unprintable;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::Settings;
-use crate::settings::decision_log::{SinkSettings, StreamSettings};
+use crate::settings::decision_log::{RedisStreamSettings, SinkSettings};
 use crate::settings::problem::SettingsError;
 use crate::settings::redis::deployment::URL_FLAG;
 use crate::settings::value::SettingValue as _;
@@ -180,16 +180,16 @@ pub(super) fn build_progress_bar(paths: &[PathBuf]) -> ProgressBar {
 ///
 /// # Errors
 /// The variables or the URL have problems, or name no Redis. Problems of a flag name the flag.
-pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<StreamSettings, String> {
+pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<RedisStreamSettings, String> {
     if key.is_empty() || key.contains(',') || key.trim() != key {
         return Err(format!("'{key}' is not the key of a stream: give one without commas, and no blanks around it"));
     }
-    let has_own_redis = url.is_some() || env::var_os(STREAM_URL).is_some_and(|url| !url.is_empty());
-    let is_replaced = |name: &OsString| name == STREAM_SINK || (name == STREAM_URL && url.is_some());
+    let has_own_redis = url.is_some() || env::var_os(STREAM_URL_VARIABLE).is_some_and(|url| !url.is_empty());
+    let is_replaced = |name: &OsString| name == STREAM_SINK_VARIABLE || (name == STREAM_URL_VARIABLE && url.is_some());
     let is_used = |name: &OsString| name.to_str().is_some_and(|name| is_stream_variable(name, has_own_redis));
     let mut vars: Vec<_> = env::vars_os().filter(|(name, _)| is_used(name) && !is_replaced(name)).collect();
-    vars.push((STREAM_SINK.into(), format!("redis:{key}").into()));
-    vars.extend(url.map(|url| (STREAM_URL.into(), url.into())));
+    vars.push((STREAM_SINK_VARIABLE.into(), format!("redis:{key}").into()));
+    vars.extend(url.map(|url| (STREAM_URL_VARIABLE.into(), url.into())));
     let settings = Settings::from_env(vars.into_iter());
     let (settings, _) = settings.map_err(|error| format_stream_problems(&error, key, url.is_some()))?;
     let mut sinks = settings.decision_log.into_iter().flat_map(|log| log.sinks);
@@ -204,8 +204,8 @@ pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<Strea
     }
 }
 
-const STREAM_SINK: &str = "TOLLKEEPER_DECISION_LOG";
-const STREAM_URL: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
+const STREAM_SINK_VARIABLE: &str = "TOLLKEEPER_DECISION_LOG";
+const STREAM_URL_VARIABLE: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
 
 /// Returns `true` for the variables from which the Redis of a stream is read: its own one, or that of the counters.
 fn is_stream_variable(name: &str, has_own_redis: bool) -> bool {
@@ -218,8 +218,10 @@ fn is_stream_variable(name: &str, has_own_redis: bool) -> bool {
 /// Formats problems of the environment, with the flag instead of a variable that stands for it.
 fn format_stream_problems(error: &SettingsError, key: &str, has_url_flag: bool) -> String {
     let problems = error.problems.iter().map(|problem| match problem.name.as_str() {
-        STREAM_SINK => format!("stream '{key}': {}; {}", problem.what, problem.fix),
-        STREAM_URL if has_url_flag => format!("{URL_FLAG}={}: {}; {}", problem.shown, problem.what, problem.fix),
+        STREAM_SINK_VARIABLE => format!("stream '{key}': {}; {}", problem.what, problem.fix),
+        STREAM_URL_VARIABLE if has_url_flag => {
+            format!("{URL_FLAG}={}: {}; {}", problem.shown, problem.what, problem.fix)
+        }
         _ => problem.to_string(),
     });
     problems.collect::<Vec<_>>().join("\n")

@@ -19,7 +19,7 @@ use crate::base::pb::RateLimitDescriptor;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
-use crate::decide::log::stream::input::{EntryRange, StreamInput};
+use crate::decide::log::redis_stream::input::{EntryRange, StreamInput};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
@@ -27,7 +27,7 @@ use crate::settings::value::number::DurationRange;
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
 use crate::tools::why::ban_history::BanFacts;
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
-use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_origin};
+use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_limit_origin};
 use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
 use crate::tools::why::slot_history::{HeldSlot, HeldSlots};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
@@ -48,7 +48,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME")]
     at: Option<AskedTime>,
     /// Time to show before and after --at
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_window, requires = "at")]
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_window_duration, requires = "at")]
     window: Duration,
     /// Show admitted requests too
     #[arg(long)]
@@ -79,7 +79,7 @@ Examples:
 
 Exit codes: 0 requests were found, 1 none were found or a log cannot be read, 2 invalid usage.";
 
-fn parse_window(text: &str) -> Result<Duration, String> {
+fn parse_window_duration(text: &str) -> Result<Duration, String> {
     const WINDOW_RANGE: DurationRange = DurationRange::new(Duration::from_millis(1), Duration::from_secs(366 * 86_400));
     parse_duration(text, &WINDOW_RANGE)
 }
@@ -142,7 +142,7 @@ fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
             is_partial = range.bounds().is_some();
             let entries = range
                 .bounds()
-                .map_or(EntryRange::ALL, |range| EntryRange::around_decisions(range.from_us, range.to_us));
+                .map_or(EntryRange::ALL, |range| EntryRange::around_decision_times(range.from_us, range.to_us));
             let input = StreamInput::open(&settings, entries).map_err(|error| in_stream(error.to_string()))?;
             RecordReader::new(text, bar.wrap_read(input))
         }
@@ -335,7 +335,8 @@ fn format_recorded_descriptor(descriptor: &DescriptorRecord<'_>) -> String {
         hits if hits < 0 => format!("refund of {}", format_with_noun(hits.unsigned_abs(), "hit")),
         hits => format_with_noun(hits.unsigned_abs(), "hit"),
     };
-    let mut text = format!("{hits}: {}, {}", descriptor.verdict.name(), escape_unprintable(&format_origin(descriptor)));
+    let mut text =
+        format!("{hits}: {}, {}", descriptor.verdict.name(), escape_unprintable(&format_limit_origin(descriptor)));
     if descriptor.unlimited {
         text += ", unlimited";
     }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::config_node::ConfigNode;
 use crate::base::named_enum::{named_enum, serialize_by_name};
-use crate::rules::acknowledged::AcknowledgedLines;
+use crate::rules::acknowledged_warnings::AcknowledgedLines;
 
 /// Maximum number of findings that are kept.
 const MAX_FINDINGS: usize = 1000;
@@ -250,7 +250,7 @@ impl EnvoyFindings {
     pub(super) fn new(file: ReportedFile<'_>) -> Self {
         Self {
             file: file.name,
-            acknowledged_lines: AcknowledgedLines::find(file.text),
+            acknowledged_lines: AcknowledgedLines::from_text(file.text),
             seen: HashSet::new(),
             kept: Vec::new(),
             counts: BTreeMap::new(),

@@ -8,7 +8,7 @@ use super::config_node::ConfigNode;
 use super::descriptors::LimitEntry;
 use super::finding::{EnvoyCheck, EnvoyFindings};
 use crate::base::clock::to_micros;
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 use crate::limit::DEFAULT_ENVOY_TIMEOUT_US;
 use crate::rules::rule::near_miss::PossibleEntry;
 use crate::rules::rule::set::{DomainRules, RuleSet};
@@ -71,7 +71,7 @@ fn find_domain<'r>(
     if let Some(domain) = rules.domain(name) {
         return Some(domain);
     }
-    let shown = |name: &str| truncate_printable(name, MAX_TEXT_CHARS);
+    let shown = |name: &str| truncate_and_escape(name, MAX_TEXT_CHARS);
     let near = rules.find_similar_domain(name).map(|near| format!("did you mean `domain: {}`?", shown(near)));
     found.report_with_fix(EnvoyCheck::DomainUnknown, node, format!("no rule has the domain '{}'", shown(name)), near);
     None
@@ -143,7 +143,7 @@ impl RuleChecker<'_> {
 
 /// Writes `key=value,key=...`.
 fn describe_entries(entries: &[PossibleEntry<'_>]) -> String {
-    let text = |bytes: &[u8]| truncate_printable(&String::from_utf8_lossy(bytes), MAX_TEXT_CHARS);
+    let text = |bytes: &[u8]| truncate_and_escape(&String::from_utf8_lossy(bytes), MAX_TEXT_CHARS);
     let written = entries.iter().map(|entry| {
         let value = entry.value.map_or_else(|| "...".to_owned(), text);
         format!("{}={value}", text(entry.key))
@@ -161,7 +161,7 @@ fn check_queue(filter: &ConfigNode<'_, '_>, domain: &DomainRules, rules: &RuleSe
     let Some((wait_us, rule)) = longest.max_by_key(|(wait_us, _)| *wait_us) else { return };
     if wait_us > read_timeout_us(filter) {
         let node = filter.field("timeout").unwrap_or_else(|| filter.clone());
-        let (rule, wait_ms) = (truncate_printable(&rule.path, MAX_TEXT_CHARS), wait_us / 1000);
+        let (rule, wait_ms) = (truncate_and_escape(&rule.path, MAX_TEXT_CHARS), wait_us / 1000);
         found.report(EnvoyCheck::QueueBeyondTimeout, &node, format!("the queue of '{rule}' lasts {wait_ms} ms"));
     }
 }

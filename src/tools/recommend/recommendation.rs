@@ -5,13 +5,13 @@
 
 use super::demand::{ChargeSequence, ExistingLimit, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, PeakUseResults, SmallestLimit};
-use super::smallest_limit::{SmallestLimitByKey, admits_all, find_smallest_by_key};
+use super::smallest_limit::{SmallestLimitByKey, admits_all, find_smallest_limit_by_key};
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey};
 use crate::limit::ban::Ban;
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::Hits;
-use crate::limit::window::{Window, WindowSpec};
+use crate::limit::window::{CalendarWindows, WindowSpec};
 use crate::limit::{Limit, LimitSpec};
 
 /// Units of the candidate periods.
@@ -58,7 +58,7 @@ pub struct Recommendation {
     /// Periods that the traffic does not cover.
     pub left_out_periods: Vec<LeftOutPeriod>,
     /// Smallest limits, the recommended one first.
-    pub candidates: Vec<SmallestFamilyLimit>,
+    pub candidates: Vec<SmallestLimitOfFamily>,
     /// Rejected keys by `requests_per_unit`, for the first family with a limit, at its largest capacity.
     pub curve: Vec<CurvePoint>,
     /// The traffic is shorter than the period of the rule.
@@ -67,7 +67,7 @@ pub struct Recommendation {
 
 /// Smallest limit of a family that keeps the goal.
 #[derive(Clone, Copy, Debug)]
-pub struct SmallestFamilyLimit {
+pub struct SmallestLimitOfFamily {
     /// Family that was searched.
     pub family: LimitFamily,
     /// The limit; `None`: none rejects so few keys.
@@ -107,7 +107,7 @@ pub fn recommend_limits(
         let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
         let search = PeriodSearch { demand, allowed, first };
         for family in families {
-            let by_key = search.find_smallest_by_key(&family);
+            let by_key = search.find_smallest_limit_by_key(&family);
             let found = search.find_smallest_limit(family, &by_key);
             if curve.is_empty() && found.limit.is_some() {
                 curve = build_rejection_curve(&by_key);
@@ -162,10 +162,10 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
         capacity_factor,
         fixed_keys: FixedLimitFields {
             max_wait_us: limit.written_max_wait_us().filter(|_| algorithm == own),
-            calendar_months: limit.calendar_months(),
+            calendar_months: limit.follows_calendar_months(),
             window: limit
                 .window()
-                .map(Window::spec)
+                .map(CalendarWindows::spec)
                 .filter(|window| algorithm.properties().follows_calendar && window.applies_to(period)),
             ban: limit.ban(),
             log_max: asked.log_max,
@@ -187,37 +187,37 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
 
 impl PeriodSearch<'_> {
     /// Finds the smallest `requests_per_unit` of each key, at the largest capacity of the family.
-    fn find_smallest_by_key(&self, family: &LimitFamily) -> SmallestLimitByKey {
+    fn find_smallest_limit_by_key(&self, family: &LimitFamily) -> SmallestLimitByKey {
         let limit_of = |number| family.build_limit(number, None);
-        find_smallest_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
+        find_smallest_limit_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
     }
 
-    fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestLimitByKey) -> SmallestFamilyLimit {
+    fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestLimitByKey) -> SmallestLimitOfFamily {
         let rejects_all =
-            SmallestFamilyLimit { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
+            SmallestLimitOfFamily { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
         let Some(requests) = by_key.find_smallest_rejecting_at_most(self.allowed) else { return rejects_all };
-        if !family.has_capacity() {
+        if !family.has_capacity_key() {
             let limit = family.build_limit(requests, None);
-            return SmallestFamilyLimit { family, limit, rejected_keys: by_key.count_rejected_keys(requests) };
+            return SmallestLimitOfFamily { family, limit, rejected_keys: by_key.count_rejected_keys(requests) };
         }
         let largest = requests.saturating_mul(family.capacity_factor).max(1);
         let limit_of = |capacity| family.build_limit(requests, Some(capacity));
-        let by_key = find_smallest_by_key(self.demand, &self.first, largest, limit_of);
+        let by_key = find_smallest_limit_by_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
         let Some(capacity) = by_key.find_smallest_rejecting_at_most(self.allowed).map(|capacity| capacity.max(1))
         else {
             return rejects_all;
         };
         let limit = family.build_limit(requests, Some(capacity));
-        SmallestFamilyLimit { family, limit, rejected_keys: by_key.count_rejected_keys(capacity) }
+        SmallestLimitOfFamily { family, limit, rejected_keys: by_key.count_rejected_keys(capacity) }
     }
 }
 
 /// Keeps the first of equal limits with a capacity, then moves the first candidate that has a limit to the front.
-fn deduplicate_and_order_candidates(candidates: &mut Vec<SmallestFamilyLimit>) {
+fn deduplicate_and_order_candidates(candidates: &mut Vec<SmallestLimitOfFamily>) {
     let mut seen: Vec<Limit> = Vec::new();
     candidates.retain(|candidate| {
-        let Some(limit) = candidate.limit.filter(|_| candidate.family.has_capacity()) else { return true };
+        let Some(limit) = candidate.limit.filter(|_| candidate.family.has_capacity_key()) else { return true };
         let is_new = !seen.contains(&limit);
         seen.push(limit);
         is_new
@@ -265,9 +265,9 @@ fn thin_out_points(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
         .collect()
 }
 
-impl From<&SmallestFamilyLimit> for SmallestLimit {
-    fn from(candidate: &SmallestFamilyLimit) -> Self {
-        let SmallestFamilyLimit { family, limit, rejected_keys } = candidate;
+impl From<&SmallestLimitOfFamily> for SmallestLimit {
+    fn from(candidate: &SmallestLimitOfFamily) -> Self {
+        let SmallestLimitOfFamily { family, limit, rejected_keys } = candidate;
         let capacity = |kind: CapacityRuleKey| {
             limit.filter(|limit| limit.algorithm().properties().capacity == kind).map(|limit| limit.capacity())
         };
@@ -277,7 +277,7 @@ impl From<&SmallestFamilyLimit> for SmallestLimit {
             requests_per_unit: limit.map(|limit| limit.requests_per_unit()),
             bucket_size: capacity(CapacityRuleKey::BucketSize),
             queue_size: capacity(CapacityRuleKey::QueueSize),
-            capacity_factor: family.has_capacity().then_some(family.capacity_factor),
+            capacity_factor: family.has_capacity_key().then_some(family.capacity_factor),
             rejected_keys: *rejected_keys,
             rejected_keys_share: 0.0,
             verified: None,
@@ -337,7 +337,7 @@ impl LimitFamily {
     }
 
     /// True if the limit has a bucket or a queue of its own size.
-    pub const fn has_capacity(&self) -> bool {
+    pub const fn has_capacity_key(&self) -> bool {
         self.algorithm.properties().capacity.rule_file_key().is_some()
     }
 

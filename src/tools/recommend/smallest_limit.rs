@@ -18,7 +18,7 @@ use crate::limit::charge::ChargeRequest;
 pub struct SmallestLimitByKey(Vec<u64>);
 
 /// Number of a key that every limit rejects.
-const REJECTED_BY_ALL: u64 = u64::MAX;
+const ADMITTED_BY_NO_LIMIT: u64 = u64::MAX;
 
 /// Range of a search, and the first number to try.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub fn admits_all(limit: &Limit, sequence: &ChargeSequence) -> bool {
 /// Returns the smallest number whose limit admits every charge of the sequence; `None` if there is none.
 ///
 /// `limit_of` returns the limit of a number, and `None` for numbers that are too large.
-pub fn find_smallest_number(
+pub fn find_smallest_admitting_all(
     sequence: &ChargeSequence,
     range: SearchRange,
     limit_of: impl Fn(u32) -> Option<Limit>,
@@ -80,7 +80,7 @@ pub fn find_smallest_number(
 /// Finds the smallest number for each key, on all processors.
 ///
 /// `first` are the numbers to try first, one for each sequence.
-pub fn find_smallest_by_key(
+pub fn find_smallest_limit_by_key(
     demand: &LimitDemand,
     first: &[u32],
     max: u32,
@@ -91,8 +91,8 @@ pub fn find_smallest_by_key(
     let limit_of = &limit_of;
     let search = move |sequences: &[ChargeSequence], first: &[u32]| -> Vec<u64> {
         let one = |(sequence, first): (&ChargeSequence, &u32)| {
-            find_smallest_number(sequence, SearchRange { first: *first, max }, limit_of)
-                .map_or(REJECTED_BY_ALL, u64::from)
+            find_smallest_admitting_all(sequence, SearchRange { first: *first, max }, limit_of)
+                .map_or(ADMITTED_BY_NO_LIMIT, u64::from)
         };
         sequences.iter().zip(first).map(one).collect()
     };
@@ -101,7 +101,9 @@ pub fn find_smallest_by_key(
         let handles: Vec<_> = parts.map(|(sequences, first)| scope.spawn(move || search(sequences, first))).collect();
         // A thread that panicked has printed why; its keys then count as never admitted.
         let results = handles.into_iter().zip(demand.sequences.chunks(part));
-        results.flat_map(|(handle, part)| handle.join().unwrap_or_else(|_| vec![REJECTED_BY_ALL; part.len()])).collect()
+        results
+            .flat_map(|(handle, part)| handle.join().unwrap_or_else(|_| vec![ADMITTED_BY_NO_LIMIT; part.len()]))
+            .collect()
     });
     let mut by_key = vec![0; demand.keys];
     for (sequence, number) in demand.sequences.iter().zip(found) {

@@ -141,7 +141,7 @@ impl CandidateInserter {
             return Arc::clone(&known.after);
         }
         let mut after = RuleSet::new(rules.to_edited_domains(|rule| self.insert_candidates_into_rule(rule)));
-        after.share_tables(rules);
+        after.use_table_rows_of(rules);
         let after = Arc::new(after);
         self.edited.push(RulesWithCandidates { before: Arc::clone(rules), after: Arc::clone(&after) });
         after

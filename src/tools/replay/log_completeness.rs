@@ -103,7 +103,7 @@ impl SequenceCheck {
         let added = process.add_number(record.seq, has_room);
         self.chunks += usize::from(added.is_new_chunk);
         if added.is_new {
-            process.check_record_order(record.seq, record.order_time());
+            process.track_record_order(record.seq, record.order_time());
         } else {
             process.repeated += 1;
         }
@@ -158,7 +158,7 @@ impl ProcessSequence {
     }
 
     /// Counts a record as late if it comes after later ones; extends the bounds.
-    fn check_record_order(&mut self, number: u64, at: Time) {
+    fn track_record_order(&mut self, number: u64, at: Time) {
         let Some(bounds) = &mut self.bounds else {
             self.bounds = Some(NumberSpan { from: number, to: number });
             self.highest_at = at;
@@ -196,12 +196,12 @@ impl ProcessSequence {
     fn find_first_gap(&self) -> NumberSpan {
         let Some(NumberSpan { from, to }) = self.bounds else { return NumberSpan { from: 0, to: 0 } };
         let first = if self.has_start { 1 } else { from };
-        let start = self.find_first_number(first, to, false);
-        NumberSpan { from: start, to: self.find_first_number(start, to, true) - 1 }
+        let start = self.find_first_occurring_or_missing(first, to, false);
+        NumberSpan { from: start, to: self.find_first_occurring_or_missing(start, to, true) - 1 }
     }
 
     /// First number of `from..=to` that occurred, or that did not; `to` if there is none.
-    fn find_first_number(&self, from: u64, to: u64, occurred: bool) -> u64 {
+    fn find_first_occurring_or_missing(&self, from: u64, to: u64, occurred: bool) -> u64 {
         let mut number = from;
         while number < to {
             let chunk = number / NUMBERS_PER_CHUNK;

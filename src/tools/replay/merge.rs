@@ -34,7 +34,7 @@ enum DecoderMessage {
 
 /// All traffic, in order.
 pub struct MergedTraffic {
-    files: Vec<DecodedFile>,
+    files: Vec<FileBeingDecoded>,
     /// Next event of each file but the current one; unused for a single file.
     heads: BinaryHeap<Reverse<NextEventOfFile>>,
     /// File of the last event.
@@ -47,7 +47,7 @@ pub struct MergedTraffic {
 }
 
 /// A file that is decoded.
-struct DecodedFile {
+struct FileBeingDecoded {
     batches: Receiver<DecoderMessage>,
     batch: Vec<TrafficEvent>,
     /// Index of the next event in the batch.
@@ -95,7 +95,7 @@ impl MergedTraffic {
             let (sender, batches) = sync_channel(MAX_WAITING_BATCHES);
             // The thread ends when its file does, or when the receiver is dropped.
             thread::spawn(move || decode_file(source, &sender));
-            DecodedFile { batches, batch: Vec::new(), next: 0, last: EventOrder::default(), clock_offset_us: 0 }
+            FileBeingDecoded { batches, batch: Vec::new(), next: 0, last: EventOrder::default(), clock_offset_us: 0 }
         });
         Ok(Self {
             files: files.collect(),
@@ -146,7 +146,7 @@ impl MergedTraffic {
         }
         let file = if self.files.len() == 1 { 0 } else { self.heads.pop().map_or(0, |Reverse(head)| head.file) };
         self.current = Some(file);
-        let DecodedFile { batch, next, .. } = &self.files[file];
+        let FileBeingDecoded { batch, next, .. } = &self.files[file];
         Ok((*next < batch.len()).then_some(EventPosition { file, index: *next }))
     }
 
@@ -158,7 +158,7 @@ impl MergedTraffic {
         let open = &mut self.files[file];
         let order = match &open.batch[open.next] {
             TrafficEvent::Request(request) => {
-                let at = match request.last_charge_time() {
+                let at = match request.last_charge_time_in_redis() {
                     Some(at) => {
                         let [redis_us, own_us] = [at, request.arrival].map(|time| time.as_micros().cast_signed());
                         open.clock_offset_us = redis_us.wrapping_sub(own_us);
@@ -206,7 +206,7 @@ fn decode_file(mut source: TrafficSource, sender: &SyncSender<DecoderMessage>) {
             Ok(Some(event)) => {
                 batch.push(event);
                 if batch.len() == EVENTS_PER_BATCH {
-                    source.copy_shared_text();
+                    source.reallocate_shared_text();
                     let full = std::mem::replace(&mut batch, Vec::with_capacity(EVENTS_PER_BATCH));
                     if sender.send(DecoderMessage::Batch(full)).is_err() {
                         return;

@@ -71,7 +71,7 @@ impl RecordConverter {
     }
 
     /// Copies the texts that requests share, so that later requests share a new reference counter.
-    pub(super) fn copy_shared_text(&mut self) {
+    pub(super) fn reallocate_shared_text(&mut self) {
         self.process = Arc::from(&*self.process);
         self.domain = Arc::from(&*self.domain);
         self.rules_id = Arc::from(&*self.rules_id);
@@ -254,8 +254,8 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     // A candidate's result may come after the answer, and be absent.
     let deciding = record.limits.iter().filter(|limit| !limit.candidate);
     descriptor.admitted = deciding.filter_map(|limit| Some(limit.result?.admitted)).collect();
-    descriptor.plan = recorded_plan(record);
-    descriptor.slot = record.slot.as_ref().and_then(SlotRecord::to_use);
+    descriptor.plan = convert_plan(record);
+    descriptor.slot = record.slot.as_ref().and_then(SlotRecord::to_slot_use);
     request.push_descriptor(descriptor);
     let entries = record.entries.iter().map(decode_entry).collect::<Result<Option<SmallVec<[_; 4]>>, String>>()?;
     // Without entries it matches no rule.
@@ -266,7 +266,7 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
 }
 
 /// The plan that a table chose for a descriptor.
-fn recorded_plan(record: &DescriptorRecord<'_>) -> Option<RecordedPlan> {
+fn convert_plan(record: &DescriptorRecord<'_>) -> Option<RecordedPlan> {
     let name: Box<str> = (&**record.rule.as_ref()?.plan.as_ref()?).into();
     let limit = record.limits.first().filter(|_| *name == *OWN_LIMIT_NAME);
     let own = limit.and_then(|limit| {
@@ -318,7 +318,7 @@ impl RuleSetCache {
         let options = CompileOptions { rule_defaults: Arc::new(source.defaults), ..options };
         let compiled = source.rules.compile(&options).map_err(|problems| with_errors(problems.to_string()))?;
         let mut compiled = RuleSet::new(compiled.domains);
-        compiled.keep_recorded_plans();
+        compiled.switch_to_recorded_plans();
         let compiled = Arc::new(compiled);
         known.insert(key, Arc::clone(&compiled));
         Ok(compiled)

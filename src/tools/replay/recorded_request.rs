@@ -159,12 +159,12 @@ impl RecordedRequest {
     }
 
     /// Time of the last charge by the clock of Redis, which all processes share; `None` if no charge has one.
-    pub fn last_charge_time(&self) -> Option<Time> {
+    pub fn last_charge_time_in_redis(&self) -> Option<Time> {
         self.descriptors.iter().filter_map(|descriptor| descriptor.charged_at).max()
     }
 
     /// Time of the last charge, or else the arrival.
     pub fn order_time(&self) -> Time {
-        self.last_charge_time().unwrap_or(self.arrival)
+        self.last_charge_time_in_redis().unwrap_or(self.arrival)
     }
 }

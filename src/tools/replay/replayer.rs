@@ -226,7 +226,7 @@ impl Replayer {
             store: StoreContext { now: recorded.arrival, deadline: None, span_ref: None, charge_times: &charge_times },
             slots: SlotCaller { recorded: &slots, ..SlotCaller::default() },
         };
-        let answer = match counters.decider.decide_with_results(context, request, observe) {
+        let answer = match counters.decider.decide_synchronously_with_observer(context, request, observe) {
             Ok(decision) => {
                 let Decision { over_limit, shadowed, .. } = decision;
                 let over_limit = over_limit || recorded.is_blocked;

@@ -121,7 +121,7 @@ struct FieldMapWithRowCounts<'r> {
 
 impl FieldMapWithRowCounts<'_> {
     /// Builds the request of a row.
-    fn build_row(&mut self, values: &FieldValues<'_>) -> Result<RowOutcome, String> {
+    fn build_request_from_row(&mut self, values: &FieldValues<'_>) -> Result<RowOutcome, String> {
         *self.rows += 1;
         for (absent, value) in self.absent.iter_mut().zip(values) {
             *absent += u64::from(value.is_none());
@@ -165,7 +165,7 @@ impl CsvRows {
         }
         let value = |column: &usize| self.record.get(*column).filter(|text| !is_absent_value(text)).map(Cow::Borrowed);
         let values: Vec<_> = self.columns.iter().map(value).collect();
-        map.build_row(&values)
+        map.build_request_from_row(&values)
     }
 }
 
@@ -196,7 +196,7 @@ fn read_json_row(
         // The last line of a log that is still written.
         Err(_) if !buffer.ends_with(b"\n") => Ok(RowOutcome::End),
         Err(error) => Err(format!("not a JSON object: {error}")),
-        Ok(values) => map.build_row(&values),
+        Ok(values) => map.build_request_from_row(&values),
     }
 }
 

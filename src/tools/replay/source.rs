@@ -17,8 +17,8 @@ use super::row_reader::{RowError, RowReader};
 use crate::base::clock::Time;
 use crate::decide::log::reader::{ReadError, RecordReader, decompress_input};
 use crate::decide::log::record::Record;
-use crate::decide::log::stream::input::{EntryRange, StreamInput};
-use crate::settings::decision_log::StreamSettings;
+use crate::decide::log::redis_stream::input::{EntryRange, StreamInput};
+use crate::settings::decision_log::RedisStreamSettings;
 use crate::settings::decisions::DecisionSettings;
 
 /// Location of traffic.
@@ -27,7 +27,7 @@ pub enum TrafficLocation {
     /// A file; `-` is standard input.
     File(PathBuf),
     /// A stream in Redis.
-    Stream(Box<StreamSettings>),
+    Stream(Box<RedisStreamSettings>),
 }
 
 /// Element of a file of traffic.
@@ -224,9 +224,9 @@ impl TrafficSource {
     }
 
     /// Copies the text that requests share, so that this thread and that of earlier requests do not share its counter.
-    pub(super) fn copy_shared_text(&mut self) {
+    pub(super) fn reallocate_shared_text(&mut self) {
         if let SourceFormat::Log(log) = &mut self.format {
-            log.converter.copy_shared_text();
+            log.converter.reallocate_shared_text();
         }
     }
 

@@ -60,7 +60,7 @@ const METRICS: [(&str, ConditionMetric); 6] = [
 const COMPARISONS: [(&str, Comparison); 4] =
     [(">=", Comparison::AtLeast), ("<=", Comparison::AtMost), (">", Comparison::Above), ("<", Comparison::Below)];
 /// Path that stands for all requests.
-const ALL_REQUESTS: &str = "*";
+const ALL_REQUESTS_PATH: &str = "*";
 
 /// The error completes a sentence that begins with the condition, and shows the fix.
 impl FromStr for FailCondition {
@@ -93,10 +93,10 @@ impl FromStr for FailCondition {
         if is_percentage && metric == ConditionMetric::LongestRun {
             return Err("longest_run is a number of requests (leave out the %)".to_owned());
         }
-        if metric != ConditionMetric::Rejected && limit_path == ALL_REQUESTS && !metric.applies_to_all_requests() {
+        if metric != ConditionMetric::Rejected && limit_path == ALL_REQUESTS_PATH && !metric.applies_to_all_requests() {
             return Err("this metric needs a limit (write its path, such as shop.login)".to_owned());
         }
-        let limit_path = (limit_path != ALL_REQUESTS).then(|| limit_path.to_owned());
+        let limit_path = (limit_path != ALL_REQUESTS_PATH).then(|| limit_path.to_owned());
         Ok(Self { text: text.to_owned(), metric, limit_path, comparison, threshold, is_percentage })
     }
 }

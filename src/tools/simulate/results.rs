@@ -375,7 +375,7 @@ fn build_limit_results(new: Option<&ReplayTally>, old: Option<&ReplayTally>) -> 
 }
 
 /// Lists limits with those first that differ between the rule sets.
-pub fn list_changed_first(limits: &[LimitResults]) -> Vec<&LimitResults> {
+pub fn list_changed_limits_first(limits: &[LimitResults]) -> Vec<&LimitResults> {
     let (changed, others): (Vec<_>, Vec<_>) = limits.iter().partition(|limit| limit.change.is_some());
     [changed, others].concat()
 }
@@ -463,7 +463,7 @@ fn build_timeline(new: Option<&Timeline>, old: Option<&Timeline>) -> TimelineRes
     }
     let rejected = |timeline: &Timeline| timeline.spans().iter().map(|span| span.rejected).collect();
     TimelineResults {
-        start: new.start().to_string(),
+        start: new.start_time().to_string(),
         span_seconds: new.span_length_us() / 1_000_000,
         requests: new.spans().iter().map(|span| span.requests).collect(),
         rejected: rejected(&new),

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::tally::{DescriptorRejection, DescriptorRejections, ReplayTally};
 use crate::base::clock::Time;
-use crate::decide::results::{DescriptorResults, plain_key_text};
+use crate::decide::results::{DescriptorResults, descriptor_key_text};
 use crate::limit::request::Request;
 use crate::limit::{Consistency, Limit};
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
@@ -209,7 +209,7 @@ impl Simulation {
     }
 
     /// Drops the replay of the recorded rules if the traffic had none. Returns true if it did.
-    pub fn discard_replay_without_rules(&mut self) -> bool {
+    pub fn discard_replay_if_rules_unknown(&mut self) -> bool {
         let lacks_recorded_rules = self.old.as_ref().is_some_and(|old| old.lacks_recorded_rules(self.requests));
         if lacks_recorded_rules {
             self.old = None;
@@ -235,7 +235,7 @@ fn add_rejected_keys<'d>(
         sketch.add_count(id, 1, 0, |label| {
             *label = Some(KeyWithRejectingLimit {
                 limit: by,
-                text: rejection.shared_key.clone().unwrap_or_else(|| plain_key_text(request, index)),
+                text: rejection.shared_key.clone().unwrap_or_else(|| descriptor_key_text(request, index)),
             });
         });
     }

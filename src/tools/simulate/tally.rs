@@ -293,12 +293,18 @@ impl LimitTally {
     }
 
     /// Counts the key of a charge. `text` is called if the key has a new longest run.
-    pub fn add_key(&mut self, path: u128, change: Option<KeyChange>, rejected: bool, text: impl FnOnce() -> Arc<str>) {
+    pub fn add_key(
+        &mut self,
+        path: u128,
+        change: Option<ChargeEffectOnKey>,
+        rejected: bool,
+        text: impl FnOnce() -> Arc<str>,
+    ) {
         self.keys.add_key(path, change.map(|change| change.is_new));
         if rejected {
             self.rejected_keys.add_key(path, change.map(|change| change.is_first_rejection));
         }
-        let Some(KeyChange { run, .. }) = change else { return };
+        let Some(ChargeEffectOnKey { run, .. }) = change else { return };
         if run > self.longest_run {
             self.longest_run = run;
             if self.longest_run_path != path {
@@ -356,7 +362,7 @@ struct KeyRejections {
 
 /// Changes that a charge makes to its key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KeyChange {
+pub struct ChargeEffectOnKey {
     /// First charge of the key.
     pub is_new: bool,
     /// First rejection of the key.
@@ -392,7 +398,7 @@ impl KeyRejectionTallies {
     }
 
     /// Counts a charge; `None` if the key is beyond the bound.
-    pub fn add_charge(&mut self, key: KeyId, at: Time, rejected: bool) -> Option<KeyChange> {
+    pub fn add_charge(&mut self, key: KeyId, at: Time, rejected: bool) -> Option<ChargeEffectOnKey> {
         let is_full = self.keys.len() >= self.max_keys;
         let tally = if is_full { self.keys.get_mut(&key.0) } else { Some(self.keys.entry(key.0).or_default()) };
         let Some(tally) = tally else {
@@ -402,7 +408,7 @@ impl KeyRejectionTallies {
         let is_new = !std::mem::replace(&mut tally.is_known, true);
         if !rejected {
             tally.run = 0;
-            return Some(KeyChange { is_new, ..KeyChange::default() });
+            return Some(ChargeEffectOnKey { is_new, ..ChargeEffectOnKey::default() });
         }
         if tally.run == 0 {
             tally.run_start_us = at.as_micros();
@@ -410,6 +416,6 @@ impl KeyRejectionTallies {
         tally.run = tally.run.saturating_add(1);
         let is_first_rejection = !std::mem::replace(&mut tally.was_rejected, true);
         let duration_us = at.since_us(Time::from_micros(tally.run_start_us));
-        Some(KeyChange { is_new, is_first_rejection, run: RejectionRun { requests: tally.run, duration_us } })
+        Some(ChargeEffectOnKey { is_new, is_first_rejection, run: RejectionRun { requests: tally.run, duration_us } })
     }
 }

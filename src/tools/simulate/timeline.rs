@@ -69,7 +69,7 @@ impl Timeline {
     }
 
     /// Start of the first span.
-    pub const fn start(&self) -> Time {
+    pub const fn start_time(&self) -> Time {
         self.start
     }
 

@@ -15,9 +15,9 @@ const MAX_RULE_SETS: usize = 1000;
 
 /// Order of entries in the asked domain, by the id of the rule set.
 #[derive(Debug, Default)]
-pub(super) struct AnyOrderRules(HashMap<String, EntryOrder>);
+pub(super) struct EntryOrderByRuleSet(HashMap<String, EntryOrder>);
 
-impl AnyOrderRules {
+impl EntryOrderByRuleSet {
     /// Takes note of the rules of a header. Rules that cannot be compiled here count as those with one order.
     pub(super) fn add_header(&mut self, header: &HeaderRecord, domain: &str) {
         let Some(rules) = &header.rules else { return };
@@ -34,7 +34,7 @@ impl AnyOrderRules {
     }
 
     /// Order of entries under a rule set.
-    pub(super) fn order_under(&self, rules: &str) -> EntryOrder {
+    pub(super) fn entry_order_under(&self, rules: &str) -> EntryOrder {
         self.0.get(rules).copied().unwrap_or_default()
     }
 }

@@ -37,7 +37,7 @@ pub enum Likeness {
 impl<'a> AskedDescriptor<'a> {
     /// Creates the descriptor; `hash` is the form of hashed values, if their key is known.
     pub fn new(domain: &'a str, entries: &[Entry<'a>], hash: Option<&ValueForm>) -> Self {
-        let plain = entries.iter().map(EntryRecord::from_plain_entry).collect();
+        let plain = entries.iter().map(EntryRecord::with_plain_value).collect();
         let hashed = hash.map(|hash| entries.iter().map(|entry| hash.build_entry_record(entry)).collect());
         Self { domain, plain, hashed }
     }

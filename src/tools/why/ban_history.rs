@@ -59,7 +59,7 @@ pub(super) fn limit_id(descriptor: &DescriptorRecord<'_>, at: usize) -> LimitId 
 }
 
 /// Time of a charge by the clock of its counter.
-pub(super) fn charged_us(decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) -> u64 {
+pub(super) fn charge_time_us(decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) -> u64 {
     descriptor.now_us.unwrap_or(decision.time_us)
 }
 
@@ -71,7 +71,7 @@ impl BanHistory {
             if is_within_ban(limit) || self.kept == MAX_KEPT_REJECTIONS {
                 continue;
             }
-            let kept = KeptRejection { at_us: charged_us(decision, descriptor), begins_ban: result.banned_us > 0 };
+            let kept = KeptRejection { at_us: charge_time_us(decision, descriptor), begins_ban: result.banned_us > 0 };
             self.rejections.entry(limit_id(descriptor, at)).or_default().push(kept);
             self.kept += 1;
         }
@@ -88,7 +88,7 @@ impl BanHistory {
         let result = limit.result.filter(|result| result.banned_us > 0)?;
         let text = limit.ban.as_ref()?;
         let ban = Ban::from_text(text)?;
-        let until_us = charged_us(decision, descriptor).saturating_add(result.banned_us);
+        let until_us = charge_time_us(decision, descriptor).saturating_add(result.banned_us);
         let since_us = until_us.saturating_sub(ban.length_us());
         let of_limit = self.rejections.get(&limit_id(descriptor, at)).map_or(&[][..], Vec::as_slice);
         let mut before: Vec<_> =
@@ -97,14 +97,14 @@ impl BanHistory {
         // An earlier ban used up the rejections before its own beginning.
         let is_earlier = |kept: &KeptRejection| kept.begins_ban && kept.at_us.saturating_add(TOLERANCE_US) < since_us;
         let first = before.iter().rposition(is_earlier).map_or(0, |earlier| earlier + 1);
-        let after = usize::try_from(ban.after()).unwrap_or(usize::MAX);
+        let after = usize::try_from(ban.rejections_before_ban()).unwrap_or(usize::MAX);
         let own = &before[first.max(before.len().saturating_sub(after))..];
         let named = &own[own.len().saturating_sub(MAX_NAMED_REJECTIONS)..];
         Some(BanFacts {
             since: format_time(since_us),
             until: format_time(until_us),
             ban: text.to_string(),
-            after: ban.after(),
+            after: ban.rejections_before_ban(),
             found: own.len(),
             rejections: named.iter().map(|kept| format_time(kept.at_us)).collect(),
         })

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::any_order::AnyOrderRules;
+use super::any_order::EntryOrderByRuleSet;
 use super::asked_descriptor::{AskedDescriptor, Likeness, NearestDescriptors, format_entries};
 use super::ban_history::BanHistory;
 use super::rejection;
@@ -51,7 +51,7 @@ pub struct DescriptorHistory<'q> {
     /// Slots that were taken and freed.
     pub(super) slots: SlotHistory,
     /// Rule sets under which the domain takes entries in any order.
-    any_order: AnyOrderRules,
+    any_order: EntryOrderByRuleSet,
     /// Problems of the logs.
     pub(super) problems: Vec<String>,
 }
@@ -134,7 +134,7 @@ impl<'q> DescriptorHistory<'q> {
             nearest,
             bans: BanHistory::default(),
             slots: SlotHistory::default(),
-            any_order: AnyOrderRules::default(),
+            any_order: EntryOrderByRuleSet::default(),
             problems: Vec::new(),
         }
     }
@@ -157,7 +157,7 @@ impl<'q> DescriptorHistory<'q> {
             Record::Header(header) => header.time_us,
             Record::Dropped(dropped) => dropped.time_us,
         };
-        if self.range.observe_time(time_us) {
+        if self.range.move_to_day_of(time_us) {
             self.kept.clear();
             self.counts = RangeCounts::default();
             self.headers.clear_rule_changes();
@@ -220,7 +220,7 @@ impl<'q> DescriptorHistory<'q> {
     fn find_asked_positions(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
         let is_domain = *decision.domain == *self.asked.domain;
         let mut positions = SmallVec::new();
-        let order = self.any_order.order_under(&decision.rules);
+        let order = self.any_order.entry_order_under(&decision.rules);
         for (index, descriptor) in decision.descriptors.iter().enumerate() {
             match (is_domain, self.asked.compare_descriptor(descriptor, order)) {
                 (true, Likeness::Same) => positions.push(index),

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use super::time_range::format_time;
 use crate::decide::log::record::{
-    BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, GlobalRecord, LimitRecord, OverrideRecord,
+    BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, GlobalScopeRecord, LimitRecord, OverrideRecord,
     RecordedVerdict, RuleRecord,
 };
-use crate::limit::StorePolicy;
+use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
@@ -38,7 +38,7 @@ pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     for (key, value) in [("window", &limit.window), ("ban", &limit.ban), ("active", &limit.active)] {
         text += &value.as_ref().map_or_else(String::new, |value| format!(", {key} {}", &**value));
     }
-    if let Some(GlobalRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
+    if let Some(GlobalScopeRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
         let reserve = format_milli_percent(reserve_milli_percent);
         let policy = on_region_loss.name();
         text += &format!(", scope global, reserve {reserve}, max_overshoot {max_overshoot}, on_region_loss {policy}");
@@ -60,7 +60,7 @@ pub fn format_rule(rule: &RuleRecord<'_>) -> String {
 }
 
 /// Formats the origin of the limits of a descriptor.
-pub fn format_origin(descriptor: &DescriptorRecord<'_>) -> String {
+pub fn format_limit_origin(descriptor: &DescriptorRecord<'_>) -> String {
     if let Some(BlockRecord { key, until_us, reason }) = &descriptor.block {
         return format!("the block of {} until {}: {}", &**key, format_time(*until_us), &**reason);
     }
@@ -88,7 +88,7 @@ pub fn format_decider(descriptor: &DescriptorRecord<'_>) -> Option<String> {
 }
 
 fn format_policy(descriptor: &DescriptorRecord<'_>) -> String {
-    let policy = descriptor.policy.map_or("unknown", StorePolicy::name);
+    let policy = descriptor.policy.map_or("unknown", StoreFailurePolicy::name);
     let reason = descriptor.reason.as_ref().map_or("unknown", |reason| &**reason);
     format!("on_store_error: {policy}, as the store failed ({reason})")
 }
@@ -98,7 +98,7 @@ pub fn list_causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
     if descriptor.verdict != RecordedVerdict::OverLimit {
         return Vec::new();
     }
-    let origin = format_origin(descriptor);
+    let origin = format_limit_origin(descriptor);
     let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
     let suffix = if by_policy { format!(", {}", format_policy(descriptor)) } else { String::new() };
     let rejecting = descriptor.limits.iter().filter(|limit| limit_rejects(limit));

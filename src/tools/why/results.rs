@@ -277,7 +277,7 @@ fn describe_uncovered_range(history: &DescriptorHistory<'_>) -> Option<String> {
         return None;
     }
     let (first_us, last_us) = (log.first_us?, log.last_us?);
-    if history.range.is_unreached() {
+    if history.range.is_unreached_by_logs() {
         return Some(format!("the logs end before that time of day, at {}", format_time(last_us)));
     }
     let bounds = history.range.bounds()?;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::ban_history::{LimitId, charged_us, limit_id};
+use super::ban_history::{LimitId, charge_time_us, limit_id};
 use super::time_range::format_time;
 use crate::decide::log::record::{DecisionRecord, DescriptorRecord, LimitRecord, SlotRecord};
 use crate::limit::algorithm::Algorithm;
@@ -66,8 +66,8 @@ fn max_duration_us(limit: &LimitRecord<'_>) -> Option<u64> {
 impl SlotHistory {
     /// Keeps the slots that a descriptor took or freed.
     pub(super) fn add_descriptor(&mut self, decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) {
-        let Some(slot) = descriptor.slot.as_ref().and_then(SlotRecord::to_use) else { return };
-        let at_us = charged_us(decision, descriptor);
+        let Some(slot) = descriptor.slot.as_ref().and_then(SlotRecord::to_slot_use) else { return };
+        let at_us = charge_time_us(decision, descriptor);
         for (at, limit) in descriptor.limits.iter().enumerate() {
             let Some(max_duration_us) = max_duration_us(limit) else { continue };
             let ends_us = match limit.result.map(|result| result.slot) {
@@ -93,7 +93,7 @@ impl SlotHistory {
     ) -> Option<HeldSlots> {
         let limit = descriptor.limits.get(at)?;
         max_duration_us(limit)?;
-        let now_us = charged_us(decision, descriptor);
+        let now_us = charge_time_us(decision, descriptor);
         let id = limit_id(descriptor, at);
         let changes = self.changes.range(..=(now_us, u64::MAX)).filter(|(_, (limit, _))| *limit == id);
         let last: HashMap<u128, &KeptChange> = changes.map(|(_, (_, change))| (change.slot.id.0, change)).collect();

@@ -72,8 +72,8 @@ impl TimeRange {
         Self { asked, half_us, middle_us }
     }
 
-    /// Takes note of a time in the logs. Returns true if the range moved to a later day.
-    pub fn observe_time(&mut self, time_us: u64) -> bool {
+    /// Moves the range to the day of a time in the logs. Returns true if that is a later one.
+    pub fn move_to_day_of(&mut self, time_us: u64) -> bool {
         let Some(AskedTime::TimeOfDay(since_midnight)) = self.asked else { return false };
         let Some(reached) = time_us.saturating_add(self.half_us).checked_sub(since_midnight) else { return false };
         let middle_us = reached / DAY_US * DAY_US + since_midnight;
@@ -113,7 +113,7 @@ impl TimeRange {
     }
 
     /// True if a time of day was asked for that the logs do not reach.
-    pub const fn is_unreached(&self) -> bool {
+    pub const fn is_unreached_by_logs(&self) -> bool {
         self.asked.is_some() && self.middle_us.is_none()
     }
 }

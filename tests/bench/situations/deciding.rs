@@ -4,18 +4,18 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use tollkeeper::base::clock::Clock;
-use tollkeeper::base::pb::codec::FRAME_HEAD_BYTES;
+use tollkeeper::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use tollkeeper::decide::Decider;
 use tollkeeper::decide::log::value_form::ValueForm;
 use tollkeeper::decide::log::{DecisionLog, LogHeaderContext};
 use tollkeeper::limit::request::Request;
-use tollkeeper::rules::live::{LiveRules, SourceIdentity};
+use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
 use tollkeeper::rules::rule::Domain;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
-use tollkeeper::settings::decisions::HeaderNames;
+use tollkeeper::settings::decisions::LimitHeaderNames;
 use tollkeeper::store::memory::MemoryStore;
 use tollkeeper::telemetry::service_metrics::ServiceMetrics;
 
@@ -69,7 +69,7 @@ impl Options {
         let mut behaviour = settings.decisions;
         let [limit, remaining, reset] =
             ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"].map(str::to_owned);
-        behaviour.limit_headers = self.headers.then_some(HeaderNames { limit, remaining, reset });
+        behaviour.limit_headers = self.headers.then_some(LimitHeaderNames { limit, remaining, reset });
         let metrics = ServiceMetrics::new(settings.metrics.max_request_series, self.top_keys);
         let metrics = if self.metrics { metrics } else { metrics.without_request_counts() };
         let mut decider = Decider::new(MemoryStore::new(CAPACITY_BYTES).into(), behaviour, Arc::new(metrics));
@@ -77,7 +77,7 @@ impl Options {
         let service = RateLimitService::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let rules = RuleSet::from_domains(self.rules(), &service.decider.metrics.limits);
         assert_eq!(rules.rule_count(), self.rules);
-        service.rules.replace_rules(rules, SourceIdentity::default(), BEGIN);
+        service.rules.replace_rules(rules, RuleSetOrigin::default(), BEGIN);
         service
     }
 
@@ -149,5 +149,5 @@ impl Situation for Deciding {
 /// Request of a user; leaks its few bytes.
 pub(super) fn request(user: usize, descriptors: usize) -> Request<'static> {
     let frame: &'static [u8] = frame(user, descriptors, NAME_BYTES).to_vec().leak();
-    decode::decode_borrowed_request(&frame[FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")
+    decode::decode_borrowed_request(&frame[GRPC_FRAME_HEAD_BYTES..]).expect("nothing in it is unusual")
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tollkeeper::base::clock::Clock;
 use tollkeeper::decide::Decider;
 use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
-use tollkeeper::rules::live::{LiveRules, SourceIdentity};
+use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
@@ -75,7 +75,7 @@ impl Holding {
         let service = RateLimitService::new(Clock::manual(BEGIN), Arc::new(LiveRules::default()), decider);
         let domains = rules(&format!("- {{key: user, rate_limit: {limit}}}\n"));
         let set = RuleSet::from_domains(domains, &service.decider.metrics.limits);
-        service.rules.replace_rules(set, SourceIdentity::default(), BEGIN);
+        service.rules.replace_rules(set, RuleSetOrigin::default(), BEGIN);
         let names = (0..1000).map(|name| format!("stream-{name:06}")).collect();
         let situation = Self { service, step, names, at: 0 };
         for stream in 0..open {

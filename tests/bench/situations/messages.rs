@@ -5,7 +5,7 @@ use std::hint::black_box;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tollkeeper::base::pb::RateLimitRequest;
-use tollkeeper::base::pb::codec::{self, FRAME_HEAD_BYTES};
+use tollkeeper::base::pb::codec::{self, GRPC_FRAME_HEAD_BYTES};
 use tollkeeper::decide::decision::Decision;
 use tollkeeper::rules::live::LoadedRules;
 use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
@@ -37,9 +37,9 @@ impl Decoding {
 
 impl Situation for Decoding {
     fn step(&mut self) {
-        let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
+        let message = black_box(&self.frames[self.walk.next()]).slice(GRPC_FRAME_HEAD_BYTES..);
         if self.by_message {
-            let message: RateLimitRequest = codec::decode_bounded(message).expect("it is a message");
+            let message: RateLimitRequest = codec::decode_with_field_bound(message).expect("it is a message");
             black_box(decode::convert_request(black_box(&message)));
         } else {
             black_box(decode::decode_borrowed_request(&message));
@@ -78,7 +78,7 @@ impl Encoding {
 impl Situation for Encoding {
     fn step(&mut self) {
         let response = encode::encode_response(black_box(&self.decision));
-        black_box(codec::encode_frame(black_box(&response)));
+        black_box(codec::encode_grpc_frame(black_box(&response)));
     }
 
     fn inputs(&self) -> usize {
@@ -104,11 +104,11 @@ impl Situation for Answering {
     fn step(&mut self) {
         let service = &self.service;
         service.clock.set(service.clock.now().plus_us(1));
-        let message = black_box(&self.frames[self.walk.next()]).slice(FRAME_HEAD_BYTES..);
+        let message = black_box(&self.frames[self.walk.next()]).slice(GRPC_FRAME_HEAD_BYTES..);
         let request = decode::decode_borrowed_request(&message).expect("nothing in it is unusual");
         let answer = service.answer_request(&request, DEFAULT_DEADLINE, None).now_or_never();
         let response = answer.expect("memory answers at once").expect("it is answered");
-        black_box(codec::encode_frame(&response));
+        black_box(codec::encode_grpc_frame(&response));
     }
 
     fn inputs(&self) -> usize {

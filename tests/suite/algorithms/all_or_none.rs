@@ -57,7 +57,7 @@ proptest! {
             for (index, one) in limits.iter().enumerate() {
                 let expected = models[index].charge(one.limit, now, ChargeRequest { rejected_elsewhere: rejected, ..request });
                 prop_assert_eq!(results[index], expected, "{:?} under {:?}", request, one);
-                if rejected && !one.limit.count_rejected() {
+                if rejected && !one.limit.counts_rejected_hits() {
                     prop_assert_eq!(&states[index], &before[index]);
                     prop_assert_eq!(results[index].delay_us, 0);
                 }

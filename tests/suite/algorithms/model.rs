@@ -50,7 +50,7 @@ impl Model {
                 delay = self.delay(limit, now, hits);
                 after = self.count(limit, now, |model, at| model.count_hits(limit, at, i128::from(hits)));
             }
-            Hits::Charge(hits) if limit.count_rejected() => {
+            Hits::Charge(hits) if limit.counts_rejected_hits() => {
                 after = self.count(limit, now, |model, at| model.charge_rejected(limit, at, i128::from(hits)));
             }
             Hits::Refund(hits) => {
@@ -86,7 +86,7 @@ impl Model {
         let capacity = i128::from(limit.capacity());
         let hits = match request.hits {
             Hits::Refund(_) => return true,
-            Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => {
+            Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.counts_rejected_hits() => {
                 return self.shown(limit, now) <= capacity;
             }
             Hits::Peek => 1,
@@ -242,7 +242,7 @@ impl Model {
 pub(crate) fn can_ever_pass(limit: &Limit, request: ChargeRequest) -> bool {
     match request.hits {
         Hits::Refund(_) => true,
-        Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.count_rejected() => true,
+        Hits::Peek if limit.algorithm() == Algorithm::FixedWindow && limit.counts_rejected_hits() => true,
         Hits::Peek => limit.requests_per_unit() > 0,
         Hits::Charge(hits) => limit.requests_per_unit() > 0 && hits <= u64::from(limit.capacity()),
     }
@@ -250,7 +250,7 @@ pub(crate) fn can_ever_pass(limit: &Limit, request: ChargeRequest) -> bool {
 
 /// Window around `at`, computed independently of the code under test: its start, and its end (exclusive).
 pub(crate) fn window(limit: &Limit, at: i128) -> (i128, i128) {
-    if !limit.calendar_months() {
+    if !limit.follows_calendar_months() {
         let start = at.div_euclid(period(limit)) * period(limit);
         return (start, start + period(limit));
     }

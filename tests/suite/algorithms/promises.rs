@@ -90,7 +90,7 @@ proptest! {
                 Hits::Charge(_) if result.admitted => {}
                 Hits::Charge(_) => {
                     prop_assert_eq!(result.delay_us, 0);
-                    if limit.count_rejected() {
+                    if limit.counts_rejected_hits() {
                         prop_assert!(result.after >= result.before, "rejected hits lowered the count");
                     } else {
                         prop_assert_eq!(&state, &before);
@@ -121,7 +121,7 @@ proptest! {
         let mut state = State::empty(scenario.limits[0].algorithm());
         scenario.run(|limit, now, request| {
             let result = state.charge(limit, now, request);
-            if limit.count_rejected() && limit.requests_per_unit() > 0 {
+            if limit.counts_rejected_hits() && limit.requests_per_unit() > 0 {
                 let all = Hits::Charge(u64::from(limit.capacity()));
                 let mut spent = State::empty(limit.algorithm());
                 spent.charge(limit, now, ChargeRequest::new(all, 0));
@@ -204,7 +204,7 @@ fn forgiving(limit: &Limit) -> Limit {
     Limit::new(&LimitSpec {
         bucket_size: token.then_some(limit.capacity()),
         count_rejected: Some(false),
-        calendar_months: limit.calendar_months(),
+        calendar_months: limit.follows_calendar_months(),
         ..LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period())
     })
     .expect("as valid as the limit it is made from")

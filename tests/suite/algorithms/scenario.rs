@@ -12,7 +12,7 @@ use tollkeeper::limit::algorithm::fixed_window;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Hits, MAX_HITS};
-use tollkeeper::limit::{DEFAULT_LOG_MAX, Limit, LimitSpec};
+use tollkeeper::limit::{DEFAULT_MAX_SLIDING_LOG_HITS, Limit, LimitSpec};
 
 /// Configuration of the properties: `PROPTEST_CASES` cases; failed seeds are kept beside the source.
 pub(crate) fn config() -> ProptestConfig {
@@ -125,7 +125,7 @@ pub(crate) fn scenario_of(algorithm: Algorithm, shape: HistoryOptions) -> impl S
     });
     (limits, start(), proptest::collection::vec(step(shape), 1..40)).prop_map(move |(limits, start, steps)| {
         // Beyond the year 9999 there are no calendar months.
-        let start = if limits[0].calendar_months() { start.min(Time::from_secs(7_000_000_000)) } else { start };
+        let start = if limits[0].follows_calendar_months() { start.min(Time::from_secs(7_000_000_000)) } else { start };
         Scenario { limits, start, max_periods_back, steps }
     })
 }
@@ -173,7 +173,7 @@ pub(crate) fn limit(algorithm: Algorithm, period: Period, calendar_months: bool)
             calendar_months,
             ..LimitSpec::new(
                 algorithm,
-                if log { requests_per_unit.min(DEFAULT_LOG_MAX) } else { requests_per_unit },
+                if log { requests_per_unit.min(DEFAULT_MAX_SLIDING_LOG_HITS) } else { requests_per_unit },
                 period,
             )
         })

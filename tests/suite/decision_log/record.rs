@@ -6,16 +6,16 @@ use proptest::prelude::*;
 use smallvec::smallvec;
 use tollkeeper::decide::log::convert::{hits_from_number, hits_to_number};
 use tollkeeper::decide::log::header::{
-    DocumentFormat, DocumentRecord, HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord,
+    HeaderReason, HeaderRecord, RuleDocumentFormat, RuleDocumentRecord, RuleSetRecord, SettingsRecord,
 };
 use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
     BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedCountRecord, EntryRecord,
-    FORMAT_VERSION, GlobalRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict, RuleRecord,
-    SlotRecord,
+    FORMAT_VERSION, GlobalScopeRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict,
+    RuleRecord, SlotRecord,
 };
 use tollkeeper::limit::RegionLossPolicy;
-use tollkeeper::limit::StorePolicy;
+use tollkeeper::limit::StoreFailurePolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::request::{Entry, Hits, LimitOverride};
@@ -64,7 +64,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         ban: Some("{for: 10m, after: 20}".into()),
         reservations: Some("{settle_within: 10m, unsettled: return, estimate: 40}".into()),
         active: Some("{days: \"mon\", from: \"08:00\", to: \"20:00\", timezone: UTC}".into()),
-        global: Some(GlobalRecord {
+        global: Some(GlobalScopeRecord {
             reserve_milli_percent: 10_000,
             max_overshoot: 60,
             on_region_loss: RegionLossPolicy::Local,
@@ -75,7 +75,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         result: Some(full_result()),
     };
     let descriptor = DescriptorRecord {
-        entries: smallvec![EntryRecord::from_plain_entry(&entry)],
+        entries: smallvec![EntryRecord::with_plain_value(&entry)],
         hits: -2,
         limit_override: Some(OverrideRecord::from(&sent)),
         sampled: true,
@@ -89,7 +89,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
         unlimited: true,
         limits: smallvec![limit],
         decided_by: Some(DecisionSource::Policy),
-        policy: Some(StorePolicy::Local),
+        policy: Some(StoreFailurePolicy::Local),
         reason: Some("timeout".into()),
         block: Some(BlockRecord { key: "us\"er".into(), until_us: 2, reason: "abuse".into() }),
         now_us: Some(1),
@@ -115,7 +115,7 @@ pub(super) fn full_decision<'a>() -> DecisionRecord<'a> {
 }
 
 pub(super) fn header() -> HeaderRecord {
-    let document = |name: &str, format, text: Option<&str>, base64: Option<&str>| DocumentRecord {
+    let document = |name: &str, format, text: Option<&str>, base64: Option<&str>| RuleDocumentRecord {
         name: name.to_owned(),
         format,
         text: text.map(str::to_owned),
@@ -135,7 +135,7 @@ pub(super) fn header() -> HeaderRecord {
             merge_domains: true,
             calendar_months: true,
             log_max: 10_000,
-            on_store_error: StorePolicy::Deny,
+            on_store_error: StoreFailurePolicy::Deny,
             max_replicas: 16,
             regions: NonZeroU16::new(3),
             when: vec!["all".to_owned()],
@@ -146,9 +146,9 @@ pub(super) fn header() -> HeaderRecord {
             id: "abc".to_owned(),
             version: Some("3".to_owned()),
             documents: vec![
-                document("a.yaml", DocumentFormat::Yaml, Some("domain: a\n"), None),
-                document("b.yaml", DocumentFormat::YamlFirst, None, Some("//4=")),
-                document("c", DocumentFormat::Xds, None, Some("CgFj")),
+                document("a.yaml", RuleDocumentFormat::Yaml, Some("domain: a\n"), None),
+                document("b.yaml", RuleDocumentFormat::YamlFirst, None, Some("//4=")),
+                document("c", RuleDocumentFormat::Xds, None, Some("CgFj")),
             ],
         }),
     }
@@ -264,7 +264,7 @@ fn a_record_without_optional_fields_is_encoded_as_it_is_serialized() {
         rule: None,
         limits: smallvec![],
         decided_by: Some(DecisionSource::OverLimitCache),
-        policy: Some(StorePolicy::Deny),
+        policy: Some(StoreFailurePolicy::Deny),
         ..descriptor.clone()
     };
     let record = DecisionRecord {
@@ -295,7 +295,7 @@ fn every_word_is_encoded_as_it_is_serialized() {
         DecisionSource::Policy,
     ];
     let verdicts = [RecordedVerdict::Ok, RecordedVerdict::OverLimit, RecordedVerdict::Shadow, RecordedVerdict::Error];
-    let words = sources.iter().zip(verdicts.iter().cycle()).zip(StorePolicy::ALL.iter().cycle());
+    let words = sources.iter().zip(verdicts.iter().cycle()).zip(StoreFailurePolicy::ALL.iter().cycle());
     for (((source, verdict), policy), unit) in words.zip(Unit::ALL.iter().cycle()) {
         for algorithm in Algorithm::ALL {
             let descriptor = &mut record.descriptors[0];
@@ -328,7 +328,7 @@ proptest! {
     ) {
         let entry = Entry { key: &key, value: &value };
         let mut decision = full_decision();
-        decision.descriptors[0].entries = smallvec![EntryRecord::from_plain_entry(&entry)];
+        decision.descriptors[0].entries = smallvec![EntryRecord::with_plain_value(&entry)];
         let mut line = Vec::new();
         decision.append_line(&mut line);
         let text = std::str::from_utf8(&line).unwrap();

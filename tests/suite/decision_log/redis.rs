@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::tempdir;
 use tollkeeper::decide::log::record::{DecisionRecord, DecisionSource};
-use tollkeeper::limit::StorePolicy;
+use tollkeeper::limit::StoreFailurePolicy;
 use tollkeeper::store::Store;
 
 use super::{decisions, logging_service};
@@ -80,7 +80,9 @@ fn record_tells_shares_and_leases() {
 #[test]
 fn record_tells_the_policy_and_its_reason() {
     let directory = tempdir().unwrap();
-    for (policy, word) in [(StorePolicy::Local, "local"), (StorePolicy::Deny, "deny"), (StorePolicy::Error, "error")] {
+    for (policy, word) in
+        [(StoreFailurePolicy::Local, "local"), (StoreFailurePolicy::Deny, "deny"), (StoreFailurePolicy::Error, "error")]
+    {
         let file = directory.path().join(word);
         let env = [("REDIS_URL", "/does/not/exist.sock"), ("TOLLKEEPER_ON_STORE_ERROR", word)];
         let redis = start_store(&env, TimeSource::Redis);
@@ -92,7 +94,7 @@ fn record_tells_the_policy_and_its_reason() {
         let descriptor = &found[0].descriptors[0];
         assert_eq!((decided_by(&found[0]), descriptor.policy), (DecisionSource::Policy, Some(policy)));
         assert!(descriptor.reason.as_deref().is_some_and(|reason| !reason.is_empty()));
-        assert_eq!(descriptor.limits[0].result.is_some(), policy == StorePolicy::Local);
-        assert_eq!(found[0].error.as_deref(), (policy == StorePolicy::Error).then_some("store"));
+        assert_eq!(descriptor.limits[0].result.is_some(), policy == StoreFailurePolicy::Local);
+        assert_eq!(found[0].error.as_deref(), (policy == StoreFailurePolicy::Error).then_some("store"));
     }
 }

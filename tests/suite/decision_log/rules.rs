@@ -11,7 +11,7 @@ use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::source::SourceRules;
-use tollkeeper::rules::xds::resource::read_resources;
+use tollkeeper::rules::xds::resource::parse_resources;
 use tollkeeper::rules::yaml::DocumentSelection;
 
 use crate::kit::xds_server::{limited, resource};
@@ -30,7 +30,7 @@ fn lines(rules: SourceRules) -> Vec<String> {
 
 /// Asserts that the record, read from its JSON, gives the same rules. Returns its id.
 fn assert_round_trip(rules: SourceRules) -> String {
-    let record = recorded_rules::record_rules(&rules, Some("7"), &RuleDefaults::default());
+    let record = recorded_rules::build_rule_set_record(&rules, Some("7"), &RuleDefaults::default());
     let json = serde_json::to_string(&record).unwrap();
     let read: RuleSetRecord = serde_json::from_str(&json).unwrap();
     assert_eq!(read, record);
@@ -58,7 +58,7 @@ fn rule_files_and_resources_are_recorded_without_loss() {
         resource(&RateLimitConfig { name: name.to_owned(), domain: name.to_owned(), descriptors })
     };
     let resources =
-        |requests| SourceRules::Resources(read_resources(vec![config("x", requests), config("y", 5)]).unwrap());
+        |requests| SourceRules::Resources(parse_resources(vec![config("x", requests), config("y", 5)]).unwrap());
     let ids = [files, resources(3), resources(4)].map(assert_round_trip);
     assert!(ids[0] != ids[1] && ids[1] != ids[2]);
     assert_eq!(assert_round_trip(resources(3)), ids[1]);

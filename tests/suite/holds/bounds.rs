@@ -10,7 +10,7 @@ use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
-use tollkeeper::limit::hold::{HeldAmount, HeldCounter, HoldRequest, LimitedState};
+use tollkeeper::limit::hold::{CounterHolds, HeldAmount, HoldRequest, StateWithLimit};
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::request::Hits;
 
@@ -90,7 +90,7 @@ struct World {
     limit: Limit,
     form: Form,
     state: State,
-    held: HeldCounter,
+    held: CounterHolds,
     processes: Vec<Process>,
     now: Time,
     /// Ends of granted holds, newest last.
@@ -113,8 +113,8 @@ impl World {
         Self {
             limit,
             form,
-            state: State::empty(limit.counting()),
-            held: HeldCounter::default(),
+            state: State::empty(limit.counting_method()),
+            held: CounterHolds::default(),
             processes: (0..u8::try_from(HOLDERS).unwrap()).map(process).collect(),
             now: Time::from_micros(START_US),
             ends: vec![Time::from_micros(START_US)],
@@ -143,11 +143,11 @@ impl World {
         let now = self.now;
         match *event {
             Event::Charge(hits) => {
-                let lasting = self.held.hold().and_then(|hold| hold.settle(&self.limit, &mut self.state, now));
+                let lasting = self.held.hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
                 if lasting.is_none() {
                     self.held.forget_settled();
                 }
-                let lowered = lasting.map_or(self.limit, |hold| hold.lower(&self.limit));
+                let lowered = lasting.map_or(self.limit, |hold| hold.lower_limit(&self.limit));
                 let result = self.state.charge(&lowered, now, ChargeRequest::new(Hits::Charge(hits), 0));
                 if result.admitted {
                     self.admitted.push((now, hits));
@@ -216,8 +216,12 @@ impl World {
             Form::Rate => process.held.hits.saturating_sub(wanted.hits),
         };
         let request = HoldRequest { used, number: 0, wanted, lasts_us, demand: wanted.hits };
-        let answer =
-            self.held.adjust(LimitedState { limit: &limit, state: &mut self.state }, holder(process.id), request, now);
+        let answer = self.held.charge_used_and_grant(
+            StateWithLimit { limit: &limit, state: &mut self.state },
+            holder(process.id),
+            request,
+            now,
+        );
         process.held = answer.granted;
         process.unreported = 0;
         process.until = now.plus_us(lasts_us);
@@ -306,15 +310,15 @@ proptest! {
         requests in 1..100_u32, charged in 0..50_u64, wanted in 0..200_u64, place in 0..3_usize,
     ) {
         let limit = limit(HELD[place], requests, Unit::Second);
-        let mut state = State::empty(limit.counting());
+        let mut state = State::empty(limit.counting_method());
         let now = Time::from_micros(START_US);
         let charged = charged.min(u64::from(requests));
         state.charge(&limit, now, ChargeRequest::new(Hits::Charge(charged), 0));
-        let mut held = HeldCounter::default();
+        let mut held = CounterHolds::default();
         let free = u64::from(requests) - charged;
         let mut adjust = |number, hits| {
-            let counter = LimitedState { limit: &limit, state: &mut state };
-            held.adjust(counter, holder(number), super::hold(0, lent(HELD[place], hits)), now)
+            let counter = StateWithLimit { limit: &limit, state: &mut state };
+            held.charge_used_and_grant(counter, holder(number), super::hold(0, lent(HELD[place], hits)), now)
         };
         let answer = adjust(1, wanted);
         prop_assert_eq!(super::size(answer.granted), wanted.min(free));
@@ -328,10 +332,10 @@ proptest! {
 fn hits_of_a_dead_holder_stay_held_until_the_end_and_return_once() {
     for algorithm in HELD {
         let limit = limit(algorithm, 100, Unit::Minute);
-        let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
+        let (mut state, mut held) = (State::empty(limit.counting_method()), CounterHolds::default());
         let start = Time::from_micros(START_US);
-        let answer = held.adjust(
-            LimitedState { limit: &limit, state: &mut state },
+        let answer = held.charge_used_and_grant(
+            StateWithLimit { limit: &limit, state: &mut state },
             holder(1),
             super::hold(0, lent(algorithm, 100)),
             start,
@@ -340,8 +344,8 @@ fn hits_of_a_dead_holder_stay_held_until_the_end_and_return_once() {
         let one = ChargeRequest::new(Hits::Charge(1), 0);
         let admits = |at: Time| {
             let mut state = state.clone();
-            let lasting = held.hold().and_then(|hold| hold.settle(&limit, &mut state, at));
-            state.charge(&lasting.map_or(limit, |hold| hold.lower(&limit)), at, one).admitted
+            let lasting = held.hold().and_then(|hold| hold.settle_if_ended(&limit, &mut state, at));
+            state.charge(&lasting.map_or(limit, |hold| hold.lower_limit(&limit)), at, one).admitted
         };
         // A bucket refills one token in 0.6 s, a window ends, a sliding window is weighed in the next one.
         let free_after_us = match algorithm {
@@ -357,12 +361,12 @@ fn hits_of_a_dead_holder_stay_held_until_the_end_and_return_once() {
 #[test]
 fn used_up_bucket_is_refilled_beside_a_hold_of_its_refill() {
     let limit = limit(Algorithm::TokenBucket, 50, Unit::Second);
-    let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
+    let (mut state, mut held) = (State::empty(limit.counting_method()), CounterHolds::default());
     let start = Time::from_micros(START_US);
     let all = HeldAmount { hits: 50, capacity: 50 };
     let mut adjust = |number, at| {
-        let counter = LimitedState { limit: &limit, state: &mut state };
-        held.adjust(counter, holder(number), super::hold(0, all), at).granted
+        let counter = StateWithLimit { limit: &limit, state: &mut state };
+        held.charge_used_and_grant(counter, holder(number), super::hold(0, all), at).granted
     };
     assert_eq!(adjust(1, start), all);
     // The holder stood still, and its capacity is charged at the end of its hold.
@@ -375,11 +379,11 @@ fn used_up_bucket_is_refilled_beside_a_hold_of_its_refill() {
 fn repeated_call_charges_its_hits_once() {
     for algorithm in HELD {
         let limit = limit(algorithm, 100, Unit::Minute);
-        let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
+        let (mut state, mut held) = (State::empty(limit.counting_method()), CounterHolds::default());
         let mut adjust = |number, used, wanted| {
-            let counter = LimitedState { limit: &limit, state: &mut state };
+            let counter = StateWithLimit { limit: &limit, state: &mut state };
             let request = HoldRequest { number, ..super::hold(used, lent(algorithm, wanted)) };
-            super::size(held.adjust(counter, holder(1), request, Time::from_micros(START_US)).granted)
+            super::size(held.charge_used_and_grant(counter, holder(1), request, Time::from_micros(START_US)).granted)
         };
         adjust(1, 0, 80);
         assert_eq!(adjust(2, 30, 50), 50, "{algorithm}");
@@ -393,29 +397,30 @@ fn repeated_call_charges_its_hits_once() {
 fn wild_numbers_are_bounded() {
     for algorithm in HELD {
         let limit = limit(algorithm, 100, Unit::Minute);
-        let (mut state, mut held) = (State::empty(limit.counting()), HeldCounter::default());
+        let (mut state, mut held) = (State::empty(limit.counting_method()), CounterHolds::default());
         let now = Time::from_micros(START_US);
         let all = HeldAmount { hits: u64::MAX, capacity: u64::MAX };
         let wild = HoldRequest { used: u64::MAX, number: u64::MAX, wanted: all, lasts_us: u64::MAX, demand: u64::MAX };
-        let answer = held.adjust(LimitedState { limit: &limit, state: &mut state }, holder(1), wild, now);
+        let answer =
+            held.charge_used_and_grant(StateWithLimit { limit: &limit, state: &mut state }, holder(1), wild, now);
         assert_eq!(answer.granted, HeldAmount::default(), "{algorithm}: all room is debt");
         assert!(answer.until <= now.plus_us(3_600 * SECOND_US + 2 * limit.period_us()), "{algorithm}");
         for number in 0..=u8::MAX {
-            held.adjust(
-                LimitedState { limit: &limit, state: &mut state },
+            held.charge_used_and_grant(
+                StateWithLimit { limit: &limit, state: &mut state },
                 holder(number),
                 super::hold(0, HeldAmount::default()),
                 now,
             );
-            held.adjust(
-                LimitedState { limit: &limit, state: &mut state },
+            held.charge_used_and_grant(
+                StateWithLimit { limit: &limit, state: &mut state },
                 holder(number),
                 HoldRequest { demand: 1, ..super::hold(0, lent(algorithm, 1)) },
                 now,
             );
         }
-        let answer = held.adjust(
-            LimitedState { limit: &limit, state: &mut state },
+        let answer = held.charge_used_and_grant(
+            StateWithLimit { limit: &limit, state: &mut state },
             holder(1),
             super::hold(0, lent(algorithm, 1)),
             now,

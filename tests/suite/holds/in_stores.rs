@@ -332,8 +332,8 @@ fn records_of_holders_are_no_counters() {
     let limits = [yearly(Algorithm::FixedWindow, 10)];
     store.adjust("v", &limits[0], 1, hold(0, lent(Algorithm::FixedWindow, 6)));
     let scan = || {
-        let scan = store.store.scan("held", 10, Instant::now() + LONG_TIMEOUT, |_| true);
-        store_runtime().block_on(scan).unwrap().expect("Redis lists its keys").paths.len()
+        let list_counter_paths = store.store.list_counter_paths("held", 10, Instant::now() + LONG_TIMEOUT, |_| true);
+        store_runtime().block_on(list_counter_paths).unwrap().expect("Redis lists its keys").paths.len()
     };
     assert_eq!(scan(), 1);
     server.query::<()>(&["DEL", &only_key(&server)]);
@@ -350,7 +350,7 @@ fn store_that_cannot_hold_says_so_and_grants_nothing() {
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*server.address()), ("TOLLKEEPER_KEY_FORMAT", "ratelimit")];
     let store = TestStore::with(&env);
     let hourly = limit(Algorithm::FixedWindow, 10, Unit::Hour);
-    let refusal = store.store.hold_refusal(&hourly);
+    let refusal = store.store.reason_against_holds(&hourly);
     assert!(refusal.is_some_and(|reason| reason.contains("TOLLKEEPER_KEY_FORMAT")), "{refusal:?}");
     let answer = store.adjust("v", &hourly, 1, hold(0, lent(Algorithm::FixedWindow, 6)));
     assert_eq!((size(answer.granted), answer.others.len()), (0, 0));

@@ -26,9 +26,10 @@ fn compiled(directory: &Path) -> CompiledRules {
 
 fn load(loader: &mut TableLoader, directory: &Path) -> RuleSet {
     let rules = compiled(directory);
-    let prepared = loader.prepare(&rules.domains, &RuleFilePaths::default(), Time::from_micros(1)).expect("good");
+    let prepared =
+        loader.prepare_tables(&rules.domains, &RuleFilePaths::default(), Time::from_micros(1)).expect("good");
     let mut set = RuleSet::new(rules.domains);
-    loader.attach(prepared, &mut set);
+    loader.attach_to_rules(prepared, &mut set);
     set
 }
 
@@ -76,7 +77,7 @@ fn swap_during_decisions_never_shows_a_missing_row() {
             let mut swaps = 0;
             while !done.load(Ordering::Relaxed) {
                 replace(path.clone(), &table(if swaps % 2 == 0 { "platinum" } else { "gold" }));
-                swaps += loader.reload_changed(&rules, Time::from_micros(2)).expect("good").len();
+                swaps += loader.reload_changed_files(&rules, Time::from_micros(2)).expect("good").len();
             }
             swaps
         });
@@ -96,11 +97,11 @@ fn unchanged_table_is_not_read_again() {
     load(&mut loader, files.path());
     // Unreadable contents of the same stamp cannot be made; a second load at a later time keeps the time of the first.
     let rules = load(&mut loader, files.path());
-    assert_eq!(loader.report()[0].loaded_at.as_deref(), Some("1970-01-01T00:00:00.000001Z"));
-    assert!(loader.reload_changed(&rules, Time::from_micros(9)).expect("good").is_empty());
+    assert_eq!(loader.table_reports()[0].loaded_at.as_deref(), Some("1970-01-01T00:00:00.000001Z"));
+    assert!(loader.reload_changed_files(&rules, Time::from_micros(9)).expect("good").is_empty());
     assert_eq!(plan_of(&rules, "big, and quoted"), ("platinum".to_owned(), PlanSource::Row));
     replace(path, "value,plan\nacme,free\n");
-    assert_eq!(loader.reload_changed(&rules, Time::from_micros(9)).expect("good").len(), 1);
+    assert_eq!(loader.reload_changed_files(&rules, Time::from_micros(9)).expect("good").len(), 1);
     assert_eq!(plan_of(&rules, "acme"), ("free".to_owned(), PlanSource::Row));
     assert_eq!(plan_of(&rules, "own"), ("free".to_owned(), PlanSource::Default));
 }
@@ -176,7 +177,7 @@ fn copy_of_rules_with_other_limits_has_the_rows_of_the_original() {
     let rules = load(&mut TableLoader::default(), files.path());
     let mut copy = RuleSet::new(rules.to_edited_domains(|_| ()));
     assert_eq!(plan_of(&copy, "acme"), ("free".to_owned(), PlanSource::Default), "no rows yet");
-    copy.share_tables(&rules);
+    copy.use_table_rows_of(&rules);
     assert_eq!(plan_of(&copy, "acme"), ("gold".to_owned(), PlanSource::Row));
     assert_eq!(plan_of(&copy, "own"), ("own".to_owned(), PlanSource::OwnLimit));
     assert_eq!(plan_of(&copy, "nobody"), ("free".to_owned(), PlanSource::Default));

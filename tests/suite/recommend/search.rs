@@ -7,7 +7,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
 use tollkeeper::tools::recommend::recommendation::{FixedLimitFields, LimitFamily};
-use tollkeeper::tools::recommend::smallest_limit::{SearchRange, admits_all, find_smallest_number};
+use tollkeeper::tools::recommend::smallest_limit::{SearchRange, admits_all, find_smallest_admitting_all};
 
 /// Largest limit of the scan.
 const MAX: u32 = 60;
@@ -43,12 +43,12 @@ proptest! {
                     let admitted: Vec<bool> = (0..=MAX).map(|n| admits_all(&limit_of(n).unwrap(), &sequence)).collect();
                     prop_assert!(admitted.is_sorted(), "{algorithm}: a larger limit rejects more: {admitted:?}");
                     let scanned = admitted.iter().position(|admitted| *admitted).map(|n| u32::try_from(n).unwrap());
-                    let found = find_smallest_number(&sequence, SearchRange { first, max: MAX }, limit_of);
+                    let found = find_smallest_admitting_all(&sequence, SearchRange { first, max: MAX }, limit_of);
                     prop_assert_eq!(found, scanned, "{}", algorithm);
                     Ok(())
                 };
                 admitted_from(&|n| family.build_limit(n, None))?;
-                if family.has_capacity() {
+                if family.has_capacity_key() {
                     admitted_from(&|capacity| family.build_limit(20, Some(capacity)))?;
                 }
             }

@@ -16,7 +16,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
-use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
 use tollkeeper::limit::algorithm::sliding_window_log::LogRecord;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{
@@ -40,7 +40,7 @@ use crate::textbook;
 /// Latest time that a script accepts, in the year 2255.
 const LAST_TIME: Time = Time::from_micros((1 << 53) - 1);
 /// Modulus of the running sum of a log.
-const LOG_MODULUS: u64 = 1 << 52;
+const HIT_SUM_MODULUS: u64 = 1 << 52;
 
 /// Sequence of calls on the counters of one descriptor.
 #[derive(Clone, Debug)]
@@ -74,7 +74,8 @@ fn history(most_keys: usize, algorithms: &'static [Algorithm], longest_log: usiz
         proptest::collection::vec(record(1), 0..=longest_log),
         proptest::collection::vec(record(20), 0..=longest_log),
     ];
-    let seen = prop_oneof![2 => Just(0), 1 => (1..6_u64).prop_map(|less| LOG_MODULUS - less), 1 => 0..LOG_MODULUS];
+    let seen =
+        prop_oneof![2 => Just(0), 1 => (1..6_u64).prop_map(|less| HIT_SUM_MODULUS - less), 1 => 0..HIT_SUM_MODULUS];
     let calls = proptest::collection::vec((scenario::jump(Backwards::AnyFar), steps()), 1..20);
     let keys = proptest::collection::vec(proptest::sample::select(algorithms).prop_flat_map(key), 1..=most_keys);
     (keys, log, seen, start(), calls).prop_map(|(keys, log, seen, start, calls)| History {
@@ -92,7 +93,10 @@ fn key(algorithm: Algorithm) -> impl Strategy<Value = Vec<(Limit, bool)>> {
         let longer_us = prop_oneof![3 => Just(0), 1 => 1..1_000_000_u64];
         let limits = proptest::collection::vec((limit, proptest::bool::weighted(0.8)), 1..=3);
         (limits, longer_us).prop_map(|(limits, longer_us)| {
-            limits.into_iter().map(|(limit, enforced)| (limit.lengthened(longer_us), enforced)).collect::<Vec<_>>()
+            limits
+                .into_iter()
+                .map(|(limit, enforced)| (limit.with_longer_period(longer_us), enforced))
+                .collect::<Vec<_>>()
         })
     })
 }
@@ -255,7 +259,7 @@ pub(super) fn expected(
         for (place, counter) in charge.counters.iter().enumerate() {
             let counts = match request.hits {
                 Hits::Peek => false,
-                Hits::Charge(_) => all && results[place].admitted || counter.limit.count_rejected(),
+                Hits::Charge(_) => all && results[place].admitted || counter.limit.counts_rejected_hits(),
                 Hits::Refund(_) => !late[place],
             };
             if counts {
@@ -365,7 +369,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         now: Time,
-        clock: Option<&GlobalView>,
+        clock: Option<&GlobalRedisView>,
     ) -> RedisResult<ScriptOutcome> {
         let (seconds, rest) = (now.as_micros() / 1_000_000, now.as_micros() % 1_000_000);
         let time = [seconds.to_string(), rest.to_string()];
@@ -406,7 +410,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         now: Option<Time>,
-        clock: Option<&GlobalView>,
+        clock: Option<&GlobalRedisView>,
     ) -> RedisResult<ScriptOutcome> {
         if let (ScriptForm::ServerTime | ScriptForm::Merged, Some(now)) = (self.form, now) {
             return self.call_at_server_time(keys, charges, now, clock);
@@ -437,7 +441,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         lent: RecordedLease,
-        clock: &GlobalView,
+        clock: &GlobalRedisView,
         now: Time,
     ) -> ScriptOutcome {
         let record = format!("{}:leases", keys[0]);
@@ -540,7 +544,7 @@ impl Redis {
         let element = |at: Time, seen: u64| [at.as_micros().to_le_bytes(), seen.to_le_bytes()].concat();
         let mut elements = vec![element(Time::default(), seen)];
         for record in &log.records {
-            seen = (seen + u64::from(record.hits)) % LOG_MODULUS;
+            seen = (seen + u64::from(record.hits)) % HIT_SUM_MODULUS;
             elements.push(element(record.at, seen));
         }
         if elements.len() > 1 {
@@ -563,7 +567,7 @@ fn read_log(elements: &[Vec<u8>]) -> sliding_window_log::State {
         .windows(2)
         .map(|pair| LogRecord {
             at: Time::from_micros(pair[1][0]),
-            hits: u32::try_from((pair[1][1] + LOG_MODULUS - pair[0][1]) % LOG_MODULUS).expect("few hits"),
+            hits: u32::try_from((pair[1][1] + HIT_SUM_MODULUS - pair[0][1]) % HIT_SUM_MODULUS).expect("few hits"),
         })
         .collect();
     let held = records.iter().map(|record| u64::from(record.hits)).sum();

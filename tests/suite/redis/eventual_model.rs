@@ -22,7 +22,7 @@ use std::fs::File;
 use std::io::Write as _;
 
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::store::stats::EventualStats;
+use tollkeeper::store::stats::EventualHitTotals;
 
 use self::ledger::{Worst, check, check_changed};
 use self::scenario::{Plan, ScenarioKind};
@@ -44,7 +44,7 @@ struct Tally {
     worst: Option<Worst>,
     requests: u64,
     calls: u64,
-    usage: EventualStats,
+    usage: EventualHitTotals,
     charged: u64,
 }
 
@@ -54,8 +54,8 @@ impl Tally {
         for (key, (counters, (uses, adjustments))) in plan.keys.iter().zip(uses.iter().zip(&adjustments)).enumerate() {
             self.charged += uses.iter().filter(|it| it.by == ledger::By::Redis).map(|it| it.hits).sum::<u64>();
             for (place, counted) in counters.iter().enumerate().filter(|(_, counted)| !counted.shadow) {
-                let limit = counted.limit.lengthened(0);
-                let changed = plan.changed_keys.get(key).map(|counters| counters[place].limit.lengthened(0));
+                let limit = counted.limit.with_longer_period(0);
+                let changed = plan.changed_keys.get(key).map(|counters| counters[place].limit.with_longer_period(0));
                 let outcome = changed.map_or_else(
                     || check(&limit, uses, adjustments),
                     |changed| check_changed(&limit, &changed, uses, adjustments),
@@ -91,7 +91,7 @@ fn live(kind: ScenarioKind, fleets: &[usize]) {
             let Tally { worst, requests, calls, usage, charged } = tally;
             let Worst { admitted, promised, strict } = worst.expect("there are runs");
             let (name, per) = (kind.name(), 1000 * calls / requests.max(&1));
-            let EventualStats { shared, leased, lent, returned } = usage;
+            let EventualHitTotals { shared, leased, lent, returned } = usage;
             let ways = format!("{charged} | {leased} | {shared} | {lent} | {returned}");
             let parts = format!("{admitted:.3} | {promised:.3} | {strict:.3}");
             writeln!(table, "| {name} | {replicas} | {algorithm} | {parts} | {per} | {ways} |").unwrap();
@@ -100,7 +100,7 @@ fn live(kind: ScenarioKind, fleets: &[usize]) {
         assert!(failures.is_empty(), "{}", failures.join("\n"));
         // Otherwise the runs prove nothing.
         let usages = tallies.map(|(_, tally)| tally.usage);
-        let some = |of: fn(&EventualStats) -> u64| usages.iter().map(of).sum::<u64>() > 0;
+        let some = |of: fn(&EventualHitTotals) -> u64| usages.iter().map(of).sum::<u64>() > 0;
         assert!(some(|it| it.shared) && some(|it| it.leased) && some(|it| it.returned), "{usages:?}");
     }
     publish(&table);

@@ -221,7 +221,7 @@ fn identity(domain: &str, entries: &[(Vec<u8>, Value)], (limit, epoch): &(Limit,
         entries: entries.to_vec(),
         algorithm: limit.algorithm(),
         period_s: limit.period_us() / 1_000_000,
-        calendar: limit.calendar_months(),
+        calendar: limit.follows_calendar_months(),
         epoch: *epoch,
     }
 }
@@ -311,7 +311,7 @@ proptest! {
             let before = before.strip_suffix(b"tk1:").expect("the version stands before the path");
             prop_assert_eq!(unescaped(before, br"\{}").expect("the prefix can be read"), prefix.as_bytes());
             let (limit, epoch) = limit;
-            let period = if limit.calendar_months() {
+            let period = if limit.follows_calendar_months() {
                 format!("{}mo", limit.period().multiplier())
             } else {
                 format!("{}s", limit.period_us() / 1_000_000)

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
@@ -22,7 +22,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_arguments::RecordedLease;
-use tollkeeper::store::redis::regions::grant_calls::encode_prepaid_hits;
+use tollkeeper::store::redis::regions::grant_calls::encode_prepaid_hits_grant;
 use tollkeeper::store::redis::script::{ReplyContext, region_bucket_grant_script, replay_charges};
 
 use super::agreement::{Redis, ScriptForm, expected};
@@ -231,12 +231,14 @@ impl Step {
 
 impl Call {
     /// Clock of the call, if global time is `offset_us` ahead of the region's.
-    fn clock(&self, now: Time, offset_us: i64, period_us: i64) -> GlobalView {
+    fn clock(&self, now: Time, offset_us: i64, period_us: i64) -> GlobalRedisView {
         let [can_request, cut_off, parts_unusable] = self.flags;
         let from_now = |off| Time::from_micros(now.as_micros().saturating_add_signed(off));
         let thousandths = |part: i64| offset_us + period_us / 1000 * part;
         let (offset_lo, offset_hi, from_us, until_us) = match self.clock {
-            ClockKind::Unknown => return GlobalView { can_request, cut_off, parts_unusable, ..GlobalView::UNKNOWN },
+            ClockKind::Unknown => {
+                return GlobalRedisView { can_request, cut_off, parts_unusable, ..GlobalRedisView::UNKNOWN };
+            }
             ClockKind::Known { below, above, from_us, until_us } => {
                 (thousandths(below), thousandths(above), from_us, until_us)
             }
@@ -248,14 +250,14 @@ impl Call {
         };
         let valid = [from_us, until_us].map(from_now);
         let [valid_from, valid_until] = valid;
-        GlobalView { valid_from, valid_until, offset_lo, offset_hi, can_request, cut_off, parts_unusable }
+        GlobalRedisView { valid_from, valid_until, offset_lo, offset_hi, can_request, cut_off, parts_unusable }
     }
 }
 
 impl Grant {
     /// Puts the grant into the state, as the script of a grant does.
     fn apply(self, counts: &mut WindowCounts, limit: &Limit, now: Time) {
-        let part = |hundredths: u64| u64::from(limit.max_granted()) * hundredths / 100;
+        let part = |hundredths: u64| u64::from(limit.max_granted_hits()) * hundredths / 100;
         counts.granted += part(self.hits);
         counts.granted_total += part(self.hits);
         counts.low = part(self.low);
@@ -267,13 +269,19 @@ impl Grant {
 
 impl Grant {
     /// Hits of a bucket that answer the open request, or another one.
-    fn prepaid(self, state: &region_bucket::State, limit: &Limit, now: Time, clock: &GlobalView) -> PrepaidHitsGrant {
+    fn prepaid(
+        self,
+        state: &region_bucket::State,
+        limit: &Limit,
+        now: Time,
+        clock: &GlobalRedisView,
+    ) -> PrepaidHitsGrant {
         let left_us = limit.period_us() / 100 * self.low;
         PrepaidHitsGrant {
             request: state.counts.cycle.open_request + u64::from(self.low % 7 == 6),
             epoch: if self.low % 5 == 4 { state.counts.cycle.epoch + 1 } else { 0 },
-            hits: u64::from(limit.max_granted()) * self.hits / 100,
-            low: u64::from(limit.max_granted()) * self.low / 400,
+            hits: u64::from(limit.max_granted_hits()) * self.hits / 100,
+            low: u64::from(limit.max_granted_hits()) * self.low / 400,
             start: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_lo) + self.low % 3),
             end: Time::from_micros(now.as_micros().saturating_add_signed(clock.offset_hi) + left_us),
             exhausted: self.exhausted,
@@ -287,7 +295,7 @@ impl History {
     fn live(&self, redis: &mut Redis) -> TestCaseResult {
         let names = redis.new_keys(self.keys.len());
         let first: Vec<Limit> = self.keys.iter().map(|counters| counters[0].limit).collect();
-        let mut states: Vec<State> = first.iter().map(|limit| State::empty(limit.counting())).collect();
+        let mut states: Vec<State> = first.iter().map(|limit| State::empty(limit.counting_method())).collect();
         let period_us = i64::try_from(first[0].period_us()).unwrap();
         let offset_us = period_us / 1000 * self.offset;
         let mut now = self.start;
@@ -308,10 +316,10 @@ impl History {
                     let grant = grant.prepaid(state, limit, now, &clock);
                     let taken = redis.give_prepaid(name, limit, &grant);
                     let own_capacity = limit.region_capacity().into();
-                    prop_assert_eq!(state.counts.take_grant(own_capacity, &grant), taken, "{:?} at {}", grant, now);
+                    prop_assert_eq!(state.counts.accept_grant(own_capacity, &grant), taken, "{:?} at {}", grant, now);
                 }
             }
-            let requests_before: Vec<u64> = states.iter().map(State::open_request_id).collect();
+            let requests_before: Vec<u64> = states.iter().map(State::open_grant_request_id).collect();
             let mut charges: Vec<_> = call.steps.iter().flat_map(|step| step.charges(&self.keys, now)).collect();
             let outcome = if let Some(hits) = call.lent {
                 charges.iter_mut().for_each(|charge| charge.request.lent = hits);
@@ -323,7 +331,8 @@ impl History {
             };
             let (results, _) = expected(&charges, &mut states, now);
             prop_assert_eq!(&outcome.results, &results, "{:?} at {} with {:?}", charges, now, clock);
-            let requests = (0..states.len()).filter(|&place| states[place].open_request_id() != requests_before[place]);
+            let requests =
+                (0..states.len()).filter(|&place| states[place].open_grant_request_id() != requests_before[place]);
             prop_assert_eq!(&outcome.region.requesting_counters, &requests.collect::<Vec<_>>());
             for (place, (name, state)) in names.iter().zip(&states).enumerate() {
                 if let State::SlidingWindowLog(_) = state {
@@ -367,9 +376,9 @@ fn encoded(last: Time, counts: &WindowCounts) -> Vec<u8> {
 }
 
 /// State of a key: a script returns it as it is stored.
-fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalView) -> State {
+fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalRedisView) -> State {
     let Some(value) = redis.query::<Option<Vec<u8>>>(&[b"GET", name.as_bytes()]) else {
-        let mut empty = State::empty(counter.limit.counting());
+        let mut empty = State::empty(counter.limit.counting_method());
         empty.set_global_view(clock);
         return empty;
     };
@@ -383,7 +392,7 @@ impl Redis {
     /// Gives a grant to a bucket, as the store does; true if it was taken.
     fn give_prepaid(&mut self, name: &str, limit: &Limit, grant: &PrepaidHitsGrant) -> bool {
         let script = region_bucket_grant_script().text.as_bytes();
-        self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &encode_prepaid_hits(limit, grant)]) == 1
+        self.query::<u64>(&[b"EVAL", script, b"1", name.as_bytes(), &encode_prepaid_hits_grant(limit, grant)]) == 1
     }
 }
 

@@ -133,12 +133,12 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     let (sent, received) = (Instant::now(), Instant::now() + Duration::from_millis(5));
     let micro = Duration::from_micros(1);
     let period = 60 * SECOND;
-    assert!(!first.may_share(period, received));
+    assert!(!first.may_use_share(period, received));
     first.record_reply(&table.claim(0, 1, ClaimAction::Claim), sent, received);
-    assert!(!first.may_share(0, received - micro));
-    assert!(first.may_share(u64::MAX, received), "it never had a holder");
-    assert!(first.may_share(period, sent + CLAIM_DURATION - micro));
-    assert!(!first.may_share(0, sent + CLAIM_DURATION));
+    assert!(!first.may_use_share(0, received - micro));
+    assert!(first.may_use_share(u64::MAX, received), "it never had a holder");
+    assert!(first.may_use_share(period, sent + CLAIM_DURATION - micro));
+    assert!(!first.may_use_share(0, sent + CLAIM_DURATION));
     assert_eq!(first.redis_time(received + Duration::from_secs(1)), Some(START.plus_us(SECOND)));
     assert_eq!(
         first.redis_time(received - Duration::from_secs(1)),
@@ -152,16 +152,16 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     second.record_reply(&table.claim(1, 1, ClaimAction::Claim), renewed, received);
     let due = received + Duration::from_secs(50);
     while renewed + CLAIM_DURATION <= due {
-        assert!(second.may_share(10 * SECOND, received));
-        assert!(!second.may_share(10 * SECOND + 1, received));
+        assert!(second.may_use_share(10 * SECOND, received));
+        assert!(!second.may_use_share(10 * SECOND + 1, received));
         table.pass(Duration::from_secs(10));
         renewed += Duration::from_secs(10);
         second.record_reply(&table.claim(1, 1, ClaimAction::Claim), renewed, renewed + Duration::from_millis(300));
     }
-    assert!(!second.may_share(period, due - micro));
-    assert!(second.may_share(period, due));
-    second.release_slot();
-    assert!(!second.may_share(0, due));
+    assert!(!second.may_use_share(period, due - micro));
+    assert!(second.may_use_share(period, due));
+    second.end_slot_use();
+    assert!(!second.may_use_share(0, due));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn wait_until_live(redis: &Redis, live: u32) {
     wait_for("the others to be counted", || {
         let _within = store_runtime().enter();
         redis.claim_slot();
-        (redis.replicas().live_replicas() == NonZeroU32::new(live)).then_some(())
+        (redis.replica_membership().live_replicas() == NonZeroU32::new(live)).then_some(())
     });
 }
 
@@ -303,14 +303,14 @@ fn store_claims_a_slot_on_single_and_cluster() {
         vec![("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str())],
     ] {
         let [one, other] = [(); 2].map(|()| redis_counters::start_store(&env, TimeSource::Redis));
-        assert_eq!((one.replicas().live_replicas(), one.replicas().slots().get()), (None, 16));
+        assert_eq!((one.replica_membership().live_replicas(), one.replica_membership().slots().get()), (None, 16));
         wait_until_live(&one, 1);
         wait_until_live(&other, 2);
         wait_until_live(&one, 2);
-        assert_eq!([&one, &other].map(|store| store.replicas().slot()), [Some(0), Some(1)]);
-        assert!(other.replicas().may_share(u64::MAX, Instant::now()));
+        assert_eq!([&one, &other].map(|store| store.replica_membership().slot()), [Some(0), Some(1)]);
+        assert!(other.replica_membership().may_use_share(u64::MAX, Instant::now()));
         store_runtime().block_on(other.shutdown());
-        assert!(!other.replicas().may_share(0, Instant::now()));
+        assert!(!other.replica_membership().may_use_share(0, Instant::now()));
         wait_until_live(&one, 1);
     }
 }
@@ -325,7 +325,7 @@ fn ratelimit_key_format_claims_no_slot() {
     store.claim_slot();
     redis_counters::wait_until_connected(&store);
     assert_eq!(server.query::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
-    assert_eq!(store.replicas().live_replicas(), None);
+    assert_eq!(store.replica_membership().live_replicas(), None);
 }
 
 /// Number of ten requests that pass at a replica without its Redis, under a limit of ten.

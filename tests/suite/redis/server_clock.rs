@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
-use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
+use tollkeeper::store::client::redis::server_clock::{
+    ClockJumps, ClockReading, InstantRange, ServerClock, process_time_us,
+};
 
 /// Largest drift of a clock against true time, in parts per billion.
 const MAX_DRIFT_PPB: i128 = 500_000;
@@ -51,7 +53,7 @@ struct Clocks {
 impl Clocks {
     fn new(offset_us: i64) -> Self {
         let origin = Instant::now();
-        let server = (i128::from(process_us(origin)) + i128::from(offset_us)) * NS_PER_US * PPB;
+        let server = (i128::from(process_time_us(origin)) + i128::from(offset_us)) * NS_PER_US * PPB;
         Self { origin, process: 0, server }
     }
 
@@ -81,9 +83,9 @@ impl Clocks {
     /// Checks the interval of the true offset, now and through the last call.
     fn check(&self, clock: &ServerClock, range: InstantRange) -> Result<(), TestCaseError> {
         let offset = clock.offset(range).expect("a reading was recorded");
-        let process_us = i128::from(process_us(self.origin)) + self.process / PPB / NS_PER_US;
+        let process_time_us = i128::from(process_time_us(self.origin)) + self.process / PPB / NS_PER_US;
         let server_us = self.server / PPB / NS_PER_US;
-        let truth = server_us - process_us;
+        let truth = server_us - process_time_us;
         // Both are rounded down here.
         prop_assert!(i128::from(offset.lo_us) <= truth + 1, "{offset:?} {truth}");
         prop_assert!(truth - 1 <= i128::from(offset.hi_us), "{offset:?} {truth}");
@@ -133,7 +135,7 @@ proptest! {
         let largest_us = jumping.record(&after);
         prop_assert!(largest_us >= Some(jump_us.unsigned_abs()), "{largest_us:?}");
         prop_assert_eq!(jumps.count(), 1);
-        prop_assert_eq!(jumps.last_large_jump_us(), process_us(after.within.until));
+        prop_assert_eq!(jumps.last_large_jump_at_us(), process_time_us(after.within.until));
         // What was sent before the notice proves nothing, for no clock of the process.
         let late = (jumping.record(&before), other.record(&before), jumping.record(&after));
         prop_assert_eq!(late, (None, None, None));

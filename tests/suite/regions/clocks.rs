@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::store::client::redis::server_clock::{InstantRange, OffsetInterval, process_us};
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::store::client::redis::server_clock::{InstantRange, OffsetInterval, process_time_us};
 use tollkeeper::store::redis::regions::calls::{ClockOffsets, compute_global_view};
 
 fn interval() -> impl Strategy<Value = OffsetInterval> {
@@ -40,7 +40,7 @@ proptest! {
             i128::from(offset_us) * 1000 + i128::from(extra_ns).min(most_ns)
         };
         let runs_at = from + Duration::from_micros(runs_after_us);
-        let process_ns = i128::from(process_us(runs_at)) * 1000 + i128::from(fraction_ns.0);
+        let process_ns = i128::from(process_time_us(runs_at)) * 1000 + i128::from(fraction_ns.0);
         let region_us = (process_ns + inside(region, parts.0, fraction_ns.1)).div_euclid(1000);
         let global_us = (process_ns + inside(global, parts.1, fraction_ns.2)).div_euclid(1000);
         prop_assert!(i128::from(clock.valid_from.as_micros()) <= region_us, "{clock:?} {region_us}");
@@ -62,5 +62,5 @@ fn clock_before_1970_is_unknown() {
     let now = Instant::now();
     let far = OffsetInterval { lo_us: -(1 << 60), hi_us: -(1 << 60) };
     let within = InstantRange { from: now, until: now };
-    assert_eq!(compute_global_view(ClockOffsets { region: far, global: far }, within), GlobalView::UNKNOWN);
+    assert_eq!(compute_global_view(ClockOffsets { region: far, global: far }, within), GlobalRedisView::UNKNOWN);
 }

@@ -11,7 +11,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, GlobalBucketParameters};
 use tollkeeper::limit::algorithm::global_window::{self, GlobalWindowParameters, ReturnedHits};
-use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
 use tollkeeper::limit::algorithm::region::MIN_GRANT_REQUEST_INTERVAL_US;
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
@@ -142,7 +142,7 @@ impl Simulation {
             limit,
             now_us: START_US,
             delay_us: delay_ms * 1000,
-            regions: std::array::from_fn(|_| State::empty(limit.counting())),
+            regions: std::array::from_fn(|_| State::empty(limit.counting_method())),
             windows: global_window::State::default(),
             bucket: global_bucket::State::default(),
             messages: BTreeMap::new(),
@@ -177,12 +177,12 @@ impl Simulation {
     }
 
     /// Clock of a process of a region, which has measured the round trip only.
-    fn clock(&self, region: usize) -> GlobalView {
+    fn clock(&self, region: usize) -> GlobalRedisView {
         let half = i64::try_from(self.delay_us / 2).expect("it is small");
         let (valid_from, valid_until) = (Time::from_micros(0), Time::from_micros(1 << 53));
         let (offset_lo, offset_hi) = (-half, half);
         let can_request = !(region == 0 && self.is_first_cut);
-        GlobalView { valid_from, valid_until, offset_lo, offset_hi, can_request, ..GlobalView::UNKNOWN }
+        GlobalRedisView { valid_from, valid_until, offset_lo, offset_hi, can_request, ..GlobalRedisView::UNKNOWN }
     }
 
     fn send(&mut self, after_us: u64, message: Message) {
@@ -193,12 +193,12 @@ impl Simulation {
     fn charge(&mut self, region: usize) {
         let (now, clock) = (self.now(), self.clock(region));
         let state = &mut self.regions[region];
-        let before = state.open_request_id();
+        let before = state.open_grant_request_id();
         state.set_global_view(&clock);
         if state.charge(&self.limit, now, ChargeRequest::new(Hits::Charge(1), 0)).admitted {
             self.admitted.push((self.now_us, region));
         }
-        let request = state.open_request_id();
+        let request = state.open_grant_request_id();
         if request == before || request == 0 {
             return;
         }
@@ -228,13 +228,13 @@ impl Simulation {
                 Message::Grant { region, grant } => self.give(region, &grant),
                 Message::Prepaid { region, grant } => {
                     let State::RegionBucket(state) = &mut self.regions[region] else { panic!("it is no bucket") };
-                    state.counts.take_grant(self.limit.region_capacity().into(), &grant);
+                    state.counts.accept_grant(self.limit.region_capacity().into(), &grant);
                 }
                 // Its process died too.
                 Message::GiveBack { region: 0, .. } if self.is_first_dead => {}
                 Message::GiveBack { region, window } => {
                     let State::RegionWindow(state) = &mut self.regions[region] else { panic!("it has no windows") };
-                    let hits = state.counts.give_back(window);
+                    let hits = state.counts.take_unused_hits(window);
                     self.send(self.delay_us / 2, Message::Return(ReturnedHits { window, hits, epoch: now }));
                 }
                 Message::Return(unused) => {
@@ -246,7 +246,7 @@ impl Simulation {
 
     fn pool(&self) -> GlobalWindowParameters {
         let is_sliding = self.limit.algorithm() == Algorithm::SlidingWindowCounter;
-        GlobalWindowParameters { period_us: self.shape.period_us, is_sliding, max: self.limit.max_granted() }
+        GlobalWindowParameters { period_us: self.shape.period_us, is_sliding, max: self.limit.max_granted_hits() }
     }
 
     fn jittered_pause_us(&mut self, pause_us: u64) -> u64 {
@@ -260,8 +260,8 @@ impl Simulation {
                 let grant = self.windows.grant(now, self.pool(), demand.wanted());
                 let (hits, exhausted) = (u64::from(grant.hits), grant.hits == 0);
                 let is_sliding = self.limit.algorithm() == Algorithm::SlidingWindowCounter;
-                let pause_us = demand.pause_us(is_sliding, hits);
-                let next_request_at = Time::from_micros(request).plus_us(self.jittered_pause_us(pause_us));
+                let next_request_pause_us = demand.next_request_pause_us(is_sliding, hits);
+                let next_request_at = Time::from_micros(request).plus_us(self.jittered_pause_us(next_request_pause_us));
                 let (window, low) = (grant.window, demand.next_request_threshold(hits));
                 let grant = HitsGrant { request, window, epoch: 0, hits, low, exhausted, next_request_at };
                 Message::Grant { region, grant }
@@ -269,7 +269,7 @@ impl Simulation {
             Ask::Bucket { request, demand } => {
                 let grant = self.bucket.grant(now, GlobalBucketParameters::from_limit(&self.limit), demand.wanted());
                 let hits = u64::from(grant.hits);
-                let pause_us = demand.pause_us(hits, grant.free.into());
+                let next_request_pause_us = demand.next_request_pause_us(hits, grant.free.into());
                 let grant = PrepaidHitsGrant {
                     request,
                     epoch: 0,
@@ -278,7 +278,7 @@ impl Simulation {
                     start: now,
                     end: grant.end,
                     exhausted: hits == 0,
-                    next_request_at: Time::from_micros(request).plus_us(self.jittered_pause_us(pause_us)),
+                    next_request_at: Time::from_micros(request).plus_us(self.jittered_pause_us(next_request_pause_us)),
                 };
                 Message::Prepaid { region, grant }
             }
@@ -289,7 +289,7 @@ impl Simulation {
     fn give(&mut self, region: usize, grant: &HitsGrant) {
         let State::RegionWindow(state) = &mut self.regions[region] else { panic!("it has no windows") };
         let is_first = state.counts.granted_total == 0;
-        if state.counts.take_grant(grant) && is_first && self.limit.algorithm() == Algorithm::SlidingWindowCounter {
+        if state.counts.accept_grant(grant) && is_first && self.limit.algorithm() == Algorithm::SlidingWindowCounter {
             let rest_us = ((grant.window + 1) * self.shape.period_us).saturating_sub(self.now_us);
             let after_us = rest_us.saturating_sub((2 * self.delay_us).max(1_000_000));
             self.send(after_us, Message::GiveBack { region, window: grant.window });

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
 use tollkeeper::limit::period::{Period, Unit};
@@ -57,7 +57,7 @@ proptest! {
         let n = u64::from(regions);
         let sum = |own: u32, granted: u32| n * u64::from(own) + u64::from(granted);
         let is_zero = requests == 0;
-        prop_assert_eq!(sum(limit.region_reserve(), limit.max_granted()), u64::from(requests));
+        prop_assert_eq!(sum(limit.region_reserve(), limit.max_granted_hits()), u64::from(requests));
         let capacity = if is_zero { 0 } else { u64::from(limit.capacity()) };
         prop_assert_eq!(sum(limit.region_capacity(), limit.max_granted_capacity()), capacity);
         prop_assert!(is_zero || limit.region_reserve() > 0 && limit.region_capacity() > 0);
@@ -98,13 +98,16 @@ fn global_limit_refuses_what_regions_cannot_decide_alone() {
     ];
     for (spec, with) in refused {
         let error = Limit::new(&spec).unwrap_err();
-        assert_eq!(error.key(), "scope", "{error}");
+        assert_eq!(error.rule_file_key(), "scope", "{error}");
         assert!(error.to_string().contains(with), "{error}");
     }
     let small = Limit::new(&spec(Algorithm::FixedWindow, 29, global(3)));
     assert_eq!(small, Err(LimitError::ReserveTooSmall { regions: 3 }));
     assert!(Limit::new(&spec(Algorithm::FixedWindow, 30, global(3))).is_ok());
-    assert!(!Limit::new(&window).unwrap().count_rejected(), "a sole window counts rejected hits, but not a global one");
+    assert!(
+        !Limit::new(&window).unwrap().counts_rejected_hits(),
+        "a sole window counts rejected hits, but not a global one"
+    );
 }
 
 #[test]
@@ -153,7 +156,7 @@ fn fallback_keeps_its_hits_whatever_a_region_reports() {
     let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, scope)).unwrap();
     let fallback = Fallback::new(1 << 20, NonZeroU32::MIN);
     let counted = limit.as_counted_in_region();
-    let mut state = State::empty(counted.counting());
+    let mut state = State::empty(counted.counting_method());
     state.charge(&counted, NOW, ChargeRequest::new(Hits::Charge(1), 0));
     with_charge(&limit, 30, |charge| {
         assert!(fallback.charge(charge, NOW)[0].admitted);
@@ -177,8 +180,8 @@ fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
         let counter = OwnedCounter { limit, shadow: false, quota: false, tag: 0 };
         let request = ChargeRequest::new(Hits::Charge(100), 0);
         let command = OwnedCharge::new(SmallVec::from_iter([counter]), request);
-        let mut state = State::empty(limit.counting());
-        state.set_global_view(&GlobalView { valid_until: NOW.plus_us(1), ..GlobalView::UNKNOWN });
+        let mut state = State::empty(limit.counting_method());
+        state.set_global_view(&GlobalRedisView { valid_until: NOW.plus_us(1), ..GlobalRedisView::UNKNOWN });
         let results = [(); 2].map(|()| state.charge(&limit, NOW, request));
         assert!(!results[1].admitted && results[1].retry_after_us.is_some(), "{results:?}");
         let at = Instant::now();

@@ -8,14 +8,14 @@ use proptest::prelude::*;
 use smallvec::{SmallVec, smallvec};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualCounters, LocalBudget};
+use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualDescriptor, LocalBudget};
 use tollkeeper::store::redis::eventual::table::EventualTable;
 use tollkeeper::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
 
@@ -76,7 +76,7 @@ struct Region {
     start: Instant,
     elapsed_us: u64,
     state: State,
-    descriptor: EventualCounters,
+    descriptor: EventualDescriptor,
     processes: Vec<(EventualTable, Vec<LeaseTicket>)>,
     cut_off: bool,
     /// Leases with the time of the region's Redis until which they are recorded, and their hits.
@@ -109,8 +109,8 @@ impl Region {
         Self {
             start: Instant::now(),
             elapsed_us: 0,
-            state: State::empty(limit.counting()),
-            descriptor: EventualCounters { id: DescriptorId::new(1, &counters), budget, counters },
+            state: State::empty(limit.counting_method()),
+            descriptor: EventualDescriptor { id: DescriptorId::new(1, &counters), budget, counters },
             processes: (0..3).map(|_| (EventualTable::new(1 << 20), Vec::new())).collect(),
             cut_off: false,
             record: Vec::new(),
@@ -142,15 +142,15 @@ impl Region {
         *self.admitted.entry(self.window()).or_default() += hits;
     }
 
-    fn clock(&self, below_us: u64, above_us: u64) -> GlobalView {
+    fn clock(&self, below_us: u64, above_us: u64) -> GlobalRedisView {
         let offset = |us: u64| i64::try_from(us).unwrap();
-        GlobalView {
+        GlobalRedisView {
             valid_until: Time::from_micros(REGION_START_US + self.elapsed_us + 1),
             offset_lo: offset(OFFSET_US) - offset(below_us),
             offset_hi: offset(OFFSET_US + above_us),
             can_request: true,
             cut_off: self.cut_off,
-            ..GlobalView::UNKNOWN
+            ..GlobalRedisView::UNKNOWN
         }
     }
 
@@ -200,12 +200,12 @@ impl Region {
                 let now = self.redis_time();
                 self.end_leases(process);
                 let (table, _) = &mut self.processes[process];
-                let context = AdmitContext { at, now, may_share: true, is_retry: false };
-                if let LocalDecision::Local { .. } = table.admit(&self.descriptor, &command, context) {
+                let context = AdmitContext { at, now, may_use_share: true, is_retry: false };
+                if let LocalDecision::Local { .. } = table.try_admit(&self.descriptor, &command, context) {
                     self.leased += hits;
                     return self.admit(hits);
                 }
-                let lease = table.lease_size(&self.descriptor, at, 3);
+                let lease = table.hits_to_lease(&self.descriptor, at, 3);
                 self.elapsed_us += there_us;
                 let (now, limit, clock) = (self.redis_time(), self.limit(), self.clock(below_us, above_us));
                 self.state.set_global_view(&clock);
@@ -215,7 +215,7 @@ impl Region {
                 let request = ChargeRequest::new(Hits::Charge(lease), 0);
                 let leased = if lease > 0 && self.state.charge(&limit, now, request).admitted { lease } else { 0 };
                 if leased > 0 {
-                    self.record.push((now.plus_us(self.descriptor.budget.lease_record_us()), leased));
+                    self.record.push((now.plus_us(self.descriptor.budget.lease_record_lifetime_us()), leased));
                 }
                 let report = CallReport { sent: at, now, states: smallvec![self.state.clone()], leased };
                 self.elapsed_us += back_us;
@@ -284,5 +284,5 @@ fn allowance_of_an_unknown_window_is_not_lent() {
         // A window ahead of global time comes from a clock that was wrong.
         state.counts.window = (REGION_START_US + OFFSET_US) / PERIOD_US + 1;
     }
-    assert_eq!(region.state.grant_left_us(&limit, now), 0);
+    assert_eq!(region.state.grant_time_left_us(&limit, now), 0);
 }

@@ -60,7 +60,7 @@ impl Scripts {
     pub(super) fn call_identity(&mut self, key: &str, call: &IdentityCall, now: Time) -> IdentityReply {
         let argument = registry::encode_identity_call(call, Some(now));
         let reply = self.try_run(region_identity_script(), key, &argument).expect("the script has no mistake");
-        let reply = registry::decode_identity(&reply).expect("the reply can be read");
+        let reply = registry::decode_identity_reply(&reply).expect("the reply can be read");
         assert_eq!(reply.now, now);
         reply
     }
@@ -71,10 +71,10 @@ impl Scripts {
 
     /// Calls the script of the registry.
     pub(super) fn call_registry(&mut self, report: RegionReport<'_>, now: Time) -> RegistryReply {
-        let argument = registry::encode_report(report, Some(now));
+        let argument = registry::encode_region_report(report, Some(now));
         let reply =
             self.try_run(global_members_script(), "tk1:{members}", &argument).expect("the script has no mistake");
-        let reply = registry::decode_registry(&reply).expect("the reply can be read");
+        let reply = registry::decode_registry_reply(&reply).expect("the reply can be read");
         assert_eq!(reply.now, now);
         reply
     }
@@ -420,7 +420,7 @@ fn foreign_values_are_an_error_and_stay() {
     let server = servers::options().start();
     let mut scripts = Scripts::new(&server);
     let identity = registry::encode_identity_call(&CALL, Some(START));
-    let report = registry::encode_report(report_at(START), Some(START));
+    let report = registry::encode_region_report(report_at(START), Some(START));
     let cases = [
         (region_identity_script(), "tk1:{identity}", &identity, vec!["x".to_owned(), "y".repeat(105)]),
         (global_members_script(), "tk1:{members}", &report, vec!["\u{1}".to_owned(), "z".repeat(60)]),
@@ -443,9 +443,9 @@ fn malformed_replies_are_errors() {
     let word = |number: u64| number.to_le_bytes().to_vec();
     let identity =
         |is_new: u64, rest: usize| [word(1), word(0), word(is_new), word(1), word(0), word(0), vec![7; rest]].concat();
-    assert!(registry::decode_identity(&identity(1, 32)).is_ok());
+    assert!(registry::decode_identity_reply(&identity(1, 32)).is_ok());
     for bytes in [identity(2, 32), identity(0, 31), identity(0, 33), vec![], vec![0; 47]] {
-        assert!(registry::decode_identity(&bytes).is_err(), "{bytes:?}");
+        assert!(registry::decode_identity_reply(&bytes).is_err(), "{bytes:?}");
     }
     let numbers = |recorded, accepted| [word(1), word(recorded), word(accepted), word(0), word(0), word(0)].concat();
     let head = || numbers(1, 1);
@@ -453,11 +453,11 @@ fn malformed_replies_are_errors() {
         let length = vec![u8::try_from(name.len()).unwrap()];
         [length, name.to_vec(), vec![differs], vec![9; 16], word(1), word(2), word(3)].concat()
     };
-    assert_eq!(registry::decode_registry(&[head(), row(b"eu", 1)].concat()).unwrap().others.len(), 1);
+    assert_eq!(registry::decode_registry_reply(&[head(), row(b"eu", 1)].concat()).unwrap().others.len(), 1);
     let many = [head(), row(b"eu", 0).repeat(129)].concat();
     let unread = [row(b"", 0), row(b"e u", 0), row(b"eu\n", 0), row(&[b'x'; 64], 0), row(b"eu", 2), vec![9, 1]];
     let unread = unread.into_iter().map(|row| [head(), row].concat());
     for bytes in unread.chain([many, numbers(2, 0), numbers(0, 2), vec![1]]) {
-        assert!(registry::decode_registry(&bytes).is_err(), "{bytes:?}");
+        assert!(registry::decode_registry_reply(&bytes).is_err(), "{bytes:?}");
     }
 }

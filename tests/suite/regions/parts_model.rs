@@ -9,10 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::store::client::redis::server_clock::{
+    ClockJumps, ClockReading, InstantRange, ServerClock, process_time_us,
+};
 use tollkeeper::store::redis::regions::registry::{FencingToken, IdentityCall, RegionRedisId, RegionReport};
-use tollkeeper::store::redis::regions::standing::{CallTimes, ClientEvents, OwnRegion, RegionStanding};
+use tollkeeper::store::redis::regions::standing::{
+    CallTimes, ClockAndConnectionEvents, OwnRegionSettings, RegionStanding,
+};
 
 use super::membership::{SECOND, START, Scripts, hash};
 use crate::kit::redis::{self as servers, Server};
@@ -50,13 +54,17 @@ impl Process {
     fn new(place: Place, proposal: RegionRedisId) -> Self {
         let region = Arc::<ClockJumps>::default();
         let global = Arc::new(region.for_other_deployment());
-        let own = OwnRegion::with_names(place.name, place.list, Duration::from_secs(LEASE));
+        let own = OwnRegionSettings::with_names(place.name, place.list, Duration::from_secs(LEASE));
         Self {
             place,
             global_clock: ServerClock::new(Arc::clone(&global)),
             standing: RegionStanding::new(
                 own,
-                ClientEvents { region_jumps: region, global_jumps: global, ..ClientEvents::default() },
+                ClockAndConnectionEvents {
+                    region_jumps: region,
+                    global_jumps: global,
+                    ..ClockAndConnectionEvents::default()
+                },
             ),
             proposal,
             accepted: FencingToken::NONE,
@@ -145,7 +153,7 @@ impl World {
 
     fn step(&mut self, index: usize) {
         let at = self.at();
-        let us = process_us(at);
+        let us = process_time_us(at);
         let times = CallTimes { sent_us: us, answered_us: us };
         let now = START.plus_us(self.second * SECOND);
         let global_now = Time::from_micros(now.as_micros().saturating_add_signed(self.global_ahead * 1_000_000));
@@ -186,7 +194,7 @@ impl World {
                 break;
             }
         }
-        if !process.standing.restrict_view(GlobalView::UNKNOWN, PERIOD * SECOND, at).parts_unusable {
+        if !process.standing.restrict_view(GlobalRedisView::UNKNOWN, PERIOD * SECOND, at).parts_unusable {
             self.used.insert((name, list, redis), self.second);
         }
     }

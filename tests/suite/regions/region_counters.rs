@@ -8,7 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region::GRANT_ANSWER_TIMEOUT_US;
-use tollkeeper::limit::algorithm::region::GlobalView;
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
@@ -78,19 +78,19 @@ struct RegionCounter {
 
 impl RegionCounter {
     fn new(limit: Limit, offset_us: i64) -> Self {
-        Self { limit, state: State::empty(limit.counting()), now: Time::from_micros(START_US), offset_us }
+        Self { limit, state: State::empty(limit.counting_method()), now: Time::from_micros(START_US), offset_us }
     }
 
     fn advance(&mut self, event: &Event) {
         self.now = self.now.plus_us(event.after_us);
         let around = |us: i64| Time::from_micros(self.now.as_micros().saturating_add_signed(us));
-        self.state.set_global_view(&GlobalView {
+        self.state.set_global_view(&GlobalRedisView {
             valid_from: around(-1),
             valid_until: around(1),
             offset_lo: self.offset_us - event.below_us,
             offset_hi: self.offset_us + event.above_us,
             can_request: true,
-            ..GlobalView::UNKNOWN
+            ..GlobalRedisView::UNKNOWN
         });
     }
 
@@ -117,7 +117,7 @@ impl RegionCounter {
     /// Answers the open request in the true window; true if the counter took it.
     fn grant(&mut self, hits: u64) -> bool {
         let grant = HitsGrant {
-            request: self.state.open_request_id(),
+            request: self.state.open_grant_request_id(),
             window: self.window(),
             epoch: 0,
             hits,
@@ -125,7 +125,7 @@ impl RegionCounter {
             exhausted: false,
             next_request_at: self.now,
         };
-        self.counts().take_grant(&grant)
+        self.counts().accept_grant(&grant)
     }
 }
 
@@ -183,11 +183,11 @@ proptest! {
         let mut opened_at = 0;
         for event in &events {
             counter.advance(event);
-            let before = counter.state.open_request_id();
+            let before = counter.state.open_grant_request_id();
             match event.action {
                 Action::Charge(hits) => {
                     let is_admitted = counter.charge(Hits::Charge(hits)).admitted;
-                    let request = counter.state.open_request_id();
+                    let request = counter.state.open_grant_request_id();
                     if request != before {
                         prop_assert!(request >= opened_at + GRANT_ANSWER_TIMEOUT_US, "{opened_at} and {request}");
                         opened_at = request;
@@ -218,8 +218,8 @@ proptest! {
         for event in &events {
             counter.now = counter.now.plus_us(event.after_us);
             let valid_from = counter.now.plus_us(1);
-            let jumped = GlobalView { valid_from, valid_until: valid_from.plus_us(9), ..GlobalView::UNKNOWN };
-            counter.state.set_global_view(if is_jump { &jumped } else { &GlobalView::UNKNOWN });
+            let jumped = GlobalRedisView { valid_from, valid_until: valid_from.plus_us(9), ..GlobalRedisView::UNKNOWN };
+            counter.state.set_global_view(if is_jump { &jumped } else { &GlobalRedisView::UNKNOWN });
             let Action::Charge(hits) = event.action else { continue };
             let hits = hits % 3 + 1;
             let now_us = counter.now.as_micros();
@@ -262,7 +262,7 @@ proptest! {
                 Action::Grant(hits) => {
                     let end = now.plus_us(hits * 100_000);
                     let grant = PrepaidHitsGrant {
-                        request: counter.state.open_request_id(),
+                        request: counter.state.open_grant_request_id(),
                         epoch: 0,
                         hits,
                         low: hits / 3,
@@ -272,7 +272,7 @@ proptest! {
                         next_request_at: counter.now,
                     };
                     let State::RegionBucket(state) = &mut counter.state else { panic!("no bucket") };
-                    if state.counts.take_grant(capacity, &grant) {
+                    if state.counts.accept_grant(capacity, &grant) {
                         prepaid.push((end, hits));
                         prepaid.sort_unstable();
                     }
@@ -315,7 +315,7 @@ proptest! {
             counter.advance(&Event { after_us: 0, below_us, above_us, action: Action::Charge(1) });
             if counter.charge(Hits::Charge(1)).admitted {
                 let window = counter.counts().window;
-                let left_us = counter.state.grant_left_us(&counter.limit, counter.now);
+                let left_us = counter.state.grant_time_left_us(&counter.limit, counter.now);
                 let last_us = (left_us * later / 100).min(left_us.saturating_sub(1));
                 let global_us = counter.global().as_micros() + last_us;
                 prop_assert!(left_us == 0 || global_us / PERIOD_US == window, "{global_us} is not in {window}");
@@ -326,9 +326,9 @@ proptest! {
 }
 
 /// Clock of a call at `now`, when global time is exactly `offset_us` later.
-fn exact_clock(now: Time, offset_us: i64) -> GlobalView {
+fn exact_clock(now: Time, offset_us: i64) -> GlobalRedisView {
     let (valid_from, valid_until) = (now, now.plus_us(1));
-    GlobalView { valid_from, valid_until, offset_lo: offset_us, offset_hi: offset_us, ..GlobalView::UNKNOWN }
+    GlobalRedisView { valid_from, valid_until, offset_lo: offset_us, offset_hi: offset_us, ..GlobalRedisView::UNKNOWN }
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn jump_of_the_regions_clock_refills_no_tokens() {
             assert!(counter.charge(Hits::Charge(10)).admitted, "all that the region always has");
             counter.now = Time::from_micros(counter.now.as_micros().saturating_add_signed(jump_us));
             if !is_known_at_once {
-                counter.state.set_global_view(&GlobalView::UNKNOWN);
+                counter.state.set_global_view(&GlobalRedisView::UNKNOWN);
                 assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
             }
             counter.state.set_global_view(&exact_clock(counter.now, -jump_us));
@@ -362,12 +362,12 @@ fn tokens_spent_at_an_unknown_time_do_not_refill_twice() {
     counter.state.set_global_view(&exact_clock(counter.now, 0));
     assert!(counter.charge(Hits::Charge(1)).admitted);
     counter.now = counter.now.plus_us(10 * PERIOD_US);
-    counter.state.set_global_view(&GlobalView::UNKNOWN);
+    counter.state.set_global_view(&GlobalRedisView::UNKNOWN);
     assert!(counter.charge(Hits::Charge(9)).admitted);
     // Known to half a period at first, then exactly.
     for offset_lo in [-5_000_000, 0] {
         counter.now = counter.now.plus_us(1);
-        counter.state.set_global_view(&GlobalView { offset_lo, ..exact_clock(counter.now, 0) });
+        counter.state.set_global_view(&GlobalRedisView { offset_lo, ..exact_clock(counter.now, 0) });
         assert!(!counter.charge(Hits::Charge(2)).admitted, "they were spent 2 us ago");
     }
 }
@@ -381,7 +381,7 @@ fn period_meets_two_loss_allowances_however_clocks_drift() {
     let limit = limit(Algorithm::FixedWindow, RegionLossPolicy::Share);
     for length in [PERIOD_US, DRIFTED_PERIOD_US] {
         let mut counter = RegionCounter::new(limit, 0);
-        counter.state.set_global_view(&GlobalView::UNKNOWN);
+        counter.state.set_global_view(&GlobalRedisView::UNKNOWN);
         let start = counter.now;
         let mut admitted: Vec<u64> = Vec::new();
         // Of the first period, one hit at its start and the others at its end; then all at the start of each.
@@ -408,13 +408,13 @@ fn only_an_allowance_that_is_a_part_of_the_limit_needs_the_other_regions() {
         [Algorithm::FixedWindow, Algorithm::TokenBucket].into_iter().flat_map(|it| cases.map(|case| (it, case)))
     {
         let mut counter = RegionCounter::new(limit(algorithm, policy), 0);
-        let mut admitted = |view: GlobalView| {
+        let mut admitted = |view: GlobalRedisView| {
             counter.state.set_global_view(&view);
             (0..400).filter(|_| counter.charge(Hits::Charge(1)).admitted).count()
         };
-        let in_doubt = GlobalView { cut_off: true, parts_unusable: true, ..GlobalView::UNKNOWN };
+        let in_doubt = GlobalRedisView { cut_off: true, parts_unusable: true, ..GlobalRedisView::UNKNOWN };
         let valid_from = Time::from_micros(START_US + 1);
-        let displaced = GlobalView { valid_from, valid_until: valid_from.plus_us(9), ..in_doubt };
+        let displaced = GlobalRedisView { valid_from, valid_until: valid_from.plus_us(9), ..in_doubt };
         assert_eq!(admitted(displaced), 0, "{algorithm:?} {policy:?}: a clock jumped");
         assert_eq!(admitted(in_doubt), expected, "{algorithm:?} {policy:?}");
     }

@@ -60,7 +60,7 @@ proptest! {
     #[test]
     fn grant_is_taken_once_and_in_its_window(before in counts(), grant in grant()) {
         let mut after = before;
-        let taken = after.take_grant(&grant);
+        let taken = after.accept_grant(&grant);
         let is_answer = grant.request != 0 && grant.request == before.cycle.open_request;
         prop_assert_eq!(taken, is_answer && (grant.window == before.window || grant.window == before.window + 1));
         if taken {
@@ -68,7 +68,7 @@ proptest! {
             prop_assert_eq!(after.granted, kept + grant.hits);
             prop_assert_eq!((after.window, after.cycle.epoch), (grant.window, before.cycle.epoch.max(grant.epoch)));
             let again = after;
-            prop_assert!(!after.take_grant(&grant), "the same answer twice");
+            prop_assert!(!after.accept_grant(&grant), "the same answer twice");
             prop_assert_eq!(after, again);
         } else {
             prop_assert_eq!((after.granted, after.granted_total), match after.window == before.window {
@@ -81,11 +81,11 @@ proptest! {
     #[test]
     fn returned_hits_cannot_be_spent(before in counts(), window in 100..104_u64) {
         let mut after = before;
-        let returned = after.give_back(window);
+        let returned = after.take_unused_hits(window);
         prop_assert_eq!(returned, if window == before.window { before.granted } else { 0 });
         prop_assert_eq!(after.granted, before.granted - returned);
         prop_assert_eq!(after.granted_total, before.granted_total - returned);
-        prop_assert_eq!(after.give_back(window), 0);
+        prop_assert_eq!(after.take_unused_hits(window), 0);
     }
 }
 
@@ -135,12 +135,12 @@ fn script_agrees_with_the_pure_counts() {
             let connection = &mut *connection.borrow_mut();
             let mut taken = before;
             write(connection, &before);
-            let is_taken = u64::from(taken.take_grant(&grant));
+            let is_taken = u64::from(taken.accept_grant(&grant));
             prop_assert_eq!(call(connection, &encode_hits_grant(PERIOD_MS, &grant)), is_taken);
             prop_assert_eq!(read(connection), words(if is_taken == 1 { &taken } else { &before }));
             write(connection, &before);
             let mut returned = before;
-            let hits = returned.give_back(window);
+            let hits = returned.take_unused_hits(window);
             prop_assert_eq!(call(connection, &encode_hits_return(PERIOD_MS, window)), hits);
             prop_assert_eq!(read(connection), words(&returned));
             Ok(())

@@ -34,7 +34,7 @@ fn try_run<T: redis::FromRedisValue>(
 
 fn list(connection: &mut Connection, argument: &[u8]) -> ResetsReply {
     let reply: Vec<u8> = try_run(connection, global_resets_script(), LIST, argument).expect("the script runs");
-    resets::decode_list(&reply).expect("the reply can be read")
+    resets::decode_resets_reply(&reply).expect("the reply can be read")
 }
 
 fn counter(name: &str) -> CounterToReset {
@@ -43,14 +43,14 @@ fn counter(name: &str) -> CounterToReset {
 
 fn add(connection: &mut Connection, time: Time, names: &[&str], now: Time) -> Time {
     let counters: Vec<CounterToReset> = names.iter().copied().map(counter).collect();
-    let reply = list(connection, &resets::encode_list_addition(time, &counters, Some(now)));
+    let reply = list(connection, &resets::encode_resets_addition(time, &counters, Some(now)));
     assert_eq!((reply.now, reply.resets), (now, vec![]));
     reply.newest
 }
 
 /// Names of the counters after a time, and the time of the newest.
 fn read(connection: &mut Connection, after: Time, now: Time) -> (Vec<String>, Time) {
-    let reply = list(connection, &resets::encode_list_read(after, Some(now)));
+    let reply = list(connection, &resets::encode_resets_read(after, Some(now)));
     let name = |ListedReset { time, counter }: ListedReset| {
         assert!(time <= reply.newest && counter.period_ms == 60_000);
         String::from_utf8(counter.key.to_vec()).expect("it is text")
@@ -94,13 +94,13 @@ fn list_is_bounded_and_rejects_other_values() {
     assert_eq!(read(connection, NEVER, after(4)).0.len(), 1000);
     for value in ["x", &"\u{1}".repeat(30)] {
         server.query::<()>(&["SET", LIST, value]);
-        let argument = resets::encode_list_read(NEVER, None);
+        let argument = resets::encode_resets_read(NEVER, None);
         let error = try_run::<Vec<u8>>(connection, global_resets_script(), LIST, &argument).unwrap_err();
         assert!(error.to_string().contains("WRONGTYPE"), "{error}");
     }
-    assert!(resets::decode_list(&[0; 40]).is_ok_and(|reply| reply.resets.len() == 1));
+    assert!(resets::decode_resets_reply(&[0; 40]).is_ok_and(|reply| reply.resets.len() == 1));
     for broken in [&[0; 15][..], &[0; 39], &[255; 16], &[&[0; 32][..], &[1, 0, 0, 0, 0, 0, 0, 0]].concat()] {
-        assert!(resets::decode_list(broken).is_err(), "{broken:?}");
+        assert!(resets::decode_resets_reply(broken).is_err(), "{broken:?}");
     }
 }
 

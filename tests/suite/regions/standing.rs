@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::GlobalView;
-use tollkeeper::settings::redis::regions::DEFAULT_LEASE;
+use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::settings::redis::regions::DEFAULT_REGION_LEASE;
 use tollkeeper::store::client::redis::deployment_context::ConnectionOpenings;
-use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
+use tollkeeper::store::client::redis::server_clock::{
+    ClockJumps, ClockReading, InstantRange, ServerClock, process_time_us,
+};
 use tollkeeper::store::redis::regions::region_notices::collect_region_notices;
 use tollkeeper::store::redis::regions::registry::{
     FencingTokens, IdentityClaim, IdentityReply, OtherRegion, RegionIdentity, RegionRedisId, RegistryReply,
 };
 use tollkeeper::store::redis::regions::standing::{
-    CUT_OFF_AFTER, CallTimes, ClientEvents, ConflictKind, OwnRegion, RegionFindings, RegionStanding, ReportedRegions,
+    CUT_OFF_AFTER, CallTimes, ClockAndConnectionEvents, ConflictKind, OwnRegionSettings, RegionFindings,
+    RegionStanding, ReportedRegionCounts,
 };
 use tollkeeper::store::stats::region_notice::RegionNotice;
 
@@ -32,8 +35,8 @@ fn after(seconds: u64) -> Time {
     START.plus_us(seconds * SECOND)
 }
 
-fn own() -> OwnRegion {
-    OwnRegion::with_names("eu", &["asia", "eu", "us"], DEFAULT_LEASE)
+fn own() -> OwnRegionSettings {
+    OwnRegionSettings::with_names("eu", &["asia", "eu", "us"], DEFAULT_REGION_LEASE)
 }
 
 fn identity(number: u8, list_changed: Time, is_new: bool) -> IdentityReply {
@@ -236,7 +239,7 @@ impl Region {
             global_clock: ServerClock::new(Arc::clone(&global)),
             standing: RegionStanding::new(
                 own(),
-                ClientEvents {
+                ClockAndConnectionEvents {
                     region_jumps: region,
                     region_connections: Arc::clone(&connections),
                     global_jumps: global,
@@ -260,7 +263,7 @@ impl Region {
     }
 
     fn times(&self, seconds: u64) -> CallTimes {
-        let us = process_us(self.at(seconds));
+        let us = process_time_us(self.at(seconds));
         CallTimes { sent_us: us, answered_us: us }
     }
 
@@ -282,7 +285,7 @@ impl Region {
         clock.record(&ClockReading { within: InstantRange { from, until: from }, server });
     }
 
-    fn restrict_view(&self, period_us: u64, at: Instant) -> GlobalView {
+    fn restrict_view(&self, period_us: u64, at: Instant) -> GlobalRedisView {
         self.standing.restrict_view(VIEW, period_us, at)
     }
 
@@ -295,25 +298,25 @@ impl Region {
     }
 }
 
-const VIEW: GlobalView = GlobalView { valid_until: START, ..GlobalView::UNKNOWN };
-const FREE: GlobalView = GlobalView { can_request: true, ..VIEW };
+const VIEW: GlobalRedisView = GlobalRedisView { valid_until: START, ..GlobalRedisView::UNKNOWN };
+const FREE: GlobalRedisView = GlobalRedisView { can_request: true, ..VIEW };
 
 #[test]
 fn region_is_cut_off_five_seconds_after_the_last_answer() {
     let region = Region::new();
-    let nothing = GlobalView { cut_off: true, parts_unusable: true, ..VIEW };
+    let nothing = GlobalRedisView { cut_off: true, parts_unusable: true, ..VIEW };
     assert_eq!(region.restrict_view(MINUTE, region.start), nothing);
     assert_eq!(region.notices(0), [RegionNotice::CutOff { parts_left: None }, RegionNotice::LeaseEnded]);
     region.identity(&identity(1, NEVER, false), 0);
     assert_eq!(region.restrict_view(MINUTE, region.start), nothing);
-    region.standing.record_answer_time(process_us(region.start));
+    region.standing.record_answer_time(process_time_us(region.start));
     assert_eq!(region.restrict_view(MINUTE, region.start), nothing, "no report was recorded");
     region.registry(&registry(NEVER, both()), 0);
     assert_eq!(region.restrict_view(MINUTE, region.start + CUT_OFF_AFTER), FREE);
     assert_eq!(region.notices(5), []);
     let cut_off = region.start + CUT_OFF_AFTER + Duration::from_micros(1);
-    assert_eq!(region.restrict_view(MINUTE, cut_off), GlobalView { cut_off: true, ..VIEW });
-    region.standing.record_answer_time(process_us(region.at(7)));
+    assert_eq!(region.restrict_view(MINUTE, cut_off), GlobalRedisView { cut_off: true, ..VIEW });
+    region.standing.record_answer_time(process_time_us(region.at(7)));
     assert_eq!(region.restrict_view(MINUTE, cut_off), FREE, "a grant is an answer too");
 }
 
@@ -325,7 +328,7 @@ fn cut_off_region_loses_its_parts_when_its_lease_ends() {
     let [RegionNotice::CutOff { parts_left: Some(left) }] = notices[..] else { panic!("{notices:?}") };
     assert!((3530..3540).contains(&left.as_secs()), "{left:?}");
     assert!(notices[0].to_string().contains("end in 59m (TOLLKEEPER_REGION_LEASE)"), "{}", notices[0]);
-    let cut_off = GlobalView { cut_off: true, parts_unusable: true, ..VIEW };
+    let cut_off = GlobalRedisView { cut_off: true, parts_unusable: true, ..VIEW };
     assert_eq!(region.restrict_view(MINUTE, region.at(3597)), cut_off, "a thousandth earlier");
     assert_eq!(region.notice_names(3597), ["cut_off", "lease_ended"]);
 }
@@ -342,7 +345,7 @@ fn conflict_takes_the_parts_and_leaves_the_grants() {
         region.registry(&reply, 10);
         assert_eq!(
             region.restrict_view(MINUTE, region.at(11)),
-            GlobalView { parts_unusable: true, ..FREE },
+            GlobalRedisView { parts_unusable: true, ..FREE },
             "{notice}"
         );
         assert_eq!(region.notice_names(11), [notice]);
@@ -365,19 +368,19 @@ fn notice_of_a_second_redis_tells_when_it_ends() {
 fn missing_regions_are_named_and_counted() {
     let region = Region::new();
     region.identity(&identity(1, NEVER, false), 0);
-    assert_eq!(region.standing.reported_regions(), ReportedRegions { reported: 0, listed: 3 });
+    assert_eq!(region.standing.count_reported_regions(), ReportedRegionCounts { reported: 0, listed: 3 });
     region.registry(&RegistryReply { recorded: false, ..registry(NEVER, vec![]) }, 0);
-    assert_eq!(region.standing.reported_regions(), ReportedRegions { reported: 0, listed: 3 });
+    assert_eq!(region.standing.count_reported_regions(), ReportedRegionCounts { reported: 0, listed: 3 });
     region.registry(&registry(NEVER, vec![]), 0);
-    assert_eq!(region.standing.reported_regions(), ReportedRegions { reported: 1, listed: 3 });
+    assert_eq!(region.standing.count_reported_regions(), ReportedRegionCounts { reported: 1, listed: 3 });
     assert_eq!(region.notices(0), [RegionNotice::NeverReported(vec!["asia".into(), "us".into()])]);
     let silent = OtherRegion { seen: after(939), ..other("us", false, NEVER) };
     region.registry(&registry(NEVER, vec![silent, other("old", false, NEVER)]), 0);
-    assert_eq!(region.standing.reported_regions(), ReportedRegions { reported: 2, listed: 3 });
+    assert_eq!(region.standing.count_reported_regions(), ReportedRegionCounts { reported: 2, listed: 3 });
     let expected = [RegionNotice::NeverReported(vec!["asia".into()]), RegionNotice::NotSeen(vec!["us".into()])];
     assert_eq!(region.notices(0), expected);
     region.registry(&registry(NEVER, both()), 0);
-    assert_eq!(region.standing.reported_regions(), ReportedRegions { reported: 3, listed: 3 });
+    assert_eq!(region.standing.count_reported_regions(), ReportedRegionCounts { reported: 3, listed: 3 });
     assert_eq!(region.notices(0), []);
 }
 
@@ -391,7 +394,7 @@ fn jump_of_the_global_clock_stops_grants_for_a_period() {
     region.read(&region.global_clock, 2, 1001);
     region.read(&region.global_clock, 3, 1005);
     region.registry(&registry(NEVER, both()), 60);
-    let resting = GlobalView { cut_off: true, ..GlobalView::UNKNOWN };
+    let resting = GlobalRedisView { cut_off: true, ..GlobalRedisView::UNKNOWN };
     assert_eq!(region.restrict_view(MINUTE, region.at(60)), resting);
     assert!(region.standing.global_clock_jumped_recently(MINUTE, region.at(60)));
     assert_eq!(region.notice_names(60), ["global_clock_jumped"]);
@@ -421,7 +424,7 @@ fn jump_of_the_region_clock_lets_the_parts_rest() {
     region.read(&region.region_clock, 0, 1000);
     region.read(&region.region_clock, 1, 1130);
     region.registry(&registry(NEVER, both()), 60);
-    assert_eq!(region.restrict_view(MINUTE, region.at(60)), GlobalView { parts_unusable: true, ..FREE });
+    assert_eq!(region.restrict_view(MINUTE, region.at(60)), GlobalRedisView { parts_unusable: true, ..FREE });
     assert_eq!(region.notice_names(60), ["region_clock_jumped"]);
     assert_eq!(region.restrict_view(MINUTE, region.at(62)), FREE);
     // What the region's Redis was told by another process.
@@ -434,7 +437,7 @@ fn jump_of_the_region_clock_lets_the_parts_rest() {
 #[test]
 fn parts_are_unused_from_a_new_connection_until_the_identity_is_read_again() {
     let region = Region::settled();
-    region.connections.record(process_us(region.at(2)));
+    region.connections.record(process_time_us(region.at(2)));
     assert!(region.restrict_view(MINUTE, region.at(2)).parts_unusable, "behind it may be an empty Redis");
     region.identity(&identity(1, NEVER, false), 1);
     assert!(region.restrict_view(MINUTE, region.at(3)).parts_unusable, "sent before");
@@ -460,7 +463,7 @@ fn jump_of_one_clock_hides_none_of_another() {
     region.read(&region.global_clock, 2, 1002);
     region.read(&region.region_clock, 3, 1102);
     region.read(&region.global_clock, 4, 1004);
-    assert_eq!(region.restrict_view(MINUTE, region.at(4)), GlobalView { parts_unusable: true, ..FREE });
+    assert_eq!(region.restrict_view(MINUTE, region.at(4)), GlobalRedisView { parts_unusable: true, ..FREE });
     assert_eq!(region.region_clock_jumps(), 1, "the jump is counted once");
 }
 

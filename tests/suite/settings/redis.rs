@@ -583,7 +583,8 @@ fn secrets_are_shown_in_no_output() {
     }
     assert!(tried > 2000, "{tried}");
     assert!(
-        !documentation::format_help().contains("hunter2") && !documentation::format_settings_page().contains("hunter2")
+        !documentation::format_environment_help().contains("hunter2")
+            && !documentation::format_settings_markdown().contains("hunter2")
     );
 }
 

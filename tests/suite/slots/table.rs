@@ -43,9 +43,9 @@ pub(super) fn take_step(table: &mut SlotTable, step: Step, dead: &BTreeSet<Holde
     };
     let is_dead = |holder: HolderId| dead.contains(&holder);
     let query = SlotQuery { slot: &step.slot, now: step.now, seats, limit: u64::from(step.limit), is_dead: &is_dead };
-    let mut state = table.view(query);
+    let mut state = table.view_for_request(query);
     let result = slots::charge(&limit, &mut state, step.now, request);
-    table.apply(&step.slot, &state, step.now, limit.period_us());
+    table.write_back(&step.slot, &state, step.now, limit.period_us());
     result
 }
 
@@ -130,19 +130,19 @@ fn check_counts(table: &SlotTable, model: &mut Model, now: Time, dead: &BTreeSet
     let is_there = |holder: &HolderId| holders.iter().any(|(there, _)| there == holder);
     model.slots.retain(|_, (_, holder, ..)| !dead.contains(holder) || is_there(holder));
     let counted: u64 = model.slots.values().map(|(.., seats)| seats).sum();
-    assert!(table.used() >= model.seats(dead), "a slot is not counted: {at}");
+    assert!(table.used_seats() >= model.seats(dead), "a slot is not counted: {at}");
     let summary = table.summarize(now, &|holder| dead.contains(&holder));
     assert_eq!(summary.seats, model.seats(dead), "{at}");
     assert_eq!(summary.tombstones, model.tombstones.len() as u64, "{at}");
-    assert!(table.used() >= summary.seats && counted >= summary.seats, "{at}");
+    assert!(table.used_seats() >= summary.seats && counted >= summary.seats, "{at}");
 }
 
 /// Compares the numbers of a result with the seats of the table before and after the step.
 fn check_numbers(result: &ChargeResult, before: &SlotTable, after: &SlotTable, limit: u32, at: &str) {
-    let left = before.used() - u64::from(result.expired_seats);
-    assert_eq!((result.before, result.after), (left, after.used()), "{at}");
-    assert_eq!(u64::from(result.remaining), u64::from(limit).saturating_sub(after.used()), "{at}");
-    assert_eq!(result.reset_us > 0, after.used() > 0, "{at}");
+    let left = before.used_seats() - u64::from(result.expired_seats);
+    assert_eq!((result.before, result.after), (left, after.used_seats()), "{at}");
+    assert_eq!(u64::from(result.remaining), u64::from(limit).saturating_sub(after.used_seats()), "{at}");
+    assert_eq!(result.reset_us > 0, after.used_seats() > 0, "{at}");
 }
 
 #[test]
@@ -191,7 +191,9 @@ fn table_follows_the_protocol_over_random_histories() {
                         }
                     }
                 },
-                Hits::Peek => assert!(result.slot == SlotChange::None && table.used() <= before.used(), "{at}"),
+                Hits::Peek => {
+                    assert!(result.slot == SlotChange::None && table.used_seats() <= before.used_seats(), "{at}")
+                }
                 Hits::Refund(_) => {
                     assert!(result.admitted, "{at}");
                     let unanswered = step.slot.action == SlotAction::ReleaseUnanswered;
@@ -224,7 +226,7 @@ fn request_that_another_limit_rejects_changes_nothing() {
     let request = ChargeRequest { rejected_elsewhere: true, ..ChargeRequest::new(Hits::Charge(1), 0) };
     for own in [OwnSlot::Absent, OwnSlot::Held { token: SlotToken(1), seats: 3 }] {
         let slot = SlotUse { id: SlotId(1), token: SlotToken(2), holder: HolderId(1), action: SlotAction::Acquire };
-        let seen = slots::State { last: now, used: 3, own, ..slots::State::default() }.for_use(&slot);
+        let seen = slots::State { last: now, used: 3, own, ..slots::State::default() }.with_slot_use(&slot);
         let mut state = seen;
         let result = slots::charge(&concurrent_limit(5), &mut state, now, request);
         assert_eq!((result.slot, result.before, result.after), (SlotChange::None, 3, 3), "{own:?}");
@@ -242,7 +244,7 @@ fn tombstones_are_bounded() {
         take_step(&mut table, Step { slot, hits: Hits::Refund(1), limit: 1, now }, &BTreeSet::new());
     }
     assert_eq!(table.summarize(now, &|_| false).tombstones, 10_000);
-    assert_eq!(table.used(), 0);
+    assert_eq!(table.used_seats(), 0);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tollkeeper::decide::log::recorded_rules;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::source::SourceRules;
-use tollkeeper::rules::xds::resource::read_resources;
+use tollkeeper::rules::xds::resource::parse_resources;
 
 use super::{client_of, limit, waiting_client_of};
 use crate::kit::http;
@@ -86,8 +86,8 @@ fn limit_of_a_control_plane_slides_if_the_defaults_say_so() {
         let minute_us = 60_000_000;
         let service = TestService::new([("LOG_LEVEL", "error")], Time::from_micros(1_000 * minute_us - 1_000_000));
         let options = CompileOptions { rule_defaults: Arc::new(defaults), ..CompileOptions::default() };
-        let rules = SourceRules::Resources(read_resources(vec![resource(&config)]).unwrap());
-        let recorded = recorded_rules::record_rules(&rules, None, &options.rule_defaults);
+        let rules = SourceRules::Resources(parse_resources(vec![resource(&config)]).unwrap());
+        let recorded = recorded_rules::build_rule_set_record(&rules, None, &options.rule_defaults);
         service.replace(rules.compile(&options).unwrap(), recorded);
         let request = || TestRequest::new("shop").descriptor(&[("user", "ann")]);
         let count = || (0..20).filter(|_| !service.decide(&request()).unwrap().over_limit()).count();

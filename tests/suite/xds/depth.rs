@@ -12,9 +12,9 @@ use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitP
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::xds::descriptors::{ConfigFields, DescriptorFields, MAX_DESCRIPTOR_DEPTH};
+use tollkeeper::rules::xds::descriptors::{DescriptorFields, MAX_DESCRIPTOR_DEPTH, RateLimitConfigFields};
 use tollkeeper::rules::xds::refused_domains::compile_resources;
-use tollkeeper::rules::xds::resource::{RuleResource, read_resources};
+use tollkeeper::rules::xds::resource::{RuleResource, parse_resources};
 
 use super::{accepted, client_of, facts};
 use crate::kit::http;
@@ -47,7 +47,7 @@ fn keys(depth: usize) -> Vec<String> {
 }
 
 fn compile(resources: Vec<Any>) -> Result<RuleSet, String> {
-    let resources = read_resources(resources).map_err(|errors| errors.join("\n"))?;
+    let resources = parse_resources(resources).map_err(|errors| errors.join("\n"))?;
     let compiled = compile_resources(&resources, &CompileOptions::default());
     Ok(RuleSet::new(compiled.map_err(|problems| problems.to_string())?.domains))
 }
@@ -133,7 +133,7 @@ fn generated(fields: DescriptorFields) -> Result<RateLimitDescriptor, prost::Dec
 }
 
 fn generated_config(encoded: &[u8]) -> Result<RateLimitConfig, prost::DecodeError> {
-    let ConfigFields { name, domain, descriptors } = ConfigFields::decode(encoded)?;
+    let RateLimitConfigFields { name, domain, descriptors } = RateLimitConfigFields::decode(encoded)?;
     let decode = |encoded: Bytes| generated(DescriptorFields::decode(encoded)?);
     Ok(RateLimitConfig { name, domain, descriptors: descriptors.into_iter().map(decode).collect::<Result<_, _>>()? })
 }

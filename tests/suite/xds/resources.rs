@@ -10,7 +10,7 @@ use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::xds::refused_domains::compile_resources;
-use tollkeeper::rules::xds::resource::read_resources;
+use tollkeeper::rules::xds::resource::parse_resources;
 use tollkeeper::rules::yaml::DocumentSelection;
 
 use crate::kit::xds_server::{TYPE_URL, daily, limited, resource};
@@ -20,7 +20,7 @@ fn compiled(configs: &[RateLimitConfig]) -> Result<CompiledRules, String> {
 }
 
 fn compiled_resources(resources: Vec<Any>) -> Result<CompiledRules, String> {
-    let resources = read_resources(resources).map_err(|errors| errors.join("\n"))?;
+    let resources = parse_resources(resources).map_err(|errors| errors.join("\n"))?;
     compile_resources(&resources, &CompileOptions::default()).map_err(|problems| problems.to_string())
 }
 
@@ -158,7 +158,7 @@ fn bytes_that_are_no_resource_are_errors() {
     let broken = Any { type_url: TYPE_URL.to_owned(), value: vec![0x0a, 0xff] };
     let other = Any { type_url: "type.googleapis.com/other\n".to_owned(), value: Vec::new() };
     let not_utf8 = Any { type_url: TYPE_URL.to_owned(), value: vec![0x0a, 0x01, 0xff] };
-    let errors = read_resources(vec![resource(&daily("d", &[])), broken, other, not_utf8]).unwrap_err();
+    let errors = parse_resources(vec![resource(&daily("d", &[])), broken, other, not_utf8]).unwrap_err();
     assert_eq!(errors.len(), 3, "{errors:?}");
     assert!(errors[0].starts_with("resource 1 of 4: it cannot be decoded: "), "{errors:?}");
     assert_eq!(errors[1], "resource 2 of 4: it is a 'type.googleapis.com/other\\n', not a RateLimitConfig");

@@ -90,7 +90,7 @@ fn same_content_is_refused_again_at_a_growing_pace() {
         subscription.handle_response(response("2", &last, &["bad"]), start + Duration::from_millis(400));
         assert_eq!(subscription.next_refusal_time(), Some(due));
         delays.push(due - start);
-        assert_eq!(facts(&subscription.take_due_refusal().unwrap()), ("", last.as_str(), Some("bad")));
+        assert_eq!(facts(&subscription.take_delayed_refusal().unwrap()), ("", last.as_str(), Some("bad")));
         assert!(subscription.next_refusal_time().is_none());
     }
     assert_eq!((delays[0], delays[5]), (MIN_REFUSAL_DELAY, MAX_REFUSAL_DELAY));
@@ -166,7 +166,7 @@ proptest! {
                     prop_assert!(is_bad);
                     prop_assert!(subscription.next_refusal_time().unwrap() <= start + MAX_REFUSAL_DELAY);
                     if action > 2 {
-                        let answer = subscription.take_due_refusal().unwrap();
+                        let answer = subscription.take_delayed_refusal().unwrap();
                         prop_assert_eq!(facts(&answer), (accepted.as_str(), nonce.as_str(), Some("bad")));
                     }
                 }

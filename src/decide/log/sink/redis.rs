@@ -20,8 +20,8 @@ use crate::base::clock::Clock;
 use crate::base::threads;
 use crate::decide::log::header::{HeaderReason, HeaderRecord};
 use crate::decide::log::queue::LostRecords;
-use crate::decide::log::stream::{EntryId, parse_entries};
-use crate::settings::decision_log::StreamSettings;
+use crate::decide::log::redis_stream::{EntryId, parse_entries};
+use crate::settings::decision_log::RedisStreamSettings;
 use crate::store::client::redis::connect_options::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
@@ -87,7 +87,7 @@ impl RedisSink {
     ///
     /// # Errors
     /// The thread of the connections cannot be started.
-    pub(super) fn start(settings: &StreamSettings) -> io::Result<Self> {
+    pub(super) fn start(settings: &RedisStreamSettings) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("decision-log")
@@ -146,7 +146,7 @@ impl RedisSink {
     ///
     /// # Errors
     /// A header is not known to be written.
-    fn renew_headers(&mut self) -> Result<(), LostRecords> {
+    fn append_trimmed_headers_again(&mut self) -> Result<(), LostRecords> {
         let Some(current) = self.header.clone() else { return Ok(()) };
         let is_due = match self.can_read || current.id.is_none() {
             true => self.checked_at.elapsed() >= HEADER_CHECK_INTERVAL,
@@ -156,7 +156,7 @@ impl RedisSink {
             return Ok(());
         }
         self.checked_at = Instant::now();
-        let first = match self.can_read.then(|| self.find_first_entry()) {
+        let first = match self.can_read.then(|| self.find_oldest_entry_id()) {
             // Without a permission, each try would be an entry in the server's log of such tries.
             Some(Err(RedisError::Misconfigured)) => {
                 self.can_read = false;
@@ -196,7 +196,7 @@ impl RedisSink {
     }
 
     /// Finds the id of the oldest entry; the greatest id in an empty stream.
-    fn find_first_entry(&self) -> Result<EntryId, RedisError> {
+    fn find_oldest_entry_id(&self) -> Result<EntryId, RedisError> {
         let key = &self.stream.key;
         let words: [&[u8]; 6] = [b"XRANGE", key, b"-", b"+", b"COUNT", b"1"];
         let call = self.client.call_key_unrecorded(key, &words, Instant::now() + WRITE_TIMEOUT);
@@ -211,7 +211,7 @@ impl RedisSink {
     /// Not all entries are known to be written.
     pub(super) fn write_lines(&mut self, lines: &[u8]) -> Result<(), LostRecords> {
         // A header that cannot be written is tried again; its failure is that of the lines too.
-        let _ = self.renew_headers();
+        let _ = self.append_trimmed_headers_again();
         self.lines_since_header += memchr::memchr_iter(b'\n', lines).count() as u64;
         let deadline = Instant::now() + WRITE_TIMEOUT;
         let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());

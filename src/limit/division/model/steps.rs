@@ -194,12 +194,12 @@ fn hits_are_charged_once_the_unknown_assignment_is_over() {
 #[test]
 fn last_hits_are_charged_once_and_those_of_the_next_division_too() {
     let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
-    let (mut held, mut state) = (HeldCounter::default(), State::empty_for(&limit));
+    let (mut held, mut state) = (CounterHolds::default(), State::empty_for(&limit));
     let mut room_after = |request: PoolRequest, second: u64| {
         let PoolRequest { used, number, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, number, wanted, lasts_us: for_us, demand };
-        let counter = LimitedState { limit: &limit, state: &mut state };
-        held.adjust(counter, ReplicaId([1; 16]), asked, at(second)).room.hits
+        let counter = StateWithLimit { limit: &limit, state: &mut state };
+        held.charge_used_and_grant(counter, ReplicaId([1; 16]), asked, at(second)).room.hits
     };
     let told = |second: u64, hits: u64| {
         let mut division: Division<u32> = Division::new([DividedLimit::new(&limit)], at(second));

@@ -29,12 +29,12 @@ impl DocumentReader<'_> {
         for key in self.read_fields(field.node, Section::Window, "window", field_path)? {
             let field_path = field_path.with_key(key.key.name);
             match key.key.name {
-                "timezone" => set(&mut window.zone, self.read_zone(&key, &field_path)),
-                "day_starts" => set(&mut window.day_starts, self.read_time_of_day(&key, &field_path)),
+                "timezone" => set_if_read(&mut window.zone, self.read_zone(&key, &field_path)),
+                "day_starts" => set_if_read(&mut window.day_starts, self.read_time_of_day(&key, &field_path)),
                 "week_starts" => {
-                    set(&mut window.week_starts, self.read_choice(&key, Weekday::from_name, &field_path));
+                    set_if_read(&mut window.week_starts, self.read_choice(&key, Weekday::from_name, &field_path));
                 }
-                "month" => set(&mut window.month, self.read_choice(&key, MonthLength::from_name, &field_path)),
+                "month" => set_if_read(&mut window.month, self.read_choice(&key, MonthLength::from_name, &field_path)),
                 "month_day" => month_day = self.read_u32(&key, &field_path),
                 _ => {}
             }
@@ -94,7 +94,9 @@ impl DocumentReader<'_> {
                 let field_path = field_path.with_key(key.key.name);
                 match key.key.name {
                     "settle_within" => within_s = self.read_settle_within(&key, &field_path),
-                    "unsettled" => set(&mut unsettled, self.read_choice(&key, UnsettledPolicy::from_name, &field_path)),
+                    "unsettled" => {
+                        set_if_read(&mut unsettled, self.read_choice(&key, UnsettledPolicy::from_name, &field_path))
+                    }
                     "estimate" => estimate = self.read_u32(&key, &field_path),
                     _ => {}
                 }
@@ -139,7 +141,7 @@ impl DocumentReader<'_> {
         self.read_parsed_scalar(field, parse, field_path)
     }
 
-    pub(super) fn read_active(
+    pub(super) fn read_active_times(
         &mut self,
         field: &Field<'_, '_>,
         field_path: &FieldPath<'_>,
@@ -154,10 +156,10 @@ impl DocumentReader<'_> {
         for key in self.read_fields(field.node, Section::Active, "active", field_path)? {
             let field_path = field_path.with_key(key.key.name);
             match key.key.name {
-                "days" => set(&mut active.days, self.read_days(&key, &field_path)),
-                "from" => set(&mut active.from, self.read_time_of_day(&key, &field_path)),
+                "days" => set_if_read(&mut active.days, self.read_days(&key, &field_path)),
+                "from" => set_if_read(&mut active.from, self.read_time_of_day(&key, &field_path)),
                 "to" => to = self.read_time_of_day(&key, &field_path),
-                "timezone" => set(&mut active.zone, self.read_zone(&key, &field_path)),
+                "timezone" => set_if_read(&mut active.zone, self.read_zone(&key, &field_path)),
                 _ => {}
             }
         }
@@ -222,7 +224,7 @@ impl DocumentReader<'_> {
 }
 
 /// Sets a value that was read.
-fn set<T>(value: &mut T, read: Option<Spanned<T>>) {
+fn set_if_read<T>(value: &mut T, read: Option<Spanned<T>>) {
     if let Some(read) = read {
         *value = read.value;
     }

@@ -18,7 +18,7 @@ pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
 /// Upper bound on connecting, the TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const ADVICE: ConnectAdvice = ConnectAdvice {
+const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {
     tls_settings: TlsAdviceTexts {
         prefix: "MEMCACHE",
         address: "MEMCACHE_HOST_PORT",
@@ -32,7 +32,7 @@ const ADVICE: ConnectAdvice = ConnectAdvice {
 
 /// Options of connections to all servers.
 #[derive(Clone, Debug)]
-pub(crate) struct MemcacheOptions {
+pub(crate) struct MemcacheConnectOptions {
     /// TLS; `None` for plaintext.
     pub(crate) tls: Option<StoreTls>,
     /// Number of connections to each server.
@@ -41,7 +41,7 @@ pub(crate) struct MemcacheOptions {
     pub(crate) call_timeout: Duration,
 }
 
-impl MemcacheOptions {
+impl MemcacheConnectOptions {
     /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
     pub(crate) fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
         ConnectFileHashes::of_files(None, self.tls.iter().flat_map(StoreTls::certificate_paths))
@@ -54,21 +54,21 @@ impl MemcacheOptions {
 /// The server cannot be reached in time, or is no memcached; the text names the setting to check.
 pub(crate) async fn connect(
     endpoint: &Endpoint,
-    options: &MemcacheOptions,
+    options: &MemcacheConnectOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-    ADVICE
+    CONNECT_ADVICE
         .connect_with_advice(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options))
         .await
 }
 
 async fn open_connection(
     endpoint: &Endpoint,
-    options: &MemcacheOptions,
+    options: &MemcacheConnectOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
     let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
-    let socket_error = |error: &io::Error| ADVICE.socket_error(error, uses_tls);
+    let socket_error = |error: &io::Error| CONNECT_ADVICE.socket_error(error, uses_tls);
     let stream = open_stream(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {

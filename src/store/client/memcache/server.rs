@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::connect::{self, MemcacheConnection, MemcacheOptions};
+use super::connect::{self, MemcacheConnectOptions, MemcacheConnection};
 use super::error::{MemcacheConnectError, MemcacheError};
 use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
@@ -25,7 +25,7 @@ pub(crate) struct MemcacheServer {
 
 impl MemcacheServer {
     /// Starts to connect to `endpoint`. Needs a tokio runtime.
-    pub(super) fn start(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Arc<Self> {
+    pub(super) fn start(endpoint: Endpoint, options: Arc<MemcacheConnectOptions>) -> Arc<Self> {
         Arc::new(Self { state: Supervised::start(MemcacheServerState::new(endpoint, options)) })
     }
 
@@ -103,13 +103,13 @@ impl MemcacheServer {
 #[derive(Debug)]
 pub(super) struct MemcacheServerState {
     pub(super) server: ServerState<MemcacheConnection>,
-    options: Arc<MemcacheOptions>,
+    options: Arc<MemcacheConnectOptions>,
     opened_connections_total: AtomicU64,
 }
 
 impl MemcacheServerState {
     /// Creates the state of the server at `endpoint`, without connections.
-    pub(super) fn new(endpoint: Endpoint, options: Arc<MemcacheOptions>) -> Self {
+    pub(super) fn new(endpoint: Endpoint, options: Arc<MemcacheConnectOptions>) -> Self {
         let on_failure = "`on_store_error` decides";
         let names =
             ServerLogNames { program: "memcached", files: "certificates", setting: None, on_failure, decides: true };

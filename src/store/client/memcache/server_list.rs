@@ -11,7 +11,7 @@ use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use super::connect::MemcacheOptions;
+use super::connect::MemcacheConnectOptions;
 use super::error::MemcacheError;
 use super::server::MemcacheServer;
 use super::srv_records::query_srv_records;
@@ -23,19 +23,19 @@ use crate::telemetry::log_throttle::ErrorDedup;
 /// Pause after a failed query of the SRV record, until the first one has succeeded.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval of queries, so that a misread setting does not flood the resolver.
-const MIN_REFRESH: Duration = Duration::from_secs(1);
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Servers that share the counters; dropping the list stops the queries.
 #[derive(Debug)]
 pub(crate) struct ServerList {
-    shared: Arc<SharedList>,
+    shared: Arc<SharedServerList>,
     refresh: Option<AbortHandle>,
 }
 
 /// Servers in use, shared with the task that replaces them.
 #[derive(Debug)]
-struct SharedList {
-    options: Arc<MemcacheOptions>,
+struct SharedServerList {
+    options: Arc<MemcacheConnectOptions>,
     servers: ArcSwap<Vec<Arc<MemcacheServer>>>,
     /// Set once servers are known, or the first query has failed.
     known: SetOnce<()>,
@@ -51,17 +51,20 @@ impl Drop for ServerList {
 
 impl ServerList {
     /// Starts to connect to the servers, and returns at once. Needs a tokio runtime.
-    pub(crate) fn start(servers: &MemcacheServers, options: MemcacheOptions) -> Self {
-        let shared =
-            Arc::new(SharedList { options: Arc::new(options), servers: ArcSwap::default(), known: SetOnce::new() });
+    pub(crate) fn start(servers: &MemcacheServers, options: MemcacheConnectOptions) -> Self {
+        let shared = Arc::new(SharedServerList {
+            options: Arc::new(options),
+            servers: ArcSwap::default(),
+            known: SetOnce::new(),
+        });
         let refresh = match servers {
             MemcacheServers::List(endpoints) => {
                 shared.replace_servers(endpoints);
                 None
             }
-            MemcacheServers::Srv { name, refresh } => {
-                Some(tokio::spawn(refresh_servers(Arc::clone(&shared), name.clone(), *refresh)).abort_handle())
-            }
+            MemcacheServers::Srv { name, refresh } => Some(
+                tokio::spawn(refresh_servers_repeatedly(Arc::clone(&shared), name.clone(), *refresh)).abort_handle(),
+            ),
         };
         Self { shared, refresh }
     }
@@ -94,13 +97,13 @@ impl ServerList {
     }
 
     /// Returns true if every server accepts calls, and there is one.
-    pub(crate) fn is_available(&self) -> bool {
+    pub(crate) fn are_all_available(&self) -> bool {
         let servers = self.shared.servers.load();
         !servers.is_empty() && servers.iter().all(|server| server.is_available())
     }
 }
 
-impl SharedList {
+impl SharedServerList {
     /// Puts servers into use, in this order; those that are in use already keep their connections.
     fn replace_servers(&self, endpoints: &[Endpoint]) {
         let mut servers: Vec<Arc<MemcacheServer>> = Vec::with_capacity(endpoints.len());
@@ -122,7 +125,7 @@ fn server_index(key: &[u8], servers: usize) -> usize {
 
 /// Queries the SRV record until it names servers, and then at each interval unless that is zero. A failed query leaves
 /// the servers as they are.
-async fn refresh_servers(list: Arc<SharedList>, name: String, refresh: Duration) {
+async fn refresh_servers_repeatedly(list: Arc<SharedServerList>, name: String, refresh: Duration) {
     let mut errors = ErrorDedup::default();
     loop {
         match query_endpoints(&name).await {
@@ -145,7 +148,7 @@ async fn refresh_servers(list: Arc<SharedList>, name: String, refresh: Duration)
             }
         }
         let is_known = !list.servers.load().is_empty();
-        sleep(if is_known { refresh.max(MIN_REFRESH) } else { RETRY_INTERVAL }).await;
+        sleep(if is_known { refresh.max(MIN_REFRESH_INTERVAL) } else { RETRY_INTERVAL }).await;
     }
 }
 

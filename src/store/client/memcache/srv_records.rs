@@ -24,7 +24,7 @@ const DNS_PORT: u16 = 53;
 /// Time without an answer after which a query is sent again.
 const RESEND_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of DNS servers that are asked.
-const MAX_SERVERS: usize = 8;
+const MAX_DNS_SERVERS: usize = 8;
 /// Maximum size of an answer by UDP; larger ones are cut and come by TCP.
 const MAX_UDP_BYTES: usize = 4096;
 
@@ -50,14 +50,14 @@ pub(super) async fn query_srv_records(name: &str) -> Result<Vec<SrvTarget>, Stri
         .nameservers
         .iter()
         .map(|server| SocketAddr::new(IpAddr::from(server), DNS_PORT))
-        .take(MAX_SERVERS)
+        .take(MAX_DNS_SERVERS)
         .collect();
     if servers.is_empty() {
         return Err("no resolver: no nameservers found in config".to_owned());
     }
     let mut problem = format!("{name:?} is not the name of a record");
     for candidate in candidate_names(name, &conf) {
-        match query_servers(&servers, &candidate).await {
+        match query_dns_servers(&servers, &candidate).await {
             Ok(targets) if !targets.is_empty() => return Ok(targets),
             Ok(_) => problem = format!("no records found for {candidate}"),
             Err(error) => problem = error.to_string(),
@@ -89,9 +89,9 @@ fn candidate_names(name: &str, conf: &resolv_conf::Config) -> Vec<Name<Vec<u8>>>
 }
 
 /// Asks all servers; returns the records of the first answer.
-async fn query_servers(servers: &[SocketAddr], name: &Name<Vec<u8>>) -> io::Result<Vec<SrvTarget>> {
+async fn query_dns_servers(servers: &[SocketAddr], name: &Name<Vec<u8>>) -> io::Result<Vec<SrvTarget>> {
     let query = build_srv_query(name)?;
-    let (answer, _others) = select_ok(servers.iter().map(|server| Box::pin(query_server(*server, &query)))).await?;
+    let (answer, _others) = select_ok(servers.iter().map(|server| Box::pin(query_dns_server(*server, &query)))).await?;
     parse_srv_targets(&answer).map_err(io::Error::other)
 }
 
@@ -118,7 +118,7 @@ fn parse_srv_targets(answer: &Message<Vec<u8>>) -> Result<Vec<SrvTarget>, domain
 }
 
 /// Answer of one server.
-async fn query_server(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
+async fn query_dns_server(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
     let mut answer = query_by_udp(server, query).await?;
     if answer.header().tc() {
         answer = query_by_tcp(server, query).await?;

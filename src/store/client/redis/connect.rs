@@ -13,7 +13,7 @@ use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
 use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, open_stream};
 
-const ADVICE: ConnectAdvice = ConnectAdvice {
+const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {
     tls_settings: TlsAdviceTexts {
         prefix: "REDIS",
         address: "REDIS_URL",
@@ -38,7 +38,7 @@ pub(crate) async fn connect(
     let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let open = open_connection(endpoint, options, tls, credentials);
-    ADVICE.connect_with_advice(endpoint, uses_tls, options.connect_timeout, open).await
+    CONNECT_ADVICE.connect_with_advice(endpoint, uses_tls, options.connect_timeout, open).await
 }
 
 async fn open_connection(
@@ -48,13 +48,13 @@ async fn open_connection(
     credentials: Option<AuthCredentials>,
 ) -> Result<Connected<Connection>, RedisConnectError> {
     let uses_tls = tls.is_some();
-    let stream = open_stream(endpoint, tls).await.map_err(|error| ADVICE.socket_error(&error, uses_tls))?;
+    let stream = open_stream(endpoint, tls).await.map_err(|error| CONNECT_ADVICE.socket_error(&error, uses_tls))?;
     let (connection, closed) = Connection::on_boxed_stream(stream);
     match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err((ReplyError::Failed(RedisError::Broken), text)) => {
             let reason = closed.await.unwrap_or_else(|_| io::Error::other(text));
-            Err(ADVICE.socket_error(&reason, uses_tls))
+            Err(CONNECT_ADVICE.socket_error(&reason, uses_tls))
         }
         Err((error, text)) => Err(login_error(&error, text, options)),
     }

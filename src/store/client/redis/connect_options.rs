@@ -152,7 +152,7 @@ impl ConnectOptions {
             }
             Credentials::Identity(identity) => {
                 let token = match &self.tokens {
-                    Some(source) => source.token(self.connect_timeout).await,
+                    Some(source) => source.wait_for_token(self.connect_timeout).await,
                     None => None,
                 };
                 let Some(token) = token else {

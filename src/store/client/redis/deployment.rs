@@ -147,7 +147,7 @@ impl Deployment {
     }
 
     /// Returns true if at least one node accepts calls.
-    pub(crate) fn is_available(&self) -> bool {
+    pub(crate) fn has_available_node(&self) -> bool {
         self.topology.slot_map.load().nodes().iter().any(|node| node.is_available())
     }
 

@@ -47,20 +47,20 @@ pub(crate) struct DeploymentContext {
 pub struct ConnectionOpenings {
     total: AtomicU64,
     /// Process time at which the last one was opened.
-    last_us: AtomicI64,
+    last_opened_at_us: AtomicI64,
     opened: Notify,
 }
 
 impl Default for ConnectionOpenings {
     fn default() -> Self {
-        Self { total: AtomicU64::new(0), last_us: AtomicI64::new(i64::MIN), opened: Notify::new() }
+        Self { total: AtomicU64::new(0), last_opened_at_us: AtomicI64::new(i64::MIN), opened: Notify::new() }
     }
 }
 
 impl ConnectionOpenings {
     /// Records a connection opened at a process time in microseconds, before calls use it.
     pub fn record(&self, at_us: i64) {
-        self.last_us.fetch_max(at_us, Ordering::AcqRel);
+        self.last_opened_at_us.fetch_max(at_us, Ordering::AcqRel);
         self.total.fetch_add(1, Ordering::Relaxed);
         self.opened.notify_one();
     }
@@ -71,8 +71,8 @@ impl ConnectionOpenings {
     }
 
     /// Process time at which the last one was opened, in microseconds; the smallest number if there was none.
-    pub fn last_us(&self) -> i64 {
-        self.last_us.load(Ordering::Acquire)
+    pub fn last_opened_at_us(&self) -> i64 {
+        self.last_opened_at_us.load(Ordering::Acquire)
     }
 
     /// Waits until a connection is opened, or was since the last wait.

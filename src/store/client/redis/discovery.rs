@@ -149,7 +149,7 @@ impl TopologySource {
 }
 
 /// Adds a question to the error of a command that the server does not know.
-fn with_hint(error: RedisConnectError, hint: &str) -> RedisConnectError {
+fn add_hint_if_unknown_command(error: RedisConnectError, hint: &str) -> RedisConnectError {
     match error.kind {
         // Errors of connecting name the setting to check.
         RedisError::Misconfigured if error.text.contains("ERR ") => {
@@ -181,7 +181,8 @@ async fn query_primary(
     let mut votes: Vec<(Endpoint, usize)> = Vec::new();
     let mut last_error = RedisConnectError { kind: RedisError::Unreachable, text: "no sentinel answers".to_owned() };
     for (sentinel, reply) in queries.join_all().await {
-        let reply = reply.map_err(|error| with_hint(error, "is it a sentinel, as REDIS_TYPE=sentinel says?"));
+        let reply =
+            reply.map_err(|error| add_hint_if_unknown_command(error, "is it a sentinel, as REDIS_TYPE=sentinel says?"));
         match reply.and_then(|reply| parse_primary(&reply, &sentinel, name)) {
             Ok(endpoint) => match votes.iter_mut().find(|(voted, _)| *voted == endpoint) {
                 Some((_, count)) => *count += 1,
@@ -248,7 +249,10 @@ async fn query_slots(
                 }
                 None => last_error = source.invalid_reply(),
             },
-            Err(error) => last_error = with_hint(error, "is it a node of a cluster, as REDIS_TYPE=cluster says?"),
+            Err(error) => {
+                last_error =
+                    add_hint_if_unknown_command(error, "is it a node of a cluster, as REDIS_TYPE=cluster says?")
+            }
         }
     }
     Err(last_error)

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::connection::{Connection, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
-use super::hash_slot::{FIRST_AND_LAST_TAGS, hash_tag_for_slot};
+use super::hash_slot::{TAGS_OF_FIRST_AND_LAST_SLOT, hash_tag_for_slot};
 use super::resp::{reply_integer, reply_text};
 
 /// Words of a command.
@@ -54,7 +54,7 @@ pub(crate) async fn run_health_check(
         Some(slot) => run_in_slot(check, connection, hash_tag_for_slot(slot), true).await,
         None => {
             // A cluster node accepts both only if it owns all slots.
-            let [first, last] = FIRST_AND_LAST_TAGS;
+            let [first, last] = TAGS_OF_FIRST_AND_LAST_SLOT;
             let first = run_in_slot(check, connection, first, false);
             let last = run_in_slot(check, connection, last, false);
             tokio::try_join!(first, last).map(|_| ())
@@ -78,11 +78,11 @@ async fn run_in_slot(
     .await;
     match outcomes.into_iter().find_map(Result::err) {
         None => Ok(()),
-        Some((error, text)) => classify_error(check, &error, text, is_cluster),
+        Some((error, text)) => accept_harmless_error(check, &error, text, is_cluster),
     }
 }
 
-fn classify_error(
+fn accept_harmless_error(
     check: &dyn HealthCheck,
     error: &ReplyError,
     text: String,
@@ -120,7 +120,7 @@ return found";
 ///
 /// Behind a proxy that divides keys over servers, a script with several keys would run on the server of the first one,
 /// and create the others there. So the check writes keys one by one, and a script must then see all of them.
-pub(crate) async fn check_script_sees_all_keys(connection: &Connection, keys: &[Bytes]) -> bool {
+pub(crate) async fn script_sees_all_keys(connection: &Connection, keys: &[Bytes]) -> bool {
     let set = |key| async move {
         connection.call(&[b"SET", key, b"1", b"PX", MERGE_CHECK_KEY_LIFETIME_MS], false, None).await
     };

@@ -72,7 +72,7 @@ impl From<RedisConnectError> for KeyCommandError {
 
 /// Connection to the server that has a key.
 #[derive(Debug)]
-pub(crate) struct KeyConnection {
+pub(crate) struct KeyOwnerConnection {
     deployment: Arc<Deployment>,
     options: Arc<ConnectOptions>,
     slot: u16,
@@ -94,7 +94,7 @@ struct OpenConnection {
     compared_again_after: Duration,
 }
 
-impl KeyConnection {
+impl KeyOwnerConnection {
     /// Starts to look for the server; connects with the first command. Needs a tokio runtime.
     pub(crate) fn start(settings: &DeploymentSettings, key: &[u8]) -> Self {
         let connect = ConnectOptions::for_noncritical_servers(settings, "its data cannot be read");

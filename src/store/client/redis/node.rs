@@ -18,7 +18,7 @@ use super::deployment_context::DeploymentContext;
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::health_check::OptionalCommands;
 use super::resp::{Reply, reply_integer};
-use super::server_clock::{ClockReading, ServerClock, process_us};
+use super::server_clock::{ClockReading, ServerClock, process_time_us};
 use crate::base::clock::Clock;
 use crate::settings::endpoint::Endpoint;
 use crate::store::client::connect::{CallErrorKind, Connected};
@@ -260,7 +260,7 @@ const CLOCK_JUMP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 struct NodeState {
     server: ServerState<Connection>,
     context: Arc<DeploymentContext>,
-    rejected_commands: RejectedCommands,
+    rejected_commands: LastCommandRejection,
     /// A slot that the node owns, for the keys of health checks.
     slot: AtomicU16,
     /// Calls on several keys may share a command.
@@ -280,7 +280,7 @@ impl NodeState {
         Self {
             server,
             context,
-            rejected_commands: RejectedCommands::new(),
+            rejected_commands: LastCommandRejection::new(),
             slot: AtomicU16::new(0),
             can_merge: AtomicBool::new(false),
             clock,
@@ -291,7 +291,7 @@ impl NodeState {
     /// Records a failed call, and opens the breaker after too many failures of the server.
     fn record_failure(&self, error: RedisError) {
         if error.is_misconfiguration() {
-            self.server.record_misconfigured(&RedisConnectError { kind: error, text: error.to_string() });
+            self.server.update_misconfiguration(&RedisConnectError { kind: error, text: error.to_string() });
         }
         if self.server.record_failure(error) {
             self.request_discovery();
@@ -305,8 +305,7 @@ impl NodeState {
             return;
         }
         let outcome =
-            timeout(self.context.options.call_timeout, health_check::check_script_sees_all_keys(connection, &keys))
-                .await;
+            timeout(self.context.options.call_timeout, health_check::script_sees_all_keys(connection, &keys)).await;
         let can_merge = outcome.unwrap_or(false);
         if !can_merge {
             let server = &self.server.endpoint;
@@ -330,7 +329,7 @@ impl SupervisedServer for NodeState {
     }
 
     fn record_opened_connection(&self) {
-        self.context.connection_openings.record(process_us(Instant::now()));
+        self.context.connection_openings.record(process_time_us(Instant::now()));
     }
 
     fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
@@ -369,7 +368,7 @@ impl SupervisedServer for NodeState {
             return outcome;
         }
         let late = health_check_timeout_error();
-        self.server.log_connect_error_and_advice(&late);
+        self.server.record_and_log_connect_error(&late);
         self.request_discovery();
         let reconnect = async {
             sleep(RECONNECT_AFTER).await;
@@ -409,19 +408,19 @@ const REJECTED_COMMAND_UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Last rejection of an optional command, for logs and health pages.
 #[derive(Debug)]
-struct RejectedCommands {
+struct LastCommandRejection {
     last: ArcSwapOption<CommandRejection>,
     log: LogThrottle,
 }
 
-/// Last rejection of an optional command.
+/// Text and time of a rejection.
 #[derive(Debug)]
 struct CommandRejection {
     text: String,
     at: Instant,
 }
 
-impl RejectedCommands {
+impl LastCommandRejection {
     /// Creates the state without a rejection.
     fn new() -> Self {
         Self { last: ArcSwapOption::empty(), log: LogThrottle::every(REJECTED_COMMAND_LIFETIME) }

@@ -158,7 +158,7 @@ pub fn reply_bytes(reply: &Reply) -> Option<&[u8]> {
 }
 
 /// Returns the time in the reply to TIME.
-pub fn reply_time(reply: &Reply) -> Option<Time> {
+pub fn time_in_reply(reply: &Reply) -> Option<Time> {
     let Reply::Array(parts) = reply else { return None };
     let [seconds, micros] = &**parts else { return None };
     let number = |part| u64::try_from(reply_integer(part)?).ok();

@@ -20,12 +20,12 @@ use crate::base::clock::{Time, to_micros};
 /// Process time in which two clocks may move apart by 1: each drifts by up to 500 ppm, (1 + 0.0005) / (1 - 0.0005).
 const US_PER_DRIFT_US: u64 = 999;
 /// Age from which a reading replaces the interval although it is hardly narrower.
-const REFRESH_US: i64 = 100_000;
+const REFRESH_AGE_US: i64 = 100_000;
 /// Largest time of a server that is believed, as in scripts.
 const MAX_SERVER_TIME_US: u64 = 1 << 53;
 
 /// Converts an instant to process time: microseconds since a fixed instant of this process; negative before it.
-pub fn process_us(at: Instant) -> i64 {
+pub fn process_time_us(at: Instant) -> i64 {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     let origin = *ORIGIN.get_or_init(|| at);
     let signed = |duration| i64::try_from(to_micros(duration)).unwrap_or(i64::MAX);
@@ -54,7 +54,7 @@ pub struct ClockReading {
     pub server: Time,
 }
 
-/// Interval that contains the server's time minus [`process_us`], in microseconds.
+/// Interval that contains the server's time minus [`process_time_us`], in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffsetInterval {
     /// Lower end.
@@ -90,7 +90,7 @@ const LARGE_JUMP_US: u64 = 1_000_000;
 pub struct ClockJumps {
     compared: Arc<SharedClockJumps>,
     /// Process time at which the last large jump of this deployment was noticed.
-    last_large_jump_us: AtomicI64,
+    last_large_jump_at_us: AtomicI64,
 }
 
 /// Jumps of all clocks that one process compares.
@@ -104,7 +104,7 @@ struct SharedClockJumps {
 impl Default for ClockJumps {
     fn default() -> Self {
         let compared = SharedClockJumps { count: AtomicU64::new(0), readings_void_before_us: AtomicI64::new(i64::MIN) };
-        Self { compared: Arc::new(compared), last_large_jump_us: AtomicI64::new(i64::MIN) }
+        Self { compared: Arc::new(compared), last_large_jump_at_us: AtomicI64::new(i64::MIN) }
     }
 }
 
@@ -112,7 +112,7 @@ impl ClockJumps {
     /// Creates the jumps of another deployment, whose clocks are compared with those of this one.
     #[must_use]
     pub fn for_other_deployment(&self) -> Self {
-        Self { compared: Arc::clone(&self.compared), last_large_jump_us: AtomicI64::new(i64::MIN) }
+        Self { compared: Arc::clone(&self.compared), last_large_jump_at_us: AtomicI64::new(i64::MIN) }
     }
 
     /// Returns the number of jumps noticed since the start, of all clocks that are compared.
@@ -122,8 +122,8 @@ impl ClockJumps {
 
     /// Process time at which the last jump of this deployment that may exceed a second was noticed; the smallest number
     /// if there was none.
-    pub fn last_large_jump_us(&self) -> i64 {
-        self.last_large_jump_us.load(Ordering::Acquire)
+    pub fn last_large_jump_at_us(&self) -> i64 {
+        self.last_large_jump_at_us.load(Ordering::Acquire)
     }
 
     /// Process time before which no reading that was sent proves anything, in microseconds.
@@ -133,7 +133,7 @@ impl ClockJumps {
 
     fn record(&self, jump_us: u64, noticed_us: i64) {
         if jump_us > LARGE_JUMP_US {
-            self.last_large_jump_us.fetch_max(noticed_us, Ordering::AcqRel);
+            self.last_large_jump_at_us.fetch_max(noticed_us, Ordering::AcqRel);
         }
         self.compared.readings_void_before_us.fetch_max(noticed_us, Ordering::AcqRel);
         self.compared.count.fetch_add(1, Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl OffsetEstimate {
     /// Returns the interval of one reading; `None` if its times are impossible.
     fn of_reading(reading: &ClockReading) -> Option<Self> {
         let server_us = reading.server.as_micros();
-        let (sent_us, answered_us) = (process_us(reading.within.from), process_us(reading.within.until));
+        let (sent_us, answered_us) = (process_time_us(reading.within.from), process_time_us(reading.within.until));
         let server_us = i64::try_from(server_us).ok().filter(|_| server_us <= MAX_SERVER_TIME_US)?;
         let elapsed_us = u64::try_from(answered_us.checked_sub(sent_us)?).ok()?;
         // All three times are rounded down.
@@ -162,8 +162,8 @@ impl OffsetEstimate {
         Some(Self { offset: offset.widened_by_drift(elapsed_us), at_us: answered_us, first_sent_us: sent_us })
     }
 
-    fn offset_at(&self, process_us: i64) -> OffsetInterval {
-        self.offset.widened_by_drift(self.at_us.abs_diff(process_us))
+    fn offset_at(&self, process_time_us: i64) -> OffsetInterval {
+        self.offset.widened_by_drift(self.at_us.abs_diff(process_time_us))
     }
 
     /// Adds the knowledge of a later or earlier reading; `None` if they contradict each other.
@@ -174,7 +174,7 @@ impl OffsetEstimate {
     }
 
     /// Returns the upper bound on the difference between two estimates that contradict each other, in microseconds.
-    fn largest_jump_us(&self, other: &Self) -> u64 {
+    fn jump_bound_us(&self, other: &Self) -> u64 {
         let at_us = self.at_us.max(other.at_us);
         let (own, other) = (self.offset_at(at_us), other.offset_at(at_us));
         own.lo_us.abs_diff(other.hi_us).max(own.hi_us.abs_diff(other.lo_us))
@@ -183,7 +183,7 @@ impl OffsetEstimate {
     /// Returns true if `next` tells enough more to replace the estimate.
     fn is_worth_replacing(&self, next: &Self) -> bool {
         let (width, next_width) = (self.offset_at(next.at_us).width_us(), next.offset.width_us());
-        next_width.saturating_add(next_width / 8) < width || next.at_us - self.at_us >= REFRESH_US
+        next_width.saturating_add(next_width / 8) < width || next.at_us - self.at_us >= REFRESH_AGE_US
     }
 }
 
@@ -210,7 +210,7 @@ impl ServerClock {
     pub fn offset(&self, range: InstantRange) -> Option<OffsetInterval> {
         let estimate = self.estimate.load();
         let estimate = estimate.as_ref().filter(|estimate| self.is_valid(estimate))?;
-        let distance = |at| estimate.at_us.abs_diff(process_us(at));
+        let distance = |at| estimate.at_us.abs_diff(process_time_us(at));
         Some(estimate.offset.widened_by_drift(distance(range.from).max(distance(range.until))))
     }
 
@@ -227,7 +227,7 @@ impl ServerClock {
             let known = self.estimate.load();
             if let Some(known) = known.as_ref() {
                 let Some(combined) = known.combined(&next) else {
-                    let jump_us = known.largest_jump_us(&next);
+                    let jump_us = known.jump_bound_us(&next);
                     // Later readings are compared with this one. It is void too, because it was sent before the notice.
                     self.jumps.record(jump_us, next.at_us);
                     self.estimate.store(Some(Arc::new(next)));

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::http_call::{build_request, call, encode_form, text_field, xml_text};
 use super::sigv4::{AwsKeys, PresignedRequest};
-use super::token::{Fetched, OldCredentials, Token, TokenError, read_token_file};
+use super::token::{CredentialRenewalFailure, Fetched, Token, TokenError, read_token_file};
 use crate::settings::cloud_identity::{AwsCredentialSource, AwsIamSettings, ContainerAuthorization};
 use crate::settings::secret::Secret;
 
@@ -53,7 +53,7 @@ impl AwsTokens {
             let expired = || TokenError("the credentials of AWS have expired already".to_owned());
             return Err(error.unwrap_or_else(expired));
         };
-        let problem = error.map(|error| OldCredentials { error, expires_at_s: usable.expires_at_s });
+        let problem = error.map(|error| CredentialRenewalFailure { error, expires_at_s: usable.expires_at_s });
         if problem.is_some() && now_s < self.renew_at_s {
             return Ok(Fetched { token: None, problem });
         }
@@ -107,7 +107,7 @@ fn fetch_credentials(source: &AwsCredentialSource) -> Result<Credentials, TokenE
             let request = build_request(http::Method::GET, url.reveal(), headers.as_slice(), Vec::new())?;
             parse_credentials(what, &call(what, request)?.parse_json(what)?)
         }
-        AwsCredentialSource::InstanceMetadata(url) => read_instance_metadata(url),
+        AwsCredentialSource::InstanceMetadata(url) => fetch_instance_credentials(url),
     }
 }
 
@@ -133,11 +133,11 @@ fn assume_role(source: &AwsCredentialSource) -> Result<Credentials, TokenError> 
         secret: Secret::new(field("SecretAccessKey")?),
         session_token: Some(Secret::new(field("SessionToken")?)),
     };
-    Ok(Credentials { keys, expires_at_s: parse_time(field("Expiration")?, "STS")? })
+    Ok(Credentials { keys, expires_at_s: parse_expiry_s(field("Expiration")?, "STS")? })
 }
 
 /// Reads the credentials of the role of an instance, by version 2 of the metadata.
-fn read_instance_metadata(url: &str) -> Result<Credentials, TokenError> {
+fn fetch_instance_credentials(url: &str) -> Result<Credentials, TokenError> {
     let what = "the instance metadata of EC2";
     let ttl = [("x-aws-ec2-metadata-token-ttl-seconds", METADATA_SESSION_S)];
     let request = build_request(http::Method::PUT, &format!("{url}/latest/api/token"), &ttl, Vec::new())?;
@@ -170,10 +170,10 @@ fn parse_credentials(what: &str, reply: &serde_json::Value) -> Result<Credential
         secret: Secret::new(field("SecretAccessKey")?),
         session_token: Some(Secret::new(field("Token")?)),
     };
-    Ok(Credentials { keys, expires_at_s: parse_time(field("Expiration")?, what)? })
+    Ok(Credentials { keys, expires_at_s: parse_expiry_s(field("Expiration")?, what)? })
 }
 
-fn parse_time(text: &str, what: &str) -> Result<u64, TokenError> {
+fn parse_expiry_s(text: &str, what: &str) -> Result<u64, TokenError> {
     let seconds = text.parse::<Timestamp>().ok().and_then(|time| u64::try_from(time.as_second()).ok());
     seconds.ok_or_else(|| TokenError(format!("{what}: the expiry in the reply is not a time")))
 }

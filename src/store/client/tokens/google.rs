@@ -6,15 +6,15 @@ use super::http_call::{build_request, call, seconds_field, text_field};
 use super::token::{MAX_LIFETIME_S, Token, TokenError};
 use crate::settings::secret::Secret;
 
-const WHAT: &str = "the metadata server of Google Cloud";
+const SERVICE_NAME: &str = "the metadata server of Google Cloud";
 
 /// Gets the access token of the service account, at `now_s`. The user is the default one.
 pub(super) fn fetch_token(metadata_host: &str, now_s: u64) -> Result<Token, TokenError> {
     let url = format!("http://{metadata_host}/computeMetadata/v1/instance/service-accounts/default/token");
     let headers = [("metadata-flavor", "Google")];
     let request = build_request(http::Method::GET, &url, &headers, Vec::new())?;
-    let reply = call(WHAT, request)?.parse_json(WHAT)?;
-    parse_access_token(WHAT, &reply, now_s)
+    let reply = call(SERVICE_NAME, request)?.parse_json(SERVICE_NAME)?;
+    parse_access_token(SERVICE_NAME, &reply, now_s)
 }
 
 /// Reads the JSON of OAuth: `access_token` and `expires_in`.
@@ -33,7 +33,7 @@ mod tests {
         for lifetime in ["18446744073709551615", "\"18446744073709551615\"", "604801"] {
             let reply = format!("{{\"access_token\":\"token\",\"expires_in\":{lifetime}}}");
             let reply = serde_json::from_str(&reply).expect("it is JSON");
-            let token = parse_access_token(WHAT, &reply, 1000).expect("it is a token");
+            let token = parse_access_token(SERVICE_NAME, &reply, 1000).expect("it is a token");
             assert_eq!(token.expires_at_s, 1000 + MAX_LIFETIME_S, "{lifetime}");
         }
     }

@@ -14,7 +14,7 @@ use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
 use super::token::TokenError;
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 use crate::base::text_encoding::percent_encode;
 use crate::settings::pem::load_system_roots;
 
@@ -42,7 +42,7 @@ pub(super) fn call(what: &str, request: Request<Vec<u8>>) -> Result<Reply, Token
     if head.status.is_success() {
         return Ok(Reply(text));
     }
-    let code = error_code(&text).map(|code| format!(" ({})", truncate_printable(&code, 100))).unwrap_or_default();
+    let code = error_code(&text).map(|code| format!(" ({})", truncate_and_escape(&code, 100))).unwrap_or_default();
     Err(TokenError(format!("{what} at {target} answers {}{code}", head.status.as_u16())))
 }
 

@@ -26,11 +26,11 @@ pub(super) struct Fetched {
     /// The token; `None`: the last one is good enough.
     pub(super) token: Option<Token>,
     /// Credentials that could not be renewed, and still sign tokens.
-    pub(super) problem: Option<OldCredentials>,
+    pub(super) problem: Option<CredentialRenewalFailure>,
 }
 
-/// Reason why older credentials sign tokens.
-pub(super) struct OldCredentials {
+/// Failure to renew credentials, of which the old ones still sign tokens.
+pub(super) struct CredentialRenewalFailure {
     pub(super) error: TokenError,
     /// Expiry of these credentials in seconds since the Unix epoch.
     pub(super) expires_at_s: u64,

@@ -9,19 +9,19 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
-use crate::limit::hold::{CounterHold, HeldAmount, HoldAnswer, HoldRequest, LimitedState, ReplicaId};
+use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, ReplicaId, StateWithLimit, TotalHold};
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
 
-/// Part of a shard's memory that holds may use besides: one in this number.
-const HOLDS_PART: u64 = 8;
+/// Divisor of a shard's capacity: holds may take one such part beside it.
+const HOLDS_CAPACITY_DIVISOR: u64 = 8;
 /// Memory of the holds on one counter, with its place in the table.
 const HELD_COUNTER_BYTES: u64 = 256;
 
 impl MemoryShard {
     /// Returns true if a counter of the charge is held, or was until recently.
-    pub(super) fn is_held(&self, charge: &Charge<'_>) -> bool {
+    pub(super) fn has_held_counter(&self, charge: &Charge<'_>) -> bool {
         let is_held = |counter: &Counter<'_>| self.holds.contains_key(&(charge.path_hash ^ counter.tag));
         !self.holds.is_empty() && charge.counters.iter().any(is_held)
     }
@@ -39,12 +39,12 @@ impl MemoryShard {
         }
         let found: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let mut settled = found.clone();
-        let (holds, lowered) = self.lower_limits(&slots, &mut settled, now);
+        let (holds, lowered) = self.settle_holds_and_lower_limits(&slots, &mut settled, now);
         let mut states = settled.clone();
-        let mut results = charge_together(&joint_limits(&slots, &lowered), &mut states, now, charge.request);
+        let mut results = charge_together(&lowered_joint_limits(&slots, &lowered), &mut states, now, charge.request);
         for (index, (slot, found)) in slots.iter().zip(found).enumerate() {
             let limit = slot.joint_limit.limit;
-            let kept = keep_while_held(results[index], holds[index], limit, now);
+            let kept = extend_reset_while_held(results[index], holds[index], limit, now);
             if (slot.index.is_some() || may_add) && states[index] != settled[index] {
                 self.put_state(slot, states[index].clone(), &kept, now);
                 if let (None, Some(held)) = (holds[index], self.holds.get_mut(&slot.key)) {
@@ -55,7 +55,7 @@ impl MemoryShard {
                 self.write_state(entry, found);
             }
             if let Some(hold) = holds[index] {
-                hold.mend_result(&mut results[index], limit, charge.request, now);
+                hold.add_retry_after_hold(&mut results[index], limit, charge.request, now);
             }
         }
         Ok(results)
@@ -66,7 +66,7 @@ impl MemoryShard {
         let slots = self.find_counters(charge);
         let states: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
         let mut settled = states.clone();
-        let (_, lowered) = self.lower_limits(&slots, &mut settled, now);
+        let (_, lowered) = self.settle_holds_and_lower_limits(&slots, &mut settled, now);
         let admits =
             settled.iter().zip(&lowered).map(|(state, limit)| state.admits(limit, now, charge.request)).collect();
         for (slot, state) in slots.iter().zip(states) {
@@ -78,7 +78,7 @@ impl MemoryShard {
     }
 
     /// Adjusts the hold of a holder on the only counter of the charge: see
-    /// [`HeldCounter::adjust`](crate::limit::hold::HeldCounter::adjust).
+    /// [`CounterHolds::charge_used_and_grant`](crate::limit::hold::CounterHolds::adjust).
     pub(in crate::store::memory) fn adjust_hold(
         &mut self,
         charge: &Charge<'_>,
@@ -96,9 +96,9 @@ impl MemoryShard {
         }
         let mut held = known.unwrap_or_default();
         let mut state = self.take_state(&slots[0]);
-        let answer = held.adjust(LimitedState { limit, state: &mut state }, holder, request, now);
+        let answer = held.charge_used_and_grant(StateWithLimit { limit, state: &mut state }, holder, request, now);
         let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
-        self.put_state(&slots[0], state, &keep_while_held(result, held.hold(), limit, now), now);
+        self.put_state(&slots[0], state, &extend_reset_while_held(result, held.hold(), limit, now), now);
         if !held.is_over(now) {
             self.holds.insert(key, held);
         }
@@ -119,7 +119,7 @@ impl MemoryShard {
     }
 
     fn has_room_for_hold(&mut self, now: Time) -> bool {
-        let most = self.capacity_bytes / HOLDS_PART / HELD_COUNTER_BYTES;
+        let most = self.capacity_bytes / HOLDS_CAPACITY_DIVISOR / HELD_COUNTER_BYTES;
         if self.holds.len() as u64 >= most {
             self.sweep_holds(now);
         }
@@ -132,23 +132,23 @@ impl MemoryShard {
     }
 
     /// Settles holds that have ended into the states; returns those that last, and the limits without them.
-    fn lower_limits(
+    fn settle_holds_and_lower_limits(
         &self,
         slots: &[CounterLookup<'_>],
         states: &mut [State],
         now: Time,
-    ) -> (SmallVec<[Option<CounterHold>; 4]>, SmallVec<[Limit; 4]>) {
+    ) -> (SmallVec<[Option<TotalHold>; 4]>, SmallVec<[Limit; 4]>) {
         let lower = |(slot, state): (&CounterLookup<'_>, &mut State)| {
             let limit = slot.joint_limit.limit;
-            let hold = self.holds.get(&slot.key).and_then(|held| held.hold()?.settle(limit, state, now));
-            (hold, hold.map_or(*limit, |hold| hold.lower(limit)))
+            let hold = self.holds.get(&slot.key).and_then(|held| held.hold()?.settle_if_ended(limit, state, now));
+            (hold, hold.map_or(*limit, |hold| hold.lower_limit(limit)))
         };
         slots.iter().zip(states).map(lower).unzip()
     }
 }
 
 /// Returns the same limits lowered, as they are charged together.
-fn joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -> SmallVec<[JointLimit<'l>; 4]> {
+fn lowered_joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -> SmallVec<[JointLimit<'l>; 4]> {
     let joint = |(slot, limit): (&CounterLookup<'_>, &'l Limit)| JointLimit {
         limit,
         rejects_others: slot.joint_limit.rejects_others,
@@ -156,9 +156,9 @@ fn joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -> SmallV
     slots.iter().zip(lowered).map(joint).collect()
 }
 
-/// Returns the result as the input of the expiry of an entry, which must last until its hold has been charged and the
+/// Returns the result as the input of the expiry of an entry: its reset is not before the hold has been charged and the
 /// bucket is full again.
-fn keep_while_held(result: ChargeResult, hold: Option<CounterHold>, limit: &Limit, now: Time) -> ChargeResult {
-    let needed_us = hold.map_or(0, |hold| hold.until.since_us(now).saturating_add(hold.refill_us(limit)));
+fn extend_reset_while_held(result: ChargeResult, hold: Option<TotalHold>, limit: &Limit, now: Time) -> ChargeResult {
+    let needed_us = hold.map_or(0, |hold| hold.until.since_us(now).saturating_add(hold.max_refill_time_us(limit)));
     ChargeResult { reset_us: result.reset_us.max(needed_us), ..result }
 }

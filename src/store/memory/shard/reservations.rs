@@ -9,14 +9,14 @@ use crate::limit::request::Hits;
 use crate::limit::reservation_table::{ReservationQuery, ReservationTable};
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
-use crate::store::memory::reservations::{ReservationCaller, ReservationTerms};
+use crate::store::memory::reservations::{ReservationRequest, ReservedChargeInputs};
 
 impl MemoryShard {
     /// Charges all counters of a descriptor, and writes the reservation of the request.
-    pub(in crate::store::memory) fn charge_reserved(
+    pub(in crate::store::memory) fn charge_with_reservations(
         &mut self,
         charge: &Charge<'_>,
-        mut terms: ReservationTerms<'_>,
+        mut terms: ReservedChargeInputs<'_>,
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         let mut lookups = self.find_counters(charge);
         // A settlement may charge a counter of a later window, which is new.
@@ -41,10 +41,10 @@ impl MemoryShard {
     }
 
     /// Returns which counters of a descriptor would admit a charge; changes nothing.
-    pub(in crate::store::memory) fn reserved_admissions(
+    pub(in crate::store::memory) fn peek_reserved_admissions(
         &mut self,
         charge: &Charge<'_>,
-        terms: &ReservationTerms<'_>,
+        terms: &ReservedChargeInputs<'_>,
     ) -> LimitAdmissions {
         let none = ReservationTable::default();
         let admits = self.find_counters(charge).into_iter().map(|lookup| {
@@ -52,7 +52,7 @@ impl MemoryShard {
             let mut state = self.take_state(&lookup);
             if limit.reservations().is_some() {
                 let table = terms.tables.get(&lookup.key).unwrap_or(&none);
-                let view = table.look(query_of(&state, &lookup, charge.request, terms.caller));
+                let view = table.view_for_peek(build_reservation_query(&state, &lookup, charge.request, terms.caller));
                 state = state.with_reservations(view);
             }
             let admits = state.admits(limit, terms.caller.now, charge.request);
@@ -70,7 +70,7 @@ impl MemoryShard {
         &mut self,
         lookup: &CounterLookup<'_>,
         request: ChargeRequest,
-        terms: &mut ReservationTerms<'_>,
+        terms: &mut ReservedChargeInputs<'_>,
     ) -> State {
         let (counter, limit) = (self.take_state(lookup), lookup.joint_limit.limit);
         if limit.reservations().is_none() {
@@ -78,7 +78,7 @@ impl MemoryShard {
         }
         let mut none = ReservationTable::default();
         let table = terms.tables.get_mut(&lookup.key).unwrap_or(&mut none);
-        let mut view = table.view(query_of(&counter, lookup, request, terms.caller));
+        let mut view = table.view_for_request(build_reservation_query(&counter, lookup, request, terms.caller));
         view.is_full |= terms.is_full;
         let mut state = counter.with_reservations(view);
         state.give_back_unsettled_hits(limit, terms.caller.now);
@@ -86,15 +86,15 @@ impl MemoryShard {
     }
 }
 
-fn query_of<'q>(
+fn build_reservation_query<'q>(
     counter: &'q State,
     lookup: &CounterLookup<'q>,
     request: ChargeRequest,
-    caller: ReservationCaller<'q>,
+    caller: ReservationRequest<'q>,
 ) -> ReservationQuery<'q> {
-    let ReservationCaller { now, slot, is_dead } = caller;
+    let ReservationRequest { now, slot, is_dead } = caller;
     let limit = lookup.joint_limit.limit;
-    let lacks_hits = matches!(request.hits, Hits::Charge(_)) && !counter.fits_estimate(limit, now, request);
+    let lacks_hits = matches!(request.hits, Hits::Charge(_)) && !counter.has_room_for_estimate(limit, now, request);
     let is_peek = matches!(request.hits, Hits::Peek);
     let counter_is_new = lookup.index.is_none();
     ReservationQuery { slot, limit, counter, counter_is_new, is_peek, lacks_hits, now, is_dead }
@@ -104,14 +104,14 @@ fn query_of<'q>(
 fn write_reservation(
     lookup: &CounterLookup<'_>,
     state: State,
-    terms: &mut ReservationTerms<'_>,
+    terms: &mut ReservedChargeInputs<'_>,
     is_peek: bool,
 ) -> State {
     let State::WithReservations(both) = state else { return state };
     let is_known = terms.tables.contains_key(&lookup.key);
-    if !is_peek && (is_known || both.view.is_recorded()) {
+    if !is_peek && (is_known || both.view.needs_record()) {
         let table = terms.tables.entry(lookup.key).or_default();
-        table.apply(&both.view, lookup.joint_limit.limit, &both.counter, terms.caller.now);
+        table.write_back(&both.view, lookup.joint_limit.limit, &both.counter, terms.caller.now);
         if table.is_empty() {
             terms.tables.remove(&lookup.key);
         }

@@ -22,11 +22,11 @@ const MAX_LEASE_LIFE_US: u64 = 1_000_000;
 /// Shortest life of a lease that is worth a call.
 const MIN_LEASE_LIFE_US: u64 = 2_000;
 /// Longest time by which a lease ends before its window, so that unused hits can be returned.
-const MAX_WINDOW_MARGIN_US: u64 = 50_000;
+const MAX_MARGIN_BEFORE_WINDOW_END_US: u64 = 50_000;
 /// Demand that a lease of a log covers at most: its unused hits stay charged.
-const MAX_LOG_LEASE_SPAN_US: u64 = 25_000;
+const MAX_LOG_LEASE_DEMAND_SPAN_US: u64 = 25_000;
 /// Time after the end of a lease in which its unused hits can still be returned to a bucket.
-const RETURN_WINDOW_US: u64 = 200_000;
+const LEASE_RETURN_TIME_US: u64 = 200_000;
 
 /// Hits that this process may admit by itself for a descriptor whose limits are all eventual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +73,9 @@ impl LocalBudget {
     /// Returns the life of a lease charged at `now`, in microseconds: it ends before its window, or its grant.
     pub(super) fn lease_life_us(&self, counters: &[OwnedCounter], states: &[State], now: Time) -> u64 {
         let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| {
-            let margin_us = MAX_WINDOW_MARGIN_US.min(limit.period_us() / 20);
+            let margin_us = MAX_MARGIN_BEFORE_WINDOW_END_US.min(limit.period_us() / 20);
             match limit.algorithm().properties().hit_expiry {
-                _ if limit.is_counted_in_region() => state.grant_left_us(limit, now).saturating_sub(margin_us),
+                _ if limit.is_counted_in_region() => state.grant_time_left_us(limit, now).saturating_sub(margin_us),
                 HitExpiry::WithWindow => window_end(limit, state, now).since_us(now).saturating_sub(margin_us),
                 HitExpiry::Continuous | HitExpiry::AfterPeriod => u64::MAX,
             }
@@ -84,8 +84,8 @@ impl LocalBudget {
     }
 
     /// Returns the time for which Redis records a lease, in microseconds: its life, and the time for its return.
-    pub const fn lease_record_us(&self) -> u64 {
-        self.life_us + RETURN_WINDOW_US
+    pub const fn lease_record_lifetime_us(&self) -> u64 {
+        self.life_us + LEASE_RETURN_TIME_US
     }
 
     /// Returns the span of demand that a lease covers, in microseconds: its life, but less where unused hits can be
@@ -93,7 +93,7 @@ impl LocalBudget {
     pub(super) fn lease_demand_span_us(counters: &[OwnedCounter], life_us: u64) -> u64 {
         let span_us = |counter: &OwnedCounter| match counter.limit.algorithm().properties().hit_expiry {
             // Nothing is returned.
-            HitExpiry::AfterPeriod => (life_us / 4).min(MAX_LOG_LEASE_SPAN_US),
+            HitExpiry::AfterPeriod => (life_us / 4).min(MAX_LOG_LEASE_DEMAND_SPAN_US),
             _ if counter.limit.is_counted_in_region() => life_us,
             // What may have refilled since is not returned.
             HitExpiry::Continuous => life_us / 2,
@@ -105,7 +105,7 @@ impl LocalBudget {
     /// Creates the ticket of a lease that the reported call charged.
     pub(super) fn issue_ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
         let life_us = self.lease_life_us(counters, &report.states, report.now);
-        let return_span_us = self.lease_record_us();
+        let return_span_us = self.lease_record_lifetime_us();
         let recorded = RecordedLease { end: report.now.plus_us(return_span_us), hits: report.leased };
         let mut void_from = Some(recorded.end);
         let mut refilled = 0;
@@ -114,7 +114,7 @@ impl LocalBudget {
                 // A return to a bucket would let hits live longer than their grant.
                 HitExpiry::Continuous if limit.is_counted_in_region() => void_from = None,
                 _ if limit.is_counted_in_region() => {
-                    let end = report.now.plus_us(state.grant_left_us(limit, report.now));
+                    let end = report.now.plus_us(state.grant_time_left_us(limit, report.now));
                     void_from = void_from.map(|time| time.min(end));
                 }
                 HitExpiry::WithWindow => {
@@ -146,7 +146,7 @@ pub fn log_extension_us(limit: &Limit) -> u64 {
 fn longest_window_us(limit: &Limit) -> u64 {
     let months = u64::from(limit.period().multiplier()) * 31 * DAY_US;
     match limit.period().unit() {
-        Unit::Month if limit.calendar_months() => months,
+        Unit::Month if limit.follows_calendar_months() => months,
         // Parts of a day end with it at the latest.
         Unit::Second | Unit::Minute | Unit::Hour => limit.period_us(),
         // A day more than the calendar's longest: clocks are put back, and `day_starts` may be skipped.
@@ -197,7 +197,7 @@ pub struct DescriptorId {
 
 /// Descriptor whose counters are all eventual.
 #[derive(Clone, Debug)]
-pub struct EventualCounters {
+pub struct EventualDescriptor {
     /// Identity.
     pub id: DescriptorId,
     /// Hits that this process may admit by itself.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::budget::{DescriptorId, EventualCounters, LocalBudget};
+use super::budget::{DescriptorId, EventualDescriptor, LocalBudget};
 use crate::base::clock::{Time, to_micros};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
@@ -104,7 +104,7 @@ impl EventualEntry {
     }
 
     /// Admits hits from a lease; `None` if no lease has enough.
-    pub(super) fn admit_leased(
+    pub(super) fn admit_from_lease(
         &mut self,
         hits: u64,
         charge: &OwnedCharge,
@@ -129,7 +129,7 @@ impl EventualEntry {
     }
 
     /// Admits hits from the share; `None` if it has too few left, or if the reported states reject the charge.
-    pub(super) fn admit_shared(
+    pub(super) fn admit_from_share(
         &mut self,
         hits: u64,
         charge: &OwnedCharge,
@@ -142,7 +142,7 @@ impl EventualEntry {
             return None;
         }
         if self.states.len() != charge.counters.len() {
-            self.states = charge.counters.iter().map(|counter| State::empty(counter.limit.counting())).collect();
+            self.states = charge.counters.iter().map(|counter| State::empty(counter.limit.counting_method())).collect();
         }
         let results = self.charge_known_states(charge, context);
         let passes = results.iter().zip(&charge.counters).all(|(result, counter)| result.admitted || counter.shadow);
@@ -160,7 +160,7 @@ impl EventualEntry {
     /// Charges the states known here: all of them or, if one rejects, none. Quotas reject for all too, so that their
     /// hits come from the share and leases.
     fn charge_known_states(&mut self, charge: &OwnedCharge, context: AdmitContext) -> ChargeResults {
-        let now = self.redis_time(context.at).unwrap_or(context.now);
+        let now = self.latest_redis_time(context.at).unwrap_or(context.now);
         let request = ChargeRequest { max_delay_us: 0, ..charge.request };
         let limits =
             charge.counters.iter().map(|counter| JointLimit { limit: &counter.limit, rejects_others: !counter.shadow });
@@ -169,7 +169,7 @@ impl EventualEntry {
     }
 
     /// Returns an upper bound on the time of Redis at `at`; `None` before the first report.
-    fn redis_time(&self, at: Instant) -> Option<Time> {
+    fn latest_redis_time(&self, at: Instant) -> Option<Time> {
         let ReportTime { sent, now } = self.last_report?;
         Some(now.plus_us(to_micros(at.saturating_duration_since(sent))))
     }
@@ -195,12 +195,12 @@ impl EventualEntry {
     /// A lease covers the demand that is expected while it lives, less what the current leases still cover. Hits that
     /// lie unused in a lease are missing to other replicas, so it has at most a quarter of what is left for each live
     /// replica: leases get smaller towards the limit. It has at least the hits of one charge, if so many are left.
-    pub(super) fn lease_size(&mut self, descriptor: &EventualCounters, at: Instant, live: u64) -> u64 {
-        let EventualCounters { budget, counters, .. } = descriptor;
+    pub(super) fn hits_to_lease(&mut self, descriptor: &EventualDescriptor, at: Instant, live: u64) -> u64 {
+        let EventualDescriptor { budget, counters, .. } = descriptor;
         if budget.life_us == 0 || self.leases.len() >= MAX_LEASES || self.states.len() != counters.len() {
             return 0;
         }
-        let Some(now) = self.redis_time(at) else { return 0 };
+        let Some(now) = self.latest_redis_time(at) else { return 0 };
         let peek = ChargeRequest::new(Hits::Peek, 0);
         let remaining =
             counters.iter().zip(&self.states).map(|(OwnedCounter { limit, shadow, .. }, state)| match shadow {
@@ -283,7 +283,7 @@ impl Demand {
 
     /// Counts the hits of a charge.
     pub(super) fn record_hits(&mut self, hits: u64, at: Instant) {
-        self.advance(at);
+        self.advance_interval(at);
         self.last_hits = hits;
         if !std::mem::take(&mut self.interval_is_new) {
             self.hits = self.hits.saturating_add(hits);
@@ -292,12 +292,12 @@ impl Demand {
 
     /// Predicts the hits of the next `span_us` microseconds, if demand stays the same.
     pub(super) fn predict(&mut self, span_us: u64, at: Instant) -> u64 {
-        self.advance(at);
+        self.advance_interval(at);
         let max_hits = u128::from(self.hits.max(self.previous_hits));
         u64::try_from(max_hits * u128::from(span_us) / DEMAND_INTERVAL.as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn advance(&mut self, at: Instant) {
+    fn advance_interval(&mut self, at: Instant) {
         let passed = at.saturating_duration_since(self.interval_start);
         if passed >= DEMAND_INTERVAL {
             self.previous_hits = if passed < 2 * DEMAND_INTERVAL { self.hits } else { 0 };

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::budget::{DescriptorId, EventualCounters, LocalBudget, can_be_lent};
+use super::budget::{DescriptorId, EventualDescriptor, LocalBudget, can_be_lent};
 use super::lease_reaper::LeaseReaper;
 use super::table::EventualTable;
 use crate::base::clock::Time;
@@ -44,46 +44,46 @@ impl LocalAdmission {
     }
 
     /// Returns the eventual counters of a charge; `None` if one of them is strict.
-    pub(crate) fn build_eventual_counters(&self, path: u128, charge: &OwnedCharge) -> Option<EventualCounters> {
+    pub(crate) fn build_eventual_descriptor(&self, path: u128, charge: &OwnedCharge) -> Option<EventualDescriptor> {
         let counters = &charge.counters;
         let budget = LocalBudget::for_counters(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
-        Some(EventualCounters { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
+        Some(EventualDescriptor { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
     }
 
-    /// Decides a new charge.
-    pub(crate) fn admit(
+    /// Admits a new charge from a share or a lease, or leaves it to Redis.
+    pub(crate) fn try_admit(
         &self,
-        descriptor: &EventualCounters,
+        descriptor: &EventualDescriptor,
         charge: &OwnedCharge,
         now: Time,
         at: Instant,
     ) -> LocalDecision {
-        self.table.admit(descriptor, charge, self.build_admit_context(descriptor, now, at))
+        self.table.try_admit(descriptor, charge, self.build_admit_context(descriptor, now, at))
     }
 
     /// Decides a charge that has waited for a call, if the call brought a lease for it; else the next call does.
     pub(crate) fn decide_after_wait(&self, call: &PreparedCall, charge: &OwnedCharge) -> Option<StoreOutcome> {
         // The charge may have another limit than the leader's.
-        let is_same = |descriptor: &&EventualCounters| !charge.dry_run && charge.counters == descriptor.counters;
+        let is_same = |descriptor: &&EventualDescriptor| !charge.dry_run && charge.counters == descriptor.counters;
         let descriptor = call.eventual.as_ref().filter(is_same)?;
         let context = AdmitContext { is_retry: true, ..self.build_admit_context(descriptor, call.now, Instant::now()) };
-        match self.table.admit(descriptor, charge, context) {
+        match self.table.try_admit(descriptor, charge, context) {
             LocalDecision::Local { outcome, .. } => Some(outcome),
             LocalDecision::CallRedis => None,
         }
     }
 
-    fn build_admit_context(&self, descriptor: &EventualCounters, now: Time, at: Instant) -> AdmitContext {
+    fn build_admit_context(&self, descriptor: &EventualDescriptor, now: Time, at: Instant) -> AdmitContext {
         let budget = &descriptor.budget;
-        let may_share = budget.share > 0 && self.replicas.may_share(budget.period_us, at);
-        AdmitContext { at, now: self.replicas.redis_time(at).unwrap_or(now), may_share, is_retry: false }
+        let may_use_share = budget.share > 0 && self.replicas.may_use_share(budget.period_us, at);
+        AdmitContext { at, now: self.replicas.redis_time(at).unwrap_or(now), may_use_share, is_retry: false }
     }
 
     /// Returns the number of hits that a call which is about to be sent should lease; 0 if demand requires no lease.
-    pub(crate) fn lease_size(&self, call: &PreparedCall, sent: Instant) -> u64 {
+    pub(crate) fn hits_to_lease(&self, call: &PreparedCall, sent: Instant) -> u64 {
         let Some(descriptor) = call.eventual.as_ref().filter(|_| self.reaper.has_room()) else { return 0 };
         let live = self.replicas.live_replicas().map_or(1, NonZeroU32::get);
-        self.table.lease_size(descriptor, sent, u64::from(live))
+        self.table.hits_to_lease(descriptor, sent, u64::from(live))
     }
 
     /// Returns what a call says of leases: `requested` hits that its last charge leases, and for refunds the current
@@ -102,7 +102,7 @@ impl LocalAdmission {
         (requested > 0 || has_refund).then(|| LeaseArguments {
             purpose: LeasePurpose::Charge {
                 requested,
-                kept_us: call.eventual.as_ref().map_or(0, |descriptor| descriptor.budget.lease_record_us()),
+                kept_us: call.eventual.as_ref().map_or(0, |descriptor| descriptor.budget.lease_record_lifetime_us()),
             },
             own: if has_refund { self.table.own_leases(call.id.path) } else { SmallVec::new() },
         })
@@ -114,7 +114,7 @@ impl LocalAdmission {
     }
 
     /// Records the report of a call, and the lease that it requested, if any.
-    pub(crate) fn record_call(&self, call: &PreparedCall, mut report: CallReport, lease: Option<LeaseReply>) {
+    pub(crate) fn record_call_report(&self, call: &PreparedCall, mut report: CallReport, lease: Option<LeaseReply>) {
         let Some(descriptor) = &call.eventual else { return };
         // A shadow limit without room was not charged; nothing may be returned to it.
         let is_charged_everywhere = lease.as_ref().is_some_and(|lease| lease.results.iter().all(|it| it.admitted));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::budget::{DescriptorId, EventualCounters};
+use super::budget::{DescriptorId, EventualDescriptor};
 use super::entry::EventualEntry;
 use crate::base::clock::Time;
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
@@ -13,7 +13,7 @@ use crate::limit::request::Hits;
 use crate::store::charge::{ChargeResults, DecidedBy, OwnedCharge, StoreOutcome};
 use crate::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
 use crate::store::redis::lease_arguments::OwnLease;
-use crate::store::stats::EventualStats;
+use crate::store::stats::EventualHitTotals;
 
 /// Memory of a descriptor, table included, in bytes.
 const ENTRY_BYTES: usize = 2 * size_of::<EventualEntry>();
@@ -58,10 +58,15 @@ impl EventualTable {
     }
 
     /// Admits a charge from a lease or the share, or leaves it to Redis.
-    pub fn admit(&self, descriptor: &EventualCounters, charge: &OwnedCharge, context: AdmitContext) -> LocalDecision {
-        let &EventualCounters { id, ref budget, .. } = descriptor;
+    pub fn try_admit(
+        &self,
+        descriptor: &EventualDescriptor,
+        charge: &OwnedCharge,
+        context: AdmitContext,
+    ) -> LocalDecision {
+        let &EventualDescriptor { id, ref budget, .. } = descriptor;
         let Hits::Charge(hits @ 1..) = charge.request.hits else { return LocalDecision::CallRedis };
-        let may_share = context.may_share && hits <= budget.share;
+        let may_use_share = context.may_use_share && hits <= budget.share;
         let mut shard = self.shards.lock_shard(upper_half(id.path));
         if let Some(entry) = shard.entries.get_mut(&id.path) {
             if !entry.belongs_to(id) && !entry.switch_descriptor(id, budget, context.at) {
@@ -70,21 +75,23 @@ impl EventualTable {
             if !context.is_retry {
                 entry.demand.record_hits(hits, context.at);
             }
-            if let Some(results) = entry.admit_leased(hits, charge, context) {
+            if let Some(results) = entry.admit_from_lease(hits, charge, context) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
                 let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease, now: context.now };
                 return LocalDecision::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
             }
-            let results = if may_share { entry.admit_shared(hits, charge, budget, context) } else { None };
+            let results = if may_use_share { entry.admit_from_share(hits, charge, budget, context) } else { None };
             return results
                 .map_or(LocalDecision::CallRedis, |results| self.record_shared_admission(hits, results, context.now));
         }
-        if !(may_share && self.make_room(&mut shard, context.at)) {
+        if !(may_use_share && self.make_room(&mut shard, context.at)) {
             return LocalDecision::CallRedis;
         }
         let mut entry = EventualEntry::new(id.tags, context.at);
         entry.demand.record_hits(hits, context.at);
-        let Some(results) = entry.admit_shared(hits, charge, budget, context) else { return LocalDecision::CallRedis };
+        let Some(results) = entry.admit_from_share(hits, charge, budget, context) else {
+            return LocalDecision::CallRedis;
+        };
         shard.entries.insert(id.path, entry);
         self.record_shared_admission(hits, results, context.now)
     }
@@ -98,16 +105,16 @@ impl EventualTable {
     }
 
     /// Returns the number of hits to lease with a call that is about to be sent; `live` replicas share what is left.
-    pub fn lease_size(&self, descriptor: &EventualCounters, at: Instant, live: u64) -> u64 {
+    pub fn hits_to_lease(&self, descriptor: &EventualDescriptor, at: Instant, live: u64) -> u64 {
         let id = descriptor.id;
         let mut shard = self.shards.lock_shard(upper_half(id.path));
         let Some(entry) = shard.entries.get_mut(&id.path) else { return 0 };
-        if entry.belongs_to(id) { entry.lease_size(descriptor, at, live).min(MAX_LEASE_HITS) } else { 0 }
+        if entry.belongs_to(id) { entry.hits_to_lease(descriptor, at, live).min(MAX_LEASE_HITS) } else { 0 }
     }
 
     /// Records a report of Redis. A lease in it can be used until [`EventualTable::end_lease`].
-    pub fn record_report(&self, descriptor: &EventualCounters, report: CallReport) -> Option<LeaseTicket> {
-        let &EventualCounters { id, ref budget, ref counters } = descriptor;
+    pub fn record_report(&self, descriptor: &EventualDescriptor, report: CallReport) -> Option<LeaseTicket> {
+        let &EventualDescriptor { id, ref budget, ref counters } = descriptor;
         let mut shard = self.shards.lock_shard(upper_half(id.path));
         let (sent, leased) = (report.sent, report.leased);
         let ticket = (leased > 0).then(|| {
@@ -154,10 +161,10 @@ impl EventualTable {
     }
 
     /// Returns statistics since the start.
-    pub fn stats(&self) -> EventualStats {
+    pub fn stats(&self) -> EventualHitTotals {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let EventualHitCounts { shared, leased, lent, returned } = &self.counts;
-        EventualStats { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
+        EventualHitTotals { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
     }
 
     /// Returns the number of descriptors in the table.

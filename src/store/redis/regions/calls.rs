@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use crate::base::clock::Time;
-use crate::limit::algorithm::region::GlobalView;
+use crate::limit::algorithm::region::GlobalRedisView;
 use crate::store::client::redis::connection::Script;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::Reply;
-use crate::store::client::redis::server_clock::{ClockReading, InstantRange, OffsetInterval, process_us};
+use crate::store::client::redis::server_clock::{ClockReading, InstantRange, OffsetInterval, process_time_us};
 use crate::store::redis::key;
 use crate::store::redis::script::global_probe_script;
 
 /// Upper bound on the wait for a reply of the region's Redis.
-pub(super) const REGION_TIMEOUT: Duration = Duration::from_millis(500);
+pub(super) const REGION_REDIS_TIMEOUT: Duration = Duration::from_millis(500);
 /// Upper bound on the wait for a reply of the global Redis.
-pub(super) const GLOBAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// Upper bound on the wait for replicas, which delays all calls of the same connection.
-const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
+pub(super) const GLOBAL_REDIS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Upper bound on the wait until replicas of the global Redis have the writes; it delays all calls of a connection.
+const REPLICATION_TIMEOUT: Duration = Duration::from_millis(500);
 /// Unit of the times between which the offsets hold, in microseconds.
 const TIME_GRAIN_US: i64 = 5_000;
 /// Unit of the offsets, in microseconds.
@@ -37,7 +37,7 @@ const OFFSET_GRAIN_US: i64 = 500;
 
 /// Script on one key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KeyScript<'c> {
+pub(super) struct SingleKeyScriptCall<'c> {
     pub(super) script: &'static Script,
     pub(super) key: &'c [u8],
     pub(super) argument: &'c [u8],
@@ -45,7 +45,7 @@ pub(super) struct KeyScript<'c> {
 
 /// How a failed call counts for the breaker of its server, and how many replicas must have its writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallImportance {
+pub(super) enum BreakerRecording {
     /// A failure opens no breaker: decisions need the server too.
     Unrecorded,
     /// A failure counts for the breaker, which finds a server that is back.
@@ -70,7 +70,7 @@ impl TimedScriptReply {
     }
 }
 
-impl<'c> KeyScript<'c> {
+impl<'c> SingleKeyScriptCall<'c> {
     /// Creates a call with one argument.
     pub(super) const fn new(script: &'static Script, key: &'c [u8], argument: &'c [u8]) -> Self {
         Self { script, key, argument }
@@ -83,7 +83,7 @@ impl<'c> KeyScript<'c> {
     pub(super) async fn run(
         &self,
         deployment: &Deployment,
-        kind: CallImportance,
+        kind: BreakerRecording,
         deadline: Instant,
     ) -> Result<TimedScriptReply, RedisError> {
         let mut words: [&[u8]; 5] = [b"EVALSHA", self.script.sha1.as_bytes(), b"1", self.key, self.argument];
@@ -106,7 +106,7 @@ impl<'c> KeyScript<'c> {
 /// Options of one attempt.
 #[derive(Clone, Copy)]
 struct SendOptions {
-    kind: CallImportance,
+    kind: BreakerRecording,
     asking: bool,
     deadline: Instant,
 }
@@ -114,10 +114,10 @@ struct SendOptions {
 async fn send(node: &Node, words: &[&[u8]], options: SendOptions) -> Result<Reply, ReplyError> {
     let SendOptions { kind, asking, deadline } = options;
     match kind {
-        CallImportance::Unrecorded => node.call_unrecorded(words, asking, deadline).await,
-        CallImportance::Recorded | CallImportance::Replicated(0) => node.call(words, asking, deadline).await,
-        CallImportance::Replicated(replicas) => {
-            let replicated = node.call_and_wait_for_replica(words, asking, REPLICA_TIMEOUT, deadline).await?;
+        BreakerRecording::Unrecorded => node.call_unrecorded(words, asking, deadline).await,
+        BreakerRecording::Recorded | BreakerRecording::Replicated(0) => node.call(words, asking, deadline).await,
+        BreakerRecording::Replicated(replicas) => {
+            let replicated = node.call_and_wait_for_replica(words, asking, REPLICATION_TIMEOUT, deadline).await?;
             let is_replicated = replicated.replicas >= replicas;
             if is_replicated { Ok(replicated.reply) } else { Err(ReplyError::Failed(RedisError::NoWrites)) }
         }
@@ -135,25 +135,25 @@ pub struct ClockOffsets {
 
 /// Returns the view of global time for a call that is sent and answered `within` a range, also if the region's clock
 /// has jumped and still shows a time at which the call may run; unknown if a time would be before 1970.
-pub fn compute_global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalView {
+pub fn compute_global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalRedisView {
     let ClockOffsets { region, global } = offsets;
     let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);
-    let valid_from = time(round_down_us(process_us(within.from).saturating_add(region.lo_us), TIME_GRAIN_US));
+    let valid_from = time(round_down_us(process_time_us(within.from).saturating_add(region.lo_us), TIME_GRAIN_US));
     // Exclusive.
-    let valid_until = process_us(within.until).saturating_add(region.hi_us).saturating_add(1);
-    let valid_until = time(round_up(valid_until, TIME_GRAIN_US));
-    let (Some(valid_from), Some(valid_until)) = (valid_from, valid_until) else { return GlobalView::UNKNOWN };
+    let valid_until = process_time_us(within.until).saturating_add(region.hi_us).saturating_add(1);
+    let valid_until = time(round_up_us(valid_until, TIME_GRAIN_US));
+    let (Some(valid_from), Some(valid_until)) = (valid_from, valid_until) else { return GlobalRedisView::UNKNOWN };
     // A jump that keeps the time within these bounds is not noticed before the reply.
     let unnoticed_us = i64::try_from(valid_until.since_us(valid_from)).unwrap_or(i64::MAX);
-    GlobalView {
+    GlobalRedisView {
         valid_from,
         valid_until,
         offset_lo: round_down_us(
             global.lo_us.saturating_sub(region.hi_us).saturating_sub(unnoticed_us),
             OFFSET_GRAIN_US,
         ),
-        offset_hi: round_up(global.hi_us.saturating_sub(region.lo_us).saturating_add(unnoticed_us), OFFSET_GRAIN_US),
-        ..GlobalView::UNKNOWN
+        offset_hi: round_up_us(global.hi_us.saturating_sub(region.lo_us).saturating_add(unnoticed_us), OFFSET_GRAIN_US),
+        ..GlobalRedisView::UNKNOWN
     }
 }
 
@@ -161,7 +161,7 @@ const fn round_down_us(us: i64, grain_us: i64) -> i64 {
     us.saturating_sub(us.rem_euclid(grain_us))
 }
 
-const fn round_up(us: i64, grain_us: i64) -> i64 {
+const fn round_up_us(us: i64, grain_us: i64) -> i64 {
     us.saturating_add((-us.rem_euclid(grain_us)).rem_euclid(grain_us))
 }
 

@@ -72,7 +72,7 @@ impl WindowDemand {
 
     /// Time after which the next request may be opened. A fixed window of which nothing is left is asked rarely. What a
     /// sliding window frees between two requests lies idle, so those of a short window are frequent.
-    pub fn pause_us(&self, is_sliding: bool, granted: u64) -> u64 {
+    pub fn next_request_pause_us(&self, is_sliding: bool, granted: u64) -> u64 {
         if is_sliding {
             (self.period_us / SLIDING_REQUESTS_PER_PERIOD)
                 .clamp(BURST_REQUEST_INTERVAL_US, MIN_GRANT_REQUEST_INTERVAL_US)
@@ -125,7 +125,7 @@ impl BucketDemand {
 
     /// Time after which the next request may be opened: soon during a burst, of which a grant covers a part while the
     /// shared bucket has more.
-    pub fn pause_us(&self, granted: u64, free: u64) -> u64 {
+    pub fn next_request_pause_us(&self, granted: u64, free: u64) -> u64 {
         let is_burst = granted < u64::from(self.wanted()) && 4 * free > self.capacity;
         if is_burst { BURST_REQUEST_INTERVAL_US } else { MIN_GRANT_REQUEST_INTERVAL_US }
     }

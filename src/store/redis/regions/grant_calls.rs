@@ -156,7 +156,7 @@ pub fn encode_hits_return(period_ms: u64, window: u64) -> Bytes {
 }
 
 /// Encodes a grant to the bucket of a limit. The script replies 1 if the bucket took the grant, else 0.
-pub fn encode_prepaid_hits(limit: &Limit, grant: &PrepaidHitsGrant) -> Bytes {
+pub fn encode_prepaid_hits_grant(limit: &Limit, grant: &PrepaidHitsGrant) -> Bytes {
     let mut argument = BytesMut::with_capacity(80);
     let head = [limit.region_ttl_ms(), limit.region_capacity().into(), grant.request, grant.epoch];
     let hits = [grant.hits, grant.low, grant.start.as_micros(), grant.end.as_micros()];

@@ -25,33 +25,33 @@ pub(super) struct GrantCounts {
 }
 
 impl GrantCounts {
-    pub(super) fn add_requested(&self) {
+    pub(super) fn count_request(&self) {
         self.requested.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn add_failed(&self) {
+    pub(super) fn count_failed_request(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn add_dropped(&self) {
+    pub(super) fn count_dropped_request(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn add_granted(&self, hits: u64, at: Instant) {
+    pub(super) fn add_granted_hits(&self, hits: u64, at: Instant) {
         self.granted.fetch_add(hits, Ordering::Relaxed);
         *lock_ignoring_poison(&self.last_grant) = Some(at);
     }
 
-    pub(super) fn add_wasted(&self, hits: u64) {
+    pub(super) fn add_wasted_hits(&self, hits: u64) {
         self.wasted.fetch_add(hits, Ordering::Relaxed);
     }
 
-    pub(super) fn add_returned(&self, hits: u64) {
+    pub(super) fn add_returned_hits(&self, hits: u64) {
         self.returned.fetch_add(hits, Ordering::Relaxed);
     }
 
     /// Adds hits that a call admitted.
-    pub(super) fn add_use(&self, admitted: RegionHitsBySource) {
+    pub(super) fn add_used_hits(&self, admitted: RegionHitsBySource) {
         let RegionHitsBySource { grant, reserve, cut_off_allowance } = admitted;
         let counts = [
             (&self.used_grant, grant),

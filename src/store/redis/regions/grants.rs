@@ -12,19 +12,19 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
-use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::demand::{BucketDemand, WindowDemand, jittered_pause_us};
 use super::grant_calls::{self, GlobalBucketAction, GlobalWindowAction};
 use super::grant_stats::GrantCounts;
-use super::standing::{RegionStanding, ReportedRegions};
-use super::unused_hits::{DueReturn, UnusedHitReturner};
+use super::standing::{RegionStanding, ReportedRegionCounts};
+use super::unused_hits::{DueHitReturn, UnusedHitReturner};
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
 use crate::limit::algorithm::global_window::GlobalWindowParameters;
-use crate::limit::algorithm::region::GlobalView;
+use crate::limit::algorithm::region::GlobalRedisView;
 use crate::limit::algorithm::region_bucket::{BucketCounts, PrepaidHitsGrant};
 use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use crate::limit::algorithm::state::State;
@@ -33,14 +33,14 @@ use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::resp::{reply_bytes, reply_integer};
-use crate::store::client::redis::server_clock::process_us;
+use crate::store::client::redis::server_clock::process_time_us;
 use crate::store::redis::key::global_key;
 use crate::store::redis::script::{
     global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script,
 };
 
 /// Upper bound on requests that wait to be sent; further ones are dropped, and opened again by their counters.
-const MAX_WAITING: usize = 65_536;
+const MAX_WAITING_REQUESTS: usize = 65_536;
 /// Upper bound on requests that wait for answers.
 const MAX_IN_FLIGHT: usize = 1024;
 /// Shortest time between a return of unused hits and the end of the window: the return must cross an ocean.
@@ -54,7 +54,7 @@ pub(crate) struct GrantRequest {
     limit: Limit,
     /// Counts after the charge.
     counts: RegionCounts,
-    view: GlobalView,
+    view: GlobalRedisView,
     /// Time of the charge, by the region's Redis.
     now: Time,
 }
@@ -68,28 +68,28 @@ enum RegionCounts {
 
 impl GrantRequest {
     /// Returns the request that is open in a state; `None` if no region counts it.
-    pub(crate) fn open_in_state(state: &State, limit: Limit, key: Bytes) -> Option<Self> {
+    pub(crate) fn from_state(state: &State, limit: Limit, key: Bytes) -> Option<Self> {
         let (counts, view) = match state {
             State::RegionWindow(state) => (RegionCounts::Window(*state.counts), *state.view),
             State::RegionBucket(state) => (RegionCounts::Bucket(*state.counts), *state.view),
             _ => return None,
         };
-        Some(Self { key, limit, counts, view, now: Time::from_micros(state.open_request_id()) })
+        Some(Self { key, limit, counts, view, now: Time::from_micros(state.open_grant_request_id()) })
     }
 
     /// Global time of the request in microseconds: the middle of the interval that contains it.
-    fn global_us(&self) -> u64 {
+    fn global_time_us(&self) -> u64 {
         let offset = self.view.offset_lo / 2 + self.view.offset_hi / 2;
         self.now.as_micros().saturating_add_signed(offset)
     }
 
     /// Builds the return of a grant's unused hits, due before their window ends.
-    fn build_due_return(&self, grant: &HitsGrant) -> DueReturn {
+    fn build_due_return(&self, grant: &HitsGrant) -> DueHitReturn {
         let end_us = (grant.window + 1) * self.limit.period_us();
         let width_us = self.view.offset_hi.abs_diff(self.view.offset_lo);
-        let rest_us = end_us.saturating_sub(self.global_us());
+        let rest_us = end_us.saturating_sub(self.global_time_us());
         let wait = Duration::from_micros(rest_us.saturating_sub(RETURN_LEAD_US.max(2 * width_us)));
-        DueReturn {
+        DueHitReturn {
             key: self.key.clone(),
             limit: self.limit,
             window: grant.window,
@@ -120,14 +120,14 @@ pub(super) struct GrantWorker {
 impl GrantRequestQueue {
     /// Creates a queue, and the end that [`GrantWorker::run`] takes requests from.
     pub(super) fn new(counts: Arc<GrantCounts>) -> (Self, mpsc::Receiver<GrantRequest>) {
-        let (queue, requests) = mpsc::channel(MAX_WAITING);
+        let (queue, requests) = mpsc::channel(MAX_WAITING_REQUESTS);
         (Self { queue, counts }, requests)
     }
 
     /// Adds a request; never waits.
     pub(super) fn push(&self, request: GrantRequest) {
         if self.queue.try_send(request).is_err() {
-            self.counts.add_dropped();
+            self.counts.count_dropped_request();
         }
     }
 }
@@ -136,27 +136,27 @@ impl GrantWorker {
     /// Answers requests, many at a time, until all senders are gone.
     pub(super) async fn run(&self, requests: mpsc::Receiver<GrantRequest>) {
         let requests = stream::unfold(requests, |mut requests| async move { Some((requests.recv().await?, requests)) });
-        requests.for_each_concurrent(MAX_IN_FLIGHT, |request| self.answer(request)).await;
+        requests.for_each_concurrent(MAX_IN_FLIGHT, |request| self.answer_request(request)).await;
     }
 
-    async fn answer(&self, request: GrantRequest) {
-        self.counts.add_requested();
+    async fn answer_request(&self, request: GrantRequest) {
+        self.counts.count_request();
         match &request.counts {
-            RegionCounts::Window(counts) => self.answer_window(&request, counts).await,
-            RegionCounts::Bucket(counts) => self.answer_bucket(&request, counts).await,
+            RegionCounts::Window(counts) => self.answer_window_request(&request, counts).await,
+            RegionCounts::Bucket(counts) => self.answer_bucket_request(&request, counts).await,
         }
     }
 
     /// Gets hits for a counter of windows.
-    async fn answer_window(&self, request: &GrantRequest, counts: &WindowCounts) {
+    async fn answer_window_request(&self, request: &GrantRequest, counts: &WindowCounts) {
         let (limit, reserve) = (&request.limit, u64::from(request.limit.region_reserve()));
-        let demand = WindowDemand::estimate_at(counts, reserve, limit.period_us(), request.global_us());
+        let demand = WindowDemand::estimate_at(counts, reserve, limit.period_us(), request.global_time_us());
         let purpose = GlobalWindowAction::Grant { wanted: demand.wanted() };
         let key = global_key(&request.key);
-        let ReportedRegions { reported, listed } = self.standing.reported_regions();
+        let ReportedRegionCounts { reported, listed } = self.standing.count_reported_regions();
         let pool = GlobalWindowParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
         let argument = grant_calls::encode_global_window_call(pool, purpose, None);
-        let call = KeyScript::new(global_window_script(), &key, &argument);
+        let call = SingleKeyScriptCall::new(global_window_script(), &key, &argument);
         let reply =
             self.request_global_grant(call, limit.period_us(), grant_calls::decode_global_window_reply, |reply| {
                 reply.now
@@ -164,7 +164,7 @@ impl GrantWorker {
         let Some(reply) = reply.await else { return };
         let exhausted = reply.hits == 0;
         let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
-        let pause_us = demand.pause_us(is_sliding, reply.hits);
+        let next_request_pause_us = demand.next_request_pause_us(is_sliding, reply.hits);
         let grant = HitsGrant {
             request: counts.cycle.open_request,
             window: reply.window,
@@ -172,25 +172,25 @@ impl GrantWorker {
             hits: reply.hits,
             low: demand.next_request_threshold(reply.hits),
             exhausted,
-            next_request_at: request.now.plus_us(jittered_pause_us(pause_us, random_u64())),
+            next_request_at: request.now.plus_us(jittered_pause_us(next_request_pause_us, random_u64())),
         };
         let argument = grant_calls::encode_hits_grant(limit.period_us() / 1000, &grant);
-        let call = KeyScript::new(region_grant_script(), &request.key, &argument);
+        let call = SingleKeyScriptCall::new(region_grant_script(), &request.key, &argument);
         if self.give_grant_to_counter(call, grant.hits).await && is_sliding && grant.hits > 0 {
             self.returns.schedule_return(request.build_due_return(&grant));
         }
     }
 
     /// Gets prepaid hits for a token bucket.
-    async fn answer_bucket(&self, request: &GrantRequest, counts: &BucketCounts) {
+    async fn answer_bucket_request(&self, request: &GrantRequest, counts: &BucketCounts) {
         let limit = &request.limit;
-        let ReportedRegions { reported, listed } = self.standing.reported_regions();
+        let ReportedRegionCounts { reported, listed } = self.standing.count_reported_regions();
         let pool = GlobalBucketParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
         let demand = BucketDemand::estimate_at(counts, pool, request.now.as_micros());
         let key = global_key(&request.key);
         let argument =
             grant_calls::encode_global_bucket_call(pool, GlobalBucketAction::Grant { wanted: demand.wanted() }, None);
-        let call = KeyScript::new(global_bucket_script(), &key, &argument);
+        let call = SingleKeyScriptCall::new(global_bucket_script(), &key, &argument);
         let reply =
             self.request_global_grant(call, limit.period_us(), grant_calls::decode_global_bucket_reply, |reply| {
                 reply.now
@@ -206,49 +206,52 @@ impl GrantWorker {
             exhausted: reply.hits == 0,
             next_request_at: request
                 .now
-                .plus_us(jittered_pause_us(demand.pause_us(reply.hits, reply.free), random_u64())),
+                .plus_us(jittered_pause_us(demand.next_request_pause_us(reply.hits, reply.free), random_u64())),
         };
-        let argument = grant_calls::encode_prepaid_hits(limit, &grant);
-        self.give_grant_to_counter(KeyScript::new(region_bucket_grant_script(), &request.key, &argument), grant.hits)
-            .await;
+        let argument = grant_calls::encode_prepaid_hits_grant(limit, &grant);
+        self.give_grant_to_counter(
+            SingleKeyScriptCall::new(region_bucket_grant_script(), &request.key, &argument),
+            grant.hits,
+        )
+        .await;
     }
 
     /// Asks the global Redis for a grant of a limit with a period, and records that it answered and at what time of its
     /// clock; counts a failure. A grant by a clock that jumped is not used: it may repeat another.
     async fn request_global_grant<T>(
         &self,
-        call: KeyScript<'_>,
+        call: SingleKeyScriptCall<'_>,
         period_us: u64,
         decode: fn(&[u8]) -> Result<T, MalformedReply>,
         time_of: fn(&T) -> Time,
     ) -> Option<T> {
-        let deadline = Instant::now() + GLOBAL_TIMEOUT;
-        let answer = call.run(&self.global, CallImportance::Replicated(self.settings.wait_replicas), deadline).await;
+        let deadline = Instant::now() + GLOBAL_REDIS_TIMEOUT;
+        let answer = call.run(&self.global, BreakerRecording::Replicated(self.settings.wait_replicas), deadline).await;
         let decoded = answer.and_then(|answer| {
             let reply = reply_bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
             let is_jump = answer.record_clock(time_of(&reply));
-            self.standing.record_answer_time(process_us(answer.within.until));
+            self.standing.record_answer_time(process_time_us(answer.within.until));
             let is_usable = !is_jump && !self.standing.global_clock_jumped_recently(period_us, Instant::now());
             is_usable.then_some(reply).ok_or(RedisError::BadReply)
         });
         decoded
             .inspect_err(|error| {
-                self.counts.add_failed();
+                self.counts.count_failed_request();
                 tracing::debug!(%error, "the global redis did not answer a grant request, or its clock jumped");
             })
             .ok()
     }
 
     /// Gives `hits` to a counter of the region, and counts them; false if the counter did not take them.
-    async fn give_grant_to_counter(&self, call: KeyScript<'_>, hits: u64) -> bool {
-        let answer = call.run(&self.region, CallImportance::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
+    async fn give_grant_to_counter(&self, call: SingleKeyScriptCall<'_>, hits: u64) -> bool {
+        let answer = call.run(&self.region, BreakerRecording::Unrecorded, Instant::now() + REGION_REDIS_TIMEOUT).await;
         let taken = answer.ok().and_then(|answer| reply_integer(&answer.reply));
         match taken {
-            Some(1) => self.counts.add_granted(hits, Instant::now()),
-            Some(_) => self.counts.add_wasted(hits),
+            Some(1) => self.counts.add_granted_hits(hits, Instant::now()),
+            Some(_) => self.counts.add_wasted_hits(hits),
             None => {
-                self.counts.add_failed();
-                self.counts.add_wasted(hits);
+                self.counts.count_failed_request();
+                self.counts.add_wasted_hits(hits);
             }
         }
         taken == Some(1)
@@ -263,7 +266,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     use super::super::connect_to_global_redis;
-    use super::super::standing::{ClientEvents, OwnRegion};
+    use super::super::standing::{ClockAndConnectionEvents, OwnRegionSettings};
     use super::*;
     use crate::base::clock::Clock;
     use crate::settings::Settings;
@@ -328,13 +331,16 @@ mod tests {
         let StoreSettings::Redis(redis) = &settings.store else { unreachable!("the counters are in Redis") };
         let regions = redis.regions.clone().expect("there are regions");
         let global = Arc::new(connect_to_global_redis(redis, &regions, Arc::<ClockJumps>::default()));
-        let events = ClientEvents { global_jumps: Arc::clone(global.clock_jumps()), ..ClientEvents::default() };
+        let events = ClockAndConnectionEvents {
+            global_jumps: Arc::clone(global.clock_jumps()),
+            ..ClockAndConnectionEvents::default()
+        };
         let counts = Arc::<GrantCounts>::default();
         let returns = UnusedHitReturner::new(Arc::clone(&global), Arc::clone(&global), Arc::clone(&counts));
         GrantWorker {
             region: Arc::clone(&global),
             global,
-            standing: Arc::new(RegionStanding::new(OwnRegion::new(&regions), events)),
+            standing: Arc::new(RegionStanding::new(OwnRegionSettings::new(&regions), events)),
             settings: regions,
             counts,
             returns: Arc::new(returns),
@@ -343,7 +349,7 @@ mod tests {
 
     async fn ask_for_hits(worker: &GrantWorker) -> Option<u64> {
         let key = global_key(&Bytes::from_static(b"tk1:{counter}"));
-        let call = KeyScript::new(global_window_script(), &key, b"");
+        let call = SingleKeyScriptCall::new(global_window_script(), &key, b"");
         let reply = worker
             .request_global_grant(call, 60_000_000, grant_calls::decode_global_window_reply, |reply| reply.now)
             .await;

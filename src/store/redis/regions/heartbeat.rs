@@ -12,13 +12,15 @@ use futures_util::future::join_all;
 use tokio::sync::Notify;
 use tokio::time::{sleep, sleep_until};
 
-use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::region_notices::NoticeLog;
 use super::registry::{
     self, FencingToken, IdentityCall, RegionIdentity, RegionListHash, RegionRedisId, RegionReport, region_identity_key,
     region_registry_key,
 };
-use super::standing::{CallTimes, ClientEvents, OwnRegion, RegionStanding, shorten_by_drift_us, time_left_until};
+use super::standing::{
+    CallTimes, ClockAndConnectionEvents, OwnRegionSettings, RegionStanding, shorten_by_drift_us, time_left_until,
+};
 use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::redis::regions::RegionSettings;
@@ -26,8 +28,8 @@ use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::hash_slot::hash_slot;
 use crate::store::client::redis::node::Node;
-use crate::store::client::redis::resp::{reply_bytes, reply_time};
-use crate::store::client::redis::server_clock::{ClockReading, InstantRange, process_us};
+use crate::store::client::redis::resp::{reply_bytes, time_in_reply};
+use crate::store::client::redis::server_clock::{ClockReading, InstantRange, process_time_us};
 use crate::store::redis::script::{global_members_script, region_identity_script};
 
 /// Time from one call to the next.
@@ -68,7 +70,7 @@ impl RegionHeartbeat {
         region: Arc<Deployment>,
         global: Arc<Deployment>,
     ) -> Self {
-        let events = ClientEvents {
+        let events = ClockAndConnectionEvents {
             region_jumps: Arc::clone(region.clock_jumps()),
             region_connections: Arc::clone(region.connection_openings()),
             global_jumps: Arc::clone(global.clock_jumps()),
@@ -76,7 +78,7 @@ impl RegionHeartbeat {
         Self {
             region,
             global,
-            standing: Arc::new(RegionStanding::new(OwnRegion::new(regions), events)),
+            standing: Arc::new(RegionStanding::new(OwnRegionSettings::new(regions), events)),
             name: regions.own_region_name().to_owned(),
             list: RegionListHash::new(&regions.names),
             proposal: RegionRedisId::random(),
@@ -91,14 +93,14 @@ impl RegionHeartbeat {
 
     /// Reports until it is dropped.
     pub(super) async fn run(&self) {
-        tokio::join!(self.run_in_region(), self.run_globally(), self.log_standing_changes());
+        tokio::join!(self.run_with_region_redis(), self.run_with_global_redis(), self.log_standing_changes());
     }
 
-    async fn run_in_region(&self) {
+    async fn run_with_region_redis(&self) {
         loop {
             let next = Instant::now() + INTERVAL;
-            let deadline = Instant::now() + REGION_TIMEOUT;
-            let read_times = read_idle_clocks(&self.region, CallImportance::Unrecorded, deadline);
+            let deadline = Instant::now() + REGION_REDIS_TIMEOUT;
+            let read_times = read_stale_clocks(&self.region, BreakerRecording::Unrecorded, deadline);
             let (outcome, ()) = tokio::join!(self.exchange_identity_with_region_redis(deadline), read_times);
             if let Err(error) = outcome {
                 self.notices.log_failure("identity of the region", &self.identity_key, error);
@@ -114,10 +116,10 @@ impl RegionHeartbeat {
     async fn exchange_identity_with_region_redis(&self, deadline: Instant) -> Result<(), RedisError> {
         let findings = self.standing.findings();
         let argument = registry::encode_identity_call(&self.build_identity_call(Instant::now()), None);
-        let script = KeyScript::new(region_identity_script(), &self.identity_key, &argument);
-        let reply = script.run(&self.region, CallImportance::Unrecorded, deadline).await?;
+        let script = SingleKeyScriptCall::new(region_identity_script(), &self.identity_key, &argument);
+        let reply = script.run(&self.region, BreakerRecording::Unrecorded, deadline).await?;
         let identity = reply_bytes(&reply.reply)
-            .and_then(|reply| registry::decode_identity(reply).ok())
+            .and_then(|reply| registry::decode_identity_reply(reply).ok())
             .ok_or(RedisError::BadReply)?;
         reply.record_clock(identity.now);
         self.standing.record_identity(&identity, call_times(reply.within));
@@ -129,7 +131,7 @@ impl RegionHeartbeat {
 
     /// Builds the call that tells the region's Redis what this process knows at a time.
     fn build_identity_call(&self, at: Instant) -> IdentityCall {
-        let (findings, at_us) = (self.standing.findings(), process_us(at));
+        let (findings, at_us) = (self.standing.findings(), process_time_us(at));
         IdentityCall {
             claim: findings.build_identity_claim(self.proposal),
             list: self.list,
@@ -146,17 +148,17 @@ impl RegionHeartbeat {
         let left = time_left_until(self.standing.findings().lease_ends_us()?, at)?;
         let within = InstantRange { from: at, until: at };
         let offset = self.region.clock_offset(|| hash_slot(&self.identity_key), within)?;
-        let now_us = u64::try_from(process_us(at).saturating_add(offset.lo_us)).ok()?;
+        let now_us = u64::try_from(process_time_us(at).saturating_add(offset.lo_us)).ok()?;
         Some(Time::from_micros(now_us).plus_us(shorten_by_drift_us(to_micros(left))))
     }
 
-    async fn run_globally(&self) {
+    async fn run_with_global_redis(&self) {
         self.tell_global.notified().await;
         loop {
             let started = Instant::now();
-            let is_first = self.global_now(started).is_none();
-            let deadline = started + GLOBAL_TIMEOUT;
-            let read_times = read_idle_clocks(&self.global, CallImportance::Recorded, deadline);
+            let is_first = self.latest_global_time(started).is_none();
+            let deadline = started + GLOBAL_REDIS_TIMEOUT;
+            let read_times = read_stale_clocks(&self.global, BreakerRecording::Recorded, deadline);
             let (outcome, ()) = tokio::join!(self.report_to_global_redis(deadline), read_times);
             if let Err(error) = outcome {
                 self.notices.log_failure("registry of regions", &self.registry_key, error);
@@ -167,24 +169,24 @@ impl RegionHeartbeat {
     }
 
     /// Returns the latest possible time of the global Redis; `None` if it is unknown.
-    fn global_now(&self, at: Instant) -> Option<Time> {
+    fn latest_global_time(&self, at: Instant) -> Option<Time> {
         let within = InstantRange { from: at, until: at };
         let offset = self.global.clock_offset(|| hash_slot(&self.registry_key), within)?;
-        u64::try_from(process_us(at).saturating_add(offset.hi_us)).ok().map(Time::from_micros)
+        u64::try_from(process_time_us(at).saturating_add(offset.hi_us)).ok().map(Time::from_micros)
     }
 
     async fn report_to_global_redis(&self, deadline: Instant) -> Result<(), RedisError> {
         let Some(identity) = self.standing.findings().identity() else { return Ok(()) };
-        let argument = registry::encode_report(self.build_region_report(identity, Instant::now()), None);
-        let script = KeyScript::new(global_members_script(), &self.registry_key, &argument);
-        let reply = script.run(&self.global, CallImportance::Recorded, deadline).await?;
+        let argument = registry::encode_region_report(self.build_region_report(identity, Instant::now()), None);
+        let script = SingleKeyScriptCall::new(global_members_script(), &self.registry_key, &argument);
+        let reply = script.run(&self.global, BreakerRecording::Recorded, deadline).await?;
         let regions = reply_bytes(&reply.reply)
-            .and_then(|reply| registry::decode_registry(reply).ok())
+            .and_then(|reply| registry::decode_registry_reply(reply).ok())
             .ok_or(RedisError::BadReply)?;
         reply.record_clock(regions.now);
         // A reply to a report of another Redis tells nothing of this one.
         if self.standing.findings().identity().is_none_or(|known| known.id != identity.id) {
-            self.standing.record_answer_time(process_us(reply.within.until));
+            self.standing.record_answer_time(process_time_us(reply.within.until));
             return Ok(());
         }
         self.standing.record_registry(&regions, call_times(reply.within));
@@ -200,14 +202,14 @@ impl RegionHeartbeat {
     /// Builds the report at a time. It only reads while global time is unknown, and while the region's Redis does not
     /// answer, because its tokens may have changed.
     fn build_region_report(&self, identity: RegionIdentity, at: Instant) -> RegionReport<'_> {
-        let at_us = process_us(at);
-        let is_fresh = self.standing.findings().has_read_identity(MAX_IDENTITY_AGE_US, at_us);
+        let at_us = process_time_us(at);
+        let is_fresh = self.standing.findings().has_read_identity_within(MAX_IDENTITY_AGE_US, at_us);
         RegionReport {
             name: &self.name,
             id: identity.id,
             fence: identity.fence,
             list: self.list,
-            sent: self.global_now(at).filter(|_| is_fresh).unwrap_or_default(),
+            sent: self.latest_global_time(at).filter(|_| is_fresh).unwrap_or_default(),
             lease_us: self.standing.own_region().lease_us,
             jumped_ago_us: self.standing.us_since_global_jump_to_report(at_us),
         }
@@ -224,26 +226,27 @@ impl RegionHeartbeat {
 
 /// Returns the process times of a call.
 fn call_times(within: InstantRange) -> CallTimes {
-    CallTimes { sent_us: process_us(within.from), answered_us: process_us(within.until) }
+    CallTimes { sent_us: process_time_us(within.from), answered_us: process_time_us(within.until) }
 }
 
 /// Reads the clocks that have not been read for an interval.
-async fn read_idle_clocks(deployment: &Deployment, kind: CallImportance, deadline: Instant) {
+async fn read_stale_clocks(deployment: &Deployment, kind: BreakerRecording, deadline: Instant) {
     let nodes = deployment.nodes();
     let now = Instant::now();
-    let is_idle =
-        |node: &&Arc<Node>| node.clock().last_read_us().is_none_or(|at| process_us(now) - at >= CLOCK_REREAD_AGE_US);
+    let is_idle = |node: &&Arc<Node>| {
+        node.clock().last_read_us().is_none_or(|at| process_time_us(now) - at >= CLOCK_REREAD_AGE_US)
+    };
     join_all(nodes.iter().filter(is_idle).map(|node| read_clock(node, kind, deadline))).await;
 }
 
-async fn read_clock(node: &Node, kind: CallImportance, deadline: Instant) {
+async fn read_clock(node: &Node, kind: BreakerRecording, deadline: Instant) {
     let from = Instant::now();
     let reply = match kind {
-        CallImportance::Unrecorded => node.call_unrecorded(&[b"TIME"], false, deadline).await,
-        CallImportance::Recorded | CallImportance::Replicated(_) => node.call(&[b"TIME"], false, deadline).await,
+        BreakerRecording::Unrecorded => node.call_unrecorded(&[b"TIME"], false, deadline).await,
+        BreakerRecording::Recorded | BreakerRecording::Replicated(_) => node.call(&[b"TIME"], false, deadline).await,
     };
     let within = InstantRange { from, until: Instant::now() };
-    if let Some(server) = reply.ok().as_ref().and_then(reply_time) {
+    if let Some(server) = reply.ok().as_ref().and_then(time_in_reply) {
         node.record_clock(&ClockReading { within, server });
     }
 }

@@ -10,7 +10,7 @@ use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::server_clock::process_us;
+use crate::store::client::redis::server_clock::process_time_us;
 use crate::store::stats::region_notice::RegionNotice;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -57,7 +57,7 @@ fn collect_conflict_notices(findings: &RegionFindings, at: Instant) -> Vec<Regio
     let end = |(_, left): &(&PartsConflict, Duration)| *left;
     let second = conflicts(ConflictKind::SecondRedis).max_by_key(end).map(|(_, pause)| {
         let seen_us = conflicts(ConflictKind::SecondRedis).map(|found| last_report(&found)).max().unwrap_or_default();
-        let silent = u64::try_from(process_us(at).saturating_sub(seen_us)).unwrap_or(0);
+        let silent = u64::try_from(process_time_us(at).saturating_sub(seen_us)).unwrap_or(0);
         RegionNotice::SecondRedis { silent: Duration::from_micros(silent), pause }
     });
     let copied = conflicts(ConflictKind::CopiedRedis)
@@ -113,7 +113,7 @@ impl NoticeLog {
             }
         }
         for ended in logged.iter().filter(|notice| !is_among(notice, &now)) {
-            tracing::warn!(region, notice = ended.name(), "{}", end_text(ended));
+            tracing::warn!(region, notice = ended.name(), "{}", notice_end_text(ended));
         }
         *logged = now;
     }
@@ -137,7 +137,7 @@ const fn is_usual_at_start(notice: &RegionNotice) -> bool {
 }
 
 /// Returns what a log line says when a notice ends.
-const fn end_text(ended: &RegionNotice) -> &'static str {
+const fn notice_end_text(ended: &RegionNotice) -> &'static str {
     match ended {
         RegionNotice::SecondRedis { .. } => "no other Redis has the name of this region any more",
         RegionNotice::CopiedRedis { .. } => "the Redis of this region is no longer used beside a copy of it",

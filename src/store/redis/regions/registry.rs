@@ -191,7 +191,7 @@ fn encode_optional_us(us: Option<u64>) -> i64 {
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn decode_identity(reply: &[u8]) -> Result<IdentityReply, MalformedReply> {
+pub fn decode_identity_reply(reply: &[u8]) -> Result<IdentityReply, MalformedReply> {
     let (numbers, rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(numbers);
     let (now, list_changed, is_new) = (reader.read_time()?, reader.read_time()?, decode_flag(reader.read_number()?)?);
@@ -267,7 +267,7 @@ pub fn region_registry_key(prefix: &str) -> Bytes {
 }
 
 /// Encodes the argument of `global_members.lua`, for `now`, or the server's own time if `now` is `None`.
-pub fn encode_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
+pub fn encode_region_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
     let mut argument = BytesMut::with_capacity(88 + report.name.len());
     put_time(&mut argument, now);
     argument.put_u64_le(report.sent.as_micros());
@@ -286,7 +286,7 @@ pub fn encode_report(report: RegionReport<'_>, now: Option<Time>) -> Bytes {
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn decode_registry(reply: &[u8]) -> Result<RegistryReply, MalformedReply> {
+pub fn decode_registry_reply(reply: &[u8]) -> Result<RegistryReply, MalformedReply> {
     let (head, mut rest) = reply.split_at_checked(48).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(head);
     let (now, recorded, accepted) =

@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use tokio::time::sleep_until;
 
-use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::grant_calls::{self, GlobalBucketAction, GlobalWindowAction};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -76,7 +76,7 @@ impl GlobalResets {
         };
         let listed: Vec<CounterToReset> = counters.iter().map(listed).collect();
         if !listed.is_empty() {
-            self.call_reset_list(&encode_list_addition(newest, &listed, None), deadline).await?;
+            self.call_reset_list(&encode_resets_addition(newest, &listed, None), deadline).await?;
         }
         Ok(())
     }
@@ -104,7 +104,7 @@ impl GlobalResets {
 
     async fn call_reset_list(&self, argument: &[u8], deadline: Instant) -> Result<ResetsReply, RedisError> {
         let reply = self.call_global(global_resets_script(), &self.list_key, argument, deadline).await?;
-        decode_list(&reply).map_err(|_| RedisError::BadReply)
+        decode_resets_reply(&reply).map_err(|_| RedisError::BadReply)
     }
 
     async fn call_global(
@@ -114,7 +114,9 @@ impl GlobalResets {
         argument: &[u8],
         deadline: Instant,
     ) -> Result<Bytes, RedisError> {
-        let reply = KeyScript::new(script, key, argument).run(&self.global, CallImportance::Recorded, deadline).await?;
+        let reply = SingleKeyScriptCall::new(script, key, argument)
+            .run(&self.global, BreakerRecording::Recorded, deadline)
+            .await?;
         reply_bytes(&reply.reply).map(Bytes::copy_from_slice).ok_or(RedisError::BadReply)
     }
 
@@ -133,9 +135,9 @@ impl GlobalResets {
 
     /// Applies the resets after a time, and returns the time of the newest.
     async fn apply_resets_after(&self, followed: Time) -> Result<Time, RedisError> {
-        let argument = encode_list_read(followed, None);
+        let argument = encode_resets_read(followed, None);
         let ResetsReply { newest, resets, .. } =
-            self.call_reset_list(&argument, Instant::now() + GLOBAL_TIMEOUT).await?;
+            self.call_reset_list(&argument, Instant::now() + GLOBAL_REDIS_TIMEOUT).await?;
         let own = resets.into_iter().filter(|ListedReset { counter, .. }| {
             counter.period_ms <= MAX_PERIOD_MS && is_region_key(&self.key_head, &counter.key)
         });
@@ -147,8 +149,8 @@ impl GlobalResets {
 
     async fn apply_one_reset(&self, ListedReset { time, counter }: ListedReset) -> Result<(), RedisError> {
         let argument = grant_calls::encode_counter_reset(counter.period_ms, time);
-        let call = KeyScript::new(region_reset_script(), &counter.key, &argument);
-        let reply = call.run(&self.region, CallImportance::Unrecorded, Instant::now() + REGION_TIMEOUT).await?;
+        let call = SingleKeyScriptCall::new(region_reset_script(), &counter.key, &argument);
+        let reply = call.run(&self.region, BreakerRecording::Unrecorded, Instant::now() + REGION_REDIS_TIMEOUT).await?;
         reply_integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)
     }
 }
@@ -190,14 +192,14 @@ pub fn resets_key(prefix: &str) -> Bytes {
 }
 
 /// Encodes a read of the resets after a time, at `now`, or at the server's own time if `now` is `None`.
-pub fn encode_list_read(after: Time, now: Option<Time>) -> Bytes {
-    begin_list_argument(after, now).freeze()
+pub fn encode_resets_read(after: Time, now: Option<Time>) -> Bytes {
+    begin_resets_argument(after, now).freeze()
 }
 
 /// Encodes the addition of counters that were reset at a time, at `now`, or at the server's own time if `now` is
 /// `None`.
-pub fn encode_list_addition(time: Time, counters: &[CounterToReset], now: Option<Time>) -> Bytes {
-    let mut argument = begin_list_argument(time, now);
+pub fn encode_resets_addition(time: Time, counters: &[CounterToReset], now: Option<Time>) -> Bytes {
+    let mut argument = begin_resets_argument(time, now);
     for CounterToReset { key, period_ms } in counters {
         argument.put_u64_le(*period_ms);
         argument.put_u64_le(key.len() as u64);
@@ -210,7 +212,7 @@ pub fn encode_list_addition(time: Time, counters: &[CounterToReset], now: Option
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-pub fn decode_list(reply: &[u8]) -> Result<ResetsReply, MalformedReply> {
+pub fn decode_resets_reply(reply: &[u8]) -> Result<ResetsReply, MalformedReply> {
     let (times, mut rest) = reply.split_at_checked(16).ok_or(MalformedReply)?;
     let mut reader = ReplyReader::new(times);
     let (now, newest, mut resets) = (reader.read_time()?, reader.read_time()?, Vec::new());
@@ -226,7 +228,7 @@ pub fn decode_list(reply: &[u8]) -> Result<ResetsReply, MalformedReply> {
     Ok(ResetsReply { now, newest, resets })
 }
 
-fn begin_list_argument(time: Time, now: Option<Time>) -> BytesMut {
+fn begin_resets_argument(time: Time, now: Option<Time>) -> BytesMut {
     let mut argument = BytesMut::with_capacity(128);
     put_time(&mut argument, now);
     argument.put_u64_le(time.as_micros());

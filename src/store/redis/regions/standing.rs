@@ -44,10 +44,10 @@ use arc_swap::ArcSwap;
 
 use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionIdentity, RegionRedisId, RegistryReply};
 use crate::base::clock::{Time, to_micros};
-use crate::limit::algorithm::region::GlobalView;
-use crate::settings::redis::regions::{DEFAULT_LEASE, RegionSettings};
+use crate::limit::algorithm::region::GlobalRedisView;
+use crate::settings::redis::regions::{DEFAULT_REGION_LEASE, RegionSettings};
 use crate::store::client::redis::deployment_context::ConnectionOpenings;
-use crate::store::client::redis::server_clock::{ClockJumps, process_us};
+use crate::store::client::redis::server_clock::{ClockJumps, process_time_us};
 
 /// Time without an answer of the global Redis after which a region is cut off.
 pub const CUT_OFF_AFTER: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ const SILENT_AFTER_US: u64 = 60_000_000;
 const MIN_PARTS_PAUSE_US: u64 = 60_000_000;
 /// Process time of an event that never happened.
 const NEVER_US: i64 = i64::MIN;
-/// Time in which two clocks may move apart by 1.
+/// Time in microseconds in which two clocks may move apart by one.
 const US_PER_DRIFT_US: u64 = 999;
 
 /// Process times of a call.
@@ -71,7 +71,7 @@ pub struct CallTimes {
 
 /// Settings that the standing of a region depends on.
 #[derive(Clone, Debug)]
-pub struct OwnRegion {
+pub struct OwnRegionSettings {
     name: String,
     /// Names of all regions.
     names: Vec<String>,
@@ -79,7 +79,7 @@ pub struct OwnRegion {
     pub(super) lease_us: u64,
 }
 
-impl OwnRegion {
+impl OwnRegionSettings {
     /// Takes the settings of the region of this process.
     pub fn new(settings: &RegionSettings) -> Self {
         let names: Vec<&str> = settings.names.iter().map(String::as_str).collect();
@@ -125,9 +125,9 @@ impl PartsConflict {
     }
 }
 
-/// Number of regions that take part in grants.
+/// Numbers of regions: of those that take part in grants, and of all listed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReportedRegions {
+pub struct ReportedRegionCounts {
     /// Listed regions that the registry knows, this one included; 0 before the first report.
     pub reported: u32,
     /// Listed regions.
@@ -155,8 +155,8 @@ pub struct RegionFindings {
     /// Process time of the last change of any region's list that the registry knows.
     registry_changed_us: i64,
     /// Process times of the last jumps of clocks that both Redis know.
-    region_jumped_us: i64,
-    global_jumped_us: i64,
+    region_jumped_at_us: i64,
+    global_jumped_at_us: i64,
     /// Conflicts that have not ended.
     conflicts: Vec<PartsConflict>,
     /// Process time at which the last of those that have ended did so.
@@ -176,8 +176,8 @@ impl Default for RegionFindings {
             identity_read_us: NEVER_US,
             identity_changed_us: NEVER_US,
             registry_changed_us: NEVER_US,
-            region_jumped_us: NEVER_US,
-            global_jumped_us: NEVER_US,
+            region_jumped_at_us: NEVER_US,
+            global_jumped_at_us: NEVER_US,
             conflicts: Vec::new(),
             pause_ended_us: NEVER_US,
             lease_ends_us: NEVER_US,
@@ -202,7 +202,7 @@ impl RegionFindings {
     }
 
     /// Returns true if the identity was read within `age_us` before a process time.
-    pub const fn has_read_identity(&self, age_us: i64, at_us: i64) -> bool {
+    pub const fn has_read_identity_within(&self, age_us: i64, at_us: i64) -> bool {
         self.identity_read_us.saturating_add(age_us) >= at_us
     }
 
@@ -235,7 +235,7 @@ impl RegionFindings {
     /// Microseconds since the list of a region last changed, a new Redis was first used, or a pause because of another
     /// Redis ended; `None` if nothing of this happened.
     pub fn us_since_change(&self, at: Instant) -> Option<u64> {
-        us_since_event(self.last_change_us(), process_us(at))
+        us_since_event(self.last_change_at_us(), process_time_us(at))
     }
 
     /// Microseconds since the list of a region last changed or a pause ended, by the registry; `None` if neither
@@ -244,7 +244,7 @@ impl RegionFindings {
         us_since_event(self.registry_changed_us.max(self.pause_ended_us), at_us)
     }
 
-    fn last_change_us(&self) -> i64 {
+    fn last_change_at_us(&self) -> i64 {
         self.identity_changed_us.max(self.registry_changed_us).max(self.pause_ended_us)
     }
 
@@ -268,7 +268,7 @@ impl RegionFindings {
             identity: Some(reply.identity),
             identity_read_us: self.identity_read_us.max(times.sent_us),
             identity_changed_us: event_process_time_us(reply.identity.list_changed, reply.now, times.answered_us),
-            region_jumped_us: self.region_jumped_us.max(jumped_us),
+            region_jumped_at_us: self.region_jumped_at_us.max(jumped_us),
             lease_ends_us: own.lease_ends_us.max(lease_ends_us),
             ..own
         }
@@ -276,7 +276,7 @@ impl RegionFindings {
 
     /// Returns the findings after a reply of the registry to a report of `own`.
     #[must_use]
-    pub fn after_registry_reply(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Self {
+    pub fn after_registry_reply(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegionSettings) -> Self {
         let conflicts = self.conflicts_after(reply, times, own);
         let last_change = reply.others.iter().map(|other| other.list_changed).fold(reply.list_changed, Time::max);
         let is_uncontested = reply.recorded && conflicts.is_empty();
@@ -285,7 +285,7 @@ impl RegionFindings {
         let knows_all = reply.recorded || self.missing.is_some();
         Self {
             registry_changed_us: event_process_time_us(last_change, reply.now, times.answered_us),
-            global_jumped_us: self.global_jumped_us.max(event_process_time_us(
+            global_jumped_at_us: self.global_jumped_at_us.max(event_process_time_us(
                 reply.clock_jumped,
                 reply.now,
                 times.answered_us,
@@ -300,7 +300,7 @@ impl RegionFindings {
     }
 
     /// Returns the process time at which the last conflict ended, of those that the registry tells or that were known.
-    fn last_conflict_end_us(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> i64 {
+    fn last_conflict_end_us(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegionSettings) -> i64 {
         let of_others = reply.others.iter().filter(|other| conflict_kind_with(other, own).is_some());
         let ends = of_others.map(|other| other.leased_until).chain([reply.contested_until]);
         let told =
@@ -315,7 +315,7 @@ impl RegionFindings {
 
     /// Returns the conflicts after a reply of the registry: those that it tells, and earlier ones that it does not end.
     /// A jump of the global clock shortens none.
-    fn conflicts_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegion) -> Vec<PartsConflict> {
+    fn conflicts_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegionSettings) -> Vec<PartsConflict> {
         let of_others = reply.others.iter().filter_map(|other| build_parts_conflict(other, reply, times, own));
         let is_copied = reply.contested_until > reply.now;
         let copied = self.identity.filter(|_| is_copied).map(|identity| PartsConflict {
@@ -341,10 +341,10 @@ impl RegionFindings {
     /// is known.
     pub fn parts_usable_from_us(&self, period_us: u64) -> Option<i64> {
         self.identity?;
-        let last_change_us =
-            self.conflicts.iter().map(|conflict| conflict.until_us).fold(self.last_change_us(), i64::max);
-        let from_us = last_change_us.saturating_add_unsigned(period_us.max(MIN_PARTS_PAUSE_US));
-        Some(from_us.max(usable_after_jump_us(self.region_jumped_us, period_us)))
+        let last_change_at_us =
+            self.conflicts.iter().map(|conflict| conflict.until_us).fold(self.last_change_at_us(), i64::max);
+        let from_us = last_change_at_us.saturating_add_unsigned(period_us.max(MIN_PARTS_PAUSE_US));
+        Some(from_us.max(usable_after_jump_us(self.region_jumped_at_us, period_us)))
     }
 }
 
@@ -352,7 +352,7 @@ impl RegionFindings {
 const MAX_CONFLICTS: usize = 256;
 
 /// Returns the kind of conflict with another Redis that has a lease; `None` if there is no conflict.
-fn conflict_kind_with(other: &OtherRegion, own: &OwnRegion) -> Option<ConflictKind> {
+fn conflict_kind_with(other: &OtherRegion, own: &OwnRegionSettings) -> Option<ConflictKind> {
     match other {
         _ if other.name == own.name => Some(ConflictKind::SecondRedis),
         OtherRegion { has_other_list: true, .. } => Some(ConflictKind::OtherList),
@@ -365,7 +365,7 @@ fn build_parts_conflict(
     other: &OtherRegion,
     reply: &RegistryReply,
     times: CallTimes,
-    own: &OwnRegion,
+    own: &OwnRegionSettings,
 ) -> Option<PartsConflict> {
     let kind = conflict_kind_with(other, own)?;
     // If the clock jumped since the last report, the lease may have begun then.
@@ -382,7 +382,7 @@ fn has_now_same_list(conflict: &PartsConflict, reply: &RegistryReply) -> bool {
     conflict.kind == ConflictKind::OtherList && reply.others.iter().any(is_it)
 }
 
-fn find_missing_regions(reply: &RegistryReply, own: &OwnRegion) -> MissingRegions {
+fn find_missing_regions(reply: &RegistryReply, own: &OwnRegionSettings) -> MissingRegions {
     let mut missing = MissingRegions::default();
     for name in own.names.iter().filter(|name| **name != own.name) {
         let reports = reply.others.iter().filter(|other| other.name == *name).map(|other| other.seen);
@@ -425,7 +425,7 @@ fn usable_after_jump_us(jumped_us: i64, period_us: u64) -> i64 {
 
 /// What the clients of both Redis notice.
 #[derive(Debug, Default)]
-pub struct ClientEvents {
+pub struct ClockAndConnectionEvents {
     /// Jumps of the clocks of the region's Redis.
     pub region_jumps: Arc<ClockJumps>,
     /// Connections to the region's Redis.
@@ -438,8 +438,8 @@ pub struct ClientEvents {
 /// of clocks. Reading takes no lock.
 #[derive(Debug)]
 pub struct RegionStanding {
-    own: OwnRegion,
-    events: ClientEvents,
+    own: OwnRegionSettings,
+    events: ClockAndConnectionEvents,
     findings: ArcSwap<RegionFindings>,
     /// Process time of the last answer of the global Redis.
     answered_us: AtomicI64,
@@ -450,13 +450,13 @@ pub struct RegionStanding {
 impl Default for RegionStanding {
     /// Creates the standing of a region without others.
     fn default() -> Self {
-        Self::new(OwnRegion::with_names("", &[], DEFAULT_LEASE), ClientEvents::default())
+        Self::new(OwnRegionSettings::with_names("", &[], DEFAULT_REGION_LEASE), ClockAndConnectionEvents::default())
     }
 }
 
 impl RegionStanding {
     /// Creates the standing of a region before the first reply.
-    pub fn new(own: OwnRegion, events: ClientEvents) -> Self {
+    pub fn new(own: OwnRegionSettings, events: ClockAndConnectionEvents) -> Self {
         Self {
             own,
             events,
@@ -467,7 +467,7 @@ impl RegionStanding {
     }
 
     /// Settings of the region.
-    pub(super) const fn own_region(&self) -> &OwnRegion {
+    pub(super) const fn own_region(&self) -> &OwnRegionSettings {
         &self.own
     }
 
@@ -494,7 +494,7 @@ impl RegionStanding {
 
     /// Microseconds since the last answer of the global Redis; `None` before the first.
     pub fn us_since_answer(&self, at: Instant) -> Option<u64> {
-        us_since_event(self.answered_us.load(Ordering::Relaxed), process_us(at))
+        us_since_event(self.answered_us.load(Ordering::Relaxed), process_time_us(at))
     }
 
     /// Returns true if the global Redis has answered within [`CUT_OFF_AFTER`].
@@ -504,56 +504,59 @@ impl RegionStanding {
 
     /// Number of listed regions that the registry knows. A region gets grants of a limit only for that part of them, so
     /// regions with different registries divide the limit.
-    pub fn reported_regions(&self) -> ReportedRegions {
+    pub fn count_reported_regions(&self) -> ReportedRegionCounts {
         let listed = u32::try_from(self.own.names.len()).unwrap_or(u32::MAX).max(1);
         let findings = self.findings.load();
         let missing = findings.missing().map(|missing| missing.never_reported.len());
         let missing = missing.map_or(listed, |missing| u32::try_from(missing).unwrap_or(u32::MAX));
-        ReportedRegions { reported: listed.saturating_sub(missing), listed }
+        ReportedRegionCounts { reported: listed.saturating_sub(missing), listed }
     }
 
     /// Returns true while nothing of the global Redis may be used after a jump of its clock, for limits with a period.
     pub fn global_clock_jumped_recently(&self, period_us: u64, at: Instant) -> bool {
-        process_us(at) < usable_after_jump_us(self.global_jumped_us(&self.findings.load()), period_us)
+        process_time_us(at) < usable_after_jump_us(self.global_jumped_at_us(&self.findings.load()), period_us)
     }
 
     /// Adds what the region may do at `at` to the view of a call on limits with periods up to `period_us`.
-    pub fn restrict_view(&self, view: GlobalView, period_us: u64, at: Instant) -> GlobalView {
-        let (findings, at_us) = (self.findings.load(), process_us(at));
+    pub fn restrict_view(&self, view: GlobalRedisView, period_us: u64, at: Instant) -> GlobalRedisView {
+        let (findings, at_us) = (self.findings.load(), process_time_us(at));
         if self.longest_period_us.load(Ordering::Relaxed) < period_us {
             self.longest_period_us.fetch_max(period_us, Ordering::Relaxed);
         }
         let parts_unusable = !self.may_use_region_parts(&findings, period_us, at_us);
-        if at_us < usable_after_jump_us(self.global_jumped_us(&findings), period_us) {
-            return GlobalView { cut_off: true, parts_unusable, ..GlobalView::UNKNOWN };
+        if at_us < usable_after_jump_us(self.global_jumped_at_us(&findings), period_us) {
+            return GlobalRedisView { cut_off: true, parts_unusable, ..GlobalRedisView::UNKNOWN };
         }
         let may_ask = self.is_connected(at) && findings.identity.is_some() && findings.missing.is_some();
-        GlobalView { can_request: may_ask, cut_off: !may_ask, parts_unusable, ..view }
+        GlobalRedisView { can_request: may_ask, cut_off: !may_ask, parts_unusable, ..view }
     }
 
     fn may_use_region_parts(&self, findings: &RegionFindings, period_us: u64, at_us: i64) -> bool {
         let Some(from_us) = findings.parts_usable_from_us(period_us) else { return false };
-        let jumped_us = self.events.region_jumps.last_large_jump_us();
+        let jumped_us = self.events.region_jumps.last_large_jump_at_us();
         // Behind a newer connection may be a Redis that lost its data.
-        let is_same_redis = findings.identity_read_us > self.events.region_connections.last_us();
+        let is_same_redis = findings.identity_read_us > self.events.region_connections.last_opened_at_us();
         let from_us = from_us.max(usable_after_jump_us(jumped_us, period_us));
         is_same_redis && from_us <= at_us && at_us < findings.lease_ends_us
     }
 
-    fn global_jumped_us(&self, findings: &RegionFindings) -> i64 {
-        findings.global_jumped_us.max(self.events.global_jumps.last_large_jump_us())
+    fn global_jumped_at_us(&self, findings: &RegionFindings) -> i64 {
+        findings.global_jumped_at_us.max(self.events.global_jumps.last_large_jump_at_us())
     }
 
     /// Time until the pause after a jump of the global clock ends, for the limit with the longest period; `None`: there
     /// is none.
     pub fn pause_left_after_global_jump(&self, at: Instant) -> Option<Duration> {
-        self.pause_left(self.global_jumped_us(&self.findings.load()), at)
+        self.pause_left(self.global_jumped_at_us(&self.findings.load()), at)
     }
 
     /// Time until the pause of the parts after a jump of the region's clock ends, for the limit with the longest
     /// period; `None`: there is none.
     pub fn pause_left_after_region_jump(&self, at: Instant) -> Option<Duration> {
-        self.pause_left(self.findings.load().region_jumped_us.max(self.events.region_jumps.last_large_jump_us()), at)
+        self.pause_left(
+            self.findings.load().region_jumped_at_us.max(self.events.region_jumps.last_large_jump_at_us()),
+            at,
+        )
     }
 
     fn pause_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
@@ -564,19 +567,19 @@ impl RegionStanding {
     /// Microseconds since a jump of the global clock that the registry is to be told; `None`: there is none.
     pub fn us_since_global_jump_to_report(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
-            jumped_us: self.events.region_jumps.last_large_jump_us(),
+            jumped_us: self.events.region_jumps.last_large_jump_at_us(),
             read_us: self.findings.load().identity_read_us,
         };
-        us_since_jump_to_report(self.events.global_jumps.last_large_jump_us(), other, at_us)
+        us_since_jump_to_report(self.events.global_jumps.last_large_jump_at_us(), other, at_us)
     }
 
     /// Microseconds since a jump of the region's clock that its Redis is to be told; `None`: there is none.
     pub fn us_since_region_jump_to_report(&self, at_us: i64) -> Option<u64> {
         let other = OtherClock {
-            jumped_us: self.events.global_jumps.last_large_jump_us(),
+            jumped_us: self.events.global_jumps.last_large_jump_at_us(),
             read_us: self.answered_us.load(Ordering::Relaxed),
         };
-        us_since_jump_to_report(self.events.region_jumps.last_large_jump_us(), other, at_us)
+        us_since_jump_to_report(self.events.region_jumps.last_large_jump_at_us(), other, at_us)
     }
 }
 
@@ -606,6 +609,6 @@ fn us_since_jump_to_report(jumped_us: i64, other: OtherClock, at_us: i64) -> Opt
 
 /// Returns the time until a process time; `None` if it is over.
 pub(super) fn time_left_until(until_us: i64, at: Instant) -> Option<Duration> {
-    let left_us = u64::try_from(until_us.saturating_sub(process_us(at))).ok().filter(|us| *us > 0)?;
+    let left_us = u64::try_from(until_us.saturating_sub(process_time_us(at))).ok().filter(|us| *us > 0)?;
     Some(Duration::from_micros(left_us))
 }

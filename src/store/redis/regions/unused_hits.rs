@@ -14,7 +14,7 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
-use super::calls::{CallImportance, GLOBAL_TIMEOUT, KeyScript, REGION_TIMEOUT};
+use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::grant_calls::{self, GlobalWindowAction};
 use super::grant_stats::GrantCounts;
 use crate::base::clock::Time;
@@ -33,7 +33,7 @@ const MAX_IN_FLIGHT: usize = 256;
 
 /// Hits of a counter that may be left when their window ends.
 #[derive(Clone, Debug)]
-pub(super) struct DueReturn {
+pub(super) struct DueHitReturn {
     pub(super) key: Bytes,
     pub(super) limit: Limit,
     pub(super) window: u64,
@@ -60,7 +60,7 @@ impl UnusedHitReturner {
     }
 
     /// Schedules a return; drops it if there is no room.
-    pub(super) fn schedule_return(&self, unused: DueReturn) {
+    pub(super) fn schedule_return(&self, unused: DueHitReturn) {
         self.lock_schedule().add(unused);
         self.added.notify_one();
     }
@@ -68,7 +68,7 @@ impl UnusedHitReturner {
     /// Makes each return at its time; runs until it is dropped.
     pub(super) async fn run(&self) {
         loop {
-            let next = self.lock_schedule().next_at();
+            let next = self.lock_schedule().next_due_at();
             tokio::select! {
                 () = self.added.notified() => {}
                 () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {
@@ -85,27 +85,27 @@ impl UnusedHitReturner {
         self.return_all(due).await;
     }
 
-    async fn return_all(&self, due: Vec<DueReturn>) {
+    async fn return_all(&self, due: Vec<DueHitReturn>) {
         stream::iter(due).for_each_concurrent(MAX_IN_FLIGHT, |unused| self.return_one(unused)).await;
     }
 
-    async fn return_one(&self, unused: DueReturn) {
+    async fn return_one(&self, unused: DueHitReturn) {
         let argument = grant_calls::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
-        let call = KeyScript::new(region_grant_script(), &unused.key, &argument);
-        let taken = call.run(&self.region, CallImportance::Unrecorded, Instant::now() + REGION_TIMEOUT).await;
+        let call = SingleKeyScriptCall::new(region_grant_script(), &unused.key, &argument);
+        let taken = call.run(&self.region, BreakerRecording::Unrecorded, Instant::now() + REGION_REDIS_TIMEOUT).await;
         let taken = taken.ok().and_then(|taken| reply_integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
         let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
         let key = global_key(&unused.key);
         let purpose = GlobalWindowAction::Return(ReturnedHits { window: unused.window, hits, epoch: unused.epoch });
         let argument =
             grant_calls::encode_global_window_call(GlobalWindowParameters::from_limit(&unused.limit), purpose, None);
-        let call = KeyScript::new(global_window_script(), &key, &argument);
-        let answer = call.run(&self.global, CallImportance::Recorded, Instant::now() + GLOBAL_TIMEOUT).await;
+        let call = SingleKeyScriptCall::new(global_window_script(), &key, &argument);
+        let answer = call.run(&self.global, BreakerRecording::Recorded, Instant::now() + GLOBAL_REDIS_TIMEOUT).await;
         let reply =
             answer.ok().and_then(|answer| grant_calls::decode_global_window_reply(reply_bytes(&answer.reply)?).ok());
         let returned = reply.map_or(0, |reply| reply.hits);
-        self.counts.add_returned(returned);
-        self.counts.add_wasted(hits - returned.min(hits));
+        self.counts.add_returned_hits(returned);
+        self.counts.add_wasted_hits(hits - returned.min(hits));
     }
 
     fn lock_schedule(&self) -> MutexGuard<'_, ReturnSchedule> {
@@ -128,25 +128,25 @@ struct LastGrant {
 }
 
 impl ReturnSchedule {
-    fn add(&mut self, unused: DueReturn) {
-        let DueReturn { key, limit, window, epoch, at } = unused;
+    fn add(&mut self, unused: DueHitReturn) {
+        let DueHitReturn { key, limit, window, epoch, at } = unused;
         let last = LastGrant { limit, epoch };
         if self.grants.len() < MAX_COUNTERS && self.grants.insert((key.clone(), window), last).is_none() {
             self.by_time.push(Reverse((at, key, window)));
         }
     }
 
-    fn next_at(&self) -> Option<Instant> {
+    fn next_due_at(&self) -> Option<Instant> {
         self.by_time.peek().map(|Reverse((at, ..))| *at)
     }
 
     /// Removes the returns that are due at `now`; all if it is `None`.
-    fn take_due(&mut self, now: Option<Instant>) -> Vec<DueReturn> {
+    fn take_due(&mut self, now: Option<Instant>) -> Vec<DueHitReturn> {
         let mut due = Vec::new();
-        while self.next_at().is_some_and(|at| now.is_none_or(|now| at <= now)) {
+        while self.next_due_at().is_some_and(|at| now.is_none_or(|now| at <= now)) {
             let Some(Reverse((at, key, window))) = self.by_time.pop() else { break };
             if let Some(LastGrant { limit, epoch }) = self.grants.remove(&(key.clone(), window)) {
-                due.push(DueReturn { key, limit, window, epoch, at });
+                due.push(DueHitReturn { key, limit, window, epoch, at });
             }
         }
         due

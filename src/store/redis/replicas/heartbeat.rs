@@ -32,9 +32,9 @@ const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Handle to the heartbeat task, which runs from [`Heartbeat::start`] until it is dropped.
+/// Handle to the heartbeat task, which runs from [`ReplicaHeartbeat::start`] until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Heartbeat {
+pub(crate) struct ReplicaHeartbeat {
     state: Arc<HeartbeatState>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
@@ -53,7 +53,7 @@ struct HeartbeatState {
     failure_log: LogThrottle,
 }
 
-impl Heartbeat {
+impl ReplicaHeartbeat {
     /// Creates a heartbeat that is not started. The registry is in `deployment`; `live_count` receives the number of
     /// live replicas.
     pub(crate) fn new(
@@ -76,7 +76,7 @@ impl Heartbeat {
     }
 
     /// Returns the state that the replies update.
-    pub(crate) fn replicas(&self) -> &ReplicaMembership {
+    pub(crate) fn replica_membership(&self) -> &ReplicaMembership {
         &self.state.replicas
     }
 
@@ -99,14 +99,14 @@ impl Heartbeat {
             task.abort();
             // No reply is recorded once the task has ended.
             let _aborted = task.await;
-            self.state.replicas.release_slot();
+            self.state.replicas.end_slot_use();
             // If this fails, the claim expires.
             let _failed = self.state.send_claim(ClaimAction::Release).await;
         }
     }
 }
 
-impl Drop for Heartbeat {
+impl Drop for ReplicaHeartbeat {
     fn drop(&mut self) {
         let task = self.task.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {

@@ -20,7 +20,7 @@ use crate::tools::envoy_check::{check_bootstrap, collect_timeouts};
 const STDIN_PATH: &str = "-";
 
 /// Prefix of the messages of rule files that are not YAML.
-const RULE_FILE_PREFIX: &str = "error loading config file: ";
+const RULE_FILE_ERROR_PREFIX: &str = "error loading config file: ";
 
 /// Bootstraps that were read, or why one could not be.
 pub(super) struct EnvoyFiles(Vec<(String, Result<String, UnreadableFile>)>);
@@ -54,7 +54,7 @@ impl UnreadableFile {
 impl From<&Diagnostic> for UnreadableFile {
     fn from(diagnostic: &Diagnostic) -> Self {
         let Diagnostic { line, column, message, hint, .. } = diagnostic;
-        let message = message.strip_prefix(RULE_FILE_PREFIX).unwrap_or(message).to_owned();
+        let message = message.strip_prefix(RULE_FILE_ERROR_PREFIX).unwrap_or(message).to_owned();
         Self { line: *line, column: *column, message, fix: hint.clone() }
     }
 }
@@ -62,7 +62,7 @@ impl From<&Diagnostic> for UnreadableFile {
 impl EnvoyFiles {
     /// Reads the files.
     pub(super) fn read(paths: &[PathBuf]) -> Self {
-        Self(paths.iter().map(|path| (path.display().to_string(), read_text(path))).collect())
+        Self(paths.iter().map(|path| (path.display().to_string(), read_bootstrap_text(path))).collect())
     }
 
     /// Shortest timeout of the rate limit filters of each domain, in microseconds.
@@ -93,10 +93,10 @@ impl EnvoyFiles {
 impl CheckedEnvoyFiles {
     /// Returns `true` if a file cannot be read, or has a finding that is an error.
     pub(super) fn has_errors(&self) -> bool {
-        self.count(FindingSeverity::Error) > 0
+        self.count_findings(FindingSeverity::Error) > 0
     }
 
-    fn count(&self, severity: FindingSeverity) -> u64 {
+    fn count_findings(&self, severity: FindingSeverity) -> u64 {
         let of_file = |file: &CheckedFile| match &file.found {
             Ok(found) => found.count(severity),
             Err(_) => u64::from(severity == FindingSeverity::Error),
@@ -104,7 +104,7 @@ impl CheckedEnvoyFiles {
         self.files.iter().map(of_file).sum()
     }
 
-    fn acknowledged(&self) -> u64 {
+    fn count_acknowledged(&self) -> u64 {
         self.files.iter().filter_map(|file| file.found.as_ref().ok()).map(|found| found.acknowledged).sum()
     }
 
@@ -128,11 +128,11 @@ impl CheckedEnvoyFiles {
                 }
             }
         }
-        let [errors, warnings, hints] = FindingSeverity::ALL.map(|severity| self.count(severity));
+        let [errors, warnings, hints] = FindingSeverity::ALL.map(|severity| self.count_findings(severity));
         let counts =
             [(self.files.len() as u64, "Envoy file"), (errors, "error"), (warnings, "warning"), (hints, "hint")];
         page += &counts.map(|(count, what)| format_with_noun(count, what)).join(", ");
-        page += &match self.acknowledged() {
+        page += &match self.count_acknowledged() {
             0 => "\n".to_owned(),
             acknowledged => format!(", {acknowledged} acknowledged\n"),
         };
@@ -154,7 +154,7 @@ fn format_finding(finding: &EnvoyFinding, text: &str) -> String {
 }
 
 /// Reads a file, or standard input, of at most the size of a rule file.
-fn read_text(path: &Path) -> Result<String, UnreadableFile> {
+fn read_bootstrap_text(path: &Path) -> Result<String, UnreadableFile> {
     let mut bytes = Vec::new();
     let limit = text::MAX_FILE_BYTES as u64 + 1;
     let read = if path == Path::new(STDIN_PATH) {
@@ -179,9 +179,9 @@ fn read_text(path: &Path) -> Result<String, UnreadableFile> {
 /// Writes `files`, the numbers of findings, and the findings; an unreadable file is a finding `unreadable`.
 impl Serialize for CheckedEnvoyFiles {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let [errors, warnings, hints] = FindingSeverity::ALL.map(|severity| self.count(severity));
+        let [errors, warnings, hints] = FindingSeverity::ALL.map(|severity| self.count_findings(severity));
         let findings: Vec<serde_json::Value> = self.files.iter().flat_map(findings_as_json).collect();
-        let (files, acknowledged) = (self.files.len(), self.acknowledged());
+        let (files, acknowledged) = (self.files.len(), self.count_acknowledged());
         serde_json::json!({
             "files": files, "errors": errors, "warnings": warnings, "hints": hints, "acknowledged": acknowledged,
             "findings": findings,

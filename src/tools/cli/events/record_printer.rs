@@ -14,15 +14,15 @@ use tokio::time::{sleep, timeout};
 use super::args::{AckSource, Args};
 use super::stderr_messages::{EventsError, StderrPrinter};
 use super::stdin_acknowledgements::OutstandingRecords;
-use crate::decide::log::stream::EntryId;
-use crate::decide::log::stream::consumer_group::{
+use crate::decide::log::redis_stream::EntryId;
+use crate::decide::log::redis_stream::consumer_group::{
     DeliveredEntry, GroupConsumer, MAX_ENTRIES_PER_COMMAND, PendingEntry,
 };
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::print_to_stdout;
 
 /// Maximum number of outstanding records.
-const MAX_OUTSTANDING: usize = 1000;
+const MAX_OUTSTANDING_RECORDS: usize = 1000;
 /// Maximum time that a read of new entries blocks in Redis.
 const MAX_READ_BLOCK_TIME: Duration = Duration::from_secs(5);
 /// Pauses between two attempts while Redis does not answer; the last one repeats.
@@ -121,9 +121,9 @@ impl<'a> RecordPrinter<'a> {
     /// Reads and prints some entries. Returns false if there are no more.
     async fn read_and_print_some(&mut self) -> Result<bool, ReadPrintError> {
         self.acknowledge_done().await?;
-        let room = MAX_OUTSTANDING.saturating_sub(self.outstanding.lock_ids().len());
+        let room = MAX_OUTSTANDING_RECORDS.saturating_sub(self.outstanding.lock_ids().len());
         let count = room.min(MAX_ENTRIES_PER_COMMAND).min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
-        if self.remaining == 0 && room == MAX_OUTSTANDING {
+        if self.remaining == 0 && room == MAX_OUTSTANDING_RECORDS {
             return Ok(false);
         }
         if count == 0 {
@@ -141,7 +141,7 @@ impl<'a> RecordPrinter<'a> {
             self.args.follow.then(|| MAX_READ_BLOCK_TIME.min(self.next_pass.saturating_duration_since(Instant::now())));
         let entries = self.consumer.read_new_entries(count, block).await?;
         if entries.is_empty() && !self.args.follow {
-            if room == MAX_OUTSTANDING {
+            if room == MAX_OUTSTANDING_RECORDS {
                 return Ok(false);
             }
             self.outstanding.acknowledged.notified().await;

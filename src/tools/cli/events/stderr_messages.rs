@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use super::args::Args;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::decide::log::stream::{EntryId, UnusableRecord};
+use crate::decide::log::redis_stream::{EntryId, UnusableRecord};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::{format_with_noun, print_error};
 
 /// Time between two messages about the same lost connection.
-const LOST_MESSAGE_INTERVAL: Duration = Duration::from_secs(30);
+const LOST_CONNECTION_MESSAGE_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of messages about single entries; the others are counted.
 const MAX_ENTRY_MESSAGES: u64 = 10;
 
@@ -76,7 +76,7 @@ impl StderrPrinter {
     /// Reports a lost connection, at most twice a minute.
     pub(super) fn print_lost_connection(&self, error: &KeyCommandError) {
         let mut state = lock_ignoring_poison(&self.state);
-        if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_MESSAGE_INTERVAL) {
+        if state.lost_since.is_none_or(|since| since.elapsed() >= LOST_CONNECTION_MESSAGE_INTERVAL) {
             state.lost_since = Some(Instant::now());
             print_error(escape_unprintable(&format!("{}; trying again", self.describe_redis_error(error))));
         }

@@ -14,8 +14,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::stderr_messages::{EventsError, StderrPrinter};
 use crate::base::sharded::lock_ignoring_poison;
-use crate::decide::log::stream::EntryId;
-use crate::decide::log::stream::consumer_group::{GroupConsumer, MAX_ENTRIES_PER_COMMAND};
+use crate::decide::log::redis_stream::EntryId;
+use crate::decide::log::redis_stream::consumer_group::{GroupConsumer, MAX_ENTRIES_PER_COMMAND};
 use crate::store::client::redis::key_connection::KeyCommandError;
 use crate::tools::cli::print::escape_and_shorten;
 

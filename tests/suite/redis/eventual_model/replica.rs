@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::LeaseTicket;
-use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualCounters, LocalBudget};
+use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualDescriptor, LocalBudget};
 use tollkeeper::store::redis::eventual::table::EventualTable;
 
 use super::scenario::{Plan, slots};
@@ -24,9 +24,9 @@ pub(super) struct Replica {
     /// Offset of its wall clock, in microseconds.
     pub(super) ahead: i64,
     pub(super) eventual: EventualTable,
-    pub(super) descriptors: Vec<EventualCounters>,
+    pub(super) descriptors: Vec<EventualDescriptor>,
     /// Descriptors with the limits that a reload replaces or brings.
-    pub(super) others: Vec<EventualCounters>,
+    pub(super) others: Vec<EventualDescriptor>,
     pub(super) keys: Vec<Queue>,
     pub(super) slot_claim: Option<SlotClaim>,
     /// Outstanding leases.
@@ -76,7 +76,7 @@ impl Replica {
         (self.alive, self.slots, self.slot_claim) = (true, count, None);
         self.eventual = EventualTable::new(plan.bytes);
         self.out.clear();
-        let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualCounters {
+        let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualDescriptor {
             // All in one shard of the table.
             id: DescriptorId::new(path + 1, counters),
             budget: LocalBudget::for_counters(counters, slots(count)).unwrap(),
@@ -89,7 +89,7 @@ impl Replica {
 
     /// Returns true if a share may be used: the slot is certainly its own, and one period has passed since the previous
     /// claim.
-    pub(super) fn may_share(&self, key: usize, at: Instant, claim: u64) -> bool {
+    pub(super) fn may_use_share(&self, key: usize, at: Instant, claim: u64) -> bool {
         let Some(SlotClaim { sent, before, reply_time: (reply_time, came) }) = self.slot_claim else { return false };
         let now = reply_time.plus_us(u64::try_from(at.duration_since(came).as_micros()).unwrap());
         let from = before.plus_us(self.descriptors[key].budget.period_us);

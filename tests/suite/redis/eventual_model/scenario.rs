@@ -150,7 +150,7 @@ pub(super) fn limit(budget: LimitSpec, overshoot: Overshoot) -> Limit {
 
 /// Counter in Redis.
 pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> OwnedCounter {
-    OwnedCounter { limit: limit.lengthened(log_extension_us(&limit)), shadow: !enforced, quota: false, tag }
+    OwnedCounter { limit: limit.with_longer_period(log_extension_us(&limit)), shadow: !enforced, quota: false, tag }
 }
 
 /// Share of one of `count` slots.

@@ -12,10 +12,10 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge};
-use tollkeeper::store::redis::eventual::budget::EventualCounters;
+use tollkeeper::store::redis::eventual::budget::EventualDescriptor;
 use tollkeeper::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
 use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease, build_full_refund};
-use tollkeeper::store::stats::EventualStats;
+use tollkeeper::store::stats::EventualHitTotals;
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
@@ -85,7 +85,7 @@ struct Call {
     commands: Vec<OwnedCharge>,
     sent: Instant,
     leased: u64,
-    descriptor: Box<EventualCounters>,
+    descriptor: Box<EventualDescriptor>,
 }
 
 #[derive(Debug)]
@@ -130,12 +130,12 @@ pub(super) struct World<'p> {
     replicas: Vec<Replica>,
     outcome: Outcome,
     /// Statistics of processes that have ended.
-    pub(super) usage: EventualStats,
+    pub(super) usage: EventualHitTotals,
 }
 
 impl<'p> World<'p> {
     /// Executes a run.
-    pub(super) fn live(plan: &'p Plan, seed: u64) -> (Outcome, EventualStats) {
+    pub(super) fn live(plan: &'p Plan, seed: u64) -> (Outcome, EventualHitTotals) {
         let mut chance = Chance::new(!seed);
         let began = Instant::now();
         let replicas = (0..plan.replicas).map(|_| {
@@ -157,7 +157,7 @@ impl<'p> World<'p> {
                 adjustments: vec![Vec::new(); plan.keys.len()],
                 ..Outcome::default()
             },
-            usage: EventualStats::default(),
+            usage: EventualHitTotals::default(),
         };
         for replica in 0..plan.replicas {
             world.begin(replica, plan.slots);
@@ -237,7 +237,7 @@ impl<'p> World<'p> {
     fn context(&self, replica: usize, key: usize, again: bool) -> AdmitContext {
         let (at, it) = (self.instant(replica), &self.replicas[replica]);
         let now = Time::from_micros(self.now.saturating_add_signed(it.ahead));
-        AdmitContext { at, now, may_share: it.may_share(key, at, self.plan.claim), is_retry: again }
+        AdmitContext { at, now, may_use_share: it.may_use_share(key, at, self.plan.claim), is_retry: again }
     }
 
     // Replicas.
@@ -281,7 +281,8 @@ impl<'p> World<'p> {
             return None;
         }
         let before = it.eventual.stats();
-        let LocalDecision::Local { lease_ahead, .. } = it.eventual.admit(&it.descriptors[key], command, context) else {
+        let LocalDecision::Local { lease_ahead, .. } = it.eventual.try_admit(&it.descriptors[key], command, context)
+        else {
             return None;
         };
         let after = it.eventual.stats();
@@ -307,7 +308,7 @@ impl<'p> World<'p> {
             None => self.chance.between(1, 2 * self.plan.replicas as u64),
         };
         let it = &self.replicas[replica];
-        let leased = it.eventual.lease_size(&it.descriptors[key], sent, live);
+        let leased = it.eventual.hits_to_lease(&it.descriptors[key], sent, live);
         let descriptor = Box::new(it.descriptors[key].clone());
         if leased > 0 {
             let request = ChargeRequest::new(Hits::Charge(leased), 0);
@@ -514,8 +515,10 @@ impl<'p> World<'p> {
         let (now, owner) = (Time::from_micros(self.now), (who.replica as u64 + 1) << 32 | u64::from(who.life));
         let reply = match message {
             Message::Call(call) => {
-                let purpose =
-                    LeasePurpose::Charge { requested: call.leased, kept_us: call.descriptor.budget.lease_record_us() };
+                let purpose = LeasePurpose::Charge {
+                    requested: call.leased,
+                    kept_us: call.descriptor.budget.lease_record_lifetime_us(),
+                };
                 let leases = LeaseArguments { purpose, own: SmallVec::new() };
                 let leases = Some(&leases).filter(|_| call.leased > 0);
                 let found = self.redis.call(call.key, &call.commands, leases, now);

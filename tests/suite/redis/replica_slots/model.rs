@@ -200,7 +200,7 @@ impl<'t> World<'t> {
     fn stops(&mut self, who: usize, run: Option<u64>, slots: u32) {
         self.gives_up_waiting(who);
         let process = &self.processes[who];
-        process.replicas.release_slot();
+        process.replicas.end_slot_use();
         let (owner, of) = (process.owner, process.replicas.slots().get());
         for used in self.uses.iter_mut().filter(|used| used.owner == owner) {
             used.until = used.until.min(self.now);
@@ -224,7 +224,7 @@ impl<'t> World<'t> {
             for period in PERIODS {
                 let edges = before.iter().map(|used| used.until + period - 1).filter(|edge| *edge > self.now);
                 for at in edges.chain([self.now]) {
-                    if process.replicas.may_share(period, self.at(at)) {
+                    if process.replicas.may_use_share(period, self.at(at)) {
                         let early = before.iter().find(|used| used.until + period > at);
                         prop_assert!(early.is_none(), "{}: {slot} of {slots} at {at} after {early:?}", process.owner);
                         self.inherited += usize::from(!before.is_empty());
@@ -233,7 +233,11 @@ impl<'t> World<'t> {
             }
             let own = self.uses.iter().filter(|used| used.owner == process.owner);
             let until = own.map(|used| used.until).max().unwrap_or(0);
-            prop_assert!(!process.replicas.may_share(0, self.at(until)), "{} is not over at {until}", process.owner);
+            prop_assert!(
+                !process.replicas.may_use_share(0, self.at(until)),
+                "{} is not over at {until}",
+                process.owner
+            );
         }
         Ok(())
     }

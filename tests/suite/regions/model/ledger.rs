@@ -45,7 +45,7 @@ pub(super) fn check(plan: &Plan, world: &World) -> Result<(), String> {
 fn check_windows<'u>(plan: &Plan, world: &World, uses: impl Iterator<Item = &'u Use>) -> Result<(), String> {
     let is_sliding = plan.limit.algorithm() == Algorithm::SlidingWindowCounter;
     let reserve = i64::from(plan.largest(|limit| limit.region_reserve()));
-    let max_granted = i64::from(plan.largest(|limit| limit.max_granted()));
+    let max_granted = i64::from(plan.largest(|limit| limit.max_granted_hits()));
     let mut granted: BTreeMap<i64, i64> = BTreeMap::new();
     let mut reserves: BTreeMap<(i64, usize), i64> = BTreeMap::new();
     let mut all: BTreeMap<i64, i64> = BTreeMap::new();

@@ -10,7 +10,7 @@ use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, GlobalBucketParameters};
 use tollkeeper::limit::algorithm::global_window::{self, GlobalWindowParameters, ReturnedHits};
-use tollkeeper::limit::algorithm::region::{CutOffAllowanceUse, GlobalView, GrantCycle};
+use tollkeeper::limit::algorithm::region::{CutOffAllowanceUse, GlobalRedisView, GrantCycle};
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
@@ -18,7 +18,9 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
-use tollkeeper::store::client::redis::server_clock::{ClockJumps, ClockReading, InstantRange, ServerClock, process_us};
+use tollkeeper::store::client::redis::server_clock::{
+    ClockJumps, ClockReading, InstantRange, ServerClock, process_time_us,
+};
 use tollkeeper::store::redis::regions::calls::{ClockOffsets, compute_global_view};
 use tollkeeper::store::redis::regions::registry::{
     FencingTokens, IdentityReply, RegionIdentity, RegionRedisId, RegistryReply,
@@ -194,7 +196,7 @@ enum Event {
     /// A charge or refund runs in the region's Redis.
     Execute {
         from: Sender,
-        clock: GlobalView,
+        clock: GlobalRedisView,
         hits: Hits,
     },
     Reply {
@@ -215,7 +217,7 @@ enum Event {
     /// An answer is given to the region's counter.
     Give {
         region: usize,
-        clock: GlobalView,
+        clock: GlobalRedisView,
         answer: Answer,
     },
     /// Unused hits of a window leave the region's counter.
@@ -351,7 +353,7 @@ impl World {
             let wanted = u64::from(plan.limit.requests_per_unit()) / plan.regions as u64 + 1;
             let pause_us = 2 * 10_000_000 / (wanted * chance.between(1, 4));
             let limit = plan.limit;
-            Region { clock, limit, state: State::empty(limit.counting()), replicas, cut_until_us: 0, pause_us }
+            Region { clock, limit, state: State::empty(limit.counting_method()), replicas, cut_until_us: 0, pause_us }
         });
         let regions = regions.collect();
         Self {
@@ -410,14 +412,14 @@ impl World {
     }
 
     /// Returns the clock that the process passes with a call it sends now.
-    fn clock_of_call(&self, region: usize, replica: usize) -> GlobalView {
+    fn clock_of_call(&self, region: usize, replica: usize) -> GlobalRedisView {
         let from = self.instant(region, replica);
         let within = InstantRange { from, until: from + STORE_TIMEOUT };
         let replica = &self.regions[region].replicas[replica];
         let offsets = replica.region_clock.offset(within).zip(replica.global_clock.offset(within));
         let clock = offsets.map(|(region, global)| compute_global_view(ClockOffsets { region, global }, within));
         let period_us = u64::try_from(PERIOD_US).expect("it is positive");
-        let mut clock = replica.standing.restrict_view(clock.unwrap_or(GlobalView::UNKNOWN), period_us, from);
+        let mut clock = replica.standing.restrict_view(clock.unwrap_or(GlobalRedisView::UNKNOWN), period_us, from);
         if self.plan.is(Breakage::ExactClock) {
             let middle = i64::midpoint(clock.offset_lo, clock.offset_hi);
             (clock.offset_lo, clock.offset_hi) = (middle, middle);
@@ -462,14 +464,18 @@ impl World {
         self.tally.requests += 1;
     }
 
-    fn execute(&mut self, from: Sender, clock: &GlobalView, hits: Hits) {
+    fn execute(&mut self, from: Sender, clock: &GlobalRedisView, hits: Hits) {
         let region = &mut self.regions[from.region];
         let now = region.clock.time(self.now_us);
         region.state.set_global_view(clock);
-        let (request_before, loss_before, granted_before, before) =
-            (region.state.open_request_id(), cut_off(&region.state), granted(&region.state), region.state.clone());
+        let (request_before, loss_before, granted_before, before) = (
+            region.state.open_grant_request_id(),
+            cut_off(&region.state),
+            granted(&region.state),
+            region.state.clone(),
+        );
         let result = region.state.charge(&region.limit, now, ChargeRequest::new(hits, 0));
-        let (request, loss) = (region.state.open_request_id(), cut_off(&region.state));
+        let (request, loss) = (region.state.open_grant_request_id(), cut_off(&region.state));
         let from_loss = loss.used > if loss.start == loss_before.start { loss_before.used } else { 0 };
         let used = match hits {
             Hits::Charge(hits) if result.admitted => signed(hits),
@@ -564,7 +570,7 @@ impl World {
         let until = self.instant(region, index);
         let Some(replica) = self.replica(&from) else { return };
         replica.global_clock.record(&ClockReading { within: InstantRange { from: sent, until }, server });
-        replica.standing.record_answer_time(process_us(until));
+        replica.standing.record_answer_time(process_time_us(until));
         let clock = self.clock_of_call(region, index);
         let times = if self.chance.one_in(10) { 2 } else { 1 };
         for time in 0..times {
@@ -573,25 +579,25 @@ impl World {
         }
     }
 
-    fn give(&mut self, index: usize, clock: &GlobalView, answer: Answer) {
+    fn give(&mut self, index: usize, clock: &GlobalRedisView, answer: Answer) {
         let region = &mut self.regions[index];
         region.state.set_global_view(clock);
-        let open_request_id = region.state.open_request_id();
+        let open_grant_request_id = region.state.open_grant_request_id();
         let is_taken = match (&mut region.state, answer) {
             (State::RegionWindow(state), Answer::Window(mut grant)) => {
                 if self.plan.is(Breakage::RepeatedGrant) {
                     state.counts.cycle.open_request = grant.request;
                 }
                 if self.plan.is(Breakage::LateGrant) {
-                    (grant.window, grant.request) = (state.counts.window, open_request_id);
+                    (grant.window, grant.request) = (state.counts.window, open_grant_request_id);
                 }
-                state.counts.take_grant(&grant)
+                state.counts.accept_grant(&grant)
             }
             (State::RegionBucket(state), Answer::Prepaid(mut grant)) => {
                 if self.plan.is(Breakage::LongLife) {
                     grant.end = grant.end.plus_us(LONG_LIFE_US);
                 }
-                state.counts.take_grant(region.limit.region_capacity().into(), &grant)
+                state.counts.accept_grant(region.limit.region_capacity().into(), &grant)
             }
             _ => false,
         };
@@ -629,14 +635,14 @@ impl World {
         let Region { state, limit, .. } = &mut self.regions[region];
         let is_repeated = self.plan.breakage == Some(Breakage::RepeatedReset);
         if cycle(state).epoch < epoch.as_micros() || is_repeated {
-            *state = State::empty(limit.counting());
+            *state = State::empty(limit.counting_method());
             cycle_mut(state).epoch = epoch.as_micros();
         }
     }
 
     fn give_back(&mut self, region: usize, window: u64, epoch: Time) {
         let State::RegionWindow(state) = &mut self.regions[region].state else { return };
-        let hits = state.counts.give_back(window);
+        let hits = state.counts.take_unused_hits(window);
         let after_us = self.far_us();
         if hits > 0 && !self.is_lost(region) {
             let unused = ReturnedHits { window, hits, epoch };
@@ -675,7 +681,7 @@ impl World {
         let is_jump = match server {
             Server::Region => replica.region_clock.record(&reading),
             Server::Global => {
-                replica.standing.record_answer_time(process_us(until));
+                replica.standing.record_answer_time(process_time_us(until));
                 replica.global_clock.record(&reading)
             }
         };
@@ -707,7 +713,7 @@ impl World {
                 }
                 _ => {
                     let region_state = &mut self.regions[region];
-                    region_state.state = State::empty(region_state.limit.counting());
+                    region_state.state = State::empty(region_state.limit.counting_method());
                     self.losses[region] += 1;
                 }
             }
@@ -739,7 +745,7 @@ impl Replica {
             global_clock: ServerClock::new(jumps),
             standing,
         };
-        let us = process_us(replica.instant(origin, now_us));
+        let us = process_time_us(replica.instant(origin, now_us));
         let times = CallTimes { sent_us: us, answered_us: us };
         replica.standing.record_identity(&reply, times);
         replica.standing.record_registry(&registry, times);
@@ -811,7 +817,7 @@ fn cycle_mut(state: &mut State) -> &mut GrantCycle {
 
 fn window_pool(limit: &Limit) -> GlobalWindowParameters {
     let is_sliding = limit.algorithm() == Algorithm::SlidingWindowCounter;
-    GlobalWindowParameters { period_us: limit.period_us(), is_sliding, max: limit.max_granted() }
+    GlobalWindowParameters { period_us: limit.period_us(), is_sliding, max: limit.max_granted_hits() }
 }
 
 fn signed(number: u64) -> i64 {

@@ -36,7 +36,7 @@ const MISTAKEN_KEYS: &[MistakenKey] = &[
 ];
 
 /// Keys of Envoy's bootstrap that no rule file has.
-const BOOTSTRAP_KEYS: [&str; 6] =
+const ENVOY_BOOTSTRAP_KEYS: [&str; 6] =
     ["static_resources", "staticResources", "dynamic_resources", "dynamicResources", "layered_runtime", "bootstrap"];
 
 /// Returns the hint for a key of another rate limiter.
@@ -47,7 +47,7 @@ pub(super) fn hint_for_mistaken_key(name: &str, section: Option<Section>) -> Opt
 }
 
 /// File of another kind in place of rules.
-pub(super) struct ForeignFile<'n, 'a> {
+pub(super) struct NonRuleFile<'n, 'a> {
     /// The key that tells.
     pub(super) key: &'n YamlNode<'a>,
     /// What the file is, and what to do.
@@ -55,7 +55,7 @@ pub(super) struct ForeignFile<'n, 'a> {
 }
 
 /// Finds out whether a document is of another kind.
-pub(super) fn find_foreign_file<'n, 'a>(root: &'n YamlNode<'a>) -> Option<ForeignFile<'n, 'a>> {
+pub(super) fn detect_non_rule_file<'n, 'a>(root: &'n YamlNode<'a>) -> Option<NonRuleFile<'n, 'a>> {
     let YamlContent::Map(map) = &root.content else { return None };
     let find = |name: &str| map.iter().find(|(key, _)| key.as_scalar().is_some_and(|key| key.text() == name));
     if let (Some((key, _)), Some((_, kind))) = (find("apiVersion"), find("kind")) {
@@ -66,9 +66,9 @@ pub(super) fn find_foreign_file<'n, 'a>(root: &'n YamlNode<'a>) -> Option<Foreig
                 .to_owned(),
             _ => "this is an object of Kubernetes, not a file of rules".to_owned(),
         };
-        return Some(ForeignFile { key, hint });
+        return Some(NonRuleFile { key, hint });
     }
-    let (key, _) = BOOTSTRAP_KEYS.iter().find_map(|name| find(name))?;
+    let (key, _) = ENVOY_BOOTSTRAP_KEYS.iter().find_map(|name| find(name))?;
     let hint = "this is a bootstrap of Envoy; `tollkeeper check --envoy FILE` checks it".to_owned();
-    Some(ForeignFile { key, hint })
+    Some(NonRuleFile { key, hint })
 }

@@ -5,8 +5,8 @@
 
 use std::collections::HashSet;
 
-/// Text of the comment, after the `#` and spaces.
-const MARK: &str = "check: ok";
+/// Begin of a comment that acknowledges warnings, after the `#` and spaces.
+const ACKNOWLEDGING_COMMENT: &str = "check: ok";
 
 /// Lines of a text whose warnings are acknowledged, from 1.
 #[derive(Clone, Debug, Default)]
@@ -15,16 +15,16 @@ pub struct AcknowledgedLines {
 }
 
 impl AcknowledgedLines {
-    /// Finds the comments of a text.
-    pub fn find(text: &str) -> Self {
+    /// Finds the lines of a text whose warnings its comments acknowledge.
+    pub fn from_text(text: &str) -> Self {
         let mut lines = HashSet::new();
         // Most files have none.
-        if !text.contains(MARK) {
+        if !text.contains(ACKNOWLEDGING_COMMENT) {
             return Self { lines };
         }
         let mut is_for_next = false;
         for (number, line) in (1..).zip(text.lines()) {
-            let is_marked = line.match_indices('#').any(|(at, _)| is_mark(line, at));
+            let is_marked = line.match_indices('#').any(|(at, _)| is_acknowledging_comment(line, at));
             let content = line.trim_start();
             if content.is_empty() || content.starts_with('#') {
                 is_for_next |= is_marked;
@@ -49,10 +49,10 @@ impl AcknowledgedLines {
     }
 }
 
-/// Returns `true` if the `#` at this place begins a comment with the mark.
-fn is_mark(line: &str, at: usize) -> bool {
+/// Returns `true` if the `#` at this place begins a comment that acknowledges warnings.
+fn is_acknowledging_comment(line: &str, at: usize) -> bool {
     let is_comment = line[..at].chars().next_back().is_none_or(char::is_whitespace);
-    let Some(rest) = line[at + 1..].trim_start().strip_prefix(MARK) else { return false };
+    let Some(rest) = line[at + 1..].trim_start().strip_prefix(ACKNOWLEDGING_COMMENT) else { return false };
     is_comment && rest.chars().next().is_none_or(|next| !next.is_alphanumeric())
 }
 
@@ -74,10 +74,10 @@ descriptors:  # check: ok
 - value: '# check: ok'
 - key: d
 ";
-        let found = AcknowledgedLines::find(text);
+        let found = AcknowledgedLines::from_text(text);
         let lines: Vec<u32> = (0..12).filter(|line| found.contains_line(*line)).collect();
         // In quotes it looks the same: only warnings of that line are concerned.
         assert_eq!(lines, [2, 3, 7]);
-        assert!(!AcknowledgedLines::find("domain: a\n").contains_line(1));
+        assert!(!AcknowledgedLines::from_text("domain: a\n").contains_line(1));
     }
 }

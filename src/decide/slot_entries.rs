@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::decision::{DecideError, DecisionContext};
 use crate::limit::request::{Entry, Hits, Request};
 use crate::limit::slot::{
-    HolderId, RELEASE_KEY, ReleaseValue, SLOT_KEY, SlotAction, SlotCaller, SlotId, SlotToken, SlotUse, TokenText,
+    HolderId, RELEASE_KEY, ReleaseValue, SLOT_KEY, SlotAction, SlotCaller, SlotId, SlotIdWithToken, SlotToken, SlotUse,
 };
 use crate::rules::rule::set::RuleSet;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -21,7 +21,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A request without its entries `slot` and `release`, and what they say.
 #[derive(Debug)]
-pub struct SeparatedRequest<'m> {
+pub struct RequestAndSlotUses<'m> {
     /// The request as it is matched. Releases have the hits of a refund: the cost that they settle with, also 0.
     pub request: Request<'m>,
     /// Use of a slot by each descriptor.
@@ -31,9 +31,9 @@ pub struct SeparatedRequest<'m> {
 /// Use of a slot by each descriptor; empty in a domain where no limit follows streams.
 pub(super) type SlotUses = SmallVec<[SlotUse; 2]>;
 
-impl<'m> SeparatedRequest<'m> {
+impl<'m> RequestAndSlotUses<'m> {
     /// The request as it is matched, and its uses of slots: `whole` and none if nothing was separated.
-    pub(super) fn parts_or<'a>(
+    pub(super) fn parts_or_whole_request<'a>(
         separated: Option<&'a Self>,
         whole: &'a Request<'m>,
     ) -> (&'a Request<'m>, &'a [SlotUse]) {
@@ -52,7 +52,7 @@ fn is_slot_entry(entry: &Entry<'_>) -> bool {
 }
 
 /// Returns true if a request may free a slot: such a call is carried out though its caller gives up.
-pub fn may_release(request: &Request<'_>) -> bool {
+pub fn may_release_slot(request: &Request<'_>) -> bool {
     request.descriptors.iter().any(|descriptor| descriptor.entries.last().is_some_and(|last| last.key == RELEASE_KEY))
 }
 
@@ -61,16 +61,16 @@ impl RuleSet {
     ///
     /// # Errors
     /// A value is a formatter that Envoy sent as text.
-    pub fn separate_slots<'m>(
+    pub fn separate_slot_entries<'m>(
         &self,
         caller: SlotCaller<'_>,
         request: &Request<'m>,
-    ) -> Result<Option<Box<SeparatedRequest<'m>>>, DecideError> {
+    ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
         if !self.acts_on_stream_done() || !self.domain(request.domain).is_some_and(|domain| domain.acts_on_stream_done)
         {
             return Ok(None);
         }
-        let mut separated = Box::new(SeparatedRequest { request: request.clone(), uses: SmallVec::new() });
+        let mut separated = Box::new(RequestAndSlotUses { request: request.clone(), uses: SmallVec::new() });
         if caller.recorded.len() == request.descriptors.len() {
             separated.uses.extend(caller.recorded.iter().copied());
             for (descriptor, slot) in separated.request.descriptors.iter_mut().zip(caller.recorded) {
@@ -94,7 +94,7 @@ impl RuleSet {
             let named = values.peek().is_some().then(|| SlotId::from_values(holder, values));
             let (id, token, action) = match release {
                 None => (unnamed, token, SlotAction::Acquire),
-                Some(ReleaseValue::Admitted(TokenText { id, token })) => (id, token, SlotAction::Release),
+                Some(ReleaseValue::Admitted(SlotIdWithToken { id, token })) => (id, token, SlotAction::Release),
                 Some(ReleaseValue::Unanswered) if named.is_some() => {
                     (unnamed, SlotToken::default(), SlotAction::ReleaseUnanswered)
                 }
@@ -122,8 +122,8 @@ const fn settled_cost(hits: Hits) -> u64 {
 
 /// Logs that Envoy sends formatters as text.
 pub(super) fn warn_about_literal_formatter(context: DecisionContext<'_>, request: &Request<'_>) {
-    static LITERAL_FORMATTER: LogThrottle = LogThrottle::every(LOG_INTERVAL);
-    if let Some(suppressed) = LITERAL_FORMATTER.allow(context.store.now) {
+    static LITERAL_FORMATTER_LOG_THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    if let Some(suppressed) = LITERAL_FORMATTER_LOG_THROTTLE.allow(context.store.now) {
         tracing::warn!(domain = request.domain, suppressed, "call refused: {}", DecideError::LiteralFormatter);
     }
 }

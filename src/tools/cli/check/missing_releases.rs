@@ -15,17 +15,17 @@ use crate::decide::log::record::{DescriptorRecord, Record};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::slot::SlotAction;
 use crate::serve::report::rules::{LimitFindingKind, RuleUsageReport};
-use crate::settings::address::ServerAddress;
+use crate::settings::address::ConnectAddress;
 use crate::tools::cli::client::{fetch_page, parse_page};
 
 /// Number of requests from which on a missing release is a finding.
-const MIN_REQUESTS: u64 = 20;
+const MIN_REQUESTS_FOR_WARNING: u64 = 20;
 /// Maximum number of rules that are counted.
 const MAX_RULES: usize = 10_000;
 
 /// A rule whose slots or reservations no traffic released.
 #[derive(Debug, Serialize)]
-pub(super) struct SlotWarning {
+pub(super) struct MissingReleaseWarning {
     /// Path of the rule.
     pub(super) rule: String,
     /// What is wrong, and the fix.
@@ -34,25 +34,25 @@ pub(super) struct SlotWarning {
 
 /// What was found in traffic.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct ReleaseFindings {
+pub(super) struct MissingReleases {
     /// Rules whose slots or reservations no traffic released.
-    pub(super) warnings: Vec<SlotWarning>,
+    pub(super) warnings: Vec<MissingReleaseWarning>,
     /// Servers and logs that could not be read.
     pub(super) problems: Vec<String>,
 }
 
 /// Requests of a rule.
 #[derive(Default)]
-struct Uses {
+struct RequestReleaseCounts {
     requests: u64,
     releases: u64,
     /// One of its limits is concurrent; else one has reservations.
     is_concurrent: bool,
 }
 
-impl ReleaseFindings {
+impl MissingReleases {
     /// Looks at the limits of a server, and at logs.
-    pub(super) fn read_and_check(server: Option<&ServerAddress>, logs: &[PathBuf]) -> Self {
+    pub(super) fn read_and_check(server: Option<&ConnectAddress>, logs: &[PathBuf]) -> Self {
         let mut found = Self::default();
         if let Some(server) = server {
             match fetch_warnings(server) {
@@ -62,12 +62,13 @@ impl ReleaseFindings {
         }
         let mut uses = BTreeMap::new();
         for path in logs {
-            if let Err(problem) = count_uses(path, &mut uses) {
+            if let Err(problem) = count_requests_and_releases(path, &mut uses) {
                 found.problems.push(problem);
             }
         }
-        let unreleased = uses.into_iter().filter(|(_, uses)| uses.requests >= MIN_REQUESTS && uses.releases == 0);
-        found.warnings.extend(unreleased.map(|(rule, Uses { requests, is_concurrent, .. })| {
+        let unreleased =
+            uses.into_iter().filter(|(_, uses)| uses.requests >= MIN_REQUESTS_FOR_WARNING && uses.releases == 0);
+        found.warnings.extend(unreleased.map(|(rule, RequestReleaseCounts { requests, is_concurrent, .. })| {
             let found = match is_concurrent {
                 true => "requests asked for slots and none released one",
                 false => "requests reserved an estimate and none was settled",
@@ -76,13 +77,13 @@ impl ReleaseFindings {
                 "{requests} {found}: Envoy needs a second rate limit filter in front, with apply_on_stream_done and the \
                  entry `release`"
             );
-            SlotWarning { rule, message }
+            MissingReleaseWarning { rule, message }
         }));
         found
     }
 }
 
-fn fetch_warnings(server: &ServerAddress) -> Result<Vec<SlotWarning>, String> {
+fn fetch_warnings(server: &ConnectAddress) -> Result<Vec<MissingReleaseWarning>, String> {
     let mut warnings = Vec::new();
     for (name, kind) in [
         ("slots_not_released", LimitFindingKind::SlotsNotReleased),
@@ -92,14 +93,16 @@ fn fetch_warnings(server: &ServerAddress) -> Result<Vec<SlotWarning>, String> {
         let report = parse_page::<RuleUsageReport>(server, &page, "a report")?;
         for limit in report.rules {
             let unreleased = limit.findings.into_iter().filter(|found| found.kind == kind);
-            warnings.extend(unreleased.map(|found| SlotWarning { rule: limit.rule.clone(), message: found.advice }));
+            warnings.extend(
+                unreleased.map(|found| MissingReleaseWarning { rule: limit.rule.clone(), message: found.advice }),
+            );
         }
     }
     Ok(warnings)
 }
 
 /// Counts the uses of slots in a log. Lines that are no records are left out.
-fn count_uses(path: &Path, uses: &mut BTreeMap<String, Uses>) -> Result<(), String> {
+fn count_requests_and_releases(path: &Path, uses: &mut BTreeMap<String, RequestReleaseCounts>) -> Result<(), String> {
     let file = File::open(path).map_err(|error| format!("{}: cannot be opened: {error}", path.display()))?;
     let name = path.display().to_string();
     let mut reader = RecordReader::new(&name, file).map_err(|error| error.to_string())?;
@@ -121,7 +124,7 @@ fn count_uses(path: &Path, uses: &mut BTreeMap<String, Uses>) -> Result<(), Stri
     }
 }
 
-fn count_descriptor(descriptor: &DescriptorRecord<'_>, uses: &mut BTreeMap<String, Uses>) {
+fn count_descriptor(descriptor: &DescriptorRecord<'_>, uses: &mut BTreeMap<String, RequestReleaseCounts>) {
     let Some(rule) = descriptor.rule.as_ref() else { return };
     let is_concurrent = descriptor.limits.iter().any(|limit| limit.algorithm == Algorithm::Concurrent);
     if !is_concurrent && descriptor.limits.iter().all(|limit| limit.reservations.is_none()) {

@@ -13,8 +13,8 @@ use memchr::memmem;
 
 use super::RuleFile;
 use super::contents::read_contents;
-use super::scan::WatchedPath;
-use crate::rules::compile::set_files::SetText;
+use super::search_result::WatchedPath;
+use crate::rules::compile::set_files::SetFileText;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::yaml::parse::parse_documents;
 use crate::rules::yaml::{DocumentSelection, YamlContent, YamlNode, text};
@@ -22,12 +22,12 @@ use crate::rules::yaml::{DocumentSelection, YamlContent, YamlNode, text};
 /// Maximum number of files with sets.
 pub const MAX_SET_FILES: usize = 1000;
 /// Maximum length of the name of a file with a set, in bytes.
-const MAX_NAME_BYTES: usize = 255;
+const MAX_SET_FILE_NAME_BYTES: usize = 255;
 
 /// Files with sets that were read, and their paths.
 #[derive(Debug, Default)]
 pub(super) struct SetFilesRead {
-    pub(super) texts: Vec<SetText>,
+    pub(super) texts: Vec<SetFileText>,
     paths: Vec<PathBuf>,
 }
 
@@ -37,8 +37,8 @@ impl SetFilesRead {
     pub(super) fn read(files: &mut Vec<RuleFile>, mut bytes_left: u64) -> Self {
         let mut named: Vec<(Arc<str>, String, Result<PathBuf, String>)> = Vec::new();
         for file in files.iter() {
-            for name in find_set_names(&file.bytes) {
-                let path = resolve_set_name(&file.path, &name);
+            for name in find_set_file_names(&file.bytes) {
+                let path = resolve_set_file_path(&file.path, &name);
                 named.push((Arc::clone(&file.name), name, path));
             }
         }
@@ -52,14 +52,14 @@ impl SetFilesRead {
                 }
                 Ok(path) => {
                     let of_file = contents.entry(path.clone()).or_insert_with(|| {
-                        let of_file = take_or_read(files, &path, bytes_left);
+                        let of_file = take_or_read_contents(files, &path, bytes_left);
                         bytes_left -= of_file.as_ref().map_or(0, |bytes| bytes.len() as u64);
                         of_file
                     });
                     (path.to_string_lossy().into_owned(), of_file.clone())
                 }
             };
-            let text = SetText { rule_file, name: name.into(), path: shown.into(), contents: of_file };
+            let text = SetFileText { rule_file, name: name.into(), path: shown.into(), contents: of_file };
             read.texts.push(text);
         }
         read.paths = contents.into_keys().collect();
@@ -68,23 +68,23 @@ impl SetFilesRead {
     }
 
     /// Paths whose change may change a set.
-    pub(super) fn watched(&self) -> Vec<WatchedPath> {
+    pub(super) fn paths_to_watch(&self) -> Vec<WatchedPath> {
         self.paths.iter().map(|path| WatchedPath::Followed(path.clone())).collect()
     }
 }
 
-fn take_or_read(files: &mut Vec<RuleFile>, path: &Path, bytes_left: u64) -> Result<Arc<[u8]>, String> {
+fn take_or_read_contents(files: &mut Vec<RuleFile>, path: &Path, bytes_left: u64) -> Result<Arc<[u8]>, String> {
     match files.iter().position(|file| file.path == path) {
         Some(index) => Ok(files.remove(index).bytes.into()),
         None => read_contents(path, bytes_left).map(Arc::from).map_err(|problem| problem.to_string()),
     }
 }
 
-/// Returns the path of a set that the rule file at `rule_file` names.
-fn resolve_set_name(rule_file: &Path, name: &str) -> Result<PathBuf, String> {
+/// Returns the path of the file with a set that the rule file at `rule_file` names, or why it cannot be named.
+fn resolve_set_file_path(rule_file: &Path, name: &str) -> Result<PathBuf, String> {
     let path = Path::new(name);
     let is_below = path.components().all(|component| matches!(component, Component::Normal(_)));
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains(|c: char| c.is_control() || c == '#') {
+    if name.is_empty() || name.len() > MAX_SET_FILE_NAME_BYTES || name.contains(|c: char| c.is_control() || c == '#') {
         return Err("it is not a name of a file".to_owned());
     }
     if !is_below {
@@ -96,8 +96,8 @@ fn resolve_set_name(rule_file: &Path, name: &str) -> Result<PathBuf, String> {
     Ok(rule_file.parent().unwrap_or(Path::new("")).join(path))
 }
 
-/// Returns the names of sets in the text of a rule file, without duplicates; none of a text that cannot be read.
-fn find_set_names(bytes: &[u8]) -> Vec<String> {
+/// Returns the names of files with sets in the text of a rule file, each once; none of a text that cannot be read.
+fn find_set_file_names(bytes: &[u8]) -> Vec<String> {
     let Ok(text) = text::decode_text(bytes) else { return Vec::new() };
     // Most rule files have none, and are not parsed here.
     if ["match", "file"].iter().any(|word| memmem::find(text.as_bytes(), word.as_bytes()).is_none()) {
@@ -108,13 +108,16 @@ fn find_set_names(bytes: &[u8]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     let mut waiting: Vec<&YamlNode<'_>> = documents.iter().collect();
     while let Some(node) = waiting.pop() {
-        if let YamlContent::List(list) = find_value(node, "descriptors").map_or(&node.content, |list| &list.content) {
+        if let YamlContent::List(list) =
+            find_mapping_value(node, "descriptors").map_or(&node.content, |list| &list.content)
+        {
             waiting.extend(list.iter());
         }
-        let operators = find_value(node, "match");
-        let operators = operators.and_then(|operators| find_value(operators, "not").or(Some(operators)));
+        let operators = find_mapping_value(node, "match");
+        let operators = operators.and_then(|operators| find_mapping_value(operators, "not").or(Some(operators)));
         for operator in ["in", "cidr"] {
-            let file = operators.and_then(|operators| find_value(find_value(operators, operator)?, "file"));
+            let file =
+                operators.and_then(|operators| find_mapping_value(find_mapping_value(operators, operator)?, "file"));
             if let Some(name) = file.and_then(YamlNode::as_scalar).map(|name| name.text())
                 && !names.iter().any(|known| known == name)
             {
@@ -125,7 +128,7 @@ fn find_set_names(bytes: &[u8]) -> Vec<String> {
     names
 }
 
-fn find_value<'n, 'a>(node: &'n YamlNode<'a>, key: &str) -> Option<&'n YamlNode<'a>> {
+fn find_mapping_value<'n, 'a>(node: &'n YamlNode<'a>, key: &str) -> Option<&'n YamlNode<'a>> {
     let YamlContent::Map(map) = &node.content else { return None };
     map.iter().find(|(name, _)| name.as_scalar().is_some_and(|name| name.text() == key)).map(|(_, value)| value)
 }
@@ -149,17 +152,17 @@ descriptors:
 domain: e
 descriptors: [{ key: d, match: { cidr: { file: e.txt } } }]
 ";
-        let mut names = find_set_names(text.as_bytes());
+        let mut names = find_set_file_names(text.as_bytes());
         names.sort();
         assert_eq!(names, ["a.txt", "e.txt", "lists/b.list"]);
-        assert!(find_set_names(b"match: { file: [").is_empty());
+        assert!(find_set_file_names(b"match: { file: [").is_empty());
     }
 
     #[test]
     fn names_stay_below_the_directory_of_the_rule_file() {
-        let resolve = |name: &str| resolve_set_name(Path::new("/rules/shop/a.yaml"), name);
+        let resolve = |name: &str| resolve_set_file_path(Path::new("/rules/shop/a.yaml"), name);
         assert_eq!(resolve("lists/b.txt"), Ok(PathBuf::from("/rules/shop/lists/b.txt")));
-        assert_eq!(resolve_set_name(Path::new("a.yaml"), "b.list"), Ok(PathBuf::from("b.list")));
+        assert_eq!(resolve_set_file_path(Path::new("a.yaml"), "b.list"), Ok(PathBuf::from("b.list")));
         for name in
             ["", "/etc/passwd", "/etc/a.txt", "../a.txt", "x/../../a.txt", "a.yaml", "a", "a.json", "a\n.txt", "a#.txt"]
         {

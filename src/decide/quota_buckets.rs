@@ -11,10 +11,10 @@ use super::Decider;
 use super::candidates::CandidateCharges;
 use super::decision::DecisionContext;
 use super::outcome::DescriptorOutcome;
-use super::selection::{RequestWithSelections, Selection, SelectionTerms, select_limits};
+use super::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits, MAX_HITS, Request};
-use crate::limit::{Limit, StorePolicy};
+use crate::limit::{Limit, StoreFailurePolicy};
 use crate::rules::rule::set::CompiledRule;
 use crate::store::charge::{ChargeResults, DecidedBy, DeferredOutcomes, StoreOutcome, spawn_outcome_handler};
 
@@ -46,7 +46,7 @@ pub struct BucketCounters {
     /// Entries in the order of the rule.
     pub entries: Box<[OwnedEntry]>,
     /// Entries whose values share a counter: index, and pattern.
-    pub shared: Box<[SharedEntry]>,
+    pub shared: Box<[CounterSharingEntry]>,
     /// Hash of the path in this process.
     pub path_hash: u128,
     /// One for each limit, at least one.
@@ -57,7 +57,7 @@ pub struct BucketCounters {
 
 /// Entry whose values share a counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SharedEntry {
+pub struct CounterSharingEntry {
     /// Index of the entry.
     pub index: usize,
     /// Pattern of the values.
@@ -83,12 +83,12 @@ pub enum BucketLimits {
     /// These counters are divided.
     Divided(BucketCounters),
     /// A limit cannot be divided.
-    Refused(LimitRefusal),
+    Refused(IndivisibleLimit),
 }
 
 /// A limit that cannot be divided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LimitRefusal {
+pub struct IndivisibleLimit {
     /// Name of the rule.
     pub rule: Box<str>,
     /// Reason, for people.
@@ -112,13 +112,13 @@ impl BucketCounter {
 
 impl BucketCounters {
     /// Strictest policy for failures of the store.
-    pub fn failure_policy(&self) -> StorePolicy {
+    pub fn strictest_failure_policy(&self) -> StoreFailurePolicy {
         let policies = self.counters.iter().map(|counter| counter.limit.on_store_error());
         policies.max_by_key(|policy| super::store_failures::strictness(*policy)).unwrap_or_default()
     }
 
     /// Passes a charge without hits on the counter at `index` to `make`.
-    pub fn with_charge<T>(&self, index: usize, make: impl FnOnce(&Charge<'_>) -> T) -> Option<T> {
+    pub fn call_with_charge<T>(&self, index: usize, make: impl FnOnce(&Charge<'_>) -> T) -> Option<T> {
         let entries = self.borrow_entries();
         let shared: SmallVec<[(usize, &[u8]); 1]> =
             self.shared.iter().map(|shared| (shared.index, &*shared.pattern)).collect();
@@ -143,14 +143,14 @@ impl BucketCounters {
 
 impl Decider {
     /// Text of the entries of a bucket, with values in the form of the settings.
-    pub fn bucket_text(&self, counters: &BucketCounters) -> String {
+    pub fn bucket_key_text(&self, counters: &BucketCounters) -> String {
         let text = |charge: &Charge<'_>| super::key_text::key_text(&charge.path, &self.key_values).to_string();
-        counters.with_charge(0, text).unwrap_or_default()
+        counters.call_with_charge(0, text).unwrap_or_default()
     }
 
     /// Returns true if the rows of tables must be read before limits of buckets are selected.
-    pub fn reads_bucket_rows(context: DecisionContext<'_>) -> bool {
-        context.rules.is_some_and(crate::rules::rule::set::RuleSet::reads_rows)
+    pub fn must_read_bucket_rows(context: DecisionContext<'_>) -> bool {
+        context.rules.is_some_and(crate::rules::rule::set::RuleSet::reads_rows_from_redis)
     }
 
     /// Reads the rows of tables that the entries of buckets need.
@@ -159,22 +159,27 @@ impl Decider {
     }
 
     /// Selects the limits of a bucket with these entries, which are in no order.
-    pub fn select_bucket(&self, context: DecisionContext<'_>, domain: &str, entries: &[Entry<'_>]) -> BucketMatch {
+    pub fn select_bucket_limits(
+        &self,
+        context: DecisionContext<'_>,
+        domain: &str,
+        entries: &[Entry<'_>],
+    ) -> BucketMatch {
         let unmatched = BucketMatch { limits: BucketLimits::Unmatched, may_change: false };
-        let Some((rules, request)) = context.rules.zip(order_bucket(context, domain, entries)) else {
+        let Some((rules, request)) = context.rules.zip(build_bucket_request(context, domain, entries)) else {
             return unmatched;
         };
-        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
         let selections = select_limits(&self.behaviour, terms, &request, &[]);
         let Some((selection, compiled)) = selections.first().and_then(|selection| Some((selection, selection.rule?)))
         else {
             return unmatched;
         };
-        let limits = self.limits_of_selection(&request, selection, compiled);
+        let limits = self.build_bucket_limits(&request, selection, compiled);
         BucketMatch { limits, may_change: compiled.has_active_times || selection.plan_source.is_some() }
     }
 
-    fn limits_of_selection(
+    fn build_bucket_limits(
         &self,
         request: &Request<'_>,
         selection: &Selection<'_>,
@@ -182,8 +187,8 @@ impl Decider {
     ) -> BucketLimits {
         let deciding = || selection.limits.iter().filter(|selected| !selected.shadow);
         let rule = || compiled.rule.path.clone().into_boxed_str();
-        if let Some(reason) = deciding().find_map(|selected| self.store.hold_refusal(&selected.limit)) {
-            return BucketLimits::Refused(LimitRefusal { rule: rule(), reason });
+        if let Some(reason) = deciding().find_map(|selected| self.store.reason_against_holds(&selected.limit)) {
+            return BucketLimits::Refused(IndivisibleLimit { rule: rule(), reason });
         }
         let counters: SmallVec<[BucketCounter; 1]> =
             deciding().map(|selected| BucketCounter::new(selected.counter())).collect();
@@ -196,7 +201,7 @@ impl Decider {
         BucketLimits::Divided(BucketCounters {
             domain: request.domain.into(),
             entries: path.entries.iter().map(|it| OwnedEntry { key: own(it.key), value: own(it.value) }).collect(),
-            shared: path.shared.iter().map(|(at, it)| SharedEntry { index: *at, pattern: own(it) }).collect(),
+            shared: path.shared.iter().map(|(at, it)| CounterSharingEntry { index: *at, pattern: own(it) }).collect(),
             path_hash: selection.key,
             counters,
             rule: rule(),
@@ -213,7 +218,7 @@ impl Decider {
     ) {
         for (hits, admitted) in [(reported.allowed, true), (reported.denied, false)] {
             if hits > 0 {
-                self.record_bucket_hits(context, domain, entries, BucketHits { hits, admitted });
+                self.record_bucket_hits(context, domain, entries, ReportedHitsWithVerdict { hits, admitted });
             }
         }
     }
@@ -223,12 +228,12 @@ impl Decider {
         context: DecisionContext<'_>,
         domain: &str,
         entries: &[Entry<'_>],
-        BucketHits { hits, admitted }: BucketHits,
+        ReportedHitsWithVerdict { hits, admitted }: ReportedHitsWithVerdict,
     ) {
-        let Some(mut request) = order_bucket(context, domain, entries) else { return };
+        let Some(mut request) = build_bucket_request(context, domain, entries) else { return };
         let Some(rules) = context.rules else { return };
         request.descriptors.iter_mut().for_each(|descriptor| descriptor.hits = Hits::Charge(hits.min(MAX_HITS)));
-        let terms = SelectionTerms { rules, active_at: Some(context.store.now) };
+        let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
         let selections = select_limits(&self.behaviour, terms, &request, &[]);
         let Some(selection) = selections.first() else { return };
         let selected = RequestWithSelections { request: &request, selections: &selections };
@@ -236,7 +241,7 @@ impl Decider {
         let outcome = match selection.limits.is_empty() {
             true => DescriptorOutcome::WithoutLimits,
             false => {
-                let results = self.results_of_report(context, selected, BucketHits { hits, admitted });
+                let results = self.build_report_results(context, selected, ReportedHitsWithVerdict { hits, admitted });
                 DescriptorOutcome::Charged(StoreOutcome {
                     results,
                     decided_by: DecidedBy::Rlqs,
@@ -245,15 +250,15 @@ impl Decider {
             }
         };
         // The decision was the proxy's; nobody waits for this one.
-        drop(self.record_and_merge(&context, selected, &[outcome], candidates));
+        drop(self.record_and_merge_outcomes(&context, selected, &[outcome], candidates));
     }
 
     /// Results of the limits: the proxy's verdict, and those of limits in shadow mode, which are charged.
-    fn results_of_report(
+    fn build_report_results(
         &self,
         context: DecisionContext<'_>,
         selected: RequestWithSelections<'_, '_, '_>,
-        BucketHits { hits, admitted }: BucketHits,
+        ReportedHitsWithVerdict { hits, admitted }: ReportedHitsWithVerdict,
     ) -> ChargeResults {
         let selection = &selected.selections[0];
         let charged = self.charge_shadow_limits(context, selected, selection);
@@ -284,7 +289,7 @@ impl Decider {
         if charge.counters.is_empty() {
             return Vec::new();
         }
-        match self.store.charge_deferred(&[(0, charge)], context.store).poll() {
+        match self.store.charge_without_waiting(&[(0, charge)], context.store).poll() {
             DeferredOutcomes::Ready(outcomes) => outcomes.into_iter().map(Result::ok).collect(),
             DeferredOutcomes::Pending(pending) => {
                 spawn_outcome_handler(pending, drop);
@@ -296,15 +301,19 @@ impl Decider {
 
 /// Hits of a report that a proxy decided alike.
 #[derive(Clone, Copy)]
-struct BucketHits {
+struct ReportedHitsWithVerdict {
     hits: u64,
     admitted: bool,
 }
 
 /// Request of a bucket with its entries in the order of the rule, without hits; `None` without rules for its domain.
-fn order_bucket<'m>(context: DecisionContext<'_>, domain: &'m str, entries: &[Entry<'m>]) -> Option<Request<'m>> {
+fn build_bucket_request<'m>(
+    context: DecisionContext<'_>,
+    domain: &'m str,
+    entries: &[Entry<'m>],
+) -> Option<Request<'m>> {
     let rules = context.rules?;
-    let entries = rules.order_bucket(rules.domain(domain)?, entries.iter().copied().collect());
+    let entries = rules.order_bucket_entries(rules.domain(domain)?, entries.iter().copied().collect());
     let descriptor = Descriptor { entries, hits: Hits::Peek, hits_addend: None, limit_override: None };
     Some(Request { domain, descriptors: SmallVec::from_iter([descriptor]), hits_addend: 0 })
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{EntryId, StreamEntry, parse_entries};
-use crate::settings::decision_log::StreamSettings;
-use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
+use crate::settings::decision_log::RedisStreamSettings;
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
 use crate::store::client::redis::resp::Reply;
 
 /// Maximum number of entries of a read.
@@ -39,7 +39,7 @@ impl EntryRange {
     /// Entries that decisions of these times may have, in microseconds since the Unix epoch; a minute more at each end.
     ///
     /// Headers before them are outside.
-    pub const fn around_decisions(from_us: u64, to_us: u64) -> Self {
+    pub const fn around_decision_times(from_us: u64, to_us: u64) -> Self {
         let first = EntryId { ms: (from_us / 1000).saturating_sub(TIME_MARGIN_MS), number: 0 };
         Self { first, last: EntryId { ms: (to_us / 1000).saturating_add(TIME_MARGIN_MS), number: u64::MAX } }
     }
@@ -48,8 +48,8 @@ impl EntryRange {
 /// Reader of the lines of a stream.
 #[derive(Debug)]
 pub struct StreamInput {
-    settings: Arc<StreamSettings>,
-    connection: KeyConnection,
+    settings: Arc<RedisStreamSettings>,
+    connection: KeyOwnerConnection,
     /// Next entry, and the last one; `None` at the end.
     rest: Option<EntryRange>,
     /// Lines that were read from Redis, and the number of bytes that were passed on.
@@ -64,11 +64,11 @@ impl StreamInput {
     ///
     /// # Errors
     /// Redis cannot be reached or rejects the command, or the stream has no entries.
-    pub fn open(settings: &StreamSettings, range: EntryRange) -> io::Result<Self> {
+    pub fn open(settings: &RedisStreamSettings, range: EntryRange) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let connection = {
             let _within = runtime.enter();
-            KeyConnection::start(&settings.deployment, settings.key.as_bytes())
+            KeyOwnerConnection::start(&settings.deployment, settings.key.as_bytes())
         };
         let settings = Arc::new(settings.clone());
         let mut input = Self { settings, connection, rest: None, lines: Vec::new(), passed: 0, runtime };

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{EntryId, StreamEntry, UnusableRecord, format_json_line, parse_entries};
-use crate::settings::decision_log::StreamSettings;
+use crate::settings::decision_log::RedisStreamSettings;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::key_connection::{KeyCommandError, KeyConnection};
+use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
 use crate::store::client::redis::resp::{Reply, reply_integer, reply_text};
 
 /// Maximum number of entries of a command.
@@ -33,7 +33,7 @@ pub(crate) struct ConsumerName {
 pub(crate) struct GroupConsumer {
     stream: Arc<str>,
     name: Arc<ConsumerName>,
-    connection: KeyConnection,
+    connection: KeyOwnerConnection,
 }
 
 /// Entry that was delivered to a consumer and is not acknowledged.
@@ -73,8 +73,8 @@ pub(crate) struct ClaimedEntries {
 
 impl GroupConsumer {
     /// Creates a consumer; it connects with its first command. Needs a tokio runtime.
-    pub(crate) fn start(settings: &StreamSettings, name: ConsumerName) -> Self {
-        let connection = KeyConnection::start(&settings.deployment, settings.key.as_bytes());
+    pub(crate) fn start(settings: &RedisStreamSettings, name: ConsumerName) -> Self {
+        let connection = KeyOwnerConnection::start(&settings.deployment, settings.key.as_bytes());
         Self { stream: settings.key.as_str().into(), name: Arc::new(name), connection }
     }
 

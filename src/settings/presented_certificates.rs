@@ -5,13 +5,13 @@ use super::collector::CollectorSettings;
 use super::decision_log::{DecisionLogSettings, SinkSettings};
 use super::pem::{ClientCertificate, PemFile};
 use super::store::StoreSettings;
-use crate::telemetry::listener_stats::TlsClient;
+use crate::telemetry::listener_stats::OutgoingTlsConnection;
 
 /// Certificate that this process presents to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentedCertificate {
     /// Connection that presents it.
-    pub client: TlsClient,
+    pub client: OutgoingTlsConnection,
     /// File with the certificate.
     pub file: PemFile,
     /// True if each new connection reads the file; otherwise the start reads it once.
@@ -19,8 +19,8 @@ pub struct PresentedCertificate {
 }
 
 impl Settings {
-    /// Returns the client certificates: one for Redis, one for memcached, and so on.
-    pub fn client_certificates(&self) -> Vec<PresentedCertificate> {
+    /// Returns the certificates that this process presents: one to Redis, one to memcached, and so on.
+    pub fn presented_certificates(&self) -> Vec<PresentedCertificate> {
         let log = self.decision_log.as_ref();
         let deployments =
             self.store.redis_deployments().chain(log.into_iter().flat_map(DecisionLogSettings::redis_deployments));
@@ -38,12 +38,12 @@ impl Settings {
         });
         let metrics = self.otlp_metrics.as_ref().and_then(|metrics| collector_certificate(&metrics.collector));
         let presented = [
-            (TlsClient::Redis, redis, true),
-            (TlsClient::Memcached, memcached, true),
-            (TlsClient::Xds, xds, true),
-            (TlsClient::OtlpTraces, traces, false),
-            (TlsClient::OtlpLogs, logs, false),
-            (TlsClient::OtlpMetrics, metrics, false),
+            (OutgoingTlsConnection::Redis, redis, true),
+            (OutgoingTlsConnection::Memcached, memcached, true),
+            (OutgoingTlsConnection::Xds, xds, true),
+            (OutgoingTlsConnection::OtlpTraces, traces, false),
+            (OutgoingTlsConnection::OtlpLogs, logs, false),
+            (OutgoingTlsConnection::OtlpMetrics, metrics, false),
         ];
         let presented = presented.into_iter().filter_map(|(client, certificate, is_read_again)| {
             Some(PresentedCertificate { client, file: certificate?.certificate.clone(), is_read_again })
