@@ -348,7 +348,7 @@ impl CounterHolds {
             now,
             until,
             room: fitting.minus(granted.minus(kept)),
-            others: self.holders.iter().map(HoldingReplica::to_other_holder).collect(),
+            others: self.holders.iter().copied().map(HoldingReplica::to_other_holder).collect(),
             window_end: window_end(limit, now),
         };
         // A holder without room is kept too, so that the others learn of its demand; one that leaves, so that its last
@@ -391,8 +391,8 @@ struct RemovedHolds {
 }
 
 impl HoldingReplica {
-    fn to_other_holder(&self) -> OtherHolder {
-        let Self { id, held, until, demand, .. } = *self;
+    fn to_other_holder(self) -> OtherHolder {
+        let Self { id, held, until, demand, .. } = self;
         OtherHolder { holder: id, held, until, demand }
     }
 }

@@ -157,7 +157,7 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
         match format {
             RuleDocumentFormat::Yaml => texts.push(RuleText { name, bytes, documents: DocumentSelection::All }),
             RuleDocumentFormat::YamlFirst => {
-                texts.push(RuleText { name, bytes, documents: DocumentSelection::FirstOnly })
+                texts.push(RuleText { name, bytes, documents: DocumentSelection::FirstOnly });
             }
             RuleDocumentFormat::Set => sets.extend(build_set_text(&name, Ok(bytes))),
             RuleDocumentFormat::SetHash => {

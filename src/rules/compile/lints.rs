@@ -221,7 +221,8 @@ pub(super) fn warn_about_costly_expressions(
     let Some(first) = nodes.first().filter(|_| expressions.len() > MAX_AUTOMATA_WITHOUT_WARNING) else { return };
     let at = Position { line: first.location.line, column: first.location.column };
     if expressions.len() > MAX_EXPRESSIONS_PER_LEVEL {
-        let message = format!("{} expressions in one level; at most {MAX_EXPRESSIONS} are allowed", expressions.len());
+        let message =
+            format!("{} expressions in one level; at most {MAX_EXPRESSIONS_PER_LEVEL} are allowed", expressions.len());
         reader.report_error(at, field_path, message, "use wildcards or lists for some of them");
         return;
     }

@@ -111,7 +111,7 @@ impl DocumentReader<'_> {
                 "descriptors" => read.descriptors = self.read_descriptors(&field, &field_path).into(),
                 "over_limit_body" => read.over_limit_body = self.read_over_limit_body(&field, &field_path),
                 "over_limit_content_type" => {
-                    read.over_limit_content_type = self.read_over_limit_content_type(&field, &field_path)
+                    read.over_limit_content_type = self.read_over_limit_content_type(&field, &field_path);
                 }
                 _ => {}
             }
@@ -371,7 +371,7 @@ impl DocumentReader<'_> {
         let Spanned { value: body, at } = self.read_string(field, field_path)?;
         if body.len() > MAX_OVER_LIMIT_BODY_BYTES {
             let message = format!("an `over_limit_body` of {} bytes", body.len());
-            self.report_error(at, field_path, message, format!("at most {MAX_BODY_BYTES} are sent"));
+            self.report_error(at, field_path, message, format!("at most {MAX_OVER_LIMIT_BODY_BYTES} are sent"));
         }
         Some(Spanned { value: body.into(), at })
     }

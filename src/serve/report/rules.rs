@@ -499,7 +499,7 @@ fn find_bursts(limit: &Limit, bursts: BurstStats) -> Option<String> {
     (!has_bucket && is_short && is_mostly_bursts).then(|| {
         let bucket_size = u64::from(limit.requests_per_unit()).saturating_add(bursts.largest);
         format!(
-            "{} of {} hits rejected in {KEPT_MINUTES} minutes came in bursts of at most {BURST_SECONDS} s: `algorithm: \
+            "{} of {} hits rejected in {KEPT_MINUTES} minutes came in bursts of at most {MAX_BURST_SECONDS} s: `algorithm: \
              token_bucket` with `bucket_size: {bucket_size}` would admit a burst as large as the largest of them, at \
              the same long-term rate",
             bursts.in_bursts, bursts.rejected

@@ -232,7 +232,7 @@ impl SlotTables {
     fn check_slot_room(&self, shard: &PrehashedMap<SlotTable>, counters: &[SlotCounter<'_>]) -> Result<(), MemoryFull> {
         let growth = |counter: &SlotCounter<'_>| match shard.get(&counter.key) {
             Some(table) => table.max_bytes_of_next_slot(),
-            None => SlotTable::default().bytes() + SlotTable::default().growth_bytes(),
+            None => SlotTable::default().bytes() + SlotTable::default().max_bytes_of_next_slot(),
         };
         let new = counters.iter().filter(|counter| counter.state.own == slots::OwnSlot::Absent);
         let growth: u64 = new.map(growth).sum();

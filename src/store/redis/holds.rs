@@ -41,7 +41,7 @@ pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: H
         request.wanted.capacity.min(MAX_AMOUNT),
         lasts_us,
         request.demand.min(MAX_AMOUNT),
-        // Numbers begin with the time in microseconds, so they must not be cut: the next would be taken for a repetition.
+        // Numbers begin with the time in microseconds. If they were cut, the next would be taken for a repetition.
         request.number.min(MAX_LUA_INTEGER),
     ];
     numbers.iter().for_each(|number| argument.extend_from_slice(&number.to_le_bytes()));

@@ -143,13 +143,13 @@ impl fmt::Display for RegionNotice {
             Self::GlobalClockJumped { pause } => write!(
                 f,
                 "the clock of the global Redis, or of this machine, jumped: on_region_loss decides here for one period \
-                 of each limit, at most {} from now ({KEEP_CLOCK})",
+                 of each limit, at most {} from now ({CLOCK_JUMP_ADVICE})",
                 format_rounded_up(*pause)
             ),
             Self::RegionClockJumped { pause } => write!(
                 f,
                 "the clock of the Redis of this region, or of this machine, jumped, or that Redis lost its data: \
-                 {NO_PARTS} for one period of each limit, at most {} from now ({KEEP_CLOCK})",
+                 {NO_PARTS} for one period of each limit, at most {} from now ({CLOCK_JUMP_ADVICE})",
                 format_rounded_up(*pause)
             ),
         }

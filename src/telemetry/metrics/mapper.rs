@@ -242,14 +242,14 @@ impl MappingEntry {
     /// Checks the bounds of labels and templates.
     fn check_bounds(&self, name: &str) -> Result<(), String> {
         if is_template_too_long(name) {
-            return Err(format!("name {TOO_LONG_TEMPLATE}"));
+            return Err(format!("name {TEMPLATE_TOO_LONG_PROBLEM}"));
         }
         if self.labels.len() > MAX_LABELS {
             return Err(format!("more than {MAX_LABELS} labels"));
         }
         match self.labels.iter().find(|(label, value)| is_template_too_long(label) || is_template_too_long(value)) {
             Some((label, _)) => {
-                Err(format!("label `{}` {TOO_LONG_TEMPLATE}", truncate_and_escape(label, MAX_SHOWN_CHARS)))
+                Err(format!("label `{}` {TEMPLATE_TOO_LONG_PROBLEM}", truncate_and_escape(label, MAX_SHOWN_CHARS)))
             }
             None => Ok(()),
         }

@@ -161,7 +161,7 @@ struct RuleFilesReport<'r> {
     #[serde(skip_serializing_if = "is_zero")]
     acknowledged: u64,
     diagnostics: Vec<&'r Diagnostic>,
-    #[serde(skip_serializing_if = "<[QuotaHint]>::is_empty")]
+    #[serde(skip_serializing_if = "<[DivisionHint]>::is_empty")]
     quota_hints: &'r [DivisionHint],
 }
 

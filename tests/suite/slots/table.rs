@@ -192,7 +192,7 @@ fn table_follows_the_protocol_over_random_histories() {
                     }
                 },
                 Hits::Peek => {
-                    assert!(result.slot == SlotChange::None && table.used_seats() <= before.used_seats(), "{at}")
+                    assert!(result.slot == SlotChange::None && table.used_seats() <= before.used_seats(), "{at}");
                 }
                 Hits::Refund(_) => {
                     assert!(result.admitted, "{at}");

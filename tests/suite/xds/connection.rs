@@ -13,7 +13,7 @@ use socket2::{Domain, Socket, Type};
 use tokio::runtime::Runtime;
 use tollkeeper::rules::source::{RuleSource, SourceConfig};
 use tollkeeper::rules::xds::XdsConfig;
-use tollkeeper::rules::xds::connect::{ResolveHost, connect, resolve_host};
+use tollkeeper::rules::xds::connect::{ResolveHost, connect_to_control_plane, resolve_host};
 use tollkeeper::settings::xds::XdsSettings;
 
 use super::{client_of, tls, xds_settings};
@@ -66,7 +66,7 @@ fn source(runtime: &Runtime, server: &XdsServer, resolve: ResolveHost) -> RuleSo
 
 fn assert_dial_ends(settings: &XdsSettings) {
     let began = Instant::now();
-    let error = runtime().block_on(connect(settings, resolve_host)).unwrap_err();
+    let error = runtime().block_on(connect_to_control_plane(settings, resolve_host)).unwrap_err();
     assert_eq!(error, "no connection within 3 s");
     // The kernel gives up after 2 minutes.
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());

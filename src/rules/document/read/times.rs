@@ -95,7 +95,7 @@ impl DocumentReader<'_> {
                 match key.key.name {
                     "settle_within" => within_s = self.read_settle_within(&key, &field_path),
                     "unsettled" => {
-                        set_if_read(&mut unsettled, self.read_choice(&key, UnsettledPolicy::from_name, &field_path))
+                        set_if_read(&mut unsettled, self.read_choice(&key, UnsettledPolicy::from_name, &field_path));
                     }
                     "estimate" => estimate = self.read_u32(&key, &field_path),
                     _ => {}

@@ -251,7 +251,7 @@ async fn query_slots(
             },
             Err(error) => {
                 last_error =
-                    add_hint_if_unknown_command(error, "is it a node of a cluster, as REDIS_TYPE=cluster says?")
+                    add_hint_if_unknown_command(error, "is it a node of a cluster, as REDIS_TYPE=cluster says?");
             }
         }
     }
