@@ -24,7 +24,7 @@ mod candidates;
 mod decided_request;
 mod debug_line;
 pub mod results;
-pub mod store_report;
+pub mod store_totals;
 mod status;
 mod metadata;
 mod request_headers;

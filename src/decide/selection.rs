@@ -158,7 +158,7 @@ impl<'r> Selection<'r> {
         descriptor: &Descriptor<'_>,
     ) -> Self {
         if let Some(limit_override) = &descriptor.limit_override {
-            match parse_override(limit_override).and_then(|sent| build_override_limit(behaviour, domain, sent)) {
+            match own_limit_of_override(limit_override).and_then(|sent| build_override_limit(behaviour, domain, sent)) {
                 Some(limit) => return Self::for_override(limit, domain, behaviour.quota_mode),
                 None => warn_ignored_override(limit_override),
             }
@@ -489,8 +489,8 @@ fn select_candidates(compiled: &CompiledRule) -> Vec<SelectedLimit<'_>> {
     candidates.map(|(index, limit)| SelectedLimit::from_compiled(compiled, index, limit)).collect()
 }
 
-/// Returns the limit that came with a request; `None` if its period is invalid.
-fn parse_override(sent: &LimitOverride) -> Option<OwnLimit> {
+/// Returns number and period of the limit that came with a descriptor; `None` if the period is invalid.
+fn own_limit_of_override(sent: &LimitOverride) -> Option<OwnLimit> {
     let period = Period::new(Unit::from_protobuf_number(sent.unit)?, sent.unit_multiplier)?;
     Some(OwnLimit { requests_per_unit: sent.requests_per_unit, period })
 }

@@ -60,8 +60,8 @@ pub struct HoldRequest {
     ///
     /// A holder that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
     pub used: u64,
-    /// Number of `used` among those of this holder on this counter; 0: none. A call with the number of the last one
-    /// repeats it, because its answer was lost: its used hits are not charged again.
+    /// Sequence number of this report of used hits; 0: it has none. A call with the number of the last one repeats it,
+    /// because its answer was lost: its used hits are not charged again.
     pub number: u64,
     /// What to hold from now on. What is still held, up to this, is always granted; the rest if it fits.
     pub wanted: HeldAmount,
@@ -279,7 +279,7 @@ pub struct StateWithLimit<'s> {
 pub struct CounterHolds {
     holders: SmallVec<[HoldingReplica; 1]>,
     /// Sum of what is held; `None` once that has ended.
-    hold: Option<TotalHold>,
+    total: Option<TotalHold>,
     /// Time from which on the hold changes nothing, even if nobody settles it: a bucket is full again by then.
     refilled: Time,
 }
@@ -297,17 +297,17 @@ struct HoldingReplica {
 impl CounterHolds {
     /// Sum of what is held. It may have ended: see [`TotalHold::settle_if_ended`].
     pub const fn hold(&self) -> Option<TotalHold> {
-        self.hold
+        self.total
     }
 
     /// Forgets the sum of what was held, after it was settled into the state of the counter.
-    pub const fn forget_settled(&mut self) {
-        self.hold = None;
+    pub const fn clear_total(&mut self) {
+        self.total = None;
     }
 
     /// Returns true if no holder is left at `now`, and no hold that would change a state.
     pub fn is_over(&self, now: Time) -> bool {
-        (self.hold.is_none() || self.refilled <= now) && self.holders.iter().all(|holder| holder.until <= now)
+        (self.total.is_none() || self.refilled <= now) && self.holders.iter().all(|holder| holder.until <= now)
     }
 
     /// Charges what a holder used, and grants what it wants as far as that fits.
@@ -323,8 +323,8 @@ impl CounterHolds {
         now: Time,
     ) -> HoldAnswer {
         let StateWithLimit { limit, state } = counter;
-        let lasting = self.hold.and_then(|hold| hold.settle_if_ended(limit, state, now));
-        let is_settled = self.hold.is_some() && lasting.is_none();
+        let lasting = self.total.and_then(|hold| hold.settle_if_ended(limit, state, now));
+        let is_settled = self.total.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
         let RemovedHolds { mut own, number, ended_capacity } = self.remove_own_and_ended(limit, holder, at);
         let ended = if is_settled { 0 } else { ended_capacity };
@@ -357,8 +357,8 @@ impl CounterHolds {
             let HoldRequest { demand, number, .. } = request;
             self.holders.push(HoldingReplica { id: holder, held: granted, until, demand, number });
         }
-        self.hold = sum_holds(limit, &self.holders);
-        self.refilled = self.hold.map_or(now, |hold| hold.until.plus_us(hold.max_refill_time_us(limit)));
+        self.total = sum_holds(limit, &self.holders);
+        self.refilled = self.total.map_or(now, |hold| hold.until.plus_us(hold.max_refill_time_us(limit)));
         answer
     }
 

@@ -69,7 +69,7 @@ impl ReservationPolicy {
     }
 
     /// Reads what `Display` writes, as in the decision log.
-    pub fn from_text(text: &str) -> Option<Self> {
+    pub fn from_logged_text(text: &str) -> Option<Self> {
         let Some(keys) = text.strip_prefix("{settle_within: ").and_then(|keys| keys.strip_suffix('}')) else {
             return Self::new(parse_seconds(text)?, UnsettledPolicy::Keep, None);
         };
@@ -144,12 +144,12 @@ mod tests {
                     let written = ReservationPolicy::new(seconds, unsettled, estimate).unwrap();
                     assert_eq!(written.settle_within_us(), u64::from(seconds) * 1_000_000);
                     assert_eq!((written.unsettled_policy(), written.estimate()), (unsettled, estimate));
-                    assert_eq!(ReservationPolicy::from_text(&written.to_string()), Some(written), "{written}");
+                    assert_eq!(ReservationPolicy::from_logged_text(&written.to_string()), Some(written), "{written}");
                 }
             }
         }
         for text in ["", "0s", "400d", "{settle_within: 10m, unsettled: x}", "{settle_within: 1m, estimate: 0}"] {
-            assert_eq!(ReservationPolicy::from_text(text), None, "{text}");
+            assert_eq!(ReservationPolicy::from_logged_text(text), None, "{text}");
         }
     }
 }

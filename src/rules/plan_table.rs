@@ -116,19 +116,19 @@ impl PlanTable {
             return Err(RowError::Duplicate);
         }
         let row = match row {
-            RowValue::Plan(name) => row::StoredRow::Plan(self.find_or_add_plan(name, line)?),
-            RowValue::Own(own) => row::StoredRow::Own(own),
+            RowValue::Plan(name) => row::PackedRow::Plan(self.find_or_add_plan(name, line)?),
+            RowValue::Own(own) => row::PackedRow::Own(own),
         };
         if (self.rows + 1) * SLOTS_PER_THREE_ROWS / 3 >= self.slots.len() {
             self.reserve_total(self.rows + self.rows / 2 + 16);
         }
-        self.insert_into_free_slot(Slot { hash, row: row.encode() });
+        self.insert_into_free_slot(Slot { hash, row: row.pack() });
         self.rows += 1;
         Ok(())
     }
 
     /// Returns the row of a value; a plan is an index among [`PlanTable::named_plans`].
-    pub fn find(&self, value: &[u8]) -> Option<row::StoredRow> {
+    pub fn find(&self, value: &[u8]) -> Option<row::PackedRow> {
         self.find_hash(self.hash_keys.hash(value))
     }
 
@@ -147,7 +147,7 @@ impl PlanTable {
         self.slots.capacity() * size_of::<Slot>() + self.plans.capacity() * size_of::<NamedPlan>()
     }
 
-    fn find_hash(&self, hash: u64) -> Option<row::StoredRow> {
+    fn find_hash(&self, hash: u64) -> Option<row::PackedRow> {
         if self.slots.is_empty() {
             return None;
         }
@@ -159,7 +159,7 @@ impl PlanTable {
                 return None;
             }
             if slot.hash == hash {
-                return Some(row::StoredRow::decode(slot.row));
+                return Some(row::PackedRow::unpack(slot.row));
             }
             at = if at + 1 == self.slots.len() { 0 } else { at + 1 };
         }
@@ -216,7 +216,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::row::{OwnLimit, StoredRow};
+    use super::row::{OwnLimit, PackedRow};
     use super::*;
     use crate::limit::period::{Period, Unit};
 
@@ -259,8 +259,8 @@ mod tests {
             prop_assert_eq!(table.row_count(), model.len());
             for value in rows.iter().map(|(value, _)| value).chain(&others) {
                 let found = table.find(value).map(|row| match row {
-                    StoredRow::Plan(index) => (table.named_plans()[usize::from(index)].name.to_string(), None),
-                    StoredRow::Own(own) => (String::new(), Some(own)),
+                    PackedRow::Plan(index) => (table.named_plans()[usize::from(index)].name.to_string(), None),
+                    PackedRow::Own(own) => (String::new(), Some(own)),
                 });
                 let expected = model.get(value).map(|(name, own)| match own {
                     None => (name.clone(), None),

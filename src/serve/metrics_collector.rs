@@ -65,7 +65,7 @@ fn emit_loaded_rules(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     let loads = |name, outcome: &str, help, count| {
         let statsd_name = format!("ratelimit.service.config_load_{outcome}");
         Family::new(name, MetricKind::Counter, help)
-            .with_series(Series::new(MetricValue::Counter(count)).with_statsd_name(statsd_name))
+            .add_series(Series::new(MetricValue::Counter(count)).with_statsd_name(statsd_name))
     };
     let help = "Total number of successful loads of the rules.";
     emit(loads("ratelimit_service_config_load_success", "success", help, status.version));
@@ -169,8 +169,7 @@ fn emit_tables(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
 fn emit_version_and_readiness(health: &Health, emit: &mut dyn FnMut(Family)) {
     let version = Series::new(MetricValue::Gauge(1.0)).with_label("version", env!("CARGO_PKG_VERSION"));
     emit(
-        Family::new("tollkeeper_build_info", MetricKind::Gauge, "Version of tollkeeper; always 1.")
-            .with_series(version),
+        Family::new("tollkeeper_build_info", MetricKind::Gauge, "Version of tollkeeper; always 1.").add_series(version),
     );
     emit(Family::gauge("tollkeeper_ready", "1 if the process is ready, as /readyz says.", u8::from(health.is_ready())));
 }
@@ -212,12 +211,12 @@ fn emit_process_usage(emit: &mut dyn FnMut(Family)) {
     let lag = SCHEDULER_LAG.recent_maximum(Instant::now());
     let help = "Largest delay of a due task by this process in the last 5 to 10 seconds, in seconds.";
     let series = Series::new(MetricValue::Gauge(lag.as_secs_f64()));
-    emit(Family::new("tollkeeper_scheduler_lag_seconds", MetricKind::Gauge, help).with_series(series));
+    emit(Family::new("tollkeeper_scheduler_lag_seconds", MetricKind::Gauge, help).add_series(series));
     let help = "Time of this process, in seconds since the Unix epoch.";
     let now = Duration::from_micros(Clock::System.now().as_micros()).as_secs_f64();
     emit(
         Family::new("tollkeeper_time_seconds", MetricKind::Gauge, help)
-            .with_series(Series::new(MetricValue::Gauge(now))),
+            .add_series(Series::new(MetricValue::Gauge(now))),
     );
     let Ok(process) = Process::myself() else { return };
     if let Ok(stat) = process.stat() {
@@ -230,7 +229,7 @@ fn emit_process_usage(emit: &mut dyn FnMut(Family)) {
                 MetricKind::Counter,
                 "Total user and system CPU time spent in seconds.",
             )
-            .with_series(Series::new(MetricValue::Gauge(cpu))),
+            .add_series(Series::new(MetricValue::Gauge(cpu))),
         );
         emit(Family::gauge("process_resident_memory_bytes", "Resident memory size in bytes.", stat.rss_bytes().get()));
         emit(Family::gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", stat.vsize));

@@ -320,7 +320,7 @@ fn read_container_credentials_url(values: &mut Values) -> Option<Option<Secret>>
     }
     let url = values.get(&AWS_CONTAINER_CREDENTIALS_FULL_URI).filter(|url| !url.reveal().is_empty())?;
     let setting = &AWS_CONTAINER_CREDENTIALS_FULL_URI;
-    Some(check_and_trim_url(values, setting, url.reveal(), PlaintextPolicy::OnContainerHosts).map(Secret::new))
+    Some(check_secret_url(values, setting, url.reveal(), PlaintextPolicy::OnContainerHosts).map(Secret::new))
 }
 
 fn read_container_authorization(values: &Values) -> Option<ContainerAuthorization> {
@@ -353,10 +353,10 @@ const CONTAINER_CREDENTIAL_HOSTS: [&str; 3] = ["169.254.170.2", "169.254.170.23"
 /// Reads a URL without its last `/`; adds a problem if a secret must not be sent there.
 fn read_url(values: &mut Values, setting: &Setting<String>, plaintext: PlaintextPolicy) -> Option<String> {
     let url = values.get(setting);
-    check_and_trim_url(values, setting, &url, plaintext)
+    check_secret_url(values, setting, &url, plaintext)
 }
 
-fn check_and_trim_url(
+fn check_secret_url(
     values: &mut Values,
     setting: &dyn AnySetting,
     url: &str,

@@ -51,9 +51,10 @@ pub fn format_settings_markdown() -> String {
             let _ = write!(text, "{note}.\n\n{rows}");
             continue;
         }
-        let is_twin =
-            |setting: &dyn AnySetting| INFIX_VARIANTS.iter().any(|twins| twins.find_base_setting(setting).is_some());
-        let settings = group.settings.iter().copied().filter(|setting| !is_twin(*setting));
+        let is_infix_variant = |setting: &dyn AnySetting| {
+            INFIX_VARIANTS.iter().any(|variants| variants.find_base_setting(setting).is_some())
+        };
+        let settings = group.settings.iter().copied().filter(|setting| !is_infix_variant(*setting));
         let (ignored, honoured): (Vec<_>, Vec<_>) = settings.partition(|setting| no_effect_reason(*setting).is_some());
         honoured.into_iter().for_each(|setting| text += &format_setting_item(setting));
         INFIX_VARIANTS.iter().for_each(|twins| text += &twins.format_infix_variants(group));

@@ -85,7 +85,7 @@ impl MemoryStore {
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         self.slots.charge_with_slots(charge, slot, terms, |others| match others.slot {
             None => self.charge_counters(others, terms.now),
-            // Without room, the overflow shard charges the estimate.
+            // The caller takes this for a full store, so the overflow shard charges the estimate.
             Some(slot) if terms.room == SlotRoom::Nothing && !slot.action.is_release() => Err(MemoryFull),
             Some(slot) => self.reservations.charge(others, slot, self.reservation_context(terms.now)),
         })

@@ -125,7 +125,7 @@ fn sigma(mut x: f64) -> f64 {
     }
 }
 
-/// Computes a third of `1 - x` minus the sum over k of `(1 - x^(2^-k))^2 * 2^-k`.
+/// Computes `(1 - x - sum) / 3`, with the sum over k of `(1 - x^(2^-k))^2 * 2^-k`.
 fn tau(mut x: f64) -> f64 {
     if x <= 0.0 || x >= 1.0 {
         return 0.0;

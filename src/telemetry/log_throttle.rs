@@ -71,8 +71,8 @@ impl LogThrottle {
 
 /// Time after which an error that lasts is logged again.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum number of different errors logged in one interval.
-const MAX_ERRORS_PER_INTERVAL: usize = 6;
+/// Maximum number of different errors that one [`ErrorDedup`] logs in an interval; further ones are dropped uncounted.
+const MAX_DISTINCT_ERRORS_PER_INTERVAL: usize = 6;
 
 /// Errors that last and were logged since the last success.
 ///
@@ -88,8 +88,8 @@ impl ErrorDedup {
     /// Returns true if the error should be logged now.
     pub(crate) fn should_log(&mut self, text: &str) -> bool {
         self.logged.retain(|(_, at)| at.elapsed() < REPEAT_INTERVAL);
-        let is_new =
-            self.logged.len() < MAX_ERRORS_PER_INTERVAL && !self.logged.iter().any(|(logged, _)| logged == text);
+        let is_new = self.logged.len() < MAX_DISTINCT_ERRORS_PER_INTERVAL
+            && !self.logged.iter().any(|(logged, _)| logged == text);
         if is_new {
             self.logged.push((text.to_owned(), Instant::now()));
         }

@@ -751,7 +751,7 @@ fn limits_whose_dotted_names_are_equal_have_their_own_statistics() {
 fn statsd_receives_the_sum_of_series_of_one_name() {
     let family = |counts: [u64; 2]| {
         let series = |count| Series::new(MetricValue::Counter(count)).with_statsd_name("a.b.c");
-        Family::new("n", MetricKind::Counter, "").with_series(series(counts[0])).with_series(series(counts[1]))
+        Family::new("n", MetricKind::Counter, "").add_series(series(counts[0])).add_series(series(counts[1]))
     };
     let mut encoder = StatsdEncoder::new(StatsdFormat::Statsd, Vec::new());
     for (counts, expected) in [([3, 5], "a.b.c:8|c\n"), ([4, 5], "a.b.c:1|c\n"), ([4, 5], ""), ([4, 7], "a.b.c:2|c\n")]

@@ -226,7 +226,7 @@ impl Model {
         let now = Time::from_micros(self.now);
         let hold = self.held.hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
         if hold.is_none() {
-            self.held.forget_settled();
+            self.held.clear_total();
         }
         let limit = hold.map_or(self.limit, |hold| hold.lower_limit(&self.limit));
         if self.state.charge(&limit, now, ChargeRequest::new(Hits::Charge(1), 0)).admitted {

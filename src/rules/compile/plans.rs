@@ -166,7 +166,7 @@ impl CompiledPlan {
     }
 
     /// Limits of the plan for a descriptor.
-    fn allowance_for(&self, descriptor: &DescriptorSpec) -> Allowance {
+    fn allowance_with_modes_of(&self, descriptor: &DescriptorSpec) -> Allowance {
         let mut allowance = self.allowance.clone();
         match &mut allowance {
             Allowance::Unlimited { shadow, quota, .. } => {
@@ -231,7 +231,7 @@ impl PlanRuleCompiler<'_, '_> {
         let rule_under = |plan: &CompiledPlan, choices: Option<PlanChoices>| Rule {
             path: place.path.clone(),
             location: place.location.clone(),
-            allowance: plan.allowance_for(written),
+            allowance: plan.allowance_with_modes_of(written),
             replaces: plan.replaces.clone(),
             metadata: metadata.clone(),
             over_limit_body: if own_body.body.is_some() { own_body.clone() } else { plan.over_limit_body.clone() },

@@ -59,7 +59,7 @@ impl FsWatches {
     /// search may be stale.
     ///
     /// `renew` places every watch again even if the paths are the same, because a path may lead to another inode.
-    pub(super) fn watch_directories_of(&mut self, paths: &[WatchedPath], renew: bool) -> bool {
+    pub(super) fn replace_watches(&mut self, paths: &[WatchedPath], renew: bool) -> bool {
         let set = WatchSet::from_paths(paths);
         let old = lock_ignoring_poison(&self.set).clone();
         if set == old && !renew {

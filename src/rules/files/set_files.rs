@@ -73,6 +73,7 @@ impl SetFilesRead {
     }
 }
 
+/// Returns the contents of a file of a set. If it was read as a rule file, it is no longer one.
 fn take_or_read_contents(files: &mut Vec<RuleFile>, path: &Path, bytes_left: u64) -> Result<Arc<[u8]>, String> {
     match files.iter().position(|file| file.path == path) {
         Some(index) => Ok(files.remove(index).bytes.into()),

@@ -305,7 +305,7 @@ impl<T> WatchThread<T> {
             if let Some(fs_watches) = &mut self.fs_watches {
                 while placements < MAX_WATCH_PLACEMENTS {
                     scan.watched.extend(self.named.iter().cloned());
-                    if !fs_watches.watch_directories_of(&scan.watched, renew) {
+                    if !fs_watches.replace_watches(&scan.watched, renew) {
                         break;
                     }
                     placements += 1;

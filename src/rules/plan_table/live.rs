@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwapOption;
 
-use super::row::{FoundRow, StoredRow};
+use super::row::{FoundRow, PackedRow};
 use super::row_cache::RowCache;
 use super::{NamedPlan, PlanTable};
 use crate::base::clock::Time;
@@ -126,8 +126,8 @@ impl BoundTable {
 
     fn find(&self, value: &[u8]) -> Option<FoundRow> {
         Some(match self.table.find(value)? {
-            StoredRow::Plan(index) => FoundRow::Plan(*self.plans.get(usize::from(index))?),
-            StoredRow::Own(own) => FoundRow::Own(own),
+            PackedRow::Plan(index) => FoundRow::Plan(*self.plans.get(usize::from(index))?),
+            PackedRow::Own(own) => FoundRow::Own(own),
         })
     }
 }

@@ -24,7 +24,7 @@ pub struct OwnLimit {
 
 /// Value of a row as a table keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoredRow {
+pub enum PackedRow {
     /// Index of a plan.
     Plan(u16),
     /// Limit of the row's own.
@@ -130,9 +130,9 @@ const UNIT_SHIFT: u32 = 2;
 const MULTIPLIER_SHIFT: u32 = 5;
 const HITS_SHIFT: u32 = 32;
 
-impl StoredRow {
-    /// Encodes the row; never 0.
-    pub(super) fn encode(self) -> u64 {
+impl PackedRow {
+    /// Packs the row; never 0.
+    pub(super) fn pack(self) -> u64 {
         match self {
             Self::Plan(index) => USED_BIT | u64::from(index) << UNIT_SHIFT,
             Self::Own(OwnLimit { requests_per_unit, period }) => {
@@ -143,9 +143,9 @@ impl StoredRow {
         }
     }
 
-    /// Decodes a row that [`StoredRow::encode`] made.
+    /// Unpacks a row that [`PackedRow::pack`] made.
     #[expect(clippy::cast_possible_truncation, reason = "each part has as many bits as it is masked to")]
-    pub(super) fn decode(row: u64) -> Self {
+    pub(super) fn unpack(row: u64) -> Self {
         if row & OWN_LIMIT_BIT == 0 {
             return Self::Plan((row >> UNIT_SHIFT) as u16);
         }

@@ -113,7 +113,7 @@ pub struct CompiledRule {
     /// Number of limits before the candidates.
     deciding: usize,
     /// State of the one-time warning about peeks.
-    pub peek_warning: PeekWarning,
+    pub peek_warning: LostReportWarnings,
     /// Metric names contain the values of each request.
     pub named_by_request: bool,
     /// A limit of the rule is not always active.
@@ -165,12 +165,12 @@ pub struct ChosenOwnLimit<'r> {
 
 /// One-time warning about a rule that clients peek at: hits reported after the peek are lost if they are rejected.
 #[derive(Debug, Default)]
-pub struct PeekWarning {
+pub struct LostReportWarnings {
     peeked: AtomicBool,
     warned: AtomicBool,
 }
 
-impl PeekWarning {
+impl LostReportWarnings {
     /// Records a peek.
     pub fn record_peek(&self) {
         // Loading first keeps the cache line of a busy rule shared.
@@ -557,7 +557,7 @@ impl CompiledRule {
         let named_by_request = by_value || rule.detailed_metric;
         let deciding = limits.iter().take_while(|limit| !limit.candidate).count();
         let has_active_times = limits.iter().any(|limit| limit.active.is_some());
-        let peek_warning = PeekWarning::default();
+        let peek_warning = LostReportWarnings::default();
         Self { rule, limits, deciding, peek_warning, named_by_request, has_active_times, plans }
     }
 

@@ -150,7 +150,8 @@ impl MergedRejectedKeys {
 struct KeyCountOverMinutes {
     at_least: u64,
     at_most: u64,
-    /// Upper bound of the hits that a missing key had in the minutes that have this key.
+    /// Bound of the hits that may be missing here: summed over the minutes that list this key, what a key that a minute
+    /// does not list may have had in it.
     covered: u64,
 }
 

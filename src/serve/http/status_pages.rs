@@ -64,6 +64,6 @@ pub(super) async fn show_problems(State(state): State<AppState>, uri: Uri) -> Re
 /// `/store`: statistics of the store.
 pub(super) async fn show_store(State(state): State<AppState>, uri: Uri) -> Response {
     let service = Arc::clone(&state.collector.service);
-    let build = move || to_pretty_json(&service.decider.build_store_report()).ok().map(Page::json);
+    let build = move || to_pretty_json(&service.decider.build_store_totals()).ok().map(Page::json);
     state.pages.respond_with_page(&uri, build).await
 }

@@ -13,13 +13,13 @@ pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Fami
     emit_calls(metrics, emit);
     let decisions = Series::new(MetricValue::Histogram(Box::new(metrics.decisions.snapshot())));
     let help = "Duration of decisions in seconds, including the store, without the delay of responses.";
-    emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).with_series(decisions));
+    emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).add_series(decisions));
     emit(build_error_family(service));
     let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode_count()));
     let help = "Total number of requests admitted because of SHADOW_MODE.";
     emit(
         Family::new("ratelimit_service_global_shadow_mode", MetricKind::Counter, help)
-            .with_series(shadow.with_statsd_name("ratelimit.service.global_shadow_mode")),
+            .add_series(shadow.with_statsd_name("ratelimit.service.global_shadow_mode")),
     );
     emit(build_blocked_family(service));
     let help = "Number of blocked values.";
@@ -78,8 +78,8 @@ fn build_error_family(service: &RateLimitService) -> Family {
         MetricKind::Counter,
         "Total number of charges that failed in the store, and of requests that failed for another reason.",
     )
-    .with_series(series("redis_error", failed))
-    .with_series(series("service_error", service.decider.metrics.service_error_count()))
+    .add_series(series("redis_error", failed))
+    .add_series(series("service_error", service.decider.metrics.service_error_count()))
 }
 
 fn build_span_family(span_queue: &SpanQueue) -> Family {
@@ -107,7 +107,7 @@ fn build_blocked_family(service: &RateLimitService) -> Family {
     let help = "Total number of requests rejected because of a blocked value, by domain.";
     let mut family = Family::new("tollkeeper_blocked_requests_total", MetricKind::Counter, help);
     for (domain, count) in service.decider.blocks.rejection_counts() {
-        family = family.with_series(Series::new(MetricValue::Counter(count)).with_label("domain", domain));
+        family = family.add_series(Series::new(MetricValue::Counter(count)).with_label("domain", domain));
     }
     family
 }

@@ -18,7 +18,7 @@ pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMu
     let stats = decider.store.stats();
     emit(
         Family::new("tollkeeper_store_info", MetricKind::Gauge, "Store of the counters; always 1.")
-            .with_series(Series::new(MetricValue::Gauge(1.0)).with_label("store", stats.store)),
+            .add_series(Series::new(MetricValue::Gauge(1.0)).with_label("store", stats.store)),
     );
     let help = "Total number of charges that failed in the store, by kind of failure.";
     emit(Family::counter_by_label("tollkeeper_store_errors_total", help, "kind", decider.failed_charge_counts()));
@@ -81,7 +81,7 @@ fn emit_shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
             MetricKind::Histogram,
             "Duration of charges that needed a round trip to the store, per request, in seconds.",
         )
-        .with_series(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
+        .add_series(Series::new(MetricValue::Histogram(Box::new(stats.latency)))),
     );
     // Charges were called draws when this name was published, as was `tollkeeper.draws` of spans: published names stay.
     emit(Family::counter("tollkeeper_draws_total", "Total number of requested charges and peeks.", stats.charges));
@@ -136,7 +136,7 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
         let age_s = Duration::from_micros(age_us).as_secs_f64();
         emit(
             Family::new("tollkeeper_grant_age_seconds", MetricKind::Gauge, help)
-                .with_series(Series::new(MetricValue::Gauge(age_s))),
+                .add_series(Series::new(MetricValue::Gauge(age_s))),
         );
     }
 }
@@ -182,9 +182,9 @@ fn emit_connection_pool(stats: &PoolStats, emit: &mut dyn FnMut(Family)) {
     let closed = opened_connections_total.saturating_sub(open_connection_count as u64);
     let counter = |metric, help, count| {
         Family::new(name(metric), MetricKind::Counter, help)
-            .with_series(Series::new(MetricValue::Counter(count)).with_statsd_name(statsd_name(metric)))
+            .add_series(Series::new(MetricValue::Counter(count)).with_statsd_name(statsd_name(metric)))
     };
-    emit(Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to the store.").with_series(
+    emit(Family::new(name("cx_active"), MetricKind::Gauge, "Number of open connections to the store.").add_series(
         Series::new(MetricValue::gauge_from(open_connection_count)).with_statsd_name(statsd_name("cx_active")),
     ));
     emit(counter("cx_total", "Total number of connections to the store that were opened.", opened_connections_total));

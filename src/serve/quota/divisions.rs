@@ -184,12 +184,12 @@ impl Divisions {
         self.with(key, retire).flatten().unwrap_or(Retirement::Done)
     }
 
-    /// Asks the store for what the pools of these keys want.
-    pub(super) async fn settle_all(&self, keys: impl IntoIterator<Item = u128>) {
+    /// Tells the store what was used of each of these keys, and asks for what their pools want.
+    pub(super) async fn settle_keys(&self, keys: impl IntoIterator<Item = u128>) {
         stream::iter(keys).for_each_concurrent(MAX_CALLS_IN_FLIGHT, |key| self.settle(key)).await;
     }
 
-    /// Asks the store for what the pools of a key want.
+    /// Tells the store what was used of a key, and asks for what its pools want.
     pub(super) async fn settle(&self, key: u128) {
         let now = self.service.clock.now();
         let decision_demand = &self.service.decider.store.decision_demand;

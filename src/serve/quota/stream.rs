@@ -186,6 +186,7 @@ impl StreamTask {
         self.unread_since.get_or_insert_with(Instant::now).elapsed() > MAX_UNREAD_TIME
     }
 
+    /// Handles a message of the proxy: its buckets are matched, their usage is charged, their assignments are sent.
     async fn take_report(&mut self, report: Bytes) -> Result<(), Status> {
         let now = self.quota.service.clock.now();
         self.quota.stats.reports.add(1);
@@ -243,7 +244,7 @@ impl StreamTask {
         }
         keys.sort_unstable();
         keys.dedup();
-        self.quota.divisions.settle_all(keys).await;
+        self.quota.divisions.settle_keys(keys).await;
         self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));
     }
 
@@ -515,7 +516,7 @@ impl StreamTask {
                 self.match_buckets(turn, now).await;
                 let keys: SmallVec<[u128; BUCKETS_PER_TURN]> =
                     turn.iter().filter_map(|index| self.key_of(*index)).collect();
-                self.quota.divisions.settle_all(keys).await;
+                self.quota.divisions.settle_keys(keys).await;
                 self.handle.lock().due.extend(turn);
                 tokio::task::yield_now().await;
             }

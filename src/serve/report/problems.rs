@@ -39,7 +39,7 @@ impl ProblemsReport {
     /// Computes the report of this moment.
     pub fn new(collector: &MetricsCollector) -> Self {
         let service = &collector.service;
-        let store = service.decider.build_store_report();
+        let store = service.decider.build_store_totals();
         let mut servers = service.decider.store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
         servers.sort_unstable();
         servers.dedup_by(|a, b| a.address == b.address);

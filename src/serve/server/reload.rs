@@ -49,14 +49,14 @@ pub(super) struct RuleApplier {
     /// State of the file of defaults, if there is one.
     pub(super) defaults: Option<Arc<DefaultsStatus>>,
     /// Warnings of the last set, which are not logged again, and its rules.
-    pub(super) last: Arc<Mutex<LastAcceptedRules>>,
+    pub(super) last: Arc<Mutex<LastAcceptedUpdate>>,
     /// Tables of the rules.
     pub(super) tables: Arc<Mutex<TableLoader>>,
 }
 
 /// Rules and warnings of the last accepted update.
 #[derive(Debug, Default)]
-pub(super) struct LastAcceptedRules {
+pub(super) struct LastAcceptedUpdate {
     /// Its rules, if there is a file of defaults.
     accepted: Option<AcceptedRules>,
     /// Its warnings.
@@ -394,7 +394,7 @@ impl RuleApplier {
         }
     }
 
-    fn lock_last_accepted(&self) -> MutexGuard<'_, LastAcceptedRules> {
+    fn lock_last_accepted(&self) -> MutexGuard<'_, LastAcceptedUpdate> {
         lock_ignoring_poison(&self.last)
     }
 

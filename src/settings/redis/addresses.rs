@@ -1,4 +1,5 @@
-//! Addresses of Redis: `host:port`, a path, or `redis://user:password@host:port/db`, by the kind of deployment.
+//! Addresses of Redis: `host:port`, a path, or `redis://user:password@host:port/db`. The kind of deployment says which
+//! of them it allows, and how many.
 //!
 //! The syntax is that of envoyproxy/ratelimit, plus `rediss://`. Errors never repeat the text, because any part of it
 //! may be a mistyped password. Text without a meaning, such as an unknown query, is an error.
@@ -57,8 +58,8 @@ pub(crate) struct AddressVariables {
 pub(super) struct Addresses {
     /// Name of the primary, for sentinels; else empty.
     pub(super) primary: String,
-    pub(super) first: RedisUrl,
-    pub(super) others: Vec<RedisUrl>,
+    pub(super) first: RedisAddress,
+    pub(super) others: Vec<RedisAddress>,
 }
 
 const DEFAULT_REDIS_PORT: u16 = 6379;
@@ -67,14 +68,14 @@ const SENTINEL_LIST_HINT: &str = "give the name of the primary, then its sentine
 const CLUSTER_LIST_HINT: &str = "give some of its nodes: host:port,host:port";
 
 impl Addresses {
-    fn from_single(first: RedisUrl) -> Self {
+    fn from_single(first: RedisAddress) -> Self {
         Self { primary: String::new(), first, others: Vec::new() }
     }
 
     /// Stands for invalid addresses, so that the rest can be checked; nothing connects to it.
     fn placeholder() -> Self {
         let endpoint = Endpoint::Tcp { host: String::new(), port: 0 };
-        Self::from_single(RedisUrl { endpoint, credentials: Credentials::None, database: None, tls: None })
+        Self::from_single(RedisAddress { endpoint, credentials: Credentials::None, database: None, tls: None })
     }
 }
 
@@ -112,7 +113,7 @@ impl AddressVariables {
     }
 
     /// Parses the address of a single server; without a given kind of socket its form decides about the kind of socket.
-    fn parse_single_address(&self, values: &Values, text: &str) -> Result<RedisUrl, InvalidSetting> {
+    fn parse_single_address(&self, values: &Values, text: &str) -> Result<RedisAddress, InvalidSetting> {
         let (socket, kind) = (self.socket.map_or("", |socket| socket.name()), self.kind.name());
         let given_socket = self.given_socket_kind(values);
         let is_path = text.starts_with('/');
@@ -125,7 +126,7 @@ impl AddressVariables {
         match given_socket {
             Some(SocketKind::Unix) => {
                 if is_path || !text.contains([':', ',', '@', '?']) {
-                    return Ok(RedisUrl::from_socket_path(text));
+                    return Ok(RedisAddress::from_socket_path(text));
                 }
                 let fix = format!("give a path that begins with /, or {socket}=tcp");
                 Err(InvalidSetting::new(format!("no path, though {socket} is unix"), fix))
@@ -135,8 +136,8 @@ impl AddressVariables {
                 let fix = format!("give host:port, or {socket}=unix");
                 Err(InvalidSetting::new(format!("{what}, though {socket} is tcp"), fix))
             }
-            None if is_path => Ok(RedisUrl::from_socket_path(text)),
-            Some(SocketKind::Tcp) | None => RedisUrl::parse(text, DEFAULT_REDIS_PORT).map_err(|invalid| {
+            None if is_path => Ok(RedisAddress::from_socket_path(text)),
+            Some(SocketKind::Tcp) | None => RedisAddress::parse(text, DEFAULT_REDIS_PORT).map_err(|invalid| {
                 // A password may hold a comma, so this is a list only if it is not an address.
                 if !text.contains(',') {
                     return invalid;
@@ -174,22 +175,22 @@ fn parse_urls<'t>(
     parts: impl Iterator<Item = &'t str>,
     default_port: u16,
     owner: &str,
-) -> Result<Vec<RedisUrl>, InvalidSetting> {
+) -> Result<Vec<RedisAddress>, InvalidSetting> {
     let parse = |part: &str| {
         if part.starts_with('/') {
             let what = format!("a unix socket, which is not possible for a {owner}");
             return Err(InvalidSetting::new(what, "give host:port,host:port"));
         }
-        RedisUrl::parse(part, default_port)
+        RedisAddress::parse(part, default_port)
     };
     parts.map(parse).collect()
 }
 
 fn split_first_or_error(
-    urls: Vec<RedisUrl>,
+    urls: Vec<RedisAddress>,
     what: &str,
     fix: &str,
-) -> Result<(RedisUrl, Vec<RedisUrl>), InvalidSetting> {
+) -> Result<(RedisAddress, Vec<RedisAddress>), InvalidSetting> {
     let mut urls = urls.into_iter();
     let first = urls.next().ok_or_else(|| InvalidSetting::new(what, fix))?;
     Ok((first, urls.collect()))
@@ -197,7 +198,7 @@ fn split_first_or_error(
 
 /// One address with its credentials, database and TLS.
 #[derive(Debug)]
-pub(super) struct RedisUrl {
+pub(super) struct RedisAddress {
     pub(super) endpoint: Endpoint,
     pub(super) credentials: Credentials,
     /// Number of the database, if the address has one.
@@ -206,7 +207,7 @@ pub(super) struct RedisUrl {
     pub(super) tls: Option<bool>,
 }
 
-impl RedisUrl {
+impl RedisAddress {
     /// Returns the unix socket at the path `text`.
     fn from_socket_path(text: &str) -> Self {
         Self { endpoint: Endpoint::Unix(text.into()), credentials: Credentials::None, database: None, tls: None }

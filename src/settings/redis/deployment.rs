@@ -7,7 +7,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::addresses::{AddressVariables, Addresses, DeploymentKind, RedisUrl, SocketKind};
+use super::addresses::{AddressVariables, Addresses, DeploymentKind, RedisAddress, SocketKind};
 use crate::settings::credentials::{CredentialVariables, Credentials};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::setting::{AnySetting as _, Setting};
@@ -90,7 +90,7 @@ impl DeploymentVariables {
         if let (Some(socket), true) = (self.url.socket, is_unix && kind != DeploymentKind::Single) {
             values.mark_ignored(socket, "nodes of a cluster and sentinels always use TCP");
         }
-        let urls: Vec<&RedisUrl> = std::iter::once(&first).chain(&others).collect();
+        let urls: Vec<&RedisAddress> = std::iter::once(&first).chain(&others).collect();
         let login = if kind == DeploymentKind::Sentinel { &self.sentinels } else { &self.server };
         let in_url = read_common_credentials(values, self.url.url, &urls, login);
         let database = self.read_common_database(values, kind, &urls);
@@ -128,7 +128,7 @@ impl DeploymentVariables {
         DeploymentSettings { setting, topology, database, credentials, tls, connections, connect_timeout }
     }
 
-    fn read_common_database(&self, values: &mut Values, kind: DeploymentKind, urls: &[&RedisUrl]) -> u8 {
+    fn read_common_database(&self, values: &mut Values, kind: DeploymentKind, urls: &[&RedisAddress]) -> u8 {
         let mut databases = urls.iter().filter_map(|url| url.database);
         let first = databases.next().unwrap_or(0);
         if databases.any(|other| other != first) {
@@ -139,7 +139,12 @@ impl DeploymentVariables {
         first
     }
 
-    fn read_tls(&self, values: &mut Values, certificates: &StoreTlsVariables, urls: &[&RedisUrl]) -> Option<StoreTls> {
+    fn read_tls(
+        &self,
+        values: &mut Values,
+        certificates: &StoreTlsVariables,
+        urls: &[&RedisAddress],
+    ) -> Option<StoreTls> {
         let url_setting = self.url.url;
         let by_url = urls.iter().any(|url| url.tls == Some(true));
         if by_url {
@@ -180,7 +185,7 @@ impl DeploymentVariables {
 fn read_common_credentials(
     values: &mut Values,
     url: &Setting<SecretUrl>,
-    urls: &[&RedisUrl],
+    urls: &[&RedisAddress],
     login: &CredentialVariables,
 ) -> Credentials {
     let mut given = urls.iter().map(|url| &url.credentials).filter(|credentials| **credentials != Credentials::None);

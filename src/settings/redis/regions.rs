@@ -190,7 +190,7 @@ fn first_set_region_setting(values: &Values) -> &'static str {
     }
 }
 
-/// Reads the names, in their order.
+/// Reads the names of all regions and sorts them; the region's own must be among them.
 fn read_region_names(values: &mut Values, own: &str) -> Vec<String> {
     let TextList(names) = values.get(&TOLLKEEPER_REGIONS);
     let mut names: Vec<String> = names.iter().map(|name| name.trim().to_owned()).collect();

@@ -30,8 +30,9 @@ use crate::base::threads::lower_thread_priority;
 use crate::settings::cloud_identity::{CloudIdentity, TokenSourceSettings};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// Shortest and longest time until the next attempt after a failure.
+/// Shortest time until the next attempt after a failure, and until a renewal.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Longest time until the next attempt after a failure.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Longest time for which a token is kept although it is valid for longer.
 const MAX_RENEW_INTERVAL: Duration = Duration::from_secs(6 * 3600);

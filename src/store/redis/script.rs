@@ -311,7 +311,7 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
             encoder.push_reservations(limit, last_reservations);
         }
     }
-    let mut changing = charges.iter().filter_map(|charge| Some((charge, encode_hits_word(charge)?))).peekable();
+    let mut changing = charges.iter().filter_map(|charge| Some((charge, encode_signed_hits(charge)?))).peekable();
     while let Some((charge, hits)) = changing.next() {
         let mut times = 1;
         while changing.next_if(|(next, _)| *next == charge).is_some() {
@@ -360,11 +360,11 @@ pub fn encode_global_redis_view(view: &GlobalRedisView) -> [u8; 40] {
     argument
 }
 
-/// Returns the hits that a charge adds, negative for a refund; `None` if it cannot change a counter.
-fn encode_hits_word(charge: &OwnedCharge) -> Option<i64> {
+/// Returns the hits that a charge adds, negative for a refund, and below -1 by the true cost for the settlement of a
+/// reservation, whose cost may be 0; `None` if the charge cannot change a counter.
+fn encode_signed_hits(charge: &OwnedCharge) -> Option<i64> {
     match charge.request.hits {
         _ if charge.dry_run => None,
-        // The true cost of a request, which may be 0.
         Hits::Refund(cost) if charge.slot.as_deref().is_some_and(|slot| slot.action.is_release()) => {
             Some(-1 - signed_word(cost.min(MAX_LUA_INTEGER - 1)))
         }

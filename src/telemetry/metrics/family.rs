@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use super::histogram::HistogramSnapshot;
 
-/// Series of one metric.
+/// Series of one metric as they were collected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Family {
     /// Name in Prometheus.
@@ -66,12 +66,12 @@ impl Family {
 
     /// A gauge with one series.
     pub fn gauge(name: &'static str, help: &'static str, level: impl TryInto<u64>) -> Self {
-        Self::new(name, MetricKind::Gauge, help).with_series(Series::new(MetricValue::gauge_from(level)))
+        Self::new(name, MetricKind::Gauge, help).add_series(Series::new(MetricValue::gauge_from(level)))
     }
 
     /// A counter with one series.
     pub fn counter(name: &'static str, help: &'static str, count: u64) -> Self {
-        Self::new(name, MetricKind::Counter, help).with_series(Series::new(MetricValue::Counter(count)))
+        Self::new(name, MetricKind::Counter, help).add_series(Series::new(MetricValue::Counter(count)))
     }
 
     /// A counter with one series for each value of `label`.
@@ -107,7 +107,7 @@ impl Family {
 
     /// Adds a series.
     #[must_use]
-    pub fn with_series(mut self, series: Series) -> Self {
+    pub fn add_series(mut self, series: Series) -> Self {
         self.series.push(series);
         self
     }

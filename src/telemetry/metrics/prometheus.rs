@@ -84,7 +84,7 @@ impl<'o> TextPage<'o> {
     pub fn into_text(mut self) -> String {
         for (name, MappedFamily { kind, help, series }) in std::mem::take(&mut self.mapped) {
             let metrics =
-                series.into_iter().map(|(labels, value)| self.build_merged_metric(kind, labels, &value)).collect();
+                series.into_iter().map(|(labels, value)| self.build_mapped_metric(kind, labels, &value)).collect();
             self.write_family(&name, help, kind, metrics);
         }
         if let Some(mapper) = &self.options.mapper {
@@ -126,7 +126,7 @@ impl<'o> TextPage<'o> {
         metric
     }
 
-    fn build_merged_metric(&self, kind: MetricKind, labels: Vec<(String, String)>, value: &MergedValue) -> Metric {
+    fn build_mapped_metric(&self, kind: MetricKind, labels: Vec<(String, String)>, value: &MergedValue) -> Metric {
         let labels = labels.into_iter().map(|(name, value)| (Cow::Owned(name), value)).collect();
         let mut metric = Metric::from_label(self.build_labels(labels));
         match &value.histogram {

@@ -271,6 +271,7 @@ fn format_missing_releases(MissingReleases { warnings, problems }: &MissingRelea
     page + &format!("traffic, {}\n", format_with_noun(warnings.len() as u64, "warning"))
 }
 
+/// Formats all findings as one JSON object: of the rules, of Envoy's files, of traffic and of the environment.
 fn format_json(checked: &CheckedInputs) -> String {
     let rules = checked.rules.as_ref().map(|CheckedRules { sources, diagnostics, .. }| RuleFilesReport {
         files: sources.len(),

@@ -229,7 +229,7 @@ fn deduplicate_and_order_candidates(candidates: &mut Vec<SmallestLimitOfFamily>)
 }
 
 fn summarize_peak_use(period: Period, peaks: &[u64]) -> PeakUseResults {
-    let at = |share: f64| find_quantile(peaks, share);
+    let at = |share: f64| value_at_quantile(peaks, share);
     let distinct = peaks.iter().enumerate().rev().map(|(index, peak)| (*peak, index as u64 + 1));
     let mut points: Vec<CurvePoint> = Vec::new();
     for (number, keys) in distinct {
@@ -363,7 +363,7 @@ pub(super) fn find_peak_use_by_key(demand: &LimitDemand, peaks: &[u64]) -> Vec<u
 }
 
 /// Value at a quantile, by nearest rank; 0 without values.
-pub(super) fn find_quantile(ascending: &[u64], quantile: f64) -> u64 {
+pub(super) fn value_at_quantile(ascending: &[u64], quantile: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the length")]
     let rank = (quantile * ascending.len() as f64).ceil() as usize;
     ascending.get(rank.max(1) - 1).copied().unwrap_or(0)

@@ -212,7 +212,7 @@ pub fn limit_rejects(limit: &LimitRecord<'_>) -> bool {
 impl RejectingLimit<'_, '_> {
     /// Estimate that the rule charges for each request, whatever its hits are.
     fn estimate(&self) -> Option<u64> {
-        let policy = ReservationPolicy::from_text(self.limit.reservations.as_ref()?)?;
+        let policy = ReservationPolicy::from_logged_text(self.limit.reservations.as_ref()?)?;
         policy.estimate().map(|hits| u64::from(hits.get()))
     }
 

@@ -145,7 +145,7 @@ impl World {
             Event::Charge(hits) => {
                 let lasting = self.held.hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
                 if lasting.is_none() {
-                    self.held.forget_settled();
+                    self.held.clear_total();
                 }
                 let lowered = lasting.map_or(self.limit, |hold| hold.lower_limit(&self.limit));
                 let result = self.state.charge(&lowered, now, ChargeRequest::new(Hits::Charge(hits), 0));

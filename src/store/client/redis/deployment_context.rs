@@ -11,7 +11,7 @@ use super::hash_slot::prepare_hash_tags;
 use super::health_check::{HealthCheck, OptionalCommands};
 use super::server_clock::ClockJumps;
 
-/// Settings of a deployment.
+/// What the connections to a deployment share: settings, and what is known of its servers.
 #[derive(Debug)]
 pub(crate) struct DeploymentOptions {
     /// Options of new connections.

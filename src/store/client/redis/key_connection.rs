@@ -25,8 +25,8 @@ use crate::store::client::supervisor::{ConnectFileHashes, FILE_CHECK_INTERVAL};
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time between two attempts to replace a connection, which delay a command.
-const MAX_REPLACE_INTERVAL: Duration = Duration::from_secs(60);
+/// Longest time until the files of a connection are compared again, after it could not be replaced by one with new files.
+const MAX_FILE_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of times a command is sent, with those to other nodes.
 const MAX_SENDS: usize = 5;
 
@@ -195,7 +195,7 @@ impl KeyOwnerConnection {
         match self.open(Arc::clone(&open.node), open.asking).await {
             Ok(new) => new,
             Err(_) => {
-                open.compared_again_after = (2 * open.compared_again_after).min(MAX_REPLACE_INTERVAL);
+                open.compared_again_after = (2 * open.compared_again_after).min(MAX_FILE_RECHECK_INTERVAL);
                 open
             }
         }

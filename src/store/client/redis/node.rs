@@ -401,8 +401,8 @@ fn health_check_timeout_error() -> RedisConnectError {
     RedisConnectError { kind: RedisError::Timeout, text: "the health check got no answer in time".to_owned() }
 }
 
-/// Minimum time between two log lines about rejected optional commands, and time until a rejection is forgotten.
-const REJECTED_COMMAND_LIFETIME: Duration = Duration::from_secs(60);
+/// Time for which health shows the advice on a rejected optional command, and between two log lines about it.
+const REJECTION_ADVICE_LIFETIME: Duration = Duration::from_secs(60);
 /// Time in which further rejections change nothing.
 const REJECTED_COMMAND_UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -423,14 +423,14 @@ struct CommandRejection {
 impl LastCommandRejection {
     /// Creates the state without a rejection.
     fn new() -> Self {
-        Self { last: ArcSwapOption::empty(), log: LogThrottle::every(REJECTED_COMMAND_LIFETIME) }
+        Self { last: ArcSwapOption::empty(), log: LogThrottle::every(REJECTION_ADVICE_LIFETIME) }
     }
 
     /// Advice for the last rejection; `None` without one.
     fn current_advice(&self) -> Option<Arc<String>> {
         let last = self.last.load_full();
         // The calls that needed the command may have ended.
-        let recent = last.filter(|last| last.at.elapsed() < REJECTED_COMMAND_LIFETIME);
+        let recent = last.filter(|last| last.at.elapsed() < REJECTION_ADVICE_LIFETIME);
         recent.map(|last| Arc::new(last.text.clone()))
     }
 

@@ -23,14 +23,14 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Upper bound on the body of a reply in bytes.
 const MAX_REPLY_BYTES: u64 = 64 * 1024;
 
-/// Reply with a status of 2xx.
-pub(super) struct Reply(pub(super) String);
+/// SuccessBody with a status of 2xx.
+pub(super) struct SuccessBody(pub(super) String);
 
 /// Sends a request and returns the body of its reply. `what` names the service in errors.
 ///
 /// # Errors
 /// The service cannot be reached in time, or answers with another status than 2xx.
-pub(super) fn call(what: &str, request: Request<Vec<u8>>) -> Result<Reply, TokenError> {
+pub(super) fn call(what: &str, request: Request<Vec<u8>>) -> Result<SuccessBody, TokenError> {
     let target = request.uri().host().unwrap_or_default().to_owned();
     let failed = |error: ureq::Error| TokenError(format!("{what} at {target} does not answer: {error}"));
     let (head, body) = request.into_parts();
@@ -40,13 +40,13 @@ pub(super) fn call(what: &str, request: Request<Vec<u8>>) -> Result<Reply, Token
     let body = body.with_config().limit(MAX_REPLY_BYTES).read_to_vec().map_err(failed)?;
     let text = String::from_utf8(body).map_err(|_| TokenError(format!("{what} at {target}: the reply is not text")))?;
     if head.status.is_success() {
-        return Ok(Reply(text));
+        return Ok(SuccessBody(text));
     }
     let code = error_code(&text).map(|code| format!(" ({})", truncate_and_escape(&code, 100))).unwrap_or_default();
     Err(TokenError(format!("{what} at {target} answers {}{code}", head.status.as_u16())))
 }
 
-impl Reply {
+impl SuccessBody {
     /// Parses the reply as JSON.
     pub(super) fn parse_json(&self, what: &str) -> Result<Value, TokenError> {
         serde_json::from_str(&self.0).map_err(|_| TokenError(format!("{what}: the reply is not JSON")))

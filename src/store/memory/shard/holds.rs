@@ -48,7 +48,7 @@ impl MemoryShard {
             if (slot.index.is_some() || may_add) && states[index] != settled[index] {
                 self.put_state(slot, states[index].clone(), &kept, now);
                 if let (None, Some(held)) = (holds[index], self.holds.get_mut(&slot.key)) {
-                    held.forget_settled();
+                    held.clear_total();
                 }
             } else if let Some(entry) = slot.index {
                 // As in Redis, a charge that changes nothing leaves the end of a hold to a later one.

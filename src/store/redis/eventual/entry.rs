@@ -16,7 +16,7 @@ use crate::store::redis::lease_arguments::{OwnLease, RecordedLease};
 /// Leases of a descriptor at one time: the current one and the next.
 const MAX_LEASES: usize = 2;
 /// Time after which a lease that was requested ahead and did not arrive is requested again.
-const LEASE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+const NEXT_LEASE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for which an entry without leases and used share is kept.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 
@@ -177,7 +177,8 @@ impl EventualEntry {
     /// Returns true if it is time to request the next lease: there is demand, and the current lease is half used or
     /// nearly over. Returns true once per request.
     pub(super) fn wants_lease(&mut self, budget: &LocalBudget, at: Instant) -> bool {
-        if self.leases.len() >= MAX_LEASES || self.requested_ahead.is_some_and(|when| at < when + LEASE_RETRY_INTERVAL)
+        if self.leases.len() >= MAX_LEASES
+            || self.requested_ahead.is_some_and(|when| at < when + NEXT_LEASE_RETRY_INTERVAL)
         {
             return false;
         }

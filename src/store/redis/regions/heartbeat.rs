@@ -1,8 +1,8 @@
 //! Heartbeat of this process in its region's Redis and in the global Redis, once a second each.
 //!
-//! One script call each keeps the standing of the region up to date and reads a server's clock. Other nodes, of
-//! clusters, are asked for their time; the region's only while no decision has read it. No decision waits for any of
-//! this.
+//! One script call each keeps the standing of the region up to date and reads a server's clock. The other nodes of a
+//! cluster are asked for their time: those of the global Redis always, those of the region's Redis only while no
+//! decision has read their clock. No decision waits for any of this.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -54,7 +54,7 @@ pub const CUT_OFF_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which another region gets a notice.
 const SILENT_AFTER_US: u64 = 60_000_000;
 /// Minimum time for which a changed list leaves the parts unused: replicas with the old one may still run.
-const MIN_PARTS_PAUSE_US: u64 = 60_000_000;
+const MIN_PARTS_UNUSED_US: u64 = 60_000_000;
 /// Process time of an event that never happened.
 const NEVER_US: i64 = i64::MIN;
 /// Time in microseconds in which two clocks may move apart by one.
@@ -343,7 +343,7 @@ impl RegionFindings {
         self.identity?;
         let last_change_at_us =
             self.conflicts.iter().map(|conflict| conflict.until_us).fold(self.last_change_at_us(), i64::max);
-        let from_us = last_change_at_us.saturating_add_unsigned(period_us.max(MIN_PARTS_PAUSE_US));
+        let from_us = last_change_at_us.saturating_add_unsigned(period_us.max(MIN_PARTS_UNUSED_US));
         Some(from_us.max(usable_after_jump_us(self.region_jumped_at_us, period_us)))
     }
 }
@@ -560,7 +560,7 @@ impl RegionStanding {
     }
 
     fn pause_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
-        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_PAUSE_US);
+        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_UNUSED_US);
         time_left_until(usable_after_jump_us(jumped_us, period_us), at)
     }
 

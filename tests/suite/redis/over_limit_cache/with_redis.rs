@@ -232,7 +232,7 @@ fn cached_response_equals_that_of_redis() {
     assert_eq!(
         (
             from_redis.over_limit(),
-            service.inner.decider.build_store_report().shared.map_or(0, |redis| redis.rejected_locally)
+            service.inner.decider.build_store_totals().shared.map_or(0, |redis| redis.rejected_locally)
         ),
         (true, 0)
     );
@@ -243,6 +243,6 @@ fn cached_response_equals_that_of_redis() {
     assert!((0..=1 + 30).contains(&(resets[0] - resets[1])), "{resets:?}");
     wait_for("a refusal from here", || {
         fixtures::decide(&service, &one);
-        (service.inner.decider.build_store_report().shared.map_or(0, |redis| redis.rejected_locally) > 0).then_some(())
+        (service.inner.decider.build_store_totals().shared.map_or(0, |redis| redis.rejected_locally) > 0).then_some(())
     });
 }

@@ -11,7 +11,7 @@ use crate::store::stats::{EventualSharingStats, GrantTotals, RegionStats, Server
 
 /// Charges and hits since the start of the process.
 #[derive(Clone, Debug, Serialize)]
-pub struct StoreReport {
+pub struct StoreTotals {
     /// `memory`, `redis` or `memcache`.
     pub store: &'static str,
     /// Charges that the store failed to decide, by kind of failure; kinds without any are left out.
@@ -200,10 +200,10 @@ impl From<EventualSharingStats> for EventualLimitsReport {
 
 impl Decider {
     /// Report on all charges since the start.
-    pub fn build_store_report(&self) -> StoreReport {
+    pub fn build_store_totals(&self) -> StoreTotals {
         let stats = self.store.stats();
         let policies = StoreFailurePolicy::ALL.map(|policy| (policy.name(), self.failures.count_decided_by(policy)));
-        StoreReport {
+        StoreTotals {
             store: stats.store,
             failed_charges: self.failed_charge_counts().filter(|(_, count)| *count > 0).collect(),
             decided_by_policy: policies.into_iter().filter(|(_, count)| *count > 0).collect(),
