@@ -25,7 +25,7 @@ use crate::store::client::supervisor::{ConnectFileHashes, FILE_CHECK_INTERVAL};
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time until the files of a connection are compared again, after it could not be replaced by one with new files.
+/// Longest time until a connection's files are compared again, after one with new files could not replace it.
 const MAX_FILE_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum number of times a command is sent, with those to other nodes.
 const MAX_SENDS: usize = 5;
