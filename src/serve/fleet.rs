@@ -16,5 +16,6 @@ mod counter_resets;
 mod worker;
 pub mod member;
 pub mod findings;
+mod rejection_rise;
 pub mod alarms;
 pub mod report;

@@ -72,6 +72,11 @@ impl Health {
         self.store.is_lost()
     }
 
+    /// Why the store is unreachable: address of a server and kind of failure; `None` if that is not known.
+    pub fn store_failure(&self) -> Option<Arc<String>> {
+        self.store.failure().filter(|_| self.store.is_lost())
+    }
+
     /// True if the store is misconfigured.
     pub fn is_store_misconfigured(&self) -> bool {
         self.store.misconfiguration().is_some()

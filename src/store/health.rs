@@ -18,6 +18,7 @@ pub(super) const HEALTH_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 pub struct StoreHealth {
     lost: AtomicBool,
     misconfigured: ArcSwapOption<String>,
+    failure: ArcSwapOption<String>,
     changed: Notify,
 }
 
@@ -32,6 +33,16 @@ impl StoreHealth {
     /// True if the store is unreachable.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Sets why the store is unreachable, free of secrets; `None` if it is reachable, or nothing is known.
+    pub fn set_failure(&self, why: Option<Arc<String>>) {
+        self.failure.store(why);
+    }
+
+    /// Why the store is unreachable: address of a server and kind of failure, as the log has it.
+    pub fn failure(&self) -> Option<Arc<String>> {
+        self.failure.load_full()
     }
 
     /// Sets the misconfiguration of the store, free of secrets; `None` clears it.

@@ -259,8 +259,11 @@ impl Memcache {
     /// Reports to `health` until it is dropped. The store is lost if a server does not take charges: it holds keys.
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
+            let servers = self.shared.servers.servers();
+            let lost = servers.iter().find(|server| !server.are_all_available());
+            health.set_failure(lost.and_then(|server| server.last_failure()));
             health.set_lost(!self.shared.servers.are_all_available());
-            let misconfiguration = self.shared.servers.servers().iter().find_map(|server| server.misconfiguration());
+            let misconfiguration = servers.iter().find_map(|server| server.misconfiguration());
             health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
             sleep(HEALTH_REPORT_INTERVAL).await;
         }

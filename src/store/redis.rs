@@ -430,7 +430,9 @@ impl Redis {
     /// Reports to `health` until it is dropped. The store is lost if a deployment has no server that takes charges.
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
-            health.set_lost(self.deployments.clients().any(|deployment| !deployment.has_available_node()));
+            let lost = self.deployments.clients().find(|deployment| !deployment.has_available_node());
+            health.set_failure(lost.and_then(|deployment| deployment.last_failure()));
+            health.set_lost(lost.is_some());
             let misconfiguration = self.deployments.clients().find_map(|deployment| deployment.misconfiguration());
             health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
             sleep(HEALTH_REPORT_INTERVAL).await;

@@ -178,6 +178,21 @@ impl TopKeys {
         snapshot
     }
 
+    /// Returns the hits rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
+    ///
+    /// The number is exact if it accepts all of them; else hits of keys without a counter may count for others.
+    pub fn count_rejected_hits(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> u64 {
+        let first = (self.redis_minute_at(now) + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
+        let mut hits = 0_u64;
+        for windows in self.shards.iter().flat_map(Sharded::lock_each) {
+            for window in windows.iter().filter(|window| window.minute >= first) {
+                let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
+                hits = counted.fold(hits, |hits, (_, _, count)| hits.saturating_add(count.count));
+            }
+        }
+        hits
+    }
+
     /// Returns the keys rejected in each of the last [`KEPT_MINUTES`] minutes with rejections, the oldest first.
     pub fn rejected_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
         let current = self.redis_minute_at(now);

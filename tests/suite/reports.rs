@@ -44,6 +44,13 @@ fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {
     report.rules.into_iter().map(|limit| (limit.rule.clone(), limit)).collect()
 }
 
+/// Text of `top --rules`.
+fn rules_text(service: &TestService) -> String {
+    let loaded = service.inner.rules.current_rules_owned().expect("rules are loaded");
+    let top = &service.inner.decider.metrics.top_keys;
+    rules::RuleUsageReport::new(&loaded.rules, top, service.now(), &rules::RulesQuery::default()).format_text()
+}
+
 fn findings(limit: &rules::LimitReport) -> Vec<LimitFindingKind> {
     limit.findings.iter().map(|finding| finding.kind).collect()
 }
@@ -256,6 +263,14 @@ fn findings_name_unusual_limits() {
             ("shop.steady", vec![]),
             ("shop.wide", vec![LimitFindingKind::NeverRejected]),
         ]
+    );
+    // Most limits reject nothing: the text says once how many, and names those with other findings.
+    let text = rules_text(&service);
+    let told = "2 limits with decisions rejected nothing, 2 of them had no hit near the limit either";
+    assert_eq!((text.matches("rejected nothing").count(), text.contains(told)), (1, true), "{text}");
+    assert!(
+        !text.contains("\nshop.wide (") && text.contains("\nshop.request (") && !text.contains("too high"),
+        "{text}"
     );
     let numbers = |name: &str| {
         let limit = &limits[name];

@@ -2,14 +2,17 @@
 //!
 //! An alarm is a condition that holds at the time of the report. Nothing is kept, and none is acknowledged.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::findings::{FleetFindingKind, find_problems};
+use super::findings::{FleetFindingKind, find_problems_of_view, format_minute_of_day};
+use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};
 use super::view::FleetView;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::clock::Time;
+use crate::base::printable_text::{escape_unprintable, truncate_printable};
 use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::rule::near_miss::MissReason;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -18,6 +21,8 @@ use crate::serve::report::history::read_request_totals;
 use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
 use crate::telemetry::decision_history::RequestMinute;
 use crate::telemetry::listener_stats::OutgoingTlsConnection;
+use crate::telemetry::metrics::limit_stats::LimitName;
+use crate::telemetry::top_keys::RejectedKey;
 
 /// Alarms of this process and of the fleet.
 #[derive(Clone, Debug, Serialize)]
@@ -56,7 +61,7 @@ impl AlarmReport {
             };
             replicas == [replica.as_str()] && alarms.iter().any(|alarm| alarm.kind == own)
         };
-        let of_fleet: Vec<Alarm> = find_problems(&view.replicas, view.now)
+        let of_fleet: Vec<Alarm> = find_problems_of_view(view)
             .into_iter()
             .filter(|finding| !is_known(finding.kind, &finding.replicas))
             .map(|finding| Alarm {
@@ -79,6 +84,7 @@ fn find_own_alarms(collector: &MetricsCollector, replica: &str) -> Vec<Alarm> {
     found.add_failures(collector);
     found.add_refused_quotas(collector);
     found.add_traffic(collector);
+    found.add_hot_key(collector);
     found.add_unmatched(collector);
     found.add_process(collector);
     found.alarms
@@ -92,6 +98,11 @@ const MIN_NEAR_MISSES: u64 = 20;
 const REJECTION_MINUTES: usize = 3;
 /// Minimum number of requests in those minutes.
 const MIN_REQUESTS: u64 = 100;
+/// Minimum number of rejected hits of one key in those minutes, bursts left out, for an alarm: about six per second. A
+/// limit that rejects one client now and then does its work.
+const MIN_HITS_OF_HOT_KEY: u64 = 1000;
+/// Maximum length of a key in an alarm, in characters.
+const MAX_KEY_CHARS: usize = 100;
 /// Minutes before the gap that are looked at for an alarm about requests that stopped.
 const MINUTES_BEFORE_GAP: usize = 10;
 /// Minimum number of requests in one of those minutes.
@@ -126,7 +137,8 @@ impl OwnAlarms<'_> {
             servers.iter().filter(|server| server.is_breaker_open).map(|server| server.address.as_str()).collect();
         if health.is_store_lost() {
             let store = stats.store;
-            self.add("store_lost", format!("no charge reaches {store}: failure policies decide (see Failures)"));
+            let why = health.store_failure().map_or_else(String::new, |why| format!(" ({})", escape_unprintable(&why)));
+            self.add("store_lost", format!("no charge reaches {store}{why}: failure policies decide (see Failures)"));
         } else if !open.is_empty() {
             let (failing, of) = (open.len(), servers.len());
             let list = open.join(", ");
@@ -165,6 +177,9 @@ impl OwnAlarms<'_> {
             let span = "of the last two to three minutes";
             self.add("mostly_rejected", format!("{rejected} of {requests} requests {span} were rejected{by}"));
         }
+        if let Some(rise) = find_rise_after_load(&minutes, &collector.service.rules.load_marks()) {
+            self.add("rejections_rose_after_load", describe_rise(collector, &rise));
+        }
         if let Some(RequestGap { minutes, before }) = find_request_gap(&minutes) {
             let text = format!(
                 "no request for {minutes} min or more, after {before} in a minute: if the other replicas get none \
@@ -172,6 +187,32 @@ impl OwnAlarms<'_> {
                  statistics ratelimit.failure_mode_allowed, and the health of the cluster's hosts)"
             );
             self.add("no_requests", text);
+        }
+    }
+
+    /// One key that has most of the rejected hits, for some time.
+    fn add_hot_key(&mut self, collector: &MetricsCollector) {
+        let (top_keys, now) = (&collector.service.decider.metrics.top_keys, collector.service.clock.now());
+        let minutes = REJECTION_MINUTES as u64;
+        let snapshot = |filter: &dyn Fn(&LimitName) -> bool| top_keys.snapshot(now, minutes, filter).keys;
+        // Only with a key that has enough hits the rules are looked at.
+        if !snapshot(&|_| true).iter().any(has_hits_of_hot_key) {
+            return;
+        }
+        let loaded = collector.service.rules.current_rules_owned();
+        let limits = loaded.iter().flat_map(|loaded| loaded.rules.rules()).flat_map(|rule| &rule.limits);
+        let trying: HashSet<&LimitName> =
+            limits.filter(|limit| limit.shadow || limit.candidate).map(|limit| limit.stats.name()).collect();
+        let rejects = |name: &LimitName| !trying.contains(name);
+        let all = top_keys.count_rejected_hits(now, minutes, rejects);
+        if let Some(key) = find_hot_key(&snapshot(&rejects), all) {
+            let (text, of) = (truncate_printable(&key.text, MAX_KEY_CHARS), escape_unprintable(key.limit.as_str()));
+            let text = format!(
+                "one key has {} of {all} rejected hits of the last two to three minutes: {text}, by {of} (block it if \
+                 it is abuse: `tollkeeper block`; else give it a limit of its own)",
+                key.at_least
+            );
+            self.add("hot_key", text);
         }
     }
 
@@ -246,6 +287,38 @@ fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> {
     is_found.then(|| RequestGap { minutes: silent - 1, before })
 }
 
+/// True if a key has enough rejected hits for an alarm, bursts left out.
+fn has_hits_of_hot_key(key: &RejectedKey) -> bool {
+    key.at_least - key.in_bursts >= MIN_HITS_OF_HOT_KEY
+}
+
+/// Returns the key that has more than half of `all` rejected hits, if these are many and no burst.
+fn find_hot_key(keys: &[RejectedKey], all: u64) -> Option<&RejectedKey> {
+    keys.iter().find(|key| has_hits_of_hot_key(key) && key.at_least > all / 2)
+}
+
+/// Describes a rise of rejections: the load of rules, and the limit that rejects more than before.
+fn describe_rise(collector: &MetricsCollector, rise: &RejectionRise) -> String {
+    let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
+    let RejectionRise { load_s, version, percent_before, percent_after, .. } = rise;
+    let status = collector.service.rules.status();
+    let at_source = status.source_version.filter(|_| status.version == *version).map(|version| {
+        let version = truncate_printable(&version, MAX_KEY_CHARS);
+        format!(", version {version} of the source")
+    });
+    let by = find_most_risen_limit(&metrics.history, now, &metrics.limits.all_limit_stats(), rise).map(|limit| {
+        let (name, before, after) = (escape_unprintable(&limit.name), limit.per_minute_before, limit.per_minute_after);
+        format!(": most by {name}, from {before} to {after} decisions a minute")
+    });
+    let at = format_minute_of_day(Time::from_secs(*load_s));
+    format!(
+        "rejections rose from {percent_before} % to {percent_after} % of the requests after rules were loaded at {at} \
+         UTC (set {version} of this process{}){}",
+        at_source.unwrap_or_default(),
+        by.unwrap_or_default()
+    )
+}
+
 /// Returns the limit that rejected most decisions in the last minutes, with their number.
 fn find_most_rejecting(collector: &MetricsCollector) -> Option<(String, u64)> {
     let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
@@ -261,7 +334,33 @@ fn find_most_rejecting(collector: &MetricsCollector) -> Option<(String, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{RequestGap, RequestMinute, find_request_gap};
+    use std::sync::Arc;
+
+    use super::{LimitName, RejectedKey, RequestGap, RequestMinute, find_hot_key, find_request_gap};
+
+    #[test]
+    fn hot_key_has_more_than_half_of_many_hits_and_no_burst() {
+        let key = |at_least: u64, in_bursts: u64| RejectedKey {
+            limit: Arc::new(LimitName::new(["shop", "user"])),
+            text: "user=ann".into(),
+            has_plain_values: true,
+            at_least,
+            at_most: at_least,
+            in_bursts,
+            largest_burst: in_bursts,
+        };
+        for (keys, all, is_found) in [
+            (vec![key(1000, 0), key(900, 0)], 1900, true),
+            (vec![key(1000, 0), key(900, 0)], 2000, false),
+            (vec![key(999, 0)], 999, false),
+            (vec![key(5000, 5000)], 5000, false),
+            (vec![key(5000, 4001)], 5000, false),
+            (vec![key(5000, 4000)], 5000, true),
+            (vec![], 0, false),
+        ] {
+            assert_eq!(find_hot_key(&keys, all).is_some(), is_found, "{keys:?} of {all}");
+        }
+    }
 
     fn gap_after(requests: &[u64]) -> Option<RequestGap> {
         let minute = |requests: &u64| RequestMinute { requests: *requests, ..RequestMinute::default() };

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::summary::ReplicaSummary;
+use super::view::{FleetView, GoneReplica};
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 
@@ -23,6 +24,8 @@ pub struct FleetFinding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FleetFindingKind {
+    /// Replicas are gone without a clean stop, and no others began in their place.
+    ReplicaGone,
     /// Replicas published nothing for a while.
     NotPublishing,
     /// Replicas have other rules than most.
@@ -64,6 +67,36 @@ const MAX_CLOCK_DIFFERENCE_US: u64 = 1_000_000;
 
 /// Minimum number of recent descriptors without a rule for these to be reported.
 const MIN_UNMATCHED: u64 = 100;
+
+/// Finds all that is wrong with the replicas of a view.
+pub fn find_problems_of_view(view: &FleetView) -> Vec<FleetFinding> {
+    let mut found: Vec<FleetFinding> = find_gone_replicas(&view.gone).into_iter().collect();
+    found.extend(find_problems(&view.replicas, view.now));
+    found
+}
+
+/// Finds replicas that are gone, unless others began in their place.
+fn find_gone_replicas(gone: &[GoneReplica]) -> Option<FleetFinding> {
+    let missing: Vec<&ReplicaSummary> =
+        gone.iter().filter(|gone| !gone.is_replaced).map(|gone| &gone.summary).collect();
+    let first = missing.iter().map(|summary| summary.published_us).min()?;
+    let (since, of) = (format_minute_of_day(Time::from_micros(first)), missing.len());
+    let they = if of == 1 { "1 replica has been gone" } else { &format!("{of} replicas have been gone") };
+    Some(FleetFinding {
+        kind: FleetFindingKind::ReplicaGone,
+        replicas: missing.iter().take(MAX_NAMED_REPLICAS).map(|summary| summary.name.clone()).collect(),
+        advice: format!(
+            "{they} since {since} UTC without a clean stop, and no other began instead: killed (memory, node), or \
+             without a way to Redis (see `kubectl describe pod`; listed for 15 min)"
+        ),
+    })
+}
+
+/// Formats the time of day, in UTC: `14:03`.
+pub(super) fn format_minute_of_day(time: Time) -> String {
+    let minute = time.as_micros() / 60_000_000;
+    format!("{:02}:{:02}", minute / 60 % 24, minute % 60)
+}
 
 /// Finds what replicas do differently, and what is wrong with all of them.
 ///
@@ -298,7 +331,7 @@ fn find_different_key_forms(replicas: &[ReplicaSummary]) -> Option<FleetFinding>
 
 #[cfg(test)]
 mod tests {
-    use super::{FleetFindingKind, find_differences, find_problems};
+    use super::{FleetFindingKind, GoneReplica, find_differences, find_gone_replicas, find_problems};
     use crate::base::clock::Time;
     use crate::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary, StoreSummary};
 
@@ -372,6 +405,15 @@ mod tests {
         }
         (replicas[1].recent.verdicts.ok, replicas[1].recent.unmatched) = (0, Some(99));
         assert_eq!(find_problems(&replicas, NOW), []);
+    }
+
+    #[test]
+    fn replicas_that_are_gone_are_found_unless_others_began() {
+        let gone = |name: &str, is_replaced| GoneReplica { summary: usual(name), is_replaced };
+        assert_eq!(find_gone_replicas(&[gone("a", true)]), None);
+        let found = find_gone_replicas(&[gone("a", true), gone("b", false)]).expect("b is missing");
+        assert_eq!((found.kind, &*found.replicas), (FleetFindingKind::ReplicaGone, &["b".to_owned()][..]));
+        assert!(found.advice.starts_with("1 replica has been gone since 00:01 UTC"), "{}", found.advice);
     }
 
     #[test]

@@ -5,14 +5,16 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::findings::{FleetFinding, abbreviate_hash, find_problems, is_silent};
+use super::findings::{FleetFinding, abbreviate_hash, find_problems_of_view, format_minute_of_day, is_silent};
 use super::merge_limit_counts::MergedLimitCounts;
 use super::summary::{
     BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
 };
-use super::view::FleetView;
+use super::view::{FleetView, GoneReplica};
+use crate::base::clock::Time;
 use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
@@ -86,7 +88,7 @@ pub struct FleetReport {
     pub problem: Option<String>,
     /// Time of the report, RFC 3339 in UTC, by the clock of Redis.
     pub at: String,
-    /// All replicas: this one first.
+    /// All replicas: this one first, and last those that are gone.
     pub replicas: Vec<ReplicaReport>,
     /// Summaries that were left out.
     pub left_out: Vec<LeftOutSummaries>,
@@ -143,6 +145,12 @@ pub struct ReplicaReport {
     /// True if it published nothing for a while and may have died; the sums leave it out.
     #[serde(default)]
     pub silent: bool,
+    /// Time of the last summary of a replica that is gone without a clean stop, RFC 3339 in UTC; absent of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gone_since: Option<String>,
+    /// True for a replica that is gone, if another began since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replaced: bool,
     /// Time of Redis less that of the replica, in milliseconds.
     pub clock_offset_ms: i64,
     /// Loaded rules.
@@ -257,13 +265,14 @@ impl FleetReport {
             replicas: (0..)
                 .zip(&view.replicas)
                 .map(|(index, replica)| build_replica_report(view, index, replica))
+                .chain(view.gone.iter().map(|gone| build_report_of_gone_replica(view, gone)))
                 .collect(),
             left_out: view
                 .left_out
                 .iter()
                 .map(|(reason, count)| LeftOutSummaries { reason: reason.description().to_owned(), summaries: *count })
                 .collect(),
-            findings: find_problems(&view.replicas, view.now),
+            findings: find_problems_of_view(view),
             blocks: Vec::new(),
             blocked_values: 0,
             recent: sum_recent_decisions(view.replicas.iter().filter(|replica| !is_silent(replica, view.now))),
@@ -318,6 +327,8 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         age_s: since_s(replica.started_us),
         published_s_ago: since_s(replica.published_us),
         silent: is_silent(replica, view.now),
+        gone_since: None,
+        replaced: false,
         clock_offset_ms: replica.clock_offset_us / 1000,
         rules: replica.rules.clone(),
         slot: replica.slot,
@@ -326,6 +337,14 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         recent: sum_recent_decisions(std::iter::once(replica)),
         blocks: replica.blocks,
     }
+}
+
+/// Describes a replica that is gone: silent, without decisions.
+fn build_report_of_gone_replica(view: &FleetView, gone: &GoneReplica) -> ReplicaReport {
+    let GoneReplica { summary, is_replaced } = gone;
+    let since = Time::from_micros(summary.published_us);
+    let report = build_replica_report(view, usize::MAX, summary);
+    ReplicaReport { silent: true, gone_since: Some(since.to_string()), replaced: *is_replaced, ..report }
 }
 
 impl FleetLimitReport {
@@ -396,7 +415,8 @@ impl FleetReport {
             let _ = writeln!(page, "This replica only: {}\n", escape_unprintable(problem));
         }
         let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "AGE", "REPLICA"];
-        let total = (self.replicas.len() > 1).then(|| self.format_total_row());
+        let running = self.replicas.iter().filter(|replica| replica.gone_since.is_none()).count();
+        let total = (running > 1).then(|| self.format_total_row(running));
         page += &format_table(
             &headings,
             total.into_iter().chain(self.replicas.iter().map(ReplicaReport::format_row)),
@@ -460,9 +480,9 @@ impl FleetReport {
     }
 
     /// Formats the cells of the sum over all replicas.
-    fn format_total_row(&self) -> [String; 8] {
+    fn format_total_row(&self, replicas: usize) -> [String; 8] {
         let none = || "-".to_owned();
-        let replicas = format!("all {}", self.replicas.len());
+        let replicas = format!("all {replicas}");
         let [calls, rejected, p99] = self.recent.format_rate_cells();
         [calls, rejected, p99, none(), none(), none(), none(), replicas]
     }
@@ -480,16 +500,20 @@ impl RecentDecisionRates {
 impl ReplicaReport {
     /// Formats the cells of the text form.
     fn format_row(&self) -> [String; 8] {
-        let [calls, rejected, p99] = self.recent.format_rate_cells();
+        let is_gone = self.gone_since.is_some();
+        let [calls, rejected, p99] =
+            if is_gone { std::array::from_fn(|_| "-".to_owned()) } else { self.recent.format_rate_cells() };
         let store = match (self.store.available, self.store.breakers_open) {
+            _ if is_gone => "-".to_owned(),
             (false, _) => "lost".to_owned(),
             (true, 0) => escape_unprintable(&self.store.kind),
             (true, open) => format!("{open} of {} lost", self.store.servers),
         };
-        let this = match (self.this, self.silent) {
-            (true, _) => " (this)",
-            (false, true) => " (silent)",
-            (false, false) => "",
+        let state = match (&self.gone_since, self.this, self.silent) {
+            (Some(since), ..) => self.format_gone(since),
+            (None, true, _) => " (this)".to_owned(),
+            (None, false, true) => " (silent)".to_owned(),
+            (None, false, false) => String::new(),
         };
         [
             calls,
@@ -499,8 +523,15 @@ impl ReplicaReport {
             escape_unprintable(&abbreviate_hash(&self.rules.hash)),
             self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()),
             format_age(self.age_s),
-            format!("{}{this}", escape_unprintable(&self.name)),
+            format!("{}{state}", escape_unprintable(&self.name)),
         ]
+    }
+
+    /// Formats since when a replica is gone; `since` is in RFC 3339.
+    fn format_gone(&self, since: &str) -> String {
+        let micros = since.parse::<Timestamp>().ok().and_then(|time| u64::try_from(time.as_microsecond()).ok());
+        let minute = micros.map_or_else(|| escape_unprintable(since), |us| format_minute_of_day(Time::from_micros(us)));
+        format!(" (gone since {minute} UTC{})", if self.replaced { ", replaced" } else { "" })
     }
 }
 

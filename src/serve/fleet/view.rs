@@ -1,12 +1,13 @@
 //! Merged summaries of all replicas at one time.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
 use super::merge_busiest_keys::MergedBusiestKeys;
 use super::merge_limit_counts::MergedCountsByLimit;
 use super::merge_rejected_keys::MergedRejectedKeys;
-use super::redis_client::SUMMARY_LIFETIME;
+use super::redis_client::{GoneSummary, SUMMARY_LIFETIME};
 use super::summary::ReplicaSummary;
 use crate::base::clock::{Time, to_micros};
 
@@ -28,6 +29,8 @@ pub struct FleetView {
     pub now: Time,
     /// Summaries without keys and limits: this replica first, then the others by name.
     pub replicas: Vec<ReplicaSummary>,
+    /// Replicas that are gone without a clean stop, the last first.
+    pub gone: Vec<GoneReplica>,
     /// Rejected keys.
     pub keys: MergedRejectedKeys,
     /// Keys with most hits.
@@ -36,6 +39,15 @@ pub struct FleetView {
     pub limits: MergedCountsByLimit,
     /// Number of summaries that were left out, by reason.
     pub left_out: BTreeMap<SummaryError, usize>,
+}
+
+/// A replica that published nothing for 30 s and did not stop cleanly: it was killed, or cannot reach Redis.
+#[derive(Clone, Debug)]
+pub struct GoneReplica {
+    /// Its last brief summary, with the time of its last summary as that of publishing.
+    pub summary: ReplicaSummary,
+    /// True if another replica began since; each stands for one that is gone.
+    pub is_replaced: bool,
 }
 
 /// Merges summaries one after the other.
@@ -60,6 +72,7 @@ impl FleetViewBuilder {
             problem: None,
             now,
             replicas: Vec::new(),
+            gone: Vec::new(),
             keys: MergedRejectedKeys::default(),
             busiest: MergedBusiestKeys::default(),
             limits: MergedCountsByLimit::default(),
@@ -83,22 +96,27 @@ impl FleetViewBuilder {
         }
     }
 
+    /// Adds a replica that is gone; one that published again meanwhile is not added.
+    pub(super) fn add_gone_replica(&mut self, gone: GoneSummary<'_>, key: Option<&AuthenticationKey>) {
+        if !self.known.insert(gone.id.to_owned()) {
+            return;
+        }
+        match decode_summary(gone.sealed, key).and_then(|summary| check_identity(gone.id, summary)) {
+            Ok(summary) => {
+                let published_us = gone.published.as_micros();
+                let summary = ReplicaSummary { published_us, ..summary.without_lists() };
+                self.view.gone.push(GoneReplica { summary, is_replaced: false });
+            }
+            Err(reason) => *self.view.left_out.entry(reason).or_default() += 1,
+        }
+    }
+
     fn check_summary(&self, id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, SummaryError> {
         let now_us = self.view.now.as_micros();
         let oldest = now_us.saturating_sub(to_micros(SUMMARY_LIFETIME)).saturating_sub(CLOCK_TOLERANCE_US);
         let newest = now_us.saturating_add(CLOCK_TOLERANCE_US);
-        let texts = [
-            Some(&summary.name),
-            Some(&summary.build),
-            Some(&summary.rules.hash),
-            summary.rules.version.as_ref(),
-            summary.distinct_seed.as_ref(),
-            Some(&summary.store.kind),
-        ];
-        let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_TEXT_BYTES);
-        match summary {
-            _ if summary.incarnation != id || !is_short => Err(SummaryError::Malformed),
-            _ if !(oldest..=newest).contains(&summary.published_us) => Err(SummaryError::Outdated),
+        match check_identity(id, summary)? {
+            summary if !(oldest..=newest).contains(&summary.published_us) => Err(SummaryError::Outdated),
             summary => Ok(summary),
         }
     }
@@ -128,7 +146,9 @@ impl FleetViewBuilder {
         if let Some((_, others)) = self.view.replicas.split_first_mut() {
             others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
         }
-        make_names_unique(&mut self.view.replicas);
+        mark_replaced(&self.view.replicas, &mut self.view.gone);
+        let gone = self.view.gone.iter_mut().map(|gone| &mut gone.summary);
+        make_names_unique(self.view.replicas.iter_mut().chain(gone).collect());
         self.view
     }
 
@@ -140,11 +160,48 @@ impl FleetViewBuilder {
     }
 }
 
+/// Returns the summary if it is that of the process `id`, and its texts are short.
+fn check_identity(id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, SummaryError> {
+    let texts = [
+        Some(&summary.name),
+        Some(&summary.build),
+        Some(&summary.rules.hash),
+        summary.rules.version.as_ref(),
+        summary.distinct_seed.as_ref(),
+        Some(&summary.store.kind),
+    ];
+    let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_TEXT_BYTES);
+    if summary.incarnation == id && is_short { Ok(summary) } else { Err(SummaryError::Malformed) }
+}
+
+/// Marks replicas that are gone as replaced, as far as others began since, and each of these stands for one.
+///
+/// A process that began again in its place has the same name; a new pod of a Deployment has another, so any that began
+/// later counts. One that began later and is gone too counts as well: in its place another must have begun.
+fn mark_replaced(replicas: &[ReplicaSummary], gone: &mut [GoneReplica]) {
+    let began = |summary: &ReplicaSummary| (summary.started_us, summary.name.clone());
+    let mut free: Vec<(u64, String)> =
+        replicas.iter().chain(gone.iter().map(|gone| &gone.summary)).map(began).collect();
+    gone.sort_by_key(|gone| Reverse(gone.summary.published_us));
+    for must_have_same_name in [true, false] {
+        // The later a replica was gone, the fewer began since, so it chooses first.
+        for gone in gone.iter_mut().filter(|gone| !gone.is_replaced) {
+            let ReplicaSummary { published_us, name, .. } = &gone.summary;
+            let is_next =
+                |(started_us, of): &(u64, String)| started_us > published_us && (of == name || !must_have_same_name);
+            if let Some(at) = free.iter().position(is_next) {
+                free.swap_remove(at);
+                gone.is_replaced = true;
+            }
+        }
+    }
+}
+
 /// Adds the start of the incarnation to names that several replicas have, as processes of one host do.
-fn make_names_unique(replicas: &mut [ReplicaSummary]) {
+fn make_names_unique(replicas: Vec<&mut ReplicaSummary>) {
     let mut counts: HashMap<String, usize> = HashMap::new();
     replicas.iter().for_each(|replica| *counts.entry(replica.name.clone()).or_default() += 1);
-    for replica in replicas.iter_mut().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
+    for replica in replicas.into_iter().filter(|replica| counts.get(&replica.name).is_some_and(|count| *count > 1)) {
         let id: String = replica.incarnation.chars().take(SHOWN_ID_CHARS).collect();
         replica.name = format!("{}/{id}", replica.name);
     }
@@ -172,6 +229,40 @@ mod tests {
         let counts = vec![1; BOUNDS_US.len() + 1];
         summary.recent.latency = LatencySummary { bounds: LATENCY_BOUNDS_VERSION, counts };
         summary
+    }
+
+    /// Whether each replica that is gone is replaced, the last first. Replicas are names, with the minutes since they
+    /// began; those that are gone have the minutes since then too.
+    fn replaced(running: &[(&str, u64)], gone: &[(&str, u64, u64)]) -> Vec<bool> {
+        let began = |name: &str, minutes: u64| {
+            let started_us = NOW_US - minutes * 60_000_000;
+            ReplicaSummary { name: name.to_owned(), started_us, ..summary("x") }
+        };
+        let running: Vec<_> = running.iter().map(|(name, minutes)| began(name, *minutes)).collect();
+        let gone = gone.iter().map(|(name, minutes, since)| {
+            let published_us = NOW_US - since * 60_000_000;
+            super::GoneReplica { summary: ReplicaSummary { published_us, ..began(name, *minutes) }, is_replaced: false }
+        });
+        let mut gone: Vec<_> = gone.collect();
+        super::mark_replaced(&running, &mut gone);
+        gone.into_iter().map(|gone| gone.is_replaced).collect()
+    }
+
+    #[test]
+    fn replica_that_began_later_replaces_one_that_is_gone() {
+        assert_eq!(replaced(&[("a", 60)], &[("b", 60, 5)]), [false]);
+        assert_eq!(replaced(&[("a", 60), ("c", 4)], &[("b", 60, 5)]), [true]);
+        // A roll-out begins the new ones first, and one of the old was killed.
+        assert_eq!(replaced(&[("a", 60), ("c", 6)], &[("b", 60, 5)]), [false]);
+        // One began, two are gone: the first is missing.
+        assert_eq!(replaced(&[("a", 60), ("d", 2)], &[("c", 60, 9), ("b", 60, 5)]), [true, false]);
+        // The one that began between them can only stand for the first.
+        assert_eq!(replaced(&[("a", 60), ("d", 7), ("e", 2)], &[("c", 60, 9), ("b", 60, 5)]), [true, true]);
+        // A process that ends again and again in one pod.
+        assert_eq!(replaced(&[("b", 1), ("a", 60)], &[("b", 60, 5), ("b", 4, 2)]), [true, true]);
+        assert_eq!(replaced(&[("a", 60)], &[("b", 60, 5), ("b", 4, 2)]), [false, true]);
+        // The name goes before the order.
+        assert_eq!(replaced(&[("c", 1), ("b", 3)], &[("b", 60, 5), ("c", 60, 4)]), [true, true]);
     }
 
     fn view(others: &[ReplicaSummary]) -> super::FleetView {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot};
@@ -12,6 +12,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
 use super::counter_resets::ResetReader;
 use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
+use super::summary::ReplicaSummary;
 use super::summary_collector::{SummaryCollector, build_own_summary, build_view_of_this_replica};
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Clock, Time, to_micros};
@@ -29,12 +30,15 @@ const MAX_CLOCK_UNCERTAINTY: Duration = Duration::from_millis(250);
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Upper bound on reading all summaries. A page waits for both bounds at most.
 const READ_ALL_SUMMARIES_TIMEOUT: Duration = Duration::from_secs(4);
-/// Number of summaries after which the index is cleared of replicas that are gone.
+/// Number of summaries after which a brief one is published, and the index is cleared of replicas that are forgotten.
 const PUBLICATIONS_PER_CLEANUP: u64 = 12;
 /// Upper bound on withdrawing the summary.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Time without a failure to publish from which on old summaries tell that other replicas are gone. After an outage of
+/// Redis each of them needs two intervals to publish again.
+const GONE_GRACE: Duration = Duration::from_secs(12);
 /// Number of requests that may wait.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
@@ -64,6 +68,8 @@ pub(super) struct FleetWorkerHandle {
 pub(super) struct FleetWorker {
     exchange: Arc<FleetRedisClient>,
     publications: u64,
+    /// Time of the first summary after which publishing has not failed; `None` after a failure.
+    publishing_since: Option<Instant>,
     collector: Arc<Mutex<SummaryCollector>>,
     incarnation: String,
     key: Option<AuthenticationKey>,
@@ -122,6 +128,7 @@ impl FleetWorker {
                 let worker = Self {
                     exchange,
                     publications: 0,
+                    publishing_since: None,
                     collector,
                     incarnation,
                     key,
@@ -145,8 +152,12 @@ impl FleetWorker {
                 _ = ticks.tick() => {
                     self.lock_collector().record_decision_totals();
                     let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
-                    if let Err(error) = published.unwrap_or(Err(RedisError::Timeout)) {
-                        self.log_publish_failure(error);
+                    match published.unwrap_or(Err(RedisError::Timeout)) {
+                        Ok(()) => _ = self.publishing_since.get_or_insert_with(Instant::now),
+                        Err(error) => {
+                            self.publishing_since = None;
+                            self.log_publish_failure(error);
+                        }
                     }
                 }
                 request = requests.recv() => match request {
@@ -172,6 +183,9 @@ impl FleetWorker {
             self.agree_on_distinct_key_seed().await?;
         }
         let mut summary = build_own_summary(&self.collector, self.clock_offset_us);
+        if is_cleanup {
+            self.publish_brief_summary(&summary).await?;
+        }
         let sealed = encode_summary(&summary, self.key.as_ref()).or_else(|| {
             // The estimate of its size was wrong: the figures without names and keys always fit.
             summary.limits_left_out += summary.limits.len();
@@ -191,6 +205,14 @@ impl FleetWorker {
         }
         self.publications += 1;
         Ok(())
+    }
+
+    /// Publishes what others show of this replica once it is gone.
+    async fn publish_brief_summary(&self, summary: &ReplicaSummary) -> Result<(), RedisError> {
+        match encode_summary(&summary.without_lists(), self.key.as_ref()) {
+            Some(sealed) => self.exchange.publish_brief_summary(&self.incarnation, &sealed).await,
+            None => Ok(()),
+        }
     }
 
     /// Takes the seed of distinct keys from Redis, or restores it there if Redis lost it.
@@ -243,6 +265,9 @@ impl FleetWorker {
         let beyond =
             self.exchange.read_all_summaries(now, |id, sealed| view.add_published_summary(id, sealed, key)).await?;
         view.record_replicas_beyond_maximum(beyond);
+        if self.publishing_since.is_some_and(|since| since.elapsed() >= GONE_GRACE) {
+            self.exchange.read_gone_summaries(now, |gone| view.add_gone_replica(gone, key)).await?;
+        }
         Ok(view.finish_view(None))
     }
 

@@ -1,4 +1,7 @@
 //! The lines of a rule in its file, as they were loaded, and its limits in the form of rule files.
+//!
+//! Only lines of loaded rules are shown, and without comments: a file may say more to those who edit it than to those
+//! who reach the debug listener.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +30,8 @@ pub struct RuleTextReport {
     pub file: String,
     /// Line of the rule's limits, from 1.
     pub line: u32,
-    /// Lines from that of the rule's key to the end of the rule; empty if the rules came from a control plane.
+    /// Lines from that of the rule's key to the end of the rule, without comments; empty if the rules came from a
+    /// control plane.
     pub lines: Vec<FileLine>,
     /// True if lines were left out.
     pub is_cut: bool,
@@ -129,12 +133,49 @@ fn find_rule_lines(text: &[u8], line: u32) -> (Vec<FileLine>, bool) {
         end -= 1;
     }
     let shown = end.min(first + MAX_RULE_LINES);
-    let lines = (first..shown).zip(1..).map(|(index, offset)| {
+    let lines = (first..shown).zip(1..).filter_map(|(index, offset)| {
         let start = &all[index][..all[index].len().min(4 * MAX_LINE_CHARS)];
-        let text = String::from_utf8_lossy(start).trim_end().chars().take(MAX_LINE_CHARS).collect();
-        FileLine { number: u32::try_from(first).unwrap_or(u32::MAX).saturating_add(offset), text }
+        let start = String::from_utf8_lossy(start);
+        let text = start[..find_comment(&start).unwrap_or(start.len())].trim_end();
+        let is_comment = text.is_empty() && !start.trim().is_empty();
+        let number = u32::try_from(first).unwrap_or(u32::MAX).saturating_add(offset);
+        (!is_comment).then(|| FileLine { number, text: text.chars().take(MAX_LINE_CHARS).collect() })
     });
     (lines.collect(), shown < end)
+}
+
+/// Place of the `#` that begins the comment of a line, if it has one; in doubt text is taken for a comment.
+fn find_comment(line: &str) -> Option<usize> {
+    let bytes = line.as_bytes();
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let before = at.checked_sub(1).map(|before| bytes[before]);
+        // A quote within a word, as in `it's`, quotes nothing; nor does one that the line does not end.
+        let is_quote = matches!(byte, b'"' | b'\'') && before.is_none_or(|before| b" \t{[,:".contains(&before));
+        match is_quote.then(|| find_end_of_quoted(bytes, at)).flatten() {
+            Some(end) => at = end,
+            None if *byte == b'#' && before.is_none_or(|before| before.is_ascii_whitespace()) => return Some(at),
+            None => at += 1,
+        }
+    }
+    None
+}
+
+/// Place behind the quoted text that begins at `start`; `None` if the line does not end it.
+fn find_end_of_quoted(bytes: &[u8], start: usize) -> Option<usize> {
+    let (quote, mut at) = (bytes[start], start + 1);
+    while at < bytes.len() {
+        let is_escape = match quote {
+            b'"' => bytes[at] == b'\\',
+            _ => bytes[at..].starts_with(b"''"),
+        };
+        match is_escape {
+            true => at += 2,
+            false if bytes[at] == quote => return Some(at + 1),
+            false => at += 1,
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -161,10 +202,27 @@ descriptors:
 
     #[test]
     fn lines_of_a_rule_begin_at_its_key_and_end_with_it() {
-        assert_eq!(numbers(5), [3, 4, 5, 6, 7, 8, 9]);
-        assert_eq!(numbers(6), [3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(numbers(5), [3, 5, 6, 7, 8, 9], "the comment is left out");
+        assert_eq!(numbers(6), [3, 5, 6, 7, 8, 9]);
         assert_eq!(numbers(9), [9]);
         assert_eq!(numbers(99), [0_u32; 0]);
+    }
+
+    #[test]
+    fn comments_are_left_out_and_quoted_text_is_not() {
+        for (line, shown) in [
+            ("- key: a # password: x", "- key: a"),
+            ("  # password: x", ""),
+            ("#x", ""),
+            ("- key: a#b", "- key: a#b"),
+            ("- key: 'a # b' # c", "- key: 'a # b'"),
+            (r#"- {key: "a \" # b", value: 'it''s # c'} # d"#, r#"- {key: "a \" # b", value: 'it''s # c'}"#),
+            (r#"- key: "a\\" # d"#, r#"- key: "a\\""#),
+            ("- key: it's # c", "- key: it's"),
+            ("- key: 'not # ended", "- key: 'not"),
+        ] {
+            assert_eq!(line[..find_comment(line).unwrap_or(line.len())].trim_end(), shown, "{line}");
+        }
     }
 
     #[test]

@@ -292,7 +292,10 @@ impl RuleUsageReport {
         }
         let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
         let mut page = format_table(&headings, self.rules.iter().map(LimitReport::format_row), NumberAlignment::Right);
-        for limit in self.rules.iter().filter(|limit| limit.slots.is_some() || !limit.findings.is_empty()) {
+        // Most limits reject nothing most of the time: this is told once, below.
+        let is_told = |finding: &&LimitFinding| finding.kind != LimitFindingKind::NeverRejected;
+        let has_more = |limit: &&LimitReport| limit.slots.is_some() || limit.findings.iter().any(|it| is_told(&it));
+        for limit in self.rules.iter().filter(has_more) {
             page += &format!(
                 "\n{} ({}), {}\n",
                 escape_unprintable(&limit.rule),
@@ -302,7 +305,7 @@ impl RuleUsageReport {
             if let Some(slots) = &limit.slots {
                 page += &format!("  {}\n", slots.format_text());
             }
-            for finding in &limit.findings {
+            for finding in limit.findings.iter().filter(is_told) {
                 page += &format!("  {}\n", escape_unprintable(&finding.advice));
             }
         }
@@ -314,10 +317,29 @@ impl RuleUsageReport {
                 );
             }
         }
+        page += &self.format_never_rejected();
         if self.limits > self.rules.len() {
             page += &format!("\n{} of {} limits\n", self.rules.len(), self.limits);
         }
         page
+    }
+
+    /// Formats how many limits rejected nothing, if any; the table has 0 for each.
+    fn format_never_rejected(&self) -> String {
+        let has_it = |limit: &&LimitReport| limit.findings.iter().any(|it| it.kind == LimitFindingKind::NeverRejected);
+        let (mut count, mut far) = (0, 0);
+        for limit in self.rules.iter().filter(has_it) {
+            count += 1;
+            far += usize::from(limit.near_limit_hits == 0);
+        }
+        match count {
+            0 => String::new(),
+            1 => "\n1 limit with decisions rejected nothing: fine for a safety net, else lower it\n".to_owned(),
+            count => format!(
+                "\n{count} limits with decisions rejected nothing, {far} of them had no hit near the limit either: \
+                 fine for safety nets, else lower them\n"
+            ),
+        }
     }
 }
 
@@ -463,7 +485,10 @@ impl LimitReport {
             hits => format!("{hits} hits came near the limit"),
         };
         (self.rejected == 0).then(|| {
-            format!("nothing was rejected in {} decisions, and {near}: the limit may be too high", self.matched)
+            format!(
+                "nothing was rejected in {} decisions, and {near}: fine for a safety net, else lower it",
+                self.matched
+            )
         })
     }
 

@@ -51,6 +51,7 @@ pub(crate) struct ServerState<C> {
     recovered_log: LogThrottle,
     connect_errors: Mutex<ErrorDedup>,
     misconfigured: ArcSwapOption<String>,
+    last_failure: ArcSwapOption<String>,
 }
 
 impl<C> ServerState<C> {
@@ -68,6 +69,7 @@ impl<C> ServerState<C> {
             recovered_log: LogThrottle::every(LOG_INTERVAL),
             connect_errors: Mutex::default(),
             misconfigured: ArcSwapOption::empty(),
+            last_failure: ArcSwapOption::empty(),
         }
     }
 
@@ -84,6 +86,18 @@ impl<C> ServerState<C> {
     /// Text of a configuration error, free of secrets; `None` without one.
     pub(crate) fn misconfiguration(&self) -> Option<Arc<String>> {
         self.misconfigured.load_full()
+    }
+
+    /// Last reason why the server could not be used, with its address, as the log has it; `None` before the first.
+    pub(crate) fn last_failure(&self) -> Option<Arc<String>> {
+        self.last_failure.load_full()
+    }
+
+    fn record_last_failure(&self, text: &str) {
+        let text = format!("{}: {text}", self.endpoint);
+        if self.last_failure.load().as_ref().is_none_or(|last| **last != text) {
+            self.last_failure.store(Some(Arc::new(text)));
+        }
     }
 
     /// Clears the configuration error.
@@ -107,6 +121,7 @@ impl<C> ServerState<C> {
     pub(crate) fn record_failure(&self, error: impl CallErrorKind) -> bool {
         let opened = error.concerns_whole_server() && self.breaker.record_failure();
         if opened {
+            self.record_last_failure(&error.to_string());
             if let Some(suppressed) = self.opened_log.allow(Clock::System.now()) {
                 let Self { endpoint: server, names: ServerLogNames { program, on_failure, .. }, .. } = self;
                 match error.is_misconfiguration() {
@@ -140,6 +155,7 @@ impl<C> ServerState<C> {
 
     /// Logs why the server cannot be used, if that is new.
     pub(super) fn log_connect_error<K: CallErrorKind>(&self, error: &ConnectError<K>) {
+        self.record_last_failure(&error.text);
         if lock_ignoring_poison(&self.connect_errors).should_log(&error.text) {
             let ServerLogNames { program, setting, on_failure, decides, .. } = self.names;
             let (server, text) = (&self.endpoint, &error.text);

@@ -59,6 +59,10 @@ pub(super) struct ConnectionManager<'n, 'a> {
     pub(super) route_entries: Vec<LimitEntry<'n, 'a>>,
     /// Domains that a RateLimitPerRoute names.
     pub(super) route_domains: Vec<RouteDomain<'n, 'a>>,
+    /// Each RateLimitPerRoute under a name that no HTTP filter of this manager has.
+    pub(super) unclaimed_per_route: Vec<UnclaimedPerRoute<'n, 'a>>,
+    /// Its routes stand in it, so that no other manager uses them.
+    pub(super) has_own_routes: bool,
     /// Routes that answer by themselves, with limits.
     pub(super) limited_direct_responses: Vec<ConfigNode<'n, 'a>>,
     /// Its routes are not in the file.
@@ -70,6 +74,14 @@ pub(super) struct ConnectionManager<'n, 'a> {
 pub(super) struct RouteDomain<'n, 'a> {
     /// Name of the filter that uses it.
     pub(super) of_filter: &'n str,
+    pub(super) node: ConfigNode<'n, 'a>,
+}
+
+/// RateLimitPerRoute that no filter of a connection manager gets.
+#[derive(Debug)]
+pub(super) struct UnclaimedPerRoute<'n, 'a> {
+    /// Name that it stands under.
+    pub(super) name: &'n str,
     pub(super) node: ConfigNode<'n, 'a>,
 }
 
@@ -153,7 +165,9 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
         let filters = listed.iter().filter_map(HttpFilter::read).take(MAX_FILTERS).collect();
         let quota_filters = listed.iter().filter_map(|filter| filter.typed_config(QUOTA_FILTER_TYPE)).collect();
         let dynamic = node.field_at(&["rds", "route_config_name"]).and_then(|name| name.as_text());
-        let configuration = node.field("route_config").or_else(|| routes.get(dynamic?).cloned());
+        let own_routes = node.field("route_config");
+        let has_own_routes = own_routes.is_some();
+        let configuration = own_routes.or_else(|| routes.get(dynamic?).cloned());
         let mut manager = Self {
             has_unknown_routes: configuration.is_none(),
             node,
@@ -161,6 +175,8 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
             quota_filters,
             route_entries: Vec::new(),
             route_domains: Vec::new(),
+            unclaimed_per_route: Vec::new(),
+            has_own_routes,
             limited_direct_responses: Vec::new(),
         };
         if let Some(configuration) = configuration {
@@ -210,6 +226,9 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
         let Some(configs) = holder.field("typed_per_filter_config") else { return with_limits };
         for (of_filter, config) in configs.fields() {
             let Some((PER_ROUTE_TYPE, message)) = config.typed() else { continue };
+            if !self.has_http_filter(of_filter) {
+                self.unclaimed_per_route.push(UnclaimedPerRoute { name: of_filter, node: config });
+            }
             let entries = LimitEntry::read_all(&message, LimitPlace::PerRoute);
             // Only names of filters, which are few.
             if !entries.is_empty() && self.filters.iter().any(|filter| filter.name == of_filter) {
@@ -220,6 +239,12 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
             self.route_domains.extend(message.field("domain").map(|node| RouteDomain { of_filter, node }));
         }
         with_limits
+    }
+
+    /// Returns `true` if an HTTP filter has this name, whatever it does.
+    pub(super) fn has_http_filter(&self, name: &str) -> bool {
+        let Some(filters) = self.node.field("http_filters") else { return false };
+        filters.elements().any(|filter| filter.text("name") == Some(name))
     }
 
     /// Returns the descriptors that a filter sends: its own, else those of its stage, except on routes with a

@@ -1,9 +1,15 @@
 //! Checks of filters and of the places of `rate_limits`: what is never sent, and what is sent otherwise than written.
 
-use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter, RuntimeFlag};
+use std::collections::HashSet;
+
+use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter, RuntimeFlag, UnclaimedPerRoute};
 use super::config_node::ConfigNode;
 use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
+use crate::base::printable_text::truncate_printable;
+
+/// Maximum length of a name in a message, in characters.
+const MAX_NAME_CHARS: usize = 100;
 
 /// Checks the rate limit filters of a connection manager and their descriptors.
 pub(super) fn check_manager(
@@ -18,7 +24,9 @@ pub(super) fn check_manager(
             found.report(EnvoyCheck::FilterNeverAsks, &filter.listed, message);
         }
         check_timeout(filter, &entries, found);
+        hint_at_dropped_descriptors(&entries, found);
     }
+    check_per_route_names(manager, bootstrap, found);
     if !manager.filters.is_empty() {
         check_places(manager, found);
     }
@@ -29,6 +37,51 @@ pub(super) fn check_manager(
     for entry in own.chain(&manager.route_entries) {
         check_formatters(entry, bootstrap.formatters, found);
         check_address(entry, manager, found);
+    }
+}
+
+/// Reports each RateLimitPerRoute whose name no HTTP filter has. Routes from elsewhere may be for another manager.
+fn check_per_route_names(
+    manager: &ConnectionManager<'_, '_>,
+    bootstrap: &Bootstrap<'_, '_>,
+    found: &mut EnvoyFindings,
+) {
+    for UnclaimedPerRoute { name, node } in &manager.unclaimed_per_route {
+        if !manager.has_own_routes && bootstrap.managers.iter().any(|other| other.has_http_filter(name)) {
+            continue;
+        }
+        let fix = match &*manager.filters {
+            [only] => Some(format!("write it under `{}`, the name of the filter", only.name)),
+            _ => None,
+        };
+        let message = format!("RateLimitPerRoute under '{name}', and no HTTP filter has this name");
+        found.report_with_fix(EnvoyCheck::PerRouteWithoutFilter, node, message, fix);
+    }
+}
+
+/// Headers that each request has.
+const USUAL_HEADERS: [&str; 5] = [":path", ":method", ":authority", ":scheme", "x-request-id"];
+
+/// Hints at descriptors that Envoy drops when a header or a query parameter is missing, once for each.
+///
+/// What is sent at the end of a stream has the entries of another descriptor, which has the hint. A header that
+/// `header_value_match` names was thought of.
+fn hint_at_dropped_descriptors(entries: &[LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
+    let matches = entries.iter().flat_map(|entry| &entry.actions).flat_map(|action| action.node.items("headers"));
+    let matched: HashSet<&str> = matches.filter_map(|header| header.text("name")).collect();
+    for entry in entries.iter().filter(|entry| !entry.on_stream_done) {
+        let required = entry.actions.iter().filter(|action| !action.is_optional).filter_map(|action| {
+            let header = action.node.text("header_name").filter(|name| !USUAL_HEADERS.contains(name));
+            header.filter(|name| !matched.contains(name)).or_else(|| action.node.text("query_parameter_name"))
+        });
+        let required: Vec<String> =
+            required.map(|name| format!("`{}`", truncate_printable(name, MAX_NAME_CHARS))).collect();
+        let message = match &*required {
+            [] => continue,
+            [one] => format!("this descriptor needs {one}, which a request may lack"),
+            several => format!("this descriptor needs all of {}, which a request may lack", several.join(", ")),
+        };
+        found.report(EnvoyCheck::DescriptorMayBeDropped, &entry.node, message);
     }
 }
 

@@ -82,6 +82,12 @@ envoy_checks! {
     DirectResponseNotLimited = "direct-response-not-limited", Warning:
         "Envoy makes no call for a route that answers by itself, so it is not limited",
         "limit a route with an upstream cluster, or use `envoy.filters.http.local_ratelimit`";
+    PerRouteWithoutFilter = "per-route-without-filter", Error:
+        "Envoy gives it to no filter, so what it says has no effect",
+        "write the `name` of a rate limit filter as the key";
+    DescriptorMayBeDropped = "descriptor-may-be-dropped", Hint:
+        "Envoy drops the whole descriptor then, and whoever leaves it out is not limited by it",
+        "add an item with `header_value_match` and `expect_match: false` for these requests, or `skip_if_absent` beside other entries";
     HitsAddendDropped = "hits-addend-dropped", Error:
         "Envoy leaves it out in virtual hosts and routes: the call counts one hit, and a refund is one hit more",
         "move this item into `rate_limits` of the filter, or of a RateLimitPerRoute";

@@ -16,7 +16,8 @@ descriptors:
 - key: user
   rate_limit:
     unit: day
-    requests_per_unit: 20
+    # ask ops: hunter2
+    requests_per_unit: 20 # was 50, hunter2
 - {key: 'it em', rate_limit: {unit: day, requests_per_unit: 5}}
 ";
 

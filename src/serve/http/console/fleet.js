@@ -32,10 +32,11 @@ export function alarmList(report) {
   if (report === undefined) return null;
   if (!report) return element('p', { class: 'notice' }, 'Alarms are not known.');
   if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
-  const views = { store_lost: 'failures', server_not_used: 'failures', reload_failed: 'failures', answers_by_policy: 'failures', unmatched: 'keys', unmatched_descriptors: 'keys', almost_matches_rule: 'keys', mostly_rejected: 'keys', no_requests: 'replica', late: 'replica', load_failed: 'failures' };
+  const views = { failures: 'store_lost server_not_used reload_failed answers_by_policy load_failed', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'rejections_rose_after_load' };
+  const viewOf = (kind) => Object.keys(views).find((view) => views[view].split(' ').includes(kind));
   return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
     element('strong', {}, alarm.replicas.join(', ') || alarm.kind), ': ', printable(alarm.text), ' ',
-    views[alarm.kind] ? element('a', { href: `#/${views[alarm.kind]}` }, 'Look') : null)));
+    viewOf(alarm.kind) ? element('a', { href: `#/${viewOf(alarm.kind)}` }, 'Look') : null)));
 }
 
 const replicaAddress = (replica) => (replica.this ? '#/replica' : `#/replica/${encodeURIComponent(replica.incarnation)}`);
@@ -56,7 +57,7 @@ const clockOf = (ms) => `${number(Math.abs(ms))} ms ${ms < 0 ? 'ahead' : 'behind
 
 const replicaColumns = (findings) => [
   { title: 'Replica', class: 'name', cell: (replica) => [element('a', { href: replicaAddress(replica) }, printable(replica.name)), replica.this ? badge('this') : null,
-    replica.silent ? badge(`silent for ${number(replica.published_s_ago)} s`, 'bad') : problemsOf(replica, findings) > 0 ? badge('problem', 'bad') : null] },
+    replica.gone_since ? badge(['gone since ', timeOf(replica.gone_since)], replica.replaced ? '' : 'bad') : replica.silent ? badge(`silent for ${number(replica.published_s_ago)} s`, 'bad') : problemsOf(replica, findings) > 0 ? badge('problem', 'bad') : null] },
   { title: 'Requests/s', number: true, cell: (replica) => rate(replica.recent.calls_per_s) },
   { title: 'Rejected/s', number: true, cell: (replica) => rate(replica.recent.rejected_per_s) },
   { title: 'p99 at most', number: true, cell: (replica) => duration(replica.recent.latency_us?.p99) },
@@ -146,7 +147,7 @@ function otherReplica(main, incarnation) {
   const draw = (report) => {
     const found = report.replicas.find((one) => one.incarnation === incarnation);
     if (!found) {
-      update(body, element('h1', {}, 'Replica'), problemNotice('This replica published nothing for 30 s: it has ended, or cannot reach Redis.'));
+      update(body, element('h1', {}, 'Replica'), problemNotice('This replica has stopped.'));
       return;
     }
     const { recent, rules, store } = found;

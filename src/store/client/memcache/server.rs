@@ -59,6 +59,11 @@ impl MemcacheServer {
         self.state.server.misconfiguration()
     }
 
+    /// Last reason why the server could not be used, with its address; `None` before the first.
+    pub(crate) fn last_failure(&self) -> Option<Arc<String>> {
+        self.state.server.last_failure()
+    }
+
     /// Sends a command, whose second word is the key, and waits for its reply until `deadline`. An error reply is an
     /// error.
     pub(crate) async fn call(&self, words: &[&[u8]], deadline: Instant) -> Result<MemcacheReply, MemcacheError> {

@@ -189,6 +189,13 @@ impl Deployment {
         let of_topology = self.topology.misconfigured.load_full();
         of_topology.or_else(|| self.topology.nodes().iter().find_map(|node| node.misconfiguration()))
     }
+
+    /// Last reason why a server that is not available could not be used, or none was found; `None` if none is known.
+    pub(crate) fn last_failure(&self) -> Option<Arc<String>> {
+        let nodes = self.topology.nodes();
+        let of_nodes = nodes.iter().filter(|node| !node.is_available()).find_map(|node| node.last_failure());
+        of_nodes.or_else(|| self.topology.last_failure.load_full())
+    }
 }
 
 /// Node that a call is sent to, updated from MOVED and ASK replies.
@@ -263,6 +270,8 @@ pub(crate) struct Topology {
     nodes: Mutex<HashMap<Endpoint, Arc<Node>>>,
     /// Text of a configuration error that prevents discovery; `None` without one.
     pub(crate) misconfigured: ArcSwapOption<String>,
+    /// Why the last discovery failed; `None` if it did not.
+    pub(crate) last_failure: ArcSwapOption<String>,
     /// Set after the first discovery, successful or not.
     pub(crate) discovered: SetOnce<()>,
 }
@@ -280,6 +289,7 @@ impl Topology {
             slot_map: ArcSwap::from_pointee(slot_map),
             nodes: Mutex::default(),
             misconfigured: ArcSwapOption::empty(),
+            last_failure: ArcSwapOption::empty(),
             discovered: SetOnce::new(),
         }
     }

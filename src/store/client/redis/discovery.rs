@@ -76,12 +76,15 @@ async fn discover_repeatedly(topology: Weak<Topology>, mut sources: Vec<Topology
         let pause = match outcome {
             Ok(()) => {
                 topology.misconfigured.store(None);
+                topology.last_failure.store(None);
                 errors.forget_errors();
                 interval
             }
             Err(error) => {
                 let misconfigured = error.kind.is_misconfiguration();
-                topology.misconfigured.store(misconfigured.then(|| Arc::new(error.text.clone())));
+                let text = Arc::new(error.text.clone());
+                topology.misconfigured.store(misconfigured.then(|| Arc::clone(&text)));
+                topology.last_failure.store(Some(text));
                 if errors.should_log(&error.text) {
                     let setting = topology.context.options.connect.setting;
                     match misconfigured {

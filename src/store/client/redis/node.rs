@@ -77,6 +77,11 @@ impl Node {
         self.state.server.misconfiguration().or_else(|| self.state.rejected_commands.current_advice())
     }
 
+    /// Last reason why the server could not be used, with its address; `None` before the first.
+    pub(crate) fn last_failure(&self) -> Option<Arc<String>> {
+        self.state.server.last_failure()
+    }
+
     /// Clock of the server, known from the readings recorded here.
     pub(crate) fn clock(&self) -> &ServerClock {
         &self.state.clock

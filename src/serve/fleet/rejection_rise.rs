@@ -1,0 +1,220 @@
+//! Rejections that rise right after rules were loaded: which load, how much, and the limit that rejects more.
+//!
+//! Shares of the requests are compared, so that more traffic is no rise. The minute of the load is left out, because it
+//! has requests of both sets. False alarms are rare by four conditions, which all must hold:
+//!
+//! - 100 requests and 50 rejections after the load: single callers do not make a rise.
+//! - Ten percentage points more than before, and twice the worst of the ten minutes before: what happened without a
+//!   load is not blamed on one.
+//! - The rise is there in the two minutes after the load: a limit that fills later, or a client that begins later, is
+//!   none of its consequences.
+//! - It still lasts, and the load was in the last half hour.
+
+use std::sync::Arc;
+
+use crate::base::clock::Time;
+use crate::rules::live::LoadMark;
+use crate::telemetry::decision_history::{DecisionHistory, RequestMinute};
+use crate::telemetry::metrics::limit_stats::LimitStats;
+
+/// Minutes before a load that are compared.
+const MINUTES_BEFORE_LOAD: u64 = 10;
+/// Minutes after a load in which a rise must begin.
+const MINUTES_RIGHT_AFTER_LOAD: u64 = 2;
+/// Last minutes in which a rise must last, with the one that runs.
+const LAST_MINUTES: u64 = 3;
+/// Minutes after a load for which it is looked at.
+const MAX_MINUTES_SINCE_LOAD: u64 = 30;
+/// Minimum number of requests on each side of a load.
+const MIN_REQUESTS: u64 = 100;
+/// Minimum number of rejected requests after it.
+const MIN_REJECTED: u64 = 50;
+/// Minimum rise of the share of rejected requests, in percentage points.
+const MIN_RISE_PERCENT: u64 = 10;
+/// Minimum ratio of the share after the load to that of the worst minute before.
+const MIN_RISE_FACTOR: u64 = 2;
+
+/// Rise of the share of rejected requests after a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RejectionRise {
+    /// Time of the load, in seconds since the Unix epoch.
+    pub(super) load_s: u64,
+    /// Number of the loaded set in this process.
+    pub(super) version: u64,
+    /// Share of rejected requests in the minutes before, in percent.
+    pub(super) percent_before: u64,
+    /// Share in the last minutes, in percent.
+    pub(super) percent_after: u64,
+}
+
+/// Limit whose rejected decisions rose most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RisenLimit {
+    /// Name in metrics.
+    pub(super) name: String,
+    /// Rejected decisions per minute before the load.
+    pub(super) per_minute_before: u64,
+    /// Rejected decisions per minute in the last minutes.
+    pub(super) per_minute_after: u64,
+}
+
+/// Sum of some minutes.
+#[derive(Clone, Copy, Debug, Default)]
+struct RequestSum {
+    requests: u64,
+    rejected: u64,
+}
+
+impl RequestSum {
+    fn of_minutes(minutes: &[(u64, RequestMinute)], is_in: impl Fn(u64) -> bool) -> Self {
+        minutes.iter().filter(|(minute, _)| is_in(*minute)).fold(Self::default(), |sum, (_, of)| Self {
+            requests: sum.requests.saturating_add(of.requests),
+            rejected: sum.rejected.saturating_add(of.rejected),
+        })
+    }
+
+    /// Share of rejected requests in percent, rounded down.
+    const fn percent(self) -> u64 {
+        match self.rejected.saturating_mul(100).checked_div(self.requests) {
+            Some(percent) => percent,
+            None => 0,
+        }
+    }
+
+    /// True if the sum has the requests and rejections of a rise, and their share is at least `percent`.
+    const fn has_rise(self, percent: u64) -> bool {
+        self.requests >= MIN_REQUESTS && self.rejected >= MIN_REJECTED && self.percent() >= percent
+    }
+}
+
+/// Finds the last load after which rejections rose, and still are high. `minutes` are in order, and the last one runs.
+pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[LoadMark]) -> Option<RejectionRise> {
+    let (now, _) = minutes.last()?;
+    loads.iter().rev().find_map(|load| {
+        let (at, version) = (load.at_s / 60, load.version?);
+        let is_before = |minute: u64| is_shortly_before_load(at, minute);
+        let before = RequestSum::of_minutes(minutes, is_before);
+        let worst = minutes
+            .iter()
+            .filter(|(minute, _)| is_before(*minute))
+            .map(|(minute, _)| RequestSum::of_minutes(minutes, |other| other == *minute).percent());
+        let least = (worst.max()? * MIN_RISE_FACTOR).max(before.percent() + MIN_RISE_PERCENT);
+        let right_after =
+            RequestSum::of_minutes(minutes, |minute| minute > at && minute <= at + MINUTES_RIGHT_AFTER_LOAD);
+        let last = RequestSum::of_minutes(minutes, |minute| is_among_last(*now, at, minute));
+        let is_found = *now <= at + MAX_MINUTES_SINCE_LOAD
+            && before.requests >= MIN_REQUESTS
+            && right_after.has_rise(least)
+            && last.has_rise(least);
+        is_found.then(|| RejectionRise {
+            load_s: load.at_s,
+            version,
+            percent_before: before.percent(),
+            percent_after: last.percent(),
+        })
+    })
+}
+
+/// Returns the limit whose rejected decisions per minute rose most; `None` if none rose.
+pub(super) fn find_most_risen_limit(
+    history: &DecisionHistory,
+    now: Time,
+    limits: &[Arc<LimitStats>],
+    rise: &RejectionRise,
+) -> Option<RisenLimit> {
+    let at = rise.load_s / 60;
+    let risen = limits.iter().filter_map(|limit| {
+        let minutes = history.minutes_of_limits(now, &[limit]);
+        let (last, _) = minutes.last()?;
+        let per_minute = |is_in: &dyn Fn(u64) -> bool| {
+            let rejected = minutes.iter().filter(|(minute, _)| is_in(*minute)).map(|(_, of)| u64::from(of.rejected));
+            let (sum, count) = rejected.fold((0, 0), |(sum, count), rejected| (sum + rejected, count + 1));
+            u64::checked_div(sum, count).unwrap_or(0)
+        };
+        Some(RisenLimit {
+            name: limit.name().as_str().to_owned(),
+            per_minute_before: per_minute(&|minute| is_shortly_before_load(at, minute)),
+            per_minute_after: per_minute(&|minute| is_among_last(*last, at, minute)),
+        })
+    });
+    let rise_of = |limit: &RisenLimit| limit.per_minute_after.saturating_sub(limit.per_minute_before);
+    risen.max_by_key(rise_of).filter(|limit| rise_of(limit) > 0)
+}
+
+const fn is_shortly_before_load(load: u64, minute: u64) -> bool {
+    minute < load && minute + MINUTES_BEFORE_LOAD >= load
+}
+
+const fn is_among_last(now: u64, load: u64, minute: u64) -> bool {
+    minute > load && minute + LAST_MINUTES > now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::decision_history::RequestTotals;
+    use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
+
+    /// First minute of the tests.
+    const FIRST: u64 = 1000;
+
+    /// Minutes with (requests, rejected), of which the last runs, and a load in the middle of minute `load`.
+    fn rise(minutes: &[[u64; 2]], load: u64) -> Option<[u64; 2]> {
+        let counts = minutes.iter().map(|[requests, rejected]| RequestMinute {
+            requests: *requests,
+            rejected: *rejected,
+            ..RequestMinute::default()
+        });
+        let minutes: Vec<_> = (FIRST..).zip(counts).collect();
+        let first = LoadMark { at_s: (FIRST - 1) * 60, version: Some(1) };
+        let refused = LoadMark { at_s: (FIRST + load) * 60 + 50, version: None };
+        let loads = [first, LoadMark { at_s: (FIRST + load) * 60 + 30, version: Some(2) }, refused];
+        let found = find_rise_after_load(&minutes, &loads)?;
+        assert_eq!((found.version, found.load_s), (2, (FIRST + load) * 60 + 30));
+        Some([found.percent_before, found.percent_after])
+    }
+
+    #[test]
+    fn rise_after_a_load_is_found_if_it_is_large_and_lasts() {
+        let (usual, high) = ([200, 2], [200, 100]);
+        assert_eq!(rise(&[usual, usual, [200, 60], high, high], 2), Some([1, 50]));
+        assert_eq!(rise(&[usual, usual, [200, 60], high], 2), Some([1, 50]), "the minute after the load runs");
+        for (what, minutes, load) in [
+            ("the minute of the load has both", vec![usual, usual, high], 2),
+            ("few percent more", vec![usual, usual, usual, [200, 21], [200, 21]], 2),
+            ("it was like this before", vec![usual, [200, 60], usual, usual, high, high], 3),
+            ("few requests after", vec![usual, usual, usual, [90, 60]], 2),
+            ("few rejections after", vec![usual, usual, usual, [110, 45]], 2),
+            ("few requests before", vec![[40, 0], [40, 0], usual, high, high], 2),
+            ("no minute before", vec![usual, high, high], 0),
+            ("it ended", vec![usual, usual, usual, high, high, usual, usual, usual], 2),
+            ("it began later", vec![usual, usual, usual, usual, usual, high, high], 2),
+            ("long ago", [vec![usual; 3], vec![high; 31]].concat(), 2),
+        ] {
+            assert_eq!(rise(&minutes, load), None, "{what}");
+        }
+        assert_eq!(rise(&[vec![usual; 3], vec![high; 30]].concat(), 2), Some([1, 50]));
+    }
+
+    #[test]
+    fn limit_that_rejects_more_than_before_is_named() {
+        let limits: Vec<Arc<LimitStats>> =
+            ["login", "user"].map(|name| Arc::new(LimitStats::new(LimitName::new(["shop", name])))).into();
+        let history = DecisionHistory::default();
+        let rise = RejectionRise { load_s: (FIRST + 2) * 60, version: 2, percent_before: 1, percent_after: 50 };
+        // `login` rejects most, before as well.
+        for (minute, rejected) in (FIRST..).zip([[500, 10], [500, 10], [500, 100], [510, 200], [510, 200]]) {
+            for (limit, rejected) in limits.iter().zip(rejected) {
+                limit.add_to_counter(LimitStat::Over, rejected);
+            }
+            history.record_minute(Time::from_secs((minute + 1) * 60), &limits, RequestTotals::default());
+        }
+        let now = Time::from_secs((FIRST + 4) * 60 + 59);
+        let found = find_most_risen_limit(&history, Time::from_micros(now.as_micros() + 1_000_000), &limits, &rise);
+        let found = found.expect("user rose");
+        assert_eq!((&*found.name, found.per_minute_before), ("shop.user", 10));
+        assert!(found.per_minute_after > 100, "{found:?}");
+        let quiet = RejectionRise { load_s: (FIRST + 5) * 60, ..rise };
+        assert_eq!(find_most_risen_limit(&history, now, &limits, &quiet), None);
+    }
+}
