@@ -9,7 +9,7 @@ pub mod decision;
 pub mod log;
 pub mod blocks;
 pub mod slot_entries;
-mod key_text;
+pub mod key_text;
 mod selection;
 pub mod table_rows;
 pub mod explain;

@@ -101,8 +101,11 @@ pub struct ExplainedDescriptor {
 pub struct ExplainedProxyShares {
     /// Each limit, and what this replica holds of it.
     pub limits: Vec<LimitShareReport>,
-    /// Proxies that share it.
+    /// Proxies that share it, up to 100, those with most hits first.
     pub proxies: Vec<ProxyShareReport>,
+    /// Number of proxies that share it.
+    #[serde(default)]
+    pub proxy_count: usize,
     /// The store does not answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub store_failed: bool,

@@ -6,9 +6,21 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::charge::CounterPath;
 use crate::telemetry::top_keys::MAX_KEY_TEXT_BYTES;
+
+/// Entry of a key, as reports show it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct KeyEntry {
+    /// Key.
+    pub key: String,
+    /// Value, or the pattern of values that share a counter; absent if values are hashed or left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
 
 /// Text of the entries of a path, as [`write_entries_text`] writes it.
 pub(super) fn key_text(path: &CounterPath<'_>, form: &ValueForm) -> Arc<str> {

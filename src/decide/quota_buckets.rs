@@ -10,11 +10,14 @@ use smallvec::SmallVec;
 use super::Decider;
 use super::candidates::CandidateCharges;
 use super::decision::DecisionContext;
+use super::key_text::{KeyEntry, key_text};
+use super::log::value_form::ValueForm;
 use super::outcome::DescriptorOutcome;
 use super::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath};
 use crate::limit::request::{Descriptor, Entry, Hits, MAX_HITS, Request};
 use crate::limit::{Limit, StoreFailurePolicy};
+use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::CompiledRule;
 use crate::store::charge::{ChargeResults, DecidedBy, DeferredOutcomes, StoreOutcome, spawn_outcome_handler};
 
@@ -53,6 +56,8 @@ pub struct BucketCounters {
     pub counters: SmallVec<[BucketCounter; 1]>,
     /// Name of the rule.
     pub rule: Box<str>,
+    /// Reports leave the values out, because the rule has `decision_log: none`.
+    pub has_private_values: bool,
 }
 
 /// Entry whose values share a counter.
@@ -75,6 +80,7 @@ pub struct BucketMatch {
 
 /// Limits of a bucket.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it was made")]
 pub enum BucketLimits {
     /// No rule matches.
     Unmatched,
@@ -144,8 +150,21 @@ impl BucketCounters {
 impl Decider {
     /// Text of the entries of a bucket, with values in the form of the settings.
     pub fn bucket_key_text(&self, counters: &BucketCounters) -> String {
-        let text = |charge: &Charge<'_>| super::key_text::key_text(&charge.path, &self.key_values).to_string();
+        let form = if counters.has_private_values { &ValueForm::Omitted } else { &self.key_values };
+        let text = |charge: &Charge<'_>| key_text(&charge.path, form).to_string();
         counters.call_with_charge(0, text).unwrap_or_default()
+    }
+
+    /// Entries of a bucket; `None` unless reports show values as they are, and they are UTF-8.
+    pub fn bucket_entries(&self, counters: &BucketCounters) -> Option<Vec<KeyEntry>> {
+        let is_shown = !counters.has_private_values && matches!(self.key_values, ValueForm::Plain);
+        let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(str::to_owned);
+        let entry = |(index, entry): (usize, &OwnedEntry)| {
+            let shared = counters.shared.iter().find(|shared| shared.index == index);
+            let value = text(shared.map_or(&entry.value, |shared| &shared.pattern))?;
+            Some(KeyEntry { key: text(&entry.key)?, value: Some(value) })
+        };
+        is_shown.then(|| counters.entries.iter().enumerate().map(entry).collect()).flatten()
     }
 
     /// Returns true if the rows of tables must be read before limits of buckets are selected.
@@ -205,6 +224,7 @@ impl Decider {
             path_hash: selection.key,
             counters,
             rule: rule(),
+            has_private_values: compiled.rule.logging == Some(RuleLogging::None),
         })
     }
 

@@ -117,7 +117,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
         .map_err(name_failed_resource("the thread that reports metrics"))?;
     let otlp_metrics = start_metric_export(&settings, metric_exporter, &collector)?;
-    let fleet = start_fleet(&settings, &service, &health, fleet_secret)?;
+    let fleet = start_fleet(&settings, &service, quota.clone(), &health, fleet_secret)?;
     let (drain, draining) = watch::channel(false);
     let blocks = SharedBlocks::start(Arc::clone(&service), &settings.store).await;
     let pages = AppStateParts { collector, blocks, fleet: Arc::clone(&fleet), prometheus_page, draining };
@@ -331,11 +331,12 @@ fn start_metric_export(
 fn start_fleet(
     settings: &Settings,
     service: &Arc<RateLimitService>,
+    quota: Option<Arc<QuotaService>>,
     health: &Arc<Health>,
     secret: Option<Secret>,
 ) -> Result<Arc<FleetMembership>, ServerError> {
     let key = secret.map(|secret| AuthenticationKey::new(secret.reveal()));
-    let fleet = FleetMembership::start(Arc::clone(service), Arc::clone(health), &settings.fleet, key);
+    let fleet = FleetMembership::start(Arc::clone(service), quota, Arc::clone(health), &settings.fleet, key);
     let fleet = fleet.map_err(|error| ServerError::System { resource: "the thread of the fleet", error })?;
     Ok(Arc::new(fleet))
 }

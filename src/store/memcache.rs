@@ -260,7 +260,7 @@ impl Memcache {
     pub async fn report_health(&self, health: &StoreHealth) {
         loop {
             let servers = self.shared.servers.servers();
-            let lost = servers.iter().find(|server| !server.are_all_available());
+            let lost = servers.iter().find(|server| !server.is_available());
             health.set_failure(lost.and_then(|server| server.last_failure()));
             health.set_lost(!self.shared.servers.are_all_available());
             let misconfiguration = servers.iter().find_map(|server| server.misconfiguration());

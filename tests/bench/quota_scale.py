@@ -18,6 +18,10 @@ descriptors:
 """
 REPORT_S = 5
 RLS_RATE = 500
+# Seconds of RLS calls before there is a stream.
+QUIET_S = 10
+# Seconds of RLS calls while streams come: their first reports are answered within.
+OPENING_S = 8
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
@@ -82,10 +86,20 @@ class RlsLoad:
              "--duration", f"{seconds}s", "--warm-up", "1s", "--json"], stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True)
 
-    def p99_ms(self):
-        """The 99th percentile in milliseconds, from the time a call was due; None if calls failed."""
-        results = json.loads(self.process.communicate(timeout=120)[0] or '{"errors": true}')
-        return None if results["errors"] else round(results["latency_us"]["p99"] / 1000, 2)
+    async def row(self, when):
+        """Median and 99th percentile in milliseconds, from the time a call was due; failed calls if there are any."""
+        answer, _ = await asyncio.to_thread(self.process.communicate, timeout=120)
+        results = json.loads(answer)
+        latency = [round(results["latency_us"][part] / 1000, 2) for part in ("p50", "p99")]
+        row = {f"RLS p50 and p99 {when}, ms": latency}
+        return row | {f"RLS calls that failed {when}": results["errors"]} if results["errors"] else row
+
+
+async def measure_before(options, server):
+    """RLS calls before there is a stream: what the others are compared with. Returns their CPU per second too."""
+    meter, began = Meter(server), time.monotonic()
+    row = await RlsLoad(options, server, QUIET_S).row("before")
+    return row, meter.cpu_spent() / (time.monotonic() - began)
 
 
 class Meter:
@@ -105,27 +119,35 @@ class Meter:
 async def run_streams(options, server, streams, buckets):
     """Proxies with buckets of their own; returns the measured row."""
     channels = [open_channel(server) for _ in range(max(1, streams // 50))]
+    before, rls_cpu = await measure_before(options, server)
     meter = Meter(server)
     opened = [Stream(channels[number % len(channels)], [user(f"{streams}-{number}-{one}") for one in range(buckets)])
               for number in range(streams)]
+    rls = RlsLoad(options, server, OPENING_S)
+    # Its warm-up.
+    await asyncio.sleep(1.5)
     began = time.monotonic()
     await asyncio.gather(*(stream.first() for stream in opened))
     ready_s = time.monotonic() - began
     growth = meter.rss_growth()
+    opening = await rls.row("while they come")
     seconds = max(15, min(60, options.seconds))
     rls = RlsLoad(options, server, seconds)
     steady = Meter(server)
     end = time.monotonic() + seconds
     await asyncio.gather(*(stream.run(end, REPORT_S * number / streams) for number, stream in enumerate(opened)))
     cpu = steady.cpu_spent()
-    p99 = await asyncio.to_thread(rls.p99_ms)
+    steady_rls = await rls.row("meanwhile")
     for channel in channels:
         await channel.close()
     all_buckets = streams * buckets
     return {
         "run": f"{streams} streams x {buckets} buckets", "first answer, all buckets, s": round(ready_s, 2),
         "RSS per bucket, bytes": growth // all_buckets, "CPU per second, s": round(cpu / seconds, 3),
-        "RLS p99, ms": p99, "peak RSS growth, MiB": round(meter.rss_growth() / 2**20, 1),
+        # Without that of RLS calls.
+        "CPU per report, us": round(1e6 * (cpu / seconds - rls_cpu) * REPORT_S / streams),
+        **before, **opening, **steady_rls,
+        "peak RSS growth, MiB": round(meter.rss_growth() / 2**20, 1),
     }
 
 
@@ -226,6 +248,8 @@ async def run_hostile(options, server):
            for name, messages in HOSTILE_MESSAGES.items()},
     }
     honest_channel = open_channel(server)
+    rows.append({"run": "hostile: none yet", **(await measure_before(options, server))[0]})
+    print_row(options, rows[-1])
     for name, attack in kinds.items():
         meter = Meter(server)
         long = name in ("10^6 invented ids", "a stream that never reads")
@@ -240,10 +264,10 @@ async def run_hostile(options, server):
             if not result.startswith("assigned"):
                 waited.append(float("inf"))
         outcome = await task
-        p99 = await asyncio.to_thread(rls.p99_ms)
+        meanwhile = await rls.row("meanwhile")
         rows.append({"run": f"hostile: {name}", "outcome": outcome,
                      "RSS growth, MiB": round(meter.rss_growth() / 2**20, 1),
-                     "CPU, s": round(meter.cpu_spent(), 2), "RLS p99, ms": p99,
+                     "CPU, s": round(meter.cpu_spent(), 2), **meanwhile,
                      "slowest first assignment of another stream, ms": round(1000 * max(waited), 1),
                      "alive": server.is_running()})
         print_row(options, rows[-1])
@@ -260,15 +284,11 @@ async def measure_all(options, directory):
     rules = f"{directory}/rules.yaml"
     with open(rules, "w") as file:
         file.write(RULES)
-    for name, streams, buckets in [("idle", 0, 0), ("streams", 1000, 20), ("buckets", 1, 20_000)]:
+    for name, streams, buckets in [("streams", 1000, 20), ("buckets", 1, 20_000)]:
         if options.only not in name:
             continue
         server = Tollkeeper(options.binary, directory, name, rules)
-        if not streams:
-            rls = RlsLoad(options, server, 10)
-            rows.append({"run": "no stream", "RLS p99, ms": await asyncio.to_thread(rls.p99_ms)})
-        else:
-            rows.append(await run_streams(options, server, streams, buckets))
+        rows.append(await run_streams(options, server, streams, buckets))
         print_row(options, rows[-1])
         server.kill()
     if options.only in "hostile":

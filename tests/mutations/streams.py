@@ -3,25 +3,15 @@
 
 Usage: tests/mutations/streams.py COPY [--only NUMBER,NUMBER-NUMBER] [--list]
 
-COPY is a directory for a changed copy of the repository; CARGO_TARGET_DIR may name a target directory to share. All
-mutations are built at once, each behind the environment variable STREAM_MUTATION, so one build serves all. Then the
-tests run once without a mutation, which must pass, and those of each row once with its mutation, which must fail. Ends
-with 1 if they do not.
+COPY is a directory for a changed copy of the repository; CARGO_TARGET_DIR may name a target directory to share. Each
+mutation is on by itself while its tests run, and they must fail (mutated_copy.py). Ends with 1 if they do not.
 
 The rows of slots are those of the protocol in docs/rules.md (concurrent) and docs/concurrency.md; the rows of
 reservations are the cases of src/limit/reservation.rs. tests/run.sh sets what the tests need.
 """
 
-import argparse
-import json
-import os
-import pathlib
-import re
-import shutil
-import subprocess
-import sys
+from mutated_copy import Mutations, replaced, run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 ALGORITHM, TABLE = "src/limit/algorithm/slots.rs", "src/limit/slot_table.rs"
 SEPARATE, ANSWER = "src/decide/slots.rs", "src/decide/slot_answers.rs"
 HOLDERS, MEMORY, SERVICE = "src/store/holders.rs", "src/store/memory/slots.rs", "src/serve/grpc/service.rs"
@@ -410,19 +400,7 @@ RESERVATIONS_LUA = [
      "dead[string.sub(of, 9, 16)]"),
 ]
 
-SWITCH = """
-/// Returns true if this mutation is on.
-pub fn is_mutated(number: u32) -> bool {
-    mutation() == number
-}
-
-fn mutation() -> u32 {
-    static MUTATION: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| {
-        std::env::var("STREAM_MUTATION").ok().and_then(|number| number.parse().ok()).unwrap_or_default()
-    });
-    *MUTATION
-}
-
+SCRIPTS = """
 /// Text of a script with the mutation that is on.
 pub fn mutated_script(text: String) -> String {
     match mutation() {
@@ -432,135 +410,33 @@ LUA_ARMS        _ => text,
 """
 
 
-def replaced(text, old, new, path):
-    if text.count(old) != 1:
-        raise SystemExit(f"{path} has changed: it has {text.count(old)} times {old!r}")
-    return text.replace(old, new)
-
-
-def write_if_changed(file, text):
-    """Writes a file unless it has this text, so that cargo builds no more than it must."""
-    if not file.exists() or file.read_text() != text:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-
-def add_lua(texts, mutations, of, rows, tests):
+def add_lua(mutations, names, of, rows, tests):
     """Adds mutations of scripts; returns their arms. Scripts have neither indentation nor comments."""
-    parts = "\n".join(texts)
+    parts = "\n".join(mutations.text(f"src/store/redis/lua/{name}.lua") for name in names)
     trimmed = "\n".join(line.strip() for line in parts.split("\n"))
     arms = ""
     for what, old, new in rows:
         replaced(trimmed, old, new, f"lua, {what}")
-        number = len(mutations) + 1
-        mutations[number] = (f"{of}Redis, {what}", tests)
+        number = mutations.add_row(f"{of}Redis, {what}", tests)
         arms += f'        {number} => text.replace("{old}", "{new}"),\n'.replace("\n", "\\n")[:-2] + "\n"
     return arms
 
 
-def make_copy(copy):
-    """Copies the files that git knows, with all mutations; returns name and tests of each, by number."""
-    texts, mutations = {}, {}
-
-    def change(path, old, new):
-        text = texts.get(path) or (ROOT / path).read_text()
-        texts[path] = replaced(text, old, new, path)
-
-    def add_rust(of, rows):
-        for path, old, new, broken in rows:
-            for index, (row, what, *tests) in enumerate(broken):
-                number = len(mutations) + 1
-                mutations[number] = (f"{of}{row}: {what}", *(tests or [TESTS[path]]))
-                new = new.replace(f"${index}", f"crate::is_mutated({number})")
-            change(path, old, new)
-
-    def lua_texts(*names):
-        return [(ROOT / "src/store/redis/lua" / f"{name}.lua").read_text() for name in names]
-
-    add_rust("", SLOTS_RUST)
-    arms = add_lua(lua_texts("slots"), mutations, "", SLOTS_LUA, SLOTS_IN_REDIS)
-    add_rust("reservations, ", RESERVATIONS_RUST)
+def make_mutations():
+    mutations = Mutations()
+    mutations.add_rust("", SLOTS_RUST, TESTS)
+    arms = add_lua(mutations, ["slots"], "", SLOTS_LUA, SLOTS_IN_REDIS)
+    mutations.add_rust("reservations, ", RESERVATIONS_RUST, TESTS)
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
-    arms += add_lua(lua_texts("reservations", *algorithms), mutations, "reservations, ", RESERVATIONS_LUA,
+    arms += add_lua(mutations, ["reservations", *algorithms], "reservations, ", RESERVATIONS_LUA,
                     RESERVATIONS_IN_REDIS)
-    texts["src/lib.rs"] = (ROOT / "src/lib.rs").read_text() + SWITCH.replace("LUA_ARMS", arms)
-    change("src/store/client/redis/connection.rs", "    pub fn new(text: String) -> Self {\n        let sha1",
-           "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n        let sha1")
-    change("tests/kit/tollkeeper.rs", '["PATH", ', '["STREAM_MUTATION", "PATH", ')
-    if copy:
-        write_copy(copy, texts)
+    mutations.append("src/lib.rs", SCRIPTS.replace("LUA_ARMS", arms))
+    mutations.change("src/store/client/redis/connection.rs",
+                     "    pub fn new(text: String) -> Self {\n        let sha1",
+                     "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n"
+                     "        let sha1")
     return mutations
 
 
-def write_copy(copy, texts):
-    """Copies the files that git knows, or their changed texts."""
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    for file in filter(None, files):
-        target = copy / file
-        if file in texts:
-            write_if_changed(target, texts[file])
-        elif not target.exists() or target.stat().st_mtime != (ROOT / file).stat().st_mtime:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, target, follow_symlinks=False)
-
-
-def build_tests(copy):
-    """Builds the tests of the copy; returns the program."""
-    built = subprocess.run(["cargo", "test", "--no-run", "--test", "suite", "--message-format", "json"], cwd=copy,
-                           check=True, stdout=subprocess.PIPE, text=True).stdout
-    messages = [json.loads(line) for line in built.splitlines()]
-    return next(one["executable"] for one in messages if one.get("target", {}).get("name") == "suite")
-
-
-def run_tests(program, copy, number, tests):
-    """Names of the tests that fail with a mutation, those of the first of these filters where one does."""
-    env = os.environ | {"STREAM_MUTATION": str(number)}
-    for tests_of_filter in tests:
-        # A cluster runs the same scripts.
-        ran = subprocess.run([program, "--quiet", tests_of_filter, "--skip", "in_a_cluster"], cwd=copy, env=env,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        failed = sorted(set(re.findall(r"^    ([a-z_:0-9]+)$", ran.stdout, re.MULTILINE)))
-        if ran.returncode != 0:
-            # Without names: a mutation ended the process, or nothing ran.
-            return failed or [f"{tests_of_filter}: {ran.stdout[-300:]}"]
-    return []
-
-
-def numbers_of(text):
-    """Numbers of a list as 1,3-5."""
-    ranges = [part.partition("-") for part in text.split(",")]
-    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("copy", type=pathlib.Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--list", action="store_true", help="print the rows and run nothing")
-    options = parser.parse_args()
-    copy = options.copy.resolve()
-    if copy == ROOT or ROOT in copy.parents:
-        raise SystemExit("COPY must lie outside of the repository")
-    mutations = make_copy(None if options.list else copy)
-    if options.list:
-        print("".join(f"{number:>3} {name}\n" for number, (name, _) in mutations.items()), end="")
-        return
-    asked = numbers_of(options.only) if options.only else list(mutations)
-    program = build_tests(copy)
-    failed = run_tests(program, copy, 0, sorted({test for number in asked for test in mutations[number][1]}))
-    if failed != []:
-        raise SystemExit(f"without a mutation the tests fail: {failed}")
-    survived = 0
-    print(f"{len(asked)} of {len(mutations)} rows", flush=True)
-    for number in asked:
-        name, tests = mutations[number]
-        failed = run_tests(program, copy, number, tests)
-        survived += not failed
-        more = f" and {len(failed) - 1} more" if failed and len(failed) > 1 else ""
-        print(f"{number:>3} {name:<95} {f'red: {failed[0]}{more}' if failed else 'SURVIVED'}")
-        sys.stdout.flush()
-    raise SystemExit(bool(survived))
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, make_mutations())

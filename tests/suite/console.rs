@@ -10,6 +10,8 @@ mod inspection;
 mod live;
 #[path = "console/problems.rs"]
 mod problems;
+#[path = "console/quotas.rs"]
+mod quotas;
 #[path = "console/sites.rs"]
 mod sites;
 

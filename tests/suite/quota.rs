@@ -3,7 +3,7 @@
 //! Most tests play a proxy over a stream of their own, which says what it likes when it likes. With the real Envoy, a
 //! test takes as long as its reports.
 
-mod proxy;
+pub(crate) mod proxy;
 mod reports;
 
 use std::time::{Duration, Instant};
@@ -289,6 +289,19 @@ fn stream_that_never_reads_harms_no_other() {
     wait_for("all buckets to be known", || {
         http::get(server.debug_port(), "/quota").send().text().contains(&buckets).then_some(())
     });
+}
+
+#[test]
+fn buckets_of_a_report_are_answered_together() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let users: Vec<String> = (0..500).map(|number| number.to_string()).collect();
+    let buckets: Vec<[(&str, &str); 2]> = users.iter().map(|user| [("user", user.as_str()), ("api", "v1")]).collect();
+    let usages: Vec<_> = buckets.iter().map(|bucket| (&bucket[..], 1, 0)).collect();
+    proxy.report(&usages);
+    buckets.iter().for_each(|bucket| assert!(matches!(proxy.next(bucket), Assigned::Tokens { .. }), "{bucket:?}"));
+    // A machine that is slow needs some, as a response has all that was ready in a fifth of a second.
+    assert!(proxy.responses_read < 100, "{}", proxy.responses_read);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
+use tollkeeper::decide::key_text::KeyEntry;
 use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{self, LimitFindingKind};
 use tollkeeper::serve::report::top;
@@ -394,7 +395,7 @@ fn hostile_keys_have_exact_entries_or_none() {
     found.retain(Option::is_some);
     assert_eq!(found.len(), values.len() - 2, "{report:#?}");
     for value in &values[..5] {
-        let entry = top::KeyEntry { key: "login".to_owned(), value: Some((*value).to_owned()) };
+        let entry = KeyEntry { key: "login".to_owned(), value: Some((*value).to_owned()) };
         assert!(found.contains(&Some(vec![entry])), "{value}: {found:?}");
     }
 }

@@ -12,7 +12,7 @@ use super::findings::{FleetFindingKind, find_problems_of_view, format_minute_of_
 use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};
 use super::view::FleetView;
 use crate::base::clock::Time;
-use crate::base::printable_text::{escape_unprintable, truncate_printable};
+use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
 use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::rule::near_miss::MissReason;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -177,7 +177,7 @@ impl OwnAlarms<'_> {
             let span = "of the last two to three minutes";
             self.add("mostly_rejected", format!("{rejected} of {requests} requests {span} were rejected{by}"));
         }
-        if let Some(rise) = find_rise_after_load(&minutes, &collector.service.rules.load_marks()) {
+        if let Some(rise) = find_rise_after_load(&minutes, &collector.service.rules.load_records()) {
             self.add("rejections_rose_after_load", describe_rise(collector, &rise));
         }
         if let Some(RequestGap { minutes, before }) = find_request_gap(&minutes) {
@@ -206,7 +206,7 @@ impl OwnAlarms<'_> {
         let rejects = |name: &LimitName| !trying.contains(name);
         let all = top_keys.count_rejected_hits(now, minutes, rejects);
         if let Some(key) = find_hot_key(&snapshot(&rejects), all) {
-            let (text, of) = (truncate_printable(&key.text, MAX_KEY_CHARS), escape_unprintable(key.limit.as_str()));
+            let (text, of) = (truncate_and_escape(&key.text, MAX_KEY_CHARS), escape_unprintable(key.limit.as_str()));
             let text = format!(
                 "one key has {} of {all} rejected hits of the last two to three minutes: {text}, by {of} (block it if \
                  it is abuse: `tollkeeper block`; else give it a limit of its own)",
@@ -303,7 +303,7 @@ fn describe_rise(collector: &MetricsCollector, rise: &RejectionRise) -> String {
     let RejectionRise { load_s, version, percent_before, percent_after, .. } = rise;
     let status = collector.service.rules.status();
     let at_source = status.source_version.filter(|_| status.version == *version).map(|version| {
-        let version = truncate_printable(&version, MAX_KEY_CHARS);
+        let version = truncate_and_escape(&version, MAX_KEY_CHARS);
         format!(", version {version} of the source")
     });
     let by = find_most_risen_limit(&metrics.history, now, &metrics.limits.all_limit_stats(), rise).map(|limit| {

@@ -19,6 +19,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::request::Request;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
+use crate::serve::quota::service::QuotaService;
 use crate::settings::fleet::FleetSettings;
 use crate::settings::fleet::TopKeyValueForm;
 
@@ -45,6 +46,7 @@ impl FleetMembership {
     /// The thread cannot be started.
     pub fn start(
         service: Arc<RateLimitService>,
+        quota: Option<Arc<QuotaService>>,
         health: Arc<Health>,
         settings: &FleetSettings,
         key: Option<AuthenticationKey>,
@@ -61,7 +63,7 @@ impl FleetMembership {
             started: Instant::now(),
             values,
         };
-        let collector = SummaryCollector::new(service, health, facts);
+        let collector = SummaryCollector::new(service, quota, health, facts);
         let collector = Arc::new(Mutex::new(collector));
         let worker = match &settings.redis {
             Ok(redis) => Ok(FleetWorker::start(redis.clone(), key, Arc::clone(&collector))?),

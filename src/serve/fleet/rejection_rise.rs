@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use crate::base::clock::Time;
-use crate::rules::live::LoadMark;
+use crate::rules::live::LoadRecord;
 use crate::telemetry::decision_history::{DecisionHistory, RequestMinute};
 use crate::telemetry::metrics::limit_stats::LimitStats;
 
@@ -88,7 +88,7 @@ impl RequestSum {
 }
 
 /// Finds the last load after which rejections rose, and still are high. `minutes` are in order, and the last one runs.
-pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[LoadMark]) -> Option<RejectionRise> {
+pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[LoadRecord]) -> Option<RejectionRise> {
     let (now, _) = minutes.last()?;
     loads.iter().rev().find_map(|load| {
         let (at, version) = (load.at_s / 60, load.version?);
@@ -124,7 +124,7 @@ pub(super) fn find_most_risen_limit(
 ) -> Option<RisenLimit> {
     let at = rise.load_s / 60;
     let risen = limits.iter().filter_map(|limit| {
-        let minutes = history.minutes_of_limits(now, &[limit]);
+        let minutes = history.sum_limits_by_minute(now, &[limit]);
         let (last, _) = minutes.last()?;
         let per_minute = |is_in: &dyn Fn(u64) -> bool| {
             let rejected = minutes.iter().filter(|(minute, _)| is_in(*minute)).map(|(_, of)| u64::from(of.rejected));
@@ -166,9 +166,9 @@ mod tests {
             ..RequestMinute::default()
         });
         let minutes: Vec<_> = (FIRST..).zip(counts).collect();
-        let first = LoadMark { at_s: (FIRST - 1) * 60, version: Some(1) };
-        let refused = LoadMark { at_s: (FIRST + load) * 60 + 50, version: None };
-        let loads = [first, LoadMark { at_s: (FIRST + load) * 60 + 30, version: Some(2) }, refused];
+        let first = LoadRecord { at_s: (FIRST - 1) * 60, version: Some(1) };
+        let refused = LoadRecord { at_s: (FIRST + load) * 60 + 50, version: None };
+        let loads = [first, LoadRecord { at_s: (FIRST + load) * 60 + 30, version: Some(2) }, refused];
         let found = find_rise_after_load(&minutes, &loads)?;
         assert_eq!((found.version, found.load_s), (2, (FIRST + load) * 60 + 30));
         Some([found.percent_before, found.percent_after])

@@ -19,6 +19,7 @@ use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
 use crate::base::table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
+use crate::serve::quota::page::QuotaTotals;
 use crate::serve::report::domain_names::DomainsByMetricName;
 use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
@@ -166,6 +167,9 @@ pub struct ReplicaReport {
     /// Blocked values.
     #[serde(default)]
     pub blocks: BlocksSummary,
+    /// Quota streams, and what the replica holds for them; absent if it publishes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<QuotaTotals>,
 }
 
 /// Rates, verdicts and latency of the decisions in about the last minute.
@@ -336,6 +340,7 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
         values: replica.values,
         recent: sum_recent_decisions(std::iter::once(replica)),
         blocks: replica.blocks,
+        quota: replica.quota,
     }
 }
 
@@ -436,6 +441,7 @@ impl FleetReport {
             page += &wrap_text(&names.join(", "), "  ");
         }
         page += &self.format_blocks();
+        page += &self.format_quotas();
         page.push('\n');
         match part {
             FleetTextContent::Keys => page += &self.top.format_text(TopTextContent::Rejected),
@@ -477,6 +483,26 @@ impl FleetReport {
             self.blocked_values,
             format_table(&["UNTIL", "DOMAIN AND KEY", "REASON"], rows, NumberAlignment::Left)
         )
+    }
+
+    /// Formats what replicas hold for proxies over quota streams, if any has streams, or holds of some that are gone.
+    fn format_quotas(&self) -> String {
+        let quotas = self.replicas.iter().filter_map(|replica| Some((replica, replica.quota?)));
+        let quotas: Vec<_> = quotas.filter(|(_, quota)| quota.streams > 0 || quota.keys > 0).collect();
+        if quotas.is_empty() {
+            return String::new();
+        }
+        let rows = quotas.into_iter().map(|(replica, quota)| {
+            let QuotaTotals { streams, buckets, keys, failed_keys, held_hits, assigned_hits, held_for_s } = quota;
+            let failed = if failed_keys > 0 { format!(" ({failed_keys} without a store)") } else { String::new() };
+            let counts = [streams, buckets, keys, held_hits, assigned_hits].map(|count| count.to_string());
+            let [streams, buckets, keys, held, assigned] = counts;
+            let name = format!("{}{failed}", escape_unprintable(&replica.name));
+            [streams, buckets, keys, held, assigned, format!("{held_for_s}s"), name]
+        });
+        let headings = ["STREAMS", "BUCKETS", "KEYS", "HITS HELD", "OF PROXIES", "ENDS IN", "REPLICA"];
+        let table = format_table(&headings, rows, NumberAlignment::Right);
+        format!("\nHits held for proxies (`tollkeeper quota` shows those of a replica)\n{table}")
     }
 
     /// Formats the cells of the sum over all replicas.

@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD_NO_PAD;
 use serde::{Deserialize, Serialize};
 
+use crate::serve::quota::page::QuotaTotals;
 use crate::serve::report::rules::SlotCounts;
 use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::histogram::BOUNDS_US;
@@ -47,6 +48,9 @@ pub struct ReplicaSummary {
     /// Blocked values; zeros from older versions.
     #[serde(default)]
     pub blocks: BlocksSummary,
+    /// Quota streams, and what the replica holds for them; `None` if the service is off, or from older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<QuotaTotals>,
     /// Hash of the seed of distinct keys; only sketches of one seed can be merged.
     pub distinct_seed: Option<String>,
     /// Names of limits.
@@ -402,7 +406,8 @@ pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{PublishedSlotCounts, decode_sketch, encode_sketch};
+    use super::{PublishedSlotCounts, ReplicaSummary, decode_sketch, encode_sketch};
+    use crate::serve::quota::page::QuotaTotals;
     use crate::telemetry::hyperloglog::DistinctKeySketch;
 
     #[test]
@@ -411,6 +416,22 @@ mod tests {
             assert_eq!(serde_json::from_str::<PublishedSlotCounts>(text).unwrap(), PublishedSlotCounts(expected));
         }
         assert_eq!(serde_json::to_string(&PublishedSlotCounts([1, 2, 3, 4, 5])).unwrap(), "[1,2,3,4,5]");
+    }
+
+    #[test]
+    fn quotas_of_other_versions_are_read() {
+        let quota = QuotaTotals { streams: 3, held_hits: 40, ..QuotaTotals::default() };
+        let summary = ReplicaSummary { quota: Some(quota), ..ReplicaSummary::default() };
+        let mut json = serde_json::to_value(&summary).unwrap();
+        let read = |json: &serde_json::Value| serde_json::from_value::<ReplicaSummary>(json.clone()).unwrap().quota;
+        assert_eq!(read(&json), Some(quota));
+        // A later version, which has other fields.
+        json["quota"] = serde_json::json!({"streams": 3, "held_hits": 40, "new": [1]});
+        assert_eq!(read(&json), Some(quota));
+        // An older one.
+        json.as_object_mut().unwrap().remove("quota");
+        assert_eq!(read(&json), None);
+        assert!(!serde_json::to_string(&ReplicaSummary::default()).unwrap().contains("quota"));
     }
 
     proptest! {

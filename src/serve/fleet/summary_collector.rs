@@ -12,6 +12,7 @@ use crate::base::printable_text::truncate_to_bytes;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
+use crate::serve::quota::service::QuotaService;
 use crate::serve::report::rules::SlotCounts;
 use crate::telemetry::metrics::histogram::HistogramSnapshot;
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
@@ -55,6 +56,8 @@ pub(super) struct ReplicaFacts {
 #[derive(Debug)]
 pub(super) struct SummaryCollector {
     service: Arc<RateLimitService>,
+    /// The quota service; `None` if it is off.
+    quota: Option<Arc<QuotaService>>,
     health: Arc<Health>,
     facts: ReplicaFacts,
     totals: VecDeque<DecisionTotals>,
@@ -76,8 +79,13 @@ struct DecisionTotals {
 
 impl SummaryCollector {
     /// Collector of this service.
-    pub(super) fn new(service: Arc<RateLimitService>, health: Arc<Health>, facts: ReplicaFacts) -> Self {
-        Self { service, health, facts, totals: VecDeque::new() }
+    pub(super) fn new(
+        service: Arc<RateLimitService>,
+        quota: Option<Arc<QuotaService>>,
+        health: Arc<Health>,
+        facts: ReplicaFacts,
+    ) -> Self {
+        Self { service, quota, health, facts, totals: VecDeque::new() }
     }
 
     /// The service.
@@ -106,6 +114,7 @@ impl SummaryCollector {
             rules: self.summarize_rules(),
             recent: self.summarize_recent_decisions(),
             blocks: self.summarize_blocks(now),
+            quota: self.quota.as_ref().map(|quota| quota.compute_totals()),
             distinct_seed: metrics.distinct_key_seed().map(|seed| seed.fingerprint()),
             values: self.facts.values,
             ..ReplicaSummary::default()

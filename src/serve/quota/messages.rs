@@ -195,7 +195,11 @@ mod tests {
     use bytes::{BufMut as _, BytesMut};
     use prost::encoding::{WireType, encode_key, encode_varint};
 
-    use super::{MAX_USAGE_BYTES, ReportField, ReportFields};
+    use super::{MAX_USAGE_BYTES, ReportField, ReportFields, push_assignment};
+    use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
+    use crate::base::pb::rlqs::rate_limit_strategy::{BlanketRule, Strategy as SentStrategy};
+    use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
+    use crate::limit::division::assignment::{Assignment, Strategy, Tokens};
 
     /// A usage whose id has this many empty pairs, of two bytes each in a message.
     fn usage_with_empty_pairs(pairs: usize) -> BytesMut {
@@ -218,5 +222,29 @@ mod tests {
         assert!(matches!(field(1_000_000), Ok(Some(ReportField::TooLong))));
         assert!(matches!(field(MAX_USAGE_BYTES / 2), Ok(Some(ReportField::TooLong))));
         assert!(matches!(field(64), Ok(Some(ReportField::Usage(_)))));
+    }
+
+    /// Strategies and times to live of the actions of an assignment of tokens.
+    fn actions(starts_full: bool) -> Vec<(SentStrategy, i64)> {
+        let strategy = Strategy::Tokens(Tokens { max: 40, fill: 4, interval_s: 1 });
+        let mut response = RateLimitQuotaResponse::default();
+        let assignment = Assignment { strategy, starts_full, ttl_s: 15, takes_back: false };
+        push_assignment(&mut response, &BucketId::default(), assignment);
+        let actions = response.bucket_action.into_iter().map(|action| {
+            let Some(Action::QuotaAssignmentAction(sent)) = action.bucket_action else { panic!("{action:?}") };
+            let ttl = sent.assignment_time_to_live.expect("without one, Envoy never puts it in force");
+            (sent.rate_limit_strategy.unwrap().strategy.unwrap(), ttl.seconds)
+        });
+        actions.collect()
+    }
+
+    #[test]
+    fn denial_goes_before_a_bucket_that_begins_full() {
+        let [deny, bucket] = &*actions(true) else { panic!("a pair") };
+        assert_eq!(*deny, (SentStrategy::BlanketRule(BlanketRule::DenyAll.into()), 15));
+        assert_eq!(actions(false), [*bucket]);
+        let (SentStrategy::TokenBucket(bucket), 15) = bucket else { panic!("{bucket:?}") };
+        // Envoy takes an interval below a second as no limit.
+        assert_eq!(bucket.fill_interval, Some(prost_types::Duration { seconds: 1, nanos: 0 }));
     }
 }

@@ -1,10 +1,11 @@
 //! Report of streams and shares, for `/quota` and `tollkeeper quota`.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::divisions::{KeyDivision, division_key};
+use super::divisions::{BucketOfStream, KeyDivision, division_key};
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
@@ -12,9 +13,11 @@ use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
 use crate::decide::decision::DecisionContext;
 use crate::decide::explain::{ExplainedProxyShares, LimitShareReport, ProxyShareReport};
+use crate::decide::key_text::KeyEntry;
 use crate::decide::quota_buckets::BucketLimits;
 use crate::limit::division::assignment::Strategy;
 use crate::limit::division::divided_limit::AssignmentForm;
+use crate::limit::division::holder::ShareHolder;
 use crate::limit::division::ledger::HolderReport;
 use crate::limit::request::Entry;
 
@@ -41,6 +44,26 @@ pub struct QuotaCounts {
     pub proxies: usize,
     /// Seconds until the last of these assignments ends, unless it is renewed.
     pub ends_s: u64,
+}
+
+/// Sums over all streams and keys of a replica, which it publishes to the fleet.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(default)]
+pub struct QuotaTotals {
+    /// Number of streams.
+    pub streams: u64,
+    /// Number of buckets of all streams.
+    pub buckets: u64,
+    /// Number of keys whose limits are divided.
+    pub keys: u64,
+    /// Number of these keys for which the store does not answer.
+    pub failed_keys: u64,
+    /// Hits of all limits that the replica holds; of rates, hits per period.
+    pub held_hits: u64,
+    /// Part of these hits that proxies may still use.
+    pub assigned_hits: u64,
+    /// Seconds until the last hold ends, unless it is renewed.
+    pub held_for_s: u64,
 }
 
 /// Streams, and what they hold.
@@ -82,14 +105,23 @@ pub struct StreamReport {
 pub struct KeyReport {
     /// Name of the rule.
     pub rule: String,
+    /// Domain; empty from older versions.
+    #[serde(default)]
+    pub domain: String,
     /// Entries, `key=value,key=value`, with values in the form of the settings.
     pub key: String,
+    /// The entries one by one; absent if values are hashed or left out, or not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Vec<KeyEntry>>,
     /// Its limits.
     pub limits: Vec<LimitShareReport>,
     /// The store does not answer.
     pub store_failed: bool,
-    /// Proxies that share it.
+    /// Proxies that share it, up to 100, those with most hits first.
     pub proxies: Vec<ProxyShareReport>,
+    /// Number of proxies that share it.
+    #[serde(default)]
+    pub proxy_count: usize,
 }
 
 impl QuotaService {
@@ -137,6 +169,23 @@ impl QuotaService {
         counts
     }
 
+    /// Sums up what is divided. Looks at every key: takes milliseconds for 20 000.
+    pub fn compute_totals(&self) -> QuotaTotals {
+        let now = self.service.clock.now();
+        let (streams, buckets) = (self.stream_count() as u64, self.stats.bucket_count() as u64);
+        let mut totals = QuotaTotals { streams, buckets, ..QuotaTotals::default() };
+        self.divisions.for_each(|entry| {
+            totals.keys += 1;
+            totals.failed_keys += u64::from(entry.has_failed);
+            for (index, pool) in entry.division.pools.iter().enumerate() {
+                totals.held_hits = totals.held_hits.saturating_add(pool.held);
+                totals.assigned_hits = totals.assigned_hits.saturating_add(entry.division.reserved(index));
+                totals.held_for_s = totals.held_for_s.max(pool.held_until.since_us(now) / 1_000_000);
+            }
+        });
+        totals
+    }
+
     /// Who holds what of the limits of a descriptor with these entries, and until when; `None` if they are not divided.
     pub fn explain(
         &self,
@@ -150,8 +199,9 @@ impl QuotaService {
             return None;
         };
         let report = |entry: &mut KeyDivision| entry.report(self, context.store.now);
-        let KeyReport { limits, proxies, store_failed, .. } = self.divisions.with(division_key(&counters), report)?;
-        Some(ExplainedProxyShares { limits, proxies, store_failed })
+        let report = self.divisions.with(division_key(&counters), report)?;
+        let KeyReport { limits, proxies, proxy_count, store_failed, .. } = report;
+        Some(ExplainedProxyShares { limits, proxies, proxy_count, store_failed })
     }
 }
 
@@ -194,26 +244,33 @@ impl KeyDivision {
             free: self.division.free(index),
             held_for_s: pool.held_until.since_us(now) / 1_000_000,
         });
-        let holders = self.division.holders.iter().take(MAX_SHOWN_HOLDERS);
         KeyReport {
             rule: self.counters.rule.to_string(),
+            domain: self.counters.domain.to_string(),
             key: quota.service.decider.bucket_key_text(&self.counters),
+            entries: quota.service.decider.bucket_entries(&self.counters),
             limits: limits.collect(),
             store_failed: self.has_failed,
-            proxies: holders
-                .map(|holder| {
-                    let HolderReport { strategy, reserved, ends } = self.division.report_holder(holder);
-                    ProxyShareReport {
-                        stream: holder.key.stream.id,
-                        peer: holder.key.stream.peer.clone(),
-                        demand_per_s: per_second(holder.demand.mhps),
-                        assignment: strategy.map_or_else(|| "none".to_owned(), describe_strategy),
-                        reserved,
-                        ends_s: ends.since_us(now) / 1_000_000,
-                    }
-                })
-                .collect(),
+            proxies: self.report_proxies(now),
+            proxy_count: self.division.holders.len(),
         }
+    }
+
+    fn report_proxies(&self, now: Time) -> Vec<ProxyShareReport> {
+        let mut holders: Vec<_> =
+            self.division.holders.iter().map(|holder| (holder, self.division.report_holder(holder))).collect();
+        holders.sort_by_key(|(holder, report)| (Reverse(report.reserved), holder.key.stream.id));
+        holders.truncate(MAX_SHOWN_HOLDERS);
+        let report =
+            |(holder, HolderReport { strategy, reserved, ends }): (&ShareHolder<BucketOfStream>, _)| ProxyShareReport {
+                stream: holder.key.stream.id,
+                peer: holder.key.stream.peer.clone(),
+                demand_per_s: per_second(holder.demand.mhps),
+                assignment: strategy.map_or_else(|| "none".to_owned(), describe_strategy),
+                reserved,
+                ends_s: ends.since_us(now) / 1_000_000,
+            };
+        holders.into_iter().map(report).collect()
     }
 }
 
@@ -257,14 +314,14 @@ impl QuotaReport {
         for key in &self.keys {
             text += &format!("\n{} {}", escape_unprintable(&key.rule), escape_unprintable(&key.key));
             text += if key.store_failed { " (the store does not answer)\n" } else { "\n" };
-            text += &format_shares(&key.limits, &key.proxies);
+            text += &format_shares(&key.limits, &key.proxies, key.proxy_count);
         }
         text
     }
 }
 
-/// What this replica holds of limits, and what proxies have of that.
-pub fn format_shares(limits: &[LimitShareReport], proxies: &[ProxyShareReport]) -> String {
+/// What this replica holds of limits, and what proxies have of that; `proxy_count` of them share it.
+pub fn format_shares(limits: &[LimitShareReport], proxies: &[ProxyShareReport], proxy_count: usize) -> String {
     let mut text = String::new();
     for limit in limits {
         let unit = if limit.form == "rate" { "per period" } else { "hits" };
@@ -287,5 +344,10 @@ pub fn format_shares(limits: &[LimitShareReport], proxies: &[ProxyShareReport]) 
             format!("{} s", proxy.ends_s),
         ]
     });
-    text + &format_table(&head, rows, NumberAlignment::Right)
+    text += &format_table(&head, rows, NumberAlignment::Right);
+    match proxy_count.saturating_sub(proxies.len()) {
+        0 => {}
+        others => text += &format!("{others} other proxies have less\n"),
+    }
+    text
 }

@@ -594,3 +594,43 @@ fn log_refused(rule: &str, reason: &str) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
+    use crate::decide::Decider;
+    use crate::rules::live::LiveRules;
+    use crate::serve::grpc::service::RateLimitService;
+    use crate::settings::Settings;
+    use crate::store::memory::MemoryStore;
+
+    #[tokio::test]
+    async fn bucket_without_requests_is_abandoned_after_a_minute() {
+        let variables = [("TOLLKEEPER_RLQS".into(), "true".into())];
+        let (settings, _) = Settings::from_env(variables.into_iter()).expect("it is valid");
+        let decider = Decider::new(MemoryStore::new(1 << 20).into(), settings.decisions, Arc::default());
+        let clock = Clock::manual(Time::from_secs(1_800_000_000));
+        let service = RateLimitService::new(clock, Arc::new(LiveRules::default()), decider);
+        let quota = QuotaService::start(Arc::new(service), settings.grpc.quota.expect("it is on"));
+        let handle = quota.open_stream(String::new(), true);
+        let mut task = StreamTask::new(Arc::clone(&quota), handle, None);
+        let start = quota.service.clock.now();
+        let usage = |allowed| {
+            let usage = BucketQuotaUsage { bucket_id: Some(BucketId::default()), ..BucketQuotaUsage::default() };
+            vec![Box::new(BucketQuotaUsage { num_requests_allowed: allowed, ..usage })]
+        };
+        let mut is_abandoned = async |allowed: u64, second: u64| {
+            let now = start.plus_us(second * 1_000_000);
+            task.take_usages(usage(allowed), now).await;
+            let mut response = RateLimitQuotaResponse::default();
+            task.add_actions(0, &mut response, now);
+            response.bucket_action.iter().any(|it| matches!(it.bucket_action, Some(Action::AbandonAction(_))))
+        };
+        assert!(!is_abandoned(1, 0).await);
+        assert!(!is_abandoned(1, 40).await);
+        assert!(!is_abandoned(0, 99).await, "59 s after the last request");
+        assert!(is_abandoned(0, 100).await);
+        assert_eq!(quota.stats.bucket_count(), 0);
+    }
+}

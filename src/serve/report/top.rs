@@ -12,6 +12,7 @@ use super::domain_names::{DomainsByMetricName, LimitMode};
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
+use crate::decide::key_text::KeyEntry;
 use crate::telemetry::metrics::limit_stats::LimitName;
 use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedHitsInMinute, RejectedKey, TopKeys, TopKeysSnapshot};
 
@@ -128,16 +129,6 @@ pub struct TopKey {
     /// Why the limit rejects nothing; absent for one that rejects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<LimitMode>,
-}
-
-/// Entry of a key.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct KeyEntry {
-    /// Key.
-    pub key: String,
-    /// Value, or the pattern of values that share a counter; absent if values are hashed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub value: Option<String>,
 }
 
 impl TopQuery {

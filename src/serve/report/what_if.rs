@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::domain_names::DomainsByMetricName;
 use super::rule_text::{format_rule, rule_limits};
-use super::top::{KeyEntry, parse_shown_entries};
+use super::top::parse_shown_entries;
 use crate::base::clock::Time;
+use crate::decide::key_text::KeyEntry;
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::ChargeRequest;

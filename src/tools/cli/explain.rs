@@ -160,10 +160,10 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
     }
     descriptor.limits.iter().for_each(|limit| append_limit_text(page, limit, has_counters));
     descriptor.slots.iter().for_each(|slots| append_slots_text(page, slots));
-    if let Some(ExplainedProxyShares { limits, proxies, store_failed }) = &descriptor.quota {
+    if let Some(ExplainedProxyShares { limits, proxies, proxy_count, store_failed }) = &descriptor.quota {
         *page += "     divided among proxies over RLQS";
         *page += if *store_failed { " (the store does not answer)\n" } else { "\n" };
-        for line in format_shares(limits, proxies).lines() {
+        for line in format_shares(limits, proxies, *proxy_count).lines() {
             let _ = writeln!(page, "     {line}");
         }
     }

@@ -6,7 +6,7 @@ use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter, RuntimeFlag, Un
 use super::config_node::ConfigNode;
 use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
-use crate::base::printable_text::truncate_printable;
+use crate::base::printable_text::truncate_and_escape;
 
 /// Maximum length of a name in a message, in characters.
 const MAX_NAME_CHARS: usize = 100;
@@ -75,7 +75,7 @@ fn hint_at_dropped_descriptors(entries: &[LimitEntry<'_, '_>], found: &mut Envoy
             header.filter(|name| !matched.contains(name)).or_else(|| action.node.text("query_parameter_name"))
         });
         let required: Vec<String> =
-            required.map(|name| format!("`{}`", truncate_printable(name, MAX_NAME_CHARS))).collect();
+            required.map(|name| format!("`{}`", truncate_and_escape(name, MAX_NAME_CHARS))).collect();
         let message = match &*required {
             [] => continue,
             [one] => format!("this descriptor needs {one}, which a request may lack"),

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tollkeeper::base::clock::Time;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
-use tollkeeper::rules::live::SourceIdentity;
+use tollkeeper::rules::live::RuleSetOrigin;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::fleet::alarms::AlarmReport;
@@ -152,7 +152,7 @@ fn load(service: &RateLimitService, users_a_minute: u32) {
     let text = RuleText { name: "rules.yaml".into(), bytes: rules.into(), documents: DocumentSelection::FirstOnly };
     let compiled = compile_texts(&[text], &CompileOptions::default()).expect("good rules");
     let rules = RuleSet::from_domains(compiled.domains, &service.decider.metrics.limits);
-    service.rules.replace_rules(rules, SourceIdentity::default(), service.clock.now());
+    service.rules.replace_rules(rules, RuleSetOrigin::default(), service.clock.now());
 }
 
 /// Sends a minute of requests, and records it at its end: 100 by a user, ten logins of which five are rejected.

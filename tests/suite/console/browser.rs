@@ -24,7 +24,7 @@ descriptors:
 ";
 const TOKEN: &str = "a token of an operator";
 /// Values that would do something if they were taken for HTML, and marks that turn the text around.
-const HOSTILE: [&str; 3] = [
+pub(super) const HOSTILE: [&str; 3] = [
     "<img src=x onerror=\"window.hacked=1\">",
     "\"><script>window.hacked=1</script>",
     "\u{202e}gnirts\u{2066}\u{1b}[2J",
@@ -65,7 +65,7 @@ fn console_with(logins: &[&str]) -> (Tollkeeper, Chromium) {
 }
 
 /// Opens a view and waits until its contents are there.
-fn open(browser: &mut Chromium, view: &str, contents: &str) {
+pub(super) fn open(browser: &mut Chromium, view: &str, contents: &str) {
     browser.evaluate(&format!("void (location.hash = '#/{view}')"));
     browser.wait_until(contents);
     assert_eq!(browser.evaluate("document.getElementById('load-error').textContent"), "", "{view}");
@@ -95,7 +95,7 @@ const VIEWS: [(&str, &str); 10] = [
 ];
 
 /// Asserts that the page neither logged nor loaded anything that it should not.
-fn assert_quiet(browser: &Chromium, port: u16) {
+pub(super) fn assert_quiet(browser: &Chromium, port: u16) {
     let own = [format!("http://127.0.0.1:{port}/"), "data:".to_owned(), "about:blank".to_owned()];
     for event in &browser.events {
         let params = &event["params"];
@@ -114,7 +114,7 @@ fn assert_quiet(browser: &Chromium, port: u16) {
 }
 
 /// Violations of accessibility rules that axe finds in the page, as JSON.
-fn find_violations(browser: &mut Chromium) -> String {
+pub(super) fn find_violations(browser: &mut Chromium) -> String {
     let clients = std::env::var("TOLLKEEPER_TEST_CLIENTS").expect("tests/run.sh sets TOLLKEEPER_TEST_CLIENTS");
     let axe = std::fs::read_to_string(format!("{clients}/node/node_modules/axe-core/axe.min.js"))
         .expect("tests/clients/install.sh installs axe-core");

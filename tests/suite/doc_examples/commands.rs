@@ -75,6 +75,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("performance.md", "tollkeeper bench", SERVER),
     ("quota.md", "TOLLKEEPER_RLQS=true cargo run", SERVES),
     ("quota.md", "curl", SERVER),
+    ("quota.md", "tollkeeper top", SERVER),
     ("redis.md", "REDIS_URL=redis:6379", SERVES),
     ("rules.md", "redis-cli", SERVER),
     ("security.md", "GRPC_SERVER_USE_TLS=true", SERVES),

@@ -18,16 +18,16 @@ use tonic::{Status, Streaming};
 use crate::kit::PATIENCE;
 
 /// A bucket's key and value pairs, with requests that passed and that were denied.
-pub(super) type TextUsage<'a> = (&'a [(&'a str, &'a str)], u64, u64);
+pub(crate) type TextUsage<'a> = (&'a [(&'a str, &'a str)], u64, u64);
 /// The same with any bytes, and requests that passed.
-pub(super) type BytesUsage<'a> = (&'a [(&'a [u8], &'a [u8])], u64);
+pub(crate) type BytesUsage<'a> = (&'a [(&'a [u8], &'a [u8])], u64);
 
 /// Pairs of a bucket, sorted.
 type BucketKey = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// What a bucket was assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Assigned {
+pub(crate) enum Assigned {
     Allow,
     Deny,
     Tokens { max: u32, fill: u32, interval_s: u32, ttl_s: u32, starts_full: bool },
@@ -35,18 +35,20 @@ pub(super) enum Assigned {
 
 /// A stream.
 #[derive(Debug)]
-pub(super) struct Proxy {
+pub(crate) struct Proxy {
     runtime: Runtime,
     domain: String,
     reports: mpsc::Sender<RateLimitQuotaUsageReports>,
     responses: Result<Streaming<RateLimitQuotaResponse>, Status>,
     /// Assignments that no test has asked for, by bucket.
     waiting: HashMap<BucketKey, Vec<Assigned>>,
+    /// Number of responses that were read.
+    pub(crate) responses_read: usize,
 }
 
 impl Proxy {
     /// Opens a stream for a domain to a port of 127.0.0.1.
-    pub(super) fn connect(port: u16, domain: &str) -> Self {
+    pub(crate) fn connect(port: u16, domain: &str) -> Self {
         let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let (reports, receiver) = mpsc::channel(16);
         let responses = runtime.block_on(async {
@@ -59,11 +61,11 @@ impl Proxy {
             let mut client = RateLimitQuotaServiceClient::new(channel);
             client.stream_rate_limit_quotas(sent).await.map(tonic::Response::into_inner)
         });
-        Self { runtime, domain: domain.to_owned(), reports, responses, waiting: HashMap::new() }
+        Self { runtime, domain: domain.to_owned(), reports, responses, waiting: HashMap::new(), responses_read: 0 }
     }
 
     /// Sends a report of these buckets.
-    pub(super) fn report(&mut self, usages: &[TextUsage<'_>]) {
+    pub(crate) fn report(&mut self, usages: &[TextUsage<'_>]) {
         let usage = |(entries, allowed, denied): &TextUsage<'_>| {
             let entries = entries.iter().map(|(key, value)| entry(key.as_bytes(), value.as_bytes())).collect();
             usage_of(entries, *allowed, *denied)
@@ -72,7 +74,7 @@ impl Proxy {
     }
 
     /// Sends a report of buckets whose ids are any bytes.
-    pub(super) fn report_bytes(&mut self, usages: &[BytesUsage<'_>]) {
+    pub(crate) fn report_bytes(&mut self, usages: &[BytesUsage<'_>]) {
         let usage = |(entries, allowed): &BytesUsage<'_>| {
             usage_of(entries.iter().map(|(key, value)| entry(key, value)).collect(), *allowed, 0)
         };
@@ -86,7 +88,7 @@ impl Proxy {
     }
 
     /// The next assignment of a bucket.
-    pub(super) fn next(&mut self, bucket: &[(&str, &str)]) -> Assigned {
+    pub(crate) fn next(&mut self, bucket: &[(&str, &str)]) -> Assigned {
         let mut key: BucketKey =
             bucket.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect();
         key.sort();
@@ -106,6 +108,7 @@ impl Proxy {
     }
 
     fn take(&mut self, response: RateLimitQuotaResponse) {
+        self.responses_read += 1;
         let mut denied = HashMap::new();
         for action in response.bucket_action {
             let id = action.bucket_id.unwrap_or_default();
@@ -134,7 +137,7 @@ impl Proxy {
     }
 
     /// Waits for the end of the stream; returns its error.
-    pub(super) fn end(&mut self) -> Option<Status> {
+    pub(crate) fn end(&mut self) -> Option<Status> {
         match &mut self.responses {
             Err(status) => Some(status.clone()),
             Ok(responses) => loop {

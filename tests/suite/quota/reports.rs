@@ -8,6 +8,7 @@ use super::proxy::{Assigned, Proxy};
 use super::{ANN, RULES, start};
 use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::http;
+use crate::kit::redis;
 use crate::kit::tollkeeper::{PROGRAM, inherited_env, with_rules};
 use crate::kit::wait_for;
 
@@ -35,6 +36,81 @@ fn explanation_says_who_holds_what() {
     let of_rule = |rule: &&Value| rule["rule_path"] == "quota.api_v1.user";
     let divided = &rules["rules"].as_array().unwrap().iter().find(of_rule).unwrap()["quota"];
     assert!(divided["keys"] == 1 && divided["proxies"] == 1 && divided["ends_s"].as_u64() > Some(0), "{divided}");
+}
+
+#[test]
+fn proxies_with_most_hits_come_first() {
+    let server = start(RULES);
+    let mut proxies = [(); 3].map(|()| Proxy::connect(server.grpc_port(), "quota"));
+    for proxy in &mut proxies {
+        proxy.report(&[(&ANN, 0, 1)]);
+        proxy.next(&ANN);
+    }
+    let page: Value = http::get(server.debug_port(), "/quota").send().text().parse().unwrap();
+    let shown = page["keys"][0]["proxies"].as_array().unwrap();
+    let reserved: Vec<u64> = shown.iter().map(|proxy| proxy["reserved"].as_u64().unwrap()).collect();
+    assert!(reserved.is_sorted_by(|one, other| one >= other) && reserved[0] > reserved[2], "{page}");
+    assert_eq!(page["keys"][0]["proxy_count"], 3);
+}
+
+#[test]
+fn page_names_the_key_unless_its_rule_keeps_values_private() {
+    let rules = "
+domain: quota
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 40}}
+  - {key: private, decision_log: none, rate_limit: {unit: day, requests_per_unit: 40}}
+";
+    let server = start(rules);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let (user, private) = ([("user", "ann")], [("private", "secret")]);
+    proxy.report(&[(&user, 1, 0), (&private, 1, 0)]);
+    (proxy.next(&user), proxy.next(&private));
+    let page = http::get(server.debug_port(), "/quota").send().text();
+    assert!(!page.contains("secret"), "{page}");
+    let page: Value = page.parse().unwrap();
+    let keys = page["keys"].as_array().unwrap();
+    let of_rule = |rule: &str| keys.iter().find(|key| key["rule"] == rule).unwrap_or_else(|| panic!("{page}"));
+    let (shown, hidden) = (of_rule("quota.user"), of_rule("quota.private"));
+    assert_eq!((&shown["domain"], &shown["proxy_count"]), (&"quota".into(), &1.into()));
+    assert_eq!(shown["entries"], serde_json::json!([{"key": "user", "value": "ann"}]));
+    assert_eq!((&hidden["key"], &hidden["entries"]), (&"private".into(), &Value::Null));
+}
+
+#[test]
+fn fleet_shows_what_each_replica_holds_for_proxies() {
+    let redis = redis::options().start();
+    let replica = |is_on: &str| {
+        with_rules(RULES)
+            .env("TOLLKEEPER_RLQS", is_on)
+            .env("TOLLKEEPER_FLEET", "true")
+            .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
+            .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
+            .env("REDIS_URL", redis.address())
+            .env("REDIS_SOCKET_TYPE", "tcp")
+            .start()
+    };
+    let (with_streams, without) = (replica("true"), replica("false"));
+    let mut proxy = Proxy::connect(with_streams.grpc_port(), "quota");
+    proxy.report(&[(&ANN, 1, 0), (&[("free", "x")], 1, 0)]);
+    let Assigned::Tokens { max, .. } = proxy.next(&ANN) else { panic!("{proxy:?}") };
+    let fleet = |query: &str| http::get(without.debug_port(), &format!("/fleet{query}")).send().text();
+    let report = wait_for("the other replica to publish its stream", || {
+        let report: Value = fleet("").parse().unwrap();
+        let other = report["replicas"].as_array().unwrap().iter().find(|replica| replica["this"] == false)?;
+        (other["quota"]["keys"] == 1).then(|| report.clone())
+    });
+    let quota = &report["replicas"][1]["quota"];
+    assert_eq!((&quota["streams"], &quota["buckets"], &quota["failed_keys"]), (&1.into(), &2.into(), &0.into()));
+    let number = |field: &str| quota[field].as_u64().unwrap();
+    let (held, assigned) = (number("held_hits"), number("assigned_hits"));
+    assert!(held >= assigned && assigned >= max.into() && held <= 40, "{quota}");
+    assert!(number("held_for_s") > 0, "{quota}");
+    assert_eq!(report["replicas"][0]["quota"], Value::Null, "its service is off");
+    let text = fleet("?format=text");
+    let row = text.lines().skip_while(|line| !line.contains("HITS HELD")).nth(1).unwrap_or_else(|| panic!("{text}"));
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(cells[..3], ["1", "2", "1"], "{text}");
 }
 
 #[test]

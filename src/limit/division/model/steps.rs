@@ -1,5 +1,7 @@
 //! Single steps of the ledger, one proof each: what a broken step would give away.
 
+use super::super::assignment::Retirement;
+use super::super::ledger::{LENT_TTL_S, RATE_TTL_S};
 use super::*;
 use crate::limit::hold::HeldAmount;
 
@@ -213,4 +215,105 @@ fn last_hits_are_charged_once_and_those_of_the_next_division_too() {
     assert_eq!(room_after(last, 19), 90);
     // The key has proxies again.
     assert_eq!(room_after(told(20, 4), 20), 86);
+}
+
+#[test]
+fn idle_proxy_gives_its_hits_back_before_its_bucket_is_abandoned() {
+    let (mut division, part) = assigned(Unit::Day);
+    division.report(0, usage(0, 0, at(5)), at(5));
+    let Retirement::Assign(assignment) = division.retire(0, at(5)) else { panic!("it has {part} hits") };
+    let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
+    assert_eq!((tokens.max, assignment.starts_full), (1, false));
+    assert_eq!(division.retire(0, at(6)), Retirement::Wait, "it may have used more before that");
+    division.report(0, usage(0, 0, at(10)), at(10));
+    assert_eq!((division.retire(0, at(10)), division.reserved(0)), (Retirement::Done, 1));
+    // A rate has nothing that a proxy could have used and not reported.
+    let (mut division, _) = assigned(Unit::Second);
+    assert_eq!(division.retire(0, at(5)), Retirement::Done);
+}
+
+#[test]
+fn assignment_lasts_for_15_s_at_least() {
+    let (division, _) = assigned(Unit::Second);
+    let ends = division.report_holder(&division.holders[0]).ends;
+    assert_eq!(ends, at(RATE_TTL_S.into()));
+    const { assert!(RATE_TTL_S >= 15 && LENT_TTL_S >= 15) };
+    // A renewal of lent hits, at any time of the window that does not end with the next report.
+    for left_s in 11..=60 {
+        let limit = limit(Algorithm::FixedWindow, 100, Unit::Minute, None);
+        let mut division = Division::new([DividedLimit::new(&limit)], START);
+        division.join(1, true, START);
+        division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+        let grant = |division: &mut Division<u32>, now: Time| {
+            let request = division.request(0, now).expect("it is due");
+            let window_ends = Some(at(50 + left_s));
+            division.grant(0, &request, PoolGrant { held: request.wanted, window_ends, ..PoolGrant::default() }, now);
+        };
+        grant(&mut division, START);
+        division.assign(0, START).expect("the first report is answered");
+        division.report(0, usage(1, 0, at(50)), at(50));
+        grant(&mut division, at(50));
+        let renewed = division.assign(0, at(50)).expect("it ends soon");
+        assert!(renewed.ttl_s >= 15, "{left_s} s of the window are left: {renewed:?}");
+    }
+}
+
+#[test]
+fn assignment_ends_before_the_hold() {
+    let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
+    division.join(1, true, START);
+    division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    let request = division.request(0, START).expect("it holds nothing");
+    let request = PoolRequest { for_us: 20 * SECOND_US, ..request };
+    division.grant(0, &request, PoolGrant { held: request.wanted, ..PoolGrant::default() }, START);
+    assert_eq!(division.assign(0, START).map(|assignment| assignment.ttl_s), Some(19));
+    // There is no answer of the store, or its hold is over.
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
+    division.join(1, true, START);
+    division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    assert_eq!(division.assign(0, START), None);
+}
+
+#[test]
+fn bucket_that_is_full_after_a_change_denies_until_the_old_one_has_rested() {
+    let limit = limit(Algorithm::FixedWindow, 100, Unit::Second, None);
+    for keeps_ratio in [true, false] {
+        let mut division = Division::new([DividedLimit::new(&limit)], START);
+        division.join(1, keeps_ratio, START);
+        division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+        answer(&mut division, START);
+        division.assign(0, START).expect("the first report is answered");
+        // Another proxy comes, and this one uses little.
+        division.join(2, keeps_ratio, at(5));
+        division.report(0, usage(5, 0, at(5)), at(5));
+        division.report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+        answer(&mut division, at(5));
+        let changed = division.assign(0, at(5)).expect("it gets less");
+        assert_eq!(changed.strategy == Strategy::Deny, !keeps_ratio, "{changed:?}");
+        assert!(changed.takes_back && !changed.starts_full, "{changed:?}");
+    }
+}
+
+#[test]
+fn silent_proxy_leaves_the_division() {
+    let (mut division, _) = assigned(Unit::Second);
+    division.report(0, usage(50, 0, at(5)), at(5));
+    let want = |second| division.pools[0].want(&division.holders[0], 1, at(second));
+    assert_eq!((want(16) > 0, want(17)), (true, 0));
+}
+
+#[test]
+fn failed_request_is_repeated_with_its_number() {
+    let (mut division, _) = assigned(Unit::Day);
+    division.report(0, usage(10, 0, at(5)), at(5));
+    let request = division.request(0, at(5)).expect("it has something to tell");
+    division.refuse(0, &request);
+    division.report(0, usage(3, 0, at(10)), at(10));
+    let again = division.request(0, at(10)).expect("it is told again");
+    assert_eq!((again.used, again.number), (10, request.number));
+    let grant = PoolGrant { held: again.wanted, ..PoolGrant::default() };
+    division.grant(0, &again, grant, at(10));
+    let next = division.request(0, at(10)).expect("three more were used");
+    assert_eq!((next.used, next.number), (3, request.number + 1));
 }

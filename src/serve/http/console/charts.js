@@ -1,6 +1,6 @@
 // Charts: the last seconds as a line, and the last hour as columns with axes, values and marks.
 
-import { atMost, clock, element, number, printable, share, svg, table, update } from './dom.js';
+import { atMost, clock, element, number, numberColumn, printable, share, span, svg, table, update } from './dom.js';
 
 const MINUTES = 60;
 const HEIGHT = 190;
@@ -10,12 +10,12 @@ export function sparkline(values, kind, label) {
   const top = Math.max(...values, 1e-9);
   const step = values.length > 1 ? 300 / (values.length - 1) : 0;
   const points = values.map((value, index) => `${(index * step).toFixed(1)},${(40 - (36 * value) / top).toFixed(1)}`);
-  const line = points.length > 0 ? `M${points.join('L')}` : '';
+  const path = points.length > 0 ? `M${points.join('L')}` : '';
   return svg(
     'svg',
     { class: `spark ${kind}`, viewBox: '0 0 300 42', preserveAspectRatio: 'none', role: 'img', 'aria-label': label },
-    svg('path', { class: 'area', d: line ? `${line}L${((values.length - 1) * step).toFixed(1)},42L0,42Z` : '' }),
-    svg('path', { class: 'line', d: line }),
+    svg('path', { class: 'area', d: path ? `${path}L${((values.length - 1) * step).toFixed(1)},42L0,42Z` : '' }),
+    svg('path', { class: 'line', d: path }),
   );
 }
 
@@ -63,11 +63,11 @@ export function hourChart(title, unit) {
     const top = niceTop(Math.max(1, ...starts.flatMap((start, at) => (start < first ? [] : [sums[at], ...lines.map(({ values: of }) => of[at])]))));
     const y = (count) => BOX.top + inner - (inner * count) / top;
     const parts = [0, top / 2, top].flatMap((tick) => [
-      svg('line', { class: 'rule', x1: BOX.left, x2: width - BOX.right, y1: y(tick), y2: y(tick) }),
+      line('rule', BOX.left, y(tick), width - BOX.right, y(tick)),
       text(number(tick), { x: BOX.left - 6, y: y(tick) + 4, 'text-anchor': 'end' }),
     ]);
     for (let at = first - (first % 600) + (first % 600 ? 600 : 0); at <= last; at += width < 480 ? 1200 : 600) {
-      parts.push(svg('line', { class: 'rule', x1: x(at), x2: x(at), y1: BOX.top + inner, y2: BOX.top + inner + 4 }));
+      parts.push(line('rule', x(at), BOX.top + inner, x(at), BOX.top + inner + 4));
       parts.push(text(clock(at), { x: x(at), y: HEIGHT - 6, 'text-anchor': x(at) < BOX.left + 14 ? 'start' : x(at) > width - 28 ? 'end' : 'middle' }));
     }
     starts.forEach((start, at) => {
@@ -88,11 +88,11 @@ export function hourChart(title, unit) {
     });
     for (const { at_s: at, version } of loads.filter((load) => load.at_s >= first)) {
       const kind = version === null ? 'mark failed' : 'mark';
-      parts.push(svg('line', { class: kind, x1: x(at), x2: x(at), y1: BOX.top - 2, y2: BOX.top + inner }));
+      parts.push(line(kind, x(at), BOX.top - 2, x(at), BOX.top + inner));
       parts.push(svg('path', { class: kind, d: `M${x(at) - 5},${BOX.top - 10}h10l-5,8z` }));
     }
     if (starts[0] > first && x(starts[0]) - BOX.left > 130) parts.push(text('not recorded', { x: BOX.left + 8, y: BOX.top + 14 }));
-    if (chosen !== null && chosen >= first) parts.push(svg('line', { class: 'cursor', x1: x(chosen + 30), x2: x(chosen + 30), y1: BOX.top, y2: BOX.top + inner }));
+    if (chosen !== null && chosen >= first) parts.push(line('cursor', x(chosen + 30), BOX.top, x(chosen + 30), BOX.top + inner));
     const find = (event) => {
       const seconds = first + Math.floor((event.clientX - plot.getBoundingClientRect().left - BOX.left) / wide) * 60;
       choose(starts.reduce((best, start) => (Math.abs(start - seconds) < Math.abs(best - seconds) ? start : best), last));
@@ -104,7 +104,7 @@ export function hourChart(title, unit) {
     const legends = [...series, ...lines].map(({ title: name, kind }) => element('span', {}, element('span', { class: `sample ${kind}` }), name));
     update(legend, ...legends, loads.length > 0 ? element('span', {}, element('span', { class: 'sample mark' }), 'rules loaded') : null,
       starts.some((start, at) => at > 0 && start - starts[at - 1] > 60) ? element('span', {}, element('span', { class: 'sample gap' }), 'not recorded') : null,
-      element('span', { class: 'soft' }, `${unit} · UTC · the last minute still runs`));
+      span('soft', `${unit} · UTC · the last minute still runs`));
     readMinute();
     if (values.open) drawValues();
   };
@@ -130,7 +130,7 @@ export function hourChart(title, unit) {
 
   const drawValues = () => {
     const columns = [{ title: 'Minute, UTC', cell: (at) => clock(data.start_s[at]) },
-      ...[...data.series, ...(data.lines ?? [])].map(({ title: name, values: of }) => ({ title: name, number: true, cell: (at) => number(of[at]) }))];
+      ...[...data.series, ...(data.lines ?? [])].map(({ title: name, values: of }) => numberColumn(name, (at) => number(of[at])))];
     update(values.lastElementChild, table(`${printable(title)} by minute`, columns, data.start_s.map((_, at) => at).reverse()));
   };
   values.addEventListener('toggle', () => data && values.open && drawValues());
@@ -155,6 +155,8 @@ export function hourChart(title, unit) {
     },
   };
 }
+
+const line = (kind, x1, y1, x2, y2) => svg('line', { class: kind, x1, y1, x2, y2 });
 
 function text(content, attributes) {
   return svg('text', attributes, document.createTextNode(content));

@@ -2,6 +2,9 @@
 
 const HANDLERS = ['onclick', 'oninput', 'onchange', 'onsubmit', 'onkeydown', 'onpointermove', 'onpointerleave'];
 
+/** Children without those that are left out. */
+const shownOf = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== '');
+
 /** Creates an element: attributes by name, handlers as `onclick`, children as text or nodes. */
 export function element(name, attributes = {}, ...children) {
   const created = document.createElement(name);
@@ -10,7 +13,7 @@ export function element(name, attributes = {}, ...children) {
     if (HANDLERS.includes(key)) created[key] = value;
     else created.setAttribute(key, value === true ? '' : String(value));
   }
-  created.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== ''));
+  created.append(...shownOf(children));
   return created;
 }
 
@@ -31,7 +34,7 @@ export const byId = (id) => document.getElementById(id);
 /** Makes the children of `parent` like these nodes and texts; nodes with the same `data-key` are kept and moved. */
 export function update(parent, ...children) {
   const focused = document.activeElement;
-  const wanted = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false && child !== '');
+  const wanted = shownOf(children);
   patchChildren(parent, wanted.map((child) => (child instanceof Node ? child : document.createTextNode(String(child)))));
   if (focused !== document.activeElement && focused?.isConnected) focused.focus({ preventScroll: true });
 }
@@ -99,14 +102,13 @@ export const number = (count) => (isNone(count) ? '–' : whole.format(count));
 export const rate = (perSecond) => short.format(perSecond);
 export const share = (part, all) => (all > 0 ? `${short.format((100 * part) / all)} %` : '–');
 
+/** Units of time in microseconds, each with the time from which the next one is used. */
+const UNITS = [['µs', 1, 1e3], ['ms', 1e3, 1e6], ['s', 1e6, 120e6], ['min', 60e6, 7200e6], ['h', 3600e6, 172800e6], ['days', 86400e6, Infinity]];
+
 export function duration(us) {
   if (isNone(us)) return '–';
-  if (us < 1000) return `${number(us)} µs`;
-  if (us < 1e6) return `${short.format(us / 1e3)} ms`;
-  if (us < 120e6) return `${short.format(us / 1e6)} s`;
-  if (us < 7200e6) return `${short.format(us / 60e6)} min`;
-  if (us < 172800e6) return `${short.format(us / 3600e6)} h`;
-  return `${short.format(us / 86400e6)} days`;
+  const [name, unit] = UNITS.find(([, , end]) => us < end);
+  return `${short.format(us / unit)} ${name}`;
 }
 
 /** A percentile: the upper bound of its bucket. */
@@ -128,14 +130,30 @@ export const printable = (text) =>
 
 // Parts that views share.
 
-export function card(title, ...children) {
-  return element('section', { class: 'card' }, element('h2', {}, title), ...children);
-}
+/** A card without a heading. */
+export const box = (...children) => element('section', { class: 'card' }, ...children);
+export const card = (title, ...children) => box(element('h2', {}, title), ...children);
+export const grid = (...cards) => element('div', { class: 'grid' }, ...cards);
+export const tools = (...controls) => element('p', { class: 'tools' }, ...controls);
+export const span = (kind, ...children) => element('span', { class: kind }, ...children);
+export const heading = (...children) => element('h1', {}, ...children);
+export const link = (href, ...children) => element('a', { href }, ...children);
+export const button = (name, onclick, kind) => element('button', { type: 'button', class: kind, onclick }, name);
+/** A label around its control. */
+export const label = (...children) => element('label', {}, ...children);
+
+/** A choice among values with their names. */
+export const select = (id, options, chosen) =>
+  element('select', { id }, options.map(([value, name]) => element('option', { value, selected: value === chosen }, name)));
 
 export const figure = (title, value, unit, ...rest) => card(title, element('p', { class: 'figure' }, value, element('small', {}, ` ${unit}`)), ...rest);
 
 /** A column of the numbers that rows have in a field. */
-export const countColumn = (title, field) => ({ title, number: true, cell: (row) => number(row[field]) });
+export const countColumn = (title, field) => numberColumn(title, (row) => number(row[field]));
+
+export const numberColumn = (title, cell) => ({ title, number: true, cell });
+/** A column of names, as wide as they need. */
+export const nameColumn = (title, cell) => ({ title, class: 'name', cell });
 
 /** A table: columns are `{ title, cell, number }`, `cell` returns text or nodes for a row, and `key` identifies a row. */
 export function table(caption, columns, rows, { rowClass = () => undefined, key, open } = {}) {
@@ -169,6 +187,7 @@ export function details(pairs) {
 
 /** Text of less weight. */
 export const soft = (...text) => element('p', { class: 'soft' }, text);
+export const notice = (...children) => element('p', { class: 'notice' }, ...children);
 export const problemNotice = (text) => element('p', { class: 'notice bad', role: 'alert' }, text);
 export const badge = (text, kind = '', title = undefined) => element('span', { class: `badge ${kind}`, title }, text);
 /** Text with its line ends, which can be scrolled by the keyboard. */
@@ -197,8 +216,10 @@ export function copyButton(name, text) {
     }
     setTimeout(() => { button.textContent = name; }, 1500);
   };
-  return element('button', { type: 'button', onclick: copy }, name);
+  return button(name, copy);
 }
+
+export const copyLink = () => copyButton('Copy link', () => location.href);
 
 export const quoteForShell = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`);
 

@@ -1,22 +1,22 @@
 // Views of replicas and of this process: fleet, one replica, failures, quotas, settings.
 
-import { atMost, badge, card, code, copyButton, countColumn, details, duration, element, figure, modeBadge, number, pre, printable, problemNotice, quoteForShell, rate, share, soft, table, timeOf, update } from './dom.js';
+import { atMost, badge, box, button, card, code, copyButton, countColumn, details, duration, element, figure, grid, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, quoteForShell, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { hourChart, mix, requestSeries, sparkline } from './charts.js';
-import { listBlocks, rejectedTable, ruleLink } from './keys.js';
-import { adminRequest, ask, getJson, readAddress, request, tell, withQuery, writeState } from './server.js';
+import { keyLink, listBlocks, rejectedTable, ruleLink, sharesOf } from './keys.js';
+import { adminRequest, ask, getJson, readAddress, request, searchInput, tell, withQuery, writeState } from './server.js';
 
 /** Parts of decisions by what became of the request; `local` is split into passed and rejected. */
 function verdictParts(verdicts, localRejected) {
   return [
-    { kind: 'ok', title: 'passed', count: verdicts.ok },
-    { kind: 'over_limit', title: 'rejected', count: verdicts.over_limit },
-    { kind: 'shadow', title: 'over the limit in shadow mode', count: verdicts.shadow },
-    { kind: 'policy', title: 'local: passed', count: Math.max(verdicts.local - localRejected, 0) },
-    { kind: 'policy_rejected', title: 'local: rejected', count: localRejected },
-    { kind: 'policy', title: 'allow', count: verdicts.allow },
-    { kind: 'policy_rejected', title: 'deny', count: verdicts.deny },
-    { kind: 'other', title: 'error, or a candidate that was not charged', count: verdicts.error },
-  ];
+    ['ok', 'passed', verdicts.ok],
+    ['over_limit', 'rejected', verdicts.over_limit],
+    ['shadow', 'over the limit in shadow mode', verdicts.shadow],
+    ['policy', 'local: passed', Math.max(verdicts.local - localRejected, 0)],
+    ['policy_rejected', 'local: rejected', localRejected],
+    ['policy', 'allow', verdicts.allow],
+    ['policy_rejected', 'deny', verdicts.deny],
+    ['other', 'error, or a candidate that was not charged', verdicts.error],
+  ].map(([kind, title, count]) => ({ kind, title, count }));
 }
 
 function decisionsCard(title, perSecond, verdicts, localRejected) {
@@ -27,24 +27,32 @@ function decisionsCard(title, perSecond, verdicts, localRejected) {
     element('p', { class: 'legend' }, shown.map(({ kind, title: name, count }) => element('span', {}, element('span', { class: `sample ${kind}` }), `${name} ${share(count, all)}`))));
 }
 
+const decisionsOf = (title, { decisions_per_s: perSecond, verdicts }) => decisionsCard(title, perSecond, verdicts, verdicts.local_rejected);
+
+const requestFigures = (recent) => [
+  figure('Requests', rate(recent.calls_per_s), 'per second'),
+  figure('Rejected requests', rate(recent.rejected_per_s), 'per second'),
+  figure('Latency, p99', duration(recent.latency_us?.p99), 'at most'),
+];
+
 /** What is wrong, or that nothing is. */
 export function alarmList(report) {
   if (report === undefined) return null;
-  if (!report) return element('p', { class: 'notice' }, 'Alarms are not known.');
+  if (!report) return notice('Alarms are not known.');
   if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
   const views = { failures: 'store_lost server_not_used reload_failed answers_by_policy load_failed', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'rejections_rose_after_load' };
   const viewOf = (kind) => Object.keys(views).find((view) => views[view].split(' ').includes(kind));
   return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
     element('strong', {}, alarm.replicas.join(', ') || alarm.kind), ': ', printable(alarm.text), ' ',
-    viewOf(alarm.kind) ? element('a', { href: `#/${viewOf(alarm.kind)}` }, 'Look') : null)));
+    viewOf(alarm.kind) ? link(`#/${viewOf(alarm.kind)}`, 'Look') : null)));
 }
 
 const replicaAddress = (replica) => (replica.this ? '#/replica' : `#/replica/${encodeURIComponent(replica.incarnation)}`);
 
 function storeState({ store }) {
-  if (!store.available) return element('span', { class: 'bad' }, `${store.kind}: lost`);
-  if (store.breakers_open > 0) return element('span', { class: 'bad' }, `${store.breakers_open} of ${store.servers} lost`);
-  return element('span', { class: 'good' }, store.kind);
+  if (!store.available) return span('bad', `${store.kind}: lost`);
+  if (store.breakers_open > 0) return span('bad', `${store.breakers_open} of ${store.servers} lost`);
+  return span('good', store.kind);
 }
 
 /** A replica with problems comes first, then this one, then the others by name. */
@@ -56,32 +64,33 @@ function problemsOf(replica, findings) {
 const clockOf = (ms) => `${number(Math.abs(ms))} ms ${ms < 0 ? 'ahead' : 'behind'}`;
 
 const replicaColumns = (findings) => [
-  { title: 'Replica', class: 'name', cell: (replica) => [element('a', { href: replicaAddress(replica) }, printable(replica.name)), replica.this ? badge('this') : null,
-    replica.gone_since ? badge(['gone since ', timeOf(replica.gone_since)], replica.replaced ? '' : 'bad') : replica.silent ? badge(`silent for ${number(replica.published_s_ago)} s`, 'bad') : problemsOf(replica, findings) > 0 ? badge('problem', 'bad') : null] },
-  { title: 'Requests/s', number: true, cell: (replica) => rate(replica.recent.calls_per_s) },
-  { title: 'Rejected/s', number: true, cell: (replica) => rate(replica.recent.rejected_per_s) },
-  { title: 'p99 at most', number: true, cell: (replica) => duration(replica.recent.latency_us?.p99) },
+  nameColumn('Replica', (replica) => [link(replicaAddress(replica), printable(replica.name)), replica.this ? badge('this') : null,
+    replica.gone_since ? badge(['gone since ', timeOf(replica.gone_since)], replica.replaced ? '' : 'bad') : replica.silent ? badge(`silent for ${number(replica.published_s_ago)} s`, 'bad') : problemsOf(replica, findings) > 0 ? badge('problem', 'bad') : null]),
+  numberColumn('Requests/s', (replica) => rate(replica.recent.calls_per_s)),
+  numberColumn('Rejected/s', (replica) => rate(replica.recent.rejected_per_s)),
+  numberColumn('p99 at most', (replica) => duration(replica.recent.latency_us?.p99)),
   { title: 'Store', cell: storeState },
   { title: 'Rules', cell: (replica) => [code(replica.rules.hash.slice(0, 8) || 'none'), replica.rules.load_failed ? badge('reload failed', 'bad') : null] },
   countColumn('Slot', 'slot'),
-  { title: 'Blocked values', number: true, cell: (replica) => number(replica.blocks.values) },
-  { title: 'Clock', number: true, cell: (replica) => clockOf(replica.clock_offset_ms) },
+  numberColumn('Blocked values', (replica) => number(replica.blocks.values)),
+  numberColumn('Clock', (replica) => clockOf(replica.clock_offset_ms)),
   { title: 'Version', cell: (replica) => replica.build },
-  { title: 'Age', number: true, cell: (replica) => duration(replica.age_s * 1e6) },
+  numberColumn('Age', (replica) => duration(replica.age_s * 1e6)),
 ];
+
+const QUOTA_FIGURES = [['Streams', 'streams'], ['Buckets', 'buckets'], ['Keys', 'keys'], ['Keys without a store', 'failed_keys'], ['Hits held', 'held_hits'], ['Hits of proxies', 'assigned_hits'], ['Held for, s', 'held_for_s']];
 
 export function fleet(main, { alarms, hasAlarms }) {
   const { state } = readAddress();
-  const search = element('input', { type: 'search', id: 'search', placeholder: 'part of a name', autocomplete: 'off', value: state.get('search') ?? '' });
-  const order = element('select', { id: 'order' }, [['rejected', 'rejected most'], ['matched', 'matched most'], ['name', 'name']].map(([value, name]) =>
-    element('option', { value, selected: value === state.get('order') }, name)));
+  const search = searchInput('search', 'part of a name');
+  const order = select('order', [['rejected', 'rejected most'], ['matched', 'matched most'], ['name', 'name']], state.get('order'));
   const wrong = element('div');
   const top = element('div');
   const chart = hourChart('Requests of this replica, the last hour', 'requests a minute');
   const body = element('div');
   const limits = element('div');
-  main.append(element('h1', {}, 'Fleet'), wrong, top, body, chart.node, element('section', { class: 'card' }, element('h2', {}, 'Limits over all replicas'),
-    element('div', { class: 'tools' }, element('label', { for: 'search' }, 'Search', search), element('label', { for: 'order' }, 'Order', order)), limits));
+  main.append(heading('Fleet'), wrong, top, body, chart.node, card('Limits over all replicas',
+    tools(label('Search', search), label('Order', order)), limits));
   const refresh = async () => {
     hasAlarms.then(() => update(wrong, alarmList(alarms())));
     const [report, history] = await Promise.all([
@@ -94,31 +103,31 @@ export function fleet(main, { alarms, hasAlarms }) {
     const silent = report.replicas.filter((replica) => replica.silent).length;
     const heard = report.replicas.length - silent;
     const { recent, findings } = report;
-    update(top, report.problem ? element('p', { class: 'notice' }, `This replica only: ${report.problem}.`) : null,
-      report.left_out.map((left) => element('p', { class: 'notice' }, `Left out: ${number(left.summaries)} summaries ${left.reason}.`)),
+    update(top, report.problem ? notice(`This replica only: ${report.problem}.`) : null,
+      report.left_out.map((left) => notice(`Left out: ${number(left.summaries)} summaries ${left.reason}.`)),
       element('h2', {}, 'Requests'),
-      element('div', { class: 'grid' },
-        figure('Requests', rate(recent.calls_per_s), 'per second'),
-        figure('Rejected requests', rate(recent.rejected_per_s), 'per second'),
-        figure('Latency, p99', duration(recent.latency_us?.p99), 'at most'),
+      grid(...requestFigures(recent),
         card('Replicas', element('p', { class: 'figure' }, number(heard), silent > 0 ? element('small', { class: 'bad' }, ` and ${number(silent)} silent`) : null))),
       element('h2', {}, 'Limits'),
-      element('div', { class: 'grid' }, decisionsCard('Decisions of limits; a request may have several', recent.decisions_per_s, recent.verdicts, recent.verdicts.local_rejected)));
+      grid(decisionsOf('Decisions of limits; a request may have several', recent)));
+    const quotas = report.replicas.filter((replica) => replica.quota?.streams > 0 || replica.quota?.keys > 0);
     const rows = [...report.replicas].sort((a, b) => problemsOf(b, findings) - problemsOf(a, findings));
     update(body,
-      element('section', { class: 'card' }, table('Replicas, problems first', replicaColumns(findings), rows,
+      box(table('Replicas, problems first', replicaColumns(findings), rows,
         { key: (replica) => replica.incarnation, open: (replica) => { location.hash = replicaAddress(replica); } })),
-      report.blocked_values > 0 ? element('section', { class: 'card' }, table('Blocked values', [
-        { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
-        { title: 'Key', class: 'name', cell: (block) => printable(block.key) },
+      quotas.length > 0 ? box(table('Hits held for proxies over quota streams', [replicaColumns(findings)[0],
+        ...QUOTA_FIGURES.map(([title, field]) => numberColumn(title, (replica) => number(replica.quota[field])))], quotas, { key: (replica) => replica.incarnation })) : null,
+      report.blocked_values > 0 ? box(table('Blocked values', [
+        nameColumn('Domain', (block) => printable(block.domain)),
+        nameColumn('Key', (block) => printable(block.key)),
         { title: 'Until', cell: (block) => timeOf(block.until) },
-        { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
+        nameColumn('Reason', (block) => printable(block.reason)),
       ], report.blocks), soft(`${number(report.blocked_values)} in all; the values need the admin token.`),
-        element('button', { type: 'button', onclick: listBlocks }, 'List blocked values')) : null,
-      element('section', { class: 'card' }, rejectedTable('Keys rejected most in ten minutes, all replicas', report.top.overall)));
+        button('List blocked values', listBlocks)) : null,
+      box(rejectedTable('Keys rejected most in ten minutes, all replicas', report.top.overall)));
     chart.update(requestSeries(history));
     update(limits, table(`${number(report.rules.length)} of ${number(report.limits)} limits`, [
-      { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit)] },
+      nameColumn('Limit', (limit) => [ruleLink(limit.rule), modeBadge(limit)]),
       countColumn('Matched', 'matched'),
       countColumn('Rejected', 'rejected'),
       countColumn('Near', 'near_limit_hits'),
@@ -143,29 +152,27 @@ export function replica(main, context) {
 /** Another replica, by its summary: this console cannot ask it itself. */
 function otherReplica(main, incarnation) {
   const body = element('div');
-  main.append(element('p', {}, element('a', { href: '#/fleet' }, '← All replicas')), body);
+  main.append(element('p', {}, link('#/fleet', '← All replicas')), body);
   const draw = (report) => {
     const found = report.replicas.find((one) => one.incarnation === incarnation);
     if (!found) {
-      update(body, element('h1', {}, 'Replica'), problemNotice('This replica has stopped.'));
+      update(body, heading('Replica'), problemNotice('This replica has stopped.'));
       return;
     }
     const { recent, rules, store } = found;
     const findings = report.findings.filter(({ replicas }) => replicas.includes(found.name));
     const command = `kubectl port-forward ${quoteForShell(`pod/${found.name}`)} 6071:6070`;
-    update(body, element('h1', {}, 'Replica ', element('span', { class: 'mono' }, printable(found.name))),
+    update(body, heading('Replica ', span('mono', printable(found.name))),
       found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
       findings.map((finding) => element('p', { class: 'notice bad' }, printable(finding.advice))),
-      element('div', { class: 'grid' },
-        figure('Requests', rate(recent.calls_per_s), 'per second'),
-        figure('Rejected requests', rate(recent.rejected_per_s), 'per second'),
-        figure('Latency, p99', duration(recent.latency_us?.p99), 'at most')),
-      element('div', { class: 'grid' }, decisionsCard('Decisions of limits', recent.decisions_per_s, recent.verdicts, recent.verdicts.local_rejected)),
-      element('div', { class: 'grid' },
+      grid(...requestFigures(recent)),
+      grid(decisionsOf('Decisions of limits', recent)),
+      grid(
         card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
-        card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? element('span', { class: 'bad' }, 'failed') : 'worked']])),
+        card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? span('bad', 'failed') : 'worked']])),
+        found.quota ? card('Quota streams', details(QUOTA_FIGURES.map(([title, field]) => [title, number(found.quota[field])]))) : null,
         card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
-      card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), element('p', { class: 'tools' }, copyButton('Copy command', command))));
+      card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), tools(copyButton('Copy command', command))));
   };
   return {
     every: 5,
@@ -180,9 +187,9 @@ const perSecond = (point, count) => (point.interval_us > 0 ? (count * 1e6) / poi
 
 function thisReplica(main, { live, alarms }) {
   const figures = element('div');
-  const state = element('div', { class: 'grid' });
+  const state = grid();
   const chart = hourChart('The last hour', 'requests a minute');
-  main.append(element('h1', {}, 'This replica'), figures, chart.node, state);
+  main.append(heading('This replica'), figures, chart.node, state);
   const draw = () => {
     const { last } = live;
     if (!last) {
@@ -198,13 +205,13 @@ function thisReplica(main, { live, alarms }) {
     const latency = live.points.map((point) => point.latency_us?.p99 ?? 0);
     update(figures, alarmList(alarms()),
       element('h2', {}, 'Requests'),
-      element('div', { class: 'grid' },
+      grid(
         figure('Requests', rate(requests.at(-1)), 'per second', sparkline(requests, 'requests', `Requests per second in the last ${time}`), highest(requests)),
         figure('Rejected requests', rate(rejected.at(-1)), 'per second', sparkline(rejected, 'rejected', `Rejected requests per second in the last ${time}`), highest(rejected)),
         figure('Latency of decisions, p99', duration(last.latency_us?.p99), 'at most', sparkline(latency, 'latency', '99th percentile of latency'),
           soft(`p50 ${atMost(last.latency_us?.p50)} · p90 ${atMost(last.latency_us?.p90)} · p99.9 ${atMost(last.latency_us?.p999)}`))),
       element('h2', {}, 'Limits'),
-      element('div', { class: 'grid' }, decisionsCard('Decisions of limits; a request may have several', perSecond(last, decisions), last.verdicts, last.local_rejected)));
+      grid(decisionsCard('Decisions of limits; a request may have several', perSecond(last, decisions), last.verdicts, last.local_rejected)));
     const { store, rules, replicas } = last;
     update(state,
       card('This process', element('p', { class: last.ready ? 'good' : 'bad' }, last.ready ? 'ready' : `not ready: ${last.not_ready_reason}`),
@@ -214,7 +221,7 @@ function thisReplica(main, { live, alarms }) {
       card('Rules', element('p', { class: rules.reload_failed ? 'bad' : 'good' }, rules.reload_failed ? 'the last reload failed' : 'loaded'),
         details([['Version', rules.source_version ?? rules.version], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
       card('Replicas', element('p', {}, replicas ? `${number(replicas.live)} live` : 'counted with Redis only'),
-        replicas ? details([['Slot', replicas.slot ?? 'none']]) : null, element('p', {}, element('a', { href: '#/fleet' }, 'All replicas'))));
+        replicas ? details([['Slot', replicas.slot ?? 'none']]) : null, element('p', {}, link('#/fleet', 'All replicas'))));
   };
   return {
     onLive: draw,
@@ -234,35 +241,35 @@ function counts(title, of) {
 
 export function failures(main) {
   const body = element('div');
-  main.append(element('h1', {}, 'Failures'), body);
+  main.append(heading('Failures'), body);
   const refresh = async () => {
     const [store, status, problems] = await Promise.all([getJson('store'), getJson('rlconfig/status'), getJson('problems')]);
     const servers = problems.servers ?? [];
     const log = [...(problems.log ?? [])].reverse();
     return () => update(body,
-      element('div', { class: 'grid' },
+      grid(
         counts('Failed charges', store.failed_charges),
         counts('Decided by failure policy', store.decided_by_policy),
         card('Servers of the store', servers.length === 0 ? soft(`${store.store}: no server`) : details(servers.map((server) => [server.address, serverState(server, problems.store_available)])))),
-      status.last_error ? element('section', { class: 'card' }, element('h2', {}, status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force'),
+      status.last_error ? box(element('h2', {}, status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force'),
         pre('Errors', status.last_error), (problems.diagnostics ?? []).map(diagnostic)) : null,
-      element('section', { class: 'card' }, log.length === 0 ? soft('No warning or error was logged.') : table('Last warnings and errors of the log', [
+      box(log.length === 0 ? soft('No warning or error was logged.') : table('Last warnings and errors of the log', [
         { title: 'Time, UTC', cell: (line) => timeOf(line.time) },
         { title: 'Level', cell: (line) => element('span', { class: line.level.toLowerCase() === 'error' ? 'bad' : 'warn' }, line.level.toLowerCase()) },
-        { title: 'Message', class: 'name', cell: (line) => [line.message, line.times > 1 ? badge(`${number(line.times)} times`) : null, fields(line.fields)] },
+        nameColumn('Message', (line) => [line.message, line.times > 1 ? badge(`${number(line.times)} times`) : null, fields(line.fields)]),
       ], log)));
   };
   return { refresh, every: 5 };
 }
 
 function serverState(server, isStoreAvailable) {
-  if (server.is_breaker_open) return element('span', { class: 'bad' }, 'not used: breaker open');
-  return isStoreAvailable ? element('span', { class: 'good' }, 'in use') : element('span', { class: 'bad' }, 'not reached');
+  if (server.is_breaker_open) return span('bad', 'not used: breaker open');
+  return isStoreAvailable ? span('good', 'in use') : span('bad', 'not reached');
 }
 
 function fields(of) {
   const pairs = Object.entries(of ?? {});
-  return pairs.length === 0 ? null : element('span', { class: 'mono soft' }, ` ${pairs.map(([name, value]) => `${name}=${value}`).join(' ')}`);
+  return pairs.length === 0 ? null : span('mono soft', ` ${pairs.map(([name, value]) => `${name}=${value}`).join(' ')}`);
 }
 
 function diagnostic(found) {
@@ -273,44 +280,64 @@ function diagnostic(found) {
   return element('div', {}, element('p', { class: 'mono' }, found.message ?? ''), lines.length > 0 ? pre(found.message, lines) : null);
 }
 
+const secondsAgo = (seconds) => `${number(seconds)} s ago`;
+
+const streamColumns = [
+  { title: 'Stream', cell: (stream) => stream.stream },
+  nameColumn('Proxy', (stream) => printable(stream.peer) || 'Unix socket'),
+  nameColumn('Domain', (stream) => printable(stream.domain)),
+  countColumn('Buckets', 'buckets'),
+  countColumn('Reports', 'reports'),
+  // Two reports are missing then.
+  numberColumn('Last report', ({ reported_s: ago }) => (ago > 11 ? span('bad', secondsAgo(ago)) : secondsAgo(ago))),
+  numberColumn('Open for', (stream) => duration(stream.open_s * 1e6)),
+];
+
 export function quota(main) {
+  const rule = searchInput('rule', 'shop.user');
   const body = element('div');
-  main.append(element('h1', {}, 'Quotas'), soft('Streams of the rate limit quota service, and what each proxy was assigned.'), body);
+  main.append(heading('Quotas'), soft('Streams of the rate limit quota service, and which proxy holds how much of a key until when.'),
+    tools(label('Rule', rule)), body);
   let isOn = null;
-  return {
-    every: 5,
-    refresh: async () => {
-      isOn ??= (await getJson('settings')).some(({ name, value }) => name === 'TOLLKEEPER_RLQS' && value === 'true');
-      const text = isOn && await request('quota?format=text');
-      return () => update(body, isOn ? card('Now', pre('Quotas', text))
-        : element('p', { class: 'notice' }, 'The rate limit quota service is off: set TOLLKEEPER_RLQS=true and restart.'));
-    },
+  const draw = (report) => update(body,
+    grid(figure('Streams', number(report.stream_count), 'open'), figure('Buckets', number(report.bucket_count), 'of all streams'), figure('Keys', number(report.key_count), 'divided')),
+    box(table(`${number(report.streams.length)} of ${number(report.stream_count)} streams, the oldest first`, streamColumns, report.streams, { key: (stream) => stream.stream })),
+    report.keys.map((key) => box(element('h2', {}, keyLink(key), ' of ', code(printable(key.rule))), sharesOf(key.key, key))));
+  const refresh = async () => {
+    isOn ??= (await getJson('settings')).some(({ name, value }) => name === 'TOLLKEEPER_RLQS' && value === 'true');
+    const report = isOn && await getJson(withQuery('quota', { most: 20, rule: rule.value.trim() }));
+    return () => (isOn ? draw(report) : update(body, notice('The rate limit quota service is off: set TOLLKEEPER_RLQS=true and restart.')));
   };
+  const change = () => {
+    writeState({ rule: rule.value.trim() });
+    return refresh();
+  };
+  return { refresh, every: 5, change: [[rule, change]] };
 }
 
 export function settings(main) {
   const { state } = readAddress();
-  const filter = element('input', { type: 'search', id: 'filter', placeholder: 'name or value', autocomplete: 'off', value: state.get('filter') ?? '' });
+  const filter = searchInput('filter', 'name or value');
   const only = element('input', { type: 'checkbox', id: 'only-set', checked: state.has('set') });
   const body = element('div');
-  const level = element('select', { id: 'level' }, ['panic', 'fatal', 'error', 'warn', 'info', 'debug', 'trace'].map((name) => element('option', { value: name }, name)));
+  const level = select('level', ['panic', 'fatal', 'error', 'warn', 'info', 'debug', 'trace'].map((name) => [name, name]));
   let current = null;
   const showLevel = async () => {
     const now = (await request('log_level')).trim();
     if (now !== current) level.value = now;
     current = now;
   };
-  main.append(element('h1', {}, 'Settings'),
-    element('div', { class: 'tools' }, element('label', { for: 'level' }, 'Log level', level), element('button', { type: 'button', onclick: () => changeLevel(level.value, showLevel) }, 'Change')),
-    element('div', { class: 'tools' }, element('label', { for: 'filter' }, 'Filter', filter), element('label', { for: 'only-set' }, only, 'set by the environment only')), body);
+  main.append(heading('Settings'),
+    tools(label('Log level', level), button('Change', () => changeLevel(level.value, showLevel))),
+    tools(label('Filter', filter), label(only, 'set by the environment only')), body);
   let all = [];
   const draw = () => {
     const text = filter.value.toLowerCase();
     const shown = all.filter((setting) => (!only.checked || setting.set) && `${setting.name} ${setting.value}`.toLowerCase().includes(text));
-    update(body, element('section', { class: 'card' }, table(`${number(shown.length)} of ${number(all.length)} settings`, [
-      { title: 'Name', class: 'name', cell: (setting) => code(setting.name) },
-      { title: 'Value', class: 'name', cell: (setting) => (setting.value === '' ? element('span', { class: 'soft' }, 'empty') : element('span', { class: 'mono' }, setting.value)) },
-      { title: 'Origin', cell: (setting) => (setting.set ? 'environment' : element('span', { class: 'soft' }, 'default')) },
+    update(body, box(table(`${number(shown.length)} of ${number(all.length)} settings`, [
+      nameColumn('Name', (setting) => code(setting.name)),
+      nameColumn('Value', (setting) => (setting.value === '' ? span('soft', 'empty') : span('mono', setting.value))),
+      { title: 'Origin', cell: (setting) => (setting.set ? 'environment' : span('soft', 'default')) },
     ], shown, { key: (setting) => setting.name })));
   };
   const change = async () => {

@@ -1,16 +1,16 @@
 // Views of keys: those rejected most and with most hits, one key, and the sandbox.
 
-import { card, code, copyButton, countColumn, curlOf, details, duration, element, explainCommand, modeBadge, number, pre, printable, problemNotice, share, soft, table, timeOf, update } from './dom.js';
-import { adminRequest, ask, explain, explainBody, getJson, keyAddress, readAddress, resetCounters, ruleAddress, tell, withQuery, writeState } from './server.js';
+import { box, button, card, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, explainCommand, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
+import { adminRequest, ask, explain, explainBody, getJson, keyAddress, readAddress, resetCounters, ruleAddress, searchInput, tell, withQuery, writeState } from './server.js';
 
-export const ruleLink = (rule) => element('a', { href: ruleAddress(rule) }, printable(rule));
+export const ruleLink = (rule) => link(ruleAddress(rule), printable(rule));
 const isWhole = (entries) => entries?.length > 0 && entries.every(({ value }) => value !== undefined && value !== null);
 
 /** A link that opens a key, if its domain and values are known. */
 export function keyLink({ domain, entries, key }) {
   return domain && isWhole(entries)
     ? element('a', { class: 'mono', href: keyAddress(domain, entries) }, printable(key))
-    : element('span', { class: 'mono' }, printable(key));
+    : span('mono', printable(key));
 }
 
 function bounds({ rejected_at_least: least, rejected_at_most: most }) {
@@ -19,36 +19,30 @@ function bounds({ rejected_at_least: least, rejected_at_most: most }) {
 
 const keyName = (row) => `${row.rule} ${row.key}`;
 
+const keyColumns = (withRule) => [nameColumn('Key', keyLink), ...(withRule ? [nameColumn('Limit', (key) => ruleLink(key.rule))] : [])];
+
 export function rejectedTable(caption, keys, withRule = true) {
   if (keys.length === 0) return soft('No hits were rejected in this time.');
-  return table(caption, [
-    { title: 'Rejected hits', number: true, cell: bounds },
-    { title: 'Key', class: 'name', cell: keyLink },
-    ...(withRule ? [{ title: 'Limit', class: 'name', cell: (key) => ruleLink(key.rule) }] : []),
-  ], keys, { key: keyName });
+  return table(caption, [numberColumn('Rejected hits', bounds), ...keyColumns(withRule)], keys, { key: keyName });
 }
 
 export function busiestTable(caption, keys = [], withRule = true) {
   if (keys.length === 0) return soft('No hits were counted in this time.');
-  return table(caption, [
-    countColumn('Hits, about', 'hits_about'),
-    { title: 'Key', class: 'name', cell: keyLink },
-    ...(withRule ? [{ title: 'Limit', class: 'name', cell: (key) => ruleLink(key.rule) }] : []),
-  ], keys, { key: keyName });
+  return table(caption, [countColumn('Hits, about', 'hits_about'), ...keyColumns(withRule)], keys, { key: keyName });
 }
 
 /** Descriptors of this replica that matched no rule; nothing if there are none. */
 function unmatchedCard(report) {
   if (!report || report.domains.length === 0) return null;
-  const parts = report.findings.map((finding) => element('p', { class: 'notice' }, printable(finding.advice)));
+  const parts = report.findings.map((finding) => notice(printable(finding.advice)));
   parts.push(soft(report.domains.map((domain) =>
     `${printable(domain.domain)}: ${number(domain.unmatched)} unmatched, ${number(domain.matched)} matched`).join(' · ')));
   if (report.descriptors.length > 0) {
     parts.push(table('By keys, in the last five to ten minutes', [
       countColumn('About', 'about'),
-      { title: 'Domain', class: 'name', cell: (row) => printable(row.domain) },
-      { title: 'Example', class: 'name', cell: (row) => keyLink({ ...row, key: row.example }) },
-      { title: 'Why', class: 'name', cell: (row) => printable(row.origin ? `${row.why} (${row.origin})` : row.why) },
+      nameColumn('Domain', (row) => printable(row.domain)),
+      nameColumn('Example', (row) => keyLink({ ...row, key: row.example })),
+      nameColumn('Why', (row) => printable(row.origin ? `${row.why} (${row.origin})` : row.why)),
     ], report.descriptors));
   }
   return card('Descriptors that matched no rule', ...parts);
@@ -56,17 +50,14 @@ function unmatchedCard(report) {
 
 export function keys(main) {
   const { state } = readAddress();
-  const minutes = element('select', { id: 'minutes' }, [[1, 'this minute'], [5, 'last 5 minutes'], [10, 'last 10 minutes']].map(([value, name]) =>
-    element('option', { value, selected: String(value) === (state.get('minutes') ?? '5') }, name)));
-  const of = element('select', { id: 'of' }, [['top', 'this replica'], ['fleet', 'all replicas']].map(([value, name]) =>
-    element('option', { value, selected: value === state.get('of') }, name)));
-  const rule = element('input', { type: 'search', id: 'rule', placeholder: 'shop.user', autocomplete: 'off', value: state.get('rule') ?? '' });
+  const minutes = select('minutes', [['1', 'this minute'], ['5', 'last 5 minutes'], ['10', 'last 10 minutes']], state.get('minutes') ?? '5');
+  const of = select('of', [['top', 'this replica'], ['fleet', 'all replicas']], state.get('of'));
+  const rule = searchInput('rule', 'shop.user');
   const body = element('div');
-  main.append(element('h1', {}, 'Keys'),
-    element('div', { class: 'tools' }, element('label', { for: 'minutes' }, 'Time', minutes), element('label', { for: 'of' }, 'Of', of),
-      element('label', { for: 'rule' }, 'Limit', rule),
-      element('button', { type: 'button', onclick: listBlocks }, 'List blocked values'),
-      copyButton('Copy link', () => location.href), copyButton('Copy curl', () => curlOf(withQuery(of.value, { minutes: minutes.value, rule: rule.value.trim(), format: 'text' })))), body);
+  main.append(heading('Keys'),
+    tools(label('Time', minutes), label('Of', of), label('Limit', rule),
+      button('List blocked values', listBlocks),
+      copyLink(), copyButton('Copy curl', () => curlOf(withQuery(of.value, { minutes: minutes.value, rule: rule.value.trim(), format: 'text' })))), body);
   const refresh = async () => {
     const ofFleet = of.value === 'fleet';
     const [answer, unmatched] = await Promise.all([
@@ -76,9 +67,9 @@ export function keys(main) {
     const report = ofFleet ? answer.top : answer;
     const missed = report.max_missed_hits === 0 ? 'No key is missing.' : `Every missing key had at most ${number(report.max_missed_hits)} rejected hits.`;
     return () => update(body,
-      answer.problem ? element('p', { class: 'notice' }, `This replica only: ${answer.problem}.`) : null,
-      element('section', { class: 'card' }, rejectedTable('Keys rejected most', report.overall), soft(missed)),
-      element('section', { class: 'card' }, busiestTable(ofFleet ? 'Busiest keys of ten minutes' : 'Busiest keys', report.busiest),
+      answer.problem ? notice(`This replica only: ${answer.problem}.`) : null,
+      box(rejectedTable('Keys rejected most', report.overall), soft(missed)),
+      box(busiestTable(ofFleet ? 'Busiest keys of ten minutes' : 'Busiest keys', report.busiest),
         soft('Rejected or not; estimated from a sample of the decisions.')),
       unmatchedCard(unmatched));
   };
@@ -93,10 +84,10 @@ export function keys(main) {
 
 function counterTable(descriptor, limits) {
   return table(`What each limit says of one more hit of ${printable(descriptor)}`, [
-    { title: 'Limit', class: 'name', cell: (limit) => [limit.name ? `${printable(limit.name)}: ` : '', limit.limit ?? '', modeBadge({ candidate: limit.candidate, shadow_mode: limit.shadow_mode })] },
+    nameColumn('Limit', (limit) => [limit.name ? `${printable(limit.name)}: ` : '', limit.limit ?? '', modeBadge({ candidate: limit.candidate, shadow_mode: limit.shadow_mode })]),
     { title: 'Says', cell: (limit) => verdict(limit.counter, limit.shadow_mode || limit.candidate) },
-    { title: 'Used', number: true, cell: ({ counter }) => number(counter?.used) },
-    { title: 'Left', number: true, cell: ({ counter }) => number(counter?.remaining) },
+    numberColumn('Used', ({ counter }) => number(counter?.used)),
+    numberColumn('Left', ({ counter }) => number(counter?.remaining)),
     { title: 'Full', cell: ({ counter }) => fullness(counter) },
   ], limits);
 }
@@ -106,13 +97,13 @@ function fullness(counter) {
   const all = counter.used + counter.remaining;
   const full = counter.passes ? share(counter.used, all) : '100 %';
   const bar = element('meter', { min: 0, max: 1, low: 0.8, high: 0.99, optimum: 0, value: counter.passes && all > 0 ? counter.used / all : 1, 'aria-label': `full: ${full}` });
-  return element('span', { class: 'meter' }, bar, full);
+  return span('meter', bar, full);
 }
 
 export function verdict(counter, isShadow = false) {
-  if (!counter) return element('span', { class: 'warn' }, 'not known: the store failed');
-  if (counter.banned_us > 0) return element('span', { class: 'bad' }, `banned for ${duration(counter.banned_us)}`);
-  if (counter.passes) return element('span', { class: 'good' }, 'passes');
+  if (!counter) return span('warn', 'not known: the store failed');
+  if (counter.banned_us > 0) return span('bad', `banned for ${duration(counter.banned_us)}`);
+  if (counter.passes) return span('good', 'passes');
   const wait = counter.retry_after_us === null || counter.retry_after_us === undefined ? 'never' : `in ${duration(counter.retry_after_us)}`;
   return element('span', { class: isShadow ? 'warn' : 'bad' }, `${isShadow ? 'would reject' : 'rejects'}; passes ${wait}`);
 }
@@ -146,11 +137,25 @@ function slotsInUse(slots) {
   ]), element('ul', {}, holders)];
 }
 
+/** What this replica holds of a key's limits for proxies, and what each proxy has of that, until when. */
+export function sharesOf(name, { limits, proxies, proxy_count: all, store_failed: isFailed }) {
+  const held = limits.map((limit) => [limit.limit,
+    `${number(limit.held)} hits${limit.form === 'rate' ? ' per period' : ''} held for ${number(limit.held_for_s)} s, ${number(limit.free)} of them free`]);
+  return [isFailed ? problemNotice('The store does not answer: what is held ends then.') : null, details(held),
+    proxies.length > 0 ? table(`${number(proxies.length)} of ${number(all)} proxies of ${printable(name)}, those with most hits first`, [
+      nameColumn('Proxy', (proxy) => `${printable(proxy.peer) || 'Unix socket'}, stream ${proxy.stream}`),
+      countColumn('Hits', 'reserved'),
+      numberColumn('Ends in', (proxy) => `${number(proxy.ends_s)} s`),
+      { title: 'Assignment', cell: (proxy) => printable(proxy.assignment) },
+      numberColumn('Demand/s', (proxy) => rate(proxy.demand_per_s)),
+    ], proxies, { key: (proxy) => proxy.stream }) : soft('No proxy has a part.')];
+}
+
 function explanation(explained, texts) {
   const shown = explained.descriptors.map((descriptor) => {
     const text = texts.get(descriptor.rule?.origin);
     const miss = descriptor.near_miss;
-    return element('section', { class: 'card' },
+    return box(
       element('h2', { class: 'mono' }, printable(descriptor.descriptor)),
       details([
         ['Outcome', printable(descriptor.outcome)],
@@ -160,9 +165,10 @@ function explanation(explained, texts) {
       ]),
       descriptor.limits?.length > 0 ? counterTable(descriptor.descriptor, descriptor.limits) : null,
       (descriptor.slots ?? []).flatMap(slotsInUse),
+      descriptor.quota ? [element('h3', {}, 'Held by proxies'), sharesOf(descriptor.descriptor, descriptor.quota)] : null,
       text ? element('h3', {}, 'The rule, as it was loaded') : null,
       ruleLines(text),
-      text ? element('p', { class: 'tools' }, copyButton('Copy YAML', () => yamlOf(text))) : null,
+      text ? tools(copyButton('Copy YAML', () => yamlOf(text))) : null,
       element('details', {}, element('summary', {}, 'How it was matched'), element('ol', {}, descriptor.steps.map((step) => element('li', {},
         code(printable(step.entry)),
         step.matched ? ` matched ${printable(step.matched.join(' '))}` : ' matched nothing',
@@ -174,7 +180,7 @@ function explanation(explained, texts) {
 }
 
 const copies = (asked) => [
-  copyButton('Copy link', () => location.href),
+  copyLink(),
   copyButton('Copy explain', () => explainCommand(asked)),
   copyButton('Copy curl', () => curlOf('explain', explainBody(asked))),
 ];
@@ -188,11 +194,11 @@ export function key(main) {
   const entries = state.getAll('k').map((name, at) => ({ key: name, value: values[at] ?? '' }));
   const asked = { domain, descriptors: [{ entries }] };
   const body = element('div');
-  main.append(element('h1', {}, 'Key ', element('span', { class: 'mono' }, textOf(entries))),
+  main.append(heading('Key ', span('mono', textOf(entries))),
     soft(`Domain ${printable(domain)}. Nothing is charged by looking.`),
-    element('p', { class: 'tools' }, copies(asked), element('a', { href: sandboxAddress(asked) }, 'Change it in the sandbox'),
-      element('button', { type: 'button', class: 'danger', onclick: () => resetCounters(asked, textOf(entries)) }, 'Reset its counters'),
-      element('button', { type: 'button', class: 'danger', onclick: () => blockValue(domain, entries) }, 'Block it')), body);
+    tools(copies(asked), link(sandboxAddress(asked), 'Change it in the sandbox'),
+      button('Reset its counters', () => resetCounters(asked, textOf(entries)), 'danger'),
+      button('Block it', () => blockValue(domain, entries), 'danger')), body);
   return {
     every: 5,
     refresh: async () => {
@@ -300,8 +306,8 @@ export function sandbox(main, { load }) {
       const explained = await explain(asked);
       const texts = await loadRuleTexts(explained);
       return () => update(result,
-        element('p', { class: 'tools' }, copies(asked), asked.descriptors.length === 1 ? element('a', { href: keyAddress(asked.domain, asked.descriptors[0].entries) }, 'Open as a key') : null,
-          element('button', { type: 'button', class: 'danger', onclick: () => resetCounters(asked, asked.descriptors.map(({ entries }) => textOf(entries)).join('; ')) }, 'Reset its counters')),
+        tools(copies(asked), asked.descriptors.length === 1 ? link(keyAddress(asked.domain, asked.descriptors[0].entries), 'Open as a key') : null,
+          button('Reset its counters', () => resetCounters(asked, asked.descriptors.map(({ entries }) => textOf(entries)).join('; ')), 'danger')),
         explanation(explained, texts));
     } catch (error) {
       return () => update(result, problemNotice(error.message));
@@ -313,7 +319,7 @@ export function sandbox(main, { load }) {
     return load(show);
   };
   input.onkeydown = (event) => event.key === 'Enter' && (event.ctrlKey || event.metaKey) && submit(event);
-  main.append(element('h1', {}, 'Sandbox'),
+  main.append(heading('Sandbox'),
     soft('Which rule a request matches, and what each limit would say. Nothing is charged.'),
     element('form', { class: 'card', onsubmit: submit },
       element('p', {}, element('label', { for: 'request' }, 'A request, or a line of a log')),
@@ -337,11 +343,11 @@ export async function listBlocks() {
     await tell('Blocked values',
       soft(scope === 'fleet' ? 'They hold for all replicas.' : 'They hold for this process only: its counters are not in Redis.'),
       blocks.length === 0 ? soft('Nothing is blocked.') : table('Blocked values', [
-        { title: 'Domain', class: 'name', cell: (block) => printable(block.domain) },
-        { title: 'Entry', class: 'name', cell: ({ entry }) => element('span', { class: 'mono' }, printable(entryText(entry))) },
+        nameColumn('Domain', (block) => printable(block.domain)),
+        nameColumn('Entry', ({ entry }) => span('mono', printable(entryText(entry)))),
         { title: 'Until', cell: (block) => timeOf(block.until) },
-        { title: 'Reason', class: 'name', cell: (block) => printable(block.reason) },
-        { title: '', cell: ({ domain, entry }) => element('button', { type: 'button', onclick: (event) => unblock(event.currentTarget, { domain, entry }) }, 'Unblock') },
+        nameColumn('Reason', (block) => printable(block.reason)),
+        { title: '', cell: ({ domain, entry }) => button('Unblock', (event) => unblock(event.currentTarget, { domain, entry })) },
       ], blocks));
   } catch (error) {
     await tell('Blocked values', problemNotice(error.message));
@@ -359,8 +365,8 @@ async function unblock(button, block) {
 }
 
 async function blockValue(domain, entries) {
-  const entry = element('select', { id: 'block-entry' }, entries.map((one, at) => element('option', { value: at }, textOf([one]))));
-  const time = element('select', { id: 'block-for' }, ['10m', '1h', '24h'].map((name) => element('option', { value: name }, name)));
+  const entry = select('block-entry', entries.map((one, at) => [at, textOf([one])]));
+  const time = select('block-for', ['10m', '1h', '24h'].map((name) => [name, name]));
   const reason = element('input', { type: 'text', id: 'block-reason', required: true, autocomplete: 'off' });
   try {
     const blocked = await ask({

@@ -1,18 +1,18 @@
 // Views of limits: all of them, and one with its history, its keys, and what another limit would do.
 
-import { card, clock, code, copyButton, countColumn, curlOf, details, duration, element, modeBadge, badge, number, pre, printable, problemNotice, share, soft, table, update } from './dom.js';
+import { badge, box, button, card, clock, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, select, share, soft, span, table, tools, update } from './dom.js';
 import { hourChart, limitSeries } from './charts.js';
 import { busiestTable, keyLink, rejectedTable, ruleLines, ruleLink, verdict, yamlOf } from './keys.js';
-import { adminRequest, getJson, readAddress, tell, withQuery, writeState } from './server.js';
+import { adminRequest, getJson, readAddress, searchInput, tell, withQuery, writeState } from './server.js';
 
 const LIMITS_PER_PAGE = 100;
 const ORDERS = [['rejected', 'rejected most'], ['share', 'largest share rejected'], ['matched', 'matched most'], ['near', 'nearest to the limit'], ['keys', 'most keys'], ['name', 'name'], ['file', 'place in the files']];
 
 const limitColumns = [
-  { title: 'Limit', class: 'name', cell: (limit) => [ruleLink(limit.rule), modeBadge(limit), element('br'), element('span', { class: 'soft' }, limit.limit)] },
+  nameColumn('Limit', (limit) => [ruleLink(limit.rule), modeBadge(limit), element('br'), span('soft', limit.limit)]),
   countColumn('Matched', 'matched'),
   countColumn('Rejected', 'rejected'),
-  { title: 'Share', number: true, cell: (limit) => share(limit.rejected, limit.matched) },
+  numberColumn('Share', (limit) => share(limit.rejected, limit.matched)),
   countColumn('Near', 'near_limit_hits'),
   countColumn('Keys', 'distinct_keys'),
 ];
@@ -23,35 +23,31 @@ export function rules(main, { load }) {
 }
 
 function allRules(main, state, load) {
-  const search = element('input', { type: 'search', id: 'search', placeholder: 'domain, key, value, file', autocomplete: 'off', value: state.get('search') ?? '' });
-  const order = element('select', { id: 'order' }, ORDERS.map(([value, name]) => element('option', { value, selected: value === (state.get('order') ?? 'rejected') }, name)));
+  const search = searchInput('search', 'domain, key, value, file');
+  const order = select('order', ORDERS, state.get('order') ?? 'rejected');
   const rejecting = element('input', { type: 'checkbox', id: 'rejecting', checked: state.has('rejecting') });
   const found = element('input', { type: 'checkbox', id: 'only-findings', checked: state.has('found') });
   const body = element('div');
   let offset = Math.max(Number.parseInt(state.get('offset') ?? '0', 10) || 0, 0);
   const query = () => ({ order: order.value, most: LIMITS_PER_PAGE, offset: offset || '', search: search.value.trim(), rejecting: rejecting.checked, found: found.checked });
   main.append(
-    element('h1', {}, 'Rules'),
-    element('div', { class: 'tools' },
-      element('label', { for: 'search' }, 'Search', search),
-      element('label', { for: 'order' }, 'Order', order),
-      element('label', { for: 'rejecting' }, rejecting, 'that rejected'),
-      element('label', { for: 'only-findings' }, found, 'with findings'),
-      copyButton('Copy link', () => location.href), copyButton('Copy curl', () => curlOf(withQuery('rules', { ...query(), format: 'text' })))),
+    heading('Rules'),
+    tools(label('Search', search), label('Order', order), label(rejecting, 'that rejected'), label(found, 'with findings'),
+      copyLink(), copyButton('Copy curl', () => curlOf(withQuery('rules', { ...query(), format: 'text' })))),
     body);
   const draw = (report) => {
     const last = offset + report.rules.length;
     const text = report.rules.length > 0 ? `${number(offset + 1)} to ${number(last)} of ${number(report.limits)} limits` : '';
     const turn = (name, to, enabled) => element('button', { type: 'button', id: `page-${name}`, disabled: !enabled, onclick: () => load(() => page(to)) }, name);
-    const turns = element('p', { class: 'tools' }, element('span', { class: 'soft' }, text),
+    const turns = tools(span('soft', text),
       turn('previous', offset - LIMITS_PER_PAGE, offset > 0), turn('next', offset + LIMITS_PER_PAGE, last < report.limits));
     const columns = [...limitColumns,
-      { title: 'Position', cell: (limit) => element('span', { class: 'mono soft' }, printable(limit.origin)) },
+      { title: 'Position', cell: (limit) => span('mono soft', printable(limit.origin)) },
       { title: 'Findings', cell: (limit) => limit.findings.map((finding) => badge(finding.kind.replaceAll('_', ' '), 'warn', finding.advice)) },
     ];
     const options = { key: (limit) => limit.rule, rowClass: (limit) => (limit.candidate && order.value === 'file' ? 'child' : undefined) };
     update(body, turns, report.rules.length === 0 ? soft('No limit matches the search.')
-      : element('section', { class: 'card' }, table('Decisions since each limit was loaded, in shadow mode too', columns, report.rules, options)));
+      : box(table('Decisions since each limit was loaded, in shadow mode too', columns, report.rules, options)));
   };
   const refresh = async () => {
     const report = await getJson(withQuery('rules', query()));
@@ -72,7 +68,7 @@ function ruleDetails(main, name) {
   const chart = hourChart('The last hour', 'decisions a minute');
   const rest = element('div');
   const tried = whatIf(name);
-  main.append(element('p', {}, element('a', { href: '#/rules' }, '← All rules')), element('h1', { class: 'mono' }, printable(name)), facts, chart.node, tried.node, rest);
+  main.append(element('p', {}, link('#/rules', '← All rules')), element('h1', { class: 'mono' }, printable(name)), facts, chart.node, tried.node, rest);
   const refresh = async () => {
     const [report, top, history] = await Promise.all([
       getJson(withQuery('rules', { rule: name, exact: true })),
@@ -96,25 +92,27 @@ function ruleDetails(main, name) {
     chart.update(limitSeries(history));
     tried.begin(text?.limits.find(({ rule }) => rule === name)?.yaml);
     update(facts,
-      element('section', { class: 'card' }, details([
+      box(details([
         ['Limit', [limit.limit, modeBadge(limit)]],
         ['Position', code(printable(limit.origin))],
         ['Counting for', duration(limit.age_s * 1e6)],
         ['Decisions', `${number(limit.matched)} matched, ${number(limit.rejected)} rejected (${share(limit.rejected, limit.matched)})${limit.shadow_mode ? ' in shadow mode' : ''}, ${number(limit.near_limit_hits)} hits near the limit`],
         ['Distinct keys', `about ${number(limit.distinct_keys)}, of them about ${number(limit.distinct_rejected_keys)} rejected`],
+        limit.quota && ['Quotas', [`${number(limit.quota.keys)} keys in ${number(limit.quota.proxies)} parts at proxies, the last ends in ${number(limit.quota.ends_s)} s `,
+          link(`#/quota?${new URLSearchParams({ rule: limit.rule_path })}`, 'Show')]],
         limit.slots && ['Slots', `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released`],
       ]),
-      element('p', { class: 'tools' }, copyButton('Copy link', () => location.href), copyButton('Copy curl', () => curlOf(withQuery('rules', { rule: name, exact: true }))),
+      tools(copyLink(), copyButton('Copy curl', () => curlOf(withQuery('rules', { rule: name, exact: true }))),
         text ? copyButton('Copy YAML', () => yamlOf(text)) : null)),
-      limit.findings.map((finding) => element('p', { class: 'notice' }, element('strong', {}, finding.kind.replaceAll('_', ' ')), `: ${finding.advice}`)),
+      limit.findings.map((finding) => notice(element('strong', {}, finding.kind.replaceAll('_', ' ')), `: ${finding.advice}`)),
       text ? card('The rule, as it was loaded', ruleLines(text)) : null,
-      siblings.length > 1 ? element('section', { class: 'card' }, table('Limits of the same rule', limitColumns.slice(0, 4), siblings, { key: (row) => row.rule })) : null);
+      siblings.length > 1 ? box(table('Limits of the same rule', limitColumns.slice(0, 4), siblings, { key: (row) => row.rule })) : null);
     const parts = top instanceof Error ? [problemNotice(top.message)] : [
-      element('section', { class: 'card' }, rejectedTable('Keys rejected most in ten minutes', top.overall, false)),
-      element('section', { class: 'card' }, busiestTable('Busiest keys of ten minutes, from a sample', top.busiest, false))];
+      box(rejectedTable('Keys rejected most in ten minutes', top.overall, false)),
+      box(busiestTable('Busiest keys of ten minutes, from a sample', top.busiest, false))];
     update(rest, parts, card('Counters',
       soft('Lists up to 100 counters of the rule. Needs the admin token and is written to the audit log.'),
-      element('button', { type: 'button', onclick: () => listCounters(limit) }, 'List counters')));
+      button('List counters', () => listCounters(limit))));
   };
   return { refresh, every: 5 };
 }
@@ -128,7 +126,7 @@ function whatIf(name) {
     try {
       const report = await getJson(withQuery('what_if', { rule: name, limit: input.value.trim() }));
       const columns = [
-        { title: 'Key', class: 'name', cell: keyLink },
+        nameColumn('Key', keyLink),
         countColumn('Would reject, about', 'rejected_tried_about'),
         countColumn('Rejects now, about', 'rejected_now_about'),
         countColumn('Hits, about', 'hits_about')];
@@ -136,7 +134,7 @@ function whatIf(name) {
         element('p', {}, element('strong', {}, `${number(report.rejected_keys)} of ${number(report.keys.length)} keys`), ` would be rejected, ${number(report.newly_rejected_keys)} of them are not rejected now. Tried at ${clock(Date.now() / 1000, true)} UTC.`),
         report.keys.length > 0 ? table(`${report.tried}, instead of ${report.now}`, columns, report.keys.slice(0, 20), { key: (row) => row.key }) : null,
         soft(`Based on ${number(report.minutes)} minutes: ${report.basis}.${report.replicas > 1 ? ` ${number(report.replicas)} replicas share the limit: all together have more hits.` : ''} "simulate" decides it exactly, on a decision log.`),
-        report.candidate_yaml ? [element('h3', {}, 'As a candidate beside the limits of the rule'), pre('A candidate', report.candidate_yaml), element('p', { class: 'tools' }, copyButton('Copy the candidate', () => report.candidate_yaml))] : null);
+        report.candidate_yaml ? [element('h3', {}, 'As a candidate beside the limits of the rule'), pre('A candidate', report.candidate_yaml), tools(copyButton('Copy the candidate', () => report.candidate_yaml))] : null);
     } catch (error) {
       update(result, problemNotice(error.message));
     }
@@ -146,7 +144,7 @@ function whatIf(name) {
     writeState({ limit: input.value.trim() });
     return show();
   };
-  const node = element('section', { class: 'card' }, element('h2', {}, 'What if'),
+  const node = card('What if',
     element('form', { onsubmit: submit },
       element('p', {}, element('label', { for: 'tried' }, 'Another limit, as in a rule file')), input,
       element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Try it on the last ten minutes'))),
@@ -173,9 +171,9 @@ async function listCounters(limit) {
     await tell('Counters',
       soft(`${listing.note}${listing.complete ? '' : '; there may be others'}`),
       rows.length === 0 ? soft('No counter is above zero.') : table('Counters', [
-        { title: 'Key', class: 'name', cell: ({ entries }) => keyLink({ domain: limit.domain, entries, key: name(entries) }) },
-        { title: 'Used', number: true, cell: ({ counter }) => number(counter.used) },
-        { title: 'Left', number: true, cell: ({ counter }) => number(counter.remaining) },
+        nameColumn('Key', ({ entries }) => keyLink({ domain: limit.domain, entries, key: name(entries) })),
+        numberColumn('Used', ({ counter }) => number(counter.used)),
+        numberColumn('Left', ({ counter }) => number(counter.remaining)),
         { title: 'Says', cell: ({ counter }) => verdict(counter) },
       ], rows));
   } catch (error) {

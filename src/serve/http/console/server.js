@@ -142,6 +142,10 @@ export function writeState(values) {
   history.replaceState(null, '', state.size > 0 ? `${path || '#/fleet'}?${state}` : path || '#/fleet');
 }
 
+/** A field for a search, with what the address has of it. */
+export const searchInput = (id, placeholder) =>
+  element('input', { type: 'search', id, placeholder, autocomplete: 'off', value: readAddress().state.get(id) ?? '' });
+
 export const ruleAddress = (rule) => `#/rules/${encodeURIComponent(rule)}`;
 
 /** Address of a key: its domain, and its entries in their order. */

@@ -1,0 +1,166 @@
+"""A copy of the repository in which each row of a table is broken, and the tests that notice.
+
+All mutations are built at once, each behind the environment variable MUTATION, so one build serves all. A script names
+the rows; `run` builds the copy, runs the tests once without a mutation, which must pass, and those of each row once
+with its mutation, which must fail.
+
+A filter of tests is one of the suite, or one of the crate's own tests if it begins with `lib:`.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VARIABLE = "MUTATION"
+LIB = "lib:"
+
+SWITCH = """
+/// Returns true if this mutation is on.
+pub fn is_mutated(number: u32) -> bool {
+    mutation() == number
+}
+
+/// Number of the mutation that is on; 0: none.
+pub fn mutation() -> u32 {
+    static MUTATION: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| {
+        std::env::var("MUTATION").ok().and_then(|number| number.parse().ok()).unwrap_or_default()
+    });
+    *MUTATION
+}
+"""
+
+
+class Mutations:
+    """Rows by their number, and the texts of the files that they change."""
+
+    def __init__(self):
+        self.rows, self.texts = {}, {}
+        self.append("src/lib.rs", SWITCH)
+        self.change("tests/kit/tollkeeper.rs", '["PATH", ', f'["{VARIABLE}", "PATH", ')
+
+    def text(self, path):
+        return self.texts.get(path) or (ROOT / path).read_text()
+
+    def change(self, path, old, new):
+        self.texts[path] = replaced(self.text(path), old, new, path)
+
+    def append(self, path, text):
+        self.texts[path] = self.text(path) + text
+
+    def add_row(self, name, tests):
+        """Returns the number of the new row. `tests` are filters, the fastest first."""
+        number = len(self.rows) + 1
+        self.rows[number] = (name, tests)
+        return number
+
+    def add_rust(self, of, table, tests_of_file):
+        """Adds a table of path, text, replacement, and what each $N of the replacement breaks: a row of the protocol,
+        what is broken, and the filters of tests if not those of the file."""
+        for path, old, new, broken in table:
+            for index, (row, what, *tests) in enumerate(broken):
+                number = self.add_row(f"{of}{row}: {what}", *(tests or [tests_of_file[path]]))
+                new = new.replace(f"${index}", f"crate::is_mutated({number})")
+            self.change(path, old, new)
+
+    def write(self, copy):
+        """Copies the files that git knows, or their changed texts."""
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for file in filter(None, listed.split("\n")):
+            target = copy / file
+            if file in self.texts:
+                write_if_changed(target, self.texts[file])
+            elif not target.exists() or target.stat().st_mtime != (ROOT / file).stat().st_mtime:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / file, target, follow_symlinks=False)
+
+
+def replaced(text, old, new, path):
+    if text.count(old) != 1:
+        raise SystemExit(f"{path} has changed: it has {text.count(old)} times {old!r}")
+    return text.replace(old, new)
+
+
+def write_if_changed(file, text):
+    """Writes a file unless it has this text, so that cargo builds no more than it must."""
+    if not file.exists() or file.read_text() != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def build_tests(copy, target):
+    """Builds the tests of a target; returns the program. All targets are built with the same features."""
+    name, *options = ("tollkeeper", "--lib") if target == LIB else ("suite", "--test", "suite")
+    built = subprocess.run(["cargo", "test", "--no-run", *options, "--message-format", "json"], cwd=copy,
+                           check=True, stdout=subprocess.PIPE, text=True).stdout
+    messages = [json.loads(line) for line in built.splitlines()]
+    return next(one["executable"] for one in messages
+                if one.get("executable") and one.get("profile", {}).get("test") and one["target"]["name"] == name)
+
+
+def run_tests(programs, copy, number, tests):
+    """Names of the tests that fail with a mutation, those of the first of these filters where one does."""
+    # A failing seed that is kept would be the next row's.
+    env = os.environ | {VARIABLE: str(number), "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true"}
+    for filter_of_tests in tests:
+        target, name = (LIB, filter_of_tests[len(LIB):]) if filter_of_tests.startswith(LIB) else ("", filter_of_tests)
+        # A cluster runs the same scripts.
+        ran = subprocess.run([programs[target], "--quiet", name, "--skip", "in_a_cluster"], cwd=copy, env=env,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        failed = sorted(set(re.findall(r"^    ([a-z_:0-9]+)$", ran.stdout, re.MULTILINE)))
+        # Without names: a mutation ended the process.
+        if ran.returncode != 0:
+            return failed or [f"{filter_of_tests}: {ran.stdout[-300:]}"]
+        if "running 0 tests" in ran.stdout and not re.search(r"running [1-9]", ran.stdout):
+            raise SystemExit(f"no test has the name {filter_of_tests}")
+    return []
+
+
+def numbers_of(text):
+    """Numbers of a list as 1,3-5."""
+    ranges = [part.partition("-") for part in text.split(",")]
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
+
+
+def run(doc, mutations):
+    """Runs a script with this doc string; ends the process."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("copy", type=pathlib.Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true", help="print the rows and run nothing")
+    options = parser.parse_args()
+    copy = options.copy.resolve()
+    if copy == ROOT or ROOT in copy.parents:
+        raise SystemExit("COPY must lie outside of the repository")
+    rows = mutations.rows
+    if options.list:
+        print("".join(f"{number:>3} {name}\n" for number, (name, _) in rows.items()), end="")
+        return
+    mutations.write(copy)
+    asked = numbers_of(options.only) if options.only else list(rows)
+    filters = {test for number in asked for test in rows[number][1]}
+    targets = {LIB if test.startswith(LIB) else "" for test in filters}
+    programs = {target: build_tests(copy, target) for target in targets}
+    failed = run_tests(programs, copy, 0, sorted(filters))
+    if failed != []:
+        raise SystemExit(f"without a mutation the tests fail: {failed}")
+    raise SystemExit(bool(count_survivors(programs, copy, rows, asked)))
+
+
+def count_survivors(programs, copy, rows, asked):
+    """Runs rows and prints each; returns the number of those that no test notices."""
+    survived = 0
+    print(f"{len(asked)} of {len(rows)} rows", flush=True)
+    for number in asked:
+        name, tests = rows[number]
+        failed = run_tests(programs, copy, number, tests)
+        survived += not failed
+        more = f" and {len(failed) - 1} more" if failed and len(failed) > 1 else ""
+        print(f"{number:>3} {name:<95} {f'red: {failed[0]}{more}' if failed else 'SURVIVED'}")
+        sys.stdout.flush()
+    return survived

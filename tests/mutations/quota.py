@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Breaks the division of quotas among proxies, row by row, and tells which tests notice.
+
+Usage: tests/mutations/quota.py COPY [--only NUMBER,NUMBER-NUMBER] [--list]
+
+COPY is a directory for a changed copy of the repository; CARGO_TARGET_DIR may name a target directory to share. Each
+mutation is on by itself while its tests run, and they must fail (mutated_copy.py). Ends with 1 if they do not.
+
+The rows are the promises of docs/quota.md and of the text of src/limit/division.rs. tests/run.sh sets what the tests of
+the suite need.
+"""
+
+from mutated_copy import Mutations, run
+
+ASSIGN, LEDGER, HOLDER = "src/limit/division/assign.rs", "src/limit/division/ledger.rs", "src/limit/division/holder.rs"
+FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota.rs"
+STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.rs", "src/serve/quota/page.rs"
+DEMAND = "src/limit/division/demand.rs"
+# Filters, the fastest first: a row runs them until one has a test that fails.
+STEPS, SHARES = "lib:limit::division::model::steps", "lib:limit::division::fair_share"
+BOUNDS = ["lib:limit::division::model::lent", "lib:limit::division::model::rates_of"]
+USE = ["lib:limit::division::model::demand"]
+DIVISION = [STEPS, *BOUNDS, *USE]
+# Without those that need an Envoy.
+SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports"]
+STREAMS = ["lib:serve::quota", *SUITE]
+# Tests of what is in a file, unless a row names others.
+TESTS = {
+    ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, FAIR: [SHARES], HOLD: [STEPS, "holds::"],
+    SELECT: SUITE, STREAM: STREAMS, MESSAGES: STREAMS, PAGE: SUITE,
+}
+
+# File, text, replacement, and for each $N of the replacement the promise, what is broken, and the tests if not those of
+# the file.
+RUST = [
+    # Max-min.
+    (FAIR, "if want.saturating_mul(others) > left {", "if want.saturating_mul(others) > left || $0 {",
+     [("max-min", "all get the same part, whatever they want")]),
+    (FAIR, "Self { level: left.div_ceil(others), spread: 0 }",
+     "Self { level: if $0 { amount.div_ceil(others) } else { left.div_ceil(others) }, spread: 0 }",
+     [("max-min", "small wants are not taken off first")]),
+    (FAIR, "Self { level: u64::MAX, spread }", "Self { level: u64::MAX, spread: if $0 { 0 } else { spread } }",
+     [("max-min", "what nobody wants stays unused")]),
+    (LEDGER, "let floor = if holder.demand.samples == 0 { fair } else { 0 };",
+     "let floor = if holder.demand.samples == 0 && !$0 { fair } else { 0 };",
+     [("newcomer", "it gets no part at once")]),
+    (DEMAND, "_ if self.samples == 0 => measured,", "_ if self.samples == 0 && !$0 => measured,",
+     [("demand", "the first sample is smoothed from nothing")]),
+
+    # Charged in advance.
+    (LEDGER, "self.pools[index].held.saturating_sub(self.reserved(index))",
+     "self.pools[index].held.saturating_sub(if $0 { 0 } else { self.reserved(index) })",
+     [("charged in advance", "what one proxy has is given to another too")]),
+    (LEDGER, "pool.held = pool.limit.share_of_amount(grant.held);",
+     "pool.held = pool.limit.share_of_amount(if $0 { request.wanted } else { grant.held });",
+     [("charged in advance", "what was asked for is handed out, not what was granted")]),
+    (ASSIGN, "        holder.outstanding = holder.outstanding.saturating_add(most);\n        let ttl_s = if strategy",
+     "        if !$0 { holder.outstanding = holder.outstanding.saturating_add(most); }\n"
+     "        let ttl_s = if strategy", [("charged in advance", "lent hits are not reserved")]),
+    (ASSIGN, "self.outstanding = self.outstanding.saturating_add(wanted - left);",
+     "if !$0 { self.outstanding = self.outstanding.saturating_add(wanted - left); }",
+     [("charged in advance", "tokens that a raise mints are not reserved")]),
+    (ASSIGN, "let wanted = target.min(left.saturating_add(free));",
+     "let wanted = target.min(left.saturating_add(if $0 { u64::MAX } else { free }));",
+     [("charged in advance", "a raise takes more than is free")]),
+    (ASSIGN, "let new_bucket = target.min(free).min(MAX_TOKENS);",
+     "let new_bucket = target.min(if $0 { target } else { free }).min(MAX_TOKENS);",
+     [("charged in advance", "a new bucket takes more than is free")]),
+    (LEDGER, "AssignmentForm::Lent => pool.charge(charged),",
+     "AssignmentForm::Lent => pool.charge(if $0 { lent } else { charged }),",
+     [("charged in advance", "hits beyond an assignment are not charged as debt")]),
+
+    # Take before give.
+    (HOLDER, "        if lost == 0 {\n            return;", "        if lost == 0 || $0 {\n            return;",
+     [("take before give", "what a proxy gives up of a rate is free at once")]),
+    (HOLDER, "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));",
+     "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(if $0 { 0 } else { refill_us }));",
+     [("take before give", "a rate moves before it has rested")]),
+    (ASSIGN, "true => rate.shrink_to(*share, now, old_end.plus_us(pool.limit.refill_us())),",
+     "true => rate.shrink_to(*share, now, if $0 { now } else { old_end.plus_us(pool.limit.refill_us()) }),",
+     [("take before give", "a rate moves without evidence that it is out of use")]),
+    (HOLDER, "self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)",
+     "self.sent.is_some_and(|sent| sent.at.plus_us(if $0 { 0 } else { CONFIRMED_AFTER_US }) < received)",
+     [("take before give", "a report within a second confirms an assignment")]),
+    (HOLDER, "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)",
+     "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received) || $0",
+     [("take before give", "a change does not wait until the one before it is confirmed")]),
+    (LEDGER, "            pool.add_share_of_gone_holder(share, until);",
+     "            if !$0 { pool.add_share_of_gone_holder(share, until); }",
+     [("take before give", "the part of a lost stream is free at once")]),
+    (LEDGER, "(AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),",
+     "(AssignmentForm::Rate, false) => if $0 { 0 } else { self.limit.refill_us().saturating_sub(MARGIN_US) },",
+     [("take before give", "the hold of a window's rate ends with the assignment")]),
+    (ASSIGN, "self.sent.filter(|_| self.is_surely_in_force(now))?;\n        let left = self.most_left();",
+     "self.sent.filter(|_| self.is_surely_in_force(now) || $0)?;\n        let left = self.most_left();",
+     [("silent proxy", "one whose assignment lapsed is told to take less of it")]),
+
+    # Idle buckets.
+    (STREAM, "let is_idle = now.since_us(bucket.used) >= IDLE_US;",
+     "let is_idle = now.since_us(bucket.used) >= IDLE_US && !$0;", [("idle bucket", "it is never abandoned")]),
+    (ASSIGN, "if !has_lent || holder.outstanding <= 1 {", "if !has_lent || holder.outstanding <= 1 || $0 {",
+     [("idle bucket", "it is abandoned with what it has")]),
+    (ASSIGN, "Some(sent) if sent.most_left() <= 1 || !holder.can_be_changed() => Retirement::Wait,",
+     "Some(sent) if (sent.most_left() <= 1 || !holder.can_be_changed()) && !$0 => Retirement::Wait,",
+     [("idle bucket", "it does not wait for the report that confirms a change")]),
+
+    # Times to live.
+    (ASSIGN, "let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);",
+     "let ttl_s = bound_ttl(if $0 { 10 } else { RATE_TTL_S }, held_until, now);",
+     [("15 s or more", "a rate lasts for 10 s")]),
+    (LEDGER, "Some(left_us) if left_us > 3 * HALF_CROSSING_US => full_us.min(left_us - HALF_CROSSING_US),",
+     "Some(left_us) if left_us > (if $0 { 1 } else { 3 }) * HALF_CROSSING_US =>"
+     " full_us.min(left_us - HALF_CROSSING_US),",
+     [("15 s or more", "lent hits end soon, because their window does")]),
+    (ASSIGN, "let left_s = held_until.since_us(now).saturating_sub(MARGIN_US) / 1_000_000;",
+     "let left_s = if $0 { 3600 } else { held_until.since_us(now).saturating_sub(MARGIN_US) / 1_000_000 };",
+     [("never beyond the hold", "an assignment lasts longer than what it is made of")]),
+    (MESSAGES, "assignment_time_to_live: Some(prost_types::Duration { seconds: ttl_s.into(), nanos: 0 }),",
+     "assignment_time_to_live: (!$0).then(|| prost_types::Duration { seconds: ttl_s.into(), nanos: 0 }),",
+     [("never what Envoy ignores", "the time to live is unset")]),
+    (MESSAGES, "fill_interval: Some(prost_types::Duration { seconds: interval_s.into(), nanos: 0 }),",
+     "fill_interval: Some(match $0 {\n"
+     "                true => prost_types::Duration { seconds: 0, nanos: 500_000_000 },\n"
+     "                false => prost_types::Duration { seconds: interval_s.into(), nanos: 0 },\n            }),",
+     [("never what Envoy ignores", "the interval is half a second")]),
+
+    # Renewals.
+    (HOLDER, "self.sent.is_some_and(|sent| sent.ends > now.plus_us(MARGIN_US))",
+     "self.sent.is_some_and(|sent| sent.ends.plus_us(if $0 { 60_000_000 } else { 0 }) > now.plus_us(MARGIN_US))",
+     [("no equal renewal after a lapse", "an assignment counts as in force after its end")]),
+    (ASSIGN, "let starts_full = is_fresh && self.sent.is_some();",
+     "let starts_full = is_fresh && self.sent.is_some() && !$0;",
+     [("pair for fresh buckets", "a fresh bucket keeps the ratio of the one before")]),
+    (ASSIGN, "assignment.starts_full &= !is_in_force;", "assignment.starts_full &= !is_in_force || $0;",
+     [("pair for fresh buckets", "a rate that changes begins with a full bucket")]),
+    (MESSAGES, "    if assignment.starts_full {\n", "    if assignment.starts_full && !$0 {\n",
+     [("pair for fresh buckets", "the deny before it is not sent")]),
+    (HOLDER, "        now.since_us(self.reported) < ALIVE_US", "        now.since_us(self.reported) < ALIVE_US || $0",
+     [("silent proxy", "it gets renewals, and more")]),
+    (HOLDER, "        now.since_us(self.reported) > SILENT_AFTER_US",
+     "        now.since_us(self.reported) > SILENT_AFTER_US && !$0",
+     [("silent proxy", "it keeps its place in the division")]),
+    (ASSIGN, "let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;",
+     "let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio && !$0;",
+     [("proxy that begins with a full bucket", "its old one does not rest before")]),
+    (ASSIGN, "let is_raise = !self.was_denied\n", "let is_raise = (!self.was_denied || $0)\n",
+     [("raise by the ratio", "of a proxy that denies, which has less than it may have")]),
+    (ASSIGN, "&& left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();",
+     "&& (left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into() || $0);",
+     [("raise by the ratio", "of a bucket that is nearly empty")]),
+
+    # What is reported, and what is not.
+    (LEDGER, "let lent = if holder.has_unknown_assignment { 0 } else {",
+     "let lent = if holder.has_unknown_assignment && !$0 { 0 } else {",
+     [("refund only of the same stream", "hits of an unknown assignment lower what was assigned since")]),
+    (LEDGER, "let charged = if is_of_another { 0 } else { usage.allowed };",
+     "let charged = if is_of_another && !$0 { 0 } else { usage.allowed };",
+     [("refund only of the same stream", "hits that another assignment admitted are charged twice")]),
+    (LEDGER, "used = used.saturating_add(std::mem::take(&mut holder.outstanding));",
+     "let outstanding = std::mem::take(&mut holder.outstanding);\n"
+     "                used = used.saturating_add(if $0 { 0 } else { outstanding });",
+     [("unreported hits count as used", "an assignment that ended gives them back")]),
+    (LEDGER, "pool.charge(used.saturating_add(lost));", "pool.charge(used.saturating_add(if $0 { 0 } else { lost }));",
+     [("unreported hits count as used", "a lost stream gives them back")]),
+    (LEDGER, "let is_empty = was_in_force && usage.denied > 0 && sent.never_refills();",
+     "let is_empty = (was_in_force || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
+     [("refund only of the same stream", "a denied request of the time before the assignment empties it"),
+      ("refund only of the same stream", "a report without denied requests gives everything back")]),
+    (LEDGER, "if holder.is_over(usage.received) {", "if holder.is_over(usage.received) || $0 {",
+     [("refund only of the same stream", "every report gives back what is left")]),
+    (SELECT, "deciding().find_map(|selected| self.store.hold_refusal(&selected.limit))",
+     "deciding().find_map(|selected| self.store.hold_refusal(&selected.limit).filter(|_| !$0))",
+     [("indivisible limit", "it is assigned")]),
+
+    # Pages.
+    (SELECT, "let form = if counters.has_private_values {", "let form = if counters.has_private_values && !$0 {",
+     [("private values", "the page of quotas shows them")]),
+    (PAGE, "(Reverse(report.reserved), holder.key.stream.id)",
+     "(if $0 { Reverse(0) } else { Reverse(report.reserved) }, if $0 { u64::MAX - holder.key.stream.id } else {"
+     " holder.key.stream.id })",
+     [("who holds what", "proxies with few hits come first")]),
+
+    # Calls to the store.
+    (LEDGER, "            number: now.as_micros(),", "            number: if $0 { 0 } else { now.as_micros() },",
+     [("request numbers", "those of a new division are those of the one before")]),
+    (LEDGER, "            self.number += 1;", "            self.number += u64::from(!$0);",
+     [("request numbers", "two requests have one number")]),
+    (HOLD, "let is_repeated = request.number > 0 && request.number == number;",
+     "let is_repeated = request.number > 0 && request.number == number && !$0;",
+     [("charged once", "a repeated call charges its hits again")]),
+    (LEDGER, "pool.unanswered = Some(NumberedHits { used: request.used, number: request.number });",
+     "pool.unanswered = (!$0).then_some(NumberedHits { used: request.used, number: request.number });",
+     [("charged once", "a call that failed is not repeated")]),
+    (LEDGER, "        pool.held = pool.held.min(wanted);", "        if !$0 { pool.held = pool.held.min(wanted); }",
+     [("refused hits are not lent", "what is given back is handed out until the answer")]),
+    (LEDGER, "                pool.held = pool.held.min(limit.total());",
+     "                if !$0 { pool.held = pool.held.min(limit.total()); }",
+     [("smaller limit", "more than it allows is handed out")]),
+
+    # The stream.
+    (STREAM, "self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));",
+     "self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index).filter(|_| !$0));",
+     [("one response per report", "buckets of a report are not answered")]),
+    (STREAM, "        while began.elapsed() < MAX_RESPONSE_TIME\n",
+     "        while began.elapsed() < MAX_RESPONSE_TIME && !($0 && count > 0)\n",
+     [("one response per report", "each bucket has a response of its own")]),
+]
+
+
+def make_mutations():
+    mutations = Mutations()
+    mutations.add_rust("", RUST, TESTS)
+    return mutations
+
+
+if __name__ == "__main__":
+    run(__doc__, make_mutations())
