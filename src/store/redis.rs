@@ -18,6 +18,7 @@ pub mod script;
 pub mod holds;
 mod incrby;
 mod holder_exchange;
+mod give_back;
 mod slot_summary;
 pub mod lease_arguments;
 pub mod replicas;
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingChargeGroups, PendingCharges, RedisCallSender};
 use self::deployments::{ConnectionStats, Deployments};
@@ -60,7 +61,7 @@ use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_P
 use crate::store::client::redis::error::RedisError;
 use crate::store::error::AdminError;
 use crate::store::fallback::Fallback;
-use crate::store::health::{HEALTH_REPORT_INTERVAL, StoreHealth};
+use crate::store::health::{HealthReading, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::key::OwnedCounterPath;
 use crate::store::redis::scan::KeyScanResult;
@@ -429,12 +430,11 @@ impl Redis {
 
     /// Reports to `health` until it is dropped. The store is lost if a deployment has no server that takes charges.
     pub async fn report_health(&self, health: &StoreHealth) {
-        loop {
-            health.set_lost(self.deployments.clients().any(|deployment| !deployment.has_available_node()));
-            let misconfiguration = self.deployments.clients().find_map(|deployment| deployment.misconfiguration());
-            health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
-            sleep(HEALTH_REPORT_INTERVAL).await;
-        }
+        let read = || HealthReading {
+            is_lost: self.deployments.clients().any(|deployment| !deployment.has_available_node()),
+            misconfiguration: self.deployments.clients().find_map(|deployment| deployment.misconfiguration()),
+        };
+        health.follow(read).await;
     }
 
     /// Returns leased and granted hits and releases the slot of this process; takes up to 1 s. Later

@@ -29,6 +29,7 @@ TEXTS = "src/limit/slot.rs"
 CHARGE, OPEN = "src/limit/algorithm/reservation_charge.rs", "src/limit/reservation_table.rs"
 SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/reservations.rs"
 STORE = "src/store/memory.rs"
+GIVE_BACK = "src/store/redis/give_back.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 SLOTS = ["slots::protocol::memory", "slots::memory", "slots::table"]
 SLOTS_IN_REDIS = ["slots::protocol::redis", "slots::agreement::script_agrees_with_the_table"]
@@ -65,6 +66,9 @@ SLOTS_RUST = [
     (ANSWER, "        if decision.over_limit {\n            self.give",
      "        if decision.over_limit && !$0 {\n            self.give",
      [("another limit rejects", "of another descriptor: the slot is not given back")]),
+    (GIVE_BACK, "while !left.is_empty() && Instant::now() < until {",
+     "while !left.is_empty() && Instant::now() < until && !$0 {",
+     [("another limit rejects", "what Redis failed to give back stays taken", ["slots::give_back"])]),
     (ANSWER, "let token = match decision.over_limit {", "let token = match decision.over_limit && !$0 {",
      [("another limit rejects", "the answer has a token in place of -")]),
     (ALGORITHM, "self.own = OwnSlot::Held { token: self.token, seats };\n                SlotChange::Renewed",
@@ -79,8 +83,8 @@ SLOTS_RUST = [
      "if self.is_unanswered && !$2 || token == self.token && !$1 || $0 && !self.is_unanswered =>",
      [("release, token", "an old token frees too"), ("release, token", "it frees nothing"),
       ("release ?", "it needs the token")]),
-    (SEPARATE, "(unnamed, SlotToken::default(), SlotAction::ReleaseRejected)",
-     "(unnamed, SlotToken::default(), if $0 || $1 { SlotAction::ReleaseUnanswered } else {"
+    (SEPARATE, "(own_id, SlotToken::default(), SlotAction::ReleaseRejected)",
+     "(own_id, SlotToken::default(), if $0 || $1 { SlotAction::ReleaseUnanswered } else {"
      " SlotAction::ReleaseRejected })",
      [("release -", "it counts as ?"), ("reservation settled by -", "it counts as ?", RESERVATIONS)]),
     (ALGORITHM,
@@ -103,8 +107,12 @@ SLOTS_RUST = [
      "OwnSlot::Held { .. } | OwnSlot::Absent | OwnSlot::Tombstone => {"
      " if $0 { self.used = self.used.saturating_sub(1); } SlotChange::None }",
      [("release twice; Redis lost its data", "an unknown token frees a seat")]),
-    (SEPARATE, "(id, token, SlotAction::Release)", "(if $0 { unnamed } else { id }, token, SlotAction::Release)",
+    (SEPARATE, "token_id = Some(id);",
+     "let id = if $0 { unnamed } else { id };\n                    token_id = Some(id);",
      [("release without slot", "the token does not name the slot")]),
+    (SEPARATE, "separated.uses.iter().all(|slot| slot.id != *id)",
+     "separated.uses.iter().all(|slot| slot.id != *id) && !$0",
+     [("release, token", "by another holder it frees nothing", SLOTS_OF_PROGRAM)]),
     (SERVICE, "may_release(&request) && self.service", "may_release(&request) && !$0 && self.service",
      [("cancelled call", "the release ends with its caller")]),
     (SERVICE, "if is_unmade {", "if is_unmade && !$0 {",
@@ -118,8 +126,12 @@ SLOTS_RUST = [
     (HOLDERS, "holder.is_unreported && holder.has_heartbeats);",
      "holder.is_unreported && holder.has_heartbeats && !$0);",
      [("holder", "replicas share no signs of life")]),
-    (HOLDERS, "(Some(holder), None) => holder.has_heartbeats,", "(Some(holder), None) => holder.has_heartbeats || $0,",
-     [("Envoy without heartbeats", "it is dead after the timeout")]),
+    (HOLDERS, "(Some(holder), None) => holder.has_heartbeats && self.has_listened(now),",
+     "(Some(holder), None) => (holder.has_heartbeats || $0) && (self.has_listened(now) || $1),",
+     [("Envoy without heartbeats", "it is dead after the timeout"), ("holder", "it is dead though nobody listened")]),
+    (ANSWER, "true if may_have_slot(selected.selections, outcomes) =>",
+     "true if may_have_slot(selected.selections, outcomes) && !$0 =>",
+     [("a policy rejects", "the answer says - though the slot may be taken", SLOTS_OF_PROGRAM)]),
     (TABLE, "expires: now.plus_us(life_us), seats",
      "expires: now.plus_us(life_us * (1 + u64::from($0)) / (1 + u64::from($1))), seats",
      [("max_duration", "a slot lives on"), ("max_duration", "a slot ends early")]),
@@ -195,7 +207,7 @@ RESERVATIONS_RUST = [
      [("settled above", "it is not charged beyond the limit")]),
     (SHARD, "if matches!(charge.request.hits, Hits::Refund(1..)) {",
      "if matches!(charge.request.hits, Hits::Refund(1..)) && !$0 {",
-     [("settled above", "it is not charged to a later window")]),
+     [("settled above", "the counter of a later window takes memory beyond the bound")]),
     (CHARGE, "view.given_back = (hits - cost).min(refundable);",
      "view.given_back = (hits - cost).min(if $0 { 0 } else if $1 { hits } else { refundable });",
      [("settled below", "the difference is not given back"),
@@ -306,8 +318,8 @@ RESERVATIONS_RUST = [
 # What is broken in src/store/redis/lua/slots.lua, text, replacement.
 SLOTS_LUA = [
     ("acquire, full: one more is admitted", "used + hits <= limit", "used + hits <= limit + 1"),
-    ("the id exists: it keeps its token", "kind, own_token, life_us = 1, token, period",
-     "token = kind == 1 and own_token or token\nkind, own_token, life_us = 1, token, period"),
+    ("the id exists: it keeps its token", "kind, own_token, ttl_us = 1, token, period",
+     "token = kind == 1 and own_token or token\nkind, own_token, ttl_us = 1, token, period"),
     ("the id exists: it counts twice", "if kind == 0 then used, seats = used + hits, hits end",
      "used, seats = used + hits, hits"),
     ("release, token: an old token frees too", "(is_unanswered or own_token == token)", "true"),
@@ -318,12 +330,18 @@ SLOTS_LUA = [
      "if hits <= 0 and is_unanswered and tombstones < 10000 and own then"),
     ("tombstone: it lives for a second more", "now + 15000000", "now + 16000000"),
     ("tombstone: the head keeps one that expired", "elseif found[2] and not own then", "elseif false then"),
-    ("holder: a dead one keeps its slots", "of_slot > 0 and dead[string.sub(fields[i + 1], 9, 16)]", "false"),
+    ("holder: a dead one keeps its slots", "of_slot > 0 and dead[string.sub(of, 9, 16)]", "false"),
     ("max_duration: a slot lives on", "pack('<I8I4', now + period, seats)",
      "pack('<I8I4', now + 2 * period, seats)"),
     ("weight: a release gives one seat back", "used, kind, seats = used - seats, 0, 0",
      "used, kind, seats = used - 1, 0, 0"),
     ("a full hash is walked at once", "cursor == '0' and 1000000 or 20000", "cursor == '0' and 0 or 20000"),
+]
+
+# What is broken in src/store/redis/lua/holders.lua, text, replacement.
+HOLDERS_LUA = [
+    ("holder: it is dead though no replica listened", "now_ms - last_call > timeout / 2000", "false"),
+    ("holder: a clock set back keeps the slots of a dead one", "now_ms < last_call or", ""),
 ]
 
 # What is broken in src/store/redis/lua/reservations.lua or the part of an algorithm: pairs of text and replacement.
@@ -478,10 +496,11 @@ def make_copy(copy):
         return [(ROOT / "src/store/redis/lua" / f"{name}.lua").read_text() for name in names]
 
     add_rust("", SLOTS_RUST)
-    arms = add_lua(lua_texts("slots"), mutations, "", SLOTS_LUA, SLOTS_IN_REDIS)
+    arms = add_lua(lua_texts("slots", "streams"), mutations, "", SLOTS_LUA, SLOTS_IN_REDIS)
+    arms += add_lua(lua_texts("holders"), mutations, "", HOLDERS_LUA, SLOTS_OF_PROGRAM)
     add_rust("reservations, ", RESERVATIONS_RUST)
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
-    arms += add_lua(lua_texts("reservations", *algorithms), mutations, "reservations, ", RESERVATIONS_LUA,
+    arms += add_lua(lua_texts("reservations", "streams", *algorithms), mutations, "reservations, ", RESERVATIONS_LUA,
                     RESERVATIONS_IN_REDIS)
     texts["src/lib.rs"] = (ROOT / "src/lib.rs").read_text() + SWITCH.replace("LUA_ARMS", arms)
     change("src/store/client/redis/connection.rs", "    pub fn new(text: String) -> Self {\n        let sha1",
