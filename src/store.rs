@@ -235,6 +235,20 @@ impl Store {
         }
     }
 
+    /// Makes charges that give back the slots of a rejected request. Redis makes them later, and again if it fails.
+    /// Must be called within a tokio runtime.
+    pub fn give_back(&self, charges: &[(usize, Charge<'_>)], context: StoreContext<'_>) {
+        match &self.backend {
+            StoreBackend::Memory(_) | StoreBackend::Memcache(_) => drop(self.charge_without_waiting(charges, context)),
+            StoreBackend::Redis(redis) => {
+                let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
+                let deadline = Instant::now() + redis.timeout();
+                let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
+                redis.give_back(&charges, context);
+            }
+        }
+    }
+
     /// Passes to `each` which limits of a charge would admit it; charges nothing. Returns as [`Store::charge_all`]
     /// does.
     pub fn dry_run_all<'a>(

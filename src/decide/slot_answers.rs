@@ -1,7 +1,8 @@
 //! What the answer to a request says of its slot, and what a rejection gives back.
 //!
 //! A call that is rejected by a limit of another descriptor gives back the slots and reservations that it took: its
-//! answer says `-`, so Envoy will not.
+//! answer says `-`, so Envoy will not. If the store did not answer in time and a policy rejects, nobody knows whether a
+//! slot was taken: the answer says `?`, and the release frees what there is.
 
 use super::Decider;
 use super::decision::{Decision, DecisionContext};
@@ -9,8 +10,7 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{RequestWithSelections, Selection};
 use crate::limit::charge::Charge;
 use crate::limit::request::{Hits, Request};
-use crate::limit::slot::{REJECTED_TOKEN, SlotAction, SlotChange, SlotIdWithToken, SlotUse};
-use crate::store::charge::{DeferredOutcomes, spawn_outcome_handler};
+use crate::limit::slot::{REJECTED_TOKEN, SlotAction, SlotChange, SlotIdWithToken, SlotUse, UNANSWERED_TOKEN};
 
 /// Key of the dynamic metadata that has the token.
 const SLOT_METADATA_KEY: &str = "slot";
@@ -36,6 +36,8 @@ impl Decider {
         let mut uses = selected.selections.iter().filter_map(|selection| selection.slot.as_deref());
         let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
         let token = match decision.over_limit {
+            // By the id, as if Envoy had seen no answer: nothing else would free the slot.
+            true if may_have_slot(selected.selections, outcomes) => UNANSWERED_TOKEN.to_owned(),
             true => REJECTED_TOKEN.to_owned(),
             false => SlotIdWithToken { id: slot.id, token: slot.token }.to_string(),
         };
@@ -98,9 +100,14 @@ impl Decider {
                 self.store.charge_fallback(charge, context.store.now);
             }
         }
-        match self.store.charge_without_waiting(&charges, context.store) {
-            DeferredOutcomes::Ready(_) => {}
-            DeferredOutcomes::Pending(pending) => spawn_outcome_handler(pending, |_outcomes| ()),
-        }
+        self.store.give_back(&charges, context.store);
     }
+}
+
+/// Returns true if the store may have given out a slot that a failed charge asked for.
+fn may_have_slot(selections: &[Selection<'_>], outcomes: &[DescriptorOutcome]) -> bool {
+    selections.iter().zip(outcomes).any(|(selection, outcome)| match outcome {
+        DescriptorOutcome::Failed(failed) => selection.slot.is_some() && failed.error.may_have_charged(),
+        DescriptorOutcome::WithoutLimits | DescriptorOutcome::Charged(_) => false,
+    })
 }

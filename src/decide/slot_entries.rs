@@ -81,7 +81,7 @@ impl RuleSet {
             return Ok(Some(separated));
         }
         let holder = HolderId::from_name(&caller.holder.name());
-        let (token, unnamed) = (SlotToken::random(), SlotId::random());
+        let (token, unnamed, mut token_id) = (SlotToken::random(), SlotId::random(), None);
         for descriptor in &mut separated.request.descriptors {
             let own = descriptor.entries.iter().rev().take_while(|entry| is_slot_entry(entry)).count();
             let own: SmallVec<[Entry<'m>; 4]> = descriptor.entries.drain(descriptor.entries.len() - own..).collect();
@@ -92,21 +92,30 @@ impl RuleSet {
                 own.iter().find(|entry| entry.key == RELEASE_KEY).map(|entry| ReleaseValue::parse(entry.value));
             let mut values = own.iter().filter(|entry| entry.key == SLOT_KEY).map(|entry| entry.value).peekable();
             let named = values.peek().is_some().then(|| SlotId::from_values(holder, values));
+            let own_id = named.unwrap_or(unnamed);
             let (id, token, action) = match release {
-                None => (unnamed, token, SlotAction::Acquire),
-                Some(ReleaseValue::Admitted(SlotIdWithToken { id, token })) => (id, token, SlotAction::Release),
+                None => (own_id, token, SlotAction::Acquire),
+                Some(ReleaseValue::Admitted(SlotIdWithToken { id, token })) => {
+                    token_id = Some(id);
+                    (named.unwrap_or(id), token, SlotAction::Release)
+                }
                 Some(ReleaseValue::Unanswered) if named.is_some() => {
-                    (unnamed, SlotToken::default(), SlotAction::ReleaseUnanswered)
+                    (own_id, SlotToken::default(), SlotAction::ReleaseUnanswered)
                 }
                 // Without entries `slot` nothing says which slot it is.
                 Some(ReleaseValue::Unanswered | ReleaseValue::Rejected) => {
-                    (unnamed, SlotToken::default(), SlotAction::ReleaseRejected)
+                    (own_id, SlotToken::default(), SlotAction::ReleaseRejected)
                 }
             };
             if action.is_release() {
                 descriptor.hits = Hits::Refund(settled_cost(descriptor.hits));
             }
-            separated.uses.push(SlotUse { id: named.unwrap_or(id), token, holder, action });
+            separated.uses.push(SlotUse { id, token, holder, action });
+        }
+        // The token knows its slot, also if the release comes from another address, or without the name of its Envoy.
+        if let Some(id) = token_id.filter(|id| separated.uses.iter().all(|slot| slot.id != *id)) {
+            let by_token = separated.uses.iter_mut().filter(|slot| slot.action == SlotAction::Release);
+            by_token.for_each(|slot| slot.id = id);
         }
         Ok(Some(separated))
     }

@@ -19,8 +19,9 @@ pub const SLOT_KEY: &[u8] = b"slot";
 pub const RELEASE_KEY: &[u8] = b"release";
 /// Value of `release`, and of the metadata of an answer, for a request that was rejected: it has no slot.
 pub const REJECTED_TOKEN: &str = "-";
-/// Value of `release` for a request whose answer Envoy never saw.
-const UNANSWERED_TOKEN: &[u8] = b"?";
+/// Value of `release` for a request whose answer Envoy never saw, and of the metadata of a rejection whose slot the
+/// store may have given out all the same.
+pub const UNANSWERED_TOKEN: &str = "?";
 
 /// Time for which a release of an unknown slot keeps it from being taken, in microseconds: 15 s.
 ///
@@ -180,7 +181,7 @@ impl ReleaseValue {
     /// Reads the value of an entry.
     pub fn parse(value: &[u8]) -> Self {
         match value {
-            UNANSWERED_TOKEN => Self::Unanswered,
+            value if value == UNANSWERED_TOKEN.as_bytes() => Self::Unanswered,
             value => SlotIdWithToken::parse(value).map_or(Self::Rejected, Self::Admitted),
         }
     }

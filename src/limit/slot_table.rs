@@ -1,8 +1,9 @@
 //! Slots of one concurrent limit's counter: who holds how many seats, and until when.
 //!
 //! A slot ends when it is released, when it is older than `max_duration`, or when its holder is dead; the last two are
-//! looked for only when seats are lacking, at most once a second, because it takes a walk over all slots. So a limit
-//! with room costs a look-up. `lua/slots.lua` does the same in Redis.
+//! looked for only when seats are lacking, because it takes a walk over all slots: at most once a second, and more
+//! rarely with more than half a million slots. So a limit with room costs a look-up. `lua/slots.lua` does the same in
+//! Redis.
 //!
 //! A table never kills a slot because the limit was lowered: no new one is admitted until enough were freed.
 
@@ -15,6 +16,9 @@ use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
 
 /// Shortest time between two walks over all slots of a table, in microseconds.
 pub const SWEEP_INTERVAL_US: u64 = 1_000_000;
+/// Time without a walk for each slot of a large table, in microseconds: fifty times what the walk takes for it, so that
+/// walks over a full table with a million slots leave the CPU to others.
+const SWEEP_INTERVAL_US_PER_SLOT: u64 = 2;
 
 /// Maximum number of tombstones of a table: later releases leave none, and a slot that is taken after its release then
 /// stays until it expires.
@@ -208,7 +212,8 @@ impl SlotTable {
     }
 
     fn sweep_if_due(&mut self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> u64 {
-        let is_due = now.since_us(self.swept) >= SWEEP_INTERVAL_US || now < self.swept;
+        let interval_us = SWEEP_INTERVAL_US.max(SWEEP_INTERVAL_US_PER_SLOT * self.slots.len() as u64);
+        let is_due = now.since_us(self.swept) >= interval_us || now < self.swept;
         if is_due { self.sweep(now, is_dead) } else { 0 }
     }
 

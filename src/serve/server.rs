@@ -443,9 +443,12 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
     for part in (0..SWEEP_PARTS).cycle() {
         ticks.tick().await;
         let now = service.clock.now();
+        let holders = service.decider.store.holders();
+        // First: a sweep looks for dead holders.
+        holders.record_running(now);
         service.decider.store.sweep(now, part, SWEEP_PARTS);
         if part == 0 {
-            service.decider.store.holders().warn_and_forget_silent(now);
+            holders.warn_and_forget_silent(now);
             let metrics = &service.decider.metrics;
             metrics.top_keys.drop_old_windows(now);
             metrics.busiest_keys.drop_old_windows(now);

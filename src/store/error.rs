@@ -53,6 +53,11 @@ impl ChargeError {
         matches!(self, Self::Redis(RedisError::Timeout) | Self::Memcache(MemcacheError::Timeout))
     }
 
+    /// Returns `true` if the server may have made the charge.
+    pub const fn may_have_charged(self) -> bool {
+        matches!(self, Self::Redis(RedisError::Timeout | RedisError::Broken))
+    }
+
     /// Advice for the operator: the setting to check.
     pub const fn advice(self) -> &'static str {
         match self {

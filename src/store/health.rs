@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use tokio::sync::Notify;
+use tokio::time::sleep;
 
 /// Time between two reports of health.
-pub(super) const HEALTH_REPORT_INTERVAL: Duration = Duration::from_millis(100);
+const HEALTH_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Health of the store; healthy until the store reports otherwise.
 #[derive(Debug, Default)]
@@ -22,7 +23,29 @@ pub struct StoreHealth {
     changed: Notify,
 }
 
+/// Health of a store at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct HealthReading {
+    /// The store is unreachable.
+    pub(super) is_lost: bool,
+    /// Why it is: address of a server and kind of failure, as the log has it.
+    pub(super) failure: Option<Arc<String>>,
+    /// Misconfiguration of the store, free of secrets.
+    pub(super) misconfiguration: Option<Arc<String>>,
+}
+
 impl StoreHealth {
+    /// Records what `read` returns, ten times a second, until the future is dropped.
+    pub(super) async fn follow(&self, read: impl Fn() -> HealthReading) {
+        loop {
+            let HealthReading { is_lost, failure, misconfiguration } = read();
+            self.set_failure(failure);
+            self.set_lost(is_lost);
+            self.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
+            sleep(HEALTH_REPORT_INTERVAL).await;
+        }
+    }
+
     /// Records that the store is unreachable (`true`) or reachable.
     pub fn set_lost(&self, lost: bool) {
         if self.lost.swap(lost, Ordering::Relaxed) != lost {

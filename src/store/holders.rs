@@ -6,6 +6,9 @@
 //! `max_duration`, and the log says so once.
 //!
 //! With Redis, replicas share what they heard: an Envoy sends its checks to all of them, its calls to one.
+//!
+//! Silence counts only while somebody listens. After a process stood still, or its clock was set, the silence of each
+//! holder begins anew; with Redis, after no replica told what it heard. Else all slots would be free when it goes on.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +35,10 @@ const NO_HEARTBEAT_WARNING_AFTER_US: u64 = 60_000_000;
 pub struct SlotHolderTable {
     holders: RwLock<HashMap<HolderId, SlotHolder>>,
     timeout_us: AtomicU64,
+    /// Time of the last sign that this process runs, in microseconds since the Unix epoch.
+    ran_us: AtomicU64,
+    /// Time since which this process has run without a pause, in microseconds since the Unix epoch.
+    runs_since_us: AtomicU64,
     /// Holders that no replica heard for the timeout; `None` without a shared table.
     shared_dead: RwLock<Option<HashSet<HolderId>>>,
 }
@@ -81,6 +88,8 @@ impl Default for SlotHolderTable {
         Self {
             holders: RwLock::default(),
             timeout_us: AtomicU64::new(to_micros(DEFAULT_HOLDER_TIMEOUT)),
+            ran_us: AtomicU64::default(),
+            runs_since_us: AtomicU64::default(),
             shared_dead: RwLock::default(),
         }
     }
@@ -95,6 +104,28 @@ impl SlotHolderTable {
     /// Time of silence after which a holder is dead.
     pub fn timeout(&self) -> Duration {
         Duration::from_micros(self.timeout_us.load(Ordering::Relaxed))
+    }
+
+    /// Records that this process runs. Must be called several times in the timeout, or no holder is ever dead.
+    pub fn record_running(&self, now: Time) {
+        let ran = Time::from_micros(self.ran_us.swap(now.as_micros(), Ordering::Relaxed));
+        if self.is_pause(ran, now) {
+            self.runs_since_us.store(now.as_micros(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if a process that ran at `ran` and runs at `now` may have heard nothing in between: it stood still,
+    /// or its clock was set.
+    fn is_pause(&self, ran: Time, now: Time) -> bool {
+        let longest_us = self.timeout_us.load(Ordering::Relaxed) / 2;
+        now.since_us(ran) > longest_us || ran.since_us(now) > longest_us
+    }
+
+    /// Returns true if this process has listened for longer than the timeout.
+    fn has_listened(&self, now: Time) -> bool {
+        let ran = Time::from_micros(self.ran_us.load(Ordering::Relaxed));
+        let since = Time::from_micros(self.runs_since_us.load(Ordering::Relaxed));
+        !self.is_pause(ran, now) && now.since_us(since) > self.timeout_us.load(Ordering::Relaxed)
     }
 
     /// Records a health check with this name.
@@ -137,7 +168,7 @@ impl SlotHolderTable {
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         match (own.get(&id), &*self.shared_dead.read().unwrap_or_else(PoisonError::into_inner)) {
             (Some(holder), _) if !is_silent(holder) => false,
-            (Some(holder), None) => holder.has_heartbeats,
+            (Some(holder), None) => holder.has_heartbeats && self.has_listened(now),
             (None, None) => false,
             (_, Some(dead)) => dead.contains(&id),
         }

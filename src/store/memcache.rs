@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::time::sleep;
 
 use self::command_stats::CommandStats;
 use self::counter_key::{CounterKey, MemcacheKeyScheme};
@@ -26,7 +25,7 @@ use super::charge::{
     StoreOutcome, set_span_server, start_call_span,
 };
 use super::fallback::Fallback;
-use super::health::{HEALTH_REPORT_INTERVAL, StoreHealth};
+use super::health::{HealthReading, StoreHealth};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
 use super::stats::{ChargeStats, PoolStats, SharedStoreStats, StoreServerStats};
 use super::window_key::ExpiryJitter;
@@ -258,15 +257,17 @@ impl Memcache {
 
     /// Reports to `health` until it is dropped. The store is lost if a server does not take charges: it holds keys.
     pub async fn report_health(&self, health: &StoreHealth) {
-        loop {
-            let servers = self.shared.servers.servers();
-            let lost = servers.iter().find(|server| !server.is_available());
-            health.set_failure(lost.and_then(|server| server.last_failure()));
-            health.set_lost(!self.shared.servers.are_all_available());
-            let misconfiguration = servers.iter().find_map(|server| server.misconfiguration());
-            health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
-            sleep(HEALTH_REPORT_INTERVAL).await;
-        }
+        let servers = &self.shared.servers;
+        let read = || HealthReading {
+            is_lost: !servers.are_all_available(),
+            failure: servers
+                .servers()
+                .iter()
+                .find(|server| !server.is_available())
+                .and_then(|server| server.last_failure()),
+            misconfiguration: servers.servers().iter().find_map(|server| server.misconfiguration()),
+        };
+        health.follow(read).await;
     }
 }
 

@@ -18,6 +18,7 @@ pub mod script;
 pub mod holds;
 mod incrby;
 mod holder_exchange;
+mod give_back;
 mod slot_summary;
 pub mod lease_arguments;
 pub mod replicas;
@@ -33,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::{SmallVec, smallvec};
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingChargeGroups, PendingCharges, RedisCallSender};
 use self::deployments::{ConnectionStats, Deployments};
@@ -60,7 +61,7 @@ use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_P
 use crate::store::client::redis::error::RedisError;
 use crate::store::error::AdminError;
 use crate::store::fallback::Fallback;
-use crate::store::health::{HEALTH_REPORT_INTERVAL, StoreHealth};
+use crate::store::health::{HealthReading, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
 use crate::store::redis::key::OwnedCounterPath;
 use crate::store::redis::scan::KeyScanResult;
@@ -429,14 +430,15 @@ impl Redis {
 
     /// Reports to `health` until it is dropped. The store is lost if a deployment has no server that takes charges.
     pub async fn report_health(&self, health: &StoreHealth) {
-        loop {
+        let read = || {
             let lost = self.deployments.clients().find(|deployment| !deployment.has_available_node());
-            health.set_failure(lost.and_then(|deployment| deployment.last_failure()));
-            health.set_lost(lost.is_some());
-            let misconfiguration = self.deployments.clients().find_map(|deployment| deployment.misconfiguration());
-            health.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
-            sleep(HEALTH_REPORT_INTERVAL).await;
-        }
+            HealthReading {
+                is_lost: lost.is_some(),
+                failure: lost.and_then(|deployment| deployment.last_failure()),
+                misconfiguration: self.deployments.clients().find_map(|deployment| deployment.misconfiguration()),
+            }
+        };
+        health.follow(read).await;
     }
 
     /// Returns leased and granted hits and releases the slot of this process; takes up to 1 s. Later

@@ -26,6 +26,7 @@ pub(crate) mod scrape;
 pub(crate) mod seeded_random;
 pub(crate) mod signal;
 pub(crate) mod statsd;
+pub(crate) mod streams;
 pub(crate) mod tcp_proxy;
 pub(crate) mod test_service;
 pub(crate) mod tollkeeper;

@@ -13,7 +13,7 @@ the suite need.
 from mutated_copy import Mutations, run
 
 ASSIGN, LEDGER, HOLDER = "src/limit/division/assign.rs", "src/limit/division/ledger.rs", "src/limit/division/holder.rs"
-FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota.rs"
+FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota_buckets.rs"
 STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.rs", "src/serve/quota/page.rs"
 DEMAND = "src/limit/division/demand.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
@@ -168,8 +168,8 @@ RUST = [
       ("refund only of the same stream", "a report without denied requests gives everything back")]),
     (LEDGER, "if holder.is_over(usage.received) {", "if holder.is_over(usage.received) || $0 {",
      [("refund only of the same stream", "every report gives back what is left")]),
-    (SELECT, "deciding().find_map(|selected| self.store.hold_refusal(&selected.limit))",
-     "deciding().find_map(|selected| self.store.hold_refusal(&selected.limit).filter(|_| !$0))",
+    (SELECT, "deciding().find_map(|selected| self.store.reason_against_holds(&selected.limit))",
+     "deciding().find_map(|selected| self.store.reason_against_holds(&selected.limit).filter(|_| !$0))",
      [("indivisible limit", "it is assigned")]),
 
     # Pages.

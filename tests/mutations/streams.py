@@ -13,12 +13,13 @@ reservations are the cases of src/limit/reservation.rs. tests/run.sh sets what t
 from mutated_copy import Mutations, replaced, run
 
 ALGORITHM, TABLE = "src/limit/algorithm/slots.rs", "src/limit/slot_table.rs"
-SEPARATE, ANSWER = "src/decide/slots.rs", "src/decide/slot_answers.rs"
+SEPARATE, ANSWER = "src/decide/slot_entries.rs", "src/decide/slot_answers.rs"
 HOLDERS, MEMORY, SERVICE = "src/store/holders.rs", "src/store/memory/slots.rs", "src/serve/grpc/service.rs"
 TEXTS = "src/limit/slot.rs"
 CHARGE, OPEN = "src/limit/algorithm/reservation_charge.rs", "src/limit/reservation_table.rs"
 SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/reservations.rs"
 STORE = "src/store/memory.rs"
+GIVE_BACK = "src/store/redis/give_back.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 SLOTS = ["slots::protocol::memory", "slots::memory", "slots::table"]
 SLOTS_IN_REDIS = ["slots::protocol::redis", "slots::agreement::script_agrees_with_the_table"]
@@ -40,11 +41,11 @@ TESTS = {
 # File, text, replacement, and for each $N of the replacement the row of the protocol, what is broken, and the tests if
 # not those of the file.
 SLOTS_RUST = [
-    (ANSWER, "TokenText { id: slot.id, token: slot.token }",
-     "TokenText { id: slot.id, token: if $0 { crate::limit::slot::SlotToken(7) } else { slot.token } }",
+    (ANSWER, "SlotIdWithToken { id: slot.id, token: slot.token }",
+     "SlotIdWithToken { id: slot.id, token: if $0 { crate::limit::slot::SlotToken(7) } else { slot.token } }",
      [("acquire, room", "the answer has another token")]),
-    (ANSWER, "decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into());",
-     "if !$0 { decision.metadata.get_or_insert_default().insert(METADATA_KEY.to_owned(), token.into()); }",
+    (ANSWER, "decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), token.into());",
+     "if !$0 { decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), token.into()); }",
      [("acquire, room", "the answer has no token")]),
     (ALGORITHM, "(request.required_hits()) <= u64::from(limit.requests_per_unit()),",
      "(request.required_hits()) <= u64::from(limit.requests_per_unit()) + u64::from($0),",
@@ -55,6 +56,9 @@ SLOTS_RUST = [
     (ANSWER, "        if decision.over_limit {\n            self.give",
      "        if decision.over_limit && !$0 {\n            self.give",
      [("another limit rejects", "of another descriptor: the slot is not given back")]),
+    (GIVE_BACK, "while !left.is_empty() && Instant::now() < until {",
+     "while !left.is_empty() && Instant::now() < until && !$0 {",
+     [("another limit rejects", "what Redis failed to give back stays taken", ["slots::give_back"])]),
     (ANSWER, "let token = match decision.over_limit {", "let token = match decision.over_limit && !$0 {",
      [("another limit rejects", "the answer has a token in place of -")]),
     (ALGORITHM, "self.own = OwnSlot::Held { token: self.token, seats };\n                SlotChange::Renewed",
@@ -69,8 +73,8 @@ SLOTS_RUST = [
      "if self.is_unanswered && !$2 || token == self.token && !$1 || $0 && !self.is_unanswered =>",
      [("release, token", "an old token frees too"), ("release, token", "it frees nothing"),
       ("release ?", "it needs the token")]),
-    (SEPARATE, "(unnamed, SlotToken::default(), SlotAction::ReleaseRejected)",
-     "(unnamed, SlotToken::default(), if $0 || $1 { SlotAction::ReleaseUnanswered } else {"
+    (SEPARATE, "(own_id, SlotToken::default(), SlotAction::ReleaseRejected)",
+     "(own_id, SlotToken::default(), if $0 || $1 { SlotAction::ReleaseUnanswered } else {"
      " SlotAction::ReleaseRejected })",
      [("release -", "it counts as ?"), ("reservation settled by -", "it counts as ?", RESERVATIONS)]),
     (ALGORITHM,
@@ -93,23 +97,31 @@ SLOTS_RUST = [
      "OwnSlot::Held { .. } | OwnSlot::Absent | OwnSlot::Tombstone => {"
      " if $0 { self.used = self.used.saturating_sub(1); } SlotChange::None }",
      [("release twice; Redis lost its data", "an unknown token frees a seat")]),
-    (SEPARATE, "(id, token, SlotAction::Release)", "(if $0 { unnamed } else { id }, token, SlotAction::Release)",
+    (SEPARATE, "token_id = Some(id);",
+     "let id = if $0 { unnamed } else { id };\n                    token_id = Some(id);",
      [("release without slot", "the token does not name the slot")]),
-    (SERVICE, "may_release(&request) && self.service", "may_release(&request) && !$0 && self.service",
+    (SEPARATE, "separated.uses.iter().all(|slot| slot.id != *id)",
+     "separated.uses.iter().all(|slot| slot.id != *id) && !$0",
+     [("release, token", "by another holder it frees nothing", SLOTS_OF_PROGRAM)]),
+    (SERVICE, "may_release_slot(&request) && self.service", "may_release_slot(&request) && !$0 && self.service",
      [("cancelled call", "the release ends with its caller")]),
     (SERVICE, "if is_unmade {", "if is_unmade && !$0 {",
      [("cancelled call", "a release that the store failed to make is not repeated")]),
     (TABLE, "slot.seats > 0 && is_dead(slot.holder);", "slot.seats > 0 && !$0 && is_dead(slot.holder);",
      [("holder", "a dead one keeps its slots")]),
-    (HOLDERS, "self.update(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);",
-     "self.update(HolderId::from_name(name), name, if $0 { Time::default() } else { now }, |holder|"
+    (HOLDERS, "self.update_holder(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);",
+     "self.update_holder(HolderId::from_name(name), name, if $0 { Time::default() } else { now }, |holder|"
      " holder.has_heartbeats = true);",
      [("holder", "health checks are no signs of life")]),
     (HOLDERS, "holder.is_unreported && holder.has_heartbeats);",
      "holder.is_unreported && holder.has_heartbeats && !$0);",
      [("holder", "replicas share no signs of life")]),
-    (HOLDERS, "(Some(holder), None) => holder.has_heartbeats,", "(Some(holder), None) => holder.has_heartbeats || $0,",
-     [("Envoy without heartbeats", "it is dead after the timeout")]),
+    (HOLDERS, "(Some(holder), None) => holder.has_heartbeats && self.has_listened(now),",
+     "(Some(holder), None) => (holder.has_heartbeats || $0) && (self.has_listened(now) || $1),",
+     [("Envoy without heartbeats", "it is dead after the timeout"), ("holder", "it is dead though nobody listened")]),
+    (ANSWER, "true if may_have_slot(selected.selections, outcomes) =>",
+     "true if may_have_slot(selected.selections, outcomes) && !$0 =>",
+     [("a policy rejects", "the answer says - though the slot may be taken", SLOTS_OF_PROGRAM)]),
     (TABLE, "expires: now.plus_us(life_us), seats",
      "expires: now.plus_us(life_us * (1 + u64::from($0)) / (1 + u64::from($1))), seats",
      [("max_duration", "a slot lives on"), ("max_duration", "a slot ends early")]),
@@ -144,30 +156,30 @@ RESERVATIONS_RUST = [
      [("request, no room", "it leaves a reservation"), ("another limit rejects", "it leaves a reservation")]),
     (ANSWER, "results.any(|result| matches!(", "results.any(|result| !$0 && matches!(",
      [("another limit rejects", "of another descriptor: the estimate is not given back", RESERVATIONS)]),
-    (CHARGE, "OwnReservation::Open { .. } if request.rejected_elsewhere => look_at(counter, limit, now),",
-     "OwnReservation::Open { .. } if request.rejected_elsewhere && !$0 => look_at(counter, limit, now),\n"
-     "        OwnReservation::Open { .. } if $1 && !counter.fits_estimate(limit, now, request) =>"
-     " ChargeResult { admitted: false, ..look_at(counter, limit, now) },",
+    (CHARGE, "OwnReservation::Open { .. } if request.rejected_elsewhere => peek_as_admitted(counter, limit, now),",
+     "OwnReservation::Open { .. } if request.rejected_elsewhere && !$0 => peek_as_admitted(counter, limit, now),\n"
+     "        OwnReservation::Open { .. } if $1 && !counter.has_room_for_estimate(limit, now, request) =>"
+     " ChargeResult { admitted: false, ..peek_as_admitted(counter, limit, now) },",
      [("another limit rejects", "a repeated request gets a new token"),
       ("request again", "it is rejected at the limit")]),
     (CHARGE, "            view.own = OwnReservation::Open { token, hits, refundable };\n"
      "            ChargeResult { slot: SlotChange::Renewed,",
      "            if !$0 { view.own = OwnReservation::Open { token, hits, refundable }; }\n"
-     "            if $1 { counter.charge_counter(limit, now, estimated(limit, request)); }\n"
+     "            if $1 { counter.charge_counter(limit, now, replace_hits_by_estimate(limit, request)); }\n"
      "            ChargeResult { slot: SlotChange::Renewed,",
      [("request again", "it keeps its token"), ("request again", "it is charged again")]),
     (CHARGE, "(_, Hits::Refund(_)) | (OwnReservation::Open { .. }, _) => true,",
      "(_, Hits::Refund(_)) => true,\n"
-     "            (OwnReservation::Open { .. }, _) => !$0 || both.counter.fits_estimate(limit, now, request),",
+     "            (OwnReservation::Open { .. }, _) => !$0 || both.counter.has_room_for_estimate(limit, now, request),",
      [("request again", "it is rejected at the limit beside others")]),
     (OPEN, "Reservation { token, holder, expires, ..old }",
      "Reservation { token, holder, expires: if $0 { old.expires } else { expires }, ..old }",
      [("request again", "its time does not begin anew")]),
     (CHARGE, "let asked = ChargeRequest { rejected_elsewhere: true,",
      "let asked = ChargeRequest { rejected_elsewhere: !$0,", [("peek", "it charges the estimate")]),
-    (CHARGE, "Hits::Refund(_) => look_at(counter, limit, now),",
+    (CHARGE, "Hits::Refund(_) => peek_as_admitted(counter, limit, now),",
      "Hits::Refund(_) if $0 => counter.charge_counter(limit, now, request),\n"
-     "            Hits::Refund(_) => look_at(counter, limit, now),",
+     "            Hits::Refund(_) => peek_as_admitted(counter, limit, now),",
      [("refund beside a reservation", "it gives back hits of the estimate")]),
     (CHARGE, "if is_unanswered || token == slot.token => {",
      "if is_unanswered && !$2 || token == slot.token && !$1 || $0 && !is_unanswered => {",
@@ -178,20 +190,20 @@ RESERVATIONS_RUST = [
      "                false if $1 => view.own,\n                _ => OwnReservation::Absent,\n            };",
      [("settled by ?", "one that was open leaves no tombstone"), ("settled twice", "it counts twice")]),
     (CHARGE, "let result = charge_debt(counter, limit, now, cost - hits);",
-     "let result = match $0 {\n                    true => look_at(counter, limit, now),\n"
+     "let result = match $0 {\n                    true => peek_as_admitted(counter, limit, now),\n"
      "                    false => charge_debt(counter, limit, now, cost - hits),\n                };",
      [("settled above", "the difference is not charged")]),
-    (CHARGE, "&limit.counting_debt()", "&(if $0 { *limit } else { limit.counting_debt() })",
+    (CHARGE, "&limit.with_debt_counted()", "&(if $0 { *limit } else { limit.with_debt_counted() })",
      [("settled above", "it is not charged beyond the limit")]),
     (SHARD, "if matches!(charge.request.hits, Hits::Refund(1..)) {",
      "if matches!(charge.request.hits, Hits::Refund(1..)) && !$0 {",
-     [("settled above", "it is not charged to a later window")]),
+     [("settled above", "the counter of a later window takes memory beyond the bound")]),
     (CHARGE, "view.given_back = (hits - cost).min(refundable);",
      "view.given_back = (hits - cost).min(if $0 { 0 } else if $1 { hits } else { refundable });",
      [("settled below", "the difference is not given back"),
       ("settled below", "more than still counts is given back")]),
-    (CHARGE, "const fn give_back(hits: u64) -> ChargeRequest {\n    ChargeRequest { gives_back: true,",
-     "fn give_back(hits: u64) -> ChargeRequest {\n    ChargeRequest { gives_back: !$0,",
+    (CHARGE, "const fn build_give_back_request(hits: u64) -> ChargeRequest {\n    ChargeRequest { gives_back: true,",
+     "fn build_give_back_request(hits: u64) -> ChargeRequest {\n    ChargeRequest { gives_back: !$0,",
      [("settled below", "a log gives its newest hits back")]),
     (CHARGE, "if at < mark.at {", "if at < mark.at && !$0 {",
      [("settled below", "hits that a clock set back discarded are given back")]),
@@ -232,18 +244,19 @@ RESERVATIONS_RUST = [
      "        OwnReservation::Open { .. } | OwnReservation::Absent | OwnReservation::Over |",
      [("settled by ?", "repeated, it charges the cost again")]),
     (CHARGE,
-     "OwnReservation::Tombstone => ChargeResult { slot: SlotChange::Late, ..reject_late(counter, limit, now) },",
+     "OwnReservation::Tombstone => {\n"
+     "            ChargeResult { slot: SlotChange::Late, ..reject_after_settlement(counter, limit, now) }\n        }\n",
      "OwnReservation::Tombstone if !$0 => {\n            if $1 { view.own = OwnReservation::Absent; }\n"
      "            let slot = if $2 { SlotChange::None } else { SlotChange::Late };\n"
-     "            ChargeResult { slot, ..reject_late(counter, limit, now) }\n        }\n"
-     "        OwnReservation::Tombstone => counter.charge_counter(limit, now, estimated(limit, request)),",
+     "            ChargeResult { slot, ..reject_after_settlement(counter, limit, now) }\n        }\n"
+     "        OwnReservation::Tombstone => counter.charge_counter(limit, now, replace_hits_by_estimate(limit, request)),",
      [("tombstone", "it admits"), ("tombstone", "a late request removes it"),
       ("tombstone", "a late request is not told apart")]),
     (CHARGE, "(OwnReservation::Tombstone, _) => false,", "(OwnReservation::Tombstone, _) => $0,",
      [("tombstone", "other limits charge a late request")]),
-    (CHARGE, "        OwnReservation::Tombstone => reject_late(counter, limit, now),",
-     "        OwnReservation::Tombstone if !$0 => reject_late(counter, limit, now),\n"
-     "        OwnReservation::Tombstone => look_at(counter, limit, now),", [("tombstone", "it admits a peek")]),
+    (CHARGE, "        OwnReservation::Tombstone => reject_after_settlement(counter, limit, now),",
+     "        OwnReservation::Tombstone if !$0 => reject_after_settlement(counter, limit, now),\n"
+     "        OwnReservation::Tombstone => peek_as_admitted(counter, limit, now),", [("tombstone", "it admits a peek")]),
     (CHARGE, "retry_after_us: Some(TOMBSTONE_US)", "retry_after_us: Some(if $0 { 1_000_000 } else { TOMBSTONE_US })",
      [("tombstone", "a late request is told to come back at once")]),
     (OPEN, "let expires = now.plus_us(TOMBSTONE_US);",
@@ -255,13 +268,13 @@ RESERVATIONS_RUST = [
      "                let life_us = reservations.settle_within_us() * (1 + u64::from($0)) / (1 + u64::from($1));\n"
      "                let expires = now.plus_us(life_us);",
      [("not settled in time", "it can still be settled"), ("not settled in time", "its time ends early")]),
-    (OPEN, "if policy.unsettled() == UnsettledPolicy::Return {",
-     "if (policy.unsettled() == UnsettledPolicy::Return || $0) && !$1 {",
-     [("unsettled: keep", "it is given back"), ("unsettled: return", "it is not given back")]),
+    (OPEN, "if policy.unsettled_policy() == UnsettledPolicy::Return {",
+     "if (policy.unsettled_policy() == UnsettledPolicy::Return || $0) && !$1 {",
+     [("unsettled_policy: keep", "it is given back"), ("unsettled_policy: return", "it is not given back")]),
     (CHARGE, "&& both.view.returned > 0", "&& both.view.returned > 0 && !$0",
      [("unsettled: return", "the counter does not get it back")]),
-    (OPEN, "query.lacks_hits && policy.unsettled() ==", "query.lacks_hits && !$0 && policy.unsettled() ==",
-     [("unsettled: return", "nobody looks for it when hits are lacking")]),
+    (OPEN, "query.lacks_hits && policy.unsettled_policy() ==", "query.lacks_hits && !$0 && policy.unsettled_policy() ==",
+     [("unsettled_policy: return", "nobody looks for it when hits are lacking")]),
     (OPEN, "now.since_us(self.swept) < SWEEP_INTERVAL_US {", "now.since_us(self.swept) < SWEEP_INTERVAL_US && !$0 {",
      [("unsettled: return", "each request that lacks hits walks over all", RESERVATIONS_IN_REDIS)]),
     (OPEN, "let returned = self.refundable_hits(one.hits, one.mark, query);",
@@ -296,8 +309,8 @@ RESERVATIONS_RUST = [
 # What is broken in src/store/redis/lua/slots.lua, text, replacement.
 SLOTS_LUA = [
     ("acquire, full: one more is admitted", "used + hits <= limit", "used + hits <= limit + 1"),
-    ("the id exists: it keeps its token", "kind, own_token, life_us = 1, token, period",
-     "token = kind == 1 and own_token or token\nkind, own_token, life_us = 1, token, period"),
+    ("the id exists: it keeps its token", "kind, own_token, ttl_us = 1, token, period",
+     "token = kind == 1 and own_token or token\nkind, own_token, ttl_us = 1, token, period"),
     ("the id exists: it counts twice", "if kind == 0 then used, seats = used + hits, hits end",
      "used, seats = used + hits, hits"),
     ("release, token: an old token frees too", "(is_unanswered or own_token == token)", "true"),
@@ -308,12 +321,18 @@ SLOTS_LUA = [
      "if hits <= 0 and is_unanswered and tombstones < 10000 and own then"),
     ("tombstone: it lives for a second more", "now + 15000000", "now + 16000000"),
     ("tombstone: the head keeps one that expired", "elseif found[2] and not own then", "elseif false then"),
-    ("holder: a dead one keeps its slots", "of_slot > 0 and dead[string.sub(fields[i + 1], 9, 16)]", "false"),
+    ("holder: a dead one keeps its slots", "of_slot > 0 and dead[string.sub(of, 9, 16)]", "false"),
     ("max_duration: a slot lives on", "pack('<I8I4', now + period, seats)",
      "pack('<I8I4', now + 2 * period, seats)"),
     ("weight: a release gives one seat back", "used, kind, seats = used - seats, 0, 0",
      "used, kind, seats = used - 1, 0, 0"),
     ("a full hash is walked at once", "cursor == '0' and 1000000 or 20000", "cursor == '0' and 0 or 20000"),
+]
+
+# What is broken in src/store/redis/lua/holders.lua, text, replacement.
+HOLDERS_LUA = [
+    ("holder: it is dead though no replica listened", "now_ms - last_call > timeout / 2000", "false"),
+    ("holder: a clock set back keeps the slots of a dead one", "now_ms < last_call or", ""),
 ]
 
 # What is broken in src/store/redis/lua/reservations.lua or the part of an algorithm: pairs of text and replacement.
@@ -425,10 +444,11 @@ def add_lua(mutations, names, of, rows, tests):
 def make_mutations():
     mutations = Mutations()
     mutations.add_rust("", SLOTS_RUST, TESTS)
-    arms = add_lua(mutations, ["slots"], "", SLOTS_LUA, SLOTS_IN_REDIS)
+    arms = add_lua(mutations, ["slots", "streams"], "", SLOTS_LUA, SLOTS_IN_REDIS)
+    arms += add_lua(mutations, ["holders"], "", HOLDERS_LUA, SLOTS_OF_PROGRAM)
     mutations.add_rust("reservations, ", RESERVATIONS_RUST, TESTS)
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
-    arms += add_lua(mutations, ["reservations", *algorithms], "reservations, ", RESERVATIONS_LUA,
+    arms += add_lua(mutations, ["reservations", "streams", *algorithms], "reservations, ", RESERVATIONS_LUA,
                     RESERVATIONS_IN_REDIS)
     mutations.append("src/lib.rs", SCRIPTS.replace("LUA_ARMS", arms))
     mutations.change("src/store/client/redis/connection.rs",

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod binary;
+mod give_back;
 mod memory;
 mod protocol;
 mod table;

@@ -35,12 +35,13 @@ use crate::store::client::redis::connection::Script;
 use crate::store::holders::SlotHolderTable;
 
 /// Files of parts that any algorithm may use.
-const SHARED_LUA_TEXTS: [&str; 5] = [
+const SHARED_LUA_TEXTS: [&str; 6] = [
     include_str!("lua/driver.lua"),
     include_str!("lua/leases.lua"),
     include_str!("lua/exact.lua"),
     include_str!("lua/leaky_level.lua"),
     include_str!("lua/log.lua"),
+    include_str!("lua/streams.lua"),
 ];
 
 /// File of the parts of countings whose hits can be held, which replace shared parts of the same name.
@@ -326,10 +327,11 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
     encoder.0.into()
 }
 
-/// Encodes the slot of a call, with the holders that are dead: an argument that `lua/slots.lua` documents.
+/// Encodes the slot of a call: an argument that `lua/slots.lua` documents. An acquire has the holders that are dead, up
+/// to 8 KB; a release frees no slot but its own, and looks for none.
 pub fn encode_slot(slot: &SlotUse, holders: &SlotHolderTable, now: Time) -> Bytes {
     let SlotUse { id, token, holder, action } = *slot;
-    let action = match action {
+    let number = match action {
         SlotAction::Acquire => 1,
         SlotAction::Release | SlotAction::ReleaseRejected => 2,
         SlotAction::ReleaseUnanswered => 3,
@@ -338,8 +340,10 @@ pub fn encode_slot(slot: &SlotUse, holders: &SlotHolderTable, now: Time) -> Byte
     argument.put_u128_le(id.0);
     argument.put_u64_le(token.0);
     argument.put_u64_le(holder.0);
-    argument.put_u8(action);
-    argument.put_slice(&holders.encode_dead_holders(now));
+    argument.put_u8(number);
+    if !action.is_release() {
+        argument.put_slice(&holders.encode_dead_holders(now));
+    }
     argument.freeze()
 }
 

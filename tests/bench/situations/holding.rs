@@ -48,7 +48,7 @@ impl Holding {
 
     /// Streams that begin and end, while `open` others go on.
     pub(crate) fn streams(open: usize) -> Self {
-        Self::new(Step::Stream, &format!("{{concurrent: {}, max_duration: 24h}}", open + 1), open)
+        Self::new(Step::Stream, &format!("{{concurrent: {}, max_duration: 8000h}}", open + 1), open)
     }
 
     /// Streams that reserve an estimate and settle it, while `open` others go on.
@@ -59,13 +59,13 @@ impl Holding {
 
     /// Rejected streams, as `open` others use up the limit.
     pub(crate) fn rejections(open: usize) -> Self {
-        Self::new(Step::Rejection, &format!("{{concurrent: {open}, max_duration: 24h}}"), open)
+        Self::new(Step::Rejection, &format!("{{concurrent: {open}, max_duration: 8000h}}"), open)
     }
 
     /// Rejected streams that look at all of the `open` slots.
     #[allow(dead_code, reason = "timed only: its instructions say little")]
     pub(crate) fn walks(open: usize) -> Self {
-        Self::new(Step::Walk, &format!("{{concurrent: {open}, max_duration: 24h}}"), open)
+        Self::new(Step::Walk, &format!("{{concurrent: {open}, max_duration: 8000h}}"), open)
     }
 
     fn new(step: Step, limit: &str, open: usize) -> Self {

@@ -65,7 +65,8 @@ descriptors:
     let mut proxy = Proxy::connect(server.grpc_port(), "quota");
     let (user, private) = ([("user", "ann")], [("private", "secret")]);
     proxy.report(&[(&user, 1, 0), (&private, 1, 0)]);
-    (proxy.next(&user), proxy.next(&private));
+    proxy.next(&user);
+    proxy.next(&private);
     let page = http::get(server.debug_port(), "/quota").send().text();
     assert!(!page.contains("secret"), "{page}");
     let page: Value = page.parse().unwrap();

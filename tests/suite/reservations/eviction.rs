@@ -52,3 +52,27 @@ fn settlement_after_an_eviction_gives_back_no_hits_of_others() {
         assert_eq!(store.send("a", 200_001, Hits::Refund(5)), Some(5), "{kind:?}");
     }
 }
+
+/// What a settlement charges to a later window is a new counter, and takes the room of others.
+#[test]
+fn settlement_above_the_estimate_makes_room_for_its_counter() {
+    const STREAMS: u64 = 300;
+    let mut store = SmallStore::new(Kind::Fixed);
+    for stream in 1..=STREAMS {
+        assert_eq!(store.send(&format!("stream {stream}"), stream, Hits::Charge(3)), Some(3));
+    }
+    // The windows are over, the reservations are not.
+    store.now = store.now.plus_us(10_000_000);
+    store.store.sweep(store.now, 0, 1);
+    let mut others = 1000..400_000;
+    while store.store.usage().evicted < 2000 {
+        let other = others.next().expect("the store has a bound");
+        store.send(&other.to_string(), other, Hits::Charge(30));
+        store.send(&other.to_string(), other, Hits::Refund(30));
+    }
+    let evicted = store.store.usage().evicted;
+    for stream in 1..=STREAMS {
+        assert_eq!(store.send(&format!("stream {stream}"), stream, Hits::Refund(9)), Some(6));
+    }
+    assert!(store.store.usage().evicted > evicted, "the store grows beyond its bound");
+}

@@ -2,17 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use prost_types::value::Kind;
 use tollkeeper::base::clock::Time;
-use tollkeeper::store::Store;
 
 use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
 use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use crate::kit::streams::{NOON, SECOND, on_both_stores, slot_token, stream_service};
 use crate::kit::test_service::{TestResponse, TestService};
 
-const SECOND: u64 = 1_000_000;
-const NOON: Time = Time::from_secs(1_783_512_000);
 const RULES: &str = "descriptors:
   - key: k
     rate_limit: { unit: hour, requests_per_unit: 100, reservations: { settle_within: 10m } }
@@ -23,30 +19,11 @@ const RULES: &str = "descriptors:
 
 /// Token of an answer.
 fn token(response: &TestResponse) -> String {
-    let fields = &response.response.dynamic_metadata.as_ref().expect("the answer has metadata").fields;
-    match &fields["slot"].kind {
-        Some(Kind::StringValue(token)) => token.clone(),
-        other => panic!("{other:?}"),
-    }
+    slot_token(&response.response).expect("the answer has a token")
 }
 
-/// A service with these rules of the domain `shop`, and its own counters.
 fn service(server: Option<&Server>, rules: &str) -> TestService {
-    static SERVICES: AtomicU64 = AtomicU64::new(0);
-    let env = [("TOLLKEEPER_ON_STORE_ERROR", "error")];
-    let mut service = TestService::new(env, NOON);
-    if let Some(server) = server {
-        let prefix = format!("r{}:", SERVICES.fetch_add(1, Ordering::Relaxed));
-        let address = server.address();
-        let redis = start_store(
-            &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &address), ("CACHE_KEY_PREFIX", &prefix)],
-            TimeSource::Caller,
-        );
-        wait_until_connected(&redis);
-        service = service.with_store(Store::from(redis));
-    }
-    load_shop_rules(&service, rules);
-    service
+    stream_service(server, &[], rules)
 }
 
 /// Reserves hits for a stream; returns the token, `None` if it is rejected.
@@ -70,18 +47,6 @@ fn left(service: &TestService, entries: &str) -> u32 {
     response.statuses()[0].1
 }
 
-/// Tests that run on both stores.
-macro_rules! on_both_stores {
-    ($($name:ident),+ $(,)?) => {
-        mod memory {
-            $(#[test] fn $name() { super::$name(None); })+
-        }
-        mod redis {
-            $(#[test] fn $name() { super::$name(Some(&super::options().start())); })+
-        }
-    };
-}
-
 on_both_stores![
     settlement_gives_back_what_the_estimate_exceeds,
     settlement_above_the_estimate_is_charged_beyond_the_limit,
@@ -97,6 +62,8 @@ on_both_stores![
     late_request_is_charged_to_no_other_limit,
     bucket_gives_each_reservation_back,
     bucket_refills_the_hits_of_others_first,
+    bucket_remembers_what_a_settlement_gave_back,
+    bucket_remembers_what_unsettled_estimates_gave_back,
     estimate_of_the_rule_replaces_the_hits,
     list_is_all_or_nothing,
     rejection_of_another_descriptor_gives_the_estimate_back,
@@ -277,13 +244,49 @@ fn bucket_gives_each_reservation_back(server: Option<&Server>) {
 
 fn bucket_refills_the_hits_of_others_first(server: Option<&Server>) {
     let service = service(server, BUCKET);
+    // Without a reservation that is open, what was given back is forgotten.
+    reserve(&service, "k=a", "0", 10).unwrap();
     let settled = reserve(&service, "k=a", "1", 50).unwrap();
     settle(&service, "k=a", "1", &settled, 0);
-    reserve(&service, "k=a", "2", 50).unwrap();
+    reserve(&service, "k=a", "2", 40).unwrap();
     let third = reserve(&service, "k=a", "3", 50).unwrap();
     service.advance_us(300 * SECOND);
     settle(&service, "k=a", "3", &third, 0);
     assert_eq!(left(&service, "k=a"), 58, "8 were refilled, of the hits that were in the bucket before");
+}
+
+/// What was given back is gone from the level of the charge, so the refill took hits of the reservation itself.
+fn bucket_remembers_what_a_settlement_gave_back(server: Option<&Server>) {
+    let service = service(server, BUCKET);
+    let first = reserve(&service, "k=a", "1", 50).unwrap();
+    let second = reserve(&service, "k=a", "2", 50).unwrap();
+    settle(&service, "k=a", "1", &first, 0);
+    service.advance_us(300 * SECOND);
+    reserve(&service, "k=a", "3", 50).unwrap();
+    settle(&service, "k=a", "2", &second, 0);
+    assert_eq!(left(&service, "k=a"), 49, "the 50 of the third stream count");
+}
+
+/// As above, with hits that an estimate without a settlement gave back.
+fn bucket_remembers_what_unsettled_estimates_gave_back(server: Option<&Server>) {
+    let rules = "descriptors:
+  - key: k
+    rate_limit:
+      unit: hour
+      requests_per_unit: 100
+      algorithm: token_bucket
+      reservations: { settle_within: 10m, unsettled: return }";
+    let service = service(server, rules);
+    reserve(&service, "k=a", "1", 50).unwrap();
+    service.advance_us(590 * SECOND);
+    let second = reserve(&service, "k=a", "2", 50).unwrap();
+    service.advance_us(20 * SECOND);
+    assert_eq!(reserve(&service, "k=a", "3", 60), None, "it lacks hits, so the first estimate is given back");
+    assert_eq!(left(&service, "k=a"), 49);
+    service.advance_us(490 * SECOND);
+    reserve(&service, "k=a", "4", 50).unwrap();
+    settle(&service, "k=a", "2", &second, 0);
+    assert_eq!(left(&service, "k=a"), 48, "the 50 of the fourth stream count");
 }
 
 fn estimate_of_the_rule_replaces_the_hits(server: Option<&Server>) {

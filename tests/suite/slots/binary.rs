@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use prost_types::value::Kind;
 use tonic::Code;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
@@ -11,6 +10,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::redis::{Server, options};
+use crate::kit::streams::slot_token;
 use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
 use crate::kit::{http, wait_for};
 
@@ -45,11 +45,7 @@ fn call(replica: &Tollkeeper, holder: &str, entries: &[(&str, &str)]) -> Result<
     let entries: Vec<_> = [("k", "a")].into_iter().chain(entries.iter().copied()).collect();
     let request = rate_limit_request("shop", &entries);
     let response = Client::connect(replica.grpc_port()).call_with_headers(&request, &[(HOLDER, holder)])?;
-    let token = response.dynamic_metadata.and_then(|metadata| metadata.fields.get("slot").cloned());
-    Ok(match token.and_then(|token| token.kind) {
-        Some(Kind::StringValue(token)) => token,
-        _ => String::new(),
-    })
+    Ok(slot_token(&response).unwrap_or_default())
 }
 
 fn acquire(replica: &Tollkeeper, holder: &str, stream: &str) -> String {
@@ -95,6 +91,57 @@ fn slots_of_a_dead_holder_are_free() {
     }
 }
 
+/// A replica that stands still hears nobody, and nobody is dead for that.
+#[test]
+fn replica_that_stood_still_keeps_the_slots() {
+    let replica = setup(None).env("TOLLKEEPER_HOLDER_TIMEOUT", "2s").start();
+    check_health(&replica, "one");
+    assert_eq!(acquire(&replica, "one", "1").len(), 48);
+    replica.freeze();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| call(&replica, "two", &[("slot", "2")]));
+        std::thread::sleep(Duration::from_secs(3));
+        replica.thaw();
+        assert_eq!(waiting.join().unwrap().unwrap(), "-", "the first Envoy had no way to be heard");
+    });
+    wait_for("the slot of the holder that is silent since", || (acquire(&replica, "two", "2") != "-").then_some(()));
+}
+
+/// Envoys live while all replicas are away; the first one that is back has not heard all of them yet.
+#[test]
+fn outage_of_all_replicas_keeps_the_slots() {
+    const TIMEOUT: Duration = Duration::from_secs(5);
+    let server = options().start();
+    let start = || setup(Some(&server)).env("TOLLKEEPER_HOLDER_TIMEOUT", "5s").start();
+    let mut replica = start();
+    check_health(&replica, "one");
+    assert_eq!(acquire(&replica, "one", "1").len(), 48);
+    // Until Redis knows the holder.
+    wait_for("the heartbeat", || server.query::<Vec<String>>(&["KEYS", "*{holders}"]).pop());
+    replica.kill();
+    std::thread::sleep(TIMEOUT + Duration::from_secs(1));
+    let replica = start();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        let answer = acquire(&replica, "two", "2");
+        assert!(answer == "-" || began.elapsed() > TIMEOUT, "the first Envoy had no replica to be heard by");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    wait_for("the slot of the holder that is silent since", || (acquire(&replica, "two", "2") != "-").then_some(()));
+}
+
+/// As after a failover to a server whose clock is behind: what was heard before lies in the future.
+#[test]
+fn clock_of_redis_that_is_set_back_keeps_no_slot_of_a_dead_holder() {
+    let server = options().own_clock().start();
+    let replica = setup(Some(&server)).start();
+    check_health(&replica, "one");
+    assert_eq!(acquire(&replica, "one", "1").len(), 48);
+    wait_for("the heartbeat", || server.query::<Vec<String>>(&["KEYS", "*{holders}"]).pop());
+    server.set_clock(-3600);
+    wait_for("the slot of the dead holder", || (acquire(&replica, "two", "2") != "-").then_some(()));
+}
+
 #[test]
 fn slots_without_heartbeats_are_kept() {
     let replica = setup(None).start();
@@ -136,6 +183,34 @@ fn cancelled_release_is_carried_out() {
     Client::connect(replica.grpc_port()).call_until(&request, || began.elapsed() > Duration::from_millis(300));
     server.thaw();
     wait_for("the slot", || (acquire(&replica, "", "2") != "-").then_some(()));
+}
+
+/// The call runs when Redis goes on: the slot is taken, although the answer was a rejection.
+#[test]
+fn slot_of_a_request_that_a_policy_rejected_is_freed() {
+    let server = options().start();
+    let replica =
+        setup(Some(&server)).env("TOLLKEEPER_ON_STORE_ERROR", "deny").env("TOLLKEEPER_STORE_TIMEOUT", "500ms").start();
+    let token = wait_for("an answer of Redis", || Some(acquire(&replica, "", "1")).filter(|token| token.len() == 48));
+    assert_eq!(call(&replica, "", &[("slot", "1"), ("release", &token)]).unwrap(), "");
+    server.freeze();
+    let answer = call(&replica, "", &[("slot", "2")]).unwrap();
+    server.thaw();
+    // Envoy sends what it was told.
+    wait_for("the release", || call(&replica, "", &[("slot", "2"), ("release", &answer)]).ok());
+    wait_for("the slot", || Some(acquire(&replica, "", "3")).filter(|token| token.len() == 48));
+}
+
+/// The filter `release` has another address than the filter `acquire`, or sends no name.
+#[test]
+fn token_frees_the_slot_whoever_brings_it() {
+    let replica = setup(None).start();
+    let token = acquire(&replica, "one", "1");
+    assert_eq!(call(&replica, "two", &[("slot", "1"), ("release", &token)]).unwrap(), "");
+    let other = acquire(&replica, "two", "1");
+    assert_eq!(other.len(), 48);
+    assert_eq!(call(&replica, "one", &[("slot", "1"), ("release", &token)]).unwrap(), "");
+    assert_eq!(acquire(&replica, "three", "1"), "-", "an old token frees nothing");
 }
 
 #[test]

@@ -2,47 +2,23 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use prost_types::value::Kind;
-use tollkeeper::base::clock::Time;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
-use tollkeeper::store::Store;
 
 use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use crate::kit::redis::Server;
+use crate::kit::streams::{SECOND, on_both_stores, slot_token, stream_service};
 use crate::kit::test_service::{TestRequest, TestResponse, TestService};
 
-const SECOND: u64 = 1_000_000;
-const NOON: Time = Time::from_secs(1_783_512_000);
 const RULES: &str = "descriptors: [{key: k, rate_limit: {concurrent: 2, max_duration: 10m}}]";
 
 /// Token of an answer.
 fn token(response: &TestResponse) -> String {
-    let fields = &response.response.dynamic_metadata.as_ref().expect("the answer has metadata").fields;
-    match &fields["slot"].kind {
-        Some(Kind::StringValue(token)) => token.clone(),
-        other => panic!("{other:?}"),
-    }
+    slot_token(&response.response).expect("the answer has a token")
 }
 
-/// A service with these rules of the domain `shop`, and its own counters.
 fn service(server: Option<&Server>, rules: &str) -> TestService {
-    static SERVICES: AtomicU64 = AtomicU64::new(0);
-    let env = [("TOLLKEEPER_ON_STORE_ERROR", "error"), ("TOLLKEEPER_RETRY_AFTER_HEADER", "")];
-    let mut service = TestService::new(env, NOON);
-    if let Some(server) = server {
-        let prefix = format!("{}:", SERVICES.fetch_add(1, Ordering::Relaxed));
-        let address = server.address();
-        let redis = start_store(
-            &[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &address), ("CACHE_KEY_PREFIX", &prefix)],
-            TimeSource::Caller,
-        );
-        wait_until_connected(&redis);
-        service = service.with_store(Store::from(redis));
-    }
-    load_shop_rules(&service, rules);
-    service
+    stream_service(server, &[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], rules)
 }
 
 /// Asks for the slot of a stream; returns the token, `None` if it is rejected.
@@ -58,18 +34,6 @@ fn release(service: &TestService, entries: &str, stream: &str, token: &str) {
     let response = decide(service, &shop_request(&format!("{entries},slot={stream},slot=7,release={token}")));
     assert!(!response.over_limit(), "{response:?}");
     assert!(response.response.response_headers_to_add.is_empty(), "{response:?}");
-}
-
-/// Tests that run on both stores.
-macro_rules! on_both_stores {
-    ($($name:ident),+ $(,)?) => {
-        mod memory {
-            $(#[test] fn $name() { super::$name(None); })+
-        }
-        mod redis {
-            $(#[test] fn $name() { super::$name(Some(&super::options().start())); })+
-        }
-    };
 }
 
 on_both_stores![

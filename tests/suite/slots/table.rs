@@ -247,6 +247,27 @@ fn tombstones_are_bounded() {
     assert_eq!(table.used_seats(), 0);
 }
 
+/// A walk over so many slots takes long.
+#[test]
+fn walks_over_a_large_table_are_rarer() {
+    const SLOTS: u32 = 550_000;
+    let (mut table, none_dead) = (SlotTable::default(), BTreeSet::new());
+    let mut now = Time::from_secs(1_800_000_000);
+    let mut acquire = |id: u32, now: Time| {
+        let id = SlotId(u128::from(id).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));
+        let slot = SlotUse { id, token: SlotToken(1), holder: HolderId(1), action: SlotAction::Acquire };
+        take_step(&mut table, Step { slot, hits: Hits::Charge(1), limit: SLOTS, now }, &none_dead).admitted
+    };
+    for id in 0..SLOTS {
+        assert!(acquire(id, now));
+    }
+    // Half of a second before all slots are over, nothing is found.
+    now = now.plus_us(u64::from(MAX_DURATION_S) * 1_000_000 - 500_000);
+    assert!(!acquire(SLOTS, now));
+    assert!(!acquire(SLOTS, now.plus_us(1_050_000)), "the walk before was 1.1 s ago at the most");
+    assert!(acquire(SLOTS, now.plus_us(1_150_000)));
+}
+
 #[test]
 fn table_without_slots_is_empty() {
     let (mut table, mut steps) = (SlotTable::default(), Steps::new(1));

@@ -4,21 +4,30 @@
 -- the server's time; time of silence in microseconds after which a holder is dead; then for each holder that was heard:
 -- its identity (8 bytes) and the age of the heartbeat in microseconds. Returns: the identities of dead holders, up to
 -- 1024, those that died last first.
--- State: a sorted set: identity -> time of the last heartbeat in milliseconds, at most 10 000. Holders that were silent
--- for a day are removed; their slots end with max_duration. Writes: ZADD, ZREMRANGEBYSCORE. TTL: a day.
+-- State: a sorted set: identity -> time of the last heartbeat in milliseconds, at most 10 000, and 'last_call' -> time
+-- of the last call. Holders that were silent for a day are removed; their slots end with max_duration. Silence counts
+-- only while a replica listens: if none called for half of the timeout, or the clock was set back, all holders count
+-- as heard now.
+-- Writes: ZADD, ZREMRANGEBYSCORE. TTL: a day.
 
 local unpack, floor = struct.unpack, math.floor
 local key, now, timeout = KEYS[1], unpack('<i8i8', ARGV[1])
 --> clock
 local now_ms = floor(now / 1000)
+local last_call = redis.pcall('ZSCORE', key, 'last_call')
+if type(last_call) == 'table' then return last_call end
+last_call = tonumber(last_call) or 0
+if now_ms < last_call or now_ms - last_call > timeout / 2000 then
+  for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', key, '+inf', '-inf')) do redis.call('ZADD', key, now_ms, id) end
+end
+redis.call('ZADD', key, now_ms, 'last_call')
 for i = 17, #ARGV[1], 16 do
   local id, heard_ms = string.sub(ARGV[1], i, i + 7), floor((now - unpack('<i8', ARGV[1], i + 8)) / 1000)
-  local known = redis.pcall('ZSCORE', key, id)
-  if type(known) == 'table' then return known end
+  local known = redis.call('ZSCORE', key, id)
   if not known or tonumber(known) < heard_ms then redis.call('ZADD', key, heard_ms, id) end
 end
 redis.call('ZREMRANGEBYSCORE', key, '-inf', now_ms - 86400000)
-redis.call('ZREMRANGEBYRANK', key, 0, -10001)
+redis.call('ZREMRANGEBYRANK', key, 0, -10002)
 redis.call('PEXPIRE', key, 86400000)
 return redis.call('ZREVRANGEBYSCORE', key, '(' .. string.format('%.0f', now_ms - floor(timeout / 1000)), '-inf',
   'LIMIT', 0, 1024)

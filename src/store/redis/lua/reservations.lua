@@ -14,16 +14,14 @@
 -- Reply: after the state of the counter, numbers of 8 bytes: kind of the own reservation (0: absent, 1: open, 2: a
 -- tombstone, 3: over), its token and hits, hits that can be given back, hits of unsettled ones that were given back
 -- before the charge, number of unsettled ones, 1 if there is no room for one more.
--- Writes: one HSET or HDEL. If hits are lacking and are to be given back, or there is no room, and the last walk was a
--- second ago, a walk deletes what is over or has a dead holder: up to 2000 in a step, the next step after 20 ms.
+-- Writes: one HSET or HDEL. If hits are lacking and are to be given back, or there is no room, a walk (streams.lua)
+-- deletes what is over.
 -- TTL: a second after the end of the reservation that lives longest, and after kept_us.
 
 --: reservation_functions
 local function with_reservations(counter, index, key, now, period, life_us, kept_us, estimate)
-  local slot = ARGV[4]
-  local id, token, holder = string.sub(slot, 1, 16), string.sub(slot, 17, 24), string.sub(slot, 25, 32)
+  --> stream_of_request
   local action = string.byte(slot, 33)
-  local is_unanswered = action == 3
   local found = redis.pcall('HMGET', key, '', id)
   if found.err then return found end
   local fields, given_back, walked, lost, highest_rate, cursor = 0, 0, 0, 0, 0, '0'
@@ -71,26 +69,8 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     end
   end
   local function walk()
-    local dead, steps = {}, 0
-    for i = 34, #slot, 8 do dead[string.sub(slot, i, i + 7)] = true end
-    repeat
-      local page = redis.pcall('HSCAN', key, cursor, 'COUNT', 1000)
-      if page.err then return page end
-      cursor = page[1]
-      local pairs_of_page = page[2]
-      for i = 1, #pairs_of_page, 2 do
-        local field, of = pairs_of_page[i], pairs_of_page[i + 1]
-        if #field == 16 and #of == 48 and not gone[field] then
-          local ends, of_hits, charged_at, of_base = unpack('<I8I8I8I8', of, 17)
-          if ends <= now or of_hits > 0 and dead[string.sub(of, 9, 16)] then
-            gone[field], gone[#gone + 1], fields = true, field, fields - 1
-            if of_hits > 0 then end_unsettled(of_hits, charged_at, of_base) end
-          end
-        end
-      end
-      steps = steps + #pairs_of_page / 2
-    until cursor == '0' or steps >= 2000
-    walked, dirty = now, true
+    --> walk_streams
+    dirty = true
     return nil
   end
   -- Before the first charge: ends the own reservation if it is over, then others if hits or room are lacking.
@@ -112,7 +92,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     end
     counts.set_limit(limit, capacity, wait, 1)
     local lacks = hits > 0 and not own and kept_us > 0 and counts.rejects(amount)
-    local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
+    --> walk_is_due
     if (lacks or not own and fields >= 100000) and is_due then failed = walk() end
     if kind == 1 then refundable = refundable_of(reserved, at, base) end
     if returned > 0 then change(-returned, 4) end
@@ -194,15 +174,20 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     done = value and redis.pcall('HSET', key, id, value, '', head) or redis.pcall('HSET', key, '', head)
     if type(done) == 'table' then return done end
     if ttl_us then
-      local ttl_ms = math.ceil(ttl_us / 1000) + 1000
-      if redis.call('PTTL', key) < ttl_ms then
-        done = redis.pcall('PEXPIRE', key, ttl_ms)
-        if type(done) == 'table' then return done end
-      end
+      --> keep_streams
     end
   end
   report()
   return counter
+end
+
+--: walked_stream
+if #field == 16 and #of == 48 and not gone[field] then
+  local ends, of_hits, charged_at, of_base = unpack('<I8I8I8I8', of, 17)
+  if ends <= now or of_hits > 0 and dead[string.sub(of, 9, 16)] then
+    gone[field], gone[#gone + 1], fields = true, field, fields - 1
+    if of_hits > 0 then end_unsettled(of_hits, charged_at, of_base) end
+  end
 end
 
 --: reservation_of_counter

@@ -6,15 +6,12 @@
 -- (0: absent, 1: held, 2: a tombstone), its token and seats, seats that were found over. Charges: limit. Nothing is rounded.
 -- Hash: id -> token, holder, end (8 bytes), seats (4 bytes, 0: a tombstone); '' -> seats, number of tombstones, time of the last
 -- walk, cursor of the next step.
--- Writes: one HSET or HDEL. If seats are lacking, and the last walk was a second ago, a walk over all slots deletes
--- those that are over or whose holder is dead: up to 2000 in a step, the next step after 20 ms.
+-- Writes: one HSET or HDEL. If seats are lacking, a walk (streams.lua) deletes slots that are over.
 -- TTL: one second after the end of the slot that lives longest. An empty hash is deleted.
 
 --: load
 local last, at, wait_is_unused = now, now
-local slot = ARGV[4]
-local id, token, holder = string.sub(slot, 1, 16), string.sub(slot, 17, 24), string.sub(slot, 25, 32)
-local is_unanswered = string.byte(slot, 33) == 3
+--> stream_of_request
 local found = redis.pcall('HMGET', key, '', id)
 if found.err then return found end
 local used, tombstones, walked, cursor = 0, 0, 0, '0'
@@ -48,28 +45,9 @@ if own then
   end
 end
 local lacks_seats = kind == 0 and b > 0 and used + b > a or tombstones >= 10000
-local is_due = now - walked >= (cursor == '0' and 1000000 or 20000) or now < walked
+--> walk_is_due
 if lacks_seats and is_due then
-  local dead, steps = {}, 0
-  for i = 34, #slot, 8 do dead[string.sub(slot, i, i + 7)] = true end
-  repeat
-    local page = redis.pcall('HSCAN', key, cursor, 'COUNT', 1000)
-    if page.err then return page end
-    cursor = page[1]
-    local fields = page[2]
-    for i = 1, #fields, 2 do
-      if #fields[i] == 16 then
-        local ends, of_slot = unpack('<I8I4', fields[i + 1], 17)
-        if ends <= now or of_slot > 0 and dead[string.sub(fields[i + 1], 9, 16)] then
-          local done = remove(fields[i], of_slot)
-          if type(done) == 'table' then return done end
-          expired = expired + of_slot
-        end
-      end
-    end
-    steps = steps + #fields / 2
-  until cursor == '0' or steps >= 2000
-  walked = now
+  --> walk_streams
   local done = redis.pcall('HSET', key, '', head())
   if type(done) == 'table' then return done end
 elseif found[2] and not own then
@@ -77,7 +55,17 @@ elseif found[2] and not own then
   if type(done) == 'table' then return done end
 end
 local before = pack('<I8I8I8', now, max(used, 0), kind) .. own_token .. pack('<I8I8', seats, expired)
-local value, life_us
+local value, ttl_us
+
+--: walked_stream
+if #field == 16 then
+  local ends, of_slot = unpack('<I8I4', of, 17)
+  if ends <= now or of_slot > 0 and dead[string.sub(of, 9, 16)] then
+    local done = remove(field, of_slot)
+    if type(done) == 'table' then return done end
+    expired = expired + of_slot
+  end
+end
 
 --: decide
 admitted = hits < 0 or kind == 1 or kind == 0 and used + hits <= limit
@@ -85,7 +73,7 @@ admitted = hits < 0 or kind == 1 or kind == 0 and used + hits <= limit
 --: apply
 if hits > 0 then
   if kind == 0 then used, seats = used + hits, hits end
-  kind, own_token, life_us = 1, token, period
+  kind, own_token, ttl_us = 1, token, period
   value = token .. holder .. pack('<I8I4', now + period, seats)
 elseif kind == 1 and (is_unanswered or own_token == token) then
   used, kind, seats = used - seats, 0, 0
@@ -93,7 +81,7 @@ elseif kind == 2 or not is_unanswered or tombstones >= 10000 then
   do return changed end
 end
 if hits <= 0 and is_unanswered and tombstones < 10000 then
-  tombstones, kind, life_us = tombstones + 1, 2, 15000000
+  tombstones, kind, ttl_us = tombstones + 1, 2, 15000000
   value = string.rep('\0', 8) .. holder .. pack('<I8I4', now + 15000000, 0)
 end
 
@@ -108,10 +96,6 @@ else
   if type(done) ~= 'table' then done = redis.pcall('HSET', key, '', head()) end
 end
 if type(done) == 'table' then return done end
-if life_us then
-  local ttl_ms = math.ceil(life_us / 1000) + 1000
-  if redis.call('PTTL', key) < ttl_ms then
-    done = redis.pcall('PEXPIRE', key, ttl_ms)
-    if type(done) == 'table' then return done end
-  end
+if ttl_us then
+  --> keep_streams
 end

@@ -1,0 +1,127 @@
+//! Slots and reservations that a rejected request gives back, until Redis has done it.
+//!
+//! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free them before
+//! their time is over. As a release, what is given back twice is given back once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use smallvec::SmallVec;
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
+
+use super::Redis;
+use super::calls::ChargeOutcome;
+use crate::base::clock::Clock;
+use crate::limit::Limit;
+use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
+use crate::limit::request::Entry;
+use crate::limit::slot::SlotUse;
+use crate::store::charge::ChargeContext;
+
+/// Time for which it is tried again, as releases are.
+const REPEAT_TIME: Duration = Duration::from_secs(15);
+/// Pauses before that: the first, and the longest; each is twice the one before.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+/// Maximum number of requests whose slots are given back at a time. For more, it is tried once.
+static TASKS: Semaphore = Semaphore::const_new(10_000);
+
+/// A charge with a slot that outlives its request.
+struct OwnedGiveBack {
+    domain: String,
+    entries: Vec<[Box<[u8]>; 2]>,
+    shared: Vec<(usize, Box<[u8]>)>,
+    candidate: Option<String>,
+    counters: Vec<OwnedCounter>,
+    request: ChargeRequest,
+    slot: Option<SlotUse>,
+}
+
+struct OwnedCounter {
+    limit: Limit,
+    shadow: bool,
+    quota: bool,
+    tag: u128,
+    epoch: u64,
+}
+
+impl OwnedCounter {
+    const fn as_counter(&self) -> Counter<'_> {
+        let Self { ref limit, shadow, quota, tag, epoch } = *self;
+        Counter { limit, shadow, quota, tag, epoch }
+    }
+}
+
+impl OwnedGiveBack {
+    fn new(charge: &Charge<'_>) -> Self {
+        let CounterPath { domain, entries, shared, candidate } = charge.path;
+        let counter = |counter: &Counter<'_>| {
+            let Counter { limit, shadow, quota, tag, epoch } = *counter;
+            OwnedCounter { limit: *limit, shadow, quota, tag, epoch }
+        };
+        Self {
+            domain: domain.to_owned(),
+            entries: entries.iter().map(|entry| [entry.key.into(), entry.value.into()]).collect(),
+            shared: shared.iter().map(|(index, pattern)| (*index, (*pattern).into())).collect(),
+            candidate: candidate.map(str::to_owned),
+            counters: charge.counters.iter().map(counter).collect(),
+            request: charge.request,
+            slot: charge.slot.copied(),
+        }
+    }
+
+    /// Makes the charge; returns true if Redis failed.
+    async fn fails(&self, redis: &Arc<Redis>) -> bool {
+        let entries: Vec<Entry<'_>> = self.entries.iter().map(|[key, value]| Entry { key, value }).collect();
+        let shared: Vec<(usize, &[u8])> = self.shared.iter().map(|(index, pattern)| (*index, &**pattern)).collect();
+        let candidate = self.candidate.as_deref();
+        let path = CounterPath { domain: &self.domain, entries: &entries, shared: &shared, candidate };
+        let counters: SmallVec<[Counter<'_>; 1]> = self.counters.iter().map(OwnedCounter::as_counter).collect();
+        let charge = Charge { slot: self.slot.as_ref(), ..Charge::new(path, counters, self.request) };
+        let context = ChargeContext::new(Clock::System.now(), Instant::now() + redis.timeout());
+        redis.charge_without_waiting(&[charge], context).await.iter().any(Result::is_err)
+    }
+}
+
+impl Redis {
+    /// Makes charges that give slots back, in a task that repeats those that Redis fails to make. Must be called within
+    /// a tokio runtime.
+    pub fn give_back(self: &Arc<Self>, charges: &[Charge<'_>], context: ChargeContext<'_>) {
+        let mut first = Box::pin(self.charge_without_waiting(charges, context));
+        // Its calls are sent now.
+        let outcomes = (&mut first).now_or_never();
+        let permit = TASKS.try_acquire().ok();
+        let owned: Vec<OwnedGiveBack> = match permit {
+            Some(_) => charges.iter().map(OwnedGiveBack::new).collect(),
+            None => Vec::new(),
+        };
+        let redis = Arc::clone(self);
+        tokio::spawn(async move {
+            let _permit = permit;
+            let outcomes = match outcomes {
+                Some(outcomes) => outcomes,
+                None => first.await,
+            };
+            redis.repeat_failed(owned, &outcomes).await;
+        });
+    }
+
+    async fn repeat_failed(self: &Arc<Self>, mut left: Vec<OwnedGiveBack>, outcomes: &[ChargeOutcome]) {
+        let mut failed = outcomes.iter().map(Result::is_err);
+        left.retain(|_| failed.next().unwrap_or(false));
+        let until = Instant::now() + REPEAT_TIME;
+        let [mut pause, longest] = PAUSES;
+        while !left.is_empty() && Instant::now() < until {
+            sleep(pause).await;
+            pause = (pause * 2).min(longest);
+            let mut still_left = Vec::new();
+            for one in left {
+                if one.fails(self).await {
+                    still_left.push(one);
+                }
+            }
+            left = still_left;
+        }
+    }
+}
