@@ -39,7 +39,7 @@ use smallvec::SmallVec;
 
 use self::blocks::{BlockMatch, Blocks};
 use self::candidates::CandidateCharges;
-use self::charge::{DescriptorOutcomes, DryRuns, RequestCharger};
+use self::charge::{DryRuns, OutcomesByDescriptor, RequestCharger};
 use self::decided_request::DecidedRequest;
 use self::merge::{build_block_rejection, merge_outcomes};
 use self::metrics::MetricsRecorder;
@@ -128,7 +128,7 @@ impl Decider {
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(&context, selected);
-        let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
+        let (mut dry_runs, mut outcomes) = (DryRuns::new(), OutcomesByDescriptor::new());
         // `if let` would keep a second copy of each future in the state of this one.
         if self.behaviour.stop_cache_key_increment_when_overlimit {
             OptionFuture::from(charger.dry_run_descriptors(&mut dry_runs)).await;
@@ -182,7 +182,7 @@ impl Decider {
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
         let charger = self.build_charger(&context, selected);
-        let (mut dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
+        let (mut dry_runs, mut outcomes) = (DryRuns::new(), OutcomesByDescriptor::new());
         if self.behaviour.stop_cache_key_increment_when_overlimit {
             assert_completed_at_once(&charger.dry_run_descriptors(&mut dry_runs));
         }
@@ -232,7 +232,7 @@ impl Decider {
         }
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
-        let (dry_runs, mut outcomes) = (DryRuns::new(), DescriptorOutcomes::new());
+        let (dry_runs, mut outcomes) = (DryRuns::new(), OutcomesByDescriptor::new());
         let charger = self.build_charger(&context, selected);
         OptionFuture::from(charger.charge_descriptors(&dry_runs, &mut outcomes)).await;
         if !self.metrics.is_off() {
@@ -258,7 +258,7 @@ impl Decider {
     ) -> Result<Decision<'r>, DecideError> {
         let behaviour = &self.behaviour;
         let mut decision = build_block_rejection(behaviour, context.store.now, selected, outcomes, blocked);
-        self.insert_no_slot_token(context, selected.request, &mut decision);
+        self.insert_rejected_token_of_block(context, selected.request, &mut decision);
         if !self.metrics.is_off() {
             self.blocks.count_rejection(selected.request.domain);
         }

@@ -449,8 +449,8 @@ impl Limit {
         waits.then(|| each_us.saturating_mul(places).min(self.max_wait_us))
     }
 
-    /// `max_wait` in microseconds, as a rule writes it; `None` by default.
-    pub fn written_max_wait_us(&self) -> Option<u64> {
+    /// `max_wait` in microseconds; `None` if it is the default of the algorithm, though a rule may write that too.
+    pub fn non_default_max_wait_us(&self) -> Option<u64> {
         let default = match self.algorithm.properties().delay {
             DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
             DelayPolicy::UntilDeadline => u64::MAX,

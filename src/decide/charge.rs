@@ -25,7 +25,7 @@ use crate::store::charge::{ChargeResults, LimitAdmissions, StoreOutcome};
 use crate::store::error::ChargeError;
 
 /// Outcomes of the charges of a request, one for each descriptor.
-pub(super) type DescriptorOutcomes = SmallVec<[DescriptorOutcome; 2]>;
+pub(super) type OutcomesByDescriptor = SmallVec<[DescriptorOutcome; 2]>;
 /// Dry runs of the charges of a request, one for each descriptor; empty without
 /// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
 pub(super) type DryRuns = SmallVec<[DryRun; 2]>;
@@ -101,7 +101,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
     pub(super) fn charge_descriptors(
         self,
         dry_runs: &'a DryRuns,
-        outcomes: &'a mut DescriptorOutcomes,
+        outcomes: &'a mut OutcomesByDescriptor,
     ) -> Option<impl Future<Output = ()>> {
         let selections = self.selected.selections;
         outcomes.extend(selections.iter().map(|_| DescriptorOutcome::WithoutLimits));
@@ -119,7 +119,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
     pub(super) fn charge_held_back_descriptors(
         self,
         dry_runs: &'a DryRuns,
-        outcomes: &'a mut DescriptorOutcomes,
+        outcomes: &'a mut OutcomesByDescriptor,
     ) -> Option<impl Future<Output = ()>> {
         let limit_verdicts = outcomes.iter().zip(self.selected.selections);
         let limit_verdicts =
@@ -143,7 +143,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
         self,
         charge_of: impl Fn(usize) -> Option<Charge<'a>> + Copy,
         dry_runs: &'a DryRuns,
-        outcomes: &'a mut DescriptorOutcomes,
+        outcomes: &'a mut OutcomesByDescriptor,
     ) -> Option<impl Future<Output = ()>> {
         let RequestWithSelections { request, selections } = self.selected;
         let failure_of = move |index: usize| dry_runs.get(index)?.error;

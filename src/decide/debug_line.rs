@@ -20,14 +20,14 @@ use crate::rules::rule::RuleLogging;
 const MAX_DESCRIPTORS: usize = 16;
 /// Maximum number of entries of a descriptor in a line.
 const MAX_ENTRIES: usize = 16;
-/// Maximum length of a key or value in a line, in bytes.
+/// Maximum length of a domain, key or value in a line, in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
 impl DecidedRequest<'_, '_, '_> {
     /// Logs the decision as one line.
     #[inline(never)]
     pub(super) fn log_debug_line(self, values: &ValueForm, decided: Result<&Decision<'_>, DecideError>) {
-        let domain = truncate_to_text(self.selected.request.domain.as_bytes());
+        let domain = lossy_text_start(self.selected.request.domain.as_bytes());
         let (verdict, delay_us) = (self.verdicts(decided).request.name(), decided.map_or(0, |it| it.delay_us));
         let error = decided.err().map(|error| error.name());
         let descriptors = self.describe_descriptors(values);
@@ -89,8 +89,8 @@ impl DecidedRequest<'_, '_, '_> {
     }
 }
 
-/// Text of the first [`MAX_TEXT_BYTES`].
-fn truncate_to_text(bytes: &[u8]) -> String {
+/// Returns the first [`MAX_TEXT_BYTES`] as text, with `...` if there are more; bytes that are not UTF-8 are replaced.
+fn lossy_text_start(bytes: &[u8]) -> String {
     match bytes.get(..MAX_TEXT_BYTES) {
         Some(start) if bytes.len() > MAX_TEXT_BYTES => format!("{}...", String::from_utf8_lossy(start)),
         _ => String::from_utf8_lossy(bytes).into_owned(),
@@ -98,9 +98,9 @@ fn truncate_to_text(bytes: &[u8]) -> String {
 }
 
 fn format_entry(entry: &Entry<'_>, values: &ValueForm) -> String {
-    let key = truncate_to_text(entry.key);
+    let key = lossy_text_start(entry.key);
     match values {
-        ValueForm::Plain => format!("{key}={}", truncate_to_text(entry.value)),
+        ValueForm::Plain => format!("{key}={}", lossy_text_start(entry.value)),
         ValueForm::Hashed(_) => {
             let EntryRecord { value_hash, .. } = values.build_entry_record(entry);
             format!("{key}=#{}", value_hash.as_deref().unwrap_or_default())

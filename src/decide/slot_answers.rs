@@ -48,7 +48,7 @@ impl Decider {
     }
 
     /// Tells in the metadata of a rejection by a block that the request has no slot.
-    pub(super) fn insert_no_slot_token(
+    pub(super) fn insert_rejected_token_of_block(
         &self,
         context: DecisionContext<'_>,
         request: &Request<'_>,

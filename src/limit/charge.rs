@@ -254,8 +254,8 @@ pub struct ChargeResult {
     pub ban_begun: bool,
     /// What became of the request's slot; [`SlotChange::None`] of a limit without slots.
     pub slot: SlotChange,
-    /// Seats that the request found expired, or held by a dead holder, and freed; of a limit with reservations the
-    /// number of those that it found so.
+    /// Seats that the request found expired, or held by a dead holder, and freed; of a limit with reservations, the
+    /// number of reservations that it found expired.
     pub expired_seats: u32,
     /// Hits by which the settlement of a reservation exceeds its estimate.
     pub above_estimate: u64,

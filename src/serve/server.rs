@@ -131,7 +131,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
     background.spawn(measure_task_lag());
-    listeners.log_start(&summarize_start(&settings, &service));
+    listeners.log_start(&build_start_summary(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)
         .map_err(name_failed_resource("the listeners"))?;
@@ -408,7 +408,7 @@ fn open_store(settings: &Settings) -> Store {
     store
 }
 
-fn summarize_start(settings: &Settings, service: &RateLimitService) -> StartSummary {
+fn build_start_summary(settings: &Settings, service: &RateLimitService) -> StartSummary {
     StartSummary {
         rules: service.rules.status().rules,
         counters: describe_counter_location(&settings.store),

@@ -11,7 +11,7 @@ use super::secret::shorten_for_message;
 
 /// A type of setting values.
 pub trait SettingValue: PartialEq + Sized + 'static {
-    /// The form of a default that a constant can hold.
+    /// The form of a default that a constant can hold, such as `&'static str` for a `String`.
     type Default: Copy + Send + Sync + 'static;
     /// The restriction of one setting, such as a range; `()` for types without one.
     type AllowedValues: Copy + Send + Sync + 'static;

@@ -45,7 +45,7 @@ pub fn check_bootstrap(file: &Arc<str>, text: &str, rules: Option<&RuleSet>) -> 
     for root in &roots {
         check_document(&ConfigNode::root(root), rules, &mut found);
     }
-    found.finish();
+    found.sort_errors_first();
     Ok(found)
 }
 

@@ -5,8 +5,8 @@
 //! arithmetic of their own, a `RegionCounter`. This file has what they share:
 //!
 //! - A charge is admitted from grants and the region's own part. While global time is unknown, or the region is cut
-//!   off, the *cut-off allowance* admits what these do not, in tumbling periods of the region's time. A call that runs
-//!   at a time at which it cannot run gets none of it: the region's clock has jumped, and the counter may have expired.
+//!   off, the *cut-off allowance* admits what these do not, in tumbling periods of the region's time. A call whose
+//!   time is impossible gets none of it: the region's clock has jumped, and the counter may have expired.
 //! - A charge that leaves little, or is rejected, opens a *grant request*: the caller that made it asks the global
 //!   Redis. At most one is opened each second, whatever the number of callers. Rejected hits count as demand.
 //! - A grant answers the request that the counter has open, once. An answer that is repeated, or that comes after the
@@ -326,9 +326,11 @@ pub(super) trait RegionCounter: Sized {
     /// Creates the counter of a state, with its counts moved to `now`.
     fn at_request_time(limit: &Limit, state: &RegionState<Self::Counts>, now: Time) -> Self;
 
+    /// The call that is being decided.
     fn region_call(&self) -> &RegionCall;
 
-    fn counts(&self) -> Self::Counts;
+    /// What the state keeps of the counter.
+    fn stored_counts(&self) -> Self::Counts;
 
     /// The call and the grant cycle, to change both.
     fn call_and_grant_cycle_mut(&mut self) -> (&mut RegionCall, &mut GrantCycle);
@@ -352,7 +354,7 @@ pub(super) trait RegionCounter: Sized {
     fn needs_grant(&self) -> bool;
 
     /// Microseconds until the counter admits as much as it ever does, without a grant.
-    fn until_full_us(&self) -> u64;
+    fn until_replenished_us(&self) -> u64;
 
     /// Microseconds until a rejected request may pass; `None` if it never will.
     fn retry_after_us(&self, limit: &Limit, request: ChargeRequest) -> Option<u64>;
@@ -375,7 +377,7 @@ pub(super) fn charge<C: RegionCounter>(
         Hits::Charge(hits) => spend_and_request_grant(&mut counter, hits, source),
     }
     if request.hits != Hits::Peek {
-        state.set_counts(counter.counts(), now, limit.period_us());
+        state.set_counts(counter.stored_counts(), now, limit.period_us());
     }
     let region_call = counter.region_call();
     ChargeResult {
@@ -384,7 +386,7 @@ pub(super) fn charge<C: RegionCounter>(
         after: counter.used() + region_call.cut_off.used,
         remaining: clamp_to_u32(counter.usable_hits().unwrap_or(0).max(region_call.allowance_left()))
             .min(limit.capacity()),
-        reset_us: counter.until_full_us().max(region_call.until_allowance_ends_us()),
+        reset_us: counter.until_replenished_us().max(region_call.until_allowance_ends_us()),
         retry_after_us: if source.is_some() { None } else { counter.retry_after_us(limit, request) },
         delay_us: 0,
         ..ChargeResult::default()

@@ -237,7 +237,7 @@ impl RegionCounter for RegionBucket {
         &self.call
     }
 
-    fn counts(&self) -> BucketCounts {
+    fn stored_counts(&self) -> BucketCounts {
         self.counts
     }
 
@@ -298,7 +298,7 @@ impl RegionCounter for RegionBucket {
             <= if self.is_last_grant_valid() { self.counts.low } else { self.own_capacity / 2 }
     }
 
-    fn until_full_us(&self) -> u64 {
+    fn until_replenished_us(&self) -> u64 {
         self.until_tokens_us(self.max_tokens).unwrap_or(0)
     }
 

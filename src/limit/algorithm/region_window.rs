@@ -200,7 +200,7 @@ impl RegionCounter for RegionWindow {
         &self.call
     }
 
-    fn counts(&self) -> WindowCounts {
+    fn stored_counts(&self) -> WindowCounts {
         self.counts
     }
 
@@ -246,7 +246,7 @@ impl RegionCounter for RegionWindow {
         self.hits_left_in_window() <= if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low }
     }
 
-    fn until_full_us(&self) -> u64 {
+    fn until_replenished_us(&self) -> u64 {
         self.until_window_ends_us().unwrap_or(0)
     }
 

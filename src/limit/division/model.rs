@@ -27,7 +27,9 @@ use crate::limit::{Limit, LimitSpec};
 mod demand;
 mod steps;
 
+/// Time between two steps of the model, in microseconds.
 const STEP_US: u64 = 10_000;
+/// Time between two reports of a proxy, in microseconds, as Envoy has it.
 const REPORT_US: u64 = 5_000_000;
 
 /// An Envoy, with one bucket of the key.

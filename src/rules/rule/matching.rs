@@ -42,7 +42,7 @@ impl RuleSet {
         }
     }
 
-    /// Returns the rule for the path of `entries` in `domain`, or why there is none.
+    /// Returns the rule for the path of `entries` in `domain`, or whether its values are exempt.
     #[inline]
     pub fn match_path<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> RuleMatch<'r> {
         if domain.matching.backtrack {
@@ -68,7 +68,7 @@ impl RuleSet {
         RuleMatch::None
     }
 
-    /// Returns the rule that a search with backtracking finds, or why it finds none.
+    /// Returns the rule that a search with backtracking finds, or whether its values are exempt.
     #[cold]
     fn match_path_with_backtracking<'r>(&'r self, domain: &DomainRules, entries: &[Entry<'_>]) -> RuleMatch<'r> {
         let Some(path) = self.find_backtracking_path(domain, entries) else { return RuleMatch::None };

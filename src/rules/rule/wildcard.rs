@@ -172,7 +172,7 @@ fn build_automaton(literals: &[&[u8]]) -> Option<AhoCorasick> {
 impl LiteralIndex {
     /// Calls `each` with the patterns of each literal in `text`, once.
     fn for_each_candidate(&self, text: &[u8], mut each: impl FnMut(&[u32])) {
-        let mut seen = SeenLiterals::default();
+        let mut seen = ReportedLiterals::default();
         for found in self.automaton.find_overlapping_iter(text) {
             let literal = found.pattern().as_usize();
             if seen.insert(literal, self.patterns.len()) {
@@ -184,12 +184,12 @@ impl LiteralIndex {
 
 /// Literals that were found: a list while they are few, then one bit for each.
 #[derive(Debug, Default)]
-struct SeenLiterals {
+struct ReportedLiterals {
     few: SmallVec<[usize; 8]>,
     bits: Vec<u64>,
 }
 
-impl SeenLiterals {
+impl ReportedLiterals {
     /// Adds one of `count` literals; returns false if it was there.
     fn insert(&mut self, literal: usize, count: usize) -> bool {
         const BITS: usize = u64::BITS as usize;

@@ -31,7 +31,7 @@ struct BusyKeyId {
 }
 
 impl MergedBusiestKeys {
-    /// Adds the busiest keys of a summary, without those that refer to no name.
+    /// Adds the busiest keys of a summary, without those that refer to no name, or whose name or text is too long.
     pub fn add_summary(&mut self, summary: &ReplicaSummary) {
         for busy in summary.busy.iter().take(MAX_BUSY_KEYS) {
             let Some(name) = summary.names.get(busy.name) else { continue };

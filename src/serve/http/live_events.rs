@@ -172,7 +172,7 @@ impl LiveSubscriber {
     pub(super) async fn next_event(&mut self) -> Option<Arc<str>> {
         loop {
             tokio::select! {
-                // An error means that the sender was dropped, which also ends the process.
+                // An error means that the sender is gone: the process is ending.
                 _ = self.stopping.wait_for(|stop| *stop) => return None,
                 changed = self.events.changed() => changed.ok()?,
             }

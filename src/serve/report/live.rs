@@ -43,7 +43,7 @@ pub struct LiveReport {
     /// State of the store.
     pub store: LiveStoreReport,
     /// Loaded rules.
-    pub rules: LiveRulesReport,
+    pub rules: LoadedRulesReport,
     /// Processes that share the store; `null` if they are not counted.
     pub replicas: Option<LiveReplicasReport>,
     /// True if the process can decide requests.
@@ -86,7 +86,7 @@ pub struct LiveStoreReport {
 
 /// Loaded rules.
 #[derive(Clone, Debug, Serialize)]
-pub struct LiveRulesReport {
+pub struct LoadedRulesReport {
     /// Number of the loaded set in this process; 0 before the first.
     pub version: u64,
     /// Version at the source, if it has versions.
@@ -148,7 +148,7 @@ impl LiveReport {
             rejected: requests.rejected.saturating_sub(earlier.rejected),
             latency_us: LatencyReport::new(&decisions),
             store: LiveStoreReport::new(collector, requests.failed_charges.saturating_sub(earlier.failed_charges)),
-            rules: LiveRulesReport::new(collector),
+            rules: LoadedRulesReport::new(collector),
             replicas: sharing.map(|sharing| LiveReplicasReport { live: sharing.live_replicas, slot: sharing.slot }),
             ready: not_ready_reason.is_none(),
             not_ready_reason,
@@ -190,7 +190,7 @@ impl LiveStoreReport {
     }
 }
 
-impl LiveRulesReport {
+impl LoadedRulesReport {
     fn new(collector: &MetricsCollector) -> Self {
         let rules = &collector.service.rules;
         let (status, loaded) = (rules.status(), rules.current_rules_owned());

@@ -98,7 +98,7 @@ pub(super) fn limit_to_paste(limit: &RuleLimit) -> LimitToPaste<'_> {
         limit: &limit.limit,
         name: &limit.name,
         active: limit.active,
-        max_wait_us: limit.limit.written_max_wait_us(),
+        max_wait_us: limit.limit.non_default_max_wait_us(),
         shadow_mode: limit.shadow,
     }
 }

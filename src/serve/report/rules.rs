@@ -1,9 +1,9 @@
 //! Report of the decisions of each limit, with findings.
 //!
-//! Six things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
+//! Seven things are found: a limit that no request matched, one that never rejected, one whose keys are nearly all seen
 //! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, a
-//! concurrent one whose slots are never released, and a default that a limit cannot have. A finding is advice and names
-//! what it is based on.
+//! concurrent one whose slots are never released, reservations that are never settled, and a default that a limit
+//! cannot have. A finding is advice and names what it is based on.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -463,7 +463,7 @@ impl LimitReport {
         let found = [
             (LimitFindingKind::NeverRejected, self.find_never_rejected()),
             (LimitFindingKind::KeysSeenOnce, self.find_keys_seen_once()),
-            (LimitFindingKind::TokenBucket, find_bursts(limit, bursts)),
+            (LimitFindingKind::TokenBucket, advise_token_bucket(limit, bursts)),
             (LimitFindingKind::SlotsNotReleased, self.find_slots_not_released()),
         ];
         found.into_iter().filter_map(|(kind, advice)| Some(LimitFinding { kind, advice: advice? })).collect()
@@ -516,7 +516,7 @@ fn find_reservations_not_settled(stats: &LimitStats) -> Option<String> {
     })
 }
 
-fn find_bursts(limit: &Limit, bursts: BurstStats) -> Option<String> {
+fn advise_token_bucket(limit: &Limit, bursts: BurstStats) -> Option<String> {
     let has_bucket =
         limit.is_concurrent() || limit.algorithm().properties().capacity != CapacityRuleKey::RequestsPerUnit;
     let is_short = limit.period_us() <= MAX_BURST_PERIOD_US && limit.requests_per_unit() > 0;

@@ -239,7 +239,7 @@ fn format_candidate(rule: &CompiledRule, tried: &RuleLimit) -> String {
         limit: &tried.limit,
         name: &name,
         active: tried.active,
-        max_wait_us: tried.limit.written_max_wait_us(),
+        max_wait_us: tried.limit.non_default_max_wait_us(),
         shadow_mode: true,
     })
 }

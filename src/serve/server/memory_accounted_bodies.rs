@@ -48,7 +48,7 @@ impl MemoryAccountedRequestBody {
 }
 
 impl MemoryAccountedResponseBody {
-    /// Body whose bytes are in `buffered` already; `None` if they do not count.
+    /// Body whose bytes are in `buffered` already. With `buffered: None` they are not counted.
     pub(super) fn new(body: Body, buffered: Option<BufferedBytes>) -> Self {
         Self { body, buffered: buffered.map(Arc::new) }
     }

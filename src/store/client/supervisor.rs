@@ -59,7 +59,7 @@ pub(crate) trait SupervisedServer: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), ConnectError<Self::Error>>> + Send;
 
     /// Warns of settings of the server, before its first connection is used.
-    fn warn_about_settings(&self, _connection: &Self::Connection) -> impl Future<Output = ()> + Send {
+    fn warn_if_keys_may_be_evicted(&self, _connection: &Self::Connection) -> impl Future<Output = ()> + Send {
         async {}
     }
 
@@ -112,7 +112,7 @@ async fn keep_pool_slot_connected<S: SupervisedServer>(server: Arc<S>, slot: usi
             Ok(connected) => {
                 state.log_connected();
                 if slot == 0 {
-                    server.warn_about_settings(&connected.connection).await;
+                    server.warn_if_keys_may_be_evicted(&connected.connection).await;
                 }
                 let closed = put_connection_into_use(&*server, slot, connected);
                 let since = Instant::now();

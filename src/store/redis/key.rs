@@ -174,7 +174,7 @@ const DIGEST_BYTES: usize = 34;
 /// them. `prefix` is `CACHE_KEY_PREFIX`.
 pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
-    push_key_head(&mut key, prefix);
+    push_prefix_and_version(&mut key, prefix);
     let start = key.len();
     push_path(&mut key, path);
     truncate_long_path(&mut key, start);
@@ -264,11 +264,11 @@ pub(super) fn is_record_key(key: &[u8]) -> bool {
 /// Returns the text before the path: the prefix, the version and the opening brace.
 pub(super) fn key_head(prefix: &str) -> BytesMut {
     let mut head = Vec::with_capacity(KEY_CAPACITY);
-    push_key_head(&mut head, prefix);
+    push_prefix_and_version(&mut head, prefix);
     BytesMut::from(&head[..])
 }
 
-fn push_key_head(key: &mut Vec<u8>, prefix: &str) {
+fn push_prefix_and_version(key: &mut Vec<u8>, prefix: &str) {
     push_escaped(key, prefix.as_bytes(), &ESCAPED_IN_PREFIX);
     key.extend_from_slice(b"tk1:{");
 }
@@ -337,7 +337,7 @@ fn truncate_long_path(key: &mut Vec<u8>, start: usize) {
 /// Returns the SCAN pattern of a domain's counters.
 pub(super) fn scan_pattern(prefix: &str, domain: &str) -> Vec<u8> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
-    push_key_head(&mut key, prefix);
+    push_prefix_and_version(&mut key, prefix);
     push_escaped(&mut key, domain.as_bytes(), &ESCAPED_IN_PATH);
     key.push(b'|');
     let mut pattern = Vec::with_capacity(key.len() + 8);

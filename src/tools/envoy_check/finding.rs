@@ -332,7 +332,7 @@ impl EnvoyFindings {
     }
 
     /// Sorts findings: errors first, then by position.
-    pub(super) fn finish(&mut self) {
+    pub(super) fn sort_errors_first(&mut self) {
         self.kept.sort_by_key(|finding| (finding.severity, finding.line, finding.column));
     }
 

@@ -161,7 +161,7 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
         period,
         capacity_factor,
         fixed_keys: FixedLimitFields {
-            max_wait_us: limit.written_max_wait_us().filter(|_| algorithm == own),
+            max_wait_us: limit.non_default_max_wait_us().filter(|_| algorithm == own),
             calendar_months: limit.follows_calendar_months(),
             window: limit
                 .window()

@@ -162,7 +162,7 @@ fn build_traffic_basis(RecommendationParts { demand, basis, .. }: Recommendation
 fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let RecommendationParts { path, entries, asked, recommendation, .. } = parts;
     let limit = recommendation.candidates.first()?.limit?;
-    let max_wait_us = asked.limit.written_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
+    let max_wait_us = asked.limit.non_default_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
     let global = asked.limit.global_scope().and_then(|scope| limit.with_global_scope(scope));
     let limit = global.unwrap_or(limit);
     let reserving = asked.limit.reservations().map(|reservations| limit.with_reservations(reservations));

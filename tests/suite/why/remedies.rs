@@ -84,7 +84,7 @@ impl RejectedCharge<'_> {
             unit: Unit::Minute,
             unit_multiplier: 1,
             capacity: Some(limit.capacity()).filter(|capacity| *capacity != self.spec.requests_per_unit),
-            max_wait_us: limit.written_max_wait_us(),
+            max_wait_us: limit.non_default_max_wait_us(),
             window: None,
             ban: None,
             reservations: self.spec.reservations.map(|policy| policy.to_string().into()),

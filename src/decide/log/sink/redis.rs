@@ -29,7 +29,7 @@ use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
 use crate::store::client::redis::resp::reply_text;
 
-/// Upper bound on a write and on a health check. Nothing but the sink waits for it.
+/// Upper bound on a write, on a look at the oldest entry, and on a health check. Nothing but the sink waits for them.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time between two looks at the oldest entry of the stream.

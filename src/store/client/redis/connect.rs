@@ -108,7 +108,8 @@ fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> Re
     };
     let text = match kind {
         RedisError::Unauthenticated => {
-            let stale = options.token_error().map(|error| format!(", whose token is not renewed: {error}"));
+            let stale =
+                options.last_token_renewal_error().map(|error| format!(", whose token is not renewed: {error}"));
             format!("{text}; look at {}{}", options.auth_setting(), stale.unwrap_or_default())
         }
         _ => text,

@@ -156,7 +156,8 @@ impl ConnectOptions {
                     None => None,
                 };
                 let Some(token) = token else {
-                    let reason = self.token_error().unwrap_or_else(|| "its source has not answered yet".to_owned());
+                    let reason =
+                        self.last_token_renewal_error().unwrap_or_else(|| "its source has not answered yet".to_owned());
                     let text = format!("{}: there is no token: {reason}", identity.setting);
                     return Err(RedisConnectError::misconfigured(text));
                 };
@@ -200,7 +201,7 @@ impl ConnectOptions {
     }
 
     /// Text of the last failure to renew the token; `None` without tokens or without a failure.
-    pub(super) fn token_error(&self) -> Option<String> {
+    pub(super) fn last_token_renewal_error(&self) -> Option<String> {
         self.tokens.as_ref()?.last_error()
     }
 }

@@ -135,7 +135,7 @@ impl KeyOwnerConnection {
                     self.open = Some(open);
                     return Ok(reply);
                 }
-                Err(kind) => return Err(open.close_with_reason(kind).await),
+                Err(kind) => return Err(open.close_and_build_error(kind).await),
             };
             let (address, asking) = match ReplyError::from_reply(&text) {
                 ReplyError::Moved(address) => (address, false),
@@ -223,7 +223,7 @@ impl KeyOwnerConnection {
 
 impl OpenConnection {
     /// Closes the connection, and returns the reason why a command got no reply.
-    async fn close_with_reason(self, kind: RedisError) -> KeyCommandError {
+    async fn close_and_build_error(self, kind: RedisError) -> KeyCommandError {
         let Self { connected: Connected { connection, closed }, node, .. } = self;
         let reason = if kind == RedisError::Broken { closed.await.ok() } else { None };
         drop(connection);

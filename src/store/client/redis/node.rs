@@ -293,7 +293,8 @@ impl NodeState {
         }
     }
 
-    /// Records a failed call, and opens the breaker after too many failures of the server.
+    /// Records a failed call: health shows a misconfiguration; after too many failures of the server the breaker opens,
+    /// and the servers of the deployment are looked for again.
     fn record_failure(&self, error: RedisError) {
         if error.is_misconfiguration() {
             self.server.update_misconfiguration(&RedisConnectError { kind: error, text: error.to_string() });
@@ -384,7 +385,7 @@ impl SupervisedServer for NodeState {
     }
 
     /// Warns if the server may evict keys when its memory is full.
-    async fn warn_about_settings(&self, connection: &Connection) {
+    async fn warn_if_keys_may_be_evicted(&self, connection: &Connection) {
         let policy =
             timeout(self.context.options.call_timeout, health_check::read_policy_if_evicting(connection)).await;
         if let Ok(Some(policy)) = policy {

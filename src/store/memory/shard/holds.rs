@@ -41,7 +41,7 @@ impl MemoryShard {
         let mut settled = found.clone();
         let (holds, lowered) = self.settle_holds_and_lower_limits(&slots, &mut settled, now);
         let mut states = settled.clone();
-        let mut results = charge_together(&lowered_joint_limits(&slots, &lowered), &mut states, now, charge.request);
+        let mut results = charge_together(&to_joint_limits(&slots, &lowered), &mut states, now, charge.request);
         for (index, (slot, found)) in slots.iter().zip(found).enumerate() {
             let limit = slot.joint_limit.limit;
             let kept = extend_reset_while_held(results[index], holds[index], limit, now);
@@ -78,7 +78,7 @@ impl MemoryShard {
     }
 
     /// Adjusts the hold of a holder on the only counter of the charge: see
-    /// [`CounterHolds::charge_used_and_grant`](crate::limit::hold::CounterHolds::adjust).
+    /// [`CounterHolds::charge_used_and_grant`](crate::limit::hold::CounterHolds::charge_used_and_grant).
     pub(in crate::store::memory) fn adjust_hold(
         &mut self,
         charge: &Charge<'_>,
@@ -147,8 +147,8 @@ impl MemoryShard {
     }
 }
 
-/// Returns the same limits lowered, as they are charged together.
-fn lowered_joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -> SmallVec<[JointLimit<'l>; 4]> {
+/// Returns lowered limits as they are charged together, each with what its counter rejects.
+fn to_joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -> SmallVec<[JointLimit<'l>; 4]> {
     let joint = |(slot, limit): (&CounterLookup<'_>, &'l Limit)| JointLimit {
         limit,
         rejects_others: slot.joint_limit.rejects_others,
@@ -156,8 +156,8 @@ fn lowered_joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -
     slots.iter().zip(lowered).map(joint).collect()
 }
 
-/// Returns the result as the input of the expiry of an entry: its reset is not before the hold has been charged and the
-/// bucket is full again.
+/// Returns the result from which the expiry of an entry is computed: its reset comes after the end of the hold, and
+/// after the time in which the bucket becomes full again.
 fn extend_reset_while_held(result: ChargeResult, hold: Option<TotalHold>, limit: &Limit, now: Time) -> ChargeResult {
     let needed_us = hold.map_or(0, |hold| hold.until.since_us(now).saturating_add(hold.max_refill_time_us(limit)));
     ChargeResult { reset_us: result.reset_us.max(needed_us), ..result }

@@ -5,7 +5,7 @@ use crate::limit::algorithm::region::MIN_GRANT_REQUEST_INTERVAL_US;
 use crate::limit::algorithm::region_bucket::BucketCounts;
 use crate::limit::algorithm::region_window::WindowCounts;
 
-/// Time that the hits which are left must last: until a grant is requested and has crossed an ocean, with some reserve.
+/// Time that the hits which are left must last: until a grant is requested and has crossed an ocean, with some margin.
 const LOOKAHEAD_US: u64 = 1_500_000;
 /// Shortest time over which the present rate of a window is measured.
 const MIN_WINDOW_RATE_SPAN_US: u64 = 100_000;
@@ -66,7 +66,7 @@ impl WindowDemand {
     }
 
     /// Number of hits left at which the next request is opened, after a grant of `hits`.
-    pub fn next_request_threshold(&self, hits: u64) -> u64 {
+    pub fn hits_left_at_next_request(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -119,7 +119,7 @@ impl BucketDemand {
     }
 
     /// Number of hits left at which the next request is opened, after a grant of `hits`.
-    pub fn next_request_threshold(&self, hits: u64) -> u64 {
+    pub fn hits_left_at_next_request(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let counts = WindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
         let demand = demand(counts, 6_000_000);
         assert_eq!(demand.wanted(), 540 + 54);
-        assert_eq!(demand.next_request_threshold(594), 15);
+        assert_eq!(demand.hits_left_at_next_request(594), 15);
     }
 
     #[test]
