@@ -41,6 +41,9 @@ pub struct LoadRecord {
     pub at_s: u64,
     /// Number of the loaded set; `null` if the attempt failed.
     pub version: Option<u64>,
+    /// False if the rules and the defaults were the same before.
+    #[serde(skip)]
+    pub changed: bool,
 }
 
 /// A set of rules that was loaded.
@@ -187,11 +190,14 @@ impl LiveRules {
     /// Replaces the rules. Returns the number of the new set.
     pub fn replace_rules(&self, rules: RuleSet, from: RuleSetOrigin, now: Time) -> u64 {
         let mut attempt = self.lock_attempt();
-        let version = self.current.load().as_ref().map_or(0, |loaded| loaded.version) + 1;
+        let last = self.current.load();
+        let version = last.as_ref().map_or(0, |last| last.version) + 1;
+        let changed = !last.as_ref().is_some_and(|last| has_same_contents(&last.rules, &rules));
+        drop(last);
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
         *attempt = LastLoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
         drop(attempt);
-        self.add_load_record(now, Some(version));
+        self.add_load_record(now, Some(version), changed);
         if let Some(old) = old {
             await_sole_owner(&old);
         }
@@ -203,7 +209,7 @@ impl LiveRules {
         let mut attempt = self.lock_attempt();
         *attempt = LastLoadAttempt { at: Some(now), error: Some(error), problems, refused: attempt.refused + 1 };
         drop(attempt);
-        self.add_load_record(now, None);
+        self.add_load_record(now, None, false);
     }
 
     /// Returns the last attempts to load rules, the oldest first.
@@ -211,12 +217,12 @@ impl LiveRules {
         lock_ignoring_poison(&self.marks).iter().copied().collect()
     }
 
-    fn add_load_record(&self, now: Time, version: Option<u64>) {
+    fn add_load_record(&self, now: Time, version: Option<u64>, changed: bool) {
         let mut marks = lock_ignoring_poison(&self.marks);
         if marks.len() >= MAX_LOAD_RECORDS {
             marks.pop_front();
         }
-        marks.push_back(LoadRecord { at_s: now.as_micros() / 1_000_000, version });
+        marks.push_back(LoadRecord { at_s: now.as_micros() / 1_000_000, version, changed });
     }
 
     /// Returns the errors of the last attempt that have a position, the first of them.
@@ -249,6 +255,11 @@ impl LiveRules {
     fn lock_attempt(&self) -> MutexGuard<'_, LastLoadAttempt> {
         lock_ignoring_poison(&self.attempt)
     }
+}
+
+/// True if both sets come from the same texts, sets in files and defaults; false if that is not known.
+fn has_same_contents(last: &RuleSet, next: &RuleSet) -> bool {
+    !next.contents_hash.is_empty() && last.contents_hash == next.contents_hash
 }
 
 /// Waits up to 1 s until no decision holds an old set, so that it is dropped on the reload thread.

@@ -15,6 +15,7 @@ use crate::base::clock::Time;
 use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
 use crate::base::scheduler_lag::SCHEDULER_LAG;
 use crate::rules::rule::near_miss::MissReason;
+use crate::rules::rule::set::CompiledRule;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::method::LAST_REFUSED_STREAM;
 use crate::serve::report::history::read_request_totals;
@@ -196,14 +197,15 @@ impl OwnAlarms<'_> {
         let minutes = REJECTION_MINUTES as u64;
         let snapshot = |filter: &dyn Fn(&LimitName) -> bool| top_keys.snapshot(now, minutes, filter).keys;
         // Only with a key that has enough hits the rules are looked at.
-        if !snapshot(&|_| true).iter().any(has_hits_of_hot_key) {
+        let candidates: Vec<_> = snapshot(&|_| true).into_iter().filter(has_hits_of_hot_key).collect();
+        if candidates.is_empty() {
             return;
         }
+        let names: HashSet<&LimitName> = candidates.iter().map(|key| &*key.limit).collect();
         let loaded = collector.service.rules.current_rules_owned();
-        let limits = loaded.iter().flat_map(|loaded| loaded.rules.rules()).flat_map(|rule| &rule.limits);
-        let trying: HashSet<&LimitName> =
-            limits.filter(|limit| limit.shadow || limit.candidate).map(|limit| limit.stats.name()).collect();
-        let rejects = |name: &LimitName| !trying.contains(name);
+        let rules = loaded.iter().flat_map(|loaded| loaded.rules.rules());
+        let left_out: HashSet<&LimitName> = rules.flat_map(|rule| names_without_hot_key(rule, &names)).collect();
+        let rejects = |name: &LimitName| !left_out.contains(name);
         let all = top_keys.count_rejected_hits(now, minutes, rejects);
         if let Some(key) = find_hot_key(&snapshot(&rejects), all) {
             let (text, of) = (truncate_and_escape(&key.text, MAX_KEY_CHARS), escape_unprintable(key.limit.as_str()));
@@ -287,6 +289,19 @@ fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> {
     is_found.then(|| RequestGap { minutes: silent - 1, before })
 }
 
+/// Limits of a rule that are left out: those that only try, and if one of `names` is among them, all if the rule has
+/// seen one key alone, as that of a `generic_key` with a value. A block of that key would concern everybody.
+fn names_without_hot_key<'r>(
+    rule: &'r CompiledRule,
+    names: &HashSet<&LimitName>,
+) -> impl Iterator<Item = &'r LimitName> + use<'r> {
+    // The first limit that is active counts the keys.
+    let has_one_key = rule.limits.iter().any(|limit| names.contains(limit.stats.name()))
+        && rule.limits.iter().all(|limit| limit.stats.keys.estimate() < 2);
+    let left_out = rule.limits.iter().filter(move |limit| has_one_key || limit.shadow || limit.candidate);
+    left_out.map(|limit| limit.stats.name())
+}
+
 /// True if a key has enough rejected hits for an alarm, bursts left out.
 fn has_hits_of_hot_key(key: &RejectedKey) -> bool {
     key.at_least - key.in_bursts >= MIN_HITS_OF_HOT_KEY
@@ -334,9 +349,16 @@ fn find_most_rejecting(collector: &MetricsCollector) -> Option<(String, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::sync::Arc;
 
-    use super::{LimitName, RejectedKey, RequestGap, RequestMinute, find_hot_key, find_request_gap};
+    use super::{
+        LimitName, RejectedKey, RequestGap, RequestMinute, find_hot_key, find_request_gap, names_without_hot_key,
+    };
+    use crate::rules::compile::options::CompileOptions;
+    use crate::rules::compile::{RuleText, compile_texts};
+    use crate::rules::rule::set::RuleSet;
+    use crate::rules::yaml::DocumentSelection;
 
     #[test]
     fn hot_key_has_more_than_half_of_many_hits_and_no_burst() {
@@ -360,6 +382,36 @@ mod tests {
         ] {
             assert_eq!(find_hot_key(&keys, all).is_some(), is_found, "{keys:?} of {all}");
         }
+    }
+
+    #[test]
+    fn limits_of_a_rule_with_one_key_have_no_hot_key() {
+        let rules = "\
+domain: shop
+descriptors:
+- {key: generic_key, value: checkout, rate_limit: {unit: minute, requests_per_unit: 5}}
+- key: user
+  rate_limit:
+  - {unit: minute, requests_per_unit: 5}
+  - {unit: hour, requests_per_unit: 50, name: hourly}
+  - {unit: hour, requests_per_unit: 5, name: lower, shadow_mode: true}
+";
+        let text = RuleText { name: "rules.yaml".into(), bytes: rules.into(), documents: DocumentSelection::FirstOnly };
+        let compiled = compile_texts(&[text], &CompileOptions::default()).expect("good rules");
+        let rules = RuleSet::new(compiled.domains);
+        let limits: Vec<_> = rules.rules().flat_map(|rule| &rule.limits).map(|limit| &limit.stats).collect();
+        let left_out = |names: &[&LimitName]| -> Vec<&str> {
+            let names: HashSet<&LimitName> = names.iter().copied().collect();
+            rules.rules().flat_map(|rule| names_without_hot_key(rule, &names)).map(LimitName::as_str).collect()
+        };
+        let names: Vec<&LimitName> = limits.iter().map(|limit| limit.name()).collect();
+        limits.iter().for_each(|limit| limit.keys.add_hash(1));
+        assert_eq!(left_out(&names).len(), 4, "one key each");
+        // In another register of the sketch.
+        limits[1].keys.add_hash(1 << 60);
+        let shadow = names[3].as_str();
+        assert_eq!(left_out(&names), [names[0].as_str(), shadow], "two keys of the second rule");
+        assert_eq!(left_out(&names[1..]), [shadow], "the first has no key with many hits");
     }
 
     fn gap_after(requests: &[u64]) -> Option<RequestGap> {

@@ -87,10 +87,11 @@ impl RequestSum {
     }
 }
 
-/// Finds the last load after which rejections rose, and still are high. `minutes` are in order, and the last one runs.
+/// Finds the last load that changed the rules and after which rejections rose, and still are high. `minutes` are in
+/// order, and the last one runs.
 pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[LoadRecord]) -> Option<RejectionRise> {
     let (now, _) = minutes.last()?;
-    loads.iter().rev().find_map(|load| {
+    loads.iter().rev().filter(|load| load.changed).find_map(|load| {
         let (at, version) = (load.at_s / 60, load.version?);
         let is_before = |minute: u64| is_shortly_before_load(at, minute);
         let before = RequestSum::of_minutes(minutes, is_before);
@@ -166,10 +167,12 @@ mod tests {
             ..RequestMinute::default()
         });
         let minutes: Vec<_> = (FIRST..).zip(counts).collect();
-        let first = LoadRecord { at_s: (FIRST - 1) * 60, version: Some(1) };
-        let refused = LoadRecord { at_s: (FIRST + load) * 60 + 50, version: None };
-        let loads = [first, LoadRecord { at_s: (FIRST + load) * 60 + 30, version: Some(2) }, refused];
-        let found = find_rise_after_load(&minutes, &loads)?;
+        let record = |at_s, version, changed| LoadRecord { at_s, version, changed };
+        let at_s = (FIRST + load) * 60 + 30;
+        let first = record((FIRST - 1) * 60, Some(1), true);
+        let [repeated, refused] = [record(at_s + 10, Some(3), false), record(at_s + 20, None, false)];
+        assert_eq!(find_rise_after_load(&minutes, &[first, repeated, refused]), None, "no load changed anything");
+        let found = find_rise_after_load(&minutes, &[first, record(at_s, Some(2), true), repeated, refused])?;
         assert_eq!((found.version, found.load_s), (2, (FIRST + load) * 60 + 30));
         Some([found.percent_before, found.percent_after])
     }

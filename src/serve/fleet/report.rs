@@ -344,12 +344,16 @@ fn build_replica_report(view: &FleetView, index: usize, replica: &ReplicaSummary
     }
 }
 
-/// Describes a replica that is gone: silent, without decisions.
+/// Describes a replica that is gone: silent, without decisions, and with what it holds for proxies until that ends.
 fn build_report_of_gone_replica(view: &FleetView, gone: &GoneReplica) -> ReplicaReport {
     let GoneReplica { summary, is_replaced } = gone;
     let since = Time::from_micros(summary.published_us);
     let report = build_replica_report(view, usize::MAX, summary);
-    ReplicaReport { silent: true, gone_since: Some(since.to_string()), replaced: *is_replaced, ..report }
+    let quota = report.quota.and_then(|quota| {
+        let held_for_s = quota.held_for_s.saturating_sub(report.published_s_ago);
+        (held_for_s > 0).then_some(QuotaTotals { held_for_s, ..quota })
+    });
+    ReplicaReport { silent: true, gone_since: Some(since.to_string()), replaced: *is_replaced, quota, ..report }
 }
 
 impl FleetLimitReport {
@@ -475,8 +479,9 @@ impl FleetReport {
         if self.blocked_values == 0 {
             return String::new();
         }
-        let rejected =
-            self.replicas.iter().fold(0, |sum: u64, replica| sum.saturating_add(replica.blocks.rejected_requests));
+        // Those that are gone took their counts along.
+        let running = self.replicas.iter().filter(|replica| replica.gone_since.is_none());
+        let rejected = running.fold(0, |sum: u64, replica| sum.saturating_add(replica.blocks.rejected_requests));
         let rows = self.blocks.iter().take(MAX_BLOCKS_IN_TEXT).map(BlockReport::format_row);
         format!(
             "\nBlocked values: {}, which rejected {rejected} requests (`tollkeeper blocks` lists them)\n{}",

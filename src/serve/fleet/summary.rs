@@ -224,6 +224,7 @@ impl ReplicaSummary {
             slot: self.slot,
             store: self.store.clone(),
             blocks: self.blocks,
+            quota: self.quota,
             values: self.values,
             ..Self::default()
         }

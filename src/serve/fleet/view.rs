@@ -212,8 +212,12 @@ mod tests {
     use super::FleetViewBuilder;
     use crate::base::clock::Time;
     use crate::serve::fleet::authentication::{SummaryError, encode_summary};
+    use crate::serve::fleet::redis_client::GoneSummary;
     use crate::serve::fleet::report::FleetReport;
-    use crate::serve::fleet::summary::{LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, SUMMARY_VERSION};
+    use crate::serve::fleet::summary::{
+        BlocksSummary, LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, SUMMARY_VERSION,
+    };
+    use crate::serve::quota::page::QuotaTotals;
     use crate::telemetry::metrics::histogram::BOUNDS_US;
 
     const NOW_US: u64 = 1_800_000_000_000_000;
@@ -291,6 +295,25 @@ mod tests {
         assert_eq!(report.recent.latency_us, report.replicas[0].recent.latency_us);
         assert!(report.recent.latency_us.is_some());
         assert!(report.format_text(Default::default()).contains("other bounds and are left out: 1"));
+    }
+
+    #[test]
+    fn what_a_gone_replica_holds_is_listed_until_it_ends() {
+        let quota = QuotaTotals { keys: 1, held_hits: 40, held_for_s: 100, ..QuotaTotals::default() };
+        let blocks = BlocksSummary { values: 1, rejected_requests: 7 };
+        let brief = ReplicaSummary { quota: Some(quota), blocks, ..summary("1") }.without_lists();
+        let sealed = encode_summary(&brief, None).unwrap();
+        let report_after = |seconds: u64| {
+            let mut view = FleetViewBuilder::new(summary("0"), Time::from_micros(NOW_US + seconds * 1_000_000));
+            view.add_gone_replica(GoneSummary { id: "1", sealed: &sealed, published: Time::from_micros(NOW_US) }, None);
+            FleetReport::new(&view.finish_view(None), None, &Default::default())
+        };
+        let mut report = report_after(60);
+        assert_eq!(report.replicas[1].quota, Some(QuotaTotals { held_for_s: 40, ..quota }));
+        report.blocked_values = 1;
+        let text = report.format_text(Default::default());
+        assert!(text.contains("40s  ") && text.contains("which rejected 0 requests"), "{text}");
+        assert_eq!([100, 400].map(|seconds| report_after(seconds).replicas[1].quota), [None; 2]);
     }
 
     #[test]

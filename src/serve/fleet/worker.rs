@@ -42,13 +42,6 @@ const GONE_GRACE: Duration = Duration::from_secs(12);
 /// Number of requests that may wait.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
-/// Request to the thread: read the view of the fleet, or stop.
-#[derive(Debug)]
-enum FleetWorkerRequest {
-    Read(oneshot::Sender<FleetView>),
-    Stop(oneshot::Sender<()>),
-}
-
 /// Reset that other replicas have to be told.
 #[derive(Debug)]
 struct ResetAnnouncement {
@@ -59,8 +52,10 @@ struct ResetAnnouncement {
 /// Handle to the thread, which ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct FleetWorkerHandle {
-    requests: mpsc::Sender<FleetWorkerRequest>,
+    requests: mpsc::Sender<oneshot::Sender<FleetView>>,
     announcements: mpsc::Sender<ResetAnnouncement>,
+    /// Apart from the requests: a stop waits for none of them.
+    stops: mpsc::Sender<oneshot::Sender<()>>,
 }
 
 /// State of the thread.
@@ -82,7 +77,7 @@ impl FleetWorkerHandle {
     /// Has the thread read the summaries of all replicas; `None` if the thread has ended.
     pub(super) async fn request_fleet_view(&self) -> Option<FleetView> {
         let (reply, view) = oneshot::channel();
-        self.requests.send(FleetWorkerRequest::Read(reply)).await.ok()?;
+        self.requests.send(reply).await.ok()?;
         view.await.ok()
     }
 
@@ -93,15 +88,15 @@ impl FleetWorkerHandle {
         sent.is_ok() && done.await.unwrap_or(false)
     }
 
-    /// Withdraws the summary of this replica, and ends the thread.
+    /// Withdraws the summary of this replica, and ends the thread, whatever it does.
     pub(super) async fn stop(&self) {
         let (reply, done) = oneshot::channel();
         let stop = async {
-            if self.requests.send(FleetWorkerRequest::Stop(reply)).await.is_ok() {
+            if self.stops.send(reply).await.is_ok() {
                 let _ = done.await;
             }
         };
-        // If this fails, the summary expires.
+        // If this fails, the summary expires, and others show this replica as gone.
         let _ = timeout(STOP_TIMEOUT, stop).await;
     }
 }
@@ -115,6 +110,7 @@ impl FleetWorker {
     ) -> io::Result<FleetWorkerHandle> {
         let (sender, requests) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let (announcements, announced) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let (stops, stopped) = mpsc::channel(1);
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let incarnation = build_own_summary(&collector, 0).incarnation;
         let run = move || {
@@ -135,14 +131,33 @@ impl FleetWorker {
                     clock_offset_us: 0,
                     failure_log: LogThrottle::every(LOG_INTERVAL),
                 };
-                worker.publish_and_serve_requests(requests).await;
+                worker.run_until_stopped(requests, stopped).await;
             });
         };
         thread::Builder::new().name("fleet".to_owned()).spawn(run)?;
-        Ok(FleetWorkerHandle { requests: sender, announcements })
+        Ok(FleetWorkerHandle { requests: sender, announcements, stops })
     }
 
-    async fn publish_and_serve_requests(mut self, mut requests: mpsc::Receiver<FleetWorkerRequest>) {
+    /// Works until it is told to stop or the handle is dropped. A stop cancels what runs: publishing or reading may
+    /// take seconds, and the process ends before.
+    async fn run_until_stopped(
+        self,
+        requests: mpsc::Receiver<oneshot::Sender<FleetView>>,
+        mut stops: mpsc::Receiver<oneshot::Sender<()>>,
+    ) {
+        let (exchange, incarnation) = (Arc::clone(&self.exchange), self.incarnation.clone());
+        let stopped = tokio::select! {
+            biased;
+            stopped = stops.recv() => stopped,
+            () = self.publish_and_serve_requests(requests) => None,
+        };
+        if let Some(reply) = stopped {
+            let _ = timeout(STOP_TIMEOUT, exchange.withdraw_summary(&incarnation)).await;
+            let _ = reply.send(());
+        }
+    }
+
+    async fn publish_and_serve_requests(mut self, mut requests: mpsc::Receiver<oneshot::Sender<FleetView>>) {
         let mut ticks = interval(PUBLISH_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -161,14 +176,9 @@ impl FleetWorker {
                     }
                 }
                 request = requests.recv() => match request {
-                    Some(FleetWorkerRequest::Read(reply)) => {
+                    Some(reply) => {
                         let view = self.read_fleet_view().await;
                         let _ = reply.send(view);
-                    }
-                    Some(FleetWorkerRequest::Stop(reply)) => {
-                        let _ = timeout(STOP_TIMEOUT, self.exchange.withdraw_summary(&self.incarnation)).await;
-                        let _ = reply.send(());
-                        return;
                     }
                     None => return,
                 },

@@ -68,11 +68,17 @@ const USUAL_HEADERS: [&str; 5] = [":path", ":method", ":authority", ":scheme", "
 /// `header_value_match` names was thought of.
 fn hint_at_dropped_descriptors(entries: &[LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
     let matches = entries.iter().flat_map(|entry| &entry.actions).flat_map(|action| action.node.items("headers"));
-    let matched: HashSet<&str> = matches.filter_map(|header| header.text("name")).collect();
+    // Envoy compares names of headers without case.
+    let matched: HashSet<String> =
+        matches.filter_map(|header| header.text("name")).map(str::to_ascii_lowercase).collect();
+    let is_expected = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        USUAL_HEADERS.contains(&&*name) || matched.contains(&name)
+    };
     for entry in entries.iter().filter(|entry| !entry.on_stream_done) {
         let required = entry.actions.iter().filter(|action| !action.is_optional).filter_map(|action| {
-            let header = action.node.text("header_name").filter(|name| !USUAL_HEADERS.contains(name));
-            header.filter(|name| !matched.contains(name)).or_else(|| action.node.text("query_parameter_name"))
+            let header = action.node.text("header_name").filter(|name| !is_expected(name));
+            header.or_else(|| action.node.text("query_parameter_name"))
         });
         let required: Vec<String> =
             required.map(|name| format!("`{}`", truncate_and_escape(name, MAX_NAME_CHARS))).collect();

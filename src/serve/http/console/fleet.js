@@ -47,7 +47,7 @@ export function alarmList(report) {
     viewOf(alarm.kind) ? link(`#/${viewOf(alarm.kind)}`, 'Look') : null)));
 }
 
-const replicaAddress = (replica) => (replica.this ? '#/replica' : `#/replica/${encodeURIComponent(replica.incarnation)}`);
+const replicaAddress = (one) => (one.this ? '#/replica' : `#/replica/${encodeURIComponent(one.incarnation)}`);
 
 function storeState({ store }) {
   if (!store.available) return span('bad', `${store.kind}: lost`);
@@ -56,26 +56,28 @@ function storeState({ store }) {
 }
 
 /** A replica with problems comes first, then this one, then the others by name. */
-function problemsOf(replica, findings) {
-  const named = findings.filter(({ replicas }) => replicas.includes(replica.name)).length;
-  return (replica.silent ? 8 : 0) + (replica.store.available ? 0 : 4) + (replica.store.breakers_open > 0 ? 2 : 0) + (replica.rules.load_failed ? 2 : 0) + named;
+function problemsOf({ name, silent, replaced, store, rules }, findings) {
+  const named = findings.filter(({ replicas }) => replicas.includes(name)).length;
+  return replaced ? 0 : (silent ? 8 : 0) + (store.available ? 0 : 4) + (store.breakers_open > 0 ? 2 : 0) + (rules.load_failed ? 2 : 0) + named;
 }
 
 const clockOf = (ms) => `${number(Math.abs(ms))} ms ${ms < 0 ? 'ahead' : 'behind'}`;
 
+const rateColumn = (title, field) => numberColumn(title, (one) => (one.gone_since ? '–' : rate(one.recent[field])));
+
 const replicaColumns = (findings) => [
-  nameColumn('Replica', (replica) => [link(replicaAddress(replica), printable(replica.name)), replica.this ? badge('this') : null,
-    replica.gone_since ? badge(['gone since ', timeOf(replica.gone_since)], replica.replaced ? '' : 'bad') : replica.silent ? badge(`silent for ${number(replica.published_s_ago)} s`, 'bad') : problemsOf(replica, findings) > 0 ? badge('problem', 'bad') : null]),
-  numberColumn('Requests/s', (replica) => rate(replica.recent.calls_per_s)),
-  numberColumn('Rejected/s', (replica) => rate(replica.recent.rejected_per_s)),
-  numberColumn('p99 at most', (replica) => duration(replica.recent.latency_us?.p99)),
-  { title: 'Store', cell: storeState },
-  { title: 'Rules', cell: (replica) => [code(replica.rules.hash.slice(0, 8) || 'none'), replica.rules.load_failed ? badge('reload failed', 'bad') : null] },
+  nameColumn('Replica', (one) => [link(replicaAddress(one), printable(one.name)), one.this ? badge('this') : null,
+    one.gone_since ? badge(['gone since ', timeOf(one.gone_since)], one.replaced ? '' : 'bad') : one.silent ? badge(`silent for ${number(one.published_s_ago)} s`, 'bad') : problemsOf(one, findings) > 0 ? badge('problem', 'bad') : null]),
+  rateColumn('Requests/s', 'calls_per_s'),
+  rateColumn('Rejected/s', 'rejected_per_s'),
+  numberColumn('p99 at most', ({ recent }) => duration(recent.latency_us?.p99)),
+  { title: 'Store', cell: (one) => (one.gone_since ? '–' : storeState(one)) },
+  { title: 'Rules', cell: ({ rules }) => [code(rules.hash.slice(0, 8) || 'none'), rules.load_failed ? badge('reload failed', 'bad') : null] },
   countColumn('Slot', 'slot'),
-  numberColumn('Blocked values', (replica) => number(replica.blocks.values)),
-  numberColumn('Clock', (replica) => clockOf(replica.clock_offset_ms)),
-  { title: 'Version', cell: (replica) => replica.build },
-  numberColumn('Age', (replica) => duration(replica.age_s * 1e6)),
+  numberColumn('Blocked values', ({ blocks }) => number(blocks.values)),
+  numberColumn('Clock', ({ clock_offset_ms: ms }) => clockOf(ms)),
+  { title: 'Version', cell: ({ build }) => build },
+  numberColumn('Age', ({ age_s: s }) => duration(s * 1e6)),
 ];
 
 const QUOTA_FIGURES = [['Streams', 'streams'], ['Buckets', 'buckets'], ['Keys', 'keys'], ['Keys without a store', 'failed_keys'], ['Hits held', 'held_hits'], ['Hits of proxies', 'assigned_hits'], ['Held for, s', 'held_for_s']];
@@ -100,28 +102,28 @@ export function fleet(main, { alarms, hasAlarms }) {
     return () => draw(report, history);
   };
   const draw = (report, history) => {
-    const silent = report.replicas.filter((replica) => replica.silent).length;
-    const heard = report.replicas.length - silent;
+    const running = report.replicas.filter((one) => !one.gone_since);
+    const silent = running.filter((one) => one.silent).length;
     const { recent, findings } = report;
     update(top, report.problem ? notice(`This replica only: ${report.problem}.`) : null,
-      report.left_out.map((left) => notice(`Left out: ${number(left.summaries)} summaries ${left.reason}.`)),
+      report.left_out.map(({ summaries, reason }) => notice(`Left out: ${number(summaries)} summaries ${reason}.`)),
       element('h2', {}, 'Requests'),
       grid(...requestFigures(recent),
-        card('Replicas', element('p', { class: 'figure' }, number(heard), silent > 0 ? element('small', { class: 'bad' }, ` and ${number(silent)} silent`) : null))),
+        card('Replicas', element('p', { class: 'figure' }, number(running.length - silent), silent > 0 ? element('small', { class: 'bad' }, ` and ${number(silent)} silent`) : null))),
       element('h2', {}, 'Limits'),
       grid(decisionsOf('Decisions of limits; a request may have several', recent)));
-    const quotas = report.replicas.filter((replica) => replica.quota?.streams > 0 || replica.quota?.keys > 0);
+    const quotas = report.replicas.filter((one) => one.quota?.streams > 0 || one.quota?.keys > 0);
     const rows = [...report.replicas].sort((a, b) => problemsOf(b, findings) - problemsOf(a, findings));
     update(body,
       box(table('Replicas, problems first', replicaColumns(findings), rows,
-        { key: (replica) => replica.incarnation, open: (replica) => { location.hash = replicaAddress(replica); } })),
+        { key: (one) => one.incarnation, open: (one) => { location.hash = replicaAddress(one); } })),
       quotas.length > 0 ? box(table('Hits held for proxies over quota streams', [replicaColumns(findings)[0],
-        ...QUOTA_FIGURES.map(([title, field]) => numberColumn(title, (replica) => number(replica.quota[field])))], quotas, { key: (replica) => replica.incarnation })) : null,
+        ...QUOTA_FIGURES.map(([title, field]) => numberColumn(title, ({ quota: of }) => number(of[field])))], quotas, { key: (one) => one.incarnation })) : null,
       report.blocked_values > 0 ? box(table('Blocked values', [
-        nameColumn('Domain', (block) => printable(block.domain)),
-        nameColumn('Key', (block) => printable(block.key)),
+        nameColumn('Domain', ({ domain }) => printable(domain)),
+        nameColumn('Key', ({ key }) => printable(key)),
         { title: 'Until', cell: (block) => timeOf(block.until) },
-        nameColumn('Reason', (block) => printable(block.reason)),
+        nameColumn('Reason', ({ reason }) => printable(reason)),
       ], report.blocks), soft(`${number(report.blocked_values)} in all; the values need the admin token.`),
         button('List blocked values', listBlocks)) : null,
       box(rejectedTable('Keys rejected most in ten minutes, all replicas', report.top.overall)));
@@ -159,16 +161,15 @@ function otherReplica(main, incarnation) {
       update(body, heading('Replica'), problemNotice('This replica has stopped.'));
       return;
     }
-    const { recent, rules, store } = found;
+    const { recent, rules, store, gone_since: gone } = found;
     const findings = report.findings.filter(({ replicas }) => replicas.includes(found.name));
     const command = `kubectl port-forward ${quoteForShell(`pod/${found.name}`)} 6071:6070`;
     update(body, heading('Replica ', span('mono', printable(found.name))),
-      found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
-      findings.map((finding) => element('p', { class: 'notice bad' }, printable(finding.advice))),
-      grid(...requestFigures(recent)),
-      grid(decisionsOf('Decisions of limits', recent)),
+      gone ? notice('Gone since ', timeOf(gone)) : found.silent ? problemNotice(`Silent for ${number(found.published_s_ago)} s: the figures are of then.`) : null,
+      findings.map(({ advice }) => element('p', { class: 'notice bad' }, printable(advice))),
+      gone ? null : [grid(...requestFigures(recent)), grid(decisionsOf('Decisions of limits', recent))],
       grid(
-        card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
+        gone ? null : card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
         card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? span('bad', 'failed') : 'worked']])),
         found.quota ? card('Quota streams', details(QUOTA_FIGURES.map(([title, field]) => [title, number(found.quota[field])]))) : null,
         card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
@@ -335,8 +336,8 @@ export function settings(main) {
     const text = filter.value.toLowerCase();
     const shown = all.filter((setting) => (!only.checked || setting.set) && `${setting.name} ${setting.value}`.toLowerCase().includes(text));
     update(body, box(table(`${number(shown.length)} of ${number(all.length)} settings`, [
-      nameColumn('Name', (setting) => code(setting.name)),
-      nameColumn('Value', (setting) => (setting.value === '' ? span('soft', 'empty') : span('mono', setting.value))),
+      nameColumn('Name', ({ name }) => code(name)),
+      nameColumn('Value', ({ value }) => (value === '' ? span('soft', 'empty') : span('mono', value))),
       { title: 'Origin', cell: (setting) => (setting.set ? 'environment' : span('soft', 'default')) },
     ], shown, { key: (setting) => setting.name })));
   };
