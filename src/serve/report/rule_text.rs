@@ -144,8 +144,8 @@ fn find_rule_lines(text: &[u8], line: u32) -> (Vec<FileLine>, bool) {
     (lines.collect(), shown < end)
 }
 
-/// Place of the first `#` that may begin a comment. One in a quoted text counts too: what is quoted depends on the lines
-/// before, and a comment must never be shown.
+/// Place of the first `#` that may begin a comment. One in a quoted text counts too: what is quoted depends on the
+/// lines before, and a comment must never be shown.
 fn find_comment(line: &str) -> Option<usize> {
     let is_after_blank =
         |at: usize| at.checked_sub(1).is_none_or(|before| line.as_bytes()[before].is_ascii_whitespace());
