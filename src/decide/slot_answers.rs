@@ -72,20 +72,17 @@ impl Decider {
             let mut results = (0..selection.limits.len()).filter_map(|index| outcome.limit_result(index));
             results.any(|result| matches!(result.slot, SlotChange::Taken | SlotChange::Renewed))
         };
-        let release_of = |(selection, outcome): (&Selection<'_>, &DescriptorOutcome)| {
-            let action = if may_have_charged(outcome) { SlotAction::ReleaseUnanswered } else { SlotAction::Release };
-            selection.slot.as_deref().map(|slot| SlotUse { action, ..*slot })
-        };
-        let releases: Vec<Option<SlotUse>> = selections.iter().zip(outcomes).map(release_of).collect();
+        let releases: Vec<Option<SlotUse>> = selections
+            .iter()
+            .map(|selection| selection.slot.as_deref().map(|slot| SlotUse { action: SlotAction::Release, ..*slot }))
+            .collect();
         let mut charges: Vec<(usize, Charge<'_>)> = Vec::new();
         for (index, (selection, release)) in selections.iter().zip(&releases).enumerate() {
             let Some(release) = release else { continue };
             let deciding = selection.build_charge(request, index, 0);
-            let outcome = &outcomes[index];
-            let deciding = deciding.filter(|_| took_slot(outcome, selection) || may_have_charged(outcome));
-            let is_unmade = matches!(outcome, DescriptorOutcome::Failed(_)) && !may_have_charged(outcome);
-            let candidates = if is_unmade { 0 } else { selection.candidates.len() };
-            let candidates = (0..candidates).map(|at| selection.build_candidate_charge(request, index, at, 0));
+            let deciding = deciding.filter(|_| took_slot(&outcomes[index], selection));
+            let candidates =
+                (0..selection.candidates.len()).map(|at| selection.build_candidate_charge(request, index, at, 0));
             for mut charge in deciding.into_iter().chain(candidates) {
                 charge.counters.retain(|counter| counter.limit.acts_on_stream_done());
                 (charge.request.hits, charge.slot) = (Hits::Refund(0), Some(release));
@@ -109,10 +106,8 @@ impl Decider {
 
 /// Returns true if the store may have given out a slot that a failed charge asked for.
 fn may_have_slot(selections: &[Selection<'_>], outcomes: &[DescriptorOutcome]) -> bool {
-    selections.iter().zip(outcomes).any(|(selection, outcome)| selection.slot.is_some() && may_have_charged(outcome))
-}
-
-/// Returns true if a charge failed that the store may have made.
-fn may_have_charged(outcome: &DescriptorOutcome) -> bool {
-    matches!(outcome, DescriptorOutcome::Failed(failed) if failed.error.may_have_charged())
+    selections.iter().zip(outcomes).any(|(selection, outcome)| match outcome {
+        DescriptorOutcome::Failed(failed) => selection.slot.is_some() && failed.error.may_have_charged(),
+        DescriptorOutcome::WithoutLimits | DescriptorOutcome::Charged(_) => false,
+    })
 }

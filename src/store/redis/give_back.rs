@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -21,14 +20,12 @@ use crate::limit::request::Entry;
 use crate::limit::slot::SlotUse;
 use crate::store::charge::ChargeContext;
 
-/// Time for which it is tried again, as releases are, unless the process ends before.
+/// Time for which it is tried again, as releases are.
 const REPEAT_TIME: Duration = Duration::from_secs(15);
 /// Pauses before that: the first, and the longest; each is twice the one before.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
-/// Maximum memory of all charges that may be repeated, in KiB. Beyond it, they are made once.
-static MAX_KIB: Semaphore = Semaphore::const_new(64 * 1024);
-/// Memory of a charge beside its entries, in bytes.
-const CHARGE_BYTES: usize = 512;
+/// Maximum number of requests whose slots are given back at a time. For more, it is tried once.
+static TASKS: Semaphore = Semaphore::const_new(10_000);
 
 /// A charge with a slot that outlives its request.
 struct OwnedGiveBack {
@@ -94,10 +91,7 @@ impl Redis {
         let mut first = Box::pin(self.charge_without_waiting(charges, context));
         // Its calls are sent now.
         let outcomes = (&mut first).now_or_never();
-        let entries = charges.iter().flat_map(|charge| charge.path.entries);
-        let entry_bytes: usize = entries.map(|entry| entry.key.len() + entry.value.len()).sum();
-        let kib = (entry_bytes + charges.len() * CHARGE_BYTES).div_ceil(1024);
-        let permit = MAX_KIB.try_acquire_many(u32::try_from(kib).unwrap_or(u32::MAX)).ok();
+        let permit = TASKS.try_acquire().ok();
         let owned: Vec<OwnedGiveBack> = match permit {
             Some(_) => charges.iter().map(OwnedGiveBack::new).collect(),
             None => Vec::new(),
@@ -121,8 +115,13 @@ impl Redis {
         while !left.is_empty() && Instant::now() < until {
             sleep(pause).await;
             pause = (pause * 2).min(longest);
-            let mut fails = join_all(left.iter().map(|one| one.fails(self))).await.into_iter();
-            left.retain(|_| fails.next().unwrap_or(false));
+            let mut still_left = Vec::new();
+            for one in left {
+                if one.fails(self).await {
+                    still_left.push(one);
+                }
+            }
+            left = still_left;
         }
     }
 }
