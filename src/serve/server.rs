@@ -445,7 +445,7 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
         let now = service.clock.now();
         let holders = service.decider.store.holders();
         // First: a sweep looks for dead holders.
-        holders.record_running(now);
+        holders.record_that_process_runs(now);
         service.decider.store.sweep(now, part, SWEEP_PARTS);
         if part == 0 {
             holders.warn_and_forget_silent(now);

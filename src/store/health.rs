@@ -36,7 +36,7 @@ pub(super) struct HealthReading {
 
 impl StoreHealth {
     /// Records what `read` returns, ten times a second, until the future is dropped.
-    pub(super) async fn follow(&self, read: impl Fn() -> HealthReading) {
+    pub(super) async fn record_repeatedly(&self, read: impl Fn() -> HealthReading) {
         loop {
             let HealthReading { is_lost, failure, misconfiguration } = read();
             self.set_failure(failure);

@@ -107,7 +107,7 @@ impl SlotHolderTable {
     }
 
     /// Records that this process runs. Must be called several times in the timeout, or no holder is ever dead.
-    pub fn record_running(&self, now: Time) {
+    pub fn record_that_process_runs(&self, now: Time) {
         let ran = Time::from_micros(self.ran_us.swap(now.as_micros(), Ordering::Relaxed));
         if self.is_pause(ran, now) {
             self.runs_since_us.store(now.as_micros(), Ordering::Relaxed);
@@ -122,7 +122,7 @@ impl SlotHolderTable {
     }
 
     /// Returns true if this process has listened for longer than the timeout.
-    fn has_listened(&self, now: Time) -> bool {
+    fn has_listened_for_timeout(&self, now: Time) -> bool {
         let ran = Time::from_micros(self.ran_us.load(Ordering::Relaxed));
         let since = Time::from_micros(self.runs_since_us.load(Ordering::Relaxed));
         !self.is_pause(ran, now) && now.since_us(since) > self.timeout_us.load(Ordering::Relaxed)
@@ -168,7 +168,7 @@ impl SlotHolderTable {
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         match (own.get(&id), &*self.shared_dead.read().unwrap_or_else(PoisonError::into_inner)) {
             (Some(holder), _) if !is_silent(holder) => false,
-            (Some(holder), None) => holder.has_heartbeats && self.has_listened(now),
+            (Some(holder), None) => holder.has_heartbeats && self.has_listened_for_timeout(now),
             (None, None) => false,
             (_, Some(dead)) => dead.contains(&id),
         }

@@ -267,7 +267,7 @@ impl Memcache {
                 .and_then(|server| server.last_failure()),
             misconfiguration: servers.servers().iter().find_map(|server| server.misconfiguration()),
         };
-        health.follow(read).await;
+        health.record_repeatedly(read).await;
     }
 }
 

@@ -438,7 +438,7 @@ impl Redis {
                 misconfiguration: self.deployments.clients().find_map(|deployment| deployment.misconfiguration()),
             }
         };
-        health.follow(read).await;
+        health.record_repeatedly(read).await;
     }
 
     /// Returns leased and granted hits and releases the slot of this process; takes up to 1 s. Later

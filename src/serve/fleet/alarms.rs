@@ -204,7 +204,8 @@ impl OwnAlarms<'_> {
         let names: HashSet<&LimitName> = candidates.iter().map(|key| &*key.limit).collect();
         let loaded = collector.service.rules.current_rules_owned();
         let rules = loaded.iter().flat_map(|loaded| loaded.rules.rules());
-        let left_out: HashSet<&LimitName> = rules.flat_map(|rule| names_without_hot_key(rule, &names)).collect();
+        let left_out: HashSet<&LimitName> =
+            rules.flat_map(|rule| limits_left_out_of_hot_key_alarm(rule, &names)).collect();
         let rejects = |name: &LimitName| !left_out.contains(name);
         let all = top_keys.count_rejected_hits(now, minutes, rejects);
         if let Some(key) = find_hot_key(&snapshot(&rejects), all) {
@@ -291,7 +292,7 @@ fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> {
 
 /// Limits of a rule that are left out: those that only try, and if one of `names` is among them, all if the rule has
 /// seen one key alone, as that of a `generic_key` with a value. A block of that key would concern everybody.
-fn names_without_hot_key<'r>(
+fn limits_left_out_of_hot_key_alarm<'r>(
     rule: &'r CompiledRule,
     names: &HashSet<&LimitName>,
 ) -> impl Iterator<Item = &'r LimitName> + use<'r> {
@@ -353,7 +354,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::{
-        LimitName, RejectedKey, RequestGap, RequestMinute, find_hot_key, find_request_gap, names_without_hot_key,
+        LimitName, RejectedKey, RequestGap, RequestMinute, find_hot_key, find_request_gap,
+        limits_left_out_of_hot_key_alarm,
     };
     use crate::rules::compile::options::CompileOptions;
     use crate::rules::compile::{RuleText, compile_texts};
@@ -402,7 +404,11 @@ descriptors:
         let limits: Vec<_> = rules.rules().flat_map(|rule| &rule.limits).map(|limit| &limit.stats).collect();
         let left_out = |names: &[&LimitName]| -> Vec<&str> {
             let names: HashSet<&LimitName> = names.iter().copied().collect();
-            rules.rules().flat_map(|rule| names_without_hot_key(rule, &names)).map(LimitName::as_str).collect()
+            rules
+                .rules()
+                .flat_map(|rule| limits_left_out_of_hot_key_alarm(rule, &names))
+                .map(LimitName::as_str)
+                .collect()
         };
         let names: Vec<&LimitName> = limits.iter().map(|limit| limit.name()).collect();
         limits.iter().for_each(|limit| limit.keys.add_hash(1));
