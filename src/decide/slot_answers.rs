@@ -2,7 +2,7 @@
 //!
 //! A call that is rejected by a limit of another descriptor gives back the slots and reservations that it took: its
 //! answer says `-`, so Envoy will not. If the store did not answer in time and a policy rejects, nobody knows whether a
-//! slot was taken: the answer says `?`, and the release frees what there is.
+//! slot was taken: the call gives it back all the same, and the answer says `?`, so that a release frees what there is.
 
 use super::Decider;
 use super::decision::{Decision, DecisionContext};
@@ -72,6 +72,7 @@ impl Decider {
             let mut results = (0..selection.limits.len()).filter_map(|index| outcome.limit_result(index));
             results.any(|result| matches!(result.slot, SlotChange::Taken | SlotChange::Renewed))
         };
+        // By token, so that a retry of the request with the same id keeps the slot that it got meanwhile.
         let releases: Vec<Option<SlotUse>> = selections
             .iter()
             .map(|selection| selection.slot.as_deref().map(|slot| SlotUse { action: SlotAction::Release, ..*slot }))
@@ -80,9 +81,11 @@ impl Decider {
         for (index, (selection, release)) in selections.iter().zip(&releases).enumerate() {
             let Some(release) = release else { continue };
             let deciding = selection.build_charge(request, index, 0);
-            let deciding = deciding.filter(|_| took_slot(&outcomes[index], selection));
-            let candidates =
-                (0..selection.candidates.len()).map(|at| selection.build_candidate_charge(request, index, at, 0));
+            let outcome = &outcomes[index];
+            let deciding = deciding.filter(|_| took_slot(outcome, selection) || may_have_charged(outcome));
+            let is_unmade = matches!(outcome, DescriptorOutcome::Failed(_)) && !may_have_charged(outcome);
+            let candidates = if is_unmade { 0 } else { selection.candidates.len() };
+            let candidates = (0..candidates).map(|at| selection.build_candidate_charge(request, index, at, 0));
             for mut charge in deciding.into_iter().chain(candidates) {
                 charge.counters.retain(|counter| counter.limit.acts_on_stream_done());
                 (charge.request.hits, charge.slot) = (Hits::Refund(0), Some(release));
@@ -100,14 +103,16 @@ impl Decider {
                 self.store.charge_fallback(charge, context.store.now);
             }
         }
-        self.store.give_back(&charges, context.store);
+        self.store.give_back(&charges, may_have_slot(selections, outcomes), context.store);
     }
 }
 
 /// Returns true if the store may have given out a slot that a failed charge asked for.
 fn may_have_slot(selections: &[Selection<'_>], outcomes: &[DescriptorOutcome]) -> bool {
-    selections.iter().zip(outcomes).any(|(selection, outcome)| match outcome {
-        DescriptorOutcome::Failed(failed) => selection.slot.is_some() && failed.error.may_have_charged(),
-        DescriptorOutcome::WithoutLimits | DescriptorOutcome::Charged(_) => false,
-    })
+    selections.iter().zip(outcomes).any(|(selection, outcome)| selection.slot.is_some() && may_have_charged(outcome))
+}
+
+/// Returns true if a charge failed that the store may have made.
+fn may_have_charged(outcome: &DescriptorOutcome) -> bool {
+    matches!(outcome, DescriptorOutcome::Failed(failed) if failed.error.may_have_charged())
 }

@@ -40,7 +40,14 @@ pub struct SlotHolderTable {
     /// Time since which this process has run without a pause, in microseconds since the Unix epoch.
     runs_since_us: AtomicU64,
     /// Holders that no replica heard for the timeout; `None` without a shared table.
-    shared_dead: RwLock<Option<HashSet<HolderId>>>,
+    shared_dead: RwLock<Option<SharedDeadHolders>>,
+}
+
+/// Holders that the shared table said are dead.
+#[derive(Debug)]
+struct SharedDeadHolders {
+    ids: HashSet<HolderId>,
+    told: Time,
 }
 
 /// One Envoy.
@@ -111,6 +118,9 @@ impl SlotHolderTable {
         let ran = Time::from_micros(self.ran_us.swap(now.as_micros(), Ordering::Relaxed));
         if self.is_pause(ran, now) {
             self.runs_since_us.store(now.as_micros(), Ordering::Relaxed);
+            // After a clock that was set back, nobody was heard in the future.
+            let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
+            holders.values_mut().for_each(|holder| holder.heard = holder.heard.min(now));
         }
     }
 
@@ -170,7 +180,7 @@ impl SlotHolderTable {
             (Some(holder), _) if !is_silent(holder) => false,
             (Some(holder), None) => holder.has_heartbeats && self.has_listened_for_timeout(now),
             (None, None) => false,
-            (_, Some(dead)) => dead.contains(&id),
+            (_, Some(dead)) => self.is_recent(dead, now) && dead.ids.contains(&id),
         }
     }
 
@@ -193,9 +203,15 @@ impl SlotHolderTable {
         }
     }
 
-    /// Sets the holders that no replica heard for the timeout. From then on the shared table alone tells who is dead.
-    pub fn set_shared_dead_holders(&self, dead: impl Iterator<Item = HolderId>) {
-        *self.shared_dead.write().unwrap_or_else(PoisonError::into_inner) = Some(dead.collect());
+    /// Sets the holders that no replica heard for the timeout. From then on the shared table alone tells who is dead, for
+    /// half of the timeout after `now`: later, as after this process stood still, they may have come back.
+    pub fn set_shared_dead_holders(&self, dead: impl Iterator<Item = HolderId>, now: Time) {
+        let dead = SharedDeadHolders { ids: dead.collect(), told: now };
+        *self.shared_dead.write().unwrap_or_else(PoisonError::into_inner) = Some(dead);
+    }
+
+    fn is_recent(&self, dead: &SharedDeadHolders, now: Time) -> bool {
+        now.since_us(dead.told) <= self.timeout_us.load(Ordering::Relaxed) / 2
     }
 
     /// Encodes the dead holders for a script: eight bytes each. Those that this process just heard are left out.
@@ -204,7 +220,8 @@ impl SlotHolderTable {
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);
         let is_heard = |id: &HolderId| own.get(id).is_some_and(|holder| now.since_us(holder.heard) <= timeout_us);
-        dead.iter().flatten().filter(|id| !is_heard(id)).flat_map(|id| id.0.to_le_bytes()).collect()
+        let dead = dead.iter().filter(|dead| self.is_recent(dead, now)).flat_map(|dead| &dead.ids);
+        dead.filter(|id| !is_heard(id)).flat_map(|id| id.0.to_le_bytes()).collect()
     }
 
     /// Logs, once for each, holders whose slots have no heartbeats; forgets those that were silent for a day.
@@ -262,4 +279,39 @@ fn forget_longest_silent_tenth(holders: &mut HashMap<HolderId, SlotHolder>) {
     heard.sort_unstable();
     let Some(oldest) = heard.get(heard.len() / 10).copied() else { return };
     holders.retain(|_, holder| holder.heard > oldest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT_S: u64 = 30;
+
+    /// Table of a process that runs, and writes so each second, from `first_s` to `last_s`.
+    fn run(table: &SlotHolderTable, first_s: u64, last_s: u64) {
+        (first_s..=last_s).for_each(|second| table.record_that_process_runs(Time::from_secs(second)));
+    }
+
+    #[test]
+    fn holder_is_dead_a_timeout_after_the_clock_was_set_back() {
+        let (table, one) = (SlotHolderTable::default(), HolderId::from_name(b"one"));
+        table.set_timeout(Duration::from_secs(TIMEOUT_S));
+        run(&table, 7000, 7200);
+        table.record_heartbeat(b"one", Time::from_secs(7200));
+        run(&table, 3600, 3600 + TIMEOUT_S);
+        assert!(!table.is_dead(one, Time::from_secs(3600 + TIMEOUT_S)));
+        run(&table, 3601 + TIMEOUT_S, 3700);
+        assert!(table.is_dead(one, Time::from_secs(3700)));
+    }
+
+    #[test]
+    fn old_list_of_dead_holders_tells_nothing() {
+        let (table, one) = (SlotHolderTable::default(), HolderId::from_name(b"one"));
+        table.set_timeout(Duration::from_secs(TIMEOUT_S));
+        table.set_shared_dead_holders([one].into_iter(), Time::from_secs(1000));
+        for (second, is_dead) in [(1000, true), (1015, true), (1016, false)] {
+            let now = Time::from_secs(second);
+            assert_eq!((table.is_dead(one, now), !table.encode_dead_holders(now).is_empty()), (is_dead, is_dead));
+        }
+    }
 }

@@ -1,18 +1,19 @@
 //! Slots and reservations that a rejected request gives back, until Redis has done it.
 //!
 //! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free them before
-//! their time is over. As a release, what is given back twice is given back once.
+//! their time is over. As a release, what is given back twice is given back once. If the call that acquires them was
+//! not answered, Redis may make it after they were given back, so all is given back once more at the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::Semaphore;
-use tokio::time::sleep;
+use tokio::time::{sleep, sleep_until};
 
 use super::Redis;
-use super::calls::ChargeOutcome;
 use crate::base::clock::Clock;
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
@@ -20,12 +21,15 @@ use crate::limit::request::Entry;
 use crate::limit::slot::SlotUse;
 use crate::store::charge::ChargeContext;
 
-/// Time for which it is tried again, as releases are.
+/// Time for which it is tried again, as releases are, unless the process ends before. No call to Redis is on its way
+/// for longer (`TOMBSTONE_US`).
 const REPEAT_TIME: Duration = Duration::from_secs(15);
 /// Pauses before that: the first, and the longest; each is twice the one before.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
-/// Maximum number of requests whose slots are given back at a time. For more, it is tried once.
-static TASKS: Semaphore = Semaphore::const_new(10_000);
+/// Maximum memory of all charges that may be repeated, in KiB. Beyond it, they are made once.
+static MAX_KIB: Semaphore = Semaphore::const_new(64 * 1024);
+/// Memory of a charge beside its entries, in bytes.
+const CHARGE_BYTES: usize = 512;
 
 /// A charge with a slot that outlives its request.
 struct OwnedGiveBack {
@@ -85,13 +89,16 @@ impl OwnedGiveBack {
 }
 
 impl Redis {
-    /// Makes charges that give slots back, in a task that repeats those that Redis fails to make. Must be called within
-    /// a tokio runtime.
-    pub fn give_back(self: &Arc<Self>, charges: &[Charge<'_>], context: ChargeContext<'_>) {
+    /// Makes charges that give slots back, in a task that repeats those that Redis fails to make, and all of them once
+    /// more at the end if `may_acquire_late`. Must be called within a tokio runtime.
+    pub fn give_back(self: &Arc<Self>, charges: &[Charge<'_>], may_acquire_late: bool, context: ChargeContext<'_>) {
         let mut first = Box::pin(self.charge_without_waiting(charges, context));
         // Its calls are sent now.
         let outcomes = (&mut first).now_or_never();
-        let permit = TASKS.try_acquire().ok();
+        let entries = charges.iter().flat_map(|charge| charge.path.entries);
+        let entry_bytes: usize = entries.map(|entry| entry.key.len() + entry.value.len()).sum();
+        let kib = (entry_bytes + charges.len() * CHARGE_BYTES).div_ceil(1024);
+        let permit = MAX_KIB.try_acquire_many(u32::try_from(kib).unwrap_or(u32::MAX)).ok();
         let owned: Vec<OwnedGiveBack> = match permit {
             Some(_) => charges.iter().map(OwnedGiveBack::new).collect(),
             None => Vec::new(),
@@ -103,25 +110,24 @@ impl Redis {
                 Some(outcomes) => outcomes,
                 None => first.await,
             };
-            redis.repeat_failed(owned, &outcomes).await;
+            let mut failed = outcomes.iter().map(Result::is_err);
+            let left = owned.iter().filter(|_| failed.next().unwrap_or(false)).collect();
+            let end = Instant::now() + REPEAT_TIME;
+            redis.repeat_failed(left, end).await;
+            if may_acquire_late {
+                sleep_until(end.into()).await;
+                join_all(owned.iter().map(|one| one.fails(&redis))).await;
+            }
         });
     }
 
-    async fn repeat_failed(self: &Arc<Self>, mut left: Vec<OwnedGiveBack>, outcomes: &[ChargeOutcome]) {
-        let mut failed = outcomes.iter().map(Result::is_err);
-        left.retain(|_| failed.next().unwrap_or(false));
-        let until = Instant::now() + REPEAT_TIME;
+    async fn repeat_failed(self: &Arc<Self>, mut left: Vec<&OwnedGiveBack>, end: Instant) {
         let [mut pause, longest] = PAUSES;
-        while !left.is_empty() && Instant::now() < until {
+        while !left.is_empty() && Instant::now() < end {
             sleep(pause).await;
             pause = (pause * 2).min(longest);
-            let mut still_left = Vec::new();
-            for one in left {
-                if one.fails(self).await {
-                    still_left.push(one);
-                }
-            }
-            left = still_left;
+            let mut fails = join_all(left.iter().map(|one| one.fails(self))).await.into_iter();
+            left.retain(|_| fails.next().unwrap_or(false));
         }
     }
 }

@@ -44,7 +44,7 @@ impl HolderExchange {
     /// Starts the task. Must be called within a tokio runtime.
     pub(super) fn start(calls: &Arc<RedisCallSender>, deployment: &Arc<Deployment>, prefix: &str) -> Self {
         let (calls, deployment, key) = (Arc::clone(calls), Arc::clone(deployment), holder_table_key(prefix));
-        calls.fallback.holders().set_shared_dead_holders(std::iter::empty());
+        calls.fallback.holders().set_shared_dead_holders(std::iter::empty(), Clock::System.now());
         let exchange = async move {
             static FAILURE_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
             loop {
@@ -86,7 +86,7 @@ async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, k
     let dead = called.and_then(|reply| decode_dead_holders(&reply).ok_or(RedisError::BadReply));
     match dead {
         Ok(dead) => {
-            holders.set_shared_dead_holders(dead.into_iter());
+            holders.set_shared_dead_holders(dead.into_iter(), Clock::System.now());
             Ok(())
         }
         Err(error) => {

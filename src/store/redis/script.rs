@@ -327,8 +327,8 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
     encoder.0.into()
 }
 
-/// Encodes the slot of a call: an argument that `lua/slots.lua` documents. An acquire has the holders that are dead, up
-/// to 8 KB; a release frees no slot but its own, and looks for none.
+/// Encodes the slot of a call: an argument that `lua/slots.lua` documents. Calls that may look for slots of others, for
+/// seats or for room for a tombstone, have the holders that are dead, up to 8 KB.
 pub fn encode_slot(slot: &SlotUse, holders: &SlotHolderTable, now: Time) -> Bytes {
     let SlotUse { id, token, holder, action } = *slot;
     let number = match action {
@@ -341,7 +341,7 @@ pub fn encode_slot(slot: &SlotUse, holders: &SlotHolderTable, now: Time) -> Byte
     argument.put_u64_le(token.0);
     argument.put_u64_le(holder.0);
     argument.put_u8(number);
-    if !action.is_release() {
+    if matches!(action, SlotAction::Acquire | SlotAction::ReleaseUnanswered) {
         argument.put_slice(&holders.encode_dead_holders(now));
     }
     argument.freeze()

@@ -70,7 +70,7 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
             for turn in 0..300 {
                 let step = steps.next_step();
                 for holders in [redis.fallback().holders(), memory.holders()] {
-                    holders.set_shared_dead_holders(steps.dead.iter().copied());
+                    holders.set_shared_dead_holders(steps.dead.iter().copied(), step.now);
                 }
                 let mut limits = limits_of(kind, seed, step.limit);
                 if step.slot.action.is_release() {

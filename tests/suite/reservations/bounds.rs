@@ -154,7 +154,7 @@ fn reservations_of_a_dead_envoy_are_over_and_its_tombstones_stay() {
     counter.settle_unanswered(1, 0);
     counter.reserve(2, 20);
     counter.reserve(3, 20);
-    counter.store.holders().set_shared_dead_holders([ENVOY].into_iter());
+    counter.store.holders().set_shared_dead_holders([ENVOY].into_iter(), counter.now);
     let next = counter.send(4, HolderId(2), SlotAction::Acquire, Hits::Charge(30));
     assert_eq!((next.admitted, next.after, next.expired_seats), (true, 30, 2));
     assert_eq!(counter.settle(2, 0).after, 30, "it settles no more");

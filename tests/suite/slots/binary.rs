@@ -201,6 +201,36 @@ fn slot_of_a_request_that_a_policy_rejected_is_freed() {
     wait_for("the slot", || Some(acquire(&replica, "", "3")).filter(|token| token.len() == 48));
 }
 
+/// Envoy may not report the end of a rejected request, or not say which slot it meant.
+#[test]
+fn slot_of_a_request_that_a_policy_rejected_is_given_back() {
+    let server = options().start();
+    let replica =
+        setup(Some(&server)).env("TOLLKEEPER_ON_STORE_ERROR", "deny").env("TOLLKEEPER_STORE_TIMEOUT", "500ms").start();
+    let token = wait_for("an answer of Redis", || Some(acquire(&replica, "", "1")).filter(|token| token.len() == 48));
+    assert_eq!(call(&replica, "", &[("slot", "1"), ("release", &token)]).unwrap(), "");
+    server.freeze();
+    assert_eq!(call(&replica, "", &[("slot", "2")]).unwrap(), "?");
+    server.thaw();
+    wait_for("the slot", || Some(acquire(&replica, "", "3")).filter(|token| token.len() == 48));
+}
+
+/// The slot that the retry of such a request takes is not given back with it.
+#[test]
+fn retry_of_a_request_that_a_policy_rejected_keeps_its_slot() {
+    let server = options().start();
+    let replica =
+        setup(Some(&server)).env("TOLLKEEPER_ON_STORE_ERROR", "deny").env("TOLLKEEPER_STORE_TIMEOUT", "500ms").start();
+    let token = wait_for("an answer of Redis", || Some(acquire(&replica, "", "1")).filter(|token| token.len() == 48));
+    assert_eq!(call(&replica, "", &[("slot", "1"), ("release", &token)]).unwrap(), "");
+    server.freeze();
+    assert_eq!(call(&replica, "", &[("slot", "2")]).unwrap(), "?");
+    server.thaw();
+    let retry = wait_for("an answer of Redis", || Some(acquire(&replica, "", "2")).filter(|token| token != "?"));
+    assert_eq!(retry.len(), 48, "{retry}");
+    assert_eq!(acquire(&replica, "", "3"), "-");
+}
+
 /// The filter `release` has another address than the filter `acquire`, or sends no name.
 #[test]
 fn token_frees_the_slot_whoever_brings_it() {

@@ -1,4 +1,4 @@
-//! Slots that a rejected request gives back while Redis is away.
+//! Slots that a rejected request gives back while Redis is away, or before Redis makes the call that acquires them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,15 +13,27 @@ use tollkeeper::store::charge::{ChargeContext, CommitMode};
 use tollkeeper::store::redis::Redis;
 
 use super::table::concurrent_limit;
-use crate::kit::redis::options;
+use crate::kit::redis::{Server, options};
 use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
 use crate::kit::test_service::store_runtime;
 use crate::kit::wait_for;
 
+fn start_redis_store(server: &Server) -> Arc<Redis> {
+    let address = server.address();
+    let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "1s")];
+    let redis = Arc::new(start_store(&env, TimeSource::Redis));
+    wait_until_connected(&redis);
+    redis
+}
+
 /// Passes the charge of a slot of the only seat to `make`.
-fn with_charge<T>(id: u128, action: SlotAction, make: impl FnOnce(&Charge<'_>, ChargeContext<'_>) -> T) -> T {
+fn with_charge<T>(
+    (id, token): (u128, u64),
+    action: SlotAction,
+    make: impl FnOnce(&Charge<'_>, ChargeContext<'_>) -> T,
+) -> T {
     let (limit, entries) = (concurrent_limit(1), [Entry { key: b"k", value: b"v" }]);
-    let slot = SlotUse { id: SlotId(id), token: SlotToken(1), holder: HolderId(1), action };
+    let slot = SlotUse { id: SlotId(id), token: SlotToken(token), holder: HolderId(1), action };
     let counter = Counter { limit: &limit, shadow: false, quota: false, tag: hash_limit_identity(&limit, 0), epoch: 0 };
     let path = CounterPath { domain: "slots", entries: &entries, shared: &[], candidate: None };
     let hits = if action.is_release() { Hits::Refund(0) } else { Hits::Charge(1) };
@@ -32,31 +44,58 @@ fn with_charge<T>(id: u128, action: SlotAction, make: impl FnOnce(&Charge<'_>, C
 
 /// Asks for a slot; `None`: Redis did not answer.
 fn acquire(redis: &Redis, id: u128) -> Option<ChargeResult> {
-    with_charge(id, SlotAction::Acquire, |charge, context| {
+    acquire_with_token(redis, id, 1)
+}
+
+fn acquire_with_token(redis: &Redis, id: u128, token: u64) -> Option<ChargeResult> {
+    with_charge((id, token), SlotAction::Acquire, |charge, context| {
         let charges = std::slice::from_ref(charge);
         let outcomes = store_runtime().block_on(redis.charge_all(charges, CommitMode::Commit, context));
         outcomes[0].as_ref().ok().map(|outcome| outcome.results[0])
     })
 }
 
+/// Gives back the first slot with its first token.
+fn give_back(redis: &Arc<Redis>, may_acquire_late: bool) {
+    let _within = store_runtime().enter();
+    with_charge((1, 1), SlotAction::Release, |charge, context| {
+        redis.give_back(std::slice::from_ref(charge), may_acquire_late, context);
+    });
+}
+
 #[test]
 fn slot_is_given_back_when_redis_is_there_again() {
     let server = options().with(&[("appendonly", "yes"), ("appendfsync", "always")]).start();
-    let address = server.address();
-    let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*address), ("TOLLKEEPER_STORE_TIMEOUT", "1s")];
-    let redis = Arc::new(start_store(&env, TimeSource::Redis));
-    wait_until_connected(&redis);
+    let redis = start_redis_store(&server);
     let taken = wait_for("the slot", || acquire(&redis, 1).filter(|result| result.admitted));
     assert_eq!(taken.slot, SlotChange::Taken);
     assert!(!acquire(&redis, 2).expect("Redis answers").admitted);
     server.kill();
     wait_for("the connection to break", || acquire(&redis, 2).is_none().then_some(()));
-    {
-        let _within = store_runtime().enter();
-        with_charge(1, SlotAction::Release, |charge, context| redis.give_back(std::slice::from_ref(charge), context));
-    }
+    give_back(&redis, false);
     // It has failed when a call that was sent later has.
     assert_eq!(acquire(&redis, 2), None);
     server.restart();
     wait_for("the slot that was given back", || acquire(&redis, 2).filter(|result| result.admitted));
+}
+
+#[test]
+fn slot_that_is_acquired_after_it_was_given_back_is_given_back_again() {
+    let server = options().start();
+    let redis = start_redis_store(&server);
+    give_back(&redis, true);
+    let late = wait_for("the slot", || acquire(&redis, 1));
+    assert_eq!(late.slot, SlotChange::Taken);
+    wait_for("the slot that was given back", || acquire(&redis, 2).filter(|result| result.admitted));
+}
+
+#[test]
+fn slot_of_a_retry_is_not_given_back() {
+    let server = options().start();
+    let redis = start_redis_store(&server);
+    let retry = wait_for("the slot", || acquire_with_token(&redis, 1, 2));
+    assert_eq!(retry.slot, SlotChange::Taken);
+    give_back(&redis, false);
+    // Redis answers in order.
+    assert!(!acquire(&redis, 2).expect("Redis answers").admitted);
 }

@@ -93,7 +93,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     counts.set_limit(limit, capacity, wait, 1)
     local lacks = hits > 0 and not own and kept_us > 0 and counts.rejects(amount)
     --> walk_is_due
-    if (lacks or not own and fields >= 100000) and is_due then failed = walk() end
+    if (lacks or not own and fields >= 100000 and (hits > 0 or is_unanswered)) and is_due then failed = walk() end
     if kind == 1 then refundable = refundable_of(reserved, at, base) end
     if returned > 0 then change(-returned, 4) end
     report()

@@ -44,7 +44,7 @@ if own then
     own, kind, expired, seats = nil, 0, seats, 0
   end
 end
-local lacks_seats = kind == 0 and b > 0 and used + b > a or tombstones >= 10000
+local lacks_seats = kind == 0 and b > 0 and used + b > a or (b > 0 or is_unanswered) and tombstones >= 10000
 --> walk_is_due
 if lacks_seats and is_due then
   --> walk_streams
