@@ -47,7 +47,8 @@ impl Decider {
         }
     }
 
-    /// Tells in the metadata of a rejection by a block that the request has no slot.
+    /// Tells in the metadata of a rejection by a block that the request has no slot, in a domain with limits that
+    /// follow streams.
     pub(super) fn insert_rejected_token_of_block(
         &self,
         context: DecisionContext<'_>,

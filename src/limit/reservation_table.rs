@@ -34,7 +34,8 @@ pub struct ReservationTable {
     swept: Time,
     /// Time at which a request found the counter gone, as after an eviction: what was charged before counts no more.
     lost: Time,
-    /// Most hits per period of the limit since anything was open: what a bucket refilled at most since then.
+    /// Highest number of hits per period of the limit since anything was open: what a bucket refilled at most since
+    /// then.
     highest_rate: u32,
     /// Time for which a reservation that is over stays, in microseconds: its hits may be given back until then.
     kept_us: u64,

@@ -104,7 +104,8 @@ pub struct CutOffAllowanceUse {
 }
 
 impl CutOffAllowanceUse {
-    /// Returns the period at `now`: this one, or a new one if it is over or lies more than a period ahead.
+    /// Returns the use in the tumbling period at `now`. It is empty in a new period: if this one is over, or lies more
+    /// than a period ahead.
     fn at_region_time(self, now: Time, period_us: u64) -> Self {
         let is_over = now >= self.start.plus_us(tumbling_period_us(period_us));
         let is_ahead = self.start > now.plus_us(period_us);
