@@ -2,7 +2,8 @@
 //!
 //! A reservation ends when it is settled, when it is older than `settle_within`, or when its holder is dead. The last
 //! two are looked for when hits are lacking, if the rule then gives them back, or when the table is full, at most once
-//! a second: it takes a walk over all. `lua/reservations.lua` does the same in Redis.
+//! a second: it takes a walk over all. [`MAX_RESERVATIONS`] bounds the table. `lua/reservations.lua` does the same in
+//! Redis.
 
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;

@@ -1,4 +1,6 @@
-//! The ledger of one key: what is held of its limits, what holders have of that, and what is free.
+//! Ledger of one key: hits held of its limits, those that holders have, and those that are free.
+//!
+//! `serve::quota::divisions` bounds the number of holders.
 
 use smallvec::SmallVec;
 

@@ -1,4 +1,6 @@
 //! Summary of this replica, from the statistics that it keeps anyway.
+//!
+//! Counts are differences over the last minute or so, so a restart makes none negative.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};

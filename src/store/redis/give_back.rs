@@ -1,7 +1,8 @@
 //! Slots and reservations that a rejected request gives back, until Redis has done it.
 //!
 //! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free them before
-//! their time is over. As a release, what is given back twice is given back once.
+//! their time is over. As a release, what is given back twice is given back once. Unused hits of leases return in
+//! `eventual::lease_reaper`, those of grants in `regions::unused_hits`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
