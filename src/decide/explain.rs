@@ -26,7 +26,7 @@ use crate::store::charge::StoreOutcome;
 use crate::store::error::ChargeError;
 use serde::{Deserialize, Serialize};
 
-/// Most holders of slots in an explanation, those with the most slots first.
+/// Maximum number of slot holders in an explanation; those with the most slots come first.
 const MAX_EXPLAINED_HOLDERS: usize = 20;
 
 /// Explanation of a request.
@@ -111,7 +111,7 @@ pub struct ExplainedProxyShares {
     pub store_failed: bool,
 }
 
-/// One limit of a key.
+/// Part of one limit of a key that this replica holds, to divide it among proxies.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct LimitShareReport {
     /// The limit in words.

@@ -1,7 +1,7 @@
 //! Merges the outcomes of all descriptors into one decision: statuses, the overall code, headers and body.
 //!
-//! [`answer`] tells if the request is rejected. Body and retry time are those of the descriptors that reject it. A
-//! request with blocked entries is rejected whatever its refunds come to.
+//! [`answer`] tells if the request is rejected, and which verdict wins. Body and retry time are those of the
+//! descriptors that reject it. A request with blocked entries is rejected whatever its refunds come to.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -299,7 +299,7 @@ pub(super) fn record_slot_change(stats: &LimitStats, limit: &Limit, result: &Cha
     }
 }
 
-/// Records a decision by the default plan of a table.
+/// Records a decision by the default plan of a table: without a row, or because the row could not be read.
 fn record_plan_source(selection: &Selection<'_>, source: PlanSource) {
     let Some(table) = selection.plan_table() else { return };
     match source {

@@ -98,7 +98,8 @@ impl<'a, 'r> DescriptorResults<'a, 'r> {
         deciding.map(move |(selected, result)| LimitWithResult::new(selected, result, others, false)).chain(candidates)
     }
 
-    /// True if the store had no room for a counter, so that a failure policy decided.
+    /// True if the store failed to charge, so that a failure policy decided. The memory store fails only if it has no
+    /// room for a counter.
     pub const fn store_failed(&self) -> bool {
         matches!(self.outcome, DescriptorOutcome::Failed(_))
     }

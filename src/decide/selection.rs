@@ -228,7 +228,8 @@ impl<'r> Selection<'r> {
         selection
     }
 
-    /// Gives limits that came with a request, or of a row, the reservations of the first of these limits that has some.
+    /// Gives the selected limits, which came with a request or from a row of a table, the reservations of the first
+    /// limit of `of_rule` that has some.
     fn add_reservations_of<'l>(&mut self, mut of_rule: impl Iterator<Item = &'l Limit>) {
         if let Some(reservations) = of_rule.find_map(Limit::reservations) {
             for selected in &mut self.limits {

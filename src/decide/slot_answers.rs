@@ -1,4 +1,4 @@
-//! What the answer to a request says of its slot, and what a rejection gives back.
+//! Slot of a request in its answer, and the slots and reservations that a rejection gives back.
 //!
 //! A call that is rejected by a limit of another descriptor gives back the slots and reservations that it took: its
 //! answer says `-`, so Envoy will not. If the store did not answer in time and a policy rejects, nobody knows whether a
@@ -47,7 +47,8 @@ impl Decider {
         }
     }
 
-    /// Tells in the metadata of a rejection by a block that the request has no slot.
+    /// Tells in the metadata of a rejection by a block that the request has no slot, in a domain with limits that
+    /// follow streams.
     pub(super) fn insert_rejected_token_of_block(
         &self,
         context: DecisionContext<'_>,

@@ -120,7 +120,7 @@ const ANSWER_LENGTH_BITS: u32 = 26;
 /// Definitions in use, each once: a reload of the same rules adds none.
 static INTERNED_TIMES: LazyLock<RwLock<HashMap<ActiveSpec, &'static InternedTimes>>> = LazyLock::new(Default::default);
 
-/// Time for which an answer holds.
+/// Span of time throughout which a limit is active, or throughout which it is not.
 struct ActivitySpan {
     is_active: bool,
     start_s: i64,

@@ -9,7 +9,7 @@ use super::period::MAX_PERIOD_US;
 use crate::base::clock::to_micros;
 use crate::base::go_syntax::parse_unsigned_duration;
 
-/// Most rejections before a ban begins.
+/// Maximum number of rejections before a ban begins.
 pub const MAX_REJECTIONS_BEFORE_BAN: u32 = 100_000;
 
 /// `ban` of a limit, in one word: limits are copied in every decision.

@@ -134,7 +134,8 @@ impl Limit {
         matches!(self.counting, CountingMethod::TokenBucket)
     }
 
-    /// Returns the limit without these hits.
+    /// Returns the limit lowered by what holds take: `hits` of its number, and of a token bucket `capacity` of its
+    /// size.
     const fn lowered_by(&self, hits: u32, capacity: u32) -> Self {
         let capacity = if self.is_held_by_capacity() { capacity } else { hits };
         Self {

@@ -2,6 +2,9 @@
 //!
 //! Of a limit of L hits, each of n regions always has its *reserve*; the global Redis grants the rest. A region that is
 //! cut off may exceed its part by the *cut-off allowance* in each tumbling period. A limit of one region has neither.
+//!
+//! The amounts are here: reserve, allowance, lifetime of prepaid hits. `algorithm::region` counts with them, and
+//! `store::redis::regions` asks for grants.
 
 use std::fmt;
 use std::num::NonZeroU16;

@@ -96,8 +96,8 @@ impl ReservationPolicy {
         if self.0.get() & RETURN_BIT == 0 { UnsettledPolicy::Keep } else { UnsettledPolicy::Return }
     }
 
-    /// Time for which a reservation stays that is over, in microseconds, under a limit of that period: its hits may be
-    /// given back until then.
+    /// Time for which a reservation that is over is kept, in microseconds, under a limit of that period. Its hits may
+    /// be given back until then.
     pub(crate) const fn kept_us(self, period_us: u64) -> u64 {
         match self.unsettled_policy() {
             UnsettledPolicy::Keep => 0,

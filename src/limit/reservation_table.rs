@@ -2,7 +2,8 @@
 //!
 //! A reservation ends when it is settled, when it is older than `settle_within`, or when its holder is dead. The last
 //! two are looked for when hits are lacking, if the rule then gives them back, or when the table is full, at most once
-//! a second: it takes a walk over all. `lua/reservations.lua` does the same in Redis.
+//! a second: it takes a walk over all. [`MAX_RESERVATIONS`] bounds the table. `lua/reservations.lua` does the same in
+//! Redis.
 
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
@@ -34,7 +35,8 @@ pub struct ReservationTable {
     swept: Time,
     /// Time at which a request found the counter gone, as after an eviction: what was charged before counts no more.
     lost: Time,
-    /// Most hits per period of the limit since anything was open: what a bucket refilled at most since then.
+    /// Highest number of hits per period of the limit since anything was open: what a bucket refilled at most since
+    /// then.
     highest_rate: u32,
     /// Time for which a reservation that is over stays, in microseconds: its hits may be given back until then.
     kept_us: u64,

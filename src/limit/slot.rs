@@ -133,7 +133,7 @@ pub struct SlotUse {
 }
 
 impl SlotUse {
-    /// A slot that nobody has, to ask for one.
+    /// A use of a new, free slot, for a descriptor that names none.
     pub fn unnamed() -> Self {
         let (id, token) = (SlotId::random(), SlotToken::random());
         Self { id, token, holder: HolderId(0), action: SlotAction::Acquire }

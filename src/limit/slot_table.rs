@@ -59,7 +59,7 @@ pub struct SlotQuery<'q> {
     pub is_dead: &'q dyn Fn(HolderId) -> bool,
 }
 
-/// Sums of a table.
+/// Seats, slots and tombstones of a table of slots or reservations, in all and by holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotSummary {
     /// Seats in use.

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-/// Begin of a comment that acknowledges warnings, after the `#` and spaces.
+/// Beginning of a comment that acknowledges warnings, after the `#` and spaces.
 const ACKNOWLEDGING_COMMENT: &str = "check: ok";
 
 /// Lines of a text whose warnings are acknowledged, from 1.

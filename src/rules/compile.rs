@@ -309,7 +309,8 @@ fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &
     }
 }
 
-/// Reports descriptors of a domain with limits that follow streams, if their key is that of an entry not matched there.
+/// Reports descriptors with the key `slot` or `release` in a domain with limits that follow streams. There these keys
+/// identify a stream and are never matched.
 fn report_descriptors_with_stream_keys(domain: &Domain, found: &mut Diagnostics) {
     let mut waiting = vec![domain.descriptors.as_slice()];
     while let Some(nodes) = waiting.pop() {

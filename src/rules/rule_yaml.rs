@@ -8,7 +8,7 @@ use crate::rules::rule::decompile::{RuleDescriptor, RulePath};
 use crate::rules::rule::match_pattern::{MatchPattern, Operator};
 use crate::rules::rule::value_pattern::ValuePattern;
 
-/// Limit of the rule file that the user pastes.
+/// A limit for a rule file, in the form that the user is given to paste.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitToPaste<'a> {
     /// The limit.

@@ -37,7 +37,7 @@ const MAX_SEARCH_WORDS: usize = 16;
 #[serde(try_from = "String")]
 pub struct SearchWords(Vec<String>);
 
-/// Text of a search that is too long: each word is looked for in every limit.
+/// Error of a search whose text has too many words or bytes: each word is looked for in every limit.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("search: at most {MAX_SEARCH_WORDS} words and {MAX_SEARCH_BYTES} bytes (use fewer words)")]
 pub struct SearchTooLong;

@@ -1,4 +1,4 @@
-//! Connection to an OpenTelemetry collector, and the texts that its variables hold. `tracing` reads the variables.
+//! Settings of a connection to an OpenTelemetry collector, without the variables: `tracing` reads these.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The effect of an environment, variable by variable: the data behind `check --env` and `/settings`.
 //!
-//! The report says what a start with the same environment would do, and comes from the same code.
+//! The report says what a start with the same environment would do, and comes from the same code: `values` decides.
 
 use std::ffi::OsString;
 

@@ -1,5 +1,6 @@
-//! Export over OTLP: sampling of traces, and the collector of traces and logs.
+//! Sampling of traces, and the OTLP variables of all signals: URL, protocol, headers, TLS, resource.
 //!
+//! `otlp_metrics` and `decision_log` read the collector of metrics and logs by the functions of this file.
 //! envoyproxy/ratelimit's TRACING_ variables take precedence over OpenTelemetry's, and of those the ones for one signal
 //! over the general ones, as the OpenTelemetry specification requires. Headers of export requests are secrets and are
 //! not kept here: the exporter reads them from the environment itself.

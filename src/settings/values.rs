@@ -3,7 +3,7 @@
 //! A setting that is not set reads as its default, and so does one with an invalid value, so that everything else can
 //! still be checked. Whatever is found out on the way is collected here: problems, notices and ignored variables.
 //! `Variable::own_effect` is the one place that decides about a single variable, for the start and for `check --env`
-//! alike.
+//! alike. The requirements (`only_with`), without which a setting has no effect, are applied here too.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,8 +1,9 @@
 //! Fallback counters for `on_store_error: local`: in this process, under its share of each limit.
 //!
-//! The share is the limit divided by the number of replicas, rounded down, at least 1 unless the limit is 0. While
-//! Redis answers, the states that it reports for such rules are kept here, scaled to the share and rounded up, so that
-//! a replica that loses Redis continues from the last known level.
+//! The share is the limit divided by the number of replicas, rounded down, at least 1 unless the limit is 0
+//! (`Limit::fallback_share`); `redis::replicas` counts the replicas. The policy is chosen in `decide`. While Redis
+//! answers, the states that it reports for such rules are kept here, scaled to the share and rounded up, so that a
+//! replica that loses Redis continues from the last known level.
 //!
 //! Of a global limit the share is the replica's part of the region's cut-off allowance: what the region was granted may
 //! have been used before its Redis was lost. It is nothing while the region's membership is in doubt.

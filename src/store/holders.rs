@@ -23,7 +23,7 @@ use crate::limit::slot::HolderId;
 pub const DEFAULT_HOLDER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest name of a holder that is kept, in bytes.
 const MAX_NAME_BYTES: usize = 128;
-/// Most holders in the table; of more, those that were heard last longest ago are forgotten.
+/// Maximum number of holders in the table; beyond it, those that have been silent for longest are forgotten.
 pub const MAX_HOLDERS: usize = 10_000;
 /// Time after which a silent holder is forgotten, in microseconds: a day. Its slots then end with `max_duration`.
 const FORGET_AFTER_US: u64 = 86_400_000_000;
@@ -50,7 +50,7 @@ struct SharedDeadHolders {
     told: Time,
 }
 
-/// One Envoy.
+/// An Envoy that holds slots, or called not long ago.
 #[derive(Clone, Debug, Default)]
 struct SlotHolder {
     name: String,
@@ -103,7 +103,7 @@ impl Default for SlotHolderTable {
 }
 
 impl SlotHolderTable {
-    /// Sets `TOLLKEEPER_HOLDER_TIMEOUT`.
+    /// Sets the time of silence after which a holder is dead (`TOLLKEEPER_HOLDER_TIMEOUT`).
     pub fn set_timeout(&self, timeout: Duration) {
         self.timeout_us.store(to_micros(timeout), Ordering::Relaxed);
     }

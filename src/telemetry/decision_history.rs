@@ -60,7 +60,7 @@ pub struct RequestTotals {
     pub failed_charges: u64,
 }
 
-/// Size of the rings.
+/// Number of limits and memory of a decision history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistorySize {
     /// Number of limits with a ring.

@@ -1,7 +1,8 @@
 //! Metrics that the request path updates.
 //!
 //! A decision adds to counters that were looked up when its rules were loaded; all other work is done when metrics are
-//! collected. Statistics of other parts stay with them and are read from there.
+//! collected. Statistics of other parts stay with them and are read from there: failed charges (`redis_error`) with the
+//! store. `serve::grpc::service` says what is a `service_error`.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

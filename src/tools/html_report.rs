@@ -241,7 +241,7 @@ fn plot_timeline(timeline: &TimelineResults) -> Result<String, PlotError> {
     })
 }
 
-/// Shares of keys over numbers, which have a logarithmic axis.
+/// Step plot of the share of rejected keys by the size of the limit, on a logarithmic axis.
 #[derive(Clone, Copy, Debug)]
 struct StepPlot<'a> {
     /// Points by ascending number; the share holds from its number to the next.

@@ -84,7 +84,7 @@ pub const fn hits_to_number(hits: Hits) -> i64 {
     }
 }
 
-/// Hits of a record's number.
+/// Converts the signed number of a record to hits; a negative one is a refund.
 pub const fn hits_from_number(signed: i64) -> Hits {
     Hits::new(signed.unsigned_abs(), signed < 0)
 }

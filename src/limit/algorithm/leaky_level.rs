@@ -3,7 +3,8 @@
 //!
 //! The level is kept in hits x period, in microseconds. In this unit a microsecond lowers it by a whole number,
 //! `requests_per_unit`, so passing time is never rounded; only results are, upwards. A state keeps the level as
-//! quotient and remainder by the period, so that both fit a Lua number.
+//! quotient and remainder by the period, so that both fit a Lua number. Capacity and debt are bounded by the
+//! algorithms.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;

@@ -2,7 +2,8 @@
 //!
 //! A region counts a global limit in its own Redis, from what the global Redis granted it: windows by
 //! [`region_window`](super::region_window), token buckets by [`region_bucket`](super::region_bucket). Both have an
-//! arithmetic of their own, a `RegionCounter`. This file has what they share:
+//! arithmetic of their own, a `RegionCounter`. The amounts, such as the reserve, are in `limit::regions`. This file has
+//! what both share:
 //!
 //! - A charge is admitted from grants and the region's own part. While global time is unknown, or the region is cut
 //!   off, the *cut-off allowance* admits what these do not, in tumbling periods of the region's time. A call whose
@@ -104,7 +105,8 @@ pub struct CutOffAllowanceUse {
 }
 
 impl CutOffAllowanceUse {
-    /// Returns the period at `now`: this one, or a new one if it is over or lies more than a period ahead.
+    /// Returns the use in the tumbling period at `now`. It is empty in a new period: if this one is over, or lies more
+    /// than a period ahead.
     fn at_region_time(self, now: Time, period_us: u64) -> Self {
         let is_over = now >= self.start.plus_us(tumbling_period_us(period_us));
         let is_ahead = self.start > now.plus_us(period_us);

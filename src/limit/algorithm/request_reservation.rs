@@ -81,6 +81,6 @@ pub(crate) struct ReservedHits {
     pub(crate) mark: ReservationMark,
     /// Hits that were given back to the counter so far.
     pub(crate) given_back: u64,
-    /// Most hits per period of the limit since the charge.
+    /// Highest number of hits per period of the limit since the charge.
     pub(crate) highest_rate: u32,
 }

@@ -127,7 +127,7 @@ pub fn admits(limit: &Limit, state: &State, _now: Time, request: ChargeRequest) 
     }
 }
 
-/// Numbers of [`OwnSlot`] in a script's reply.
+// Numbers that stand for the kinds of `OwnSlot` in a script's reply.
 const ABSENT: u64 = 0;
 const HELD: u64 = 1;
 const TOMBSTONE: u64 = 2;

@@ -11,7 +11,7 @@ use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S, renew_before_us};
 use crate::base::clock::Time;
 use crate::limit::charge::clamp_to_u32;
 
-/// Smallest part of a bucket that is raised by its ratio; from less, a new bucket loses little.
+/// Divisor of a bucket: with less than the quotient left, a new bucket is sent instead of a raise, and loses little.
 const MIN_RATIO_OF_RAISE: u64 = 16;
 /// Largest bucket that is assigned.
 const MAX_TOKENS: u64 = 1 << 31;
@@ -34,7 +34,7 @@ struct Possible {
 /// Terms of a new assignment.
 struct Terms {
     strategy: Strategy,
-    /// Most lent hits that it admits.
+    /// Maximum number of lent hits that it admits.
     most: u64,
     change: Change,
 }
@@ -299,7 +299,7 @@ impl RateBucket {
         })
     }
 
-    /// Most hits that the bucket admits in its time to live and the margins.
+    /// Maximum number of hits that the bucket admits in its time to live and the margins.
     fn most_admitted(self, ttl_s: u32) -> u64 {
         let filled = u128::from(self.fill) * u128::from(ttl_s + 2);
         let filled = u64::try_from(filled.div_ceil(u128::from(self.period_s))).unwrap_or(u64::MAX);
@@ -423,7 +423,7 @@ fn left_s(sent: Option<Sent>, now: Time) -> u32 {
     u32::try_from(left_us / 1_000_000).unwrap_or(u32::MAX).max(1)
 }
 
-/// A bucket of tokens that are lent.
+/// Strategy of a bucket that begins with `tokens` lent hits and is never refilled.
 fn full_bucket(tokens: u64) -> Strategy {
     Strategy::Tokens(Tokens { max: clamp_to_u32(tokens), fill: 0, interval_s: 1 })
 }

@@ -85,7 +85,7 @@ impl DividedLimit {
         }
     }
 
-    /// Capacity of a bucket that `share` hits per period take with them.
+    /// Capacity of the bucket that goes with a share of `share` hits per period.
     pub fn capacity_of_share(&self, share: u64) -> u64 {
         match self.algorithm {
             Algorithm::TokenBucket if self.form == AssignmentForm::Rate => self.bucket_of_share(share),
@@ -119,7 +119,7 @@ impl DividedLimit {
         }
     }
 
-    /// Most that can be divided.
+    /// Maximum that can be divided: the hits per period of a rate, else the capacity.
     pub const fn total(&self) -> u64 {
         match self.form {
             AssignmentForm::Rate => self.hits,

@@ -41,7 +41,7 @@ pub(super) struct Sent {
     pub(super) at: Time,
     /// End of its time to live, counted from the sending: it ends at the proxy at this time or later.
     pub(super) ends: Time,
-    /// Most hits that it admits from its start on, of lent ones.
+    /// Maximum number of lent hits that it admits from its start on.
     pub(super) most: u64,
     /// How it follows from the one before.
     pub(super) change: Change,
@@ -73,7 +73,7 @@ impl Sent {
         }
     }
 
-    /// Most hits that the proxy can still admit, once the assignment is in force.
+    /// Maximum number of hits that the proxy can still admit, once the assignment is in force.
     pub(super) fn most_left(&self) -> u64 {
         let passed_since = match self.change {
             Change::Raise => self.passed,
@@ -141,7 +141,7 @@ impl RateShare {
         self.released_shares.iter().for_each(|loss| note_earliest(earliest, loss.until));
     }
 
-    /// Drops what others may have by now.
+    /// Drops released shares whose time has passed, so that others may have them.
     pub(super) fn release(&mut self, now: Time) {
         self.released_shares.retain(|loss| loss.until > now);
     }
@@ -218,7 +218,8 @@ impl<K> ShareHolder<K> {
         now.since_us(self.reported) < ALIVE_US
     }
 
-    /// Records a report. A demand is measured over a second or more, so reports in quick succession are added up.
+    /// Records a report: its demand, its denials and its time. A demand is measured over a second or more, so reports
+    /// in quick succession are added up.
     pub(super) fn record_demand(&mut self, usage: Usage, now: Time) {
         let elapsed_us = usage.elapsed_us.min(SILENT_AFTER_US);
         // Only the proxy knows what time the first report is about.
@@ -245,7 +246,7 @@ impl<K> ShareHolder<K> {
         }
     }
 
-    /// Most lent hits that the proxy has when the next assignment comes, which follows the last one.
+    /// Maximum number of lent hits that the proxy can have left once the last assignment is in force.
     pub(super) fn most_left(&self) -> u64 {
         self.sent.map_or(self.outstanding, |sent| self.outstanding.min(sent.most_left()))
     }

@@ -1,4 +1,6 @@
-//! The ledger of one key: what is held of its limits, what holders have of that, and what is free.
+//! Ledger of one key: hits held of its limits, those that holders have, and those that are free.
+//!
+//! `serve::quota::divisions` bounds the number of holders.
 
 use smallvec::SmallVec;
 
@@ -12,7 +14,7 @@ use super::holder::{
 use crate::base::clock::Time;
 use crate::limit::hold::HeldAmount;
 
-/// Part of a demand that is added to it, so that a holder can want more.
+/// Divisor of a demand: the quotient is added to it, so that a holder can want more.
 const HEADROOM_PART: u64 = 32;
 /// Time that lent hits should last: two reports and some, in microseconds.
 const LENT_HORIZON_US: u64 = 12_000_000;
@@ -22,7 +24,7 @@ const RENEWAL_SLACK_US: u64 = 100_000;
 /// still for less takes nothing into the next window, in microseconds. Assignments that last beyond it do so for twice
 /// this time.
 const HALF_CROSSING_US: u64 = 10_000_000;
-/// Time after which hits are told again of which the store does not know, in microseconds.
+/// Time after which the store is asked again about hits that it may not know of, in microseconds.
 const RETRY_US: u64 = 10_000_000;
 /// Longest time for which levels are kept, in microseconds.
 const LEVEL_LIFE_US: u64 = 500_000;
@@ -185,7 +187,7 @@ impl Pool {
         }
     }
 
-    /// What is in use of a holder.
+    /// Part of this pool that a holder has, with what it gave up and may still use.
     pub(super) fn reserved_by<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => holder.outstanding,
@@ -222,7 +224,7 @@ impl Pool {
         }
     }
 
-    /// What could be held beside what this replica and others hold.
+    /// Part of the limit that neither this replica nor others hold.
     fn beside(&self, now: Time) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => self.room,
@@ -641,7 +643,7 @@ impl<K> Division<K> {
 }
 
 impl Pool {
-    /// Counts hits as used, which the hold falls by.
+    /// Counts hits as used, and lowers what is held by as many.
     fn charge(&mut self, hits: u64) {
         self.used = self.used.saturating_add(hits);
         self.held = self.held.saturating_sub(hits);

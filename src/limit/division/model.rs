@@ -160,7 +160,7 @@ impl Proxy {
     }
 }
 
-/// Whole tokens, whatever rounding left of the last one.
+/// Number of whole tokens; one that lacks only a rounding error counts as whole.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "there are few tokens, and none below 0")]
 fn whole(tokens: f64) -> u64 {
     (tokens + 1e-9).floor() as u64
@@ -460,7 +460,7 @@ impl Model {
         windows.map(|hits| hits.len() as u64).max().unwrap_or(0)
     }
 
-    /// Most by which the hits in any span are above `burst` and `rate` per period.
+    /// Maximum by which the hits in any span are above `burst` and `rate` per period.
     fn most_above_bucket(&self, burst: u64, rate: u64) -> f64 {
         let per_us = rate as f64 * 1.0005 / self.limit.period_us() as f64;
         let (mut level, mut last, mut most) = (0.0_f64, 0, f64::MIN);

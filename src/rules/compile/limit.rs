@@ -1,4 +1,4 @@
-//! Compiler of one limit: its period, its defaults, and contradictions between its keys.
+//! Compiler of one limit: its period, its defaults, and contradictions between its keys; and of a list of limits.
 //!
 //! A key of the limit itself must apply to its algorithm; otherwise it is an error. A key of `defaults` is skipped
 //! where it does not apply, so that one set of defaults can serve limits of several algorithms.

@@ -165,7 +165,7 @@ fn without_position<T>(spanned: Spanned<T>) -> T {
     spanned.value
 }
 
-/// Returns the overshoot of a limit. A default of more hits than the limit has means all of them.
+/// Returns the overshoot of a limit. A default in hits is lowered to the hits of the limit.
 fn resolve_overshoot(written: &RateLimitEntry, defaults: &DefaultableKeys) -> Option<Overshoot> {
     let default = || match defaults.max_overshoot?.value {
         Overshoot::Hits(hits) => Some(Overshoot::Hits(hits.min(written.requests_per_unit.value).max(1))),

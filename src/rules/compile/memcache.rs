@@ -32,14 +32,14 @@ pub(super) fn report_unsupported_keys(
     check(keys.global_scope_position(), "scope", "global");
 }
 
-/// Reports a `ban`.
+/// Reports a `ban`, which memcached cannot keep.
 pub(super) fn report_ban(reader: &mut DocumentReader<'_>, at: Option<Position>, field_path: &FieldPath<'_>) {
     if let Some(at) = at {
         report_unsupported(reader, at, &field_path.with_key("ban"), "`ban`");
     }
 }
 
-/// Reports `reservations`.
+/// Reports `reservations`, which memcached cannot keep.
 pub(super) fn report_reservations(reader: &mut DocumentReader<'_>, at: Option<Position>, field_path: &FieldPath<'_>) {
     if let Some(at) = at {
         let message = "`reservations` is not possible with BACKEND_TYPE=memcache, which has no table of reservations";
@@ -47,7 +47,7 @@ pub(super) fn report_reservations(reader: &mut DocumentReader<'_>, at: Option<Po
     }
 }
 
-/// Reports `concurrent`.
+/// Reports `concurrent`, which memcached cannot keep.
 pub(super) fn report_concurrent(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>) {
     let message = "`concurrent` is not possible with BACKEND_TYPE=memcache, which has no table of slots";
     reader.report_error(at, &field_path.with_key("concurrent"), message, "use Redis, or remove it");

@@ -39,7 +39,7 @@ pub(super) struct CompiledPlan {
     over_limit_body: OverLimitBody,
 }
 
-/// Entry of the path to a descriptor.
+/// Key of one entry of the path to a descriptor, and how its values are counted.
 pub(super) struct PathKey {
     pub(super) key: String,
     /// Its values share a counter.

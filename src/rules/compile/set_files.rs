@@ -1,4 +1,4 @@
-//! Files with sets that rules name: `in: { file: blocked.txt }` and `cidr: { file: offices.txt }`.
+//! Contents of the files with values that rules name: `in: { file: blocked.txt }` and `cidr: { file: offices.txt }`.
 //!
 //! A file has one entry a line. Blank lines count as nothing, and so do lines that begin with `#`; in a file of
 //! networks a `#` begins a comment anywhere. A byte order mark and the blanks around an entry are left out, and lines

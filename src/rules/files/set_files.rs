@@ -1,4 +1,4 @@
-//! Files with sets that rule files name, such as `match: { in: { file: blocked.txt } }`.
+//! Paths of the files with values that rule files name, such as `match: { in: { file: blocked.txt } }`.
 //!
 //! The name is relative to the directory of the rule file, and leads nowhere above it: rules may come from people who
 //! must not read other files of the machine, and messages show lines. Links are followed, because a mounted ConfigMap

@@ -5,7 +5,8 @@
 //! no information; a lost event delays a change by one poll interval at most.
 //!
 //! A set is delivered after two consecutive reads with the same result, so no half-written set is delivered, and an
-//! error is delivered once. The watcher does not know whether a set compiles.
+//! error is delivered once. The watcher does not know whether a set compiles. `fs_events` follows links and
+//! directories.
 
 use std::hash::{Hash, Hasher};
 use std::io;

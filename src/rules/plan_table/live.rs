@@ -212,7 +212,7 @@ impl LiveTable {
 }
 
 impl TableStats {
-    /// Records a decision by the default plan.
+    /// Records a decision by the default plan, because the table has no row.
     pub fn record_default_decision(&self) {
         self.default_decisions.fetch_add(1, Ordering::Relaxed);
     }

@@ -145,7 +145,8 @@ impl UnusedEntries {
         self.0 & (1 << index) != 0
     }
 
-    /// Without the entry, and in order without those before it.
+    /// Returns the entries that are left once the entry at `index` is used. Where order counts, those before it are
+    /// used too.
     const fn after(self, index: usize, any_order: bool) -> Self {
         let used = if any_order { 1 << index } else { (1_u32 << index) | ((1 << index) - 1) };
         Self(self.0 & !used)
@@ -212,7 +213,7 @@ fn node_fits(node: &CompiledNode, entry: &PossibleEntry<'_>, comparison: Compari
     }
 }
 
-/// Compares as matching does: `key_value` as one text.
+/// Returns true if the composite key fits, compared as matching does it: `key_value` as one text.
 fn composite_fits(
     composite: &[u8],
     node_key: &[u8],

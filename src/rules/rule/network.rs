@@ -330,7 +330,7 @@ impl<I: Ord + Copy> NetworkIndex<I> {
         }
     }
 
-    /// Patterns that are the lowest for some address: that of each network which is the smallest around some address.
+    /// Patterns that are the lowest for at least one address: those that no other pattern hides everywhere.
     pub(crate) fn patterns_lowest_somewhere(&self) -> impl Iterator<Item = I> {
         let nodes = self.v4.nodes.iter().chain(&self.v6.nodes);
         nodes.filter_map(|node| node.map(|node| self.nodes[node as usize].lowest))

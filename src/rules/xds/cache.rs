@@ -50,7 +50,7 @@ pub struct CachedResources {
     pub refused: Vec<RefusedDomain>,
 }
 
-/// Second line of the file.
+/// Origin of the cached rules: the second line of the cache file.
 #[derive(Debug, Serialize, Deserialize)]
 struct CacheOrigin {
     server: String,

@@ -35,7 +35,7 @@ pub const FIRST_RESPONSE_WARNING_DELAY: Duration = Duration::from_secs(30);
 /// Maximum time that a request waits for room in the queue to the server.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum number of requests in that queue.
+/// Maximum number of requests in the queue to the server.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
 /// Resources of one response.

@@ -1,4 +1,4 @@
-//! Resets of counters, told to all replicas.
+//! Announcements of `POST /reset` to all replicas.
 //!
 //! The replica that resets a counter adds the request to a stream in Redis. Each replica waits for the next entry with
 //! a blocking read, and drops what it caches about the same counters. An entry is only a hint: rejections are cached

@@ -286,7 +286,7 @@ impl FleetRedisClient {
         Ok(())
     }
 
-    /// Reads one summary, and one byte more than its maximum size.
+    /// Reads a summary, up to one byte beyond the maximum size, so that a longer one is noticed.
     async fn read_summary(&self, id: &str) -> Result<Reply, RedisError> {
         self.read_at_most_one_summary(self.keys.summary_key(id.as_bytes())).await
     }

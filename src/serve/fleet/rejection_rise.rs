@@ -27,7 +27,7 @@ const LAST_MINUTES: u64 = 3;
 const MAX_MINUTES_SINCE_LOAD: u64 = 30;
 /// Minimum number of requests on each side of a load.
 const MIN_REQUESTS: u64 = 100;
-/// Minimum number of rejected requests after it.
+/// Minimum number of rejected requests after a load.
 const MIN_REJECTED: u64 = 50;
 /// Minimum rise of the share of rejected requests, in percentage points.
 const MIN_RISE_PERCENT: u64 = 10;

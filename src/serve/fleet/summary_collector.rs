@@ -1,4 +1,6 @@
 //! Summary of this replica, from the statistics that it keeps anyway.
+//!
+//! Counts are differences over the last minute or so, so a restart makes none negative.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -23,13 +25,13 @@ use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKey, RejectedKeysInMinute
 const MAX_KEPT_DECISION_TOTALS: usize = 12;
 /// Room for the lists of a summary, in bytes: what its other fields leave.
 const SUMMARY_LISTS_ROOM_BYTES: usize = MAX_SUMMARY_BYTES - 2048;
-/// Part of it for rejected keys.
+/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for rejected keys.
 const MAX_KEYS_BYTES: usize = 30 << 10;
-/// Part of it for limits, their names and sketches.
+/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for limits, their names and sketches.
 const MAX_LIMITS_BYTES: usize = SUMMARY_LISTS_ROOM_BYTES - MAX_KEYS_BYTES - MAX_BUSY_KEYS_BYTES;
-/// Part of it for the busiest keys, and names of limits that only these have.
+/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for the busiest keys, and names of limits that only these have.
 const MAX_BUSY_KEYS_BYTES: usize = 4 << 10;
-/// Part of that of limits for sketches.
+/// Part of [`MAX_LIMITS_BYTES`] for sketches.
 const MAX_SKETCHES_BYTES: usize = 16 << 10;
 /// JSON punctuation and names of fields of one count, key, limit, in bytes.
 const COUNT_JSON_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":},"#.len();

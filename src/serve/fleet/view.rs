@@ -1,4 +1,7 @@
-//! Merged summaries of all replicas at one time.
+//! Merged summaries of all replicas at one time, and the replicas that are gone.
+//!
+//! Replicas that are gone are marked as replaced if others began since. `redis_client` has the times after which a
+//! silent replica is gone, and the maximum number of replicas.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -42,7 +42,7 @@ const GONE_GRACE: Duration = Duration::from_secs(12);
 /// Number of requests that may wait.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
-/// Reset that other replicas have to be told.
+/// Reset that other replicas have to be told about.
 #[derive(Debug)]
 struct ResetAnnouncement {
     message: Vec<u8>,

@@ -186,7 +186,7 @@ struct TimedAnswer {
 }
 
 impl RateLimitService {
-    /// Returns true if the rules have concurrent limits.
+    /// Returns true if a loaded rule has a limit that follows streams: a concurrent one, or one with reservations.
     fn acts_on_stream_done(&self) -> bool {
         self.rules.current_rules().as_deref().is_some_and(|loaded| loaded.rules.acts_on_stream_done())
     }

@@ -1,4 +1,6 @@
-//! Queries of pages: extractors that respond before a page is built.
+//! Queries of pages: extractors that respond before a page is built, with status 400 if a parameter is invalid.
+//!
+//! The parameters of a page, with their defaults and maxima, are in the `...Query` beside its report.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequestParts, Query};

@@ -294,7 +294,7 @@ impl KeyDivision {
         self.division.holders.iter().position(|other| other.key.is_same(holder))
     }
 
-    /// True if nothing can be assigned from what is held.
+    /// True if the hold of a pool has ended, or ends within 3 s: too soon to assign from it.
     fn is_hold_over(&self, now: Time) -> bool {
         self.division.pools.iter().any(|pool| pool.held_until.since_us(now) < 3_000_000)
     }

@@ -74,7 +74,7 @@ pub struct LastRefusedStream {
     last_us: AtomicU64,
 }
 
-/// The last one of this process.
+/// Last quota stream that this process refused.
 pub static LAST_REFUSED_STREAM: LastRefusedStream = LastRefusedStream { last_us: AtomicU64::new(0) };
 
 impl LastRefusedStream {

@@ -45,7 +45,7 @@ const IDLE_US: u64 = 60_000_000;
 const FORGOTTEN_US: u64 = 60_000_000;
 /// Time to live of an assignment that lets everything pass, in seconds.
 const OPEN_TTL_S: u32 = 60;
-/// Time before its end in which it is renewed, in microseconds.
+/// Time before the end of an assignment that lets everything pass in which it is renewed, in microseconds.
 const OPEN_RENEWAL_US: u64 = 31_000_000;
 /// Time that a proxy may leave a response unread, while more is due.
 const MAX_UNREAD_TIME: Duration = Duration::from_secs(60);

@@ -46,7 +46,7 @@ const MAX_LIMIT_BYTES: usize = 2000;
 const MAX_TRIED_KEYS: usize = 50;
 /// Maximum number of errors of a limit to try that are shown.
 const MAX_SHOWN_ERRORS: usize = 5;
-/// Number of parts of a minute at whose start the hits of the part come.
+/// Number of equal parts of a minute; the hits of a part are assumed to come at its start.
 const PARTS_PER_MINUTE: u64 = 240;
 const US_PER_MINUTE: u64 = 60_000_000;
 

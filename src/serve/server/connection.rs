@@ -2,8 +2,9 @@
 //!
 //! All listeners share this loop. A connection is asked to close (GOAWAY, or `connection: close`) when it reaches its
 //! maximum age, is idle, or the process stops; it is dropped when its grace period ends. Timeouts bound all that a
-//! client can delay: the TLS handshake, the first request, the head of an HTTP/1 request, reading of a page, the reply
-//! to an HTTP/2 ping. The handshake runs in the connection's own task, so a slow one does not delay `accept`.
+//! client can delay: the TLS handshake, the first request, the head of an HTTP/1 request, reading of a page; `http2`
+//! has those of keepalive pings, and `admission` the limits on connections. The handshake runs in the connection's own
+//! task, so a slow one does not delay `accept`.
 
 use std::convert::Infallible;
 use std::future;

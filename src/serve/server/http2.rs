@@ -4,7 +4,8 @@
 //! spawns a task, tracks frame times and scans the headers again, which costs a tenth of a response. Every other
 //! request is converted to an `http::Request` and passed to the router.
 //!
-//! A request is dropped when the client resets its stream or the connection ends.
+//! A request is dropped when the client resets its stream or the connection ends. Keepalive pings, and the limits of h2
+//! on resets and small DATA frames, are here too; those on SETTINGS and GOAWAY are in `settings_goaway_limit`.
 
 mod in_flight;
 mod request_body;

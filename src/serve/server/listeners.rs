@@ -1,4 +1,4 @@
-//! Opens all listeners before anything is served, so that a port in use is a startup error.
+//! Opens all listeners before anything is served, so that a port in use is a startup error. `connection` accepts.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -30,7 +30,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(1);
 const DELAYED_RESPONSE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum time to shut down the store and to send the last metrics and spans; half of a shorter shutdown timeout.
 const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum time to send the last spans.
+/// Maximum time to send the last spans, and to write the last records of decisions.
 const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server that is unhealthy and still serves.

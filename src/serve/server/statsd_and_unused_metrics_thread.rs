@@ -1,7 +1,8 @@
 //! Thread that reports metrics to statsd, and removes metrics that are no longer used.
 //!
-//! The thread has a lower priority than decisions. A socket is opened when it is first used and again after an error. A
-//! statsd server that is unreachable costs a log line per minute.
+//! The thread has a lower priority than decisions. Its socket (TCP or UDP) is opened when it is first used and again
+//! after an error. A statsd server that is unreachable costs a log line per minute. `telemetry::metrics::statsd` builds
+//! the packets, `limit_registry` says which metrics are unused.
 
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};

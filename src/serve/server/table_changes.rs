@@ -21,7 +21,7 @@ use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time for which Redis holds a read while there are no changes.
 const XREAD_BLOCK_TIME: Duration = Duration::from_secs(5);
-/// Upper bound on the wait for a reply beyond that.
+/// Upper bound on the wait for a reply after [`XREAD_BLOCK_TIME`] has passed.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);

@@ -177,7 +177,7 @@ impl TlsAdviceTexts {
     }
 }
 
-/// Upper bound on the probe.
+/// Upper bound on the probe that finds whether the server speaks TLS.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// ClientHello without contents.

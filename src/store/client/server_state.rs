@@ -264,7 +264,7 @@ impl<C> ConnectionPool<C> {
 /// Consecutive failures that open a breaker.
 const MAX_CONSECUTIVE_FAILURES: u32 = 5;
 
-/// Counter of consecutive failures.
+/// Circuit breaker: blocks calls after [`MAX_CONSECUTIVE_FAILURES`] failures in a row.
 #[derive(Debug, Default)]
 pub(crate) struct CircuitBreaker {
     failures: AtomicU32,

@@ -241,7 +241,7 @@ impl SlotTables {
     }
 }
 
-/// The slot of a charge, if other limits than concurrent ones use it.
+/// Returns the slot of a charge if one of its limits has reservations, which the slot identifies.
 fn slot_of_reservations<'c>(charge: &Charge<'c>) -> Option<&'c SlotUse> {
     charge.slot.filter(|_| charge.counters.iter().any(|counter| counter.limit.reservations().is_some()))
 }

@@ -2,7 +2,8 @@
 //!
 //! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free them before
 //! their time is over. As a release, what is given back twice is given back once. If the call that acquires them was
-//! not answered, Redis may make it after they were given back, so all is given back once more at the end.
+//! not answered, Redis may make it after they were given back, so all is given back once more at the end. Unused hits of
+//! leases return in `eventual::lease_reaper`, those of grants in `regions::unused_hits`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

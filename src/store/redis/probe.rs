@@ -14,7 +14,7 @@ use crate::store::charge::{OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
 
-/// Commands that most rules are counted with.
+/// Commands that a health check tries: those that count the hits of most rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProbeKind {
     /// Scripts.

@@ -11,7 +11,7 @@ use crate::limit::slot_table::{SlotSummary, SummarizedSlot};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::resp::{Reply, reply_bytes};
 
-/// Most slots that a summary looks at.
+/// Maximum number of slots that a summary looks at.
 const MAX_SUMMARIZED_SLOTS: usize = 10_000;
 
 impl Redis {

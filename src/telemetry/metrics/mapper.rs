@@ -27,7 +27,8 @@ pub struct Mapper {
     cache: Mutex<HashMap<String, CachedMappings>>,
 }
 
-/// Results for a name as counter, gauge and histogram; the inner `None` drops the series.
+/// Results for a name as counter, gauge and histogram: `None` until it is mapped, `Some(None)` if the mapping drops the
+/// series.
 type CachedMappings = [Option<Option<Arc<MappedName>>>; 3];
 
 /// Result of a mapping.

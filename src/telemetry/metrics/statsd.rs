@@ -2,7 +2,7 @@
 //!
 //! Counters are sent as differences; unchanged counters are left out. A histogram is sent as one timing line per bucket
 //! that grew, with 1 / count as sample rate: receivers multiply by it, so a million calls take twenty lines. A report
-//! that could not be sent is merged into the next one. Sockets belong to the caller.
+//! that could not be sent is merged into the next one. Sockets belong to the caller, `serve::server`.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -3,6 +3,7 @@
 //! A closed loop sends the next call when the previous one is answered, and finds the maximum throughput of a server.
 //! An open loop sends calls when they are due, whatever happens to earlier ones; its latencies count from the due time,
 //! so a server that pauses for a second is charged with every call of that second (no coordinated omission).
+//! `connection` makes a call, with its timeout and errors; `accuracy` judges verdicts.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};

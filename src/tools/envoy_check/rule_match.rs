@@ -151,7 +151,7 @@ fn describe_entries(entries: &[PossibleEntry<'_>]) -> String {
     written.collect::<Vec<_>>().join(",")
 }
 
-/// Warns about queues whose requests may wait longer than the filter waits; about the longest one.
+/// Warns about the longest queue, if its requests may wait longer than the filter does.
 fn check_queue(filter: &ConfigNode<'_, '_>, domain: &DomainRules, rules: &RuleSet, found: &mut EnvoyFindings) {
     let deciding = rules.rules_of_domain(domain).flat_map(|compiled| {
         let limits = compiled.limits.iter().filter(|limit| !limit.shadow && !limit.candidate);

@@ -173,7 +173,7 @@ pub struct VerifiedFigures {
     pub rejected_keys: u64,
 }
 
-/// Point of a curve.
+/// Number and share of the keys that a limit of one size rejects.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CurvePoint {
     /// `requests_per_unit`.

@@ -49,7 +49,7 @@ pub struct SequenceFindings {
     pub first_late: Option<NumberSpan>,
 }
 
-/// Two numbers of records.
+/// Range of record numbers, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberSpan {
     /// The first.

@@ -97,7 +97,7 @@ pub struct ReplayTotals {
     pub untracked_requests: u64,
 }
 
-/// Changes by request.
+/// Requests that both rule sets answer, and those whose verdict the new rules change.
 #[derive(Clone, Debug, Serialize)]
 pub struct ChangeResults {
     /// Requests that both rule sets answer.

@@ -56,7 +56,8 @@ pub struct DescriptorHistory<'q> {
     pub(super) problems: Vec<String>,
 }
 
-/// Order of the kept decisions: the first are kept.
+/// Order in which decisions are kept: those nearest the middle of the asked time first, or the latest if no time is
+/// asked.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct KeptOrder {
     distance_us: u64,

@@ -78,7 +78,7 @@ pub struct LogFacts {
     pub found: u64,
 }
 
-/// Requests that a limit rejected.
+/// Number of requests that were rejected for one cause.
 #[derive(Debug, Serialize)]
 pub struct CauseCount {
     /// Number of requests.

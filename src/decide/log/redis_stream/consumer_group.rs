@@ -19,7 +19,7 @@ pub(crate) const MAX_ENTRIES_PER_COMMAND: usize = 100;
 /// Upper bound on a command, in addition to the time that it may block.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Names of a consumer.
+/// Name of a consumer and of its group.
 #[derive(Clone, Debug)]
 pub(crate) struct ConsumerName {
     /// Group.

@@ -22,7 +22,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_TRIES: u32 = 5;
 /// Pause between two tries.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest time between a decision and its entry that a range of times allows for, clocks that differ included.
+/// Longest time between a decision and its entry, differences of clocks included, that a range of times allows for.
 const TIME_MARGIN_MS: u64 = 60_000;
 
 /// Part of a stream.

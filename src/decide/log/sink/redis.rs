@@ -65,7 +65,7 @@ struct WrittenHeader {
     id: Option<EntryId>,
 }
 
-/// A header that another followed.
+/// Header of the log that a later one replaced, kept while the stream may have decisions under its rules.
 #[derive(Clone, Debug)]
 struct EarlierHeader {
     written: WrittenHeader,
@@ -260,7 +260,7 @@ impl StreamKey {
     }
 }
 
-/// Write of the stream that changes nothing that an append does not change.
+/// Health check that writes to the stream, but changes only what an append changes too.
 #[derive(Debug)]
 struct StreamHealthCheck(Arc<StreamKey>);
 

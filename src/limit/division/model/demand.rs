@@ -140,7 +140,8 @@ fn most_of_a_limit_is_used_whatever_the_demand() {
     }
 }
 
-/// Rates of both kinds, with a number of replicas.
+/// Part of what one limiter would admit that proxies admit from `from` to `to`, for a fixed window and a token bucket,
+/// with `event` after 45 s.
 fn share_after(replicas: usize, event: impl Fn(&mut Run), from: u64, to: u64) -> [f64; 2] {
     [Algorithm::FixedWindow, Algorithm::TokenBucket].map(|algorithm| {
         mean(|seed| {

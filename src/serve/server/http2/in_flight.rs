@@ -6,6 +6,8 @@
 //!
 //! To stay fair to other connections, each request consumes one unit of tokio's cooperative budget, and a long one
 //! more. When the budget is used up, the connection yields.
+//!
+//! A request whose client resets its stream is dropped in `http2`, `run_until_reset`.
 
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};

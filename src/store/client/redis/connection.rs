@@ -126,7 +126,7 @@ pub(crate) const fn error_kind(error: &ReplyError) -> RedisError {
     }
 }
 
-/// A script.
+/// Lua script of Redis, with its hash for EVALSHA.
 #[derive(Debug)]
 pub struct Script {
     /// Text for EVAL.
@@ -221,7 +221,7 @@ impl MergeableCall<Reply> for MergeableScriptCall {
     }
 }
 
-/// Returns the reply to one call.
+/// Returns the reply to one of the merged calls: the head that all have, then its own part.
 fn prepend_head(head: &[u8], part: Reply) -> Reply {
     let Reply::BulkString(rest) = part else { return part };
     let mut reply = BytesMut::with_capacity(head.len() + rest.len());

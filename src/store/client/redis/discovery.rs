@@ -151,7 +151,7 @@ impl TopologySource {
     }
 }
 
-/// Adds a question to the error of a command that the server does not know.
+/// Adds `hint` to the error of a command that the server does not know.
 fn add_hint_if_unknown_command(error: RedisConnectError, hint: &str) -> RedisConnectError {
     match error.kind {
         // Errors of connecting name the setting to check.

@@ -23,7 +23,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Upper bound on the body of a reply in bytes.
 const MAX_REPLY_BYTES: u64 = 64 * 1024;
 
-/// SuccessBody with a status of 2xx.
+/// Body of a reply with a status of 2xx.
 pub(super) struct SuccessBody(pub(super) String);
 
 /// Sends a request and returns the body of its reply. `what` names the service in errors.

@@ -17,7 +17,7 @@ pub(super) struct AwsKeys {
     pub(super) session_token: Option<Secret>,
 }
 
-/// Request to sign.
+/// Request that is to be presigned.
 pub(super) struct PresignedRequest<'r> {
     pub(super) host: &'r str,
     pub(super) region: &'r str,

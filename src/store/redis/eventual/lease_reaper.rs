@@ -33,7 +33,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// Upper bound on the wait for a return.
 const RETURN_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Outstanding leases.
+/// Outstanding leases, whose unused hits are returned when they end.
 #[derive(Debug, Default)]
 pub(super) struct LeaseReaper {
     outstanding: Mutex<BinaryHeap<OutstandingLease>>,

@@ -1,7 +1,8 @@
 //! Refunds of a deployment in the key format of envoyproxy/ratelimit: use of the script, and dropped refunds.
 //!
 //! A user or a proxy may forbid scripts. The first refund learns it from the reply and later ones do without, until the
-//! next attempt. A wrong guess is harmless: both ways keep counts at 0 or above, also if replicas mix them.
+//! next attempt. A wrong guess is harmless: both ways keep counts at 0 or above, also if replicas mix them. The refund
+//! itself is in `incrby`.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

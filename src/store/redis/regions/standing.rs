@@ -233,7 +233,7 @@ impl RegionFindings {
     }
 
     /// Microseconds since the list of a region last changed, a new Redis was first used, or a pause because of another
-    /// Redis ended; `None` if nothing of this happened.
+    /// Redis ended; `None` if none of these happened.
     pub fn us_since_change(&self, at: Instant) -> Option<u64> {
         us_since_event(self.last_change_at_us(), process_time_us(at))
     }

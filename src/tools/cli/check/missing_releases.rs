@@ -32,7 +32,7 @@ pub(super) struct MissingReleaseWarning {
     pub(super) message: String,
 }
 
-/// What was found in traffic.
+/// Rules whose slots or reservations the traffic never released, and traffic that could not be read.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct MissingReleases {
     /// Rules whose slots or reservations no traffic released.
@@ -41,7 +41,7 @@ pub(super) struct MissingReleases {
     pub(super) problems: Vec<String>,
 }
 
-/// Requests of a rule.
+/// Numbers of requests and of releases under a rule.
 #[derive(Default)]
 struct RequestReleaseCounts {
     requests: u64,
