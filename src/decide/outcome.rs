@@ -93,9 +93,12 @@ pub(super) struct LimitVerdicts {
     pub(super) by_policy: bool,
 }
 
+/// Retry time after a rejection by policy, in seconds: the store may recover at any moment.
+pub(super) const POLICY_RETRY_AFTER_S: u64 = 1;
+
 impl LimitRejection {
-    /// Retry time after a rejection by policy: the store may recover at any moment.
-    pub(super) const BY_POLICY: Self = Self { retry_after_us: Some(1_000_000) };
+    /// Rejection by policy.
+    pub(super) const BY_POLICY: Self = Self { retry_after_us: Some(POLICY_RETRY_AFTER_S * 1_000_000) };
 
     /// Rejection of a charge by its result; `None` if the limit admits it.
     pub(super) fn from_result(result: &ChargeResult) -> Option<Self> {

@@ -5,7 +5,7 @@
 
 use std::cmp::{Ordering, Reverse};
 
-use super::outcome::{CombinedVerdict, DescriptorOutcome, FailedCharge, LimitVerdicts};
+use super::outcome::{CombinedVerdict, DescriptorOutcome, FailedCharge, LimitVerdicts, POLICY_RETRY_AFTER_S};
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::decision::{CurrentLimit, ReportedStatus};
 use crate::limit::StoreFailurePolicy;
@@ -113,9 +113,6 @@ impl<'r> DescriptorStatus<'r> {
         }
     }
 }
-
-/// Retry time after a rejection by policy, in seconds.
-const POLICY_RETRY_AFTER_S: u64 = 1;
 
 fn to_current_limit<'r>(selected: &SelectedLimit<'r>) -> CurrentLimit<'r> {
     CurrentLimit {
