@@ -204,6 +204,18 @@ RUST = [
     (STREAM, "        while began.elapsed() < MAX_RESPONSE_TIME\n",
      "        while began.elapsed() < MAX_RESPONSE_TIME && !($0 && count > 0)\n",
      [("one response per report", "each bucket has a response of its own")]),
+
+    # Parts of buckets, and denied requests.
+    (HOLDER, "let kept = if refill == 0 { self.now.bucket } else { 0 };",
+     "let kept = if refill == 0 && !$0 { self.now.bucket } else { 0 };",
+     [("take before give", "a bucket moves that no refill fills")]),
+    (LEDGER, "let moved = if now < self.moved_until { self.moved_refill } else { 0 };",
+     "let moved = if now < self.moved_until && !$0 { self.moved_refill } else { 0 };",
+     [("take before give", "refill that did not rest is given back to the store")]),
+    (ASSIGN, "(Change::Shrink { .. } | Change::Raise | Change::Fresh { .. }, _) => now,",
+     "(Change::Shrink { .. } | Change::Raise | Change::Fresh { .. }, _) =>"
+     " if $0 { self.sent.map_or(now, |sent| sent.filled_at) } else { now },",
+     [("refund only of the same stream", "a request that was denied before a raise empties the bucket")]),
 ]
 
 
