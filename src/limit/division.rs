@@ -43,6 +43,7 @@ mod fair_share;
 pub mod demand;
 pub mod holder;
 pub mod ledger;
+mod levels;
 mod assign;
 #[cfg(test)]
 mod model;

@@ -24,14 +24,8 @@ const RENEWAL_SLACK_US: u64 = 100_000;
 const HALF_CROSSING_US: u64 = 10_000_000;
 /// Time after which hits are told again of which the store does not know, in microseconds.
 const RETRY_US: u64 = 10_000_000;
-/// Longest time for which levels are kept, in microseconds.
-const LEVEL_LIFE_US: u64 = 500_000;
-/// Time for which levels are kept for each holder, in microseconds: much longer than it takes to compute its part.
-const LEVEL_LIFE_PER_HOLDER_US: u64 = 1000;
 /// Parts of eight of what nobody asks for that are handed out; the rest is for newcomers, and for other replicas.
 const SPREAD_EIGHTHS: u64 = 7;
-/// Smallest even part of a limit's bucket, in tokens, that loses nothing of a demand at random times.
-const MIN_EVEN_BUCKET: u64 = 8;
 /// Time to live of an assignment of a rate, in seconds.
 pub const RATE_TTL_S: u32 = 15;
 /// Time to live of an assignment of lent hits, in seconds.
@@ -109,7 +103,7 @@ pub struct Pool {
     others: SmallVec<[OtherReplica; 2]>,
     pub(super) level: FillLevel,
     /// Part of what this replica could hold that it leaves to decisions over RLS.
-    share_of_decisions: u64,
+    pub(super) share_of_decisions: u64,
     /// The level if those wait no longer who may have an assignment from elsewhere.
     pub(super) level_of_all_holders: FillLevel,
     /// A holder, another replica or RLS should have more than is free.
@@ -135,18 +129,18 @@ pub struct Division<K> {
     /// The proxies.
     pub holders: Vec<ShareHolder<K>>,
     /// Time at which levels were computed; `None`: they must be.
-    levelled: Option<Time>,
+    pub(super) levelled: Option<Time>,
     /// Demands have changed since then.
-    has_new_demand: bool,
+    pub(super) has_new_demand: bool,
     /// Holders were not looked at since the levels were computed.
-    has_new_levels: bool,
+    pub(super) has_new_levels: bool,
     /// Demand of decisions on the same counters, which no holder makes.
-    decision_demand: Demand,
+    pub(super) decision_demand: Demand,
     /// Hits of these decisions that are not in it yet, and since when.
     decision_hits: u64,
     decision_hits_since: Option<Time>,
     /// A hold was renewed, and its assignments were not.
-    has_renewals: bool,
+    pub(super) has_renewals: bool,
     /// Earliest time at which something becomes free.
     pub(super) next_release: Option<Time>,
 }
@@ -207,7 +201,7 @@ impl Pool {
     }
 
     /// Parts of buckets that are in use of a pool that is divided as a rate.
-    fn reserved_buckets<K>(&self, index: usize, holders: &[ShareHolder<K>]) -> u64 {
+    pub(super) fn reserved_buckets<K>(&self, index: usize, holders: &[ShareHolder<K>]) -> u64 {
         let gone = self.shares_of_gone_holders.iter().fold(0_u64, |sum, gone| sum.saturating_add(gone.bucket));
         let rates = holders.iter().filter_map(|holder| holder.rates.get(index));
         rates.fold(gone, |sum, rate| sum.saturating_add(rate.reserved().bucket))
@@ -228,25 +222,8 @@ impl Pool {
         }
     }
 
-    /// Computes the even part of the buckets of rates, of `amount` that holders can have.
-    fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>]) {
-        let rest = amount.saturating_sub(self.share_of_decisions).min(self.held);
-        let even = rest / (holders.len() as u64).max(1);
-        let is_enough = self.limit.bucket_of_share(even) >= MIN_EVEN_BUCKET && self.limit.divides_buckets_apart();
-        self.even_bucket = if is_enough { even } else { 0 };
-        let reserved = self.reserved_buckets(index, holders);
-        let free = self.held.saturating_sub(reserved);
-        let lacks = holders
-            .iter()
-            .filter_map(|holder| holder.rates.get(index))
-            .any(|rate| rate.now.bucket == 0 || rate.now.bucket < self.even_bucket / 2);
-        self.are_buckets_starved = self.limit.form == AssignmentForm::Rate
-            && self.limit.divides_buckets_apart()
-            && (reserved > self.held || lacks && free < (self.even_bucket / 2).max(1));
-    }
-
     /// What a holder may use of this pool, without what it gave up.
-    fn assigned_to<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
+    pub(super) fn assigned_to<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => holder.most_left(),
             AssignmentForm::Rate => holder.rates.get(index).map_or(0, |rate| rate.now.refill),
@@ -267,7 +244,7 @@ impl Pool {
     }
 
     /// Time of the demand that a share is for, in microseconds.
-    const fn horizon_us(&self) -> u64 {
+    pub(super) const fn horizon_us(&self) -> u64 {
         match self.limit.form {
             AssignmentForm::Rate => self.limit.period_s * 1_000_000,
             AssignmentForm::Lent => LENT_HORIZON_US,
@@ -275,7 +252,7 @@ impl Pool {
     }
 
     /// What could be held beside what this replica and others hold.
-    fn beside(&self, now: Time) -> u64 {
+    pub(super) fn beside(&self, now: Time) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => self.room,
             AssignmentForm::Rate => {
@@ -288,7 +265,7 @@ impl Pool {
     }
 
     /// What this replica should hold, among the others.
-    fn target_among_replicas(&self, own_demand: u64, now: Time) -> u64 {
+    pub(super) fn target_among_replicas(&self, own_demand: u64, now: Time) -> u64 {
         let others = || self.others.iter().filter(|other| other.until > now);
         if others().next().is_none() {
             return u64::MAX;
@@ -623,93 +600,6 @@ impl<K> Division<K> {
             .filter(|at| *at > now)
             .min()
     }
-
-    /// Returns the holders to look at beside those that reported: those whose assignments can be renewed after their
-    /// hold was, and those that have more than their part while another has less than it wants. Each change is
-    /// returned once.
-    pub fn find_holders_to_tell(&mut self, now: Time) -> Vec<usize> {
-        self.update_levels(now);
-        let has_renewals = std::mem::take(&mut self.has_renewals);
-        let has_starved = std::mem::take(&mut self.has_new_levels) && self.pools.iter().any(|pool| pool.is_starved);
-        if !has_renewals && !has_starved {
-            return Vec::new();
-        }
-        let holders = self.holders.iter().enumerate();
-        let told = holders.filter(|(_, holder)| {
-            has_renewals && self.is_due_for_renewal(holder, now) || has_starved && self.has_too_much(holder, now)
-        });
-        told.map(|(index, _)| index).collect()
-    }
-
-    fn is_due_for_renewal(&self, holder: &ShareHolder<K>, now: Time) -> bool {
-        let ttl_s = self.pools.iter().map(Pool::ttl_s).min().unwrap_or(0);
-        holder.is_alive(now) && holder.sent.is_some_and(|sent| sent.ends.since_us(now) <= renew_before_us(ttl_s))
-    }
-
-    fn has_too_much(&self, holder: &ShareHolder<K>, now: Time) -> bool {
-        self.pools.iter().enumerate().any(|(index, pool)| {
-            let has = pool.assigned_to(index, holder);
-            let bucket = holder.rates.get(index).map_or(0, |rate| rate.now.bucket);
-            let even = pool.even_bucket.max(if pool.even_bucket == 0 { has } else { 0 });
-            if pool.are_buckets_starved && bucket - bucket / 10 > even {
-                return true;
-            }
-            pool.is_starved && pool.level.share(pool.want(holder, self.holders.len(), now)) < has - has / 10
-        })
-    }
-
-    fn level_life_us(&self) -> u64 {
-        LEVEL_LIFE_US.min(self.holders.len() as u64 * LEVEL_LIFE_PER_HOLDER_US)
-    }
-
-    pub(super) fn update_levels(&mut self, now: Time) {
-        if self.levelled.is_some_and(|at| now.since_us(at) < self.level_life_us()) {
-            return;
-        }
-        let holders = self.holders.len();
-        let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free(index)).collect();
-        for (index, pool) in self.pools.iter_mut().enumerate() {
-            let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
-            let demand = all.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
-            // What a patient proxy lacks it may have from elsewhere, so nobody gives it up.
-            let is_known = |holder: &&ShareHolder<K>| !holder.may_have_foreign_assignment(now);
-            let known = self.holders.iter().filter(is_known);
-            let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, holders, now)).collect();
-            // More is held than a limit that became smaller allows, until it is taken back.
-            let target = pool.target_among_replicas(demand, now);
-            let is_too_much = pool.held > target.saturating_add(target / 10);
-            let mut amount = pool.held.min(pool.limit.total()).min(target);
-            // Those who ask over RLS count as as many proxies as there are: who they are is not known.
-            let decisions = self.decision_demand.in_span(pool.horizon_us()).min(pool.limit.total());
-            let parties = wants.len().max(1) as u64;
-            if decisions > 0 {
-                amount = amount.saturating_add(pool.beside(now)).min(pool.limit.total());
-                wants.extend((0..parties).map(|_| decisions / parties));
-                all.extend((0..parties).map(|_| decisions / parties));
-            }
-            pool.level = FillLevel::fill(amount, &mut wants, 8);
-            pool.level_of_all_holders = FillLevel::fill(amount, &mut all, 8);
-            let for_decisions =
-                if decisions > 0 { pool.level.share(decisions / parties).saturating_mul(parties) } else { 0 };
-            pool.share_of_decisions = for_decisions.min(amount);
-            let are_decisions_short = pool.share_of_decisions - pool.share_of_decisions / 10 > pool.beside(now);
-            pool.level_buckets(index, amount, &self.holders);
-            pool.are_buckets_starved |= pool.limit.form == AssignmentForm::Rate && (is_too_much || are_decisions_short);
-            pool.is_starved = is_too_much
-                || are_decisions_short
-                || pool.are_buckets_starved
-                || self.holders.iter().any(|holder| {
-                    let has = pool.reserved_by(index, holder);
-                    let want = pool.want(holder, holders, now);
-                    let target = pool.level.share(want);
-                    // What is spread beyond demand is worth no change of others' lent hits.
-                    let target = if pool.limit.form == AssignmentForm::Lent { target.min(want) } else { target };
-                    target > has.saturating_add(has / 10).saturating_add(free[index])
-                });
-        }
-        self.levelled = Some(now);
-        (self.has_new_demand, self.has_new_levels) = (false, true);
-    }
 }
 
 impl Pool {
@@ -749,7 +639,7 @@ impl Pool {
     }
 
     /// Time to live of assignments, in seconds.
-    const fn ttl_s(&self) -> u32 {
+    pub(super) const fn ttl_s(&self) -> u32 {
         match self.limit.form {
             AssignmentForm::Rate => RATE_TTL_S,
             AssignmentForm::Lent => LENT_TTL_S,
