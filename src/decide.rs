@@ -120,7 +120,7 @@ impl Decider {
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
         OptionFuture::from(
-            reads_rows_from_redis.then(|| Box::pin(self.row_reader.read_rows(&self.store, context, request))),
+            reads_rows_from_redis.then(|| Box::pin(self.row_reader.read_missing_rows(&self.store, context, request))),
         )
         .await;
         let rules = self.check_request_and_get_rules(context, request)?;
@@ -220,8 +220,10 @@ impl Decider {
         let ordered = context.request_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
-        OptionFuture::from(reads_rows_from_redis.then(|| self.row_reader.read_rows(&self.store, context, request)))
-            .await;
+        OptionFuture::from(
+            reads_rows_from_redis.then(|| self.row_reader.read_missing_rows(&self.store, context, request)),
+        )
+        .await;
         let rules = self.check_request_and_get_rules(context, request)?;
         let mut selections = self.select_limits(context, rules, request, uses);
         for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
@@ -258,7 +260,7 @@ impl Decider {
     ) -> Result<Decision<'r>, DecideError> {
         let behaviour = &self.behaviour;
         let mut decision = build_block_rejection(behaviour, context.store.now, selected, outcomes, blocked);
-        self.insert_rejected_token_of_block(context, selected.request, &mut decision);
+        self.mark_blocked_request_without_slot(context, selected.request, &mut decision);
         if !self.metrics.is_off() {
             self.blocks.count_rejection(selected.request.domain);
         }
@@ -377,7 +379,7 @@ impl Decider {
         context: DecisionContext<'_>,
         request: &Request<'m>,
     ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
-        let Some(rules) = context.rules.filter(|rules| rules.acts_on_stream_done()) else { return Ok(None) };
+        let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Ok(None) };
         rules.separate_slot_entries(context.slots, request).inspect_err(|error| {
             warn_about_literal_formatter(context, request);
             let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };

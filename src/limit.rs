@@ -15,7 +15,7 @@ pub mod reservation_table;
 pub mod calendar;
 pub mod window;
 pub mod active;
-pub mod regions;
+pub mod region_parts;
 pub mod hold;
 pub mod division;
 
@@ -474,7 +474,7 @@ impl Limit {
     }
 
     /// Windows of a calendar that the limit follows.
-    pub const fn window(&self) -> Option<CalendarWindows> {
+    pub const fn calendar_windows(&self) -> Option<CalendarWindows> {
         self.window
     }
 
@@ -504,12 +504,12 @@ impl Limit {
     }
 
     /// Returns the limit without reservations, with rejected hits that count: a settlement above the estimate.
-    pub(crate) const fn with_debt_counted(&self) -> Self {
+    pub(crate) const fn for_excess_settlement(&self) -> Self {
         Self { reservations: None, count_rejected: true, ..*self }
     }
 
     /// Returns `true` if the end of a stream changes the counter: it frees a slot, or settles a reservation.
-    pub const fn acts_on_stream_done(&self) -> bool {
+    pub const fn follows_streams(&self) -> bool {
         self.is_concurrent() || self.reservations.is_some()
     }
 

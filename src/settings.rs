@@ -129,7 +129,7 @@ impl Settings {
     ///
     /// # Errors
     /// The key is too short, or is given twice.
-    pub fn hash_key_from_env(
+    pub fn value_hash_key_from_env(
         vars: impl Iterator<Item = (OsString, OsString)>,
     ) -> Result<Option<HashKey>, SettingsError> {
         let names = [TOLLKEEPER_DECISION_LOG_HASH_KEY.name(), TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE.name()];

@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 
 use self::charge::{ChargeContext, CommitMode};
 use self::decision_demand::DecisionDemand;
-use self::error::{AdminError, ChargeError};
+use self::error::{ChargeError, CounterCommandError};
 use self::fallback::Fallback;
 use self::health::StoreHealth;
 use self::holders::SlotHolderTable;
@@ -134,7 +134,7 @@ impl Store {
             StoreSettings::Redis(settings) => {
                 let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
                 let redis = Redis::start(settings, Fallback::new(capacity_bytes, replicas));
-                redis.claim_slot();
+                redis.claim_replica_slot();
                 redis.into()
             }
             StoreSettings::Memcache(settings) => Memcache::start(settings, capacity_bytes).into(),
@@ -171,7 +171,7 @@ impl Store {
                 for (index, charge) in charges {
                     let now = context.charge_time(index);
                     let outcome =
-                        memory.charge(&charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
+                        memory.charge(&charge, now).map(|results| StoreOutcome::from_store_results(results, now));
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
                 None
@@ -196,7 +196,7 @@ impl Store {
                 for (index, charge) in charges {
                     let now = context.now;
                     let outcome =
-                        memory.charge(&charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
+                        memory.charge(&charge, now).map(|results| StoreOutcome::from_store_results(results, now));
                     each(index, &charge, outcome.map_err(ChargeError::from));
                 }
             }
@@ -217,7 +217,7 @@ impl Store {
                 let outcomes = charges.map(|(index, charge)| {
                     let now = context.charge_time(*index);
                     let outcome =
-                        memory.charge(charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
+                        memory.charge(charge, now).map(|results| StoreOutcome::from_store_results(results, now));
                     outcome.map_err(ChargeError::from)
                 });
                 DeferredOutcomes::Ready(outcomes.collect())
@@ -237,14 +237,14 @@ impl Store {
 
     /// Makes charges that give back the slots of a rejected request. Redis makes them later, and again if it fails, or
     /// if `may_acquire_late`: the call that acquires the slots was not answered. Must be called within a tokio runtime.
-    pub fn give_back(&self, charges: &[(usize, Charge<'_>)], may_acquire_late: bool, context: StoreContext<'_>) {
+    pub fn give_back_slots(&self, charges: &[(usize, Charge<'_>)], may_acquire_late: bool, context: StoreContext<'_>) {
         match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => drop(self.charge_without_waiting(charges, context)),
             StoreBackend::Redis(redis) => {
                 let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
                 let deadline = Instant::now() + redis.timeout();
                 let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
-                redis.give_back(&charges, may_acquire_late, context);
+                redis.give_back_slots(&charges, may_acquire_late, context);
             }
         }
     }
@@ -286,7 +286,7 @@ impl Store {
     /// Sums the slots of each concurrent limit of a charge, and the reservations of each limit that has some, by
     /// `deadline`; `None` where they cannot be read.
     pub async fn summarize_slots(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Vec<Option<SlotSummary>> {
-        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.acts_on_stream_done());
+        let limits = charge.counters.iter().enumerate().filter(|(_, counter)| counter.limit.follows_streams());
         let mut summaries = Vec::new();
         for (index, counter) in limits {
             summaries.push(match &self.backend {
@@ -305,16 +305,16 @@ impl Store {
     pub fn has_fallback_slots(&self) -> bool {
         match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => false,
-            StoreBackend::Redis(redis) => redis.fallback().has_slots(),
+            StoreBackend::Redis(redis) => redis.fallback().has_slots_or_reservations(),
         }
     }
 
     /// Envoys that hold slots.
-    pub fn holders(&self) -> &SlotHolderTable {
+    pub fn slot_holders(&self) -> &SlotHolderTable {
         match &self.backend {
-            StoreBackend::Memory(memory) => memory.holders(),
-            StoreBackend::Redis(redis) => redis.fallback().holders(),
-            StoreBackend::Memcache(memcache) => memcache.fallback().holders(),
+            StoreBackend::Memory(memory) => memory.slot_holders(),
+            StoreBackend::Redis(redis) => redis.fallback().slot_holders(),
+            StoreBackend::Memcache(memcache) => memcache.fallback().slot_holders(),
         }
     }
 
@@ -412,7 +412,7 @@ impl Store {
         max: usize,
         deadline: Instant,
         filter: impl FnMut(&OwnedCounterPath) -> bool,
-    ) -> Result<Option<KeyScanResult>, AdminError> {
+    ) -> Result<Option<KeyScanResult>, CounterCommandError> {
         Ok(match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
             StoreBackend::Redis(redis) => Some(redis.list_counter_paths(domain, max, deadline, filter).await?),
@@ -444,7 +444,12 @@ impl Store {
     ///
     /// # Errors
     /// The store failed, or its user may not run UNLINK.
-    pub async fn reset_counters(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
+    pub async fn reset_counters(
+        &self,
+        charge: &Charge<'_>,
+        now: Time,
+        deadline: Instant,
+    ) -> Result<u64, CounterCommandError> {
         Ok(match &self.backend {
             StoreBackend::Memory(memory) => memory.reset(charge) as u64,
             StoreBackend::Redis(redis) => redis.reset(charge, now, deadline).await?,
@@ -462,23 +467,23 @@ impl Store {
     /// Statistics since the start.
     pub fn stats(&self) -> StoreStats {
         match &self.backend {
-            StoreBackend::Memory(memory) => StoreStats { store: "memory", memory: memory.usage(), shared: None },
+            StoreBackend::Memory(memory) => StoreStats { store: "memory", memory: memory.memory_usage(), shared: None },
             StoreBackend::Redis(redis) => {
-                StoreStats { store: "redis", memory: redis.fallback().usage(), shared: Some(redis.stats()) }
+                StoreStats { store: "redis", memory: redis.fallback().memory_usage(), shared: Some(redis.stats()) }
             }
             StoreBackend::Memcache(memcache) => {
-                let (memory, stats) = (memcache.fallback().usage(), memcache.stats());
+                let (memory, stats) = (memcache.fallback().memory_usage(), memcache.stats());
                 StoreStats { store: "memcache", memory, shared: Some(stats) }
             }
         }
     }
 
     /// Reports to `health` until it is dropped. A memory store is always healthy: it returns at once.
-    pub async fn report_health(&self, health: &StoreHealth) {
+    pub async fn report_health_repeatedly(&self, health: &StoreHealth) {
         match &self.backend {
             StoreBackend::Memory(_) => {}
-            StoreBackend::Redis(redis) => redis.report_health(health).await,
-            StoreBackend::Memcache(memcache) => memcache.report_health(health).await,
+            StoreBackend::Redis(redis) => redis.report_health_repeatedly(health).await,
+            StoreBackend::Memcache(memcache) => memcache.report_health_repeatedly(health).await,
         }
     }
 
@@ -540,7 +545,7 @@ impl StoreBackend {
             (Self::Memory(memory), _) => {
                 for (index, charge) in requested_at {
                     let outcome =
-                        memory.charge(charge, now).map(|results| StoreOutcome::decided_by_store(results, now));
+                        memory.charge(charge, now).map(|results| StoreOutcome::from_store_results(results, now));
                     each(index, charge, outcome.map_err(ChargeError::from));
                 }
             }

@@ -11,7 +11,7 @@ use tollkeeper::decide::Decider;
 use tollkeeper::decide::decision::{DecideError, DecisionContext};
 use tollkeeper::limit::slot::SlotCaller;
 use tollkeeper::rules::compile::options::CompileOptions;
-use tollkeeper::rules::compile::set_files::{SetFileText, SetFiles};
+use tollkeeper::rules::compile::value_set_files::{SetFileText, SetFiles};
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::table_loader::{RuleFilePaths, TableLoader};

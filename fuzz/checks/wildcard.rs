@@ -15,7 +15,7 @@ use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::value_pattern::ValuePattern;
 use tollkeeper::rules::rule::{
-    Allowance, Domain, MatchingOptions, OverLimitBody, OverrideDefaults, Rule, RuleLimit, RuleNode, SourceLocation,
+    Domain, MatchingOptions, OverLimitBody, OverrideDefaults, Rule, RuleAllowance, RuleLimit, RuleNode, SourceLocation,
 };
 
 /// Maximum input: the reference matcher takes quadratic time.
@@ -136,7 +136,7 @@ fn node(key: String, value: String) -> Option<RuleNode> {
     node.rule = Some(Rule {
         path: node.composite_key(),
         location,
-        allowance: Allowance::Limits(vec![limit]),
+        allowance: RuleAllowance::Limits(vec![limit]),
         replaces: Vec::new(),
         metadata: None,
         over_limit_body: OverLimitBody::default(),

@@ -11,7 +11,7 @@ use super::decision::DecisionContext;
 use super::key_text::{key_text, write_entries_text};
 use super::metrics::{
     ChargeResultToRecord, LimitStatsRef, MetricsRecorder, hash_distinct_key, near_limit_threshold, record_hits,
-    record_slot_change,
+    record_slot_or_reservation_change,
 };
 use super::selection::{RequestWithSelections, SelectedLimit};
 use crate::base::clock::Time;
@@ -84,7 +84,7 @@ impl CandidateCharges {
 
     /// Polls the outstanding outcomes once, without waiting.
     pub(super) fn poll_outcomes(self) -> Self {
-        Self { outcomes: self.outcomes.poll(), ..self }
+        Self { outcomes: self.outcomes.resolve_arrived(), ..self }
     }
 
     /// Result of a candidate; `None`: not known by now, or the charge failed.
@@ -211,7 +211,7 @@ impl UnrecordedCandidateCharge {
         let is_rejected = result.is_some_and(|(result, _)| !result.admitted);
         if is_release {
             if let Some((result, _)) = result {
-                record_slot_change(stats, &limit, result);
+                record_slot_or_reservation_change(stats, &limit, result);
             }
             return;
         }
@@ -219,8 +219,8 @@ impl UnrecordedCandidateCharge {
             Some((result, decided_by)) => {
                 let result = ChargeResultToRecord { result, near, shadow: true, rejected_elsewhere: false, decided_by };
                 record_hits(stats, &limit, hits, result);
-                if limit.acts_on_stream_done() {
-                    record_slot_change(stats, &limit, result.result);
+                if limit.follows_streams() {
+                    record_slot_or_reservation_change(stats, &limit, result.result);
                 }
                 if is_rejected { (LimitStat::Shadow, "shadow") } else { (LimitStat::Ok, "ok") }
             }

@@ -223,7 +223,7 @@ impl RequestCharger<'_, '_, '_> {
     fn decide_failed_release(self, error: ChargeError, charge: &Charge<'_>) -> DescriptorOutcome {
         let results = self.store.charge_fallback(charge, self.context.store.now);
         if results.iter().any(|result| result.slot == SlotChange::Freed) {
-            return DescriptorOutcome::Charged(StoreOutcome::decided_by_store(results, self.context.store.now));
+            return DescriptorOutcome::Charged(StoreOutcome::from_store_results(results, self.context.store.now));
         }
         let policies = FailurePolicies { hard: StoreFailurePolicy::Error, quotas: StoreFailurePolicy::Error };
         self.failures.record_and_log_failure(error, StoreFailurePolicy::Error, self.context.store.now);

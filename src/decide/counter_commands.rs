@@ -19,7 +19,7 @@ use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::{CompiledRule, DomainRules, RuleSet};
 use crate::store::StoreContext;
-use crate::store::error::AdminError;
+use crate::store::error::CounterCommandError;
 use crate::store::redis::key::OwnedCounterPath;
 
 /// Upper bound on each call of Redis.
@@ -71,7 +71,7 @@ impl Decider {
         context: DecisionContext<'_>,
         of: RuleRef<'_>,
         max: usize,
-    ) -> Result<CounterListing, AdminError> {
+    ) -> Result<CounterListing, CounterCommandError> {
         let RuleRef { rules, domain, rule } = of;
         let is_of_rule = |path: &OwnedCounterPath| {
             let found = rules.find_rule_of_counter(domain, &borrow_entries(&path.entries), &path.shared);
@@ -103,11 +103,11 @@ impl Decider {
         &self,
         context: DecisionContext<'_>,
         request: &Request<'_>,
-    ) -> Result<Vec<u64>, AdminError> {
+    ) -> Result<Vec<u64>, CounterCommandError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.order_request(request);
+        let ordered = rules.copy_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
         let terms = RulesAtTime { rules, active_at: None };
         let selections = select_limits(&self.behaviour, terms, request, uses);
@@ -128,7 +128,7 @@ impl Decider {
         let Some(rules) = context.rules else { return };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.order_request(request);
+        let ordered = rules.copy_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
         let terms = RulesAtTime { rules, active_at: None };
         for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {

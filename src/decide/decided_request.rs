@@ -261,7 +261,7 @@ fn to_limit_record<'a>(
         unit_multiplier: period.multiplier(),
         capacity: Some(limit.capacity()).filter(|capacity| *capacity != limit.requests_per_unit()),
         max_wait_us: limit.non_default_max_wait_us(),
-        window: limit.window().map(|window| window.spec().to_string().into()),
+        window: limit.calendar_windows().map(|window| window.spec().to_string().into()),
         ban: limit.ban().map(|ban| ban.to_string().into()),
         reservations: limit.reservations().map(|reservations| reservations.to_string().into()),
         active: compiled.and_then(|compiled| compiled.active).map(|active| active.spec().to_string().into()),

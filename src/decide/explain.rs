@@ -299,7 +299,7 @@ impl Explanation {
         let domain = rules.domain(request.domain);
         let separated = rules.separate_slot_entries(SlotCaller::default(), request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.order_request(request);
+        let ordered = rules.copy_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
         let selections = select_limits(behaviour, RulesAtTime { rules, active_at: Some(now) }, request, uses);
         let descriptors =
@@ -337,10 +337,10 @@ impl Decider {
         request: &Request<'_>,
         deadline: Instant,
     ) -> Vec<Vec<ExplainedSlots>> {
-        let Some(rules) = context.rules.filter(|rules| rules.acts_on_stream_done()) else { return Vec::new() };
+        let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Vec::new() };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.order_request(request);
+        let ordered = rules.copy_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
         let (now, terms) = (context.store.now, RulesAtTime { rules, active_at: None });
         let mut explained = Vec::with_capacity(request.descriptors.len());
@@ -348,7 +348,7 @@ impl Decider {
             let mut of_descriptor = Vec::new();
             if let Some(charge) = selection.build_charge(request, index, 0) {
                 let summaries = self.store.summarize_slots(&charge, now, deadline).await;
-                let of_streams = charge.counters.iter().filter(|counter| counter.limit.acts_on_stream_done());
+                let of_streams = charge.counters.iter().filter(|counter| counter.limit.follows_streams());
                 let of_limits = of_streams.zip(summaries);
                 of_descriptor.extend(of_limits.filter_map(|(counter, summary)| {
                     let reservations = counter.limit.reservations();
@@ -366,7 +366,7 @@ impl Decider {
         let SlotSummary { seats, slots, tombstones, expires, mut holders, is_partial: partial, is_of_reservations } =
             summary;
         holders.sort_by_key(|(_, slots)| Reverse(*slots));
-        let name = |(holder, slots)| ExplainedHolder { holder: self.store.holders().name(holder), slots };
+        let name = |(holder, slots)| ExplainedHolder { holder: self.store.slot_holders().name(holder), slots };
         let holders = holders.into_iter().take(MAX_EXPLAINED_HOLDERS).map(name).collect();
         let until_end_us = expires.map(|expires| expires.since_us(now));
         let first_end_s = until_end_us.map(|left_us| left_us / 1_000_000);
@@ -410,10 +410,10 @@ impl Decider {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.order_request(request);
+        let ordered = rules.copy_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
         if rules.reads_rows_from_redis() {
-            self.row_reader.read_rows(&self.store, context, request).await;
+            self.row_reader.read_missing_rows(&self.store, context, request).await;
         }
         let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
         let selections = select_limits(&self.behaviour, terms, request, uses);

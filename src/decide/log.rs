@@ -33,7 +33,7 @@ use self::writer::SinkWriterHandle;
 use crate::base::clock::Clock;
 use crate::base::random::random_u64;
 use crate::settings::Settings;
-use crate::settings::decision_log::{DecisionLogSettings, LoggedDecisions, SinkSettings};
+use crate::settings::decision_log::{DecisionLogSettings, LoggedDecisionKinds, SinkSettings};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
 
@@ -48,7 +48,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct DecisionLog {
     /// Decisions that are logged.
-    pub when: LoggedDecisions,
+    pub when: LoggedDecisionKinds,
     /// Keys whose decisions are logged.
     pub sample: KeySample,
     /// Form of values.
@@ -191,7 +191,7 @@ impl DecisionLog {
     }
 
     /// Number of records by sink.
-    pub fn record_counts(&self) -> impl Iterator<Item = RecordCounts> {
+    pub fn counts_by_sink(&self) -> impl Iterator<Item = RecordCounts> {
         self.sinks.iter().map(|sink| {
             let counters = sink.queue.counters();
             let [written, dropped, failed] =

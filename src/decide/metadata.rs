@@ -118,7 +118,7 @@ fn format_override(sent: &LimitOverride) -> String {
 fn merge_rule_metadata(selections: &[Selection<'_>], statuses: &[DescriptorStatus<'_>]) -> Map<String, Value> {
     let mut merged = Map::new();
     for (selection, status) in selections.iter().zip(statuses) {
-        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.answers_error();
+        let passed = !selection.limits.is_empty() && !status.shown.over_limit && !status.answers_with_error();
         let metadata = selection.rule.filter(|_| passed).and_then(|compiled| compiled.rule.metadata.as_ref());
         if let Some(metadata) = metadata {
             merge_keeping_existing(&mut merged, metadata);

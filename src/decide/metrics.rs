@@ -97,10 +97,10 @@ impl<'d> MetricsRecorder<'d> {
                 self.record_unmatched_descriptor(context.store.now, selection, &selection.counter_path(request, index));
             }
             if let Some(source) = selection.plan_source {
-                record_plan_source(selection, source);
+                record_default_plan_use(selection, source);
             }
             if selection.is_release() {
-                record_released_slots(selection, outcome);
+                record_release(selection, outcome);
                 continue;
             }
             let descriptor = &request.descriptors[index];
@@ -142,8 +142,8 @@ impl<'d> MetricsRecorder<'d> {
                 let decided_by = outcome.decided_by;
                 let result_of = ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by };
                 record_hits(stats, &limit.limit, hits, result_of);
-                if limit.limit.acts_on_stream_done() {
-                    record_slot_change(stats, &limit.limit, result);
+                if limit.limit.follows_streams() {
+                    record_slot_or_reservation_change(stats, &limit.limit, result);
                 }
                 stats.add_to_counter(stat_of_result(limit, result), 1);
             }
@@ -267,16 +267,16 @@ impl<'d> MetricsRecorder<'d> {
 
 /// Records slots that a release freed, and reservations that it settled. It is no decision, and has no hits.
 #[cold]
-fn record_released_slots(selection: &Selection<'_>, outcome: &DescriptorOutcome) {
+fn record_release(selection: &Selection<'_>, outcome: &DescriptorOutcome) {
     for (at, limit) in selection.limits.iter().enumerate() {
         if let (Some(stats), Some(result)) = (limit.stats, outcome.limit_result(at)) {
-            record_slot_change(stats, &limit.limit, result);
+            record_slot_or_reservation_change(stats, &limit.limit, result);
         }
     }
 }
 
 /// Records what became of a slot or reservation, and those that were found over.
-pub(super) fn record_slot_change(stats: &LimitStats, limit: &Limit, result: &ChargeResult) {
+pub(super) fn record_slot_or_reservation_change(stats: &LimitStats, limit: &Limit, result: &ChargeResult) {
     let of_reservations = limit.reservations().is_some();
     let stat = match result.slot {
         SlotChange::Taken if of_reservations => Some(LimitStat::Reservations),
@@ -300,11 +300,11 @@ pub(super) fn record_slot_change(stats: &LimitStats, limit: &Limit, result: &Cha
 }
 
 /// Records a decision by the default plan of a table: without a row, or because the row could not be read.
-fn record_plan_source(selection: &Selection<'_>, source: PlanSource) {
+fn record_default_plan_use(selection: &Selection<'_>, source: PlanSource) {
     let Some(table) = selection.plan_table() else { return };
     match source {
         PlanSource::Row | PlanSource::OwnLimit => {}
-        PlanSource::Default => table.stats.record_default_decision(),
+        PlanSource::Default => table.stats.record_absent_row_decision(),
         PlanSource::NotRead => table.stats.record_unread_row_decision(),
     }
 }

@@ -156,7 +156,7 @@ impl Decider {
     }
 
     /// Entries of a bucket; `None` unless reports show values as they are, and they are UTF-8.
-    pub fn bucket_entries(&self, counters: &BucketCounters) -> Option<Vec<KeyEntry>> {
+    pub fn shown_bucket_entries(&self, counters: &BucketCounters) -> Option<Vec<KeyEntry>> {
         let is_shown = !counters.has_private_values && matches!(self.key_values, ValueForm::Plain);
         let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(str::to_owned);
         let entry = |(index, entry): (usize, &OwnedEntry)| {
@@ -174,7 +174,7 @@ impl Decider {
 
     /// Reads the rows of tables that the entries of buckets need.
     pub async fn read_bucket_rows(&self, context: DecisionContext<'_>, request: &Request<'_>) {
-        self.row_reader.read_rows(&self.store, context, request).await;
+        self.row_reader.read_missing_rows(&self.store, context, request).await;
     }
 
     /// Selects the limits of a bucket with these entries, which are in no order.
@@ -309,7 +309,7 @@ impl Decider {
         if charge.counters.is_empty() {
             return Vec::new();
         }
-        match self.store.charge_without_waiting(&[(0, charge)], context.store).poll() {
+        match self.store.charge_without_waiting(&[(0, charge)], context.store).resolve_arrived() {
             DeferredOutcomes::Ready(outcomes) => outcomes.into_iter().map(Result::ok).collect(),
             DeferredOutcomes::Pending(pending) => {
                 spawn_outcome_handler(pending, drop);

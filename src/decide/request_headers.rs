@@ -17,7 +17,7 @@ use crate::limit::period::Unit;
 use crate::settings::decisions::DecisionSettings;
 
 /// Maximum number of limits that the header of exceeded limits names; `...` stands for more.
-const MAX_NAMED_LIMITS: usize = 16;
+const MAX_LISTED_EXCEEDED_LIMITS: usize = 16;
 
 /// Maximum length of a name in that header, in bytes; a longer one is cut, and ends in `...`.
 const MAX_LIMIT_NAME_BYTES: usize = 128;
@@ -45,7 +45,7 @@ pub(super) fn build_exceeded_limits_header<'r>(
             if named.contains(&limit) {
                 continue;
             }
-            if named.len() == MAX_NAMED_LIMITS {
+            if named.len() == MAX_LISTED_EXCEEDED_LIMITS {
                 named.push("...".to_owned());
                 return Some(Header { name, value: Cow::Owned(named.join(", ")) });
             }
@@ -103,14 +103,14 @@ pub(super) fn append_descriptor_headers<'r>(
     }
     let limited = statuses.iter().filter_map(|status| Some((status.shown.current_limit?, status.shown.remaining)));
     for (limit, remaining) in limited.take(MAX_DESCRIPTORS_WITH_HEADERS) {
-        let (limit_name, remaining_name) = descriptor_header_names(limit.period.unit());
+        let (limit_name, remaining_name) = limit_header_names(limit.period.unit());
         headers.push(Header { name: limit_name, value: Cow::Owned(limit.requests_per_unit.to_string()) });
         headers.push(Header { name: remaining_name, value: Cow::Owned(remaining.to_string()) });
     }
 }
 
 /// Names of the headers of a limit and its remaining hits, as proposed for envoyproxy/ratelimit (PR 1190).
-const fn descriptor_header_names(unit: Unit) -> (&'static str, &'static str) {
+const fn limit_header_names(unit: Unit) -> (&'static str, &'static str) {
     match unit {
         Unit::Second => ("ratelimit-limit-seconds", "ratelimit-remaining-seconds"),
         Unit::Minute => ("ratelimit-limit-minutes", "ratelimit-remaining-minutes"),

@@ -20,7 +20,7 @@ use crate::rules::plan_table::live::{LiveTable, PlanSource};
 use crate::rules::plan_table::row::OwnLimit;
 use crate::rules::rule::matching::{MatchedRule, RuleMatch};
 use crate::rules::rule::set::{CompiledLimit, CompiledRule, DomainRules, RuleSet, TableChoice, hash_limit_identity};
-use crate::rules::rule::{Allowance, OverLimitBody, RulePlan};
+use crate::rules::rule::{OverLimitBody, RuleAllowance, RulePlan};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
 use crate::telemetry::metrics::limit_stats::LimitStats;
@@ -212,25 +212,25 @@ impl<'r> Selection<'r> {
                     selected.limit = LimitRef::Built(Box::new(limit));
                 }
             } else {
-                selection.add_reservations_of(of_rule.limits.iter().map(|selected| &*selected.limit));
+                selection.inherit_reservations(of_rule.limits.iter().map(|selected| &*selected.limit));
             }
         }
         if is_release {
             let is_freed = |selected: &SelectedLimit<'_>| {
-                selected.limit.acts_on_stream_done() && slot.action != SlotAction::ReleaseRejected
+                selected.limit.follows_streams() && slot.action != SlotAction::ReleaseRejected
             };
             selection.limits.retain(|selected| is_freed(selected));
             selection.candidates.retain(is_freed);
         }
         let mut limits = selection.limits.iter().chain(&selection.candidates);
         selection.slot =
-            (is_release || limits.any(|selected| selected.limit.acts_on_stream_done())).then(|| Box::new(slot));
+            (is_release || limits.any(|selected| selected.limit.follows_streams())).then(|| Box::new(slot));
         selection
     }
 
     /// Gives the selected limits, which came with a request or from a row of a table, the reservations of the first
     /// limit of `of_rule` that has some.
-    fn add_reservations_of<'l>(&mut self, mut of_rule: impl Iterator<Item = &'l Limit>) {
+    fn inherit_reservations<'l>(&mut self, mut of_rule: impl Iterator<Item = &'l Limit>) {
         if let Some(reservations) = of_rule.find_map(Limit::reservations) {
             for selected in &mut self.limits {
                 let limit = selected.limit.with_reservations(reservations);
@@ -249,7 +249,7 @@ impl<'r> Selection<'r> {
             rule: Some(found.rule),
             limits: select_deciding_limits(found.rule, behaviour.quota_mode),
             candidates: select_candidates(found.rule),
-            unlimited: matches!(found.rule.rule.allowance, Allowance::Unlimited { .. }),
+            unlimited: matches!(found.rule.rule.allowance, RuleAllowance::Unlimited { .. }),
             matches_nothing: false,
             plan_source: None,
             shared: found.shared,
@@ -284,7 +284,7 @@ impl<'r> Selection<'r> {
                     SelectedLimit { limit, index: 0, name: "", shadow: own.shadow, quota, stats, tag, epoch }
                 })
                 .collect();
-            selection.add_reservations_of(rule.deciding_limits().iter().map(|compiled| &compiled.limit));
+            selection.inherit_reservations(rule.deciding_limits().iter().map(|compiled| &compiled.limit));
         }
         selection
     }
@@ -315,7 +315,7 @@ impl<'r> Selection<'r> {
 
     /// Returns true if an active limit of the rule replaces the limits of that name.
     fn replaces(&self, compiled: &CompiledRule, name: &str) -> bool {
-        let Allowance::Limits(limits) = &compiled.rule.allowance else { return true };
+        let RuleAllowance::Limits(limits) = &compiled.rule.allowance else { return true };
         let mut active = limits.iter().enumerate().filter(|(index, _)| !self.inactive.contains(index));
         active.any(|(_, limit)| limit.replaces.iter().any(|replaced| replaced == name))
     }
@@ -373,7 +373,7 @@ impl<'r> Selection<'r> {
 
     /// The slot, if one of these limits has slots.
     fn slot_of(&self, limits: &[SelectedLimit<'_>]) -> Option<&SlotUse> {
-        self.slot.as_deref().filter(|_| limits.iter().any(|selected| selected.limit.acts_on_stream_done()))
+        self.slot.as_deref().filter(|_| limits.iter().any(|selected| selected.limit.follows_streams()))
     }
 
     /// All charges of this selection: that of the limits that decide, if there are any, then those of candidates.
@@ -409,8 +409,8 @@ impl<'r> Selection<'r> {
     ) -> Self {
         let (limits, candidates) = (select_deciding_limits(rule, false), select_candidates(rule));
         let mut selection = Self { rule: Some(rule), limits, candidates, shared, ..Self::default() };
-        let acts_on_stream_done = rule.limits.iter().any(|limit| limit.limit.acts_on_stream_done());
-        selection.slot = acts_on_stream_done.then(|| Box::new(SlotUse::unnamed()));
+        let follows_streams = rule.limits.iter().any(|limit| limit.limit.follows_streams());
+        selection.slot = follows_streams.then(|| Box::new(SlotUse::unnamed()));
         selection.set_path_hash(request, index);
         selection
     }

@@ -10,7 +10,9 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{RequestWithSelections, Selection};
 use crate::limit::charge::Charge;
 use crate::limit::request::{Hits, Request};
-use crate::limit::slot::{REJECTED_TOKEN, SlotAction, SlotChange, SlotIdWithToken, SlotUse, UNANSWERED_TOKEN};
+use crate::limit::slot::{
+    SlotAction, SlotChange, SlotIdWithToken, SlotUse, TOKEN_OF_REJECTED_REQUEST, TOKEN_OF_UNANSWERED_REQUEST,
+};
 
 /// Key of the dynamic metadata that has the token.
 const SLOT_METADATA_KEY: &str = "slot";
@@ -19,7 +21,7 @@ impl Decider {
     /// Records the caller of a request that uses slots, as a sign of life.
     pub(super) fn record_slot_holder(&self, context: &DecisionContext<'_>, selections: &[Selection<'_>]) {
         if let Some(slot) = selections.iter().find_map(|selection| selection.slot.as_ref()) {
-            self.store.holders().record_slot_call(slot.holder, &context.slots.holder.name(), context.store.now);
+            self.store.slot_holders().record_slot_call(slot.holder, &context.slots.holder.name(), context.store.now);
         }
     }
 
@@ -37,8 +39,8 @@ impl Decider {
         let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
         let token = match decision.over_limit {
             // By the id, as if Envoy had seen no answer: nothing else would free the slot.
-            true if may_have_slot(selected.selections, outcomes) => UNANSWERED_TOKEN.to_owned(),
-            true => REJECTED_TOKEN.to_owned(),
+            true if may_have_slot(selected.selections, outcomes) => TOKEN_OF_UNANSWERED_REQUEST.to_owned(),
+            true => TOKEN_OF_REJECTED_REQUEST.to_owned(),
             false => SlotIdWithToken { id: slot.id, token: slot.token }.to_string(),
         };
         decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), token.into());
@@ -49,15 +51,17 @@ impl Decider {
 
     /// Tells in the metadata of a rejection by a block that the request has no slot, in a domain with limits that
     /// follow streams.
-    pub(super) fn insert_rejected_token_of_block(
+    pub(super) fn mark_blocked_request_without_slot(
         &self,
         context: DecisionContext<'_>,
         request: &Request<'_>,
         decision: &mut Decision<'_>,
     ) {
-        if context.rules.and_then(|rules| rules.domain(request.domain)).is_some_and(|domain| domain.acts_on_stream_done)
-        {
-            decision.metadata.get_or_insert_default().insert(SLOT_METADATA_KEY.to_owned(), REJECTED_TOKEN.into());
+        if context.rules.and_then(|rules| rules.domain(request.domain)).is_some_and(|domain| domain.follows_streams) {
+            decision
+                .metadata
+                .get_or_insert_default()
+                .insert(SLOT_METADATA_KEY.to_owned(), TOKEN_OF_REJECTED_REQUEST.into());
         }
     }
 
@@ -88,7 +92,7 @@ impl Decider {
             let candidates = if is_unmade { 0 } else { selection.candidates.len() };
             let candidates = (0..candidates).map(|at| selection.build_candidate_charge(request, index, at, 0));
             for mut charge in deciding.into_iter().chain(candidates) {
-                charge.counters.retain(|counter| counter.limit.acts_on_stream_done());
+                charge.counters.retain(|counter| counter.limit.follows_streams());
                 (charge.request.hits, charge.slot) = (Hits::Refund(0), Some(release));
                 if !charge.counters.is_empty() {
                     charges.push((index, charge));
@@ -104,7 +108,7 @@ impl Decider {
                 self.store.charge_fallback(charge, context.store.now);
             }
         }
-        self.store.give_back(&charges, may_have_slot(selections, outcomes), context.store);
+        self.store.give_back_slots(&charges, may_have_slot(selections, outcomes), context.store);
     }
 }
 

@@ -66,8 +66,7 @@ impl RuleSet {
         caller: SlotCaller<'_>,
         request: &Request<'m>,
     ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
-        if !self.acts_on_stream_done() || !self.domain(request.domain).is_some_and(|domain| domain.acts_on_stream_done)
-        {
+        if !self.follows_streams() || !self.domain(request.domain).is_some_and(|domain| domain.follows_streams) {
             return Ok(None);
         }
         let mut separated = Box::new(RequestAndSlotUses { request: request.clone(), uses: SmallVec::new() });

@@ -49,7 +49,7 @@ impl<'r> DescriptorStatus<'r> {
     }
 
     /// Returns true if the store failed under the policy `error`.
-    pub(super) fn answers_error(&self) -> bool {
+    pub(super) fn answers_with_error(&self) -> bool {
         self.limit_verdicts.hard == CombinedVerdict::Fails || self.limit_verdicts.quotas == Some(CombinedVerdict::Fails)
     }
 

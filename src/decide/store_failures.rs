@@ -44,7 +44,7 @@ impl Default for FailedChargeCounters {
 impl FailedChargeCounters {
     /// Counts a failed charge by its kind and by the policy that decides it, and logs it, at most every 10 s per kind.
     pub(super) fn record_and_log_failure(&self, error: ChargeError, policy: StoreFailurePolicy, now: Time) {
-        let kind = &self.kinds[error.index()];
+        let kind = &self.kinds[error.kind_index()];
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = kind.throttle.allow(now) {
@@ -61,7 +61,7 @@ impl FailedChargeCounters {
 
     /// Number of failures of this kind.
     pub(super) fn count_of_kind(&self, error: ChargeError) -> u64 {
-        self.kinds[error.index()].count.load(Ordering::Relaxed)
+        self.kinds[error.kind_index()].count.load(Ordering::Relaxed)
     }
 
     /// Number of failed charges that this policy decided.

@@ -79,7 +79,7 @@ impl RowReader {
     }
 
     /// Reads the rows that the descriptors of a request need and that are not known, or not up to date.
-    pub(super) async fn read_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
+    pub(super) async fn read_missing_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
         let Some(domain) = rules.domain(request.domain) else { return };
         // Matching here and again for the selection is for domains whose rows are in Redis only.

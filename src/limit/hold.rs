@@ -130,14 +130,14 @@ impl Limit {
     }
 
     /// True if holds take capacity of a bucket, false if they take hits of windows.
-    pub(crate) const fn is_held_by_capacity(&self) -> bool {
+    pub(crate) const fn holds_take_capacity(&self) -> bool {
         matches!(self.counting, CountingMethod::TokenBucket)
     }
 
     /// Returns the limit lowered by what holds take: `hits` of its number, and of a token bucket `capacity` of its
     /// size.
     const fn lowered_by(&self, hits: u32, capacity: u32) -> Self {
-        let capacity = if self.is_held_by_capacity() { capacity } else { hits };
+        let capacity = if self.holds_take_capacity() { capacity } else { hits };
         Self {
             requests_per_unit: self.requests_per_unit.saturating_sub(hits),
             capacity: self.capacity.saturating_sub(capacity),
@@ -147,7 +147,7 @@ impl Limit {
 
     /// Returns the limit under which used hits are charged, whatever its room: the refill of a bucket stays.
     const fn counting_all_hits(&self) -> Self {
-        let requests_per_unit = if self.is_held_by_capacity() { self.requests_per_unit } else { u32::MAX };
+        let requests_per_unit = if self.holds_take_capacity() { self.requests_per_unit } else { u32::MAX };
         Self { requests_per_unit, capacity: u32::MAX, count_rejected: true, ..*self }
     }
 }
@@ -234,7 +234,7 @@ impl TotalHold {
     /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for
     /// windows.
     pub fn max_refill_time_us(&self, limit: &Limit) -> u64 {
-        match limit.is_held_by_capacity() {
+        match limit.holds_take_capacity() {
             true => (2 * limit.period_us())
                 .saturating_mul(u64::from(limit.capacity) / u64::from(limit.requests_per_unit.max(1)) + 1),
             false => 0,
@@ -244,7 +244,7 @@ impl TotalHold {
     /// Counts what is held as used, for an estimate that knows no holds.
     pub fn count_as_used(&self, limit: &Limit, state: &mut State) {
         let last = state.last_charge_at();
-        let hits = if limit.is_held_by_capacity() { self.capacity } else { self.hits };
+        let hits = if limit.holds_take_capacity() { self.capacity } else { self.hits };
         // At the time of the last charge, so that nothing else changes.
         let _result =
             state.charge(&limit.counting_all_hits(), last, ChargeRequest::new(Hits::Charge(u64::from(hits)), 0));
@@ -252,7 +252,7 @@ impl TotalHold {
 
     /// Mends the result of a charge on the lowered limit: hits that fit only the whole limit may pass when the hold
     /// ends.
-    pub fn add_retry_after_hold(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
+    pub fn add_wait_for_hold_end(&self, result: &mut ChargeResult, limit: &Limit, request: ChargeRequest, now: Time) {
         let fits_the_limit = limit.requests_per_unit > 0
             && matches!(request.hits, Hits::Charge(hits) if hits <= u64::from(limit.capacity));
         if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
@@ -297,7 +297,7 @@ struct HoldingReplica {
 
 impl CounterHolds {
     /// Sum of what is held. It may have ended: see [`TotalHold::settle_if_ended`].
-    pub const fn hold(&self) -> Option<TotalHold> {
+    pub const fn total_hold(&self) -> Option<TotalHold> {
         self.total
     }
 
@@ -333,7 +333,7 @@ impl CounterHolds {
         let used = own.subtract_used_hits(limit, if is_repeated { 0 } else { request.used });
         // The bucket was refilled by what the holds left of the refill until now.
         let refill =
-            limit.lowered_by(if limit.is_held_by_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
+            limit.lowered_by(if limit.holds_take_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
         let _result = state.charge(&refill.counting_all_hits(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
 
         let has_place = self.holders.len() < MAX_HOLDING_REPLICAS;
@@ -426,12 +426,12 @@ impl HeldAmount {
     fn clamp_to_grantable(self, limit: &Limit) -> Self {
         let most = Self { hits: u64::from(u32::MAX), capacity: u64::from(u32::MAX) };
         let clamped = self.min(most);
-        if limit.is_held_by_capacity() { clamped } else { Self { capacity: 0, ..clamped } }
+        if limit.holds_take_capacity() { clamped } else { Self { capacity: 0, ..clamped } }
     }
 
     /// Lowers the amount by used hits; returns how many of them to charge.
     fn subtract_used_hits(&mut self, limit: &Limit, used: u64) -> u64 {
-        let held = if limit.is_held_by_capacity() { &mut self.capacity } else { &mut self.hits };
+        let held = if limit.holds_take_capacity() { &mut self.capacity } else { &mut self.hits };
         let most_debt = u64::from(limit.requests_per_unit) + u64::from(limit.capacity);
         let charged = used.min(*held + most_debt);
         *held = held.saturating_sub(used);
@@ -442,7 +442,7 @@ impl HeldAmount {
 /// Returns what still fits into the limit beside these holds. The state is one of now.
 fn find_grantable_amount(limit: &Limit, state: &State, held: HeldAmount, now: Time) -> HeldAmount {
     let narrow = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
-    if limit.is_held_by_capacity() {
+    if limit.holds_take_capacity() {
         HeldAmount {
             hits: u64::from(limit.requests_per_unit).saturating_sub(held.hits),
             capacity: find_largest_charge(&limit.lowered_by(0, narrow(held.capacity)), state, now),
@@ -469,14 +469,14 @@ fn find_largest_charge(limit: &Limit, state: &State, now: Time) -> u64 {
 /// Returns the time of the counter at which a hold ends that must last for `lasts_us`.
 fn end_of_hold(limit: &Limit, at: Time, lasts_us: u64) -> Time {
     let last = at.plus_us(lasts_us);
-    match windows_until_end(limit) {
+    match windows_until_hold_end(limit) {
         0 => last,
         windows => fixed_window::window_bounds(limit, last).1.plus_us((windows - 1) * limit.period_us()),
     }
 }
 
 /// Number of ends of windows after which a hold ends; 0: at its own time.
-pub(crate) const fn windows_until_end(limit: &Limit) -> u64 {
+pub(crate) const fn windows_until_hold_end(limit: &Limit) -> u64 {
     match limit.counting {
         CountingMethod::FixedWindow | CountingMethod::CalendarWindow => 1,
         // The window is weighed in the next one too.
@@ -492,7 +492,7 @@ pub(crate) const fn windows_until_end(limit: &Limit) -> u64 {
 
 /// Returns the end of the window at a time; `None` for a bucket.
 pub(crate) fn window_end(limit: &Limit, at: Time) -> Option<Time> {
-    (!limit.is_held_by_capacity()).then(|| fixed_window::window_bounds(limit, at).1)
+    (!limit.holds_take_capacity()).then(|| fixed_window::window_bounds(limit, at).1)
 }
 
 /// Returns the sum of what is held; `None` if nothing is.

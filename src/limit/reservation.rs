@@ -106,7 +106,7 @@ impl ReservationPolicy {
     }
 
     /// Estimate of each request, whatever its hits are; `None`: its hits are the estimate.
-    pub fn estimate(self) -> Option<NonZeroU32> {
+    pub fn fixed_estimate(self) -> Option<NonZeroU32> {
         u32::try_from(self.0.get() & ((1 << ESTIMATE_BITS) - 1)).ok().and_then(NonZeroU32::new)
     }
 }
@@ -120,11 +120,11 @@ fn parse_seconds(text: &str) -> Option<u32> {
 impl fmt::Display for ReservationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = DurationText(self.settle_within_us());
-        if self.unsettled_policy() == UnsettledPolicy::Keep && self.estimate().is_none() {
+        if self.unsettled_policy() == UnsettledPolicy::Keep && self.fixed_estimate().is_none() {
             return write!(f, "{length}");
         }
         write!(f, "{{settle_within: {length}, unsettled: {}", self.unsettled_policy().name())?;
-        if let Some(estimate) = self.estimate() {
+        if let Some(estimate) = self.fixed_estimate() {
             write!(f, ", estimate: {estimate}")?;
         }
         f.write_str("}")
@@ -143,7 +143,7 @@ mod tests {
                 for seconds in [1, 600, 86_400, 366 * 86_400] {
                     let written = ReservationPolicy::new(seconds, unsettled, estimate).unwrap();
                     assert_eq!(written.settle_within_us(), u64::from(seconds) * 1_000_000);
-                    assert_eq!((written.unsettled_policy(), written.estimate()), (unsettled, estimate));
+                    assert_eq!((written.unsettled_policy(), written.fixed_estimate()), (unsettled, estimate));
                     assert_eq!(ReservationPolicy::from_logged_text(&written.to_string()), Some(written), "{written}");
                 }
             }

@@ -69,7 +69,7 @@ impl ReservationTable {
 
     /// Returns what a request sees. Removes its own reservation if that is over, and all that are over if hits are
     /// lacking or the table is full. A peek removes nothing.
-    pub fn view_for_request(&mut self, query: ReservationQuery<'_>) -> ReservationView {
+    pub fn prune_and_view(&mut self, query: ReservationQuery<'_>) -> ReservationView {
         let Some(policy) = query.limit.reservations().filter(|_| !query.is_peek) else {
             return self.view_for_peek(query);
         };
@@ -108,7 +108,7 @@ impl ReservationTable {
         ReservationView { own, is_full: self.is_full(), ..ReservationView::empty_for(query.slot) }
     }
 
-    /// Writes what a charge made of a request's view (see [`Self::view_for_request`]); `counter` is the state after it.
+    /// Writes what a charge made of a request's view (see [`Self::prune_and_view`]); `counter` is the state after it.
     pub fn write_back(&mut self, view: &ReservationView, limit: &Limit, counter: &State, now: Time) {
         let Some(reservations) = limit.reservations() else { return };
         let SlotUse { id, holder, .. } = view.slot;

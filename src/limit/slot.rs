@@ -18,10 +18,10 @@ pub const SLOT_KEY: &[u8] = b"slot";
 /// Key of the trailing entry that frees a slot.
 pub const RELEASE_KEY: &[u8] = b"release";
 /// Value of `release`, and of the metadata of an answer, for a request that was rejected: it has no slot.
-pub const REJECTED_TOKEN: &str = "-";
+pub const TOKEN_OF_REJECTED_REQUEST: &str = "-";
 /// Value of `release` for a request whose answer Envoy never saw, and of the metadata of a rejection whose slot the
 /// store may have given out all the same.
-pub const UNANSWERED_TOKEN: &str = "?";
+pub const TOKEN_OF_UNANSWERED_REQUEST: &str = "?";
 
 /// Time for which a release of an unknown slot keeps it from being taken, in microseconds: 15 s.
 ///
@@ -29,7 +29,7 @@ pub const UNANSWERED_TOKEN: &str = "?";
 pub const TOMBSTONE_US: u64 = 15_000_000;
 
 /// Wait that a full limit advises, in microseconds: when a slot becomes free is not known.
-pub const RETRY_AFTER_US: u64 = 1_000_000;
+pub const FULL_LIMIT_RETRY_AFTER_US: u64 = 1_000_000;
 
 /// Identity of a slot among those of its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -181,7 +181,7 @@ impl ReleaseValue {
     /// Reads the value of an entry.
     pub fn parse(value: &[u8]) -> Self {
         match value {
-            value if value == UNANSWERED_TOKEN.as_bytes() => Self::Unanswered,
+            value if value == TOKEN_OF_UNANSWERED_REQUEST.as_bytes() => Self::Unanswered,
             value => SlotIdWithToken::parse(value).map_or(Self::Rejected, Self::Admitted),
         }
     }
@@ -224,14 +224,14 @@ impl SlotChange {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SlotCaller<'r> {
     /// Envoy that makes the call.
-    pub holder: Holder<'r>,
+    pub holder: CallingEnvoy<'r>,
     /// Uses of a recorded call, one for each descriptor, in place of entries `slot` and `release`: for a replay.
     pub recorded: &'r [SlotUse],
 }
 
 /// Envoy that makes a call.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Holder<'r> {
+pub enum CallingEnvoy<'r> {
     /// Nothing is known.
     #[default]
     Unknown,
@@ -241,7 +241,7 @@ pub enum Holder<'r> {
     Address(IpAddr),
 }
 
-impl<'r> Holder<'r> {
+impl<'r> CallingEnvoy<'r> {
     /// Name of the holder; empty if nothing is known.
     pub fn name(self) -> Cow<'r, [u8]> {
         match self {

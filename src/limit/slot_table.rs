@@ -119,7 +119,7 @@ impl SlotTable {
     const ENTRY_BYTES: usize = size_of::<(u128, Slot)>() + 1;
 
     /// Returns what a request sees. Removes its own slot if that is over, and all that are over if seats are lacking.
-    pub fn view_for_request(&mut self, query: SlotQuery<'_>) -> State {
+    pub fn prune_and_view(&mut self, query: SlotQuery<'_>) -> State {
         let SlotQuery { slot, now, seats, limit, .. } = query;
         let mut expired = 0;
         if self.slots.get(&slot.id.0).is_some_and(|own| own.expires <= now) {
@@ -139,7 +139,7 @@ impl SlotTable {
         State { last: now, used: self.used, own, expired, ..State::default() }.with_slot_use(slot)
     }
 
-    /// Writes what the algorithm made at `now` of a request's view (see [`Self::view_for_request`]); a slot lives for
+    /// Writes what the algorithm made at `now` of a request's view (see [`Self::prune_and_view`]); a slot lives for
     /// `life_us`.
     pub fn write_back(&mut self, slot: &SlotUse, state: &State, now: Time, life_us: u64) {
         let SlotUse { id, holder, .. } = *slot;

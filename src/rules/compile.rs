@@ -9,7 +9,7 @@
 //! The work is linear in the size of the texts: siblings are compared by hash, and strings are moved from the document
 //! into the rules. Rules without an error are complete, so `RuleSet::new` checks nothing.
 
-pub mod set_files;
+pub mod value_set_files;
 pub mod options;
 pub mod lints;
 mod match_pattern;
@@ -36,9 +36,9 @@ use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_mes
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
-use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, bound_backtracking_steps};
+use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, max_backtracking_steps};
 use crate::rules::rule::value_pattern::{ValuePattern, has_star};
-use crate::rules::rule::{Allowance, Domain, EntryOrder, OverLimitBody, Rule, RuleNode, SourceLocation};
+use crate::rules::rule::{Domain, EntryOrder, OverLimitBody, Rule, RuleAllowance, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_spec::DomainSettings;
@@ -285,8 +285,8 @@ fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &
     if domain.matching.order == EntryOrder::Any {
         any_order::sort_rules(domain, found);
     }
-    if domain.acts_on_stream_done() {
-        report_descriptors_with_stream_keys(domain, found);
+    if domain.follows_streams() {
+        report_keys_reserved_for_streams(domain, found);
     }
     // Rules with errors would give problems that follow from those.
     if has_errors {
@@ -295,7 +295,7 @@ fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &
     hidden_rules::warn_about_hidden_rules(domain, found);
     replaced_names::warn_about_unknown_names(domain, plans, found);
     let steps =
-        if domain.matching.backtrack { bound_backtracking_steps(&domain.descriptors, domain.matching) } else { 0 };
+        if domain.matching.backtrack { max_backtracking_steps(&domain.descriptors, domain.matching) } else { 0 };
     if steps > MAX_BACKTRACKING_STEPS
         && let Some((_, location)) = matching
     {
@@ -311,7 +311,7 @@ fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &
 
 /// Reports descriptors with the key `slot` or `release` in a domain with limits that follow streams. There these keys
 /// identify a stream and are never matched.
-fn report_descriptors_with_stream_keys(domain: &Domain, found: &mut Diagnostics) {
+fn report_keys_reserved_for_streams(domain: &Domain, found: &mut Diagnostics) {
     let mut waiting = vec![domain.descriptors.as_slice()];
     while let Some(nodes) = waiting.pop() {
         let is_slot_key = |node: &&RuleNode| [SLOT_KEY, RELEASE_KEY].contains(&node.key.as_bytes());
@@ -551,7 +551,7 @@ impl DescriptorCompiler<'_, '_> {
             RateLimitSpec::Many(many) => (&many.value, many.at),
         };
         let over_limit_body = self.compile_over_limit_body(written, limits, field_path);
-        let replaces = limit::compile_replaces(self.reader, limits, field_path);
+        let replaces = limit::compile_replaced_names(self.reader, limits, field_path);
         if self.scope.options.memcache {
             memcache::check_single_limit(self.reader, at, limits.len(), field_path);
         }
@@ -559,7 +559,7 @@ impl DescriptorCompiler<'_, '_> {
         let allowance = if let Some(only) = unlimited {
             limit::compile_unlimited(self.reader, only, written, field_path)
         } else {
-            Allowance::Limits(limit::compile_limits(self.reader, limits, written, self.scope, field_path))
+            RuleAllowance::Limits(limit::compile_limits(self.reader, limits, written, self.scope, field_path))
         };
         Some(CompiledRateLimit { allowance, replaces, over_limit_body, at })
     }

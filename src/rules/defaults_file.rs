@@ -17,7 +17,7 @@ use super::rule_defaults::RuleDefaults;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::rules::rule::set::RuleSet;
-use crate::rules::rule::{Allowance, RuleLimit};
+use crate::rules::rule::{RuleAllowance, RuleLimit};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::rules::TOLLKEEPER_RULE_DEFAULTS;
 use crate::settings::setting::AnySetting as _;
@@ -198,7 +198,7 @@ impl DefaultsWithoutEffect {
     fn find_defaults_without_effect(rules: &RuleSet, defaults: &RuleDefaults) -> Self {
         let mut found = Self::default();
         for rule in rules.rules().map(|compiled| &compiled.rule) {
-            let Allowance::Limits(limits) = &rule.allowance else { continue };
+            let RuleAllowance::Limits(limits) = &rule.allowance else { continue };
             for RuleLimit { left_out_defaults, .. } in limits {
                 found.left_out += left_out_defaults.len() as u64;
                 let room = MAX_REPORTED_FINDINGS.saturating_sub(found.first_left_out.len());

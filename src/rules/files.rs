@@ -8,7 +8,7 @@ pub(in crate::rules) mod contents;
 mod fs_events;
 pub mod read;
 mod search_result;
-pub mod set_files;
+pub mod value_set_files;
 pub mod stamps;
 mod walk;
 mod wakeup;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::compile::set_files::SetFileText;
+use super::compile::value_set_files::SetFileText;
 use super::diagnostic::{Diagnostic, Severity};
 use crate::settings::rules::RuleSettings;
 

@@ -180,7 +180,7 @@ named_enum! {
 
 /// A key of a rule file.
 #[derive(Clone, Copy, Debug)]
-pub struct RuleKey {
+pub struct RuleFileKey {
     /// Name as written.
     pub name: &'static str,
     /// Envoyproxy/ratelimit has the key too.
@@ -205,7 +205,7 @@ const ESTIMATE_DOC: &str = "Estimate of every request. If absent: its hits_adden
 pub const MAX_OVER_LIMIT_BODY_BYTES: usize = 64 * 1024;
 
 /// The table, in the order of the documentation.
-pub const RULE_KEYS: &[RuleKey] = &[
+pub const RULE_FILE_KEYS: &[RuleFileKey] = &[
     define_envoy_key(
         "domain",
         &[Root],
@@ -632,7 +632,7 @@ pub const RULE_KEYS: &[RuleKey] = &[
 ];
 
 /// The key that only the file of `TOLLKEEPER_RULE_DEFAULTS` has.
-pub const BY_UNIT_KEY: RuleKey = define_tollkeeper_key(
+pub const BY_UNIT_KEY: RuleFileKey = define_tollkeeper_key(
     "by_unit",
     &[DomainDefaults],
     Free,
@@ -640,7 +640,7 @@ pub const BY_UNIT_KEY: RuleKey = define_tollkeeper_key(
     "Defaults for limits of a unit, by its name; they take precedence over those of the domain.",
 );
 
-impl RuleKey {
+impl RuleFileKey {
     /// Returns `true` if the key can be written in `section`.
     pub fn belongs_in(&self, section: Section) -> bool {
         self.sections.contains(&section)
@@ -659,8 +659,8 @@ const fn define_envoy_key(
     kind: ValueKind,
     default: &'static str,
     doc: &'static str,
-) -> RuleKey {
-    RuleKey { name, peer: true, sections, kind, default, doc }
+) -> RuleFileKey {
+    RuleFileKey { name, peer: true, sections, kind, default, doc }
 }
 
 /// Declares a key that only tollkeeper has.
@@ -670,25 +670,25 @@ const fn define_tollkeeper_key(
     kind: ValueKind,
     default: &'static str,
     doc: &'static str,
-) -> RuleKey {
-    RuleKey { name, peer: false, sections, kind, default, doc }
+) -> RuleFileKey {
+    RuleFileKey { name, peer: false, sections, kind, default, doc }
 }
 
 /// Returns the key of that name that belongs in `section`, else that of another section.
-pub fn find_rule_key(name: &str, section: Option<Section>) -> Option<&'static RuleKey> {
-    let mut named = RULE_KEYS.iter().chain([&BY_UNIT_KEY]).filter(|key| key.name == name);
-    let belongs = |key: &&RuleKey| section.is_some_and(|section| key.belongs_in(section));
+pub fn find_rule_file_key(name: &str, section: Option<Section>) -> Option<&'static RuleFileKey> {
+    let mut named = RULE_FILE_KEYS.iter().chain([&BY_UNIT_KEY]).filter(|key| key.name == name);
+    let belongs = |key: &&RuleFileKey| section.is_some_and(|section| key.belongs_in(section));
     named.clone().find(belongs).or_else(|| named.next())
 }
 
 /// Returns the key of `section` that is most similar to `name`, if one is similar enough.
-pub(crate) fn nearest_rule_key(name: &str, section: Option<Section>) -> Option<&'static str> {
+pub(crate) fn nearest_rule_file_key(name: &str, section: Option<Section>) -> Option<&'static str> {
     // Bounded, because a comparison takes time proportional to the length.
     if name.len() > 40 {
         return None;
     }
     let lower = name.to_ascii_lowercase().replace('-', "_");
-    RULE_KEYS
+    RULE_FILE_KEYS
         .iter()
         .chain([&BY_UNIT_KEY])
         .filter(|key| section.is_none_or(|section| key.belongs_in(section)))

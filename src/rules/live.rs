@@ -192,7 +192,7 @@ impl LiveRules {
         let mut attempt = self.lock_attempt();
         let last = self.current.load();
         let version = last.as_ref().map_or(0, |last| last.version) + 1;
-        let changed = !last.as_ref().is_some_and(|last| has_same_contents(&last.rules, &rules));
+        let changed = !last.as_ref().is_some_and(|last| have_same_texts(&last.rules, &rules));
         drop(last);
         let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
         *attempt = LastLoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
@@ -213,7 +213,7 @@ impl LiveRules {
     }
 
     /// Returns the last attempts to load rules, the oldest first.
-    pub fn load_records(&self) -> Vec<LoadRecord> {
+    pub fn load_history(&self) -> Vec<LoadRecord> {
         lock_ignoring_poison(&self.marks).iter().copied().collect()
     }
 
@@ -258,7 +258,7 @@ impl LiveRules {
 }
 
 /// True if both sets come from the same texts, sets in files and defaults; false if that is not known.
-fn has_same_contents(last: &RuleSet, next: &RuleSet) -> bool {
+fn have_same_texts(last: &RuleSet, next: &RuleSet) -> bool {
     !next.contents_hash.is_empty() && last.contents_hash == next.contents_hash
 }
 

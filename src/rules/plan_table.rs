@@ -38,7 +38,7 @@ pub fn is_table_file(path: &Path) -> bool {
 /// Rows of a table.
 #[derive(Debug)]
 pub struct PlanTable {
-    slots: Vec<Slot>,
+    slots: Vec<RowSlot>,
     rows: usize,
     hash_keys: HashKeys,
     /// Plans that rows name, in the order of their first row.
@@ -47,7 +47,7 @@ pub struct PlanTable {
 
 /// Place of a row. Rows of the same place follow each other, around the end of the table.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct RowSlot {
     /// Hash of the value, which chooses the place.
     hash: u64,
     /// The row; 0: the slot is free.
@@ -87,15 +87,15 @@ impl PlanTable {
     /// Creates a table without rows, with room for `rows`.
     pub fn with_capacity(rows: usize) -> Self {
         let mut table = Self { slots: Vec::new(), rows: 0, hash_keys: HashKeys::generate(), plans: Vec::new() };
-        table.reserve_total(rows);
+        table.ensure_row_capacity(rows);
         table
     }
 
     /// Makes room for `rows` in all.
-    pub fn reserve_total(&mut self, rows: usize) {
+    pub fn ensure_row_capacity(&mut self, rows: usize) {
         let slots = rows.min(MAX_ROWS) * SLOTS_PER_THREE_ROWS / 3 + 1;
         if slots > self.slots.len() {
-            let old = std::mem::replace(&mut self.slots, vec![Slot::default(); slots]);
+            let old = std::mem::replace(&mut self.slots, vec![RowSlot::default(); slots]);
             old.into_iter().filter(|slot| slot.row != 0).for_each(|slot| self.insert_into_free_slot(slot));
         }
     }
@@ -120,9 +120,9 @@ impl PlanTable {
             RowValue::Own(own) => row::PackedRow::Own(own),
         };
         if (self.rows + 1) * SLOTS_PER_THREE_ROWS / 3 >= self.slots.len() {
-            self.reserve_total(self.rows + self.rows / 2 + 16);
+            self.ensure_row_capacity(self.rows + self.rows / 2 + 16);
         }
-        self.insert_into_free_slot(Slot { hash, row: row.pack() });
+        self.insert_into_free_slot(RowSlot { hash, row: row.pack() });
         self.rows += 1;
         Ok(())
     }
@@ -144,7 +144,7 @@ impl PlanTable {
 
     /// Memory of the table, in bytes.
     pub fn memory_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>() + self.plans.capacity() * size_of::<NamedPlan>()
+        self.slots.capacity() * size_of::<RowSlot>() + self.plans.capacity() * size_of::<NamedPlan>()
     }
 
     fn find_hash(&self, hash: u64) -> Option<row::PackedRow> {
@@ -166,7 +166,7 @@ impl PlanTable {
     }
 
     /// Puts a row into the first free slot from its place on.
-    fn insert_into_free_slot(&mut self, slot: Slot) {
+    fn insert_into_free_slot(&mut self, slot: RowSlot) {
         let mut at = self.first_slot_index(slot.hash);
         while self.slots[at].row != 0 {
             at = if at + 1 == self.slots.len() { 0 } else { at + 1 };

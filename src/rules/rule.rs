@@ -104,10 +104,10 @@ named_enum! {
 
 impl Domain {
     /// Returns `true` if a rule, under any of its plans, has a limit that follows streams.
-    pub fn acts_on_stream_done(&self) -> bool {
+    pub fn follows_streams(&self) -> bool {
         let mut waiting = vec![self.descriptors.as_slice()];
         while let Some(nodes) = waiting.pop() {
-            if nodes.iter().filter_map(|node| node.rule.as_ref()).any(Rule::acts_on_stream_done) {
+            if nodes.iter().filter_map(|node| node.rule.as_ref()).any(Rule::follows_streams) {
                 return true;
             }
             waiting.extend(nodes.iter().map(|node| node.descriptors.as_slice()).filter(|below| !below.is_empty()));
@@ -232,7 +232,7 @@ pub struct Rule {
     /// Location of its `rate_limit`.
     pub location: SourceLocation,
     /// Limits, or none.
-    pub allowance: Allowance,
+    pub allowance: RuleAllowance,
     /// Names of the limits that this rule disables in the same request.
     pub replaces: Vec<String>,
     /// Dynamic metadata to return when the descriptor passes.
@@ -276,10 +276,10 @@ pub const OWN_LIMIT_NAME: &str = "own";
 
 impl Rule {
     /// Returns `true` if the rule, under any of its plans, has a limit that follows streams.
-    fn acts_on_stream_done(&self) -> bool {
+    fn follows_streams(&self) -> bool {
         let has = |rule: &Self| match &rule.allowance {
-            Allowance::Unlimited { .. } => false,
-            Allowance::Limits(limits) => limits.iter().any(|of_rule| of_rule.limit.acts_on_stream_done()),
+            RuleAllowance::Unlimited { .. } => false,
+            RuleAllowance::Limits(limits) => limits.iter().any(|of_rule| of_rule.limit.follows_streams()),
         };
         let choices = self.plan.as_ref().and_then(|plan| plan.choices.as_ref());
         has(self) || choices.is_some_and(|choices| choices.plans.iter().flatten().any(has))
@@ -314,7 +314,7 @@ impl Rule {
 
     /// Suffix of a limit after the first.
     fn later_limit_suffix(&self, index: usize) -> Option<String> {
-        let Allowance::Limits(limits) = &self.allowance else { return None };
+        let RuleAllowance::Limits(limits) = &self.allowance else { return None };
         let RuleLimit { limit, name, .. } = limits.get(index).filter(|one| index > 0 || one.candidate)?;
         Some(match name.is_empty() {
             true if limit.is_concurrent() => limit.algorithm().name().to_owned(),
@@ -326,7 +326,7 @@ impl Rule {
 
 /// Traffic that a rule allows.
 #[derive(Clone, Debug)]
-pub enum Allowance {
+pub enum RuleAllowance {
     /// Everything, uncounted.
     Unlimited {
         /// Name, for `replaces`; empty if it has none.
@@ -342,7 +342,7 @@ pub enum Allowance {
     Limits(Vec<RuleLimit>),
 }
 
-impl Allowance {
+impl RuleAllowance {
     /// Names of the limits that have one.
     pub fn limit_names(&self) -> Vec<&str> {
         let names = match self {

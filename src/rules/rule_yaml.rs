@@ -119,7 +119,7 @@ fn list_limit_fields(
     let properties = limit.algorithm().properties();
     // Also the default one: defaults of rules may name another.
     keys.push(("algorithm", limit.algorithm().name().to_owned()));
-    if let Some(window) = limit.window() {
+    if let Some(window) = limit.calendar_windows() {
         keys.push(("window", window.spec().to_string()));
     }
     if let Some(ban) = limit.ban() {

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::limit::period::Unit;
-use crate::rules::key_table::{BY_UNIT_KEY, RULE_KEYS, RuleKey, Section, ValueKind};
+use crate::rules::key_table::{BY_UNIT_KEY, RULE_FILE_KEYS, RuleFileKey, Section, ValueKind};
 
 /// Returns the schema of a rule file, draft 2020-12.
 pub fn rule_file_schema() -> Value {
@@ -65,7 +65,7 @@ fn nullable_section_schema(section: Section) -> Value {
 
 /// Schema of a mapping with the keys of a section.
 fn section_schema(section: Section) -> Value {
-    let keys = RULE_KEYS.iter().filter(|key| key.belongs_in(section));
+    let keys = RULE_FILE_KEYS.iter().filter(|key| key.belongs_in(section));
     let properties: Map<String, Value> = keys.map(|key| (key.name.to_owned(), key_schema(key))).collect();
     let mut mapping = Map::new();
     mapping.insert("type".into(), json!("object"));
@@ -105,7 +105,7 @@ fn section_schema(section: Section) -> Value {
 }
 
 /// Schema of a key's value, with description and default.
-fn key_schema(key: &RuleKey) -> Value {
+fn key_schema(key: &RuleFileKey) -> Value {
     let mut property = match value_kind_schema(key.kind) {
         Value::Object(property) => property,
         _ => Map::new(),

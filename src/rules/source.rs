@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::compile::options::CompileOptions;
-use super::compile::set_files::SetFiles;
+use super::compile::value_set_files::SetFiles;
 use super::compile::{CompiledRules, RuleText, compile_texts};
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read_rule_files;
@@ -131,9 +131,9 @@ impl SourceRules {
 }
 
 /// Maximum number of errors that are kept with the lines of their files.
-const MAX_PROBLEMS: usize = 20;
+const MAX_KEPT_ERRORS: usize = 20;
 /// Number of lines before and after the line of an error.
-const LINES_AROUND: u32 = 2;
+const CONTEXT_LINES: u32 = 2;
 /// Maximum number of characters of such a line.
 const MAX_LINE_CHARS: usize = 200;
 
@@ -170,7 +170,7 @@ impl RuleSnapshot {
                     Ok(CompiledSnapshot { compiled, rules: SourceRules::Texts(of_files), refused: Vec::new() })
                 }
                 Err(diagnostics) => {
-                    let errors = diagnostics.errors().iter().take(MAX_PROBLEMS);
+                    let errors = diagnostics.errors().iter().take(MAX_KEPT_ERRORS);
                     let problems = errors.map(|error| build_rule_problem(error, &of_files)).collect();
                     Err(CompileFailure { diagnostics, problems })
                 }
@@ -190,7 +190,7 @@ fn build_rule_problem(error: &Diagnostic, of_files: &RuleTexts) -> RuleProblem {
     let set = || of_files.sets.texts.iter().find(|text| text.path == error.file)?.contents.as_deref().ok();
     let bytes = text.or_else(set).unwrap_or_default();
     let numbered = (1..).zip(bytes.split(|byte| *byte == b'\n'));
-    let around = error.line.saturating_sub(LINES_AROUND)..=error.line.saturating_add(LINES_AROUND);
+    let around = error.line.saturating_sub(CONTEXT_LINES)..=error.line.saturating_add(CONTEXT_LINES);
     let line = |(number, line): (u32, &[u8])| {
         // Four bytes are the longest character.
         let start = &line[..line.len().min(4 * MAX_LINE_CHARS)];

@@ -200,7 +200,7 @@ impl TableReader {
         if self.table.row_count() == ROWS_BEFORE_ESTIMATE {
             // Growing step by step would need twice the memory; a wrong estimate only grows once more.
             let rows = self.file_bytes.saturating_mul(ROWS_BEFORE_ESTIMATE as u64) / self.row_bytes;
-            self.table.reserve_total(usize::try_from(rows + rows / 64).unwrap_or(0));
+            self.table.ensure_row_capacity(usize::try_from(rows + rows / 64).unwrap_or(0));
         }
         if let Err(error) = self.table.add_row(value, row, line) {
             let hint = match error {

@@ -36,7 +36,7 @@ pub type ReplacedTable = (String, Arc<str>, u64);
 #[derive(Debug, Default)]
 pub struct TableLoader {
     files: HashMap<PathBuf, TableFile>,
-    uses: Vec<TableUse>,
+    uses: Vec<TableInUse>,
     stats: HashMap<(String, Arc<str>), Arc<TableStats>>,
     /// Files of tables by their names, in place of those that rules name.
     replaced_files: HashMap<String, PathBuf>,
@@ -70,7 +70,7 @@ struct TableFile {
 
 /// A table of the rules that decide.
 #[derive(Clone, Debug)]
-struct TableUse {
+struct TableInUse {
     domain: String,
     index: usize,
     name: Arc<str>,
@@ -81,7 +81,7 @@ struct TableUse {
 /// Rows for the tables of a rule set.
 #[derive(Debug, Default)]
 pub struct PreparedTables {
-    tables: Vec<(TableUse, PreparedRows, Arc<TableStats>)>,
+    tables: Vec<(TableInUse, PreparedRows, Arc<TableStats>)>,
     /// Problems of files whose last good rows stay.
     pub kept: Diagnostics,
 }
@@ -123,7 +123,7 @@ impl TableReport {
         self.memory_bytes = stats.memory_bytes();
         self.loaded_at = stats.loaded_at().map(|at| at.to_string());
         self.refused = stats.failed_loads();
-        self.default_decisions = stats.default_decisions();
+        self.default_decisions = stats.absent_row_decisions();
     }
 }
 
@@ -160,7 +160,7 @@ impl TableLoader {
             for (index, declared) in domain.tables.iter().enumerate() {
                 let stats = self.stats.entry((domain.name.clone(), Arc::clone(&declared.name))).or_default();
                 let (stats, name) = (Arc::clone(stats), Arc::clone(&declared.name));
-                let mut place = TableUse { domain: domain.name.clone(), index, name, path: None };
+                let mut place = TableInUse { domain: domain.name.clone(), index, name, path: None };
                 let replaced = self.replaced_files.get(&*declared.name).cloned();
                 let rows = match (&declared.source, replaced) {
                     (TableSource::Redis { table, keep }, None) => {
@@ -274,7 +274,7 @@ impl TableLoader {
         for path in changed {
             let Some(file) = self.files.get_mut(&path) else { continue };
             let uses = self.uses.iter().filter(|used| used.path.as_ref() == Some(&path));
-            let of_domain = |used: &TableUse| {
+            let of_domain = |used: &TableInUse| {
                 let domain = rules.domain(&used.domain)?;
                 Some((domain, domain.tables.get(used.index)?))
             };
@@ -318,7 +318,7 @@ impl TableLoader {
 
     /// State of each table.
     pub fn table_reports(&self) -> Vec<TableReport> {
-        let report = |used: &TableUse| {
+        let report = |used: &TableInUse| {
             let stats = self.stats.get(&(used.domain.clone(), Arc::clone(&used.name))).cloned().unwrap_or_default();
             let problems = used.path.as_ref().and_then(|path| self.files.get(path)).map(|file| &file.problems);
             let problems = problems.into_iter().flat_map(Diagnostics::errors).take(MAX_REPORTED_PROBLEMS);

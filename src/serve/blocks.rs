@@ -163,12 +163,12 @@ fn hash_field_of_entry(domain: &str, entry: EntryBytes<'_>) -> Vec<u8> {
 }
 
 /// Name of a block in the hash.
-fn hash_field_of_block(block: &Block) -> Vec<u8> {
+fn block_field_name(block: &Block) -> Vec<u8> {
     hash_field_of_entry(&block.domain, EntryBytes { key: &block.key, value: &block.value })
 }
 
 /// New version, other than all before.
-fn make_version() -> Vec<u8> {
+fn new_unique_version() -> Vec<u8> {
     let (high, low) = random_u64_pair();
     format!("{high:016x}{low:016x}").into_bytes()
 }
@@ -293,7 +293,7 @@ impl SharedBlocks {
         let blocks = redis.read_all(reader).await?;
         let _changing = self.changing.lock().await;
         let is_outdated = |block: &&Block| block.until.plus_us(REMOVAL_DELAY_US) <= now;
-        let outdated: Vec<_> = blocks.iter().filter(is_outdated).map(hash_field_of_block).collect();
+        let outdated: Vec<_> = blocks.iter().filter(is_outdated).map(block_field_name).collect();
         self.service.decider.blocks.replace_all(blocks.into_iter().filter(|block| block.until > now).collect());
         *known = version;
         if !outdated.is_empty() {
@@ -308,7 +308,7 @@ impl SharedBlocks {
 impl RedisBlocks {
     async fn add(&self, block: &Block) -> Result<(), ChangeBlocksError> {
         let mut writer = self.writer.lock().await;
-        let field = hash_field_of_block(block);
+        let field = block_field_name(block);
         let count = reply_integer_or_zero(&writer.call(&[b"HLEN", &self.list], REPLY_TIMEOUT).await?);
         if count >= MAX_BLOCKS as u64
             && reply_integer_or_zero(&writer.call(&[b"HEXISTS", &self.list, &field], REPLY_TIMEOUT).await?) == 0
@@ -330,14 +330,14 @@ impl RedisBlocks {
     }
 
     async fn write_block(&self, connection: &mut KeyOwnerConnection, block: &Block) -> Result<(), KeyCommandError> {
-        let field = hash_field_of_block(block);
+        let field = block_field_name(block);
         let record = serde_json::to_vec(&BlockRecord::from(block)).unwrap_or_default();
         connection.call(&[b"HSET", &self.list, &field, &record], REPLY_TIMEOUT).await?;
         Ok(())
     }
 
     async fn write_version(&self, connection: &mut KeyOwnerConnection) -> Result<(), KeyCommandError> {
-        connection.call(&[b"SET", &self.version, &make_version()], REPLY_TIMEOUT).await?;
+        connection.call(&[b"SET", &self.version, &new_unique_version()], REPLY_TIMEOUT).await?;
         Ok(())
     }
 

@@ -12,7 +12,7 @@ pub mod merge_busiest_keys;
 pub mod merge_limit_counts;
 pub mod view;
 mod summary_collector;
-mod counter_resets;
+mod reset_announcements;
 mod worker;
 pub mod member;
 pub mod findings;

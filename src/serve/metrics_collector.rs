@@ -149,7 +149,7 @@ fn emit_tables(rules: &LiveRules, emit: &mut dyn FnMut(Family)) {
     });
     let help = "Total number of decisions by the default plan, because the table has no row for the value.";
     emit_family("tollkeeper_table_default_plan_total", MetricKind::Counter, help, &|table| {
-        MetricValue::Counter(table.stats.default_decisions())
+        MetricValue::Counter(table.stats.absent_row_decisions())
     });
     let help = "Total number of decisions by the default plan, because a row could not be read from Redis in time.";
     emit_family("tollkeeper_table_unread_total", MetricKind::Counter, help, &|table| {

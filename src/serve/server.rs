@@ -25,7 +25,7 @@ mod otlp_metrics_thread;
 pub mod startup;
 mod table_changes;
 mod reload;
-mod statsd_and_unused_metrics_thread;
+mod statsd_thread;
 mod shutdown;
 
 use std::io;
@@ -43,7 +43,7 @@ use self::otlp_metrics_thread::OtlpMetricsThread;
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
-use self::statsd_and_unused_metrics_thread::StatsdThreadHandle;
+use self::statsd_thread::StatsdThreadHandle;
 use self::table_changes::TableFollowers;
 use crate::base::clock::{Clock, Time};
 use crate::base::scheduler_lag::measure_task_lag;
@@ -98,7 +98,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let StartupResources { guards, prometheus_page, exporter, metric_exporter, logged_values, fleet_secret } =
         StartupResources::load_files_and_check_addresses(&settings, &listener_stats).map_err(ServerError::Startup)?;
     let listeners = BoundListeners::open_all(&settings, guards).map_err(|error| ServerError::Startup(vec![error]))?;
-    let mut signals = Signals::install_handlers().map_err(name_failed_resource("signal handlers"))?;
+    let mut signals = Signals::install_handlers().map_err(error_naming_resource("signal handlers"))?;
     let rules = Arc::new(LiveRules::default());
     let store_health = Arc::new(StoreHealth::default());
     let health = build_health(&settings, &rules, &store_health);
@@ -115,7 +115,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
     let collector = build_metrics_collector(&settings, &service, &health, &listener_stats, quota.clone());
     let statsd = StatsdThreadHandle::start(&settings.metrics, collector.clone())
-        .map_err(name_failed_resource("the thread that reports metrics"))?;
+        .map_err(error_naming_resource("the thread that reports metrics"))?;
     let otlp_metrics = start_metric_export(&settings, metric_exporter, &collector)?;
     let fleet = start_fleet(&settings, &service, quota.clone(), &health, fleet_secret)?;
     let (drain, draining) = watch::channel(false);
@@ -134,7 +134,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     listeners.log_start(&build_start_summary(&settings, &service));
     let mut serving = listeners
         .start_serving(&settings.grpc, state, &grpc_health, &stopping)
-        .map_err(name_failed_resource("the listeners"))?;
+        .map_err(error_naming_resource("the listeners"))?;
 
     serve_until_stopped(&mut signals, &reload, &mut serving).await?;
     health.start_draining();
@@ -154,7 +154,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
 }
 
 /// Returns a conversion of an error of the system to one that names the resource.
-fn name_failed_resource(resource: &'static str) -> impl FnOnce(io::Error) -> ServerError {
+fn error_naming_resource(resource: &'static str) -> impl FnOnce(io::Error) -> ServerError {
     move |error| ServerError::System { resource, error }
 }
 
@@ -324,7 +324,7 @@ fn start_metric_export(
 ) -> Result<Option<OtlpMetricsThread>, ServerError> {
     let Some((exporter, otlp)) = exporter.zip(settings.otlp_metrics.as_ref()) else { return Ok(None) };
     let thread = OtlpMetricsThread::start(exporter, otlp.interval, collector.clone());
-    thread.map(Some).map_err(name_failed_resource("the thread that exports metrics"))
+    thread.map(Some).map_err(error_naming_resource("the thread that exports metrics"))
 }
 
 /// Starts the view of all replicas.
@@ -404,7 +404,7 @@ fn open_store(settings: &Settings) -> Store {
         }
     }
     let store = Store::open(&settings.store, capacity_bytes);
-    store.holders().set_timeout(settings.slots.holder_timeout);
+    store.slot_holders().set_timeout(settings.slots.holder_timeout);
     store
 }
 
@@ -432,7 +432,7 @@ const SWEEP_PARTS: usize = 32;
 
 /// Copies the state of the store's connections to the health pages.
 async fn follow_store_health(service: Arc<RateLimitService>, health: Arc<StoreHealth>) {
-    service.decider.store.report_health(&health).await;
+    service.decider.store.report_health_repeatedly(&health).await;
 }
 
 /// Removes expired counters, one part of the store at a time. Warns about counters that were evicted.
@@ -443,7 +443,7 @@ async fn sweep_counters(service: Arc<RateLimitService>) {
     for part in (0..SWEEP_PARTS).cycle() {
         ticks.tick().await;
         let now = service.clock.now();
-        let holders = service.decider.store.holders();
+        let holders = service.decider.store.slot_holders();
         // First: a sweep looks for dead holders.
         holders.record_that_process_runs(now);
         service.decider.store.sweep(now, part, SWEEP_PARTS);

@@ -106,7 +106,7 @@ impl OverLimitCacheSettings {
         let peer_bytes = values.get(&LOCAL_CACHE_SIZE_IN_BYTES);
         if own_bytes == 0 {
             let why = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES=0 turns the cache off";
-            values.mark_ignored_if_changed(&LOCAL_CACHE_SIZE_IN_BYTES, why);
+            values.mark_ignored_unless_default(&LOCAL_CACHE_SIZE_IN_BYTES, why);
             return Self { capacity_bytes: 0, caches_counting_windows: false };
         }
         Self { capacity_bytes: own_bytes.max(peer_bytes), caches_counting_windows: peer_bytes > 0 }

@@ -144,7 +144,7 @@ pub struct DecisionLogSettings {
     /// Destinations, at least one.
     pub sinks: Vec<SinkSettings>,
     /// Decisions that are logged.
-    pub when: LoggedDecisions,
+    pub when: LoggedDecisionKinds,
     /// Share of the keys that is logged, 0 to 1.
     pub sample: f64,
     /// Form of the values of descriptors.
@@ -202,7 +202,7 @@ impl RedisStreamSettings {
 
 /// Decisions that are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LoggedDecisions {
+pub struct LoggedDecisionKinds {
     /// Rejected requests.
     pub rejected: bool,
     /// Admitted requests that exceed a limit in shadow mode.
@@ -213,7 +213,7 @@ pub struct LoggedDecisions {
     pub all: bool,
 }
 
-impl LoggedDecisions {
+impl LoggedDecisionKinds {
     /// Words of `TOLLKEEPER_DECISION_LOG_WHEN`.
     const SELECTORS: [&'static str; 4] = ["rejected", "shadow", "errors", "all"];
 
@@ -320,7 +320,7 @@ impl DecisionLogSettings {
         let sinks = read_sinks(values, counters);
         mark_unmet_sink_requirements(values, &sinks);
         let TextList(words) = values.get(&TOLLKEEPER_DECISION_LOG_WHEN);
-        let when = LoggedDecisions::from_selector_words(&words);
+        let when = LoggedDecisionKinds::from_selector_words(&words);
         if when.is_none() {
             let fix = "give rejected, shadow and errors, or fewer of them, or all";
             values.add_problem(&TOLLKEEPER_DECISION_LOG_WHEN, "not a list of decisions", fix);

@@ -192,7 +192,7 @@ fn read_max_idle_connections(values: &mut Values) -> NonZeroUsize {
             &MEMCACHE_MAX_IDLE_CONNS,
             format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"),
         );
-        values.mark_differing(&MEMCACHE_MAX_IDLE_CONNS, "the maximum is 128, which is used");
+        values.mark_difference_from_envoy_ratelimit(&MEMCACHE_MAX_IDLE_CONNS, "the maximum is 128, which is used");
     }
     connections.min(MAX_CONNECTIONS)
 }

@@ -211,7 +211,10 @@ impl StatsdServer {
         let use_statsd = values.get(&USE_STATSD).unwrap_or(is_located && !use_dog_statsd);
         let others = [use_dog_statsd, values.get(&USE_PROMETHEUS)];
         if use_statsd && others.contains(&true) {
-            values.mark_differing(&USE_STATSD, "statsd, DogStatsD and Prometheus are used together, not only one");
+            values.mark_difference_from_envoy_ratelimit(
+                &USE_STATSD,
+                "statsd, DogStatsD and Prometheus are used together, not only one",
+            );
         }
         let (host, port) = (values.get(&STATSD_HOST), values.get(&STATSD_PORT));
         if (use_statsd || use_dog_statsd) && (host.is_empty() || port == 0) {

@@ -113,7 +113,7 @@ impl OtlpMetricsSettings {
             return Some(Self::read(values));
         };
         for setting in GROUP.settings.iter().filter(|setting| setting.name() != OTEL_METRICS_EXPORTER.name()) {
-            values.mark_ignored_if_changed(*setting, why_not);
+            values.mark_ignored_unless_default(*setting, why_not);
         }
         None
     }

@@ -172,7 +172,7 @@ static REQUIRES_PER_SECOND_AWS_IAM: Requirement = Requirement {
     any_of: &[RequiredValue::Is(&REDIS_PERSECOND_AWS_IAM_AUTH, "true")],
     why: "it is only read with REDIS_PERSECOND_AWS_IAM_AUTH=true",
 };
-static MAIN_IDENTITY: IdentityVariables = IdentityVariables {
+static MAIN_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_auth: &REDIS_AWS_IAM_AUTH,
     aws_cache_name: &REDIS_AWS_IAM_CACHE_NAME,
     aws_user_id: &REDIS_AWS_IAM_USER_ID,
@@ -183,7 +183,7 @@ static MAIN_IDENTITY: IdentityVariables = IdentityVariables {
     user: &TOLLKEEPER_REDIS_IDENTITY_USER,
 };
 
-static PER_SECOND_IDENTITY: IdentityVariables = IdentityVariables {
+static PER_SECOND_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_auth: &REDIS_PERSECOND_AWS_IAM_AUTH,
     aws_cache_name: &REDIS_PERSECOND_AWS_IAM_CACHE_NAME,
     aws_user_id: &REDIS_PERSECOND_AWS_IAM_USER_ID,
@@ -194,7 +194,7 @@ static PER_SECOND_IDENTITY: IdentityVariables = IdentityVariables {
     user: &TOLLKEEPER_REDIS_IDENTITY_USER,
 };
 
-static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
+static MAIN_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables { url: &REDIS_URL, kind: &REDIS_TYPE, socket: Some(&REDIS_SOCKET_TYPE) },
     connections: &REDIS_POOL_SIZE,
     connect_timeout: &REDIS_TIMEOUT,
@@ -203,7 +203,7 @@ static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
         auth: &REDIS_AUTH,
         file: &TOLLKEEPER_REDIS_AUTH_FILE,
         peer_file: Some(&REDIS_AUTH_FILE),
-        identity: Some(&MAIN_IDENTITY),
+        identity: Some(&MAIN_IDENTITY_VARIABLES),
     },
     sentinels: CredentialVariables {
         auth: &REDIS_SENTINEL_AUTH,
@@ -213,7 +213,7 @@ static MAIN_VARIABLES: DeploymentVariables = DeploymentVariables {
     },
 };
 
-static PER_SECOND_VARIABLES: DeploymentVariables = DeploymentVariables {
+static PER_SECOND_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
     url: AddressVariables {
         url: &REDIS_PERSECOND_URL,
         kind: &REDIS_PERSECOND_TYPE,
@@ -226,7 +226,7 @@ static PER_SECOND_VARIABLES: DeploymentVariables = DeploymentVariables {
         auth: &REDIS_PERSECOND_AUTH,
         file: &TOLLKEEPER_REDIS_PERSECOND_AUTH_FILE,
         peer_file: Some(&REDIS_PERSECOND_AUTH_FILE),
-        identity: Some(&PER_SECOND_IDENTITY),
+        identity: Some(&PER_SECOND_IDENTITY_VARIABLES),
     },
     sentinels: CredentialVariables {
         auth: &REDIS_PERSECOND_SENTINEL_AUTH,
@@ -297,9 +297,10 @@ impl Default for TableLookupSettings {
 impl RedisSettings {
     /// Reads the settings of counters in Redis.
     pub(super) fn from_values(values: &mut Values) -> Self {
-        let main = MAIN_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES);
-        let per_second =
-            values.get(&REDIS_PERSECOND).then(|| PER_SECOND_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES));
+        let main = MAIN_REDIS_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES);
+        let per_second = values
+            .get(&REDIS_PERSECOND)
+            .then(|| PER_SECOND_REDIS_VARIABLES.read_deployment(values, &CERTIFICATE_VARIABLES));
         if per_second.is_none() {
             values.mark_unmet(&REQUIRES_PER_SECOND_REDIS);
         }
@@ -339,7 +340,7 @@ pub(super) fn mark_unused_certificate_settings<'d>(
     let mut deployments = deployments.peekable();
     if deployments.peek().is_some() && deployments.all(|deployment| deployment.tls.is_none()) {
         for setting in CERTIFICATE_VARIABLES.all_settings() {
-            values.mark_ignored_if_changed(setting, "no connection to Redis uses TLS");
+            values.mark_ignored_unless_default(setting, "no connection to Redis uses TLS");
         }
     }
 }

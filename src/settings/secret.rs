@@ -25,18 +25,18 @@ impl Secret {
 
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(MASK)
+        f.write_str(SECRET_MASK)
     }
 }
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(MASK)
+        f.write_str(SECRET_MASK)
     }
 }
 
 /// Replacement for a secret of any length.
-pub(crate) const MASK: &str = "***";
+pub(crate) const SECRET_MASK: &str = "***";
 
 /// Masks user, password and query of an address or a list of addresses.
 ///
@@ -48,10 +48,12 @@ pub(crate) fn mask_credentials(text: &str) -> String {
     let scheme = ["redis://", "rediss://"].into_iter().find(|scheme| text.starts_with(scheme)).unwrap_or_default();
     let masked = match (text.find('?'), text.rfind('@')) {
         (None, None) => mask_invalid_ports(text),
-        (Some(query), None) => format!("{}?{MASK}", mask_invalid_ports(&text[..query])),
-        (Some(query), Some(at)) if query < at => format!("{scheme}{MASK}"),
-        (Some(query), Some(at)) => format!("{scheme}{MASK}@{}?{MASK}", mask_invalid_ports(&text[at + 1..query])),
-        (None, Some(at)) => format!("{scheme}{MASK}@{}", mask_invalid_ports(&text[at + 1..])),
+        (Some(query), None) => format!("{}?{SECRET_MASK}", mask_invalid_ports(&text[..query])),
+        (Some(query), Some(at)) if query < at => format!("{scheme}{SECRET_MASK}"),
+        (Some(query), Some(at)) => {
+            format!("{scheme}{SECRET_MASK}@{}?{SECRET_MASK}", mask_invalid_ports(&text[at + 1..query]))
+        }
+        (None, Some(at)) => format!("{scheme}{SECRET_MASK}@{}", mask_invalid_ports(&text[at + 1..])),
     };
     shorten_for_message(&masked)
 }
@@ -66,7 +68,7 @@ fn mask_invalid_ports(text: &str) -> String {
         let after = if is_path { None } else { address[bracket..].find([':', '/', '#']) };
         let Some(after) = after.map(|after| bracket + after) else { return address.to_owned() };
         let is_port = address[after + 1..].bytes().all(|b| b.is_ascii_digit() || b == b'/');
-        if is_port { address.to_owned() } else { format!("{}{MASK}", &address[..=after]) }
+        if is_port { address.to_owned() } else { format!("{}{SECRET_MASK}", &address[..=after]) }
     });
     shown.collect::<Vec<_>>().join(",")
 }

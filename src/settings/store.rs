@@ -6,7 +6,7 @@ use super::counters::*;
 use super::decision_log::{self, TOLLKEEPER_DECISION_LOG_REDIS_URL};
 use super::memcache::MemcacheSettings;
 use super::redis::deployment::DeploymentSettings;
-use super::redis::regions::require_redis_for_regions;
+use super::redis::regions::refuse_regions_without_redis;
 use super::redis::{self, *};
 use super::setting::AnySetting;
 use super::values::{Values, Variable};
@@ -72,20 +72,20 @@ impl StoreSettings {
         match backend {
             Some(BackendType::Redis) => Self::Redis(RedisSettings::from_values(values)),
             Some(BackendType::Memcache) => {
-                require_redis_for_regions(values, "counters are in memcache");
+                refuse_regions_without_redis(values, "counters are in memcache");
                 let has_stream = decision_log::stream_has_own_redis(values);
                 let is_of_stream = |name: &str| SHARED_WITH_LOG_STREAM.iter().any(|of_stream| of_stream.name() == name);
                 for setting in of_redis.filter(|setting| !(has_stream && is_of_stream(setting.name()))) {
-                    values.mark_ignored_if_changed(*setting, "counters are in memcache, not in Redis");
+                    values.mark_ignored_unless_default(*setting, "counters are in memcache, not in Redis");
                 }
                 Self::Memcache(MemcacheSettings::from_values(values))
             }
             None => {
-                require_redis_for_regions(values, "counters are in this process");
+                refuse_regions_without_redis(values, "counters are in this process");
                 // Any REDIS_ variable selects Redis. Warnings about rules read TOLLKEEPER_MAX_REPLICAS without it too.
                 let is_unread = |name: &str| name.starts_with("TOLLKEEPER_") && name != TOLLKEEPER_MAX_REPLICAS.name();
                 for setting in of_redis.filter(|setting| is_unread(setting.name())).chain(&SETTINGS_OF_SHARED_STORES) {
-                    values.mark_ignored_if_changed(*setting, "counters are in this process");
+                    values.mark_ignored_unless_default(*setting, "counters are in this process");
                 }
                 Self::Memory
             }

@@ -110,7 +110,8 @@ impl ListenerTls {
         if let (Some(certificate), Some(key)) = (&pair.certificate, &pair.key)
             && certificate.path.parent() != key.path.parent()
         {
-            values.mark_differing(&GRPC_SERVER_TLS_CERT, "it is in another directory than the key");
+            values
+                .mark_difference_from_envoy_ratelimit(&GRPC_SERVER_TLS_CERT, "it is in another directory than the key");
         }
         pair.into_listener_tls(values, authorities.map(|authorities| ClientAuth { authorities, san }))
     }

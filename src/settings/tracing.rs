@@ -166,7 +166,7 @@ pub struct TracingSettings {
 }
 
 /// Settings that the export of traces shares with that of logs and of metrics.
-const SHARED_WITH_OTHER_SIGNALS: [&dyn AnySetting; 14] = [
+const SETTINGS_SHARED_WITH_OTHER_SIGNALS: [&dyn AnySetting; 14] = [
     &TRACING_SERVICE_NAME,
     &TRACING_SERVICE_NAMESPACE,
     &TRACING_SERVICE_INSTANCE_ID,
@@ -199,11 +199,12 @@ impl TracingSettings {
         }
         let is_enabled = values.get(&TRACING_ENABLED);
         let why = if is_enabled { "OTEL_SDK_DISABLED is true" } else { "it is only read with TRACING_ENABLED=true" };
-        let is_read = |name| exports_others && SHARED_WITH_OTHER_SIGNALS.iter().any(|shared| shared.name() == name);
+        let is_read =
+            |name| exports_others && SETTINGS_SHARED_WITH_OTHER_SIGNALS.iter().any(|shared| shared.name() == name);
         for setting in GROUP.settings {
             let name = setting.name();
             if !setting.info().is_variable_family() && name != OTEL_SDK_DISABLED.name() && !is_read(name) {
-                values.mark_ignored_if_changed(*setting, why);
+                values.mark_ignored_unless_default(*setting, why);
             }
         }
         None
@@ -213,10 +214,10 @@ impl TracingSettings {
 fn read_sampler(values: &mut Values) -> TraceSampler {
     let otel = values.get(&OTEL_TRACES_SAMPLER);
     let (true, Some(otel)) = (!values.is_set(&TRACING_SAMPLING_RATE), otel) else {
-        values.mark_ignored_if_changed(&OTEL_TRACES_SAMPLER, "TRACING_SAMPLING_RATE is set");
+        values.mark_ignored_unless_default(&OTEL_TRACES_SAMPLER, "TRACING_SAMPLING_RATE is set");
         let is_unset = otel.is_none();
         let why = if is_unset { "OTEL_TRACES_SAMPLER is not set" } else { "TRACING_SAMPLING_RATE is set" };
-        values.mark_ignored_if_changed(&OTEL_TRACES_SAMPLER_ARG, why);
+        values.mark_ignored_unless_default(&OTEL_TRACES_SAMPLER_ARG, why);
         return TraceSampler { follows_parent: true, ratio: values.get(&TRACING_SAMPLING_RATE) };
     };
     let ratio = match otel.selection {
@@ -308,7 +309,7 @@ fn read_protocol(values: &mut Values, signal: &OtlpSignalVariables) -> OtlpProto
     let otel = [signal.protocol, &OTEL_EXPORTER_OTLP_PROTOCOL];
     if values.is_set(&TRACING_EXPORTER_PROTOCOL) {
         for setting in otel {
-            values.mark_ignored_if_changed(setting, "TRACING_EXPORTER_PROTOCOL is set");
+            values.mark_ignored_unless_default(setting, "TRACING_EXPORTER_PROTOCOL is set");
         }
         return values.get(&TRACING_EXPORTER_PROTOCOL);
     }

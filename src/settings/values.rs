@@ -176,11 +176,11 @@ impl Values {
 
     /// Adds a notice about a setting.
     pub(crate) fn add_notice(&mut self, setting: &dyn AnySetting, what: impl Into<String>) {
-        self.add_notice_with_name(setting.name(), what);
+        self.add_notice_about_variable(setting.name(), what);
     }
 
     /// Adds a notice about the variable `name`.
-    pub(crate) fn add_notice_with_name(&mut self, name: &str, what: impl Into<String>) {
+    pub(crate) fn add_notice_about_variable(&mut self, name: &str, what: impl Into<String>) {
         self.findings.notices.push(Notice { name: name.to_owned(), what: what.into() });
     }
 
@@ -190,12 +190,12 @@ impl Values {
     }
 
     /// Records that a setting, with the values of all, differs from envoyproxy/ratelimit.
-    pub(crate) fn mark_differing(&mut self, setting: &dyn AnySetting, why: &'static str) {
+    pub(crate) fn mark_difference_from_envoy_ratelimit(&mut self, setting: &dyn AnySetting, why: &'static str) {
         self.findings.differences.push(SettingRemark { name: setting.name(), why });
     }
 
     /// Records that a setting is ignored because of others, if it is set to anything but its default.
-    pub(crate) fn mark_ignored_if_changed(&mut self, setting: &dyn AnySetting, why: &'static str) {
+    pub(crate) fn mark_ignored_unless_default(&mut self, setting: &dyn AnySetting, why: &'static str) {
         if self.differs_from_default(setting) {
             self.mark_ignored(setting, why);
         }
@@ -230,7 +230,7 @@ impl Values {
             if let Some(unmet) = unmet
                 && self.findings.ignored.iter().all(|ignored| ignored.name != setting.name())
             {
-                self.mark_ignored_if_changed(setting, unmet.why);
+                self.mark_ignored_unless_default(setting, unmet.why);
             }
         }
     }

@@ -238,7 +238,7 @@ pub enum DecidedBy {
 
 impl StoreOutcome {
     /// An outcome that the counters decided.
-    pub const fn decided_by_store(results: ChargeResults, now: Time) -> Self {
+    pub const fn from_store_results(results: ChargeResults, now: Time) -> Self {
         Self { results, decided_by: DecidedBy::Store, now }
     }
 }
@@ -272,12 +272,12 @@ impl DeferredOutcomes {
         charges: impl Future<Output = SmallVec<[Result<StoreOutcome, RedisError>; 2]>> + Send + 'static,
     ) -> Self {
         let outcomes = charges.map(|outcomes| outcomes.into_iter().map(|it| it.map_err(ChargeError::from)).collect());
-        Self::Pending(Box::pin(outcomes)).poll()
+        Self::Pending(Box::pin(outcomes)).resolve_arrived()
     }
 
     /// Takes up outcomes that have arrived.
     #[must_use]
-    pub fn poll(self) -> Self {
+    pub fn resolve_arrived(self) -> Self {
         match self {
             Self::Pending(mut pending) => match (&mut pending).now_or_never() {
                 Some(outcomes) => Self::Ready(outcomes),

@@ -26,7 +26,7 @@ impl ChargeError {
     /// Upper bound on the number of kinds.
     pub const MAX_KINDS: usize = 1 + RedisError::ALL.len() + MemcacheError::ALL.len();
 
-    /// All kinds, in the order of [`ChargeError::index`]. Stores share kinds of one name.
+    /// All kinds, in the order of [`ChargeError::kind_index`]. Stores share kinds of one name.
     pub fn all() -> impl Iterator<Item = Self> {
         let is_only_of_memcache =
             |error: &MemcacheError| RedisError::ALL.iter().all(|kind| kind.name() != error.name());
@@ -35,7 +35,7 @@ impl ChargeError {
     }
 
     /// Index of the kind, below [`ChargeError::MAX_KINDS`].
-    pub fn index(self) -> usize {
+    pub fn kind_index(self) -> usize {
         Self::all().position(|kind| kind.name() == self.name()).unwrap_or(0)
     }
 
@@ -70,7 +70,7 @@ impl ChargeError {
 
 /// Failure to list or to reset counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AdminError {
+pub enum CounterCommandError {
     /// Redis failed.
     #[error("redis: {0}{advice}", advice = permission_advice(*.0))]
     Redis(#[from] RedisError),

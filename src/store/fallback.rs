@@ -35,7 +35,7 @@ use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
 use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::limit::request::Hits;
-use crate::limit::slot::RETRY_AFTER_US;
+use crate::limit::slot::FULL_LIMIT_RETRY_AFTER_US;
 use crate::store::error::MemoryFull;
 
 /// Fallback counters.
@@ -93,17 +93,17 @@ impl Fallback {
     }
 
     /// Returns true if slots are held.
-    pub fn has_slots(&self) -> bool {
-        self.memory.has_slots()
+    pub fn has_slots_or_reservations(&self) -> bool {
+        self.memory.has_slots_or_reservations()
     }
 
     /// Envoys that hold slots.
-    pub fn holders(&self) -> &SlotHolderTable {
-        self.memory.holders()
+    pub fn slot_holders(&self) -> &SlotHolderTable {
+        self.memory.slot_holders()
     }
 
     /// Number of processes that share each limit.
-    pub const fn replicas(&self) -> &ReplicaCount {
+    pub const fn replica_count(&self) -> &ReplicaCount {
         &self.replicas
     }
 
@@ -120,7 +120,7 @@ impl Fallback {
                 matches!(charge.request.hits, Hits::Charge(hits) if hits <= u64::from(counter.limit.capacity()));
             if !result.admitted && result.retry_after_us.is_none() && fits_the_limit {
                 let is_concurrent = counter.limit.is_concurrent();
-                result.retry_after_us = Some(if is_concurrent { RETRY_AFTER_US } else { result.reset_us });
+                result.retry_after_us = Some(if is_concurrent { FULL_LIMIT_RETRY_AFTER_US } else { result.reset_us });
             }
         }
         results
@@ -169,8 +169,8 @@ impl Fallback {
     }
 
     /// Size of the table.
-    pub fn usage(&self) -> MemoryUsage {
-        self.memory.usage()
+    pub fn memory_usage(&self) -> MemoryUsage {
+        self.memory.memory_usage()
     }
 
     /// Returns this process's share of a limit.

@@ -203,8 +203,8 @@ impl SlotHolderTable {
         }
     }
 
-    /// Sets the holders that no replica heard for the timeout. From then on the shared table alone tells who is dead, for
-    /// half of the timeout after `now`: later, as after this process stood still, they may have come back.
+    /// Sets the holders that no replica heard for the timeout. From then on the shared table alone tells who is dead.
+    /// They are dead for half of the timeout after `now`: later, as after this process stood still, they may be back.
     pub fn set_shared_dead_holders(&self, dead: impl Iterator<Item = HolderId>, now: Time) {
         let dead = SharedDeadHolders { ids: dead.collect(), told: now };
         *self.shared_dead.write().unwrap_or_else(PoisonError::into_inner) = Some(dead);

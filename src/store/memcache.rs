@@ -49,7 +49,7 @@ type MemcacheOutcome = Result<StoreOutcome, MemcacheError>;
 /// Counters in memcached.
 #[derive(Debug)]
 pub struct Memcache {
-    shared: Arc<SharedState>,
+    shared: Arc<DetachedCallState>,
     keys: MemcacheKeyScheme,
     timeout: Duration,
     stats: ChargeStats,
@@ -57,7 +57,7 @@ pub struct Memcache {
 
 /// State that calls need after their caller has gone.
 #[derive(Debug)]
-struct SharedState {
+struct DetachedCallState {
     servers: ServerList,
     over_limit_cache: OverLimitCache,
     fallback: Fallback,
@@ -88,7 +88,7 @@ impl Memcache {
         };
         let cache = settings.over_limit_cache;
         Self {
-            shared: Arc::new(SharedState {
+            shared: Arc::new(DetachedCallState {
                 servers: ServerList::start(&settings.servers, options),
                 over_limit_cache: OverLimitCache::new(
                     cache.capacity_bytes,
@@ -175,7 +175,7 @@ impl Memcache {
             Some(until) => timeout_with_grace(call, until).await.unwrap_or(Err(MemcacheError::Timeout)),
             None => call.await,
         };
-        results.map(|results| StoreOutcome::decided_by_store(results, now))
+        results.map(|results| StoreOutcome::from_store_results(results, now))
     }
 
     /// Prepares a call; `None` if an increment cannot count the charge.
@@ -256,7 +256,7 @@ impl Memcache {
     }
 
     /// Reports to `health` until it is dropped. The store is lost if a server does not take charges: it holds keys.
-    pub async fn report_health(&self, health: &StoreHealth) {
+    pub async fn report_health_repeatedly(&self, health: &StoreHealth) {
         let servers = &self.shared.servers;
         let read = || HealthReading {
             is_lost: !servers.are_all_available(),
@@ -281,7 +281,7 @@ fn has_same_counters(one: &Charge<'_>, other: &Charge<'_>) -> bool {
     one.path_hash == other.path_hash && tags(one) == tags(other)
 }
 
-impl SharedState {
+impl DetachedCallState {
     /// Counts the hits of a call and decides, by `deadline`; updates the caches of this process.
     async fn charge_on_server(&self, call: MemcacheCall, deadline: Instant) -> Result<ChargeResults, MemcacheError> {
         self.calls.fetch_add(1, Ordering::Relaxed);

@@ -92,7 +92,7 @@ impl MemoryStore {
     }
 
     fn reservation_context(&self, now: Time) -> ReservationContext<'_> {
-        ReservationContext { now, holders: self.holders(), counters: &self.shards }
+        ReservationContext { now, holders: self.slot_holders(), counters: &self.shards }
     }
 
     fn charge_counters(&self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
@@ -100,12 +100,12 @@ impl MemoryStore {
     }
 
     /// Returns true if slots are held, or reservations are open.
-    pub fn has_slots(&self) -> bool {
+    pub fn has_slots_or_reservations(&self) -> bool {
         self.slots.bytes() > 0 || self.reservations.bytes() > 0
     }
 
     /// Envoys that hold slots.
-    pub fn holders(&self) -> &SlotHolderTable {
+    pub fn slot_holders(&self) -> &SlotHolderTable {
         &self.slots.holders
     }
 
@@ -116,7 +116,7 @@ impl MemoryStore {
 
     /// Sums of the reservations of a counter, by the hash of its path and its tag.
     pub fn summarize_reservations(&self, path: u128, tag: u128, now: Time) -> SlotSummary {
-        self.reservations.summarize(path, tag, now, self.holders())
+        self.reservations.summarize(path, tag, now, self.slot_holders())
     }
 
     /// Decides a charge without room in its shard, in the overflow shard, where any counter may be evicted. Clients
@@ -194,11 +194,11 @@ impl MemoryStore {
     }
 
     /// Size of the store, summed over one shard after the other.
-    pub fn usage(&self) -> MemoryUsage {
+    pub fn memory_usage(&self) -> MemoryUsage {
         self.shards.lock_each().chain(std::iter::once_with(|| lock_ignoring_poison(&self.overflow))).fold(
             MemoryUsage { bytes: self.slots.bytes() + self.reservations.bytes(), ..MemoryUsage::default() },
             |sum, shard| {
-                let usage = shard.usage();
+                let usage = shard.memory_usage();
                 MemoryUsage {
                     counters: sum.counters + usage.counters,
                     bytes: sum.bytes + usage.bytes,

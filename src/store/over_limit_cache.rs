@@ -165,7 +165,7 @@ impl OverLimitCache {
                 return result.ban_left_us > 0 && !limit.counts_rejected_hits();
             }
             // Any release may end the rejection of a concurrent limit, or of one with reservations.
-            if limit.acts_on_stream_done() {
+            if limit.follows_streams() {
                 return false;
             }
             // The next grant may end the rejection of a global limit at any time.
@@ -192,7 +192,7 @@ impl OverLimitCache {
         let Some(shards) = &self.shards else { return };
         let mut shard = shards.lock_shard(upper_half(id));
         self.remove_from_shard(&mut shard, id);
-        let bytes = rejection.bytes();
+        let bytes = rejection.memory_bytes();
         let may_evict = shard.evicted_us.saturating_add(EVICTION_INTERVAL_US) <= at_us;
         if shard.bytes + bytes > self.max_shard_bytes && may_evict {
             self.evict_expired(&mut shard, at_us);
@@ -206,7 +206,7 @@ impl OverLimitCache {
 
     fn remove_from_shard(&self, shard: &mut CacheShard, id: u128) {
         if let Some(rejection) = shard.rejections.remove(&id) {
-            shard.bytes -= rejection.bytes();
+            shard.bytes -= rejection.memory_bytes();
             self.entries.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -217,7 +217,7 @@ impl OverLimitCache {
         let bytes = &mut shard.bytes;
         shard.rejections.retain(|_, rejection| {
             let is_valid = now_us < rejection.end_us;
-            *bytes -= if is_valid { 0 } else { rejection.bytes() };
+            *bytes -= if is_valid { 0 } else { rejection.memory_bytes() };
             is_valid
         });
         self.entries.fetch_sub(before - shard.rejections.len(), Ordering::Relaxed);
@@ -261,7 +261,7 @@ impl CachedRejection {
     }
 
     /// Returns the approximate memory use: a table entry after growth, and the limits with the allocator's overhead.
-    fn bytes(&self) -> usize {
+    fn memory_bytes(&self) -> usize {
         const TABLE_ENTRY_BYTES: usize = (size_of::<(u128, CachedRejection)>() + 1) * 16 / 7;
         const ALLOCATION_OVERHEAD_BYTES: usize = 16;
         TABLE_ENTRY_BYTES + ALLOCATION_OVERHEAD_BYTES + size_of_val(&*self.limits)

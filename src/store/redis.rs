@@ -18,7 +18,7 @@ pub mod script;
 pub mod holds;
 mod incrby;
 mod holder_exchange;
-mod give_back;
+mod slot_give_back;
 mod slot_summary;
 pub mod lease_arguments;
 pub mod replicas;
@@ -59,7 +59,7 @@ use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::settings::redis::RedisSettings;
 use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use crate::store::client::redis::error::RedisError;
-use crate::store::error::AdminError;
+use crate::store::error::CounterCommandError;
 use crate::store::fallback::Fallback;
 use crate::store::health::{HealthReading, StoreHealth};
 use crate::store::over_limit_cache::OverLimitCache;
@@ -109,7 +109,7 @@ impl Redis {
         let deployments = Deployments::start(settings);
         let replicas = Arc::new(ReplicaMembership::new(settings.max_replicas));
         // A configured number of replicas is not replaced by the live count.
-        let live_count = settings.replicas.is_none().then(|| fallback.replicas().clone());
+        let live_count = settings.replicas.is_none().then(|| fallback.replica_count().clone());
         let heartbeat =
             ReplicaHeartbeat::new(Arc::clone(&replicas), &deployments.main.client, &settings.key_prefix, live_count);
         // A rejection expires in real time, not in the time of the charges.
@@ -166,7 +166,7 @@ impl Redis {
     /// Claims a slot for shares of eventual limits, now and from then on, and counts live replicas. Called again, it
     /// renews the claim at once. Needs scripts, so it does nothing in the key format of envoyproxy/ratelimit. Must be
     /// called within a tokio runtime.
-    pub fn claim_slot(&self) {
+    pub fn claim_replica_slot(&self) {
         if self.keys.uses_own_format() {
             self.heartbeat.start();
         }
@@ -317,7 +317,7 @@ impl Redis {
         let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge));
         let global_limits = grants.cloned().map(GlobalLimitHooks::new);
         PreparedCall {
-            slot: charge.slot.map(|slot| encode_slot(slot, self.fallback().holders(), now)),
+            slot: charge.slot.map(|slot| encode_slot(slot, self.fallback().slot_holders(), now)),
             command: self.keys.choose_command(charge, now),
             id,
             deployment: Arc::clone(self.deployments.deployment_for(charge, global_limits.is_some())),
@@ -374,7 +374,7 @@ impl Redis {
     ///
     /// # Errors
     /// Redis failed, or its user may not run UNLINK.
-    pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, AdminError> {
+    pub async fn reset(&self, charge: &Charge<'_>, now: Time, deadline: Instant) -> Result<u64, CounterCommandError> {
         let ChargeGroup { id, charges, .. } =
             ChargeGroup::of_single_charge(&self.keys, charge, CommitMode::Commit, now);
         let Some(owned) = charges.into_iter().next() else { return Ok(0) };
@@ -410,7 +410,7 @@ impl Redis {
                 hits: table.stats(),
                 descriptors: table.descriptor_count(),
                 slot: replica_membership.slot(),
-                slots: replica_membership.slots().get(),
+                slots: replica_membership.slot_count().get(),
                 live_replicas: replica_membership.live_replicas().map(NonZeroU32::get),
             }),
             regions: self.grants.as_ref().map(|grants| grants.stats()),
@@ -429,7 +429,7 @@ impl Redis {
     }
 
     /// Reports to `health` until it is dropped. The store is lost if a deployment has no server that takes charges.
-    pub async fn report_health(&self, health: &StoreHealth) {
+    pub async fn report_health_repeatedly(&self, health: &StoreHealth) {
         let read = || {
             let lost = self.deployments.clients().find(|deployment| !deployment.has_available_node());
             HealthReading {

@@ -94,7 +94,7 @@ fn limit_known_to_envoy_ratelimit<'a>(charge: &Charge<'a>) -> Option<&'a Limit> 
         && limit.algorithm() == Algorithm::FixedWindow
         && limit.consistency() == Consistency::Strict
         && limit.counts_rejected_hits()
-        && limit.window().is_none()
+        && limit.calendar_windows().is_none()
         && limit.ban().is_none()
         && limit.reservations().is_none()
         && limit.period().multiplier() == 1;

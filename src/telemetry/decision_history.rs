@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_bound_us};
+use super::metrics::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot, quantile_bound_us};
 use super::metrics::limit_stats::{DecisionsByResult, LimitStats};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -252,7 +252,7 @@ impl RequestMinute {
             rejected: now.rejected.saturating_sub(before.rejected),
             failed_charges: now.failed_charges.saturating_sub(before.failed_charges),
             p99_at_most_us: quantile_bound_us(&durations.counts, 990)
-                .filter(|bound| requests > 0 && *bound <= BOUNDS_US[BOUNDS_US.len() - 1]),
+                .filter(|bound| requests > 0 && *bound <= BUCKET_BOUNDS_US[BUCKET_BOUNDS_US.len() - 1]),
         }
     }
 }

@@ -6,8 +6,8 @@
 //! costs no allocation; all other events of h2 stay disabled.
 //!
 //! This is the only file that knows texts of h2. They are no promise of h2: a new version may change them, and then
-//! refusals would no longer be counted. The test below provokes each refusal of `MESSAGE_BEGINNINGS` on a connection of
-//! the h2 that is linked, and fails if one is not recognised.
+//! refusals would no longer be counted. The test below provokes each refusal of `REFUSAL_MESSAGE_BEGINNINGS` on a
+//! connection of the h2 that is linked, and fails if one is not recognised.
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ named_enum! {
 /// Targets of h2's events about refusals.
 const H2_EVENT_TARGETS: [&str; 3] = ["h2::server", "h2::codec::framed_read", "h2::proto::streams::recv"];
 /// Beginnings of h2's messages about refusals; the first match decides.
-const MESSAGE_BEGINNINGS: [(&str, RefusalReason); 7] = [
+const REFUSAL_MESSAGE_BEGINNINGS: [(&str, RefusalReason); 7] = [
     ("malformed headers: malformed authority", RefusalReason::MalformedAuthority),
     ("malformed headers: ", RefusalReason::MalformedHeaders),
     ("stream error PROTOCOL_ERROR -- malformed header block", RefusalReason::MalformedHeaders),
@@ -85,7 +85,7 @@ impl RefusalReason {
 
     /// Reason of an event of h2, by the beginning of its message.
     fn from_h2_message(text: &str) -> Option<Self> {
-        MESSAGE_BEGINNINGS.iter().find(|(beginning, _)| text.starts_with(beginning)).map(|(_, reason)| *reason)
+        REFUSAL_MESSAGE_BEGINNINGS.iter().find(|(beginning, _)| text.starts_with(beginning)).map(|(_, reason)| *reason)
     }
 }
 
@@ -219,8 +219,8 @@ mod tests {
     /// Method, scheme and path of a request, from HPACK's static table.
     const REQUEST: &[u8] = &[0x83, 0x86, 0x84];
 
-    /// Frames that provoke the refusals of `MESSAGE_BEGINNINGS`, in the same order.
-    fn provocations() -> [Vec<Vec<u8>>; MESSAGE_BEGINNINGS.len()] {
+    /// Frames that provoke the refusals of `REFUSAL_MESSAGE_BEGINNINGS`, in the same order.
+    fn provocations() -> [Vec<Vec<u8>>; REFUSAL_MESSAGE_BEGINNINGS.len()] {
         let request = |headers: Vec<u8>| vec![frame(HEADERS, END_HEADERS, &[REQUEST, &headers].concat())];
         // The bound is exceeded, and a header of 4223 bytes begins.
         let begun = [REQUEST, &many_headers(12), &[0, 1, b'x', 0x7f, 0x80, 0x20], b"y"].concat();
@@ -259,7 +259,7 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(build_refusal_layer());
         with_default(subscriber, || {
             let counts = || RefusalReason::ALL.map(|reason| HTTP2_REFUSALS.refusal_count(reason));
-            for ((beginning, reason), frames) in MESSAGE_BEGINNINGS.into_iter().zip(provocations()) {
+            for ((beginning, reason), frames) in REFUSAL_MESSAGE_BEGINNINGS.into_iter().zip(provocations()) {
                 let mut expected = counts();
                 expected[reason as usize] += 1;
                 runtime.block_on(serve(&frames));

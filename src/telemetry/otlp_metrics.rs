@@ -29,7 +29,7 @@ use tonic::transport::{Channel, Endpoint};
 use ureq::Agent;
 
 use super::metrics::family::{Family, Label, MetricKind, MetricValue, Series};
-use super::metrics::histogram::{BOUNDS_US, HistogramSnapshot};
+use super::metrics::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot};
 use super::otlp::{self, OtlpError, OtlpOptions, OtlpProtocol};
 use crate::base::clock::Time;
 use crate::base::printable_text::truncate_and_escape;
@@ -329,7 +329,7 @@ fn build_histogram_point(
         count: snapshot.observation_count(),
         sum: Some(snapshot.sum_ns as f64 / 1e9),
         bucket_counts: snapshot.counts.to_vec(),
-        explicit_bounds: BOUNDS_US.iter().map(|bound| *bound as f64 / 1e6).collect(),
+        explicit_bounds: BUCKET_BOUNDS_US.iter().map(|bound| *bound as f64 / 1e6).collect(),
         ..HistogramDataPoint::default()
     }
 }

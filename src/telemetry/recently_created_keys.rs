@@ -8,7 +8,7 @@
 use super::metrics::limit_stats::LimitStats;
 use crate::base::sharded::Sharded;
 
-const SHARDS: usize = 16;
+const SHARD_COUNT: usize = 16;
 /// Number of keys per shard.
 pub const KEYS_PER_SHARD: usize = 512;
 /// Maximum size of a recorded key in bytes; longer keys are skipped.
@@ -17,11 +17,11 @@ const MAX_RECORDED_KEY_BYTES: usize = 512;
 /// Keys whose counters were created last.
 #[derive(Debug)]
 pub struct RecentlyCreatedKeys {
-    shards: Sharded<KeyRing>,
+    shards: Sharded<RecentKeyRing>,
 }
 
 #[derive(Debug, Default)]
-struct KeyRing {
+struct RecentKeyRing {
     keys: Vec<RecentKey>,
     /// Index of the oldest key once the ring is full.
     next: usize,
@@ -36,7 +36,7 @@ struct RecentKey {
 
 impl Default for RecentlyCreatedKeys {
     fn default() -> Self {
-        Self { shards: Sharded::new(SHARDS, KeyRing::default) }
+        Self { shards: Sharded::new(SHARD_COUNT, RecentKeyRing::default) }
     }
 }
 

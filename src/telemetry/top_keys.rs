@@ -25,7 +25,7 @@ pub const MAX_BURST_SECONDS: u32 = 5;
 /// Maximum length of a key's text in bytes; the rest is cut off.
 pub const MAX_KEY_TEXT_BYTES: usize = 256;
 
-const SHARDS: usize = 8;
+const SHARD_COUNT: usize = 8;
 const MINUTE_S: u64 = 60;
 
 /// Keys that are rejected most.
@@ -115,8 +115,8 @@ pub struct TopKeysSnapshot {
 impl TopKeys {
     /// Tracks about `keys` keys at a time; 0 switches tracking off.
     pub fn new(keys: usize) -> Self {
-        let shards = (keys > 0).then(|| Sharded::new(SHARDS, VecDeque::new));
-        Self { shards, counters_per_shard: keys.div_ceil(SHARDS), clock_offset_us: AtomicI64::new(0) }
+        let shards = (keys > 0).then(|| Sharded::new(SHARD_COUNT, VecDeque::new));
+        Self { shards, counters_per_shard: keys.div_ceil(SHARD_COUNT), clock_offset_us: AtomicI64::new(0) }
     }
 
     /// Returns `true` if keys are tracked.
@@ -146,8 +146,8 @@ impl TopKeys {
             // The memory of a replaced text is used again, so that a new key allocates nothing.
             let set_label = |label: &mut Option<LimitAndKey>| {
                 let label = label.get_or_insert_with(|| LimitAndKey::new(limit));
-                if !Arc::ptr_eq(&label.limit, limit.shared_name()) {
-                    label.limit = Arc::clone(limit.shared_name());
+                if !Arc::ptr_eq(&label.limit, limit.name_arc()) {
+                    label.limit = Arc::clone(limit.name_arc());
                 }
                 label.text.clear();
                 push_text(&mut label.text);
@@ -181,7 +181,7 @@ impl TopKeys {
     /// Returns the hits rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
     ///
     /// The number is exact if it accepts all of them; else hits of keys without a counter may count for others.
-    pub fn count_rejected_hits(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> u64 {
+    pub fn rejected_hits_in_last_minutes(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> u64 {
         let first = (self.redis_minute_at(now) + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut hits = 0_u64;
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
@@ -259,7 +259,7 @@ impl TopKeys {
 
 impl LimitAndKey {
     fn new(limit: &LimitStats) -> Self {
-        Self { limit: Arc::clone(limit.shared_name()), text: Vec::new() }
+        Self { limit: Arc::clone(limit.name_arc()), text: Vec::new() }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::base::sharded::{Sharded, lower_half};
 /// Length of a window in seconds; the current one and the one before it are shown.
 pub const WINDOW_S: u64 = 300;
 
-const SHARDS: usize = 4;
+const SHARD_COUNT: usize = 4;
 const COUNTERS_PER_SHARD: usize = 32;
 /// Maximum length of a domain's name that is kept, in bytes.
 const MAX_DOMAIN_BYTES: usize = 128;
@@ -77,7 +77,7 @@ pub struct UnmatchedPath {
 impl UnmatchedDescriptors {
     /// Tracks descriptors, or nothing.
     pub fn new(is_tracking: bool) -> Self {
-        Self { shards: is_tracking.then(|| Sharded::new(SHARDS, VecDeque::new)), hash_keys: random_u64_pair() }
+        Self { shards: is_tracking.then(|| Sharded::new(SHARD_COUNT, VecDeque::new)), hash_keys: random_u64_pair() }
     }
 
     /// Counts a descriptor, if it is in the sample. `push_text` is called with an empty text if its path is new, and
@@ -169,7 +169,7 @@ fn drop_windows_expired_at(windows: &mut VecDeque<Window>, number: u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::{COUNTERS_PER_SHARD, SHARDS, UnmatchedDescriptor, UnmatchedDescriptors, WINDOW_S};
+    use super::{COUNTERS_PER_SHARD, SHARD_COUNT, UnmatchedDescriptor, UnmatchedDescriptors, WINDOW_S};
     use crate::base::clock::Time;
 
     fn record(unmatched: &UnmatchedDescriptors, domain: &str, keys: &[&str], at_s: u64) {
@@ -206,7 +206,7 @@ mod tests {
             record(&unmatched, "shop", &[&format!("key-{number}")], 1);
         }
         let paths = unmatched.snapshot(Time::from_secs(1));
-        assert!(paths.len() <= SHARDS * COUNTERS_PER_SHARD, "{}", paths.len());
+        assert!(paths.len() <= SHARD_COUNT * COUNTERS_PER_SHARD, "{}", paths.len());
         assert_eq!((&*paths[0].example, paths[0].count), ("often", 500));
         let off = UnmatchedDescriptors::new(false);
         record(&off, "shop", &["user"], 1);

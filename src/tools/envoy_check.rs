@@ -65,12 +65,12 @@ fn describe_missing_message(file: &Arc<str>, roots: &[YamlNode<'_>]) -> Diagnost
 }
 
 /// Returns the shortest timeout of the HTTP filters of each domain, in microseconds; none for unreadable texts.
-pub fn collect_timeouts<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeMap<String, u64> {
+pub fn collect_shortest_timeouts<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeMap<String, u64> {
     let mut timeouts = BTreeMap::new();
     for text in texts {
         let roots = parse::parse_documents(text, DocumentSelection::All, &Arc::from(""), &mut Diagnostics::default());
         for root in &roots {
-            rule_match::collect_timeouts(&Bootstrap::read(&ConfigNode::root(root)), &mut timeouts);
+            rule_match::collect_shortest_timeouts(&Bootstrap::read(&ConfigNode::root(root)), &mut timeouts);
         }
     }
     timeouts

@@ -27,7 +27,7 @@ struct SimulationPage<'r> {
     /// Changed limits first.
     limits: Vec<&'r LimitResults>,
     limit_plots: Vec<LimitPlot<'r>>,
-    lists: Vec<KeyList<'r>>,
+    lists: Vec<TopKeyList<'r>>,
 }
 
 /// Plot of one limit.
@@ -37,7 +37,7 @@ struct LimitPlot<'r> {
 }
 
 /// List of top keys.
-struct KeyList<'r> {
+struct TopKeyList<'r> {
     title: &'static str,
     keys: &'r [RejectedKeyResults],
 }
@@ -98,9 +98,9 @@ pub fn render_simulation(results: &SimulationResults) -> Result<String, PageErro
         .map(|(limit, timeline)| Ok(LimitPlot { path: &limit.path, plot: plot_timeline(timeline)? }));
     let changes = results.changes.as_ref();
     let lists = [
-        KeyList { title: "Rejected keys", keys: &results.rejected_keys },
-        KeyList { title: "Newly rejected keys", keys: changes.map_or(&[], |changes| &changes.newly_rejected_keys) },
-        KeyList { title: "Newly admitted keys", keys: changes.map_or(&[], |changes| &changes.newly_admitted_keys) },
+        TopKeyList { title: "Rejected keys", keys: &results.rejected_keys },
+        TopKeyList { title: "Newly rejected keys", keys: changes.map_or(&[], |changes| &changes.newly_rejected_keys) },
+        TopKeyList { title: "Newly admitted keys", keys: changes.map_or(&[], |changes| &changes.newly_admitted_keys) },
     ];
     let page = SimulationPage {
         results,

@@ -66,8 +66,8 @@ RUST = [
     (ASSIGN, "let new_bucket = target.min(free).min(MAX_TOKENS);",
      "let new_bucket = target.min(if $0 { target } else { free }).min(MAX_TOKENS);",
      [("charged in advance", "a new bucket takes more than is free")]),
-    (LEDGER, "AssignmentForm::Lent => pool.charge(charged),",
-     "AssignmentForm::Lent => pool.charge(if $0 { lent } else { charged }),",
+    (LEDGER, "AssignmentForm::Lent => pool.record_used_hits(charged),",
+     "AssignmentForm::Lent => pool.record_used_hits(if $0 { lent } else { charged }),",
      [("charged in advance", "hits beyond an assignment are not charged as debt")]),
 
     # Take before give.
@@ -108,9 +108,9 @@ RUST = [
     (ASSIGN, "let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);",
      "let ttl_s = bound_ttl(if $0 { 10 } else { RATE_TTL_S }, held_until, now);",
      [("15 s or more", "a rate lasts for 10 s")]),
-    (LEDGER, "Some(left_us) if left_us > 3 * HALF_CROSSING_US => full_us.min(left_us - HALF_CROSSING_US),",
-     "Some(left_us) if left_us > (if $0 { 1 } else { 3 }) * HALF_CROSSING_US =>"
-     " full_us.min(left_us - HALF_CROSSING_US),",
+    (LEDGER, "Some(left_us) if left_us > 3 * WINDOW_END_GUARD_US => full_us.min(left_us - WINDOW_END_GUARD_US),",
+     "Some(left_us) if left_us > (if $0 { 1 } else { 3 }) * WINDOW_END_GUARD_US =>"
+     " full_us.min(left_us - WINDOW_END_GUARD_US),",
      [("15 s or more", "lent hits end soon, because their window does")]),
     (ASSIGN, "let left_s = held_until.since_us(now).saturating_sub(MARGIN_US) / 1_000_000;",
      "let left_s = if $0 { 3600 } else { held_until.since_us(now).saturating_sub(MARGIN_US) / 1_000_000 };",
@@ -160,13 +160,14 @@ RUST = [
      "let outstanding = std::mem::take(&mut holder.outstanding);\n"
      "                used = used.saturating_add(if $0 { 0 } else { outstanding });",
      [("unreported hits count as used", "an assignment that ended gives them back")]),
-    (LEDGER, "pool.charge(used.saturating_add(lost));", "pool.charge(used.saturating_add(if $0 { 0 } else { lost }));",
+    (LEDGER, "pool.record_used_hits(used.saturating_add(lost));",
+     "pool.record_used_hits(used.saturating_add(if $0 { 0 } else { lost }));",
      [("unreported hits count as used", "a lost stream gives them back")]),
     (LEDGER, "let is_empty = was_filled && usage.denied > 0 && sent.never_refills();",
      "let is_empty = (was_filled || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
      [("refund only of the same stream", "a denied request of the time before the assignment empties it"),
       ("refund only of the same stream", "a report without denied requests gives everything back")]),
-    (LEDGER, "if holder.is_over(usage.received) {", "if holder.is_over(usage.received) || $0 {",
+    (LEDGER, "if holder.is_assignment_over(usage.received) {", "if holder.is_assignment_over(usage.received) || $0 {",
      [("refund only of the same stream", "every report gives back what is left")]),
     (SELECT, "deciding().find_map(|selected| self.store.reason_against_holds(&selected.limit))",
      "deciding().find_map(|selected| self.store.reason_against_holds(&selected.limit).filter(|_| !$0))",

@@ -19,7 +19,7 @@ TEXTS = "src/limit/slot.rs"
 CHARGE, OPEN = "src/limit/algorithm/reservation_charge.rs", "src/limit/reservation_table.rs"
 SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/reservations.rs"
 STORE = "src/store/memory.rs"
-GIVE_BACK = "src/store/redis/give_back.rs"
+GIVE_BACK = "src/store/redis/slot_give_back.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 SLOTS = ["slots::protocol::memory", "slots::memory", "slots::table"]
 SLOTS_IN_REDIS = ["slots::protocol::redis", "slots::agreement::script_agrees_with_the_table"]
@@ -205,7 +205,7 @@ RESERVATIONS_RUST = [
      "let result = match $0 {\n                    true => peek_as_admitted(counter, limit, now),\n"
      "                    false => charge_debt(counter, limit, now, cost - hits),\n                };",
      [("settled above", "the difference is not charged")]),
-    (CHARGE, "&limit.with_debt_counted()", "&(if $0 { *limit } else { limit.with_debt_counted() })",
+    (CHARGE, "&limit.for_excess_settlement()", "&(if $0 { *limit } else { limit.for_excess_settlement() })",
      [("settled above", "it is not charged beyond the limit")]),
     (SHARD, "if matches!(charge.request.hits, Hits::Refund(1..)) {",
      "if matches!(charge.request.hits, Hits::Refund(1..)) && !$0 {",

@@ -18,10 +18,10 @@ use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot, StoreFailurePo
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::key_table::{RULE_KEYS, Section};
+use tollkeeper::rules::key_table::{RULE_FILE_KEYS, Section};
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit, RuleNode};
+use tollkeeper::rules::rule::{Domain, RuleAllowance, RuleLimit, RuleNode};
 use tollkeeper::rules::schema::rule_file_schema;
 use tollkeeper::rules::yaml::DocumentSelection;
 
@@ -47,7 +47,7 @@ fn rule(rate_limit: &str) -> String {
 
 fn limits_of(node: &RuleNode) -> &[RuleLimit] {
     match node.rule.as_ref().map(|rule| &rule.allowance) {
-        Some(Allowance::Limits(limits)) => limits,
+        Some(RuleAllowance::Limits(limits)) => limits,
         _ => &[],
     }
 }
@@ -108,7 +108,7 @@ fn example_and_reference_load_without_warnings() {
 #[test]
 fn reference_has_every_key_at_its_default() {
     let text = read("config/reference.yaml");
-    for key in RULE_KEYS {
+    for key in RULE_FILE_KEYS {
         let assigned: Vec<&str> = text
             .lines()
             .flat_map(|line| line.split([',', '{']))
@@ -128,7 +128,7 @@ fn reference_equals_the_defaults() {
     for node in &domains[0].descriptors {
         // The example of a network exempts it.
         let Some(rule) = &node.rule else { continue };
-        let Allowance::Limits(limits) = &rule.allowance else { panic!("limits") };
+        let RuleAllowance::Limits(limits) = &rule.allowance else { panic!("limits") };
         for RuleLimit { limit, shadow, quota, epoch, .. } in limits {
             let mut bare = LimitSpec::new(limit.algorithm(), limit.requests_per_unit(), limit.period());
             bare.sole = limits.len() == 1;
@@ -234,8 +234,8 @@ descriptors:
     let limits: Vec<&RuleLimit> = rules
         .iter()
         .map(|rule| match &rule.allowance {
-            Allowance::Limits(limits) => &limits[0],
-            Allowance::Unlimited { .. } => panic!("unlimited"),
+            RuleAllowance::Limits(limits) => &limits[0],
+            RuleAllowance::Unlimited { .. } => panic!("unlimited"),
         })
         .collect();
     let algorithms: Vec<_> = limits.iter().map(|one| one.limit.algorithm()).collect();
@@ -270,8 +270,8 @@ descriptors:
         .descriptors
         .iter()
         .map(|node| match &node.rule.as_ref().expect("a rule").allowance {
-            Allowance::Limits(limits) => limits[0].limit.consistency(),
-            Allowance::Unlimited { .. } => panic!("unlimited"),
+            RuleAllowance::Limits(limits) => limits[0].limit.consistency(),
+            RuleAllowance::Unlimited { .. } => panic!("unlimited"),
         })
         .collect();
     assert_eq!(kept, [eventual, Consistency::Strict, Consistency::Strict, Consistency::Strict]);
@@ -368,11 +368,11 @@ fn domains_merge_only_if_enabled() {
 fn limit_of(domain: &Domain, index: usize) -> (u64, Algorithm, StoreFailurePolicy, Option<&str>) {
     let rule = domain.descriptors[index].rule.as_ref().expect("a rule");
     match &rule.allowance {
-        Allowance::Limits(limits) => {
+        RuleAllowance::Limits(limits) => {
             let RuleLimit { limit, epoch, .. } = &limits[0];
             (*epoch, limit.algorithm(), limit.on_store_error(), rule.over_limit_body.body.as_deref())
         }
-        Allowance::Unlimited { .. } => panic!("unlimited"),
+        RuleAllowance::Unlimited { .. } => panic!("unlimited"),
     }
 }
 

@@ -198,7 +198,7 @@ fn share_follows_the_replica_count() {
         let mut state = State::empty(algorithm);
         state.charge(&limit, MIDNIGHT, ChargeRequest::new(Hits::Charge(40), u64::MAX));
         let left = |replicas: u32| {
-            counter.local.replicas().set_count(NonZeroU32::new(replicas).unwrap());
+            counter.local.replica_count().set_count(NonZeroU32::new(replicas).unwrap());
             counter.charge(Hits::Peek, MIDNIGHT).remaining
         };
         counter.remember(b"ann", &state, MIDNIGHT);
@@ -231,7 +231,7 @@ fn remembered_levels_are_bounded_and_empty_ones_are_dropped() {
         let limit = limit(algorithm, 300, 300, Unit::Day);
         let counter = FallbackCounter::new(limit, 2);
         counter.remember(b"ann", &State::empty(algorithm), MIDNIGHT);
-        assert_eq!(counter.local.usage().counters, 0, "{algorithm}");
+        assert_eq!(counter.local.memory_usage().counters, 0, "{algorithm}");
         let mut state = State::empty(algorithm);
         for step in 0..200 {
             state.charge(&limit, MIDNIGHT.plus_us(step), ChargeRequest::new(Hits::Charge(1), u64::MAX));
@@ -239,7 +239,7 @@ fn remembered_levels_are_bounded_and_empty_ones_are_dropped() {
         for value in 0..50_000_u32 {
             counter.remember(&value.to_be_bytes(), &state, MIDNIGHT.plus_us(200));
         }
-        let usage = counter.local.usage();
+        let usage = counter.local.memory_usage();
         assert!(usage.bytes <= ENOUGH && usage.counters > 100, "{algorithm}: {usage:?}");
         // A report of an empty state frees the counter.
         let last = 49_999_u32.to_be_bytes();

@@ -139,17 +139,17 @@ fn ever_new_values_stay_within_capacity() {
             let mut peak_bytes = 0;
             while !done.load(Ordering::Relaxed) {
                 store.sweep(NOW, 0, 1);
-                peak_bytes = peak_bytes.max(store.usage().bytes);
+                peak_bytes = peak_bytes.max(store.memory_usage().bytes);
                 thread::yield_now();
             }
             peak_bytes
         });
         feeders.into_iter().for_each(|feeder| feeder.join().unwrap());
         done.store(true, Ordering::Relaxed);
-        let peak_bytes = watcher.join().unwrap().max(store.usage().bytes);
+        let peak_bytes = watcher.join().unwrap().max(store.memory_usage().bytes);
         assert!(peak_bytes <= CAPACITY, "{peak_bytes} bytes");
     });
-    let usage = store.usage();
+    let usage = store.memory_usage();
     assert_eq!(usage.counters + usage.evicted, 150_000);
     assert!(usage.counters > 10_000, "{usage:?}");
 }
@@ -165,7 +165,7 @@ fn counter_over_its_limit_is_never_evicted() {
     for key in 1_000..40_000 {
         assert!(hit(&store, key, &ample, NOW).unwrap().admitted);
     }
-    assert!(store.usage().evicted > 30_000, "{:?}", store.usage());
+    assert!(store.memory_usage().evicted > 30_000, "{:?}", store.memory_usage());
     for key in 0..400 {
         assert!(!hit(&store, key, &used_up, NOW).unwrap().admitted, "{key} was forgotten");
     }
@@ -181,7 +181,7 @@ fn rotating_values_cannot_evict_a_rejecting_counter() {
         for key in 0..10_000 {
             hit(&store, key, &limit, NOW).unwrap();
         }
-        assert!(store.usage().evicted > 4_000, "{algorithm}: {:?}", store.usage());
+        assert!(store.memory_usage().evicted > 4_000, "{algorithm}: {:?}", store.memory_usage());
         assert!(!own(), "{algorithm}: flushed");
     }
 }
@@ -209,7 +209,7 @@ fn store_full_of_rejecting_counters_keeps_them_and_takes_no_new_key() {
         for key in 0..count {
             assert!(!hit(&store, key, &limit, NOW).unwrap().admitted, "{algorithm}: {key} was forgotten");
         }
-        assert_eq!(store.usage().evicted, 0);
+        assert_eq!(store.memory_usage().evicted, 0);
         // The counters have expired, buckets a day later than others, and new ones replace them without a sweep.
         let later = NOW.plus_us(2 * 24 * HOUR_US + SECOND_US);
         for key in count..count + 100 {
@@ -225,16 +225,16 @@ fn growing_logs_stay_within_capacity_and_keep_their_limit() {
     let store = MemoryStore::new(SMALLEST);
     for turn in 0..100_000 {
         let _ = hit(&store, turn % 200, &log, NOW.plus_us(turn));
-        let bytes = store.usage().bytes;
+        let bytes = store.memory_usage().bytes;
         assert!(bytes <= SMALLEST, "{bytes} bytes after {turn}");
     }
-    assert!(store.usage().evicted > 0);
+    assert!(store.memory_usage().evicted > 0);
 
     // A log larger than a shard evicts what it can, and then continues to grow.
     let long = limit(Algorithm::SlidingWindowLog, 10_000, Unit::Day);
     let charge = |turn: u64| hit(&store, 1_000, &long, NOW.plus_us(200_000 + turn)).unwrap().admitted;
     assert_eq!((0..20_000).filter(|turn| charge(*turn)).count(), 10_000);
-    assert!(store.usage().bytes < 3 * SMALLEST, "{:?}", store.usage());
+    assert!(store.memory_usage().bytes < 3 * SMALLEST, "{:?}", store.memory_usage());
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn refunds_and_peeks_create_no_counter() {
             }
         }
     }
-    assert_eq!(store.usage().counters, 0);
+    assert_eq!(store.memory_usage().counters, 0);
 }
 
 #[test]
@@ -388,19 +388,19 @@ fn sweep_drops_expired_counters_and_no_others() {
         for key in 1..3_000 {
             hit(&store, key, &limit, now).unwrap();
         }
-        let full = store.usage();
+        let full = store.memory_usage();
         let sweep_all = |now| (0..7).for_each(|turn| store.sweep(now, turn, 7));
         for early in [now, now.plus_us(expires / 2), now.plus_us(expires - 1)] {
             sweep_all(early);
             assert_eq!(
-                store.usage().counters,
+                store.memory_usage().counters,
                 3_000,
                 "{algorithm}: dropped {} us early",
                 expires - early.since_us(now)
             );
         }
         sweep_all(now.plus_us(expires + SECOND_US));
-        let swept = store.usage();
+        let swept = store.memory_usage();
         assert_eq!((swept.counters, swept.evicted), (0, 0), "{algorithm}");
         assert!(swept.bytes < full.bytes / 4, "{algorithm}: {full:?}, then {swept:?}");
     }
@@ -415,11 +415,11 @@ fn token_bucket_takes_at_most_64_bytes() {
     for key in 0..200_000 {
         hit(&store, key, &limit, NOW).unwrap();
         if key >= 50_000 && key % 1_000 == 0 {
-            let usage = store.usage();
+            let usage = store.memory_usage();
             assert!(usage.bytes <= 64 * usage.counters, "{usage:?}");
         }
     }
-    let usage = store.usage();
+    let usage = store.memory_usage();
     assert_eq!((usage.counters, usage.evicted), (200_000, 0));
     assert!(usage.bytes <= 64 * usage.counters, "{usage:?}");
 }
@@ -503,8 +503,8 @@ proptest! {
                 }
             }
         }
-        prop_assert!(store.usage().counters <= states.len() as u64);
-        prop_assert_eq!(store.usage().evicted, 0);
+        prop_assert!(store.memory_usage().counters <= states.len() as u64);
+        prop_assert_eq!(store.memory_usage().evicted, 0);
     }
 }
 
@@ -541,9 +541,9 @@ fn overflow_key_is_limited_too() {
     };
     assert_eq!([(); 5].map(|()| spilled(count + 7)), [true, true, true, false, false]);
     // The overflow shard stays within its capacity.
-    let before = store.usage().bytes;
+    let before = store.memory_usage().bytes;
     for key in 0..50_000 {
         let _ = spilled(1_000_000 + key);
     }
-    assert!(store.usage().bytes < before + (1 << 19), "{} bytes after {before}", store.usage().bytes);
+    assert!(store.memory_usage().bytes < before + (1 << 19), "{} bytes after {before}", store.memory_usage().bytes);
 }

@@ -13,7 +13,7 @@ use tollkeeper::limit::{Consistency, Limit, Overshoot, StoreFailurePolicy};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::diagnostic::Diagnostics;
-use tollkeeper::rules::rule::{Allowance, Domain, RuleLimit};
+use tollkeeper::rules::rule::{Domain, RuleAllowance, RuleLimit};
 use tollkeeper::rules::rule_defaults::{MAX_DEFAULTS_FILE_BYTES, RuleDefaults};
 use tollkeeper::rules::schema::defaults_file_schema;
 use tollkeeper::rules::source::SourceRules;
@@ -42,7 +42,7 @@ fn applied(rules: &str, text: &str) -> (Vec<Domain>, String) {
 /// Limits of the first descriptor.
 fn limits(domains: &[Domain]) -> &[RuleLimit] {
     match domains[0].descriptors[0].rule.as_ref().map(|rule| &rule.allowance) {
-        Some(Allowance::Limits(limits)) => limits,
+        Some(RuleAllowance::Limits(limits)) => limits,
         other => panic!("{other:?}"),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::decide::log::header::{RuleDocumentFormat, RuleDocumentRecord, RuleSetRecord, SettingsRecord};
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::set_files::{SetFileText, SetFiles};
+use crate::rules::compile::value_set_files::{SetFileText, SetFiles};
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{RuleTexts, SourceRules};
 use crate::rules::xds::resource::parse_recorded_resources;

@@ -6,7 +6,7 @@
 
 use crate::limit::charge::CounterPath;
 use crate::rules::rule::RuleLogging;
-use crate::settings::decision_log::LoggedDecisions;
+use crate::settings::decision_log::LoggedDecisionKinds;
 
 /// Facts about a decision by which it is selected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct DecisionFacts {
 
 impl DecisionFacts {
     /// True if a descriptor asks for the decision: by its rule's choice, or by the settings if it has none.
-    pub fn is_decision_selected(self, rule: Option<RuleLogging>, settings: LoggedDecisions) -> bool {
+    pub fn is_decision_selected(self, rule: Option<RuleLogging>, settings: LoggedDecisionKinds) -> bool {
         match rule {
             Some(RuleLogging::All) => true,
             Some(RuleLogging::Rejected) => self.rejected,

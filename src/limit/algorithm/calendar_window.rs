@@ -47,7 +47,7 @@ impl StoredState for State {
     /// `a`: start of the window that contains this process's now, in seconds since the Unix epoch. `b`: its length in
     /// seconds times 2^26, plus the length of the next window. The script chooses by the time of Redis.
     fn script_arguments<'c>(mut charges: impl Iterator<Item = ScriptCharge<'c>>, now: Time) -> [i64; 2] {
-        let Some(window) = charges.next().and_then(|charge| charge.limit.window()) else { return [0, 0] };
+        let Some(window) = charges.next().and_then(|charge| charge.limit.calendar_windows()) else { return [0, 0] };
         let current = window.bounds_at(now);
         let next = window.bounds_at_later_time(current.end);
         let seconds = |us: u64| i64::try_from(us / 1_000_000).unwrap_or(0);

@@ -138,7 +138,7 @@ impl CurrentWindow {
 
 /// Returns the window that contains `at`: its start, and its end, which is the start of the next one.
 pub fn window_bounds(limit: &Limit, at: Time) -> (Time, Time) {
-    if let Some(window) = limit.window() {
+    if let Some(window) = limit.calendar_windows() {
         let bounds = window.bounds_at(at);
         return (bounds.start, bounds.end);
     }

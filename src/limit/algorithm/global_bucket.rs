@@ -66,7 +66,7 @@ impl GlobalBucketParameters {
 
 /// Hits granted to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenGrant {
+pub struct BucketGrant {
     /// Time of the global Redis at which the hits end.
     pub end: Time,
     /// Number of hits; 0 if the bucket is empty.
@@ -77,11 +77,11 @@ pub struct TokenGrant {
 
 impl State {
     /// Grants at most `wanted` hits at `now`.
-    pub fn grant(&mut self, now: Time, pool: GlobalBucketParameters, wanted: u32) -> TokenGrant {
+    pub fn grant(&mut self, now: Time, pool: GlobalBucketParameters, wanted: u32) -> BucketGrant {
         self.refill(now, pool);
         let hits = self.tokens.div_ceil(GRANT_DIVISOR).min(u64::from(wanted));
         self.tokens -= hits;
-        TokenGrant {
+        BucketGrant {
             end: now.plus_us(pool.prepaid_lifetime_us),
             hits: clamp_to_u32(hits),
             free: clamp_to_u32(self.tokens),

@@ -2,8 +2,8 @@
 //!
 //! A region counts a global limit in its own Redis, from what the global Redis granted it: windows by
 //! [`region_window`](super::region_window), token buckets by [`region_bucket`](super::region_bucket). Both have an
-//! arithmetic of their own, a `RegionCounter`. The amounts, such as the reserve, are in `limit::regions`. This file has
-//! what both share:
+//! arithmetic of their own, a `RegionCounter`. The amounts, such as the reserve, are in `limit::region_parts`. This
+//! file has what both share:
 //!
 //! - A charge is admitted from grants and the region's own part. While global time is unknown, or the region is cut
 //!   off, the *cut-off allowance* admits what these do not, in tumbling periods of the region's time. A call whose

@@ -122,7 +122,7 @@ impl StoredRegionCounts for BucketCounts {
 
 impl BucketCounts {
     /// Hits that are left, own and prepaid.
-    pub const fn left(&self) -> u64 {
+    pub const fn hits_left(&self) -> u64 {
         self.tokens + self.granted + self.earlier
     }
 

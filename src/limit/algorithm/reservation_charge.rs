@@ -155,7 +155,7 @@ const fn build_give_back_request(hits: u64) -> ChargeRequest {
 
 /// Returns the request with the rule's estimate in place of its hits; a peek asks whether the estimate fits.
 fn replace_hits_by_estimate(limit: &Limit, request: ChargeRequest) -> ChargeRequest {
-    match limit.reservations().and_then(|reservations| reservations.estimate()) {
+    match limit.reservations().and_then(|reservations| reservations.fixed_estimate()) {
         Some(estimate) if !matches!(request.hits, Hits::Refund(_)) => {
             ChargeRequest { hits: Hits::Charge(u64::from(estimate.get())), ..request }
         }
@@ -256,6 +256,6 @@ fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: T
 
 /// Charges a cost that has been incurred: what exceeds the limit is debt, as rejected hits that count are.
 fn charge_debt(counter: &mut State, limit: &Limit, now: Time, hits: u64) -> ChargeResult {
-    let result = counter.charge_counter(&limit.with_debt_counted(), now, ChargeRequest::new(Hits::Charge(hits), 0));
+    let result = counter.charge_counter(&limit.for_excess_settlement(), now, ChargeRequest::new(Hits::Charge(hits), 0));
     ChargeResult { admitted: true, retry_after_us: None, delay_us: 0, ..result }
 }

@@ -23,7 +23,7 @@ const HIT_SUM_MODULUS: u64 = 1 << 52;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Records, oldest first; each has a different time.
-    pub records: VecDeque<LogRecord>,
+    pub records: VecDeque<LoggedHits>,
     /// Sum of the hits in `records`.
     pub held: u64,
     /// Time of the last charge.
@@ -32,7 +32,7 @@ pub struct State {
 
 /// Hits of one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogRecord {
+pub struct LoggedHits {
     /// Time of the hits.
     pub at: Time,
     /// Number of hits, at least 1.
@@ -61,7 +61,7 @@ impl StoredState for State {
             let in_order = at <= last && log.records.back().is_none_or(|newest| newest.at < at);
             let hits = u32::try_from(hits).ok().filter(|hits| *hits > 0 && in_order).ok_or(MalformedReply)?;
             log.held += u64::from(hits);
-            log.records.push_back(LogRecord { at, hits });
+            log.records.push_back(LoggedHits { at, hits });
             sum = next_sum;
         }
         Ok(log)
@@ -70,7 +70,7 @@ impl StoredState for State {
     /// The sum of any record and all later ones is rounded up: as the oldest expire, the share is never less used than
     /// the limit was.
     fn scaled_to_fallback_share(&self, ratio: ShareRatio, _limit: &Limit, now: Time) -> Self {
-        let mut records: VecDeque<LogRecord> = VecDeque::new();
+        let mut records: VecDeque<LoggedHits> = VecDeque::new();
         let (mut seen, mut held) = (0, 0);
         for record in self.records.iter().rev() {
             seen += u64::from(record.hits);
@@ -80,7 +80,7 @@ impl StoredState for State {
             match records.front_mut() {
                 // Records with later times were reduced to the same one.
                 Some(next) if next.at == at => next.hits = next.hits.saturating_add(hits),
-                _ if hits > 0 => records.push_front(LogRecord { at, hits }),
+                _ if hits > 0 => records.push_front(LoggedHits { at, hits }),
                 _ => {}
             }
         }
@@ -140,7 +140,8 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         StateChange::Refund(hits) => state.drop_oldest_hits(hits.min(state.held.saturating_sub(request.lent))),
     }
     let after = if effect == StateChange::None { before } else { state.held };
-    let until_expired = |record: &LogRecord| window.ahead_us + record.at.plus_us(limit.period_us()).since_us(window.at);
+    let until_expired =
+        |record: &LoggedHits| window.ahead_us + record.at.plus_us(limit.period_us()).since_us(window.at);
     ChargeResult {
         admitted: fits,
         before,
@@ -179,7 +180,7 @@ impl LogWindow {
         let Some(EffectiveTime { at, ahead_us }) = effective_time(now, state.last, limit.period_us()) else {
             return Self { at: now, ahead_us: 0, expired: state.records.len(), held: 0 };
         };
-        let is_expired = |record: &&LogRecord| at.since_us(record.at) >= limit.period_us();
+        let is_expired = |record: &&LoggedHits| at.since_us(record.at) >= limit.period_us();
         let (mut expired, mut expired_hits) = (0, 0);
         for record in state.records.iter().take_while(is_expired) {
             expired += 1;
@@ -194,7 +195,7 @@ impl LogWindow {
 }
 
 /// Returns the record that holds the `nth` hit from the oldest, counted from 1.
-fn find_record_of_nth_hit<'s>(mut records: impl Iterator<Item = &'s LogRecord>, nth: u64) -> Option<&'s LogRecord> {
+fn find_record_of_nth_hit<'s>(mut records: impl Iterator<Item = &'s LoggedHits>, nth: u64) -> Option<&'s LoggedHits> {
     let mut seen = 0;
     records.find(|record| {
         seen += u64::from(record.hits);
@@ -212,7 +213,7 @@ impl State {
         self.held += hits;
         match self.records.back_mut() {
             Some(newest) if newest.at == at => newest.hits = clamp_to_u32(u64::from(newest.hits) + hits),
-            _ => self.records.push_back(LogRecord { at, hits: clamp_to_u32(hits) }),
+            _ => self.records.push_back(LoggedHits { at, hits: clamp_to_u32(hits) }),
         }
     }
 

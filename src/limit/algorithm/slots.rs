@@ -13,7 +13,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
-use crate::limit::slot::{RETRY_AFTER_US, SlotAction, SlotChange, SlotToken, SlotUse, TOMBSTONE_US};
+use crate::limit::slot::{FULL_LIMIT_RETRY_AFTER_US, SlotAction, SlotChange, SlotToken, SlotUse, TOMBSTONE_US};
 
 /// Slot of a request in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let seats = u64::from(limit.requests_per_unit());
     let can_ever_pass = request.required_hits() <= seats;
     // A request whose release came first can pass once that is forgotten.
-    let retry_after_us = if state.own == OwnSlot::Tombstone { TOMBSTONE_US } else { RETRY_AFTER_US };
+    let retry_after_us = if state.own == OwnSlot::Tombstone { TOMBSTONE_US } else { FULL_LIMIT_RETRY_AFTER_US };
     ChargeResult {
         admitted,
         before,

@@ -4,9 +4,9 @@
 //! it is surely in force: after that, the same bucket would be a full one. A proxy that has not reported lately, and
 //! may stand still, is told only to take less, or to deny.
 
-use super::assignment::{Assignment, Retirement, Strategy, Tokens};
+use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
-use super::holder::{Change, MARGIN_US, Part, Sent, ShareHolder};
+use super::holder::{MARGIN_US, Part, Sent, ShareHolder, TokenChange};
 use super::ledger::{Division, LENT_TTL_S, Pool, RATE_TTL_S, renew_before_us};
 use crate::base::clock::Time;
 use crate::limit::charge::clamp_to_u32;
@@ -18,7 +18,7 @@ const MAX_TOKENS: u64 = 1 << 31;
 
 /// What a holder could have.
 #[derive(Clone, Copy, Debug)]
-struct Possible {
+struct AttainableShare {
     /// Its fair part.
     target: u64,
     /// Least for which a proxy gives up an assignment that this ledger does not know.
@@ -36,7 +36,7 @@ struct Terms {
     strategy: Strategy,
     /// Maximum number of lent hits that it admits.
     most: u64,
-    change: Change,
+    change: TokenChange,
 }
 
 /// A bucket that a holder's shares of rates make.
@@ -68,7 +68,7 @@ impl<K> Division<K> {
         for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
             rate.change_to(Part::default(), now, old_end, pool.limit.refill_us());
         }
-        Some(holder.send(Terms { strategy, most: 0, change: Change::Fresh { before: u64::MAX } }, ttl_s, now))
+        Some(holder.send(Terms { strategy, most: 0, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now))
     }
 
     /// Takes back what an idle holder has: lent hits, until at most one is left, so that little is lost when the proxy
@@ -84,23 +84,23 @@ impl<K> Division<K> {
             Some(sent) if sent.most_left() <= 1 || !holder.can_be_changed() => Retirement::Wait,
             Some(Sent { strategy: Strategy::Tokens(tokens), .. }) if holder.keeps_ratio && tokens.fill == 0 => {
                 let max = scale(tokens.max.into(), 1, holder.most_left());
-                let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-                let change = Change::Shrink { to: clamp_to_u32(max), from: tokens.max };
+                let strategy = if max == 0 { Strategy::Deny } else { lent_bucket(max) };
+                let change = TokenChange::Shrink { to: clamp_to_u32(max), from: tokens.max };
                 // No longer than what it had: it needs no more of the hold.
                 let ttl_s = left_s(holder.sent, now);
                 Retirement::Assign(holder.send(Terms { strategy, most: max.min(1), change }, ttl_s, now))
             }
             _ => Retirement::Assign(holder.send(
-                Terms { strategy: Strategy::Deny, most: 0, change: Change::Fresh { before: u64::MAX } },
+                Terms { strategy: Strategy::Deny, most: 0, change: TokenChange::Fresh { before: u64::MAX } },
                 LENT_TTL_S,
                 now,
             )),
         }
     }
 
-    fn possible(&self, index: usize, pool: usize, now: Time) -> Possible {
+    fn attainable_share(&self, index: usize, pool: usize, now: Time) -> AttainableShare {
         let holders = self.holders.len();
-        let free = self.free(pool);
+        let free = self.free_share(pool);
         let pool = &self.pools[pool];
         let holder = &self.holders[index];
         let level = if holder.may_have_foreign_assignment(now) { pool.level_of_all_holders } else { pool.level };
@@ -111,7 +111,7 @@ impl<K> Division<K> {
         let is_newcomer = is_newcomer && pool.limit.form == AssignmentForm::Lent;
         let free = if is_newcomer { free.div_ceil(2) } else { free };
         let target = level.share(want);
-        Possible {
+        AttainableShare {
             target,
             enough,
             free,
@@ -121,9 +121,9 @@ impl<K> Division<K> {
     }
 
     /// The least that all pools of one form allow.
-    fn least_possible(&self, index: usize, form: AssignmentForm, now: Time) -> Option<Possible> {
+    fn attainable_in_all_pools(&self, index: usize, form: AssignmentForm, now: Time) -> Option<AttainableShare> {
         let pools = self.pools.iter().enumerate().filter(|(_, pool)| pool.limit.form == form);
-        pools.map(|(pool, _)| self.possible(index, pool, now)).reduce(|one, other| Possible {
+        pools.map(|(pool, _)| self.attainable_share(index, pool, now)).reduce(|one, other| AttainableShare {
             target: one.target.min(other.target),
             enough: one.enough.min(other.enough),
             free: one.free.min(other.free),
@@ -133,8 +133,8 @@ impl<K> Division<K> {
     }
 
     fn assign_lent(&mut self, index: usize, now: Time) -> Option<Assignment> {
-        let possible = self.least_possible(index, AssignmentForm::Lent, now)?;
-        let Possible { target, enough, free, is_short, held_until } = possible;
+        let possible = self.attainable_in_all_pools(index, AssignmentForm::Lent, now)?;
+        let AttainableShare { target, enough, free, is_short, held_until } = possible;
         let ttl_s = bound_ttl(LENT_TTL_S, held_until, now);
         if ttl_s == 0 {
             // The store has not answered.
@@ -151,7 +151,7 @@ impl<K> Division<K> {
         let (strategy, most) = match current {
             // Lapsed, or never assigned.
             None if new_bucket < enough && holder.may_have_foreign_assignment(now) => return None,
-            None if new_bucket > 0 => (full_bucket(new_bucket), new_bucket),
+            None if new_bucket > 0 => (lent_bucket(new_bucket), new_bucket),
             None => (Strategy::Deny, 0),
             Some(_) if !holder.can_be_changed() => return holder.renew(ttl_s, now),
             Some(Strategy::Allow) => (Strategy::Deny, 0),
@@ -160,18 +160,18 @@ impl<K> Division<K> {
                     return Some(changed);
                 }
                 match new_bucket > left + left / 10 {
-                    true => (full_bucket(new_bucket), new_bucket),
+                    true => (lent_bucket(new_bucket), new_bucket),
                     false => return holder.renew(ttl_s, now),
                 }
             }
             Some(Strategy::Tokens(_)) if is_short && target < left - left / 10 => {
                 if new_bucket > 0 {
-                    (full_bucket(new_bucket), new_bucket)
+                    (lent_bucket(new_bucket), new_bucket)
                 } else {
                     (Strategy::Deny, 0)
                 }
             }
-            Some(_) if new_bucket > left + left / 10 => (full_bucket(new_bucket), new_bucket),
+            Some(_) if new_bucket > left + left / 10 => (lent_bucket(new_bucket), new_bucket),
             Some(Strategy::Deny) => return holder.renew(LENT_TTL_S, now),
             // Used up, and the hold ends with it. If it lapsed, the proxy would do what it does without assignment.
             Some(Strategy::Tokens(_)) if left == 0 => (Strategy::Deny, 0),
@@ -180,7 +180,7 @@ impl<K> Division<K> {
         holder.outstanding = holder.outstanding.saturating_add(most);
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
         let before = if holder.has_unknown_assignment { u64::MAX } else { left };
-        Some(holder.send(Terms { strategy, most, change: Change::Fresh { before } }, ttl_s, now))
+        Some(holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now))
     }
 
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
@@ -207,7 +207,7 @@ impl<K> Division<K> {
         let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;
         let mut bucket = if must_rest { None } else { self.rate_bucket(&shares) };
         let mut most = 0;
-        if let (Some(rate), Some(lent)) = (bucket, self.least_possible(index, AssignmentForm::Lent, now)) {
+        if let (Some(rate), Some(lent)) = (bucket, self.attainable_in_all_pools(index, AssignmentForm::Lent, now)) {
             let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
             bucket = rate.bounded_by(allowed, ttl_s);
             most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
@@ -234,7 +234,7 @@ impl<K> Division<K> {
         }
         holder.outstanding = holder.outstanding.max(most);
         let mut assignment =
-            holder.send(Terms { strategy, most, change: Change::Fresh { before: u64::MAX } }, ttl_s, now);
+            holder.send(Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now);
         assignment.starts_full &= !is_in_force;
         let nothing = || smallvec::smallvec![Part::default(); shares.len()];
         let shares = if strategy == Strategy::Deny { nothing() } else { shares };
@@ -257,7 +257,7 @@ impl<K> Division<K> {
     fn is_enough_to_replace_foreign(&self, index: usize, shares: &[Part], now: Time) -> bool {
         let rates = self.pools.iter().enumerate().zip(shares);
         let mut rates = rates.filter(|((_, pool), _)| pool.limit.form == AssignmentForm::Rate);
-        rates.all(|((pool, _), share)| share.refill >= self.possible(index, pool, now).enough)
+        rates.all(|((pool, _), share)| share.refill >= self.attainable_share(index, pool, now).enough)
     }
 
     /// Share of a holder in a pool that is divided as a rate: what it has, unless it should have clearly more or less.
@@ -265,7 +265,7 @@ impl<K> Division<K> {
         if self.pools[pool].limit.form != AssignmentForm::Rate {
             return 0;
         }
-        let Possible { target, free, is_short, .. } = self.possible(index, pool, now);
+        let AttainableShare { target, free, is_short, .. } = self.attainable_share(index, pool, now);
         let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now.refill);
         // After a limit became smaller, parts that are rounded up would be more than it.
         let excess = self.assigned(pool).saturating_sub(self.pools[pool].held.min(self.pools[pool].limit.total()));
@@ -313,7 +313,7 @@ impl<K> Division<K> {
     fn rate_bucket(&self, shares: &[Part]) -> Option<RateBucket> {
         let rates = self.pools.iter().zip(shares).filter(|(pool, _)| pool.limit.form == AssignmentForm::Rate);
         let buckets = rates.map(|(pool, share)| RateBucket {
-            tokens: pool.limit.bucket_of_share(share.bucket),
+            tokens: pool.limit.bucket_size_of_share(share.bucket),
             fill: pool.limit.fill_of_share(share.refill),
             period_s: pool.limit.period_s,
         });
@@ -329,7 +329,7 @@ impl<K> Division<K> {
 impl RateBucket {
     fn strategy(self) -> Strategy {
         let Self { tokens, fill, period_s } = self;
-        Strategy::Tokens(Tokens {
+        Strategy::Tokens(ProxyTokenBucket {
             max: clamp_to_u32(tokens),
             fill: clamp_to_u32(fill),
             interval_s: clamp_to_u32(period_s),
@@ -358,8 +358,14 @@ impl RateBucket {
 
 impl<K> ShareHolder<K> {
     /// Changes a bucket that nothing refills, at a proxy that keeps its ratio; `None`: not due, or not possible.
-    fn change_by_ratio(&mut self, tokens: Tokens, possible: Possible, ttl_s: u32, now: Time) -> Option<Assignment> {
-        let Possible { target, free, is_short, .. } = possible;
+    fn change_by_ratio(
+        &mut self,
+        tokens: ProxyTokenBucket,
+        possible: AttainableShare,
+        ttl_s: u32,
+        now: Time,
+    ) -> Option<Assignment> {
+        let AttainableShare { target, free, is_short, .. } = possible;
         let left = self.most_left();
         let wanted = target.min(left.saturating_add(free));
         let max = scale(u64::from(tokens.max), wanted, left);
@@ -372,28 +378,28 @@ impl<K> ShareHolder<K> {
             && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
         if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
             self.outstanding = self.outstanding.saturating_add(wanted - left);
-            let terms = Terms { strategy: full_bucket(max), most: wanted, change: Change::Raise };
+            let terms = Terms { strategy: lent_bucket(max), most: wanted, change: TokenChange::Raise };
             return Some(self.send(terms, ttl_s, now));
         }
         if is_short { self.shrink_by_ratio(tokens, target, ttl_s, now) } else { None }
     }
 
     /// Shrinks a bucket that nothing refills to clearly fewer hits; `None`: they are not.
-    fn shrink_by_ratio(&mut self, tokens: Tokens, target: u64, ttl_s: u32, now: Time) -> Option<Assignment> {
+    fn shrink_by_ratio(&mut self, tokens: ProxyTokenBucket, target: u64, ttl_s: u32, now: Time) -> Option<Assignment> {
         let left = self.most_left();
         let max = scale(u64::from(tokens.max), target, left);
         if target >= left - left / 10 || max >= tokens.max.into() {
             return None;
         }
-        let strategy = if max == 0 { Strategy::Deny } else { full_bucket(max) };
-        let change = Change::Shrink { to: clamp_to_u32(max), from: tokens.max };
+        let strategy = if max == 0 { Strategy::Deny } else { lent_bucket(max) };
+        let change = TokenChange::Shrink { to: clamp_to_u32(max), from: tokens.max };
         let most = if max == 0 { 0 } else { target };
         Some(self.send(Terms { strategy, most, change }, ttl_s, now))
     }
 
     /// Takes lent hits from a proxy that may stand still, if others lack them, or denies what is used up before it
     /// ends; `None`: nothing of that.
-    fn lower_silent(&mut self, possible: Possible, now: Time) -> Option<Assignment> {
+    fn lower_silent(&mut self, possible: AttainableShare, now: Time) -> Option<Assignment> {
         let sent = self.sent.filter(|_| self.is_surely_in_force(now))?;
         let left = self.most_left();
         let ends_soon = sent.ends.since_us(now) <= renew_before_us(LENT_TTL_S);
@@ -408,7 +414,7 @@ impl<K> ShareHolder<K> {
             }
             Strategy::Tokens(_) | Strategy::Allow => {
                 let before = if self.has_unknown_assignment { u64::MAX } else { left };
-                let terms = Terms { strategy: Strategy::Deny, most: 0, change: Change::Fresh { before } };
+                let terms = Terms { strategy: Strategy::Deny, most: 0, change: TokenChange::Fresh { before } };
                 Some(self.send(terms, LENT_TTL_S, now))
             }
         }
@@ -430,11 +436,11 @@ impl<K> ShareHolder<K> {
 
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
-        let is_fresh = matches!(change, Change::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
+        let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
         let starts_full = is_fresh && self.sent.is_some();
         let filled_at = match (change, self.sent) {
-            (Change::Shrink { .. }, Some(sent)) => sent.filled_at,
-            (Change::Shrink { .. } | Change::Raise | Change::Fresh { .. }, _) => now,
+            (TokenChange::Shrink { .. }, Some(sent)) => sent.filled_at,
+            (TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) => now,
         };
         self.sent = Some(Sent { strategy, at: now, filled_at, ends, most, change, passed: 0 });
         Assignment { strategy, starts_full, ttl_s, takes_back: false }
@@ -465,8 +471,8 @@ fn left_s(sent: Option<Sent>, now: Time) -> u32 {
 }
 
 /// Strategy of a bucket that begins with `tokens` lent hits and is never refilled.
-fn full_bucket(tokens: u64) -> Strategy {
-    Strategy::Tokens(Tokens { max: clamp_to_u32(tokens), fill: 0, interval_s: 1 })
+fn lent_bucket(tokens: u64) -> Strategy {
+    Strategy::Tokens(ProxyTokenBucket { max: clamp_to_u32(tokens), fill: 0, interval_s: 1 })
 }
 
 /// `amount` x `to` / `from`, rounded down.

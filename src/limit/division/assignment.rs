@@ -8,12 +8,12 @@ pub enum Strategy {
     /// No request passes.
     Deny,
     /// Requests take tokens.
-    Tokens(Tokens),
+    Tokens(ProxyTokenBucket),
 }
 
 /// A bucket of tokens at a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tokens {
+pub struct ProxyTokenBucket {
     /// Tokens that it holds, at least 1.
     pub max: u32,
     /// Tokens that arrive in an interval; 0: none.

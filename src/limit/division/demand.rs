@@ -26,9 +26,9 @@ impl Demand {
     /// Records that `hits` were asked for in `since_us`.
     pub(super) fn take_sample(&mut self, hits: u64, since_us: u64) {
         let since_us = u128::from(since_us.max(1));
-        let measured = narrow(u128::from(hits) * 1_000_000_000 / since_us).min(MAX_DEMAND_MHPS);
+        let measured = saturate_to_u64(u128::from(hits) * 1_000_000_000 / since_us).min(MAX_DEMAND_MHPS);
         let former = self.mhps;
-        let expected = narrow(u128::from(former) * since_us / 1_000_000_000);
+        let expected = saturate_to_u64(u128::from(former) * since_us / 1_000_000_000);
         let deviation = hits.max(expected).max(1).isqrt();
         let is_change = hits.abs_diff(expected) > SIGNIFICANT_DEVIATIONS * deviation;
         self.mhps = match is_change {
@@ -39,7 +39,7 @@ impl Demand {
             true => measured.saturating_mul(2).saturating_sub(former).max(measured / 4),
             false => {
                 let weight = since_us * u128::from(measured) + u128::from(SMOOTHING_US) * u128::from(former);
-                narrow(weight / (since_us + u128::from(SMOOTHING_US)))
+                saturate_to_u64(weight / (since_us + u128::from(SMOOTHING_US)))
             }
         }
         .min(MAX_DEMAND_MHPS);
@@ -49,10 +49,10 @@ impl Demand {
 
     /// Hits in `span_us`, rounded up.
     pub(super) fn in_span(&self, span_us: u64) -> u64 {
-        narrow((u128::from(self.mhps) * u128::from(span_us)).div_ceil(1_000_000_000))
+        saturate_to_u64((u128::from(self.mhps) * u128::from(span_us)).div_ceil(1_000_000_000))
     }
 }
 
-fn narrow(number: u128) -> u64 {
+fn saturate_to_u64(number: u128) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }

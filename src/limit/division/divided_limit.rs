@@ -86,7 +86,7 @@ impl DividedLimit {
     }
 
     /// Tokens that the bucket of a share holds; 0 if the share is too small to be refilled.
-    pub fn bucket_of_share(&self, share: u64) -> u64 {
+    pub fn bucket_size_of_share(&self, share: u64) -> u64 {
         match self.algorithm {
             Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog if share < 2 => 0,
             Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog => share.div_ceil(4),
@@ -101,7 +101,7 @@ impl DividedLimit {
     /// Capacity of the bucket that goes with a share of `share` hits per period.
     pub fn capacity_of_share(&self, share: u64) -> u64 {
         match self.algorithm {
-            Algorithm::TokenBucket if self.form == AssignmentForm::Rate => self.bucket_of_share(share),
+            Algorithm::TokenBucket if self.form == AssignmentForm::Rate => self.bucket_size_of_share(share),
             Algorithm::TokenBucket => share,
             Algorithm::SlidingWindowCounter
             | Algorithm::SlidingWindowLog

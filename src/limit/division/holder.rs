@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::assignment::{Strategy, Tokens};
+use super::assignment::{ProxyTokenBucket, Strategy};
 use super::demand::Demand;
 use crate::base::clock::Time;
 
@@ -46,14 +46,14 @@ pub(super) struct Sent {
     /// Maximum number of lent hits that it admits from its start on.
     pub(super) most: u64,
     /// How it follows from the one before.
-    pub(super) change: Change,
+    pub(super) change: TokenChange,
     /// Requests that were reported as passed since it was sent.
     pub(super) passed: u64,
 }
 
 /// How the tokens of an assignment follow from those of the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum TokenChange {
     /// There are more of them: what passed before the change would have left fewer.
     Raise,
     /// There are fewer, in this ratio: what passed before the change counts by the ratio only.
@@ -65,12 +65,12 @@ pub(super) enum Change {
 impl Sent {
     /// True for a bucket that nothing refills.
     pub(super) const fn never_refills(&self) -> bool {
-        matches!(self.strategy, Strategy::Deny | Strategy::Tokens(Tokens { fill: 0, .. }))
+        matches!(self.strategy, Strategy::Deny | Strategy::Tokens(ProxyTokenBucket { fill: 0, .. }))
     }
 
     /// Records that a report came which was made under the assignment: all that passed before it is reported.
-    pub(super) fn bound_hits_before(&mut self) {
-        if let Change::Fresh { before } = &mut self.change {
+    pub(super) fn bound_hits_before_change(&mut self) {
+        if let TokenChange::Fresh { before } = &mut self.change {
             *before = self.passed.min(*before);
         }
     }
@@ -78,12 +78,12 @@ impl Sent {
     /// Maximum number of hits that the proxy can still admit, once the assignment is in force.
     pub(super) fn most_left(&self) -> u64 {
         let passed_since = match self.change {
-            Change::Raise => self.passed,
-            Change::Shrink { to, from } => {
+            TokenChange::Raise => self.passed,
+            TokenChange::Shrink { to, from } => {
                 let passed = u128::from(self.passed) * u128::from(to) / u128::from(from.max(1));
                 u64::try_from(passed).unwrap_or(u64::MAX)
             }
-            Change::Fresh { before } => self.passed.saturating_sub(before),
+            TokenChange::Fresh { before } => self.passed.saturating_sub(before),
         };
         self.most.saturating_sub(passed_since)
     }
@@ -188,7 +188,7 @@ impl RateShare {
 
     /// Drops released shares whose time has passed, so that others may have them; returns the refill in them that did
     /// not rest.
-    pub(super) fn release(&mut self, now: Time) -> u64 {
+    pub(super) fn drop_ended_releases(&mut self, now: Time) -> u64 {
         let over = self.released_shares.iter().filter(|loss| loss.until <= now && loss.bucket == 0);
         let moved = over.fold(0, |sum: u64, loss| sum.saturating_add(loss.share));
         self.released_shares.retain(|loss| loss.until > now);
@@ -269,7 +269,7 @@ impl<K> ShareHolder<K> {
 
     /// Records a report: its demand, its denials and its time. A demand is measured over a second or more, so reports
     /// in quick succession are added up.
-    pub(super) fn record_demand(&mut self, usage: Usage, now: Time) {
+    pub(super) fn record_report(&mut self, usage: Usage, now: Time) {
         let elapsed_us = usage.elapsed_us.min(SILENT_AFTER_US);
         // Only the proxy knows what time the first report is about.
         if self.reports > 0 || elapsed_us >= MIN_ELAPSED_US {
@@ -290,8 +290,8 @@ impl<K> ShareHolder<K> {
     /// Hits that may have passed before the last assignment or after it.
     pub(super) fn uncertain_hits(&self) -> u64 {
         match self.sent.map(|sent| sent.change) {
-            Some(Change::Fresh { before }) => before,
-            Some(Change::Raise | Change::Shrink { .. }) | None => 0,
+            Some(TokenChange::Fresh { before }) => before,
+            Some(TokenChange::Raise | TokenChange::Shrink { .. }) | None => 0,
         }
     }
 
@@ -316,7 +316,7 @@ impl<K> ShareHolder<K> {
     }
 
     /// True if no assignment can be in force any more.
-    pub(super) fn is_over(&self, now: Time) -> bool {
+    pub(super) fn is_assignment_over(&self, now: Time) -> bool {
         self.sent.is_none_or(|sent| sent.ends.plus_us(MARGIN_US) <= now)
     }
 
@@ -333,7 +333,7 @@ impl<K> ShareHolder<K> {
     /// True if lent hits can be changed: what the next reports say of the time before a change is told apart from what
     /// passed after it for one change at a time. Before a first assignment nothing passed, and a raise takes no hits.
     pub(super) fn can_be_changed(&self) -> bool {
-        let is_simple = |sent: Sent| matches!(sent.change, Change::Raise | Change::Fresh { before: 0 });
+        let is_simple = |sent: Sent| matches!(sent.change, TokenChange::Raise | TokenChange::Fresh { before: 0 });
         self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)
     }
 

@@ -15,7 +15,7 @@ use crate::base::clock::Time;
 use crate::limit::hold::HeldAmount;
 
 /// Divisor of a demand: the quotient is added to it, so that a holder can want more.
-const HEADROOM_PART: u64 = 32;
+const HEADROOM_DIVISOR: u64 = 32;
 /// Time that lent hits should last: two reports, in microseconds.
 const LENT_HORIZON_US: u64 = 10_000_000;
 /// Time that a hold lasts beyond what its renewal needs, in microseconds.
@@ -23,11 +23,11 @@ const RENEWAL_SLACK_US: u64 = 100_000;
 /// Time before the end of a window at which assignments end that do not last beyond it, so that a proxy that stands
 /// still for less takes nothing into the next window, in microseconds. Assignments that last beyond it do so for twice
 /// this time.
-const HALF_CROSSING_US: u64 = 10_000_000;
+const WINDOW_END_GUARD_US: u64 = 10_000_000;
 /// Time after which the store is asked again about hits that it may not know of, in microseconds.
 const RETRY_US: u64 = 10_000_000;
 /// Parts of eight of what nobody asks for that are handed out; the rest is for newcomers, and for other replicas.
-const SPREAD_EIGHTHS: u64 = 7;
+const SPARE_EIGHTHS_HANDED_OUT: u64 = 7;
 /// Time to live of an assignment of a rate, in seconds.
 pub const RATE_TTL_S: u32 = 15;
 /// Time to live of an assignment of lent hits, in seconds.
@@ -150,7 +150,7 @@ pub struct Division<K> {
 impl Pool {
     /// Time after an assignment's end in which its share may still count in a window, in microseconds: the hold in the
     /// store lasts longer by it.
-    fn rest_us(&self) -> u64 {
+    fn hold_extension_us(&self) -> u64 {
         match (self.limit.form, self.limit.is_token_bucket()) {
             (AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),
             (AssignmentForm::Rate, true) | (AssignmentForm::Lent, _) => 0,
@@ -164,8 +164,8 @@ impl Pool {
         let full_us = u64::from(self.ttl_s()) * 1_000_000 + MARGIN_US + RENEWAL_SLACK_US;
         let ends = self.window_ends.filter(|_| self.limit.form == AssignmentForm::Lent);
         match ends.map(|ends| ends.since_us(now)).filter(|left_us| *left_us > 0) {
-            Some(left_us) if left_us > 3 * HALF_CROSSING_US => full_us.min(left_us - HALF_CROSSING_US),
-            Some(left_us) => full_us.min(left_us + 2 * HALF_CROSSING_US),
+            Some(left_us) if left_us > 3 * WINDOW_END_GUARD_US => full_us.min(left_us - WINDOW_END_GUARD_US),
+            Some(left_us) => full_us.min(left_us + 2 * WINDOW_END_GUARD_US),
             None => full_us,
         }
     }
@@ -238,7 +238,7 @@ impl Pool {
             return 0;
         }
         let demand = holder.demand.in_span(self.horizon_us());
-        let demand = demand.saturating_add(demand / HEADROOM_PART).max(1);
+        let demand = demand.saturating_add(demand / HEADROOM_DIVISOR).max(1);
         // The first report says nothing of the demand.
         let fair = (self.limit.total() - self.limit.total() / 8) / (holders as u64).max(1);
         let floor = if holder.demand.samples == 0 { fair } else { 0 };
@@ -254,7 +254,7 @@ impl Pool {
     }
 
     /// Part of the limit that neither this replica nor others hold.
-    pub(super) fn beside(&self, now: Time) -> u64 {
+    pub(super) fn unheld_share(&self, now: Time) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => self.room,
             AssignmentForm::Rate => {
@@ -275,7 +275,7 @@ impl Pool {
         let held = |other: &OtherReplica| self.limit.share_of_amount(other.held);
         let total = others().map(held).fold(self.held.saturating_add(self.room), u64::saturating_add);
         let mut wants: Vec<u64> = others().map(|other| other.demand).chain([own_demand]).collect();
-        FillLevel::fill(total, &mut wants, SPREAD_EIGHTHS).share(own_demand)
+        FillLevel::fill(total, &mut wants, SPARE_EIGHTHS_HANDED_OUT).share(own_demand)
     }
 }
 
@@ -320,7 +320,7 @@ impl<K> Division<K> {
 
     /// Removes a holder whose proxy, stream or bucket is gone: what it has stays in use until its assignment ends. Lent
     /// hits count as used then.
-    pub fn lose(&mut self, index: usize, now: Time) {
+    pub fn leave(&mut self, index: usize, now: Time) {
         self.levelled = None;
         let holder = self.holders.swap_remove(index);
         let ends = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
@@ -342,7 +342,7 @@ impl<K> Division<K> {
 
     /// Records a report; returns the hits beyond what was assigned, of a key whose hits are all lent. The report must
     /// come from the stream that all assignments of the holder were sent on.
-    pub fn report(&mut self, index: usize, usage: Usage, now: Time) -> u64 {
+    pub fn record_report(&mut self, index: usize, usage: Usage, now: Time) -> u64 {
         let all_lent = self.pools.iter().all(|pool| pool.limit.form == AssignmentForm::Lent);
         let Some(holder) = self.holders.get_mut(index) else { return 0 };
         let former = holder.demand;
@@ -355,7 +355,7 @@ impl<K> Division<K> {
             holder.foreign_assignment_until = now.plus_us(u64::from(ttl_s) * 1_000_000 + MARGIN_US);
         }
         let was_filled = holder.is_filled_before_report(holder.received);
-        holder.record_demand(usage, now);
+        holder.record_report(usage, now);
         self.has_new_demand |= former != holder.demand;
         // What an unknown assignment let pass is no part of what was assigned since, as far as reports can tell.
         let lent = if holder.has_unknown_assignment { 0 } else { usage.allowed.min(holder.outstanding) };
@@ -368,12 +368,12 @@ impl<K> Division<K> {
         if let Some(sent) = &mut holder.sent {
             sent.passed = sent.passed.saturating_add(usage.allowed);
         }
-        if holder.is_over(usage.received) {
+        if holder.is_assignment_over(usage.received) {
             holder.outstanding = 0;
         } else if holder.is_confirmed_by_report(usage.received)
             && let Some(sent) = &mut holder.sent
         {
-            sent.bound_hits_before();
+            sent.bound_hits_before_change();
             holder.has_unknown_assignment = false;
             // A request that was denied found the bucket empty, and nothing refills it.
             let is_empty = was_filled && usage.denied > 0 && sent.never_refills();
@@ -382,7 +382,7 @@ impl<K> Division<K> {
         }
         for (at, pool) in self.pools.iter_mut().enumerate() {
             match pool.limit.form {
-                AssignmentForm::Lent => pool.charge(charged),
+                AssignmentForm::Lent => pool.record_used_hits(charged),
                 AssignmentForm::Rate => {
                     if let Some(rate) = holder.rates.get_mut(at) {
                         let received_us = usage.received.as_micros();
@@ -397,7 +397,7 @@ impl<K> Division<K> {
     }
 
     /// Records that the proxy acknowledged, at `now`, a PING that followed all that was sent before `sent_before`.
-    pub fn acknowledge(&mut self, index: usize, sent_before: Time, now: Time) {
+    pub fn record_ping_ack(&mut self, index: usize, sent_before: Time, now: Time) {
         let Some(holder) = self.holders.get_mut(index) else { return };
         for rate in &mut holder.rates {
             rate.confirm(sent_before, Some(now.plus_us(MARGIN_US)));
@@ -411,7 +411,7 @@ impl<K> Division<K> {
         self.next_release = None;
         for holder in &mut self.holders {
             for (rate, pool) in holder.rates.iter_mut().zip(&mut self.pools) {
-                pool.note_moved_refill(rate.release(now), now);
+                pool.note_moved_refill(rate.drop_ended_releases(now), now);
             }
             let Some(sent) = holder.sent else { continue };
             if !holder.is_surely_in_force(now) {
@@ -421,7 +421,7 @@ impl<K> Division<K> {
                     rate.change_to(Part::default(), sent.ends, old_end, pool.limit.refill_us());
                 }
             }
-            if holder.is_over(now) {
+            if holder.is_assignment_over(now) {
                 // What was used of it and not reported must not be given again.
                 used = used.saturating_add(std::mem::take(&mut holder.outstanding));
                 holder.sent = None;
@@ -434,13 +434,13 @@ impl<K> Division<K> {
             pool.shares_of_gone_holders.retain(|gone| gone.until > now);
             pool.shares_of_gone_holders.iter().for_each(|gone| note_earliest(&mut self.next_release, gone.until));
             if pool.limit.form == AssignmentForm::Lent {
-                pool.charge(used.saturating_add(lost));
+                pool.record_used_hits(used.saturating_add(lost));
             }
         }
     }
 
     /// What is held of a pool and not in use.
-    pub fn free(&self, index: usize) -> u64 {
+    pub fn free_share(&self, index: usize) -> u64 {
         self.pools[index].held.saturating_sub(self.reserved(index))
     }
 
@@ -466,7 +466,7 @@ impl<K> Division<K> {
     }
 
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
-    pub fn request(&mut self, index: usize, now: Time) -> Option<PoolRequest> {
+    pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<PoolRequest> {
         self.update_levels(now);
         let holders = self.holders.len();
         let pool = &self.pools[index];
@@ -495,7 +495,7 @@ impl<K> Division<K> {
         // When the hold is renewed, so are all assignments: if this replica dies, both end at once.
         let ends_soon =
             left_us < renew_before_us(pool.ttl_s()) + MARGIN_US && new_us > left_us.saturating_add(MARGIN_US);
-        let for_us = if ends_soon || is_new_window { new_us } else { left_us } + pool.rest_us();
+        let for_us = if ends_soon || is_new_window { new_us } else { left_us } + pool.hold_extension_us();
         let differs = wanted.abs_diff(pool.held) > pool.held / 10;
         // Without room, asking again each time would find none.
         let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
@@ -518,10 +518,10 @@ impl<K> Division<K> {
     }
 
     /// Records what a counter gave for a request that was sent at `asked`.
-    pub fn grant(&mut self, index: usize, request: &PoolRequest, grant: PoolGrant, asked: Time) {
+    pub fn record_grant(&mut self, index: usize, request: &PoolRequest, grant: PoolGrant, asked: Time) {
         let pool = &mut self.pools[index];
         pool.held = pool.limit.share_of_amount(grant.held);
-        let held_until = asked.plus_us(request.for_us.saturating_sub(pool.rest_us()));
+        let held_until = asked.plus_us(request.for_us.saturating_sub(pool.hold_extension_us()));
         self.has_renewals |= held_until > pool.held_until;
         pool.held_until = held_until;
         pool.room = grant.room;
@@ -537,7 +537,7 @@ impl<K> Division<K> {
     }
 
     /// Records that the store did not answer a request.
-    pub fn refuse(&mut self, index: usize, request: &PoolRequest) {
+    pub fn record_unanswered_request(&mut self, index: usize, request: &PoolRequest) {
         let pool = &mut self.pools[index];
         pool.unanswered = Some(NumberedHits { used: request.used, number: request.number });
     }
@@ -556,7 +556,7 @@ impl<K> Division<K> {
     }
 
     /// What a holder has.
-    pub fn report_holder(&self, holder: &ShareHolder<K>) -> HolderReport {
+    pub fn build_holder_report(&self, holder: &ShareHolder<K>) -> HolderReport {
         HolderReport {
             strategy: holder.sent.map(|sent| sent.strategy),
             reserved: self.pools.first().map_or(0, |pool| pool.reserved_by(0, holder)),
@@ -606,7 +606,7 @@ impl<K> Division<K> {
 
 impl Pool {
     /// Counts hits as used, and lowers what is held by as many.
-    fn charge(&mut self, hits: u64) {
+    fn record_used_hits(&mut self, hits: u64) {
         self.used = self.used.saturating_add(hits);
         self.held = self.held.saturating_sub(hits);
     }

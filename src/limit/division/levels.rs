@@ -3,12 +3,13 @@
 //! They are computed from the demands of all holders, so they are kept for a while if there are many. Nothing is
 //! assigned here.
 
+use smallvec::SmallVec;
+
 use super::divided_limit::AssignmentForm;
 use super::fair_share::FillLevel;
 use super::holder::ShareHolder;
 use super::ledger::{Division, Pool, renew_before_us};
 use crate::base::clock::Time;
-use smallvec::SmallVec;
 
 /// Longest time for which levels are kept, in microseconds.
 const LEVEL_LIFE_US: u64 = 500_000;
@@ -44,7 +45,7 @@ impl<K> Division<K> {
         self.pools.iter().enumerate().any(|(index, pool)| {
             let has = pool.assigned_to(index, holder);
             let bucket = holder.rates.get(index).map_or(0, |rate| rate.now.bucket);
-            let even = pool.even_bucket.max(if pool.even_bucket == 0 { has } else { 0 });
+            let even = if pool.even_bucket == 0 { has } else { pool.even_bucket };
             if pool.are_buckets_starved && bucket - bucket / 10 > even {
                 return true;
             }
@@ -61,7 +62,7 @@ impl<K> Division<K> {
             return;
         }
         let holders = self.holders.len();
-        let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free(index)).collect();
+        let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free_share(index)).collect();
         for (index, pool) in self.pools.iter_mut().enumerate() {
             let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
             let demand = all.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
@@ -77,7 +78,7 @@ impl<K> Division<K> {
             let decisions = self.decision_demand.in_span(pool.horizon_us()).min(pool.limit.total());
             let parties = wants.len().max(1) as u64;
             if decisions > 0 {
-                amount = amount.saturating_add(pool.beside(now)).min(pool.limit.total());
+                amount = amount.saturating_add(pool.unheld_share(now)).min(pool.limit.total());
                 wants.extend((0..parties).map(|_| decisions / parties));
                 all.extend((0..parties).map(|_| decisions / parties));
             }
@@ -86,7 +87,7 @@ impl<K> Division<K> {
             let for_decisions =
                 if decisions > 0 { pool.level.share(decisions / parties).saturating_mul(parties) } else { 0 };
             pool.share_of_decisions = for_decisions.min(amount);
-            let are_decisions_short = pool.share_of_decisions - pool.share_of_decisions / 10 > pool.beside(now);
+            let are_decisions_short = pool.share_of_decisions - pool.share_of_decisions / 10 > pool.unheld_share(now);
             pool.level_buckets(index, amount, &self.holders);
             pool.are_buckets_starved |= pool.limit.form == AssignmentForm::Rate && (is_too_much || are_decisions_short);
             pool.is_starved = is_too_much
@@ -111,7 +112,7 @@ impl Pool {
     fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>]) {
         let rest = amount.saturating_sub(self.share_of_decisions).min(self.held);
         let even = rest / (holders.len() as u64).max(1);
-        let is_enough = self.limit.bucket_of_share(even) >= MIN_EVEN_BUCKET && self.limit.divides_buckets_apart();
+        let is_enough = self.limit.bucket_size_of_share(even) >= MIN_EVEN_BUCKET && self.limit.divides_buckets_apart();
         self.even_bucket = if is_enough { even } else { 0 };
         let reserved = self.reserved_buckets(index, holders);
         let free = self.held.saturating_sub(reserved);

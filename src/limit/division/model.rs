@@ -112,7 +112,7 @@ impl Proxy {
         }
     }
 
-    fn step_us(&self) -> u64 {
+    fn local_step_us(&self) -> u64 {
         STEP_US.saturating_add_signed(i64::try_from(STEP_US).expect("a step is short") * self.clock_ppm / 1_000_000)
     }
 
@@ -139,7 +139,7 @@ impl Proxy {
 
     /// Takes requests; returns how many pass.
     fn take_requests(&mut self, requests: u64, now: u64) -> u64 {
-        let step_us = self.step_us();
+        let step_us = self.local_step_us();
         if self.assigned.as_ref().is_some_and(|(_, _, ends)| *ends <= now) {
             self.assigned = None;
         }
@@ -202,7 +202,7 @@ impl Model {
         self.random.random_bool((per_s * STEP_US as f64 / 1e6).min(1.0))
     }
 
-    fn delay(&mut self) -> u64 {
+    fn random_delay_us(&mut self) -> u64 {
         self.random.random_range(1_000..40_000)
     }
 
@@ -226,7 +226,7 @@ impl Model {
     fn charge_rls(&mut self) {
         self.asked_rls += 1;
         let now = Time::from_micros(self.now);
-        let hold = self.held.hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
+        let hold = self.held.total_hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
         if hold.is_none() {
             self.held.clear_total();
         }
@@ -275,7 +275,7 @@ impl Model {
     }
 
     fn step_proxy(&mut self, index: usize) {
-        let (now, delay) = (self.now, self.delay());
+        let (now, delay) = (self.now, self.random_delay_us());
         let next_replica = self.random.random_range(0..self.replicas.len());
         let rest = self.proxies[index].demand_per_s * STEP_US % 1_000_000;
         let one_more = self.random.random_bool(rest as f64 / 1e6);
@@ -336,7 +336,7 @@ impl Model {
         let now = Time::from_micros(self.now);
         let division = &mut self.replicas[replica].division;
         if let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) {
-            division.lose(at, now);
+            division.leave(at, now);
         }
     }
 
@@ -395,13 +395,13 @@ impl Model {
         while let Some((_, usage)) = proxy.outbox.pop_front_if(|(at, _)| *at <= self.now) {
             let at = division.holders.iter().position(|holder| holder.key == proxy_index);
             let at = at.unwrap_or_else(|| division.join(proxy_index, true, now));
-            division.report(at, Usage { received, ..usage }, now);
+            division.record_report(at, Usage { received, ..usage }, now);
             due.insert(proxy_index);
             has_reports = true;
         }
         while let Some((_, sent)) = proxy.acknowledgements.pop_front_if(|(at, _)| *at <= self.now) {
             if let Some(at) = division.holders.iter().position(|holder| holder.key == proxy_index) {
-                division.acknowledge(at, Time::from_micros(sent), now);
+                division.record_ping_ack(at, Time::from_micros(sent), now);
             }
             has_reports = true;
         }
@@ -409,7 +409,7 @@ impl Model {
     }
 
     fn assign(&mut self, index: usize, proxy: usize) {
-        let (now_us, delay) = (self.now, self.delay());
+        let (now_us, delay) = (self.now, self.random_delay_us());
         let division = &mut self.replicas[index].division;
         let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) else { return };
         if let Some(assignment) = division.assign(at, Time::from_micros(now_us)) {
@@ -426,7 +426,7 @@ impl Model {
         let Replica { division, id, .. } = &mut self.replicas[index];
         division.expire(now);
         division.record_decision_demand(std::mem::take(&mut self.asked_rls), now);
-        let Some(request) = division.request(0, now) else { return };
+        let Some(request) = division.next_pool_request(0, now) else { return };
         let PoolRequest { used, number, wanted, for_us, demand } = request;
         let asked = HoldRequest { used, number, wanted, lasts_us: for_us, demand };
         let answer = self.held.charge_used_and_grant(
@@ -436,7 +436,7 @@ impl Model {
             now,
         );
         if is_answer_lost {
-            return division.refuse(0, &request);
+            return division.record_unanswered_request(0, &request);
         }
         let others = answer
             .others
@@ -450,7 +450,7 @@ impl Model {
             others,
             window_ends: answer.window_end,
         };
-        division.grant(0, &request, grant, now);
+        division.record_grant(0, &request, grant, now);
     }
 
     /// Hits in the aligned window with most of them.

@@ -73,7 +73,7 @@ impl<'n> RuleLevel<'n> {
 
     fn warn_about_covered_rules(&self, found: &mut Diagnostics) {
         let reached_by_key: HashMap<&str, HashSet<u32>> =
-            self.networks.iter().map(|(key, index)| (*key, index.patterns_lowest_somewhere().collect())).collect();
+            self.networks.iter().map(|(key, index)| (*key, index.reachable_patterns().collect())).collect();
         for (index, node) in (0_u32..).zip(self.nodes) {
             let covering = match &node.value {
                 ValuePattern::Match(pattern) => {
@@ -179,7 +179,7 @@ fn warn_about_hidden_subtrees(nodes: &[RuleNode], found: &mut Diagnostics) {
         let pairs = less_exact.descriptors.len().saturating_mul(node.descriptors.len());
         let Some(left) = pairs_left.checked_sub(pairs) else { return };
         pairs_left = left;
-        let is_hidden = |below: &&RuleNode| !node.descriptors.iter().any(|own| is_in_place_of(own, below));
+        let is_hidden = |below: &&RuleNode| !node.descriptors.iter().any(|own| may_be_meant_instead_of(own, below));
         if let Some(hidden) = less_exact.descriptors.iter().find(is_hidden) {
             let message = format!(
                 "values of '{}' never reach '{}' below '{}' at {}",
@@ -195,7 +195,7 @@ fn warn_about_hidden_subtrees(nodes: &[RuleNode], found: &mut Diagnostics) {
 }
 
 /// Returns `true` if `own` is there for some of the entries that `other` matches, so that it may be meant in its place.
-fn is_in_place_of(own: &RuleNode, other: &RuleNode) -> bool {
+fn may_be_meant_instead_of(own: &RuleNode, other: &RuleNode) -> bool {
     own.composite_key() == other.composite_key()
         || (own.key == other.key && own.match_kind() == MatchKind::Any)
         || (own.key == other.key && own.value.pattern_text() == "*")

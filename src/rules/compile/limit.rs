@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::limit_spec::{
-    CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, complete_limit_spec, has_same_counter,
+    CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, fill_in_limit_defaults, has_same_counter,
 };
 use super::options::CompileOptions;
 use super::{lints, memcache, rule_defaults};
@@ -23,7 +23,7 @@ use crate::rules::document::defaults::{DefaultableKey, DefaultableKeys};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry};
 use crate::rules::key_table::ConsistencyWord;
-use crate::rules::rule::{Allowance, OverLimitBody, OverrideDefaults, RuleLimit};
+use crate::rules::rule::{OverLimitBody, OverrideDefaults, RuleAllowance, RuleLimit};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Creates the body of a rejection.
@@ -74,7 +74,7 @@ pub(super) fn convert_override_defaults(keys: &DefaultableKeys, options: &Compil
 }
 
 /// Returns the names that a rule's limits replace, each once.
-pub(super) fn compile_replaces(
+pub(super) fn compile_replaced_names(
     reader: &mut DocumentReader<'_>,
     limits: &[RateLimitEntry],
     field_path: &FieldPath<'_>,
@@ -103,7 +103,7 @@ pub(super) fn compile_unlimited(
     limit: &RateLimitEntry,
     descriptor: &DescriptorSpec,
     field_path: &FieldPath<'_>,
-) -> Allowance {
+) -> RuleAllowance {
     if let Some(unit) = limit.unit.as_ref().filter(|unit| Unit::from_name(&unit.value).is_some()) {
         let message = "should not specify rate limit unit when unlimited";
         reader.report_error(unit.at, &field_path.with_key("unit"), message, "remove `unit` or `unlimited`");
@@ -122,7 +122,7 @@ pub(super) fn compile_unlimited(
         let message = format!("`{}` does not apply when unlimited", key.value);
         reader.report_error(key.at, &field_path.with_key(key.value), message, "remove it or `unlimited`");
     }
-    Allowance::Unlimited {
+    RuleAllowance::Unlimited {
         name: limit.name.value.clone(),
         requests_per_unit: limit.requests_per_unit.value,
         shadow: descriptor.shadow_mode,
@@ -139,7 +139,7 @@ pub(super) fn compile_limits(
     field_path: &FieldPath<'_>,
 ) -> Vec<RuleLimit> {
     // 0: none but named shadow limits, which then decide.
-    let deciding = written.iter().filter(|one| !is_named_shadow(one)).count();
+    let deciding = written.iter().filter(|one| !is_candidate_if_in_list(one)).count();
     let mut compiled: Vec<CompiledLimitEntry<'_>> = Vec::with_capacity(written.len());
     // Bounded, because the checks below compare all pairs.
     if let Some(extra) = written.get(MAX_LIMITS_PER_DESCRIPTOR) {
@@ -154,7 +154,7 @@ pub(super) fn compile_limits(
     }
     for one in written {
         let field_path = one.index.map_or(*field_path, |index| field_path.with_index(index));
-        let candidate = deciding > 0 && is_named_shadow(one);
+        let candidate = deciding > 0 && is_candidate_if_in_list(one);
         // The only deciding limit, and each candidate, count as the only limit of the rule.
         let sole = candidate || written.len() == 1 || deciding == 1;
         let Some(limit) = compile_limit(reader, one, sole, scope, &field_path) else { continue };
@@ -190,7 +190,7 @@ pub(super) fn compile_limits(
     limits
 }
 
-fn is_named_shadow(written: &RateLimitEntry) -> bool {
+fn is_candidate_if_in_list(written: &RateLimitEntry) -> bool {
     written.shadow_mode && !written.name.value.is_empty()
 }
 
@@ -264,14 +264,14 @@ fn compile_limit(
     };
     check_concurrent_keys(reader, written, scope, field_path);
     let period = if written.unreadable { period? } else { period.unwrap_or(Period::new(Unit::Second, 1)?) };
-    let mut spec = complete_limit_spec(written, period, sole, scope.rule_file_defaults(), scope.options);
+    let mut spec = fill_in_limit_defaults(written, period, sole, scope.rule_file_defaults(), scope.options);
     check_overshoot(reader, written, &spec, field_path);
     check_global_scope_keys(reader, written, &spec, field_path);
     check_reservation_estimate(reader, written, &spec, field_path);
     if scope.options.memcache {
         memcache::report_unsupported_keys(reader, &written.defaultable, field_path);
-        memcache::report_ban(reader, written.ban.map(|ban| ban.at), field_path);
-        memcache::report_reservations(reader, written.reservations.map(|spanned| spanned.at), field_path);
+        memcache::report_unsupported_ban(reader, written.ban.map(|ban| ban.at), field_path);
+        memcache::report_unsupported_reservations(reader, written.reservations.map(|spanned| spanned.at), field_path);
     }
     loop {
         match Limit::new(&spec) {
@@ -320,7 +320,7 @@ fn check_concurrent_keys(
         reader.report_error(at, &field_path.with_key(key), message, hint);
     }
     if scope.options.memcache {
-        memcache::report_concurrent(reader, concurrent.at, field_path);
+        memcache::report_unsupported_concurrent(reader, concurrent.at, field_path);
     }
 }
 
@@ -429,7 +429,7 @@ fn check_reservation_estimate(
 ) {
     let Some(reservations) = written.reservations else { return };
     let most = spec.bucket_size.unwrap_or(spec.requests_per_unit);
-    if let Some(estimate) = reservations.value.estimate().filter(|estimate| most > 0 && estimate.get() > most) {
+    if let Some(estimate) = reservations.value.fixed_estimate().filter(|estimate| most > 0 && estimate.get() > most) {
         let message = format!("an estimate of {estimate} never fits in {most}, so every request is rejected");
         let field_path = field_path.with_key("reservations");
         reader.report_error(reservations.at, &field_path.with_key("estimate"), message, "lower it, or raise the limit");

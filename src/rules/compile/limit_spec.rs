@@ -15,7 +15,7 @@ use crate::rules::rule_defaults::DefaultLayers;
 use crate::rules::yaml::Spanned;
 
 /// Number of regions that a global limit is checked for if only one region is configured.
-pub(super) const ASSUMED_REGIONS: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
+pub(super) const ASSUMED_REGION_COUNT: NonZeroU16 = NonZeroU16::new(2).expect("2 is not 0");
 
 /// Settings that apply to all limits of a domain.
 pub(super) struct DomainSettings<'s> {
@@ -55,11 +55,11 @@ pub(super) fn has_same_counter(one: &Limit, other: &Limit) -> bool {
     one.algorithm() == other.algorithm()
         && one.period_us() == other.period_us()
         && one.follows_calendar_months() == other.follows_calendar_months()
-        && one.window() == other.window()
+        && one.calendar_windows() == other.calendar_windows()
 }
 
 /// Completes a limit. Defaults that do not apply to its other keys are left out.
-pub(super) fn complete_limit_spec(
+pub(super) fn fill_in_limit_defaults(
     written: &RateLimitEntry,
     period: Period,
     sole: bool,
@@ -148,7 +148,7 @@ fn complete_concurrent_spec(
         max_wait_us: own.max_wait_us.map(without_position),
         count_rejected: own.count_rejected.map(without_position),
         consistency: is_eventual.then_some(Consistency::Eventual(Overshoot::DEFAULT)),
-        scope: is_global.then(|| Scope::Global(GlobalScope::new(options.regions.unwrap_or(ASSUMED_REGIONS)))),
+        scope: is_global.then(|| Scope::Global(GlobalScope::new(options.regions.unwrap_or(ASSUMED_REGION_COUNT)))),
         on_store_error: Some(
             own.on_store_error.or(defaults.on_store_error).map_or(options.on_store_error, |spanned| spanned.value),
         ),
@@ -223,7 +223,7 @@ fn resolve_global_scope(
             max_overshoot: limit.overshoot.unwrap_or(Overshoot::DEFAULT),
             reserve_milli_percent: reserve.map_or(GlobalScope::DEFAULT_RESERVE_MILLI_PERCENT, |spanned| spanned.value),
             on_region_loss: on_region_loss.map(|spanned| spanned.value).unwrap_or_default(),
-            regions: options.regions.unwrap_or(ASSUMED_REGIONS),
+            regions: options.regions.unwrap_or(ASSUMED_REGION_COUNT),
         })
     })
 }

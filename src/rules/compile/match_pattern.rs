@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::options::CompileOptions;
-use super::set_files::{SetFileText, parse_network};
+use super::value_set_files::{SetFileText, parse_network};
 use crate::rules::diagnostic::{Diagnostic, escape_for_message};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::matching::{MatchSpec, OperatorSpec, SetSpec};

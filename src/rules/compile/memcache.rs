@@ -33,14 +33,22 @@ pub(super) fn report_unsupported_keys(
 }
 
 /// Reports a `ban`, which memcached cannot keep.
-pub(super) fn report_ban(reader: &mut DocumentReader<'_>, at: Option<Position>, field_path: &FieldPath<'_>) {
+pub(super) fn report_unsupported_ban(
+    reader: &mut DocumentReader<'_>,
+    at: Option<Position>,
+    field_path: &FieldPath<'_>,
+) {
     if let Some(at) = at {
         report_unsupported(reader, at, &field_path.with_key("ban"), "`ban`");
     }
 }
 
 /// Reports `reservations`, which memcached cannot keep.
-pub(super) fn report_reservations(reader: &mut DocumentReader<'_>, at: Option<Position>, field_path: &FieldPath<'_>) {
+pub(super) fn report_unsupported_reservations(
+    reader: &mut DocumentReader<'_>,
+    at: Option<Position>,
+    field_path: &FieldPath<'_>,
+) {
     if let Some(at) = at {
         let message = "`reservations` is not possible with BACKEND_TYPE=memcache, which has no table of reservations";
         reader.report_error(at, &field_path.with_key("reservations"), message, "use Redis, or remove it");
@@ -48,7 +56,7 @@ pub(super) fn report_reservations(reader: &mut DocumentReader<'_>, at: Option<Po
 }
 
 /// Reports `concurrent`, which memcached cannot keep.
-pub(super) fn report_concurrent(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>) {
+pub(super) fn report_unsupported_concurrent(reader: &mut DocumentReader<'_>, at: Position, field_path: &FieldPath<'_>) {
     let message = "`concurrent` is not possible with BACKEND_TYPE=memcache, which has no table of slots";
     reader.report_error(at, &field_path.with_key("concurrent"), message, "use Redis, or remove it");
 }

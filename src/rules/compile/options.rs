@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use super::set_files::{SetCache, SetFiles};
+use super::value_set_files::{SetCache, SetFiles};
 use crate::limit::{DEFAULT_MAX_SLIDING_LOG_HITS, StoreFailurePolicy};
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::settings::Settings;

@@ -16,7 +16,7 @@ use crate::rules::document::{DescriptorSpec, PlanChoiceSpec, PlanSpec, TableSpec
 use crate::rules::plan_table::is_table_file;
 use crate::rules::plan_table::row::is_valid_plan_or_table_name;
 use crate::rules::rule::{
-    Allowance, OverLimitBody, PlanChoices, Rule, RulePlan, SourceLocation, TableDeclaration, TableSource,
+    OverLimitBody, PlanChoices, Rule, RuleAllowance, RulePlan, SourceLocation, TableDeclaration, TableSource,
 };
 use crate::rules::yaml::{Position, Spanned};
 
@@ -34,7 +34,7 @@ pub(super) struct WrittenPlan {
 /// A plan whose limits are compiled.
 pub(super) struct CompiledPlan {
     pub(super) name: Arc<str>,
-    allowance: Allowance,
+    allowance: RuleAllowance,
     replaces: Vec<String>,
     over_limit_body: OverLimitBody,
 }
@@ -143,7 +143,7 @@ fn compile_redis_source(
 
 /// A compiled `rate_limit`: what a rule, or a plan, takes from it.
 pub(super) struct CompiledRateLimit {
-    pub(super) allowance: Allowance,
+    pub(super) allowance: RuleAllowance,
     pub(super) replaces: Vec<String>,
     pub(super) over_limit_body: OverLimitBody,
     /// Position of the limits.
@@ -159,21 +159,21 @@ impl CompiledPlan {
     /// A plan with these limits; `None`: they were reported.
     pub(super) fn new(name: &str, parts: Option<CompiledRateLimit>) -> Self {
         let name = name.into();
-        let none = || (Allowance::Limits(Vec::new()), Vec::new(), OverLimitBody::default());
+        let none = || (RuleAllowance::Limits(Vec::new()), Vec::new(), OverLimitBody::default());
         let (allowance, replaces, over_limit_body) =
             parts.map_or_else(none, |parts| (parts.allowance, parts.replaces, parts.over_limit_body));
         Self { name, allowance, replaces, over_limit_body }
     }
 
     /// Limits of the plan for a descriptor.
-    fn allowance_with_modes_of(&self, descriptor: &DescriptorSpec) -> Allowance {
+    fn allowance_with_modes_of(&self, descriptor: &DescriptorSpec) -> RuleAllowance {
         let mut allowance = self.allowance.clone();
         match &mut allowance {
-            Allowance::Unlimited { shadow, quota, .. } => {
+            RuleAllowance::Unlimited { shadow, quota, .. } => {
                 *shadow |= descriptor.shadow_mode;
                 *quota |= descriptor.quota_mode;
             }
-            Allowance::Limits(limits) => {
+            RuleAllowance::Limits(limits) => {
                 for limit in limits {
                     limit.shadow |= descriptor.shadow_mode;
                     limit.quota |= !limit.candidate && descriptor.quota_mode;

@@ -3,7 +3,9 @@
 //! The limits are valid without them. Each default is tried, those with precedence first. One that would make a limit
 //! invalid, or undo a key with precedence, is left out with a warning. So no default makes a rule invalid.
 
-use super::limit_spec::{ASSUMED_REGIONS, CompiledLimitEntry, DomainSettings, complete_limit_spec, has_same_counter};
+use super::limit_spec::{
+    ASSUMED_REGION_COUNT, CompiledLimitEntry, DomainSettings, fill_in_limit_defaults, has_same_counter,
+};
 use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{DelayPolicy, RejectedHitsPolicy};
@@ -115,7 +117,7 @@ fn describe_key(key: DefaultableKey, keys: &DefaultableKeys) -> String {
 impl<'s> DefaultedLimit<'s> {
     fn from_written(written: &'s RateLimitEntry, limit: &Limit, sole: bool, scope: &DomainSettings<'s>) -> Self {
         let keys = written.defaultable.clone().with_fallback(scope.rule_file_defaults());
-        let spec = complete_limit_spec(written, limit.period(), sole, &keys, scope.options);
+        let spec = fill_in_limit_defaults(written, limit.period(), sole, &keys, scope.options);
         Self {
             written,
             options: scope.options,
@@ -134,7 +136,7 @@ impl<'s> DefaultedLimit<'s> {
             let Some(at) = layer.key_position(key).filter(|_| self.keys.key_position(key).is_none()) else { continue };
             let mut keys = self.keys.clone();
             keys.copy_key(key, layer);
-            let spec = complete_limit_spec(self.written, self.limit.period(), self.sole, &keys, self.options);
+            let spec = fill_in_limit_defaults(self.written, self.limit.period(), self.sole, &keys, self.options);
             match self.build_limit_if_valid(&spec) {
                 Ok(limit) => {
                     (self.keys, self.spec, self.limit) = (keys, spec, limit);
@@ -147,7 +149,7 @@ impl<'s> DefaultedLimit<'s> {
 
     /// Returns the limit with one more default, or the reason why it cannot have that default.
     fn build_limit_if_valid(&self, spec: &LimitSpec) -> Result<Limit, String> {
-        if let Some(key) = find_disabled_key(&self.spec, spec) {
+        if let Some(key) = find_key_without_effect(&self.spec, spec) {
             return Err(format!("it contradicts `{key}`, which takes precedence"));
         }
         if self.options.memcache && memcache::needs_more_than_increment(spec) {
@@ -174,7 +176,7 @@ impl<'s> DefaultedLimit<'s> {
         if let Some(at) = self.accepted.global_scope_position()
             && self.spec.scope.is_none()
         {
-            let scope = Some(Scope::Global(GlobalScope::new(ASSUMED_REGIONS)));
+            let scope = Some(Scope::Global(GlobalScope::new(ASSUMED_REGION_COUNT)));
             let reason = Limit::new(&LimitSpec { scope, ..self.spec }).err();
             let reason = reason.map(|error| error.to_string()).unwrap_or_default();
             unused.push(LeftOutDefault { key: "scope: global".to_owned(), at, reason });
@@ -209,7 +211,7 @@ impl<'s> DefaultedLimit<'s> {
 }
 
 /// Returns the name of a key that has an effect in `before` but no longer in `after`, if there is one.
-fn find_disabled_key(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
+fn find_key_without_effect(before: &LimitSpec, after: &LimitSpec) -> Option<&'static str> {
     let lost = [
         ("window", before.window.is_some() && after.window.is_none()),
         ("queue_size", before.queue_size.is_some() && after.queue_size.is_none()),

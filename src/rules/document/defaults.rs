@@ -177,12 +177,12 @@ fn check_global_scope_defaults(
 #[cfg(test)]
 mod tests {
     use super::DefaultableKey;
-    use crate::rules::key_table::{RULE_KEYS, Section};
+    use crate::rules::key_table::{RULE_FILE_KEYS, Section};
 
     #[test]
     fn defaultable_keys_are_those_that_defaults_can_have() {
         let mut rows: Vec<_> =
-            RULE_KEYS.iter().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
+            RULE_FILE_KEYS.iter().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
         let mut names = DefaultableKey::NAMES.to_vec();
         rows.sort_unstable();
         names.sort_unstable();

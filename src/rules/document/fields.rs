@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::mistakes::{NonRuleFile, hint_for_mistaken_key};
 use super::value::{describe_node, format_as_go};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
-use crate::rules::key_table::{RuleKey, Section, find_rule_key, nearest_rule_key};
+use crate::rules::key_table::{RuleFileKey, Section, find_rule_file_key, nearest_rule_file_key};
 use crate::rules::yaml::scalar::ScalarValue;
 use crate::rules::yaml::{Position, YamlContent, YamlNode};
 
@@ -124,7 +124,7 @@ impl DocumentReader<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Field<'n, 'a> {
     /// Row of the key in the table.
-    pub key: &'static RuleKey,
+    pub key: &'static RuleFileKey,
     /// Position of the key.
     pub at: Position,
     /// Value of the key.
@@ -163,7 +163,7 @@ impl DocumentReader<'_> {
         name: &YamlNode<'_>,
         section: Option<Section>,
         field_path: &FieldPath<'_>,
-    ) -> Option<&'static RuleKey> {
+    ) -> Option<&'static RuleFileKey> {
         let text = match name.as_scalar() {
             Some(scalar) if scalar.value() == ScalarValue::Text => scalar.text(),
             _ => {
@@ -172,9 +172,9 @@ impl DocumentReader<'_> {
                 return None;
             }
         };
-        let known = find_rule_key(text, section);
+        let known = find_rule_file_key(text, section);
         if known.is_none() {
-            let hint = match (hint_for_mistaken_key(text, section), nearest_rule_key(text, section)) {
+            let hint = match (hint_for_mistaken_key(text, section), nearest_rule_file_key(text, section)) {
                 (Some(hint), _) => hint.to_owned(),
                 (None, Some(near)) => format!("did you mean `{near}`?"),
                 (None, None) => String::new(),

@@ -26,15 +26,15 @@ pub(super) fn read_contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, Pat
 /// The type is checked before, because opening a device may have an effect, and after, because the path may lead
 /// elsewhere by then. Without O_NONBLOCK, a FIFO in between would block.
 pub(in crate::rules) fn open_regular_file(path: &Path) -> Result<File, PathProblem> {
-    check_regular(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
+    check_is_regular_file(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file =
         OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| PathProblem::from(&error))?;
-    check_regular(&file.metadata().map_err(|error| PathProblem::from(&error))?)?;
+    check_is_regular_file(&file.metadata().map_err(|error| PathProblem::from(&error))?)?;
     Ok(file)
 }
 
-fn check_regular(metadata: &fs::Metadata) -> Result<(), PathProblem> {
+fn check_is_regular_file(metadata: &fs::Metadata) -> Result<(), PathProblem> {
     let file_type = metadata.file_type();
     match () {
         () if file_type.is_file() => Ok(()),

@@ -5,7 +5,7 @@
 
 use super::contents::read_contents;
 use super::search_result::{FileSearchResult, FoundFile, WatchedPath};
-use super::set_files::SetFilesRead;
+use super::value_set_files::SetFilesRead;
 use super::walk::search_location;
 use super::{
     MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, RuleFile, RuleFileSet, RuleFileSetFailure,

@@ -88,7 +88,7 @@ impl FileWatcher {
             let FilesRead { result, named } = read_found_files(scan);
             (result, named)
         };
-        let comparison = ComparisonMethod { read, fingerprint: hash_result };
+        let comparison = FileComparison { read, fingerprint: hash_result };
         Self::start_comparing(location, timing, hash_result(last), comparison)
     }
 
@@ -102,7 +102,7 @@ impl FileWatcher {
         timing: WatchTiming,
         last: &FileStamps,
     ) -> io::Result<(Self, FileSetReceiver<FileStamps>)> {
-        let comparison = ComparisonMethod {
+        let comparison = FileComparison {
             read: |scan| (FileStamps::from_search(scan), Vec::new()),
             fingerprint: FileStamps::fingerprint,
         };
@@ -113,7 +113,7 @@ impl FileWatcher {
         location: RuleFilesLocation,
         timing: WatchTiming,
         delivered: u128,
-        comparison: ComparisonMethod<T>,
+        comparison: FileComparison<T>,
     ) -> io::Result<(Self, FileSetReceiver<T>)> {
         let timing = timing.clamp_intervals();
         let wakeup = Arc::new(Wakeup::default());
@@ -196,7 +196,7 @@ impl<T> FileSetReceiver<T> {
 }
 
 /// How files are compared.
-struct ComparisonMethod<T> {
+struct FileComparison<T> {
     /// Reads what a search found, and returns further paths to watch.
     read: fn(FileSearchResult) -> (T, Vec<WatchedPath>),
     fingerprint: fn(&T) -> u128,
@@ -213,13 +213,13 @@ struct WatchThread<T> {
     delivered: u128,
     /// Paths that the files named when they were last read.
     named: Vec<WatchedPath>,
-    comparison: ComparisonMethod<T>,
+    comparison: FileComparison<T>,
     slot: Arc<Mutex<Option<T>>>,
     filled: watch::Sender<()>,
 }
 
 /// The watcher was dropped.
-struct Stopped;
+struct WatcherDropped;
 
 impl<T> WatchThread<T> {
     fn watch_until_stopped(mut self) {
@@ -237,7 +237,7 @@ impl<T> WatchThread<T> {
 
     /// Waits after an event until no more come, for five times the debounce at most: a busy neighbour in the directory
     /// must not keep a change from being noticed.
-    fn wait_for_quiet(&self, mut reason: WakeReason) -> Result<WakeReason, Stopped> {
+    fn wait_for_quiet(&self, mut reason: WakeReason) -> Result<WakeReason, WatcherDropped> {
         let latest = Instant::now() + self.timing.debounce * 5;
         let mut more = reason.changed;
         while more && !reason.reload && !reason.stop && Instant::now() < latest {
@@ -246,7 +246,7 @@ impl<T> WatchThread<T> {
             reason.reload |= next.reload;
             reason.stop |= next.stop;
         }
-        if reason.stop { Err(Stopped) } else { Ok(reason) }
+        if reason.stop { Err(WatcherDropped) } else { Ok(reason) }
     }
 
     /// Reads all files, and delivers a set that differs from the last one, or any set after a reload request.
@@ -254,7 +254,7 @@ impl<T> WatchThread<T> {
     /// A single read may see a file half written, or the old half of a set and the new half of another. Therefore a
     /// difference counts once two consecutive reads agree. Contents that keep changing are never delivered: a truncated
     /// rule file may well be valid and lack the limits at its end.
-    fn deliver_if_changed(&mut self, reason: WakeReason) -> Result<(), Stopped> {
+    fn deliver_if_changed(&mut self, reason: WakeReason) -> Result<(), WatcherDropped> {
         let mut reload = reason.reload;
         let mut last = (self.comparison.fingerprint)(&self.watch_and_read_files(reason.changed || reload));
         let since = Instant::now();
@@ -269,7 +269,7 @@ impl<T> WatchThread<T> {
                 return Ok(());
             }
             last = fingerprint;
-            if !warned && since.elapsed() > UNSETTLED_WARNING_DELAY {
+            if !warned && since.elapsed() > CHANGING_FILES_WARNING_DELAY {
                 warned = true;
                 tracing::warn!("rule files keep changing; they take effect once they stay the same");
             }
@@ -278,7 +278,7 @@ impl<T> WatchThread<T> {
     }
 
     /// Waits for the whole debounce time; only a stop ends it early.
-    fn wait_for_debounce(&self) -> Result<WakeReason, Stopped> {
+    fn wait_for_debounce(&self) -> Result<WakeReason, WatcherDropped> {
         let until = Instant::now() + self.timing.debounce;
         let mut all = WakeReason::default();
         loop {
@@ -286,7 +286,7 @@ impl<T> WatchThread<T> {
             all.changed |= reason.changed;
             all.reload |= reason.reload;
             if reason.stop {
-                return Err(Stopped);
+                return Err(WatcherDropped);
             }
             if Instant::now() >= until {
                 return Ok(all);
@@ -333,7 +333,7 @@ impl<T> WatchThread<T> {
 }
 
 /// Time for which contents may differ from read to read before a warning is logged.
-const UNSETTLED_WARNING_DELAY: Duration = Duration::from_secs(5);
+const CHANGING_FILES_WARNING_DELAY: Duration = Duration::from_secs(5);
 /// Maximum number of times that one read places the watches; polling covers a tree that changes even faster.
 const MAX_WATCH_PLACEMENTS: usize = 4;
 

@@ -50,7 +50,7 @@ pub struct BoundTable {
 /// Statistics of a table.
 #[derive(Debug, Default)]
 pub struct TableStats {
-    default_decisions: AtomicU64,
+    absent_row_decisions: AtomicU64,
     unread_row_decisions: AtomicU64,
     reads: AtomicU64,
     failed_reads: AtomicU64,
@@ -62,7 +62,7 @@ pub struct TableStats {
 
 /// Result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LookUpResult {
+pub enum RowLookUpResult {
     /// The table has this row.
     Row(FoundRow),
     /// The table has no row for the value.
@@ -124,7 +124,7 @@ impl BoundTable {
         if unknown.is_empty() { Ok(Self { table, plans: bound }) } else { Err(unknown) }
     }
 
-    fn find(&self, value: &[u8]) -> Option<FoundRow> {
+    fn find_row(&self, value: &[u8]) -> Option<FoundRow> {
         Some(match self.table.find(value)? {
             PackedRow::Plan(index) => FoundRow::Plan(*self.plans.get(usize::from(index))?),
             PackedRow::Own(own) => FoundRow::Own(own),
@@ -144,16 +144,16 @@ impl LiveTable {
     }
 
     /// Looks up the row of a value.
-    pub fn find(&self, value: &[u8]) -> LookUpResult {
+    pub fn find(&self, value: &[u8]) -> RowLookUpResult {
         let row = match &self.rows {
-            TableRows::Loaded(rows) => rows.load().as_ref().and_then(|rows| rows.find(value)),
+            TableRows::Loaded(rows) => rows.load().as_ref().and_then(|rows| rows.find_row(value)),
             TableRows::Redis(cache) => match cache.find(value) {
                 Some(row) => row,
-                None => return LookUpResult::NotRead,
+                None => return RowLookUpResult::NotRead,
             },
             TableRows::Recorded(rows) => lock_ignoring_poison(rows).get(value).copied(),
         };
-        row.map_or(LookUpResult::NoRow, LookUpResult::Row)
+        row.map_or(RowLookUpResult::NoRow, RowLookUpResult::Row)
     }
 
     /// Rows in Redis as far as they are known; `None` for another table.
@@ -213,8 +213,8 @@ impl LiveTable {
 
 impl TableStats {
     /// Records a decision by the default plan, because the table has no row.
-    pub fn record_default_decision(&self) {
-        self.default_decisions.fetch_add(1, Ordering::Relaxed);
+    pub fn record_absent_row_decision(&self) {
+        self.absent_row_decisions.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records a decision by the default plan, because the row could not be read in time.
@@ -257,9 +257,9 @@ impl TableStats {
         self.loaded_at_us.store(at.as_micros(), Ordering::Relaxed);
     }
 
-    /// Number of decisions by the default plan since the start.
-    pub fn default_decisions(&self) -> u64 {
-        self.default_decisions.load(Ordering::Relaxed)
+    /// Number of decisions by the default plan because the table had no row, since the start.
+    pub fn absent_row_decisions(&self) -> u64 {
+        self.absent_row_decisions.load(Ordering::Relaxed)
     }
 
     /// Number of loads that failed since the start.

@@ -13,21 +13,21 @@ pub const MAX_BACKTRACKING_STEPS: u64 = 20_000;
 /// An entry has one key. It matches all patterns of that key at most, and one node by each of two look-ups: that of its
 /// key and value, and that of its key. With entries in any order, each of the entries with one key is tried at each of
 /// the levels with it.
-pub fn bound_backtracking_steps(nodes: &[RuleNode], matching: MatchingOptions) -> u64 {
+pub fn max_backtracking_steps(nodes: &[RuleNode], matching: MatchingOptions) -> u64 {
     let repeated = match matching.order {
         EntryOrder::AsWritten => HashMap::new(),
         EntryOrder::Any => count_repeated_keys(nodes),
     };
-    bound_backtracking_steps_below(nodes, &repeated)
+    max_backtracking_steps_below(nodes, &repeated)
 }
 
-fn bound_backtracking_steps_below(nodes: &[RuleNode], repeated: &HashMap<&str, u64>) -> u64 {
+fn max_backtracking_steps_below(nodes: &[RuleNode], repeated: &HashMap<&str, u64>) -> u64 {
     let mut patterns_of_keys: HashMap<&str, u64> = HashMap::new();
     // A `*` in a key matches any key.
     let mut patterns_of_all_keys = 0_u64;
     let mut most_of_one = 0;
     for node in nodes {
-        let steps = bound_backtracking_steps_below(&node.descriptors, repeated).saturating_add(1);
+        let steps = max_backtracking_steps_below(&node.descriptors, repeated).saturating_add(1);
         match node.match_kind() {
             MatchKind::Exact | MatchKind::Any => most_of_one = steps.max(most_of_one),
             MatchKind::Wildcard | MatchKind::Match => {

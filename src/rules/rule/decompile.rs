@@ -60,7 +60,7 @@ impl RuleSet {
         let domains = self.domains().map(|domain| {
             let mut descriptors = std::mem::take(&mut children[domain.root as usize]);
             descriptors.reverse();
-            domain.to_domain_with(descriptors)
+            domain.to_domain_with_descriptors(descriptors)
         });
         domains.collect()
     }

@@ -29,7 +29,7 @@ const MAX_BUCKET_ORDER_STEPS: usize = 1000;
 
 impl RuleSet {
     /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
-    pub fn order_request<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
+    pub fn copy_with_ordered_entries<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
         if !self.has_domain_in_any_order() {
             return None;
         }
@@ -44,7 +44,7 @@ impl RuleSet {
         match domain.matching.order {
             EntryOrder::Any => self.order_entries(domain, &mut entries),
             EntryOrder::AsWritten => {
-                if let Some(order) = self.find_bucket_order(domain, &entries) {
+                if let Some(order) = self.find_bucket_entry_order(domain, &entries) {
                     entries = order.into_iter().map(|index| entries[index]).collect();
                 }
             }
@@ -53,7 +53,7 @@ impl RuleSet {
     }
 
     /// Searches an order of the entries that ends at a rule, in at most [`MAX_BUCKET_ORDER_STEPS`] steps.
-    fn find_bucket_order(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<SmallVec<[usize; 8]>> {
+    fn find_bucket_entry_order(&self, domain: &DomainRules, entries: &[Entry<'_>]) -> Option<SmallVec<[usize; 8]>> {
         let mut used: SmallVec<[bool; 8]> = SmallVec::from_elem(false, entries.len());
         let mut path: SmallVec<[MatchesOfEntries; 4]> = SmallVec::new();
         let mut chosen: SmallVec<[usize; 8]> = SmallVec::new();

@@ -104,7 +104,7 @@ pub fn check_expression(text: &str) -> Result<(), String> {
 }
 
 /// Returns `true` if the expression matches the whole value; compiles it anew, so use it only for reports.
-pub fn expression_matches(text: &str, value: &[u8]) -> bool {
+pub fn compile_and_match_expression(text: &str, value: &[u8]) -> bool {
     let mut matches = false;
     Expressions::new(&[(text, ())]).for_each_match(value, |()| matches = true);
     matches

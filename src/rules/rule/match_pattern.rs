@@ -7,8 +7,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use super::expression::expression_matches;
-use super::network::{Address, Network, NetworkSet};
+use super::expression::compile_and_match_expression;
+use super::network::{Network, NetworkSet, NumericIpAddress};
 use super::value_set::ValueSet;
 
 /// Pattern of a `match`.
@@ -88,10 +88,12 @@ impl MatchPattern {
         let contains = match &self.operator {
             Operator::In(values) => values.binary_search_by(|one| one.as_bytes().cmp(value)).is_ok(),
             Operator::InFile(file) => file.set.contains(value),
-            Operator::Cidr(networks) => Address::from_value(value)
+            Operator::Cidr(networks) => NumericIpAddress::from_value(value)
                 .is_some_and(|address| networks.iter().copied().collect::<NetworkSet>().contains(address)),
-            Operator::CidrFile(file) => Address::from_value(value).is_some_and(|address| file.set.contains(address)),
-            Operator::Regex(expression) => expression_matches(expression, value),
+            Operator::CidrFile(file) => {
+                NumericIpAddress::from_value(value).is_some_and(|address| file.set.contains(address))
+            }
+            Operator::Regex(expression) => compile_and_match_expression(expression, value),
         };
         contains != self.negated
     }

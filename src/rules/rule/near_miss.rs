@@ -21,7 +21,7 @@ const MAX_COMPARISONS: usize = 50_000;
 const MAX_ENTRIES: usize = 16;
 
 /// Maximum number of domains in which a descriptor is searched for.
-const MAX_DOMAINS: usize = 100;
+const MAX_SEARCHED_DOMAINS: usize = 100;
 
 /// Smallest likeness of two keys, or two names of domains, one of which may be meant for the other.
 const MIN_LIKENESS: f64 = 0.7;
@@ -147,7 +147,7 @@ impl UnusedEntries {
 
     /// Returns the entries that are left once the entry at `index` is used. Where order counts, those before it are
     /// used too.
-    const fn after(self, index: usize, any_order: bool) -> Self {
+    const fn after_using(self, index: usize, any_order: bool) -> Self {
         let used = if any_order { 1 << index } else { (1_u32 << index) | ((1 << index) - 1) };
         Self(self.0 & !used)
     }
@@ -173,7 +173,7 @@ impl Search<'_> {
                 }
                 if node_fits(compiled, &self.entries[index], self.comparison) {
                     self.path.push((*child, Some(index)));
-                    if self.search(*child, unused.after(index, self.any_order), lacking) {
+                    if self.search(*child, unused.after_using(index, self.any_order), lacking) {
                         return true;
                     }
                     self.path.pop();
@@ -323,7 +323,7 @@ impl RuleSet {
         others.sort_unstable_by_key(|other| &*other.name);
         let other = others
             .into_iter()
-            .take(MAX_DOMAINS)
+            .take(MAX_SEARCHED_DOMAINS)
             .find(|other| matches!(self.find_match_possibility(other, entries), MatchPossibility::Found))?;
         let suggestion = truncate_and_escape(&other.name, MAX_TEXT_CHARS);
         Some(NearMiss { reason: MissReason::Domain, rule: other.name.clone(), location: None, suggestion })
@@ -334,8 +334,8 @@ impl RuleSet {
             return MatchPossibility::Unknown;
         }
         let any_order = domain.matching.order == EntryOrder::Any;
-        let mut search = self.new_search(entries, ComparisonMode::Exact, any_order);
-        match (search.search(domain.root, all_unused(entries), 0), search.comparisons_left) {
+        let mut search = self.new_near_miss_search(entries, ComparisonMode::Exact, any_order);
+        match (search.search(domain.root, mark_all_unused(entries), 0), search.comparisons_left) {
             (true, _) => MatchPossibility::Found,
             (false, 0) => MatchPossibility::Unknown,
             (false, _) => MatchPossibility::None,
@@ -350,11 +350,11 @@ impl RuleSet {
     ) -> Option<Vec<(NodeId, Option<usize>)>> {
         let AllowedDifference { comparison, any_order, lacking } = difference;
         let any_order = any_order || domain.matching.order == EntryOrder::Any;
-        let mut search = self.new_search(entries, comparison, any_order);
-        search.search(domain.root, all_unused(entries), lacking).then_some(search.path)
+        let mut search = self.new_near_miss_search(entries, comparison, any_order);
+        search.search(domain.root, mark_all_unused(entries), lacking).then_some(search.path)
     }
 
-    fn new_search<'s>(
+    fn new_near_miss_search<'s>(
         &'s self,
         entries: &'s [PossibleEntry<'s>],
         comparison: ComparisonMode,
@@ -394,7 +394,7 @@ enum MatchPossibility {
     Unknown,
 }
 
-fn all_unused(entries: &[PossibleEntry<'_>]) -> UnusedEntries {
+fn mark_all_unused(entries: &[PossibleEntry<'_>]) -> UnusedEntries {
     UnusedEntries((1_u32 << entries.len().min(MAX_ENTRIES)) - 1)
 }
 

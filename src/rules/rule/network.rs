@@ -64,10 +64,10 @@ impl Network {
     }
 
     /// First address of the network.
-    pub const fn first_address(self) -> Address {
+    pub const fn first_address(self) -> NumericIpAddress {
         match self {
-            Self::V4 { first, .. } => Address::V4(first),
-            Self::V6 { first, .. } => Address::V6(first),
+            Self::V4 { first, .. } => NumericIpAddress::V4(first),
+            Self::V6 { first, .. } => NumericIpAddress::V6(first),
         }
     }
 
@@ -118,7 +118,7 @@ impl fmt::Display for Network {
 
 /// An address as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Address {
+pub enum NumericIpAddress {
     /// Of IPv4.
     V4(u32),
     /// Of IPv6.
@@ -126,12 +126,12 @@ pub enum Address {
 }
 
 /// Length of the longest text of an address, in bytes.
-const MAX_ADDRESS_BYTES: usize = 45;
+const MAX_ADDRESS_TEXT_BYTES: usize = 45;
 
-impl Address {
+impl NumericIpAddress {
     /// Parses a value that is the text of an address; `None` if it is not.
     pub fn from_value(value: &[u8]) -> Option<Self> {
-        if value.len() > MAX_ADDRESS_BYTES {
+        if value.len() > MAX_ADDRESS_TEXT_BYTES {
             return None;
         }
         let address: IpAddr = std::str::from_utf8(value).ok()?.parse().ok()?;
@@ -168,10 +168,10 @@ impl FromIterator<Network> for NetworkSet {
 
 impl NetworkSet {
     /// Returns `true` if a network contains the address.
-    pub fn contains(&self, address: Address) -> bool {
+    pub fn contains(&self, address: NumericIpAddress) -> bool {
         match address {
-            Address::V4(address) => is_in_ranges(&self.v4, address),
-            Address::V6(address) => is_in_ranges(&self.v6, address),
+            NumericIpAddress::V4(address) => is_in_ranges(&self.v4, address),
+            NumericIpAddress::V6(address) => is_in_ranges(&self.v6, address),
         }
     }
 }
@@ -316,12 +316,12 @@ impl<I: Ord + Copy> NetworkIndex<I> {
     }
 
     /// Returns the lowest pattern that contains the address.
-    pub(crate) fn lowest_pattern(&self, address: Address) -> Option<I> {
+    pub(crate) fn lowest_pattern(&self, address: NumericIpAddress) -> Option<I> {
         self.find(address).map(|node| self.nodes[node as usize].lowest)
     }
 
     /// Calls `each` with all patterns that contain the address; with some of them more than once.
-    pub(crate) fn for_each_match(&self, address: Address, mut each: impl FnMut(I)) {
+    pub(crate) fn for_each_match(&self, address: NumericIpAddress, mut each: impl FnMut(I)) {
         let mut at = self.find(address);
         while let Some(node) = at {
             let node = &self.nodes[node as usize];
@@ -331,15 +331,15 @@ impl<I: Ord + Copy> NetworkIndex<I> {
     }
 
     /// Patterns that are the lowest for at least one address: those that no other pattern hides everywhere.
-    pub(crate) fn patterns_lowest_somewhere(&self) -> impl Iterator<Item = I> {
+    pub(crate) fn reachable_patterns(&self) -> impl Iterator<Item = I> {
         let nodes = self.v4.nodes.iter().chain(&self.v6.nodes);
         nodes.filter_map(|node| node.map(|node| self.nodes[node as usize].lowest))
     }
 
-    fn find(&self, address: Address) -> Option<u32> {
+    fn find(&self, address: NumericIpAddress) -> Option<u32> {
         match address {
-            Address::V4(address) => self.v4.find(address),
-            Address::V6(address) => self.v6.find(address),
+            NumericIpAddress::V4(address) => self.v4.find(address),
+            NumericIpAddress::V6(address) => self.v6.find(address),
         }
     }
 }
@@ -354,7 +354,7 @@ mod tests {
         Network::parse(text).expect("a network")
     }
 
-    fn contains(network: Network, address: Address) -> bool {
+    fn contains(network: Network, address: NumericIpAddress) -> bool {
         NetworkSet::from_iter([network]).contains(address)
     }
 
@@ -384,13 +384,13 @@ mod tests {
 
     #[test]
     fn only_the_whole_text_of_an_address_is_one() {
-        let mapped = Address::from_value(b"::ffff:192.0.2.1");
-        assert_eq!(mapped, Address::from_value(b"192.0.2.1"));
+        let mapped = NumericIpAddress::from_value(b"::ffff:192.0.2.1");
+        assert_eq!(mapped, NumericIpAddress::from_value(b"192.0.2.1"));
         assert!(mapped.is_some());
         for value in
             [&b""[..], b"192.0.2.1:80", b"[::1]", b" ::1", b"fe80::1%eth0", b"\xff", b"192.0.2.01", &[b'1'; 50]]
         {
-            assert_eq!(Address::from_value(value), None, "{value:?}");
+            assert_eq!(NumericIpAddress::from_value(value), None, "{value:?}");
         }
     }
 
@@ -407,12 +407,12 @@ mod tests {
         prop::collection::vec(prop_oneof![v4, v6], 0..20)
     }
 
-    fn addresses() -> impl Strategy<Value = Vec<Address>> {
+    fn addresses() -> impl Strategy<Value = Vec<NumericIpAddress>> {
         let v4 = (0..4_u32, any::<u32>(), 0..=32_u32).prop_map(|(top, low, bits)| {
-            Address::V4(top.wrapping_mul(0x5555_5555) ^ low.checked_shr(bits).unwrap_or(0))
+            NumericIpAddress::V4(top.wrapping_mul(0x5555_5555) ^ low.checked_shr(bits).unwrap_or(0))
         });
         let v6 = (0..4_u128, any::<u128>(), 0..=128_u32).prop_map(|(top, low, bits)| {
-            Address::V6(top.wrapping_mul(u128::MAX / 3) ^ low.checked_shr(bits).unwrap_or(0))
+            NumericIpAddress::V6(top.wrapping_mul(u128::MAX / 3) ^ low.checked_shr(bits).unwrap_or(0))
         });
         prop::collection::vec(prop_oneof![v4, v6], 1..20)
     }

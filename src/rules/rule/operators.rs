@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::NodeId;
 use super::expression::Expressions;
 use super::match_pattern::{MatchPattern, Operator, SetFile};
-use super::network::{Address, Network, NetworkIndex, NetworkSet};
+use super::network::{Network, NetworkIndex, NetworkSet, NumericIpAddress};
 use super::value_set::ValueSet;
 
 /// Nodes that match an entry.
@@ -191,12 +191,12 @@ impl PatternIndex {
     }
 
     /// The value as an address, if it is one and there are networks.
-    fn parse_address(&self, value: &[u8]) -> Option<Address> {
+    fn parse_address(&self, value: &[u8]) -> Option<NumericIpAddress> {
         let has_networks = self.networks.is_some() || !self.network_files.is_empty();
-        if has_networks { Address::from_value(value) } else { None }
+        if has_networks { NumericIpAddress::from_value(value) } else { None }
     }
 
-    fn for_each_network_file_match(&self, address: Address, mut each: impl FnMut(NodeId)) {
+    fn for_each_network_file_match(&self, address: NumericIpAddress, mut each: impl FnMut(NodeId)) {
         let containing = self.network_files.iter().filter(|(_, file)| file.set.contains(address));
         containing.for_each(|(node, _)| each(*node));
     }

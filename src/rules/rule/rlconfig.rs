@@ -5,7 +5,7 @@
 //! that scripts which parse these lines keep working.
 
 use super::set::RuleSet;
-use super::{Allowance, Rule, RuleLimit};
+use super::{Rule, RuleAllowance, RuleLimit};
 use crate::limit::GlobalScope;
 use crate::limit::algorithm::Algorithm;
 
@@ -16,11 +16,11 @@ pub fn format_rlconfig(rules: &RuleSet) -> Vec<String> {
 
 fn format_rule(rule: &Rule) -> Vec<String> {
     match &rule.allowance {
-        Allowance::Unlimited { requests_per_unit, shadow, quota, .. } => vec![format!(
+        RuleAllowance::Unlimited { requests_per_unit, shadow, quota, .. } => vec![format!(
             "{}: unit=UNKNOWN requests_per_unit={requests_per_unit}, shadow_mode: {shadow}, quota_mode: {quota}",
             rule.path
         )],
-        Allowance::Limits(limits) => {
+        RuleAllowance::Limits(limits) => {
             limits.iter().enumerate().map(|(index, limit)| format_limit(&rule.limit_path(index), limit)).collect()
         }
     }
@@ -49,7 +49,7 @@ fn format_limit(path: &str, RuleLimit { limit, active, shadow, quota, .. }: &Rul
     if limit.algorithm() != Algorithm::default() {
         line.push_str(&format!(", algorithm: {}", limit.algorithm()));
     }
-    if let Some(window) = limit.window() {
+    if let Some(window) = limit.calendar_windows() {
         line.push_str(&format!(", window: {}", window.spec()));
     }
     if let Some(ban) = limit.ban() {

@@ -21,7 +21,7 @@ use super::match_pattern::MatchPattern;
 use super::patterns::{Patterns, PatternsBuilder};
 use super::value_pattern::{MatchKind, ValuePattern};
 use super::{
-    Allowance, Domain, EntryOrder, MatchingOptions, NodeId, OWN_LIMIT_NAME, OverrideDefaults, PlanChoices, Rule,
+    Domain, EntryOrder, MatchingOptions, NodeId, OWN_LIMIT_NAME, OverrideDefaults, PlanChoices, Rule, RuleAllowance,
     RuleNode, RulePlan, SourceLocation, TableDeclaration, UnitOverrideDefaults,
 };
 use crate::base::random::random_u64_pair;
@@ -29,7 +29,7 @@ use crate::limit::active::ActiveTimes;
 use crate::limit::period::Unit;
 use crate::limit::request::Entry;
 use crate::limit::{Limit, StoreFailurePolicy};
-use crate::rules::plan_table::live::{LiveTable, LookUpResult, PlanSource};
+use crate::rules::plan_table::live::{LiveTable, PlanSource, RowLookUpResult};
 use crate::rules::plan_table::row::{FoundRow, OwnLimit};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
@@ -50,7 +50,7 @@ pub struct RuleSet {
     /// Rows of tables are in Redis.
     reads_rows_from_redis: bool,
     /// A domain has a limit that follows streams.
-    acts_on_stream_done: bool,
+    follows_streams: bool,
     pub(super) nodes: Vec<CompiledNode>,
     edges: HashTable<u32>,
     hash_keys: (u64, u64),
@@ -66,7 +66,7 @@ pub struct DomainRules {
     /// How descriptors are matched.
     pub matching: MatchingOptions,
     /// The domain has a limit that follows streams, so trailing entries `slot` and `release` are not matched.
-    pub acts_on_stream_done: bool,
+    pub follows_streams: bool,
     /// With entries in any order: keys that a path has more than once, with the largest number of times.
     pub(super) repeated_keys: HashMap<Box<[u8]>, u64>,
     pub(super) root: NodeId,
@@ -208,7 +208,7 @@ pub struct CompiledLimit {
 
 impl DomainRules {
     /// The domain in tree form, with these descriptors.
-    pub(super) fn to_domain_with(&self, descriptors: Vec<RuleNode>) -> Domain {
+    pub(super) fn to_domain_with_descriptors(&self, descriptors: Vec<RuleNode>) -> Domain {
         let Self { name, defaults, defaults_by_unit, matching, plans, declared_tables, .. } = self;
         Domain {
             name: name.clone(),
@@ -247,13 +247,13 @@ impl RuleSet {
             can_error: false,
             has_domain_in_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
             reads_rows_from_redis: false,
-            acts_on_stream_done: domains.iter().any(Domain::acts_on_stream_done),
+            follows_streams: domains.iter().any(Domain::follows_streams),
             nodes: Vec::new(),
             edges: HashTable::new(),
             hash_keys: random_u64_pair(),
         };
         for domain in domains {
-            let acts_on_stream_done = domain.acts_on_stream_done();
+            let follows_streams = domain.follows_streams();
             let root = set.add_node(0, Box::default(), 0, MatchKind::Any);
             let repeated_keys = match domain.matching.order {
                 EntryOrder::AsWritten => HashMap::new(),
@@ -269,7 +269,7 @@ impl RuleSet {
                 defaults,
                 defaults_by_unit,
                 matching,
-                acts_on_stream_done,
+                follows_streams,
                 repeated_keys,
                 root,
                 plans,
@@ -311,8 +311,8 @@ impl RuleSet {
     }
 
     /// Returns true if a domain has a limit that follows streams.
-    pub const fn acts_on_stream_done(&self) -> bool {
-        self.acts_on_stream_done
+    pub const fn follows_streams(&self) -> bool {
+        self.follows_streams
     }
 
     /// Uses the rows of another rule set, of which this one is a copy with other limits.
@@ -527,7 +527,7 @@ pub fn hash_limit_identity(limit: &Limit, epoch: u64) -> u128 {
     hasher.write_u64(if limit.is_concurrent() { 0 } else { limit.period_us() });
     hasher.write_u8(u8::from(limit.follows_calendar_months()));
     hasher.write_u64(epoch);
-    if let Some(window) = limit.window() {
+    if let Some(window) = limit.calendar_windows() {
         hasher.write(window.identity().as_bytes());
     }
     hasher.finish128().as_u128()
@@ -538,8 +538,8 @@ impl CompiledRule {
         let plans = rule.plan.as_mut().and_then(|plan| Some((plan.table, plan.choices.take()?)));
         let plans = plans.map(|(table, choices)| Box::new(CompiledPlans::new(&rule, table, choices, by_value, stats)));
         let limits: SmallVec<[CompiledLimit; 1]> = match &rule.allowance {
-            Allowance::Unlimited { .. } => SmallVec::new(),
-            Allowance::Limits(limits) => limits
+            RuleAllowance::Unlimited { .. } => SmallVec::new(),
+            RuleAllowance::Limits(limits) => limits
                 .iter()
                 .enumerate()
                 .map(|(index, of_rule)| CompiledLimit {
@@ -610,16 +610,16 @@ impl CompiledRule {
     /// Name of the limit at `index`; empty if it has none.
     pub fn limit_name(&self, index: usize) -> &str {
         match &self.rule.allowance {
-            Allowance::Unlimited { name, .. } => name,
-            Allowance::Limits(limits) => limits.get(index).map_or("", |limit| &limit.name),
+            RuleAllowance::Unlimited { name, .. } => name,
+            RuleAllowance::Limits(limits) => limits.get(index).map_or("", |limit| &limit.name),
         }
     }
 
     /// Defaults that were left out of the limit at `index`, each with the reason.
     pub fn left_out_defaults(&self, index: usize) -> &[String] {
         match &self.rule.allowance {
-            Allowance::Unlimited { .. } => &[],
-            Allowance::Limits(limits) => limits.get(index).map_or(&[], |limit| &limit.left_out_defaults),
+            RuleAllowance::Unlimited { .. } => &[],
+            RuleAllowance::Limits(limits) => limits.get(index).map_or(&[], |limit| &limit.left_out_defaults),
         }
     }
 }
@@ -636,7 +636,7 @@ impl CompiledPlans {
         let plans = plans.into_iter().map(|rule| rule.map(|rule| CompiledRule::new(rule, by_value, stats)));
         let plan = RulePlan { name: OWN_LIMIT_NAME.into(), table, choices: None };
         let own = Rule {
-            allowance: Allowance::Limits(Vec::new()),
+            allowance: RuleAllowance::Limits(Vec::new()),
             replaces: Vec::new(),
             plan: Some(Box::new(plan)),
             ..default.clone()
@@ -654,14 +654,14 @@ impl CompiledPlans {
 
     fn choose<'r>(&'r self, default: &'r CompiledRule, domain: &DomainRules, entries: &[Entry<'_>]) -> TableChoice<'r> {
         let found = entries.get(self.entry).zip(domain.tables.get(self.table));
-        match found.map_or(LookUpResult::NoRow, |(entry, table)| table.find(entry.value)) {
-            LookUpResult::NoRow => TableChoice { rule: default, source: PlanSource::Default, own: None },
-            LookUpResult::NotRead => TableChoice { rule: default, source: PlanSource::NotRead, own: None },
-            LookUpResult::Row(FoundRow::Plan(index)) => {
+        match found.map_or(RowLookUpResult::NoRow, |(entry, table)| table.find(entry.value)) {
+            RowLookUpResult::NoRow => TableChoice { rule: default, source: PlanSource::Default, own: None },
+            RowLookUpResult::NotRead => TableChoice { rule: default, source: PlanSource::NotRead, own: None },
+            RowLookUpResult::Row(FoundRow::Plan(index)) => {
                 let rule = self.plans.get(usize::from(index)).and_then(Option::as_ref).unwrap_or(default);
                 TableChoice { rule, source: PlanSource::Row, own: None }
             }
-            LookUpResult::Row(FoundRow::Own(limit)) => {
+            RowLookUpResult::Row(FoundRow::Own(limit)) => {
                 let Self { own_shadow: shadow, own_quota: quota, own_stats: stats, .. } = self;
                 let own = ChosenOwnLimit { limit, shadow: *shadow, quota: *quota, stats };
                 TableChoice { rule: &self.own, source: PlanSource::OwnLimit, own: Some(own) }

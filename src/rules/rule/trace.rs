@@ -6,7 +6,7 @@
 use super::NodeId;
 use super::SourceLocation;
 use super::match_pattern::Operator;
-use super::network::Address;
+use super::network::NumericIpAddress;
 use super::set::{CompiledRule, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
 use super::wildcard::WildcardPattern;
@@ -186,7 +186,9 @@ impl RuleSet {
             MatchKind::Exact => MismatchReason::OtherValue,
             MatchKind::Wildcard => MismatchReason::PatternDiffers,
             MatchKind::Match => match node.pattern.as_ref().map(|pattern| &pattern.operator) {
-                Some(Operator::Cidr(_) | Operator::CidrFile(_)) if Address::from_value(context.value).is_none() => {
+                Some(Operator::Cidr(_) | Operator::CidrFile(_))
+                    if NumericIpAddress::from_value(context.value).is_none() =>
+                {
                     MismatchReason::NotAnAddress
                 }
                 _ => MismatchReason::MatchDiffers,

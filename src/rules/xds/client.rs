@@ -187,7 +187,7 @@ impl StreamExchange<'_> {
                 message = next_response(&mut self.responses, client, is_first) => match message {
                     Ok(Some(response)) => {
                         is_first = false;
-                        client.status.record_answered();
+                        client.status.record_response();
                         if let Err(ended) = self.handle_response(response, client).await {
                             return ended;
                         }

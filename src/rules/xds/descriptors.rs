@@ -22,7 +22,7 @@ pub const MAX_DESCRIPTOR_DEPTH: usize = 2048;
 
 /// `RateLimitConfig` with encoded descriptors.
 #[derive(Clone, PartialEq, Message)]
-pub struct RateLimitConfigFields {
+pub struct PartlyDecodedRateLimitConfig {
     /// Name of the resource.
     #[prost(string, tag = "1")]
     pub name: String,

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use prost::Message as _;
 use prost_types::Any;
 
-use super::descriptors::{RateLimitConfigFields, decode_descriptors};
+use super::descriptors::{PartlyDecodedRateLimitConfig, decode_descriptors};
 use super::subscription::TYPE_URL;
 use crate::rules::compile::NamedDocument;
 use crate::rules::diagnostic::escape_for_message;
@@ -64,10 +64,10 @@ fn parse_resource(resource: Any) -> Result<RuleResource, String> {
         return Err(format!("it is a '{}', not a RateLimitConfig", escape_for_message(&resource.type_url)));
     }
     let encoded = Bytes::from(resource.value);
-    let mut fields = RateLimitConfigFields::default();
+    let mut fields = PartlyDecodedRateLimitConfig::default();
     // Fields before the error are read: control planes write the domain first.
     let decoded = fields.merge(encoded.clone());
-    let RateLimitConfigFields { name, domain, .. } = fields;
+    let PartlyDecodedRateLimitConfig { name, domain, .. } = fields;
     if let (Err(error), true) = (decoded, domain.is_empty()) {
         return Err(format!("it cannot be decoded: {error}"));
     }
@@ -86,7 +86,7 @@ impl RuleResource {
     /// # Errors
     /// The rules are not protobuf, or nest deeper than [`super::descriptors::MAX_DESCRIPTOR_DEPTH`].
     pub fn decode(&self) -> Result<NamedDocument, String> {
-        let decoded = RateLimitConfigFields::decode(self.encoded.clone()).map_err(|error| error.to_string());
+        let decoded = PartlyDecodedRateLimitConfig::decode(self.encoded.clone()).map_err(|error| error.to_string());
         let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors));
         let descriptors = descriptors.map_err(|error| format!("it cannot be decoded: {error}"))?;
         let domain = Spanned { value: self.domain.clone(), at: Position::default() };

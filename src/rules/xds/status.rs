@@ -129,7 +129,7 @@ impl StreamStatus {
     }
 
     /// Records a response.
-    pub(super) fn record_answered(&self) {
+    pub(super) fn record_response(&self) {
         self.set_state(StreamState::Up, None);
     }
 

@@ -275,7 +275,7 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
             match seen.find_key(&key, &entries) {
                 Some(earlier) => {
                     let (first, first_value) = &entries[earlier];
-                    let laid_over = merge_duplicates(&key, first_value, &value);
+                    let laid_over = merge_duplicate_mappings(&key, first_value, &value);
                     self.report_duplicate_key(&key, first.at, laid_over.is_some());
                     entries[earlier] = (key, laid_over.unwrap_or(value));
                 }
@@ -354,7 +354,11 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
 const MERGED_DUPLICATE_KEYS: [&str; 2] = ["metadata", "rate_limit"];
 
 /// Returns the mapping `second` with the entries of `first` that it lacks; `None` if `second` replaces `first`.
-fn merge_duplicates<'a>(key: &YamlNode<'a>, first: &YamlNode<'a>, second: &YamlNode<'a>) -> Option<YamlNode<'a>> {
+fn merge_duplicate_mappings<'a>(
+    key: &YamlNode<'a>,
+    first: &YamlNode<'a>,
+    second: &YamlNode<'a>,
+) -> Option<YamlNode<'a>> {
     let is_laid_over = key.as_scalar().is_some_and(|key| MERGED_DUPLICATE_KEYS.contains(&key.text()));
     let (YamlContent::Map(below), YamlContent::Map(above)) = (&first.content, &second.content) else { return None };
     let is_overwritten =

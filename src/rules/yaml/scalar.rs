@@ -70,7 +70,7 @@ impl<'a> Scalar<'a> {
 
     /// Returns the value.
     pub fn value(&self) -> ScalarValue {
-        match (self.form, resolve_plain(&self.text)) {
+        match (self.form, resolve_plain_scalar(&self.text)) {
             (ScalarForm::Text, _) => ScalarValue::Text,
             (ScalarForm::Plain, value) => value,
             // The rounding does not matter: floats are rejected wherever a number is expected.
@@ -81,7 +81,7 @@ impl<'a> Scalar<'a> {
     }
 }
 
-fn resolve_plain(text: &str) -> ScalarValue {
+fn resolve_plain_scalar(text: &str) -> ScalarValue {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return ScalarValue::Null,
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use super::Position;
 
 /// Maximum size of a rule file, in bytes.
-pub const MAX_FILE_BYTES: usize = 64 * 1024 * 1024;
+pub const MAX_YAML_BYTES: usize = 64 * 1024 * 1024;
 
 /// Reason why bytes are not text, with position.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub struct UnreadableText {
 /// Decodes the bytes of a file.
 pub fn decode_text(bytes: &[u8]) -> Result<Cow<'_, str>, UnreadableText> {
     let start = Position { line: 1, column: 1 };
-    if bytes.len() > MAX_FILE_BYTES {
+    if bytes.len() > MAX_YAML_BYTES {
         let message =
-            format!("a rule file of {} MB, and at most {} MB are read", bytes.len() >> 20, MAX_FILE_BYTES >> 20);
+            format!("a rule file of {} MB, and at most {} MB are read", bytes.len() >> 20, MAX_YAML_BYTES >> 20);
         return Err(UnreadableText { at: start, message, hint: "split it into several files" });
     }
     let text = match bytes {

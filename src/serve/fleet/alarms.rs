@@ -82,7 +82,7 @@ impl AlarmReport {
 /// Conditions of this process.
 fn find_own_alarms(collector: &MetricsCollector, replica: &str) -> Vec<Alarm> {
     let mut found = OwnAlarms { replica, alarms: Vec::new() };
-    found.add_failures(collector);
+    found.add_store_and_reload_failures(collector);
     found.add_refused_quotas(collector);
     found.add_traffic(collector);
     found.add_hot_key(collector);
@@ -111,9 +111,9 @@ const MIN_REQUESTS_BEFORE_GAP: u64 = 30;
 /// Lag of the process for an alarm: more than ten times the usual timeout of Envoy.
 const MIN_LAG_FOR_ALARM: Duration = Duration::from_millis(250);
 /// Time before the expiry of a certificate from which on it is an alarm.
-const EXPIRES_SOON_S: i64 = 3 * 86_400;
+const CERTIFICATE_EXPIRES_SOON_S: i64 = 3 * 86_400;
 /// Time after a refused quota stream for which it is an alarm; proxies try again within seconds.
-const REFUSED_RECENTLY: Duration = Duration::from_secs(300);
+const REFUSED_STREAM_ALARM_TIME: Duration = Duration::from_secs(300);
 
 struct OwnAlarms<'r> {
     replica: &'r str,
@@ -125,7 +125,7 @@ impl OwnAlarms<'_> {
         self.alarms.push(Alarm { kind: kind.to_owned(), replicas: vec![self.replica.to_owned()], text });
     }
 
-    fn add_failures(&mut self, collector: &MetricsCollector) {
+    fn add_store_and_reload_failures(&mut self, collector: &MetricsCollector) {
         let (service, health) = (&collector.service, &collector.health);
         if let Some(reason) = health.not_ready_reason() {
             self.add("not_ready", format!("this process cannot decide: {reason}"));
@@ -156,7 +156,7 @@ impl OwnAlarms<'_> {
 
     /// Proxies that ask for quotas from a server without them.
     fn add_refused_quotas(&mut self, collector: &MetricsCollector) {
-        if LAST_REFUSED_STREAM.has_recent(collector.service.clock.now(), REFUSED_RECENTLY) {
+        if LAST_REFUSED_STREAM.has_recent(collector.service.clock.now(), REFUSED_STREAM_ALARM_TIME) {
             let text = "a proxy asks for quotas, and RLQS is off: it uses its fallback, and often rejects all (set \
                         TOLLKEEPER_RLQS=true and restart)";
             self.add("rlqs_off", text.to_owned());
@@ -171,14 +171,14 @@ impl OwnAlarms<'_> {
         let (requests, rejected) =
             recent.fold((0, 0), |(requests, rejected), of| (requests + of.requests, rejected + of.rejected));
         if requests >= MIN_REQUESTS && 2 * rejected >= requests {
-            let by = match find_most_rejecting(collector) {
+            let by = match find_most_rejecting_limit(collector) {
                 Some((name, count)) => format!(", {count} decisions of them by {}", escape_unprintable(&name)),
                 None => String::new(),
             };
             let span = "of the last two to three minutes";
             self.add("mostly_rejected", format!("{rejected} of {requests} requests {span} were rejected{by}"));
         }
-        if let Some(rise) = find_rise_after_load(&minutes, &collector.service.rules.load_records()) {
+        if let Some(rise) = find_rise_after_load(&minutes, &collector.service.rules.load_history()) {
             self.add("rejections_rose_after_load", describe_rise(collector, &rise));
         }
         if let Some(RequestGap { minutes, before }) = find_request_gap(&minutes) {
@@ -207,7 +207,7 @@ impl OwnAlarms<'_> {
         let left_out: HashSet<&LimitName> =
             rules.flat_map(|rule| limits_left_out_of_hot_key_alarm(rule, &names)).collect();
         let rejects = |name: &LimitName| !left_out.contains(name);
-        let all = top_keys.count_rejected_hits(now, minutes, rejects);
+        let all = top_keys.rejected_hits_in_last_minutes(now, minutes, rejects);
         if let Some(key) = find_hot_key(&snapshot(&rejects), all) {
             let (text, of) = (truncate_and_escape(&key.text, MAX_KEY_CHARS), escape_unprintable(key.limit.as_str()));
             let text = format!(
@@ -264,7 +264,7 @@ impl OwnAlarms<'_> {
             let at = Timestamp::from_second(seconds).map_or_else(|_| seconds.to_string(), |time| time.to_string());
             if seconds <= now_s {
                 self.add("certificate_expired", format!("the certificate of {of} expired at {at}: {who} refuse it"));
-            } else if seconds - now_s < EXPIRES_SOON_S {
+            } else if seconds - now_s < CERTIFICATE_EXPIRES_SOON_S {
                 self.add("certificate_expires", format!("the certificate of {of} expires at {at}"));
             }
         }
@@ -336,7 +336,7 @@ fn describe_rise(collector: &MetricsCollector, rise: &RejectionRise) -> String {
 }
 
 /// Returns the limit that rejected most decisions in the last minutes, with their number.
-fn find_most_rejecting(collector: &MetricsCollector) -> Option<(String, u64)> {
+fn find_most_rejecting_limit(collector: &MetricsCollector) -> Option<(String, u64)> {
     let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
     let limits = metrics.limits.all_limit_stats();
     let rejections = limits.iter().map(|limit| {

@@ -8,8 +8,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{interval, sleep, timeout};
 
 use super::authentication::AuthenticationKey;
-use super::counter_resets;
 use super::redis_client::PUBLISH_INTERVAL;
+use super::reset_announcements;
 use super::summary::PublishedKeyForm;
 use super::summary_collector::{ReplicaFacts, SummaryCollector, build_view_of_this_replica};
 use super::view::FleetView;
@@ -111,7 +111,7 @@ impl FleetMembership {
     /// there is no Redis to tell them through.
     pub async fn announce_counter_reset(&self, request: &Request<'_>) -> Option<bool> {
         let worker = self.worker.as_ref().ok()?;
-        Some(worker.announce_counter_reset(counter_resets::encode_reset(request)).await)
+        Some(worker.announce_counter_reset(reset_announcements::encode_reset(request)).await)
     }
 
     /// Withdraws the summary of this replica and stops. Takes up to a second.

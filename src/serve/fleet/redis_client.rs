@@ -28,7 +28,7 @@ pub(super) const SUMMARY_LIFETIME: Duration = Duration::from_secs(30);
 /// Time for which a replica that is gone is remembered, unless it stopped cleanly.
 pub(super) const GONE_LIFETIME: Duration = Duration::from_secs(900);
 /// Lifetime of a brief summary: until its replica is forgotten, and the minute until it publishes the next.
-const BRIEF_LIFETIME: Duration = Duration::from_secs(GONE_LIFETIME.as_secs() + 120);
+const BRIEF_SUMMARY_LIFETIME: Duration = Duration::from_secs(GONE_LIFETIME.as_secs() + 120);
 /// Maximum number of replicas that are gone and are read, those that were heard of last.
 pub(super) const MAX_GONE_REPLICAS: usize = 20;
 /// Maximum number of replicas that are read, those that published last.
@@ -165,7 +165,7 @@ impl FleetRedisClient {
     /// Redis failed.
     pub(super) async fn publish_brief_summary(&self, incarnation: &str, summary: &[u8]) -> Result<(), RedisError> {
         let key = self.keys.brief_key(incarnation.as_bytes());
-        let lifetime = BRIEF_LIFETIME.as_millis().to_string();
+        let lifetime = BRIEF_SUMMARY_LIFETIME.as_millis().to_string();
         self.send_command(&[b"SET", &key, summary, b"PX", lifetime.as_bytes()]).await?;
         Ok(())
     }
@@ -270,8 +270,7 @@ impl FleetRedisClient {
             (id.len() <= MAX_REPLICA_ID_BYTES).then_some((id, Time::from_micros(to_micros(published))))
         });
         let gone: Vec<(&str, Time)> = members.collect();
-        let briefs =
-            join_all(gone.iter().map(|(id, _)| self.read_at_most_one_summary(self.keys.brief_key(id.as_bytes()))));
+        let briefs = join_all(gone.iter().map(|(id, _)| self.read_summary_at_key(self.keys.brief_key(id.as_bytes()))));
         for ((id, published), brief) in gone.iter().zip(briefs.await) {
             match brief {
                 Ok(brief) => {
@@ -288,10 +287,10 @@ impl FleetRedisClient {
 
     /// Reads a summary, up to one byte beyond the maximum size, so that a longer one is noticed.
     async fn read_summary(&self, id: &str) -> Result<Reply, RedisError> {
-        self.read_at_most_one_summary(self.keys.summary_key(id.as_bytes())).await
+        self.read_summary_at_key(self.keys.summary_key(id.as_bytes())).await
     }
 
-    async fn read_at_most_one_summary(&self, key: Vec<u8>) -> Result<Reply, RedisError> {
+    async fn read_summary_at_key(&self, key: Vec<u8>) -> Result<Reply, RedisError> {
         let last = MAX_SUMMARY_BYTES.to_string();
         self.send_command(&[b"GETRANGE", &key, b"0", last.as_bytes()]).await
     }

@@ -102,7 +102,7 @@ pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[Lo
         let least = (worst.max()? * MIN_RISE_FACTOR).max(before.percent() + MIN_RISE_PERCENT);
         let right_after =
             RequestSum::of_minutes(minutes, |minute| minute > at && minute <= at + MINUTES_RIGHT_AFTER_LOAD);
-        let last = RequestSum::of_minutes(minutes, |minute| is_among_last(*now, at, minute));
+        let last = RequestSum::of_minutes(minutes, |minute| is_in_last_minutes(*now, at, minute));
         let is_found = *now <= at + MAX_MINUTES_SINCE_LOAD
             && before.requests >= MIN_REQUESTS
             && right_after.has_rise(least)
@@ -135,7 +135,7 @@ pub(super) fn find_most_risen_limit(
         Some(RisenLimit {
             name: limit.name().as_str().to_owned(),
             per_minute_before: per_minute(&|minute| is_shortly_before_load(at, minute)),
-            per_minute_after: per_minute(&|minute| is_among_last(*last, at, minute)),
+            per_minute_after: per_minute(&|minute| is_in_last_minutes(*last, at, minute)),
         })
     });
     let rise_of = |limit: &RisenLimit| limit.per_minute_after.saturating_sub(limit.per_minute_before);
@@ -146,7 +146,7 @@ const fn is_shortly_before_load(load: u64, minute: u64) -> bool {
     minute < load && minute + MINUTES_BEFORE_LOAD >= load
 }
 
-const fn is_among_last(now: u64, load: u64, minute: u64) -> bool {
+const fn is_in_last_minutes(now: u64, load: u64, minute: u64) -> bool {
     minute > load && minute + LAST_MINUTES > now
 }
 

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use crate::serve::quota::page::QuotaTotals;
 use crate::serve::report::rules::SlotCounts;
 use crate::telemetry::hyperloglog::DistinctKeySketch;
-use crate::telemetry::metrics::histogram::BOUNDS_US;
+use crate::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
 
 /// Version of the format.
 pub const SUMMARY_VERSION: u32 = 1;
-/// Version of the bounds of latency histograms; changes together with [`BOUNDS_US`].
+/// Version of the bounds of latency histograms; changes together with [`BUCKET_BOUNDS_US`].
 pub const LATENCY_BOUNDS_VERSION: u32 = 1;
 /// Maximum size of a published summary in bytes, its authentication code included.
 pub const MAX_SUMMARY_BYTES: usize = 64 << 10;
@@ -345,7 +345,7 @@ impl DecisionsByVerdict {
 impl LatencySummary {
     /// True if the buckets are those of this version.
     pub const fn has_known_bounds(&self) -> bool {
-        self.bounds == LATENCY_BOUNDS_VERSION && self.counts.len() == BOUNDS_US.len() + 1
+        self.bounds == LATENCY_BOUNDS_VERSION && self.counts.len() == BUCKET_BOUNDS_US.len() + 1
     }
 
     /// Adds the durations of another histogram; `None` if its bounds are not known.

@@ -222,7 +222,7 @@ impl DecisionTotals {
     fn from_metrics(metrics: &ServiceMetrics) -> Self {
         let (at, latency) = (Instant::now(), metrics.decisions.snapshot());
         let limits = metrics.limits.all_limit_stats();
-        let of_unknown_domains: u64 = metrics.limits.unknown_domains().iter().map(|(_, count)| count).sum();
+        let of_unknown_domains: u64 = metrics.limits.unknown_domain_counts().iter().map(|(_, count)| count).sum();
         let of_domains: u64 = limits.iter().map(|limit| limit.counter_value(LimitStat::Unmatched)).sum();
         let verdicts = limits.iter().fold(DecisionsByVerdict::default(), |sum, limit| {
             let of_limit = DecisionsByVerdict {

@@ -221,7 +221,7 @@ mod tests {
         BlocksSummary, LATENCY_BOUNDS_VERSION, LatencySummary, ReplicaSummary, SUMMARY_VERSION,
     };
     use crate::serve::quota::page::QuotaTotals;
-    use crate::telemetry::metrics::histogram::BOUNDS_US;
+    use crate::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
 
     const NOW_US: u64 = 1_800_000_000_000_000;
 
@@ -233,7 +233,7 @@ mod tests {
             published_us: NOW_US,
             ..ReplicaSummary::default()
         };
-        let counts = vec![1; BOUNDS_US.len() + 1];
+        let counts = vec![1; BUCKET_BOUNDS_US.len() + 1];
         summary.recent.latency = LatencySummary { bounds: LATENCY_BOUNDS_VERSION, counts };
         summary
     }

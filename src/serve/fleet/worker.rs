@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
-use super::counter_resets::ResetReader;
 use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
+use super::reset_announcements::ResetReader;
 use super::summary::ReplicaSummary;
 use super::summary_collector::{SummaryCollector, build_own_summary, build_view_of_this_replica};
 use super::view::{FleetView, FleetViewBuilder};
@@ -38,7 +38,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time without a failure to publish from which on old summaries tell that other replicas are gone. After an outage of
 /// Redis each of them needs two intervals to publish again.
-const GONE_GRACE: Duration = Duration::from_secs(12);
+const GONE_GRACE_AFTER_OUTAGE: Duration = Duration::from_secs(12);
 /// Number of requests that may wait.
 const MAX_QUEUED_REQUESTS: usize = 16;
 
@@ -275,7 +275,7 @@ impl FleetWorker {
         let beyond =
             self.exchange.read_all_summaries(now, |id, sealed| view.add_published_summary(id, sealed, key)).await?;
         view.record_replicas_beyond_maximum(beyond);
-        if self.publishing_since.is_some_and(|since| since.elapsed() >= GONE_GRACE) {
+        if self.publishing_since.is_some_and(|since| since.elapsed() >= GONE_GRACE_AFTER_OUTAGE) {
             self.exchange.read_gone_summaries(now, |gone| view.add_gone_replica(gone, key)).await?;
         }
         Ok(view.finish_view(None))

@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request};
 use tonic::Status;
 
-use crate::limit::slot::Holder;
+use crate::limit::slot::CallingEnvoy;
 
 /// Head of a gRPC call.
 #[derive(Clone, Copy, Debug)]
@@ -71,10 +71,10 @@ impl<'a> CallHead<'a> {
     }
 
     /// Envoy that makes the call.
-    pub fn slot_holder(&self) -> Holder<'a> {
+    pub fn slot_holder(&self) -> CallingEnvoy<'a> {
         let named = self.headers.get(SLOT_HOLDER_HEADER).filter(|name| !name.is_empty());
-        let by_address = || self.peer.map_or(Holder::Unknown, Holder::Address);
-        named.map_or_else(by_address, |name| Holder::Named(name.as_bytes()))
+        let by_address = || self.peer.map_or(CallingEnvoy::Unknown, CallingEnvoy::Address);
+        named.map_or_else(by_address, |name| CallingEnvoy::Named(name.as_bytes()))
     }
 }
 

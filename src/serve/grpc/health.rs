@@ -85,7 +85,7 @@ impl health_server::Health for GrpcHealth {
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let begun = self.metrics.start_timer();
         if let Some(holder) = request.metadata().get(SLOT_HOLDER_HEADER.as_str()).filter(|name| !name.is_empty()) {
-            self.service.decider.store.holders().record_heartbeat(holder.as_bytes(), self.service.clock.now());
+            self.service.decider.store.slot_holders().record_heartbeat(holder.as_bytes(), self.service.clock.now());
         }
         let answer = match is_known_service(&request) {
             true => Ok(Response::new(build_check_response(serving_status(&self.health)))),
@@ -97,13 +97,13 @@ impl health_server::Health for GrpcHealth {
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let statuses =
-            WatchState { statuses: self.status.subscribe(), is_known: is_known_service(&request), sent: None };
-        Ok(Response::new(stream::unfold(statuses, WatchState::next_status).boxed()))
+            WatchStreamState { statuses: self.status.subscribe(), is_known: is_known_service(&request), sent: None };
+        Ok(Response::new(stream::unfold(statuses, WatchStreamState::next_status).boxed()))
     }
 }
 
 /// State of a watch stream.
-struct WatchState {
+struct WatchStreamState {
     statuses: watch::Receiver<Option<ServingStatus>>,
     /// False for a name that has no status here.
     is_known: bool,
@@ -111,7 +111,7 @@ struct WatchState {
     sent: Option<ServingStatus>,
 }
 
-impl WatchState {
+impl WatchStreamState {
     /// Waits until the status differs from the one that the client has; `None` once the streams are closed.
     async fn next_status(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         loop {

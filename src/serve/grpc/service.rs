@@ -83,7 +83,7 @@ impl ShouldRateLimitMethod {
         let message = MessageReader::new(call.headers, self.max_message_bytes)?.read_message(body).await?;
         let mut decoded = None;
         let request = decode_message(&message, &mut decoded)?;
-        if !self.answers_immediately() && may_release_slot(&request) && self.service.acts_on_stream_done() {
+        if !self.answers_immediately() && may_release_slot(&request) && self.service.follows_streams() {
             let permits = Arc::clone(&self.release_tasks).try_acquire_many_owned(release_task_kib(call, &message));
             if let Ok(permits) = permits {
                 return Box::pin(self.answer_release(call, message.clone(), permits)).await;
@@ -187,8 +187,8 @@ struct TimedAnswer {
 
 impl RateLimitService {
     /// Returns true if a loaded rule has a limit that follows streams: a concurrent one, or one with reservations.
-    fn acts_on_stream_done(&self) -> bool {
-        self.rules.current_rules().as_deref().is_some_and(|loaded| loaded.rules.acts_on_stream_done())
+    fn follows_streams(&self) -> bool {
+        self.rules.current_rules().as_deref().is_some_and(|loaded| loaded.rules.follows_streams())
     }
 
     /// Creates a service without a tracer.
@@ -364,7 +364,7 @@ impl RateLimitService {
     ) -> DecisionContext<'r> {
         let mut context = self.build_decision_context(rules, terms.deadline);
         context.store.span_ref = terms.span.map(Span::span_ref);
-        if let (Some(head), Some(_)) = (terms.head, context.rules.filter(|rules| rules.acts_on_stream_done())) {
+        if let (Some(head), Some(_)) = (terms.head, context.rules.filter(|rules| rules.follows_streams())) {
             context.slots.holder = head.slot_holder();
         }
         context

@@ -47,7 +47,7 @@ impl AuthenticatedAdmin {
 }
 
 /// Maximum size of a token file in bytes.
-const MAX_TOKEN_BYTES: usize = 4096;
+const MAX_TOKEN_FILE_BYTES: usize = 4096;
 
 impl FromRequestParts<AppState> for AuthenticatedAdmin {
     type Rejection = Response;
@@ -149,7 +149,7 @@ fn hash_token_file(path: &Path) -> Result<blake3::Hash, String> {
     let file = std::fs::read(path).map_err(|error| error.to_string())?;
     match file.trim_ascii() {
         token if token.len() < AdminToken::MIN_TOKEN_BYTES => Err("the token in the file is too short".to_owned()),
-        token if token.len() > MAX_TOKEN_BYTES => Err("the file is too large for a token".to_owned()),
+        token if token.len() > MAX_TOKEN_FILE_BYTES => Err("the file is too large for a token".to_owned()),
         token => Ok(blake3::hash(token)),
     }
 }

@@ -172,7 +172,7 @@ pub(super) async fn block_value(admin: AuthenticatedAdmin, State(state): State<A
     let shown = ShownBlock::from(&block);
     let [key, value] = [&block.key, &block.value].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     if let Err(error) = state.blocks.add(block).await {
-        let status = change_error_status(&error);
+        let status = status_of_change_error(&error);
         return admin.reject_with_audit_log(status, error);
     }
     let (AuthenticatedAdmin { peer, path }, scope) = (&admin, scope_name(&state));
@@ -191,7 +191,7 @@ pub(super) async fn unblock_value(admin: AuthenticatedAdmin, State(state): State
     };
     let removed = match state.blocks.remove(&domain, EntryBytes { key: &key, value: &value }).await {
         Ok(removed) => removed,
-        Err(error) => return admin.reject_with_audit_log(change_error_status(&error), error),
+        Err(error) => return admin.reject_with_audit_log(status_of_change_error(&error), error),
     };
     if !removed {
         return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "there is no such block (GET /blocks lists them)");
@@ -219,7 +219,7 @@ fn scope_name(state: &AppState) -> &'static str {
     if state.blocks.is_shared() { "fleet" } else { "process" }
 }
 
-const fn change_error_status(error: &ChangeBlocksError) -> StatusCode {
+const fn status_of_change_error(error: &ChangeBlocksError) -> StatusCode {
     match error {
         ChangeBlocksError::TooMany => StatusCode::CONFLICT,
         ChangeBlocksError::Redis(_) => StatusCode::BAD_GATEWAY,

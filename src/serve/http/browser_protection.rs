@@ -99,11 +99,11 @@ fn is_cross_site(request: &Request) -> bool {
     let is_link = matches!(*request.method(), Method::GET | Method::HEAD)
         && is(SEC_FETCH_MODE, "navigate")
         && is(SEC_FETCH_DEST, "document");
-    !has_own_origin(headers) || !is_own_site && !is_link
+    !has_no_foreign_origin(headers) || !is_own_site && !is_link
 }
 
 /// True if the request has no `Origin`, or that of the host it is sent to.
-fn has_own_origin(headers: &HeaderMap) -> bool {
+fn has_no_foreign_origin(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
     headers.get_all(header::ORIGIN).iter().all(|origin| {
         let origin = origin.as_bytes();

@@ -67,7 +67,7 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 24] = [
 pub(super) async fn show_index(headers: HeaderMap) -> Response {
     let mut page = match prefers_html(&headers) {
         true => respond_static_file("text/html; charset=utf-8", CONSOLE_HTML),
-        false => respond_text(StatusCode::OK, format_page_list()),
+        false => respond_text(StatusCode::OK, format_debug_page_list()),
     };
     page.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     page
@@ -118,7 +118,7 @@ fn parse_accept_weight(range: &str, media_type: &str) -> Option<f32> {
     Some(weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)))
 }
 
-fn format_page_list() -> String {
+fn format_debug_page_list() -> String {
     DEBUG_PAGE_DESCRIPTIONS.iter().fold(String::new(), |mut page, (path, description)| {
         let _ = writeln!(page, "{path}: {description}");
         page

@@ -115,7 +115,7 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
     let slots = service.decider.explain_slots(context, &converted, deadline).await;
     let blocked = service.decider.explain_blocks(context, &converted);
     let explain_quota = |descriptor: &Descriptor<'_>| {
-        state.collector.quota.as_ref()?.explain(context, converted.domain, &descriptor.entries)
+        state.collector.quota.as_ref()?.explain_proxy_shares(context, converted.domain, &descriptor.entries)
     };
     let quotas: Vec<_> = converted.descriptors.iter().map(explain_quota).collect();
     drop(converted);

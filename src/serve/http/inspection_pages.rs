@@ -8,7 +8,7 @@ use axum::response::Response;
 
 use super::app_state::AppState;
 use super::page_builder::{Page, PageBuilder};
-use super::page_query::{MetricsPageQuery, PageQuery};
+use super::page_query::{CountsPageQuery, PageQuery};
 use super::response::{respond_no_rules, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
@@ -45,7 +45,7 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
 pub(super) async fn show_history(
     State(state): State<AppState>,
     uri: Uri,
-    MetricsPageQuery(query): MetricsPageQuery<HistoryQuery>,
+    CountsPageQuery(query): CountsPageQuery<HistoryQuery>,
 ) -> Response {
     let collector = state.collector.clone();
     let build = move || {
@@ -85,7 +85,7 @@ pub(super) async fn show_rule_text(
 pub(super) async fn show_what_if(
     State(state): State<AppState>,
     uri: Uri,
-    MetricsPageQuery(query): MetricsPageQuery<WhatIfQuery>,
+    CountsPageQuery(query): CountsPageQuery<WhatIfQuery>,
 ) -> Response {
     let service = Arc::clone(&state.collector.service);
     if !service.decider.metrics.top_keys.is_tracking() {

@@ -15,7 +15,7 @@ use super::response::{respond_bad_query, respond_metrics_off};
 pub(super) struct PageQuery<Q>(pub(super) Q);
 
 /// Query of a page about counts: as [`PageQuery`], and status 503 if nothing is counted.
-pub(super) struct MetricsPageQuery<Q>(pub(super) Q);
+pub(super) struct CountsPageQuery<Q>(pub(super) Q);
 
 impl<Q: DeserializeOwned> FromRequestParts<AppState> for PageQuery<Q> {
     type Rejection = Response;
@@ -26,7 +26,7 @@ impl<Q: DeserializeOwned> FromRequestParts<AppState> for PageQuery<Q> {
     }
 }
 
-impl<Q: DeserializeOwned> FromRequestParts<AppState> for MetricsPageQuery<Q> {
+impl<Q: DeserializeOwned> FromRequestParts<AppState> for CountsPageQuery<Q> {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Self::Rejection> {

@@ -21,8 +21,8 @@ use crate::base::printable_text::escape_unprintable_json;
 /// Error of a conversion.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonError {
-    /// The text has more objects than [`MAX_REQUEST_OBJECTS`]; the sender is at fault.
-    #[error("the request has {0} objects, more than {MAX_REQUEST_OBJECTS}")]
+    /// The text has more objects than [`MAX_REQUEST_JSON_OBJECTS`]; the sender is at fault.
+    #[error("the request has {0} objects, more than {MAX_REQUEST_JSON_OBJECTS}")]
     TooManyObjects(usize),
     /// The text is not JSON, or not a request; the sender is at fault. Holds the position and the problem.
     #[error("{0}")]
@@ -37,7 +37,7 @@ pub enum JsonError {
 
 /// Maximum number of objects in a request: several per descriptor for 10 000 descriptors. Two bytes of text become
 /// hundreds of bytes in memory.
-pub const MAX_REQUEST_OBJECTS: usize = 100_000;
+pub const MAX_REQUEST_JSON_OBJECTS: usize = 100_000;
 
 /// Decodes a request.
 ///
@@ -47,7 +47,7 @@ pub const MAX_REQUEST_OBJECTS: usize = 100_000;
 pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     // Braces in strings count too, which no real request has that many of.
     let objects = memchr::memchr_iter(b'{', text).count();
-    if objects > MAX_REQUEST_OBJECTS {
+    if objects > MAX_REQUEST_JSON_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
     static REQUEST_MESSAGE_DESCRIPTOR: LazyLock<MessageDescriptor> =

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::admin_token::ClientAddress;
 use super::app_state::AppState;
 use super::page_builder::Page;
-use super::page_query::{MetricsPageQuery, PageQuery};
+use super::page_query::{CountsPageQuery, PageQuery};
 use super::response::{respond_metrics_off, respond_no_rules, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
@@ -35,7 +35,7 @@ use crate::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
 pub(super) async fn show_top(
     State(state): State<AppState>,
     uri: Uri,
-    MetricsPageQuery(query): MetricsPageQuery<TopQuery>,
+    CountsPageQuery(query): CountsPageQuery<TopQuery>,
 ) -> Response {
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
     if !service.decider.metrics.top_keys.is_tracking() {
@@ -62,7 +62,7 @@ pub(super) async fn show_top(
 pub(super) async fn show_unmatched(
     State(state): State<AppState>,
     uri: Uri,
-    MetricsPageQuery(query): MetricsPageQuery<UnmatchedQuery>,
+    CountsPageQuery(query): CountsPageQuery<UnmatchedQuery>,
 ) -> Response {
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
     let render = move || {
@@ -79,7 +79,7 @@ pub(super) async fn show_unmatched(
 pub(super) async fn show_rules(
     State(state): State<AppState>,
     uri: Uri,
-    MetricsPageQuery(query): MetricsPageQuery<RulesQuery>,
+    CountsPageQuery(query): CountsPageQuery<RulesQuery>,
 ) -> Response {
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
@@ -126,7 +126,7 @@ pub(super) async fn show_quota(
 pub(super) async fn show_fleet(
     State(state): State<AppState>,
     uri: Uri,
-    MetricsPageQuery(query): MetricsPageQuery<FleetQuery>,
+    CountsPageQuery(query): CountsPageQuery<FleetQuery>,
 ) -> Response {
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
     let view = state.fleet.get_or_refresh_fleet_view().await;

@@ -62,7 +62,7 @@ impl TokenAttempts {
         if left.is_none_or(|left| left.is_zero()) {
             *window = WrongTokenWindow::default();
         }
-        let address = address_key(peer);
+        let address = attempt_key_of_address(peer);
         let of_address = window.by_address.get(&address).copied().unwrap_or(0);
         let is_other_machine = !address.is_loopback();
         if of_address >= MAX_WRONG_TOKENS_PER_ADDRESS
@@ -81,7 +81,7 @@ impl TokenAttempts {
 }
 
 /// Key under which an address is bounded: those of this machine as one, others by [`client_network`].
-fn address_key(peer: Option<IpAddr>) -> IpAddr {
+fn attempt_key_of_address(peer: Option<IpAddr>) -> IpAddr {
     peer.filter(|ip| !ip.is_loopback()).map_or(Ipv4Addr::LOCALHOST.into(), client_network)
 }
 

@@ -196,7 +196,7 @@ fn build_unknown_domain_family(registry: &LimitRegistry) -> Family {
         MetricKind::Counter,
         "Total number of descriptors for domains without rules.",
     );
-    family.series.extend(registry.unknown_domains().into_iter().map(|(domain, count)| {
+    family.series.extend(registry.unknown_domain_counts().into_iter().map(|(domain, count)| {
         let statsd_name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
         Series::new(MetricValue::Counter(count)).with_label("domain", domain).with_statsd_name(statsd_name)
     }));

@@ -92,7 +92,7 @@ fn build_span_family(span_queue: &SpanQueue) -> Family {
 fn build_decision_log_family(log: &DecisionLog) -> Family {
     let help = "Total number of records of the decision log: written, dropped by the full queue, or failed to write.";
     let mut family = Family::new("tollkeeper_decision_log_records_total", MetricKind::Counter, help);
-    for RecordCounts { sink, written, dropped, failed } in log.record_counts() {
+    for RecordCounts { sink, written, dropped, failed } in log.counts_by_sink() {
         for (outcome, count) in [("written", written), ("dropped", dropped), ("failed", failed)] {
             let series =
                 Series::new(MetricValue::Counter(count)).with_label("sink", sink).with_label("outcome", outcome);

@@ -29,9 +29,9 @@ use crate::store::StoreContext;
 /// Calls to the store that are in flight for one stream, or for all keys that are due.
 const MAX_CALLS_IN_FLIGHT: usize = 128;
 /// Maximum number of proxies that share a key at one replica: each report looks at all of them.
-pub(super) const MAX_HOLDERS: usize = 1000;
+pub(super) const MAX_HOLDERS_PER_KEY: usize = 1000;
 /// Time after the end of a window at which it is looked at, so that the store's clock has passed it too.
-const WINDOW_DELAY_US: u64 = 20_000;
+const WINDOW_END_DELAY_US: u64 = 20_000;
 
 /// A holder of a key: a bucket of a stream.
 #[derive(Clone, Debug)]
@@ -122,7 +122,7 @@ impl Divisions {
             entry.counters = Arc::new(counters);
         }
         if entry.find(&holder).is_none() {
-            if entry.division.holders.len() >= MAX_HOLDERS {
+            if entry.division.holders.len() >= MAX_HOLDERS_PER_KEY {
                 return false;
             }
             let keeps_ratio = holder.stream.keeps_ratio;
@@ -135,26 +135,26 @@ impl Divisions {
     pub(super) fn leave(&self, key: u128, holder: &BucketOfStream, now: Time) {
         self.with(key, |entry| {
             if let Some(index) = entry.find(holder) {
-                entry.division.lose(index, now);
+                entry.division.leave(index, now);
             }
         });
         self.wake_at(key, now);
     }
 
     /// Records a report; returns the hits beyond what was assigned.
-    pub(super) fn report(&self, key: u128, holder: &BucketOfStream, usage: Usage, now: Time) -> u64 {
+    pub(super) fn record_report(&self, key: u128, holder: &BucketOfStream, usage: Usage, now: Time) -> u64 {
         let report = |entry: &mut KeyDivision| {
             let index = entry.find(holder)?;
-            Some(entry.division.report(index, usage, now))
+            Some(entry.division.record_report(index, usage, now))
         };
         self.with(key, report).flatten().unwrap_or(0)
     }
 
     /// Records the acknowledgement of a PING.
-    pub(super) fn acknowledge(&self, key: u128, holder: &BucketOfStream, sent_before: Time, now: Time) {
+    pub(super) fn record_ping_ack(&self, key: u128, holder: &BucketOfStream, sent_before: Time, now: Time) {
         self.with(key, |entry| {
             if let Some(index) = entry.find(holder) {
-                entry.division.acknowledge(index, sent_before, now);
+                entry.division.record_ping_ack(index, sent_before, now);
             }
         });
         self.schedule(key, now);
@@ -164,7 +164,7 @@ impl Divisions {
     pub(super) fn assign(&self, key: u128, holder: &BucketOfStream, now: Time) -> Option<Assignment> {
         let assignment = self.with(key, |entry| {
             let index = entry.find(holder)?;
-            if entry.has_failed && !entry.is_local && entry.is_hold_over(now) {
+            if entry.has_failed && !entry.is_local && entry.is_hold_ending(now) {
                 let strategy = match entry.counters.strictest_failure_policy() {
                     StoreFailurePolicy::Allow => Strategy::Allow,
                     StoreFailurePolicy::Deny => Strategy::Deny,
@@ -201,7 +201,7 @@ impl Divisions {
                 return None;
             }
             let requests: SmallVec<[(usize, PoolRequest); 1]> = (0..entry.division.pools.len())
-                .filter_map(|index| Some((index, entry.division.request(index, now)?)))
+                .filter_map(|index| Some((index, entry.division.next_pool_request(index, now)?)))
                 .collect();
             entry.is_asking = !requests.is_empty();
             Some((requests, Arc::clone(&entry.counters)))
@@ -212,7 +212,7 @@ impl Divisions {
             let asked = self.service.clock.now();
             let answer = self.adjust_hold(&counters, index, &request).await;
             let answered = self.service.clock.now();
-            self.with(key, |entry| entry.take_answer(index, &request, answer, AnswerTimes { asked, answered }));
+            self.with(key, |entry| entry.take_answer(index, &request, answer, StoreCallTimes { asked, answered }));
         }
         self.with(key, |entry| {
             entry.is_asking = false;
@@ -237,7 +237,7 @@ impl Divisions {
     /// Looks at a key again when something becomes free.
     fn schedule(&self, key: u128, now: Time) {
         let next = self.with(key, |entry| {
-            let next = entry.division.next_event(now)?.plus_us(WINDOW_DELAY_US);
+            let next = entry.division.next_event(now)?.plus_us(WINDOW_END_DELAY_US);
             let is_earlier = entry.wakes_at.is_none_or(|at| next < at || at <= now);
             is_earlier.then(|| *entry.wakes_at.insert(next))
         });
@@ -251,7 +251,7 @@ impl Divisions {
     }
 
     /// Settles the keys that are due, and makes their streams look at them.
-    pub(super) async fn wake_due(&self, now: Time) {
+    pub(super) async fn settle_and_wake_due_keys(&self, now: Time) {
         let due = {
             let mut wakes = lock_ignoring_poison(&self.wakes);
             let later = wakes.split_off(&now.plus_us(1));
@@ -295,7 +295,7 @@ impl KeyDivision {
     }
 
     /// True if the hold of a pool has ended, or ends within 3 s: too soon to assign from it.
-    fn is_hold_over(&self, now: Time) -> bool {
+    fn is_hold_ending(&self, now: Time) -> bool {
         self.division.pools.iter().any(|pool| pool.held_until.since_us(now) < 3_000_000)
     }
 
@@ -314,31 +314,31 @@ impl KeyDivision {
         }
     }
 
-    fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: HoldOutcome, times: AnswerTimes) {
-        let AnswerTimes { asked, answered: now } = times;
+    fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: HoldOutcome, times: StoreCallTimes) {
+        let StoreCallTimes { asked, answered: now } = times;
         let limit = self.division.pools[index].limit;
         self.has_failed = matches!(answer, HoldOutcome::Failed | HoldOutcome::HeldLocally(_));
         match answer {
             HoldOutcome::Held(answer) => {
                 self.is_local = false;
-                self.division.grant(index, request, convert_answer(&limit, &answer, now), asked);
+                self.division.record_grant(index, request, convert_answer(&limit, &answer, now), asked);
             }
             // What the store gave before lasts until its end.
-            HoldOutcome::HeldLocally(_) if !self.is_hold_over(now) && !self.is_local => {
-                self.division.refuse(index, request);
+            HoldOutcome::HeldLocally(_) if !self.is_hold_ending(now) && !self.is_local => {
+                self.division.record_unanswered_request(index, request);
             }
             HoldOutcome::HeldLocally(answer) => {
                 self.is_local = true;
-                self.division.grant(index, request, convert_answer(&limit, &answer, now), asked);
+                self.division.record_grant(index, request, convert_answer(&limit, &answer, now), asked);
             }
-            HoldOutcome::Failed => self.division.refuse(index, request),
+            HoldOutcome::Failed => self.division.record_unanswered_request(index, request),
         }
     }
 }
 
 /// Times of a request to the store.
 #[derive(Clone, Copy)]
-struct AnswerTimes {
+struct StoreCallTimes {
     /// It was sent.
     asked: Time,
     /// Its answer came.

@@ -18,7 +18,7 @@ use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::{
 use crate::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::base::pb::rlqs::rate_limit_strategy::{BlanketRule, Strategy as SentStrategy};
 use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse, RateLimitStrategy, TokenBucket};
-use crate::limit::division::assignment::{Assignment, Strategy, Tokens};
+use crate::limit::division::assignment::{Assignment, ProxyTokenBucket, Strategy};
 
 /// Maximum number of pairs of a bucket's id.
 const MAX_ENTRIES: usize = 64;
@@ -117,7 +117,7 @@ impl ReportFields {
 
 /// Reason why a bucket cannot be assigned anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnassignableId {
+pub(super) enum UnassignableReason {
     /// A key or value is not UTF-8: Envoy resets a stream on which it gets such an id.
     NotUtf8,
     /// It has too many pairs, or too many bytes.
@@ -128,15 +128,15 @@ pub(super) enum UnassignableId {
 ///
 /// # Errors
 /// Nothing can be assigned to such a bucket.
-pub(super) fn normalize_id(id: Option<BucketId>) -> Result<BucketId, UnassignableId> {
+pub(super) fn normalize_id(id: Option<BucketId>) -> Result<BucketId, UnassignableReason> {
     let mut entries = id.unwrap_or_default().bucket;
     let bytes = entries.iter().map(|entry| entry.key.len() + entry.value.len()).fold(0, usize::saturating_add);
     if entries.len() > MAX_ENTRIES || bytes > MAX_ID_BYTES {
-        return Err(UnassignableId::TooLong);
+        return Err(UnassignableReason::TooLong);
     }
     let is_text = |bytes: &Bytes| std::str::from_utf8(bytes).is_ok();
     if !entries.iter().all(|entry| is_text(&entry.key) && is_text(&entry.value)) {
-        return Err(UnassignableId::NotUtf8);
+        return Err(UnassignableReason::NotUtf8);
     }
     // The last pair of a key counts, as in any map.
     entries.reverse();
@@ -159,7 +159,7 @@ fn push_strategy(response: &mut RateLimitQuotaResponse, id: &BucketId, strategy:
     let strategy = match strategy {
         Strategy::Allow => SentStrategy::BlanketRule(BlanketRule::AllowAll.into()),
         Strategy::Deny => SentStrategy::BlanketRule(BlanketRule::DenyAll.into()),
-        Strategy::Tokens(Tokens { max, fill, interval_s }) => SentStrategy::TokenBucket(TokenBucket {
+        Strategy::Tokens(ProxyTokenBucket { max, fill, interval_s }) => SentStrategy::TokenBucket(TokenBucket {
             max_tokens: max,
             tokens_per_fill: (fill > 0).then_some(fill),
             fill_interval: Some(prost_types::Duration { seconds: interval_s.into(), nanos: 0 }),
@@ -199,7 +199,7 @@ mod tests {
     use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
     use crate::base::pb::rlqs::rate_limit_strategy::{BlanketRule, Strategy as SentStrategy};
     use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
-    use crate::limit::division::assignment::{Assignment, Strategy, Tokens};
+    use crate::limit::division::assignment::{Assignment, ProxyTokenBucket, Strategy};
 
     /// A usage whose id has this many empty pairs, of two bytes each in a message.
     fn usage_with_empty_pairs(pairs: usize) -> BytesMut {
@@ -226,7 +226,7 @@ mod tests {
 
     /// Strategies and times to live of the actions of an assignment of tokens.
     fn actions(starts_full: bool) -> Vec<(SentStrategy, i64)> {
-        let strategy = Strategy::Tokens(Tokens { max: 40, fill: 4, interval_s: 1 });
+        let strategy = Strategy::Tokens(ProxyTokenBucket { max: 40, fill: 4, interval_s: 1 });
         let mut response = RateLimitQuotaResponse::default();
         let assignment = Assignment { strategy, starts_full, ttl_s: 15, takes_back: false };
         push_assignment(&mut response, &BucketId::default(), assignment);

@@ -45,7 +45,7 @@ pub fn add_to_router(router: Router, quota: &Arc<QuotaService>) -> Router {
             let mut grpc = tonic::server::Grpc::new(QuotaCodec)
                 .accept_compressed(CompressionEncoding::Gzip)
                 .max_decoding_message_size(MAX_REPORT_BYTES);
-            Ok::<_, Infallible>(grpc.streaming(Streams { quota }, request).await.map(Body::new))
+            Ok::<_, Infallible>(grpc.streaming(StreamStarter { quota }, request).await.map(Body::new))
         }
     });
     router.route_service(STREAM_PATH, serve)
@@ -91,11 +91,11 @@ impl LastRefusedStream {
 }
 
 /// Starts a task for each stream.
-struct Streams {
+struct StreamStarter {
     quota: Arc<QuotaService>,
 }
 
-impl StreamingService<Bytes> for Streams {
+impl StreamingService<Bytes> for StreamStarter {
     type Response = RateLimitQuotaResponse;
     type ResponseStream = BoxStream<'static, Result<RateLimitQuotaResponse, Status>>;
     type Future = BoxFuture<'static, Result<Response<Self::ResponseStream>, Status>>;

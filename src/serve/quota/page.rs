@@ -30,14 +30,14 @@ pub struct ReportScope {
     pub rule: Option<String>,
 }
 
-const DEFAULT_MOST: usize = 100;
-const MAX_MOST: usize = 10_000;
+const DEFAULT_SHOWN_ROWS: usize = 100;
+const MAX_SHOWN_ROWS: usize = 10_000;
 /// Maximum number of holders of a key that are shown.
 const MAX_SHOWN_HOLDERS: usize = 100;
 
 /// Keys of a rule that are divided among proxies.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct QuotaCounts {
+pub struct RuleQuotaCounts {
     /// Number of keys.
     pub keys: usize,
     /// Number of assignments of these keys that proxies have.
@@ -128,16 +128,16 @@ impl QuotaService {
     /// Builds the report.
     pub fn build_report(&self, query: &ReportScope) -> QuotaReport {
         let now = self.service.clock.now();
-        let most = query.most.unwrap_or(DEFAULT_MOST).clamp(1, MAX_MOST);
-        let mut handles: Vec<_> = self.handles();
+        let most = query.most.unwrap_or(DEFAULT_SHOWN_ROWS).clamp(1, MAX_SHOWN_ROWS);
+        let mut handles: Vec<_> = self.stream_handles();
         handles.sort_by_key(|handle| handle.id);
-        let streams = handles.iter().take(most).map(|handle| handle.report(now)).collect();
+        let streams = handles.iter().take(most).map(|handle| handle.build_report(now)).collect();
         let mut keys: Vec<KeyReport> = Vec::new();
         self.divisions.for_each(|division| {
             let is_wanted = query.rule.as_ref().is_none_or(|rule| **rule == *division.counters.rule);
             // Of the rest only the largest are kept; a second time, so that the list stays short.
             if is_wanted {
-                keys.push(division.report(self, now));
+                keys.push(division.build_report(self, now));
                 if keys.len() >= 2 * most {
                     keep_largest(&mut keys, most);
                 }
@@ -154,14 +154,14 @@ impl QuotaService {
     }
 
     /// Counts what is divided, by the name of the rule.
-    pub fn count_by_rule(&self) -> HashMap<Box<str>, QuotaCounts> {
+    pub fn count_by_rule(&self) -> HashMap<Box<str>, RuleQuotaCounts> {
         let now = self.service.clock.now();
-        let mut counts: HashMap<Box<str>, QuotaCounts> = HashMap::new();
+        let mut counts: HashMap<Box<str>, RuleQuotaCounts> = HashMap::new();
         self.divisions.for_each(|entry| {
             let count = counts.entry(entry.counters.rule.clone()).or_default();
             count.keys += 1;
             for holder in &entry.division.holders {
-                let HolderReport { strategy, ends, .. } = entry.division.report_holder(holder);
+                let HolderReport { strategy, ends, .. } = entry.division.build_holder_report(holder);
                 count.proxies += usize::from(strategy.is_some());
                 count.ends_s = count.ends_s.max(ends.since_us(now) / 1_000_000);
             }
@@ -187,7 +187,7 @@ impl QuotaService {
     }
 
     /// Who holds what of the limits of a descriptor with these entries, and until when; `None` if they are not divided.
-    pub fn explain(
+    pub fn explain_proxy_shares(
         &self,
         context: DecisionContext<'_>,
         domain: &str,
@@ -198,7 +198,7 @@ impl QuotaService {
         else {
             return None;
         };
-        let report = |entry: &mut KeyDivision| entry.report(self, context.store.now);
+        let report = |entry: &mut KeyDivision| entry.build_report(self, context.store.now);
         let report = self.divisions.with(division_key(&counters), report)?;
         let KeyReport { limits, proxies, proxy_count, store_failed, .. } = report;
         Some(ExplainedProxyShares { limits, proxies, proxy_count, store_failed })
@@ -217,7 +217,7 @@ impl KeyReport {
 }
 
 impl StreamHandle {
-    fn report(&self, now: Time) -> StreamReport {
+    fn build_report(&self, now: Time) -> StreamReport {
         let state = self.lock();
         StreamReport {
             stream: self.id,
@@ -232,7 +232,7 @@ impl StreamHandle {
 }
 
 impl KeyDivision {
-    fn report(&self, quota: &QuotaService, now: Time) -> KeyReport {
+    fn build_report(&self, quota: &QuotaService, now: Time) -> KeyReport {
         let limits = self.division.pools.iter().zip(&self.counters.counters).enumerate();
         let limits = limits.map(|(index, (pool, counter))| LimitShareReport {
             limit: counter.limit.to_string(),
@@ -241,14 +241,14 @@ impl KeyDivision {
                 AssignmentForm::Lent => "hits".to_owned(),
             },
             held: pool.held,
-            free: self.division.free(index),
+            free: self.division.free_share(index),
             held_for_s: pool.held_until.since_us(now) / 1_000_000,
         });
         KeyReport {
             rule: self.counters.rule.to_string(),
             domain: self.counters.domain.to_string(),
             key: quota.service.decider.bucket_key_text(&self.counters),
-            entries: quota.service.decider.bucket_entries(&self.counters),
+            entries: quota.service.decider.shown_bucket_entries(&self.counters),
             limits: limits.collect(),
             store_failed: self.has_failed,
             proxies: self.report_proxies(now),
@@ -258,7 +258,7 @@ impl KeyDivision {
 
     fn report_proxies(&self, now: Time) -> Vec<ProxyShareReport> {
         let mut holders: Vec<_> =
-            self.division.holders.iter().map(|holder| (holder, self.division.report_holder(holder))).collect();
+            self.division.holders.iter().map(|holder| (holder, self.division.build_holder_report(holder))).collect();
         holders.sort_by_key(|(holder, report)| (Reverse(report.reserved), holder.key.stream.id));
         holders.truncate(MAX_SHOWN_HOLDERS);
         let report =

@@ -72,7 +72,7 @@ impl QuotaService {
         let mut ticks = start_ticks();
         loop {
             ticks.tick().await;
-            self.divisions.wake_due(self.service.clock.now()).await;
+            self.divisions.settle_and_wake_due_keys(self.service.clock.now()).await;
         }
     }
 
@@ -94,7 +94,7 @@ impl QuotaService {
 
     /// Time that a report counts as received at: the beginning of a standstill that ends now, because the report may
     /// have waited since then.
-    pub(super) fn received_at(&self, now: Time) -> Time {
+    pub(super) fn earliest_arrival(&self, now: Time) -> Time {
         let last = self.last_tick_us.load(Ordering::Relaxed);
         if now.as_micros().saturating_sub(last) > STANDSTILL_US {
             return Time::from_micros(last);
@@ -118,7 +118,7 @@ impl QuotaService {
         lock_ignoring_poison(&self.streams).remove(&handle.id);
     }
 
-    pub(super) fn handles(&self) -> Vec<Arc<StreamHandle>> {
+    pub(super) fn stream_handles(&self) -> Vec<Arc<StreamHandle>> {
         lock_ignoring_poison(&self.streams).values().map(Arc::clone).collect()
     }
 

@@ -19,10 +19,10 @@ use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
 use super::bucket::{BucketKind, Buckets};
-use super::divisions::{BucketOfStream, MAX_HOLDERS, division_key};
+use super::divisions::{BucketOfStream, MAX_HOLDERS_PER_KEY, division_key};
 use super::evidence::DeliveryEvidence;
 use super::messages::{
-    ReportField, ReportFields, UnassignableId, elapsed_us, normalize_id, push_abandonment, push_assignment,
+    ReportField, ReportFields, UnassignableReason, elapsed_us, normalize_id, push_abandonment, push_assignment,
 };
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
@@ -54,13 +54,13 @@ const MAX_UNWANTED: usize = 1000;
 /// Maximum length of a domain in bytes.
 const MAX_DOMAIN_BYTES: usize = 4096;
 /// Longest rest after a report.
-const MAX_REST: Duration = Duration::from_secs(1);
+const MAX_READING_PAUSE: Duration = Duration::from_secs(1);
 /// Time in which a response is built; what is still due then goes into the next one.
 ///
 /// An assignment is taken as sent when its bucket is worked on: a response that took longer would make its times old.
 const MAX_RESPONSE_TIME: Duration = Duration::from_millis(200);
 /// Interval of housekeeping.
-const HOUSEKEEPING: Duration = Duration::from_secs(1);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between log lines of one kind.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -125,7 +125,7 @@ impl StreamTask {
     /// Serves the stream until it ends.
     pub(super) async fn run(mut self, mut reports: Streaming<Bytes>, responses: ResponseSender) {
         let end = self.serve(&mut reports, &responses).await;
-        self.leave_all();
+        self.remove_all_buckets();
         self.quota.close_stream(&self.handle);
         if let StreamEnd::Failed(status) = end {
             // Fails if the proxy is gone.
@@ -135,7 +135,7 @@ impl StreamTask {
 
     async fn serve(&mut self, reports: &mut Streaming<Bytes>, responses: &ResponseSender) -> StreamEnd {
         let mut ending = self.quota.ending.subscribe();
-        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING_INTERVAL);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut reads_again = Instant::now();
         loop {
@@ -152,7 +152,7 @@ impl StreamTask {
                         }
                         // Reports take half of the stream's time at most, however many there are.
                         let ended = Instant::now();
-                        reads_again = ended + (ended - began).min(MAX_REST);
+                        reads_again = ended + (ended - began).min(MAX_READING_PAUSE);
                     }
                     Some(Err(_)) | None => return StreamEnd::Closed,
                 },
@@ -167,7 +167,7 @@ impl StreamTask {
                 () = tokio::time::sleep_until(reads_again), if reads_again > Instant::now() => {}
                 () = wait_for_evidence(&mut self.awaited) => self.take_evidence(),
                 _ = housekeeping.tick() => {
-                    self.keep_house().await;
+                    self.rematch_and_drop_buckets().await;
                     if self.is_unread_for_too_long(has_due, responses) {
                         self.quota.stats.unread_streams.add(1);
                         return StreamEnd::Failed(Status::resource_exhausted("responses are not read"));
@@ -197,7 +197,7 @@ impl StreamTask {
             match field {
                 ReportField::Domain(domain) => self.take_domain(&domain)?,
                 ReportField::Usage(usage) => usages.push(usage),
-                ReportField::TooLong => self.record_unassignable(UnassignableId::TooLong),
+                ReportField::TooLong => self.record_unassignable(UnassignableReason::TooLong),
                 ReportField::Unknown => {}
             }
             in_turn += 1;
@@ -248,9 +248,9 @@ impl StreamTask {
         self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));
     }
 
-    fn record_unassignable(&self, reason: UnassignableId) {
+    fn record_unassignable(&self, reason: UnassignableReason) {
         self.quota.stats.unassignable.add(1);
-        log_unassignable(&self.handle.peer, &self.domain, reason);
+        log_unassignable_bucket(&self.handle.peer, &self.domain, reason);
     }
 
     /// Returns the index of a bucket; `None` if it cannot be answered, or there is no room for it.
@@ -269,7 +269,7 @@ impl StreamTask {
         let bounds = self.quota.bounds;
         let all = &self.quota.stats.buckets;
         if self.buckets.len() >= bounds.buckets_per_stream || all.load(Ordering::Relaxed) >= bounds.buckets {
-            log_too_many(&self.handle.peer, &self.domain, self.buckets.len());
+            log_too_many_buckets(&self.handle.peer, &self.domain, self.buckets.len());
             self.quota.stats.abandoned.add(1);
             if self.unwanted.len() < MAX_UNWANTED {
                 self.unwanted.push(id);
@@ -307,9 +307,9 @@ impl StreamTask {
                 None
             }
             BucketKind::Divided { key } => {
-                let received = self.quota.received_at(now);
+                let received = self.quota.earliest_arrival(now);
                 let usage = Usage { allowed, denied, elapsed_us: elapsed_us(usage), received };
-                let debt = self.quota.divisions.report(key, &self.holder(index), usage, now);
+                let debt = self.quota.divisions.record_report(key, &self.holder(index), usage, now);
                 self.quota.stats.debt_hits.add(debt.min(u64::from(u32::MAX)));
                 Some(key)
             }
@@ -380,12 +380,15 @@ impl StreamTask {
             BucketLimits::Divided(counters) => {
                 let rule = counters.rule.clone();
                 if !self.quota.divisions.join(division_key(&counters), counters, holder, now) {
-                    log_refused(&rule, &format!("{MAX_HOLDERS} proxies share its key at this replica"));
+                    log_indivisible_limit(
+                        &rule,
+                        &format!("{MAX_HOLDERS_PER_KEY} proxies share its key at this replica"),
+                    );
                     return BucketKind::Refused;
                 }
             }
             BucketLimits::Refused(refusal) if old != Some(new) => {
-                log_refused(&refusal.rule, refusal.reason);
+                log_indivisible_limit(&refusal.rule, refusal.reason);
             }
             BucketLimits::Refused(_) | BucketLimits::Unmatched | BucketLimits::Unlimited => {}
         }
@@ -436,7 +439,7 @@ impl StreamTask {
         let now = self.quota.service.clock.now();
         for index in buckets {
             if let Some(key) = self.key_of(index) {
-                self.quota.divisions.acknowledge(key, &self.holder(index), sent_before, now);
+                self.quota.divisions.record_ping_ack(key, &self.holder(index), sent_before, now);
             }
         }
         self.await_evidence();
@@ -486,12 +489,12 @@ impl StreamTask {
 
     /// Makes the proxy forget a bucket.
     fn abandon(&mut self, index: u32, id: &BucketId, response: &mut RateLimitQuotaResponse, now: Time) {
-        self.remove(index, now);
+        self.remove_bucket(index, now);
         self.quota.stats.abandoned.add(1);
         push_abandonment(response, id);
     }
 
-    fn remove(&mut self, index: u32, now: Time) {
+    fn remove_bucket(&mut self, index: u32, now: Time) {
         let Some(bucket) = self.buckets.remove(index) else { return };
         self.quota.stats.buckets.fetch_sub(1, Ordering::Relaxed);
         if let BucketKind::Divided { key } = bucket.kind {
@@ -500,7 +503,7 @@ impl StreamTask {
     }
 
     /// Matches all buckets again after a change of the rules, and drops those that the proxy forgot.
-    async fn keep_house(&mut self) {
+    async fn rematch_and_drop_buckets(&mut self) {
         let now = self.quota.service.clock.now();
         let version = self.quota.service.rules.current_rules().as_ref().map_or(0, |rules| rules.version);
         let has_changed = version != self.rules_version;
@@ -511,7 +514,7 @@ impl StreamTask {
                 self.buckets.get(**index).is_some_and(|bucket| now.since_us(bucket.reported) > FORGOTTEN_US)
             };
             let forgotten: Vec<u32> = turn.iter().filter(is_forgotten).copied().collect();
-            forgotten.into_iter().for_each(|index| self.remove(index, now));
+            forgotten.into_iter().for_each(|index| self.remove_bucket(index, now));
             if has_changed {
                 self.match_buckets(turn, now).await;
                 let keys: SmallVec<[u128; BUCKETS_PER_TURN]> =
@@ -530,10 +533,10 @@ impl StreamTask {
         }
     }
 
-    fn leave_all(&mut self) {
+    fn remove_all_buckets(&mut self) {
         let now = self.quota.service.clock.now();
         for index in self.buckets.indices() {
-            self.remove(index, now);
+            self.remove_bucket(index, now);
         }
     }
 }
@@ -554,12 +557,12 @@ fn borrow_entries(id: &BucketId) -> SmallVec<[Entry<'_>; 4]> {
     id.bucket.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
 }
 
-fn log_unassignable(peer: &str, domain: &str, reason: UnassignableId) {
+fn log_unassignable_bucket(peer: &str, domain: &str, reason: UnassignableReason) {
     static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
     if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
         let reason = match reason {
-            UnassignableId::NotUtf8 => "it is not UTF-8, and an Envoy resets a stream that has it",
-            UnassignableId::TooLong => "it has more than 64 pairs or 4096 bytes",
+            UnassignableReason::NotUtf8 => "it is not UTF-8, and an Envoy resets a stream that has it",
+            UnassignableReason::TooLong => "it has more than 64 pairs or 4096 bytes",
         };
         tracing::warn!(
             peer,
@@ -570,7 +573,7 @@ fn log_unassignable(peer: &str, domain: &str, reason: UnassignableId) {
     }
 }
 
-fn log_too_many(peer: &str, domain: &str, buckets: usize) {
+fn log_too_many_buckets(peer: &str, domain: &str, buckets: usize) {
     static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
     if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
         tracing::warn!(
@@ -584,7 +587,7 @@ fn log_too_many(peer: &str, domain: &str, buckets: usize) {
     }
 }
 
-fn log_refused(rule: &str, reason: &str) {
+fn log_indivisible_limit(rule: &str, reason: &str) {
     static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
     if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
         tracing::warn!(

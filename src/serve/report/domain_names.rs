@@ -16,22 +16,22 @@ pub struct DomainsByMetricName {
     /// `None` for a name that several domains have.
     by_metric_name: HashMap<String, Option<String>>,
     /// Names of limits in metrics that only candidates, or only limits in shadow mode, have.
-    modes: HashMap<String, Option<LimitMode>>,
+    modes: HashMap<String, Option<UnenforcedMode>>,
 }
 
 /// Why a limit rejects nothing.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LimitMode {
+pub enum UnenforcedMode {
     /// It stands beside an enforced limit to be compared.
     Candidate,
     /// It is in shadow mode.
     Shadow,
 }
 
-impl LimitMode {
+impl UnenforcedMode {
     /// Mark behind the name of a limit.
-    pub const fn mark(self) -> &'static str {
+    pub const fn name_suffix(self) -> &'static str {
         match self {
             Self::Candidate => " (candidate)",
             Self::Shadow => " (shadow)",
@@ -50,11 +50,11 @@ impl DomainsByMetricName {
                 .and_modify(|domain| *domain = None)
                 .or_insert_with(|| Some(domain.name.to_string()));
         }
-        let mut modes: HashMap<String, Option<LimitMode>> = HashMap::new();
+        let mut modes: HashMap<String, Option<UnenforcedMode>> = HashMap::new();
         for limit in rules.into_iter().flat_map(RuleSet::rules).flat_map(|rule| &rule.limits) {
             let mode = match (limit.candidate, limit.shadow) {
-                (true, _) => Some(LimitMode::Candidate),
-                (false, true) => Some(LimitMode::Shadow),
+                (true, _) => Some(UnenforcedMode::Candidate),
+                (false, true) => Some(UnenforcedMode::Shadow),
                 (false, false) => None,
             };
             let known = modes.entry(limit.stats.name().as_str().to_owned()).or_insert(mode);
@@ -69,7 +69,7 @@ impl DomainsByMetricName {
     }
 
     /// Returns why a limit rejects nothing; `None` if it rejects, or if it is not certain.
-    pub fn find_mode(&self, limit: &LimitName) -> Option<LimitMode> {
+    pub fn find_mode(&self, limit: &LimitName) -> Option<UnenforcedMode> {
         self.modes.get(limit.as_str()).copied().flatten()
     }
 

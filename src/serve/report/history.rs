@@ -90,7 +90,7 @@ impl HistoryReport {
         let size = history.size();
         let mut report = Self {
             now_s: now.as_micros() / 1_000_000,
-            loads: service.rules.load_records(),
+            loads: service.rules.load_history(),
             memory_bytes: size.bytes,
             limits_with_history: size.limits,
             limits_left_out: size.left_out,

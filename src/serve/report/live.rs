@@ -11,7 +11,7 @@ use super::history::read_request_totals;
 use crate::base::clock::Time;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::telemetry::decision_history::RequestTotals;
-use crate::telemetry::metrics::histogram::{BOUNDS_US, HistogramSnapshot, quantile_bound_us};
+use crate::telemetry::metrics::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot, quantile_bound_us};
 use crate::telemetry::metrics::limit_stats::LimitStat;
 
 /// Numbers of decisions and failed charges since the start of the process.
@@ -161,7 +161,7 @@ impl LiveReport {
 impl LatencyReport {
     fn new(durations: &HistogramSnapshot) -> Option<Self> {
         let percentile = |per_mille| {
-            let last = BOUNDS_US[BOUNDS_US.len() - 1];
+            let last = BUCKET_BOUNDS_US[BUCKET_BOUNDS_US.len() - 1];
             quantile_bound_us(&durations.counts, per_mille).unwrap_or(last)
         };
         (durations.observation_count() > 0).then(|| Self {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rules::live::{FileLine, LoadedRules};
 use crate::rules::rule::set::{CompiledRule, RuleSet};
-use crate::rules::rule::{Allowance, RuleLimit, SourceLocation};
+use crate::rules::rule::{RuleAllowance, RuleLimit, SourceLocation};
 use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line, format_rule_file_with_limits};
 
 /// Query of `/rule_text`.
@@ -55,7 +55,7 @@ pub struct RuleLimitText {
 impl RuleTextReport {
     /// Finds the rule at a location of the loaded rules; `None` if there is none.
     pub fn find(loaded: &LoadedRules, origin: &str) -> Option<Self> {
-        let (file, line, column) = split_origin(origin)?;
+        let (file, line, column) = split_location(origin)?;
         let is_at = |at: &SourceLocation| at.line == line && at.column == column && &*at.file == file;
         let rule = loaded.rules.rules().find(|rule| is_at(&rule.rule.location))?;
         let SourceLocation { file, line, .. } = &rule.rule.location;
@@ -72,7 +72,7 @@ impl RuleTextReport {
             lines,
             is_cut,
             limits: limits.collect(),
-            yaml: format_rule(&loaded.rules, rule, None),
+            yaml: format_rule_as_file(&loaded.rules, rule, None),
         })
     }
 }
@@ -80,13 +80,13 @@ impl RuleTextReport {
 /// Limits of a rule, candidates last, as the compiled ones.
 pub(super) fn rule_limits(rule: &CompiledRule) -> &[RuleLimit] {
     match &rule.rule.allowance {
-        Allowance::Unlimited { .. } => &[],
-        Allowance::Limits(limits) => limits,
+        RuleAllowance::Unlimited { .. } => &[],
+        RuleAllowance::Limits(limits) => limits,
     }
 }
 
 /// Formats a rule file with the limits of a rule, and `added` as one more line of the list.
-pub(super) fn format_rule(rules: &RuleSet, rule: &CompiledRule, added: Option<String>) -> Option<String> {
+pub(super) fn format_rule_as_file(rules: &RuleSet, rule: &CompiledRule, added: Option<String>) -> Option<String> {
     let path = rules.find_rule_path(&rule.rule.path)?;
     let lines = rule_limits(rule).iter().map(|limit| format_limit_on_one_line(limit_to_paste(limit)));
     let lines: Vec<String> = lines.chain(added).collect();
@@ -104,7 +104,7 @@ pub(super) fn limit_to_paste(limit: &RuleLimit) -> LimitToPaste<'_> {
 }
 
 /// Splits `file:line:column`; `None` if it is none.
-fn split_origin(origin: &str) -> Option<(&str, u32, u32)> {
+fn split_location(origin: &str) -> Option<(&str, u32, u32)> {
     let mut parts = origin.rsplitn(3, ':');
     let (column, line) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     Some((parts.next()?, line, column))

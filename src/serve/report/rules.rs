@@ -19,7 +19,7 @@ use crate::base::table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
-use crate::serve::quota::page::QuotaCounts;
+use crate::serve::quota::page::RuleQuotaCounts;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{DecisionCounts, LimitName, LimitStat, LimitStats};
@@ -150,7 +150,7 @@ pub struct LimitReport {
     pub slots: Option<SlotCounts>,
     /// Keys of the rule that proxies decide by themselves, at this replica; absent without them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quota: Option<QuotaCounts>,
+    pub quota: Option<RuleQuotaCounts>,
     /// Findings.
     pub findings: Vec<LimitFinding>,
 }
@@ -249,7 +249,7 @@ impl RuleUsageReport {
     /// Computes the report for the limits of `rules`.
     pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
         let bursts = sum_burst_stats(&top_keys.snapshot(now, KEPT_MINUTES, |name| query.matches_limit_name(name)));
-        let bursts_of = |stats: &LimitStats| bursts.get(stats.shared_name()).copied().unwrap_or_default();
+        let bursts_of = |stats: &LimitStats| bursts.get(stats.name_arc()).copied().unwrap_or_default();
         let needs_findings = query.found || query.finding.is_some();
         let limits =
             rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| LimitOfRule { rule, index }));
@@ -260,7 +260,7 @@ impl RuleUsageReport {
             .filter(|limit| !needs_findings || query.has_finding(&limit.report(bursts_of(limit.stats()))))
             .collect();
         if query.order != LimitOrder::File {
-            found.sort_by_cached_key(|limit| (limit.sort_values(query.order), limit.stats().name().as_str()));
+            found.sort_by_cached_key(|limit| (limit.sort_key(query.order), limit.stats().name().as_str()));
         }
         let most = query.most.unwrap_or(DEFAULT_SHOWN_LIMITS).clamp(1, MAX_SHOWN_LIMITS);
         let domains = DomainsByMetricName::new(Some(rules));
@@ -310,7 +310,7 @@ impl RuleUsageReport {
             }
         }
         for limit in &self.rules {
-            if let Some(QuotaCounts { keys, proxies, ends_s }) = limit.quota {
+            if let Some(RuleQuotaCounts { keys, proxies, ends_s }) = limit.quota {
                 page += &format!(
                     "\n{}: {keys} keys are divided among proxies, in {proxies} parts; the last ends in {ends_s} s\n",
                     escape_unprintable(&limit.rule)
@@ -368,7 +368,7 @@ impl<'r> LimitOfRule<'r> {
     }
 
     /// Values by which the limit is sorted before its name.
-    fn sort_values(self, order: LimitOrder) -> [Reverse<u64>; 2] {
+    fn sort_key(self, order: LimitOrder) -> [Reverse<u64>; 2] {
         let DecisionCounts { total: matched, rejected } = self.stats().total_decision_counts();
         let first = match order {
             LimitOrder::Rejected => rejected,

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Format;
-use super::domain_names::{DomainsByMetricName, LimitMode};
+use super::domain_names::{DomainsByMetricName, UnenforcedMode};
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -61,7 +61,7 @@ pub struct TopReport {
     /// Keys of all limits, the most rejected first.
     pub overall: Vec<TopKey>,
     /// Limits that rejected most, with their keys.
-    pub by_limit: Vec<LimitTopKeys>,
+    pub by_limit: Vec<RejectedKeysOfLimit>,
     /// Hits rejected in each of the last ten minutes, the oldest first; only of this process.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by_minute: Vec<RejectedByMinute>,
@@ -100,7 +100,7 @@ pub struct RejectedByMinute {
 
 /// Rejected keys of one limit.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct LimitTopKeys {
+pub struct RejectedKeysOfLimit {
     /// Name of the limit: `domain.key_value.key`.
     pub rule: String,
     /// Lower bound of the hits rejected by the limit, from keys with a counter.
@@ -128,7 +128,7 @@ pub struct TopKey {
     pub rejected_at_most: u64,
     /// Why the limit rejects nothing; absent for one that rejects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<LimitMode>,
+    pub mode: Option<UnenforcedMode>,
 }
 
 impl TopQuery {
@@ -200,12 +200,12 @@ impl TopReport {
         let minutes = Self::covered_minutes(query);
         let max_keys = query.most.unwrap_or(DEFAULT_SHOWN_KEYS).clamp(1, MAX_SHOWN_KEYS);
         let TopKeysSnapshot { keys, max_missed } = snapshot(minutes);
-        let mut by_limit: Vec<LimitTopKeys> = Vec::new();
+        let mut by_limit: Vec<RejectedKeysOfLimit> = Vec::new();
         let mut indexes = HashMap::new();
         for rejected in &keys {
             let index = *indexes.entry(rejected.limit.as_str()).or_insert_with(|| {
                 let rule = rejected.limit.as_str().to_owned();
-                by_limit.push(LimitTopKeys { rule, rejected_at_least: 0, keys: Vec::new() });
+                by_limit.push(RejectedKeysOfLimit { rule, rejected_at_least: 0, keys: Vec::new() });
                 by_limit.len() - 1
             });
             let limit = &mut by_limit[index];
@@ -256,7 +256,7 @@ impl TopReport {
             [
                 key.rejected_at_least.to_string(),
                 key.rejected_at_most.to_string(),
-                escape_unprintable(&key.rule) + key.mode.map_or("", LimitMode::mark),
+                escape_unprintable(&key.rule) + key.mode.map_or("", UnenforcedMode::name_suffix),
                 escape_unprintable(&key.key),
             ]
         };
@@ -266,7 +266,7 @@ impl TopReport {
             NumberAlignment::Right,
         );
         for limit in self.by_limit.iter().filter(|_| self.by_limit.len() > 1) {
-            let mark = limit.keys.first().and_then(|key| key.mode).map_or("", LimitMode::mark);
+            let mark = limit.keys.first().and_then(|key| key.mode).map_or("", UnenforcedMode::name_suffix);
             page += &format!("\n{}{mark}: at least {}\n", escape_unprintable(&limit.rule), limit.rejected_at_least);
             let row = |key: &TopKey| {
                 [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), escape_unprintable(&key.key)]

@@ -180,7 +180,7 @@ fn sum_by_domain(metrics: &ServiceMetrics) -> Vec<UnmatchedDomain> {
         let unmatched = stats.counter_value(LimitStat::Unmatched);
         domains.push(UnmatchedDomain { domain, has_rules: true, unmatched, matched });
     }
-    let unknown = metrics.limits.unknown_domains().into_iter();
+    let unknown = metrics.limits.unknown_domain_counts().into_iter();
     domains.extend(unknown.map(|(domain, unmatched)| UnmatchedDomain {
         domain,
         has_rules: false,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::domain_names::DomainsByMetricName;
-use super::rule_text::{format_rule, rule_limits};
+use super::rule_text::{format_rule_as_file, rule_limits};
 use super::top::parse_shown_entries;
 use crate::base::clock::Time;
 use crate::decide::key_text::KeyEntry;
@@ -24,7 +24,7 @@ use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{RuleText, compile_texts};
 use crate::rules::live::LoadedRules;
 use crate::rules::rule::set::CompiledRule;
-use crate::rules::rule::{Allowance, RuleLimit};
+use crate::rules::rule::{RuleAllowance, RuleLimit};
 use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line};
 use crate::rules::yaml::DocumentSelection;
 use crate::telemetry::metrics::limit_stats::LimitStats;
@@ -140,7 +140,7 @@ impl WhatIfReport {
         // The sample has keys under the first limit of their rule.
         let first = rule.limits[0].stats.name();
         let domain = DomainsByMetricName::new(Some(rules)).find_domain(first);
-        let hits = sum_hits_by_key(&busiest.rejected_keys_by_minute(now), |name| name == first.as_str());
+        let hits = top_key_hits_by_minute(&busiest.rejected_keys_by_minute(now), |name| name == first.as_str());
         let mut keys: Vec<WhatIfKey> = hits
             .into_iter()
             .map(|(text, by_minute)| WhatIfKey {
@@ -167,7 +167,7 @@ impl WhatIfReport {
                 .filter(|key| key.rejected_tried_about > 0 && key.rejected_now_about == 0)
                 .count(),
             keys,
-            candidate_yaml: format_rule(rules, rule, Some(format_candidate(rule, &tried))),
+            candidate_yaml: format_rule_as_file(rules, rule, Some(format_as_candidate(rule, &tried))),
             basis: "busiest keys of this replica alone, from a sample; hits spread evenly over each minute; nothing \
                     counted before",
         })
@@ -221,8 +221,8 @@ fn parse_limit(text: &str, options: &CompileOptions) -> Result<RuleLimit, WhatIf
     let limits: Vec<RuleLimit> = nodes
         .filter_map(|node| node.rule.as_ref())
         .flat_map(|rule| match &rule.allowance {
-            Allowance::Limits(limits) => limits.clone(),
-            Allowance::Unlimited { .. } => Vec::new(),
+            RuleAllowance::Limits(limits) => limits.clone(),
+            RuleAllowance::Unlimited { .. } => Vec::new(),
         })
         .collect();
     <[RuleLimit; 1]>::try_from(limits)
@@ -231,7 +231,7 @@ fn parse_limit(text: &str, options: &CompileOptions) -> Result<RuleLimit, WhatIf
 }
 
 /// The tried limit as a candidate, under a name that no limit of the rule has.
-fn format_candidate(rule: &CompiledRule, tried: &RuleLimit) -> String {
+fn format_as_candidate(rule: &CompiledRule, tried: &RuleLimit) -> String {
     let is_taken = |name: &str| rule_limits(rule).iter().any(|limit| limit.name == name);
     let names = std::iter::once("candidate".to_owned()).chain((2..).map(|number| format!("candidate_{number}")));
     let name = names.into_iter().find(|name| !is_taken(name)).unwrap_or_default();
@@ -245,7 +245,7 @@ fn format_candidate(rule: &CompiledRule, tried: &RuleLimit) -> String {
 }
 
 /// Hits by minute of the keys with most hits, at most [`MAX_TRIED_KEYS`].
-fn sum_hits_by_key(
+fn top_key_hits_by_minute(
     minutes: &[RejectedKeysInMinute],
     filter: impl Fn(&str) -> bool,
 ) -> Vec<(Arc<str>, BTreeMap<u64, u64>)> {

@@ -136,7 +136,7 @@ const MAX_HEALTH_PROBES_PER_CONNECTION: usize = 16;
 const MAX_HEALTH_PROBES_PER_ADDRESS: usize = 2048;
 
 /// Maximum bytes of operator pages that are built and not yet sent to their clients, over all listeners.
-const MAX_UNREAD_PAGE_BYTES: usize = 32 << 20;
+const MAX_UNSENT_PAGE_BYTES: usize = 32 << 20;
 /// Maximum bytes of such pages of one listener and address.
 const MAX_UNREAD_PAGE_BYTES_PER_ADDRESS: usize = 16 << 20;
 
@@ -317,8 +317,8 @@ impl ConnectionPermit {
         let is_exceeded = |before: usize, max: usize| before > 0 && before + bytes > max;
         self.of_connection.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
         let of_address = self.of_address.0.buffered_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let total = self.total_bytes_counter().fetch_add(bytes, Ordering::Relaxed);
-        if !is_exceeded(of_address, MAX_UNREAD_PAGE_BYTES_PER_ADDRESS) && !is_exceeded(total, MAX_UNREAD_PAGE_BYTES) {
+        let total = self.total_buffered_bytes().fetch_add(bytes, Ordering::Relaxed);
+        if !is_exceeded(of_address, MAX_UNREAD_PAGE_BYTES_PER_ADDRESS) && !is_exceeded(total, MAX_UNSENT_PAGE_BYTES) {
             return Ok(());
         }
         self.remove_buffered_bytes(bytes);
@@ -326,7 +326,7 @@ impl ConnectionPermit {
     }
 
     /// Counter of the buffered bytes of all client connections, or of all operator connections if this is one.
-    fn total_bytes_counter(&self) -> &AtomicUsize {
+    fn total_buffered_bytes(&self) -> &AtomicUsize {
         let limits = &self.listener.limits;
         if self.listener_kind().serves_clients() { &limits.buffered_bytes.0 } else { &limits.page_bytes.0 }
     }
@@ -334,7 +334,7 @@ impl ConnectionPermit {
     /// Subtracts bytes that were added.
     fn remove_buffered_bytes(&self, bytes: usize) {
         for counter in
-            [&self.of_connection.buffered_bytes, &self.of_address.0.buffered_bytes, self.total_bytes_counter()]
+            [&self.of_connection.buffered_bytes, &self.of_address.0.buffered_bytes, self.total_buffered_bytes()]
         {
             counter.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -388,7 +388,7 @@ fn is_limit_reached(count: usize, max: Option<usize>) -> bool {
 
 impl RequestPermit {
     /// The connection of the request.
-    pub(super) const fn connection(&self) -> &Arc<ConnectionPermit> {
+    pub(super) const fn connection_permit(&self) -> &Arc<ConnectionPermit> {
         &self.0
     }
 }

@@ -276,14 +276,14 @@ async fn answer_request(
     };
     let peer = connection.peer.map(|peer| peer.ip());
     let mut buffered = BufferedBytes::new(connection);
-    if let Err(limit) = buffered.add_bytes(shrink_head(&mut head)) {
+    if let Err(limit) = buffered.add_bytes(remove_long_header_values(&mut head)) {
         buffered.connection().record_refusal(limit);
         let _sent = send_head(&mut sender, build_too_many_bytes_status().into_http::<Body>(), true);
         return;
     }
     let is_quota_stream = head.uri.path() == STREAM_PATH;
     let mut body = match is_quota_stream {
-        true => RequestBody::for_stream(body, buffered),
+        true => RequestBody::for_streaming_call(body, buffered),
         false => RequestBody::new(body, buffered, server.message_timeout),
     };
     let call = match (CallHead::parse(&head), &admitted) {
@@ -304,19 +304,19 @@ async fn answer_request(
             }
         }
         admitted => {
-            let connection = Arc::clone(body.connection());
+            let connection = Arc::clone(body.connection_permit());
             let pings = pings.filter(|_| is_quota_stream);
             let written = pings.map(|pings| add_quota_stream_extensions(&mut head, &connection, pings));
             let request = Request::from_parts(head, Body::new(body));
             // Boxed, so that the future of the common call stays small.
             let routed = Box::pin(server.answer_by_router(request, sender, written));
-            answer_routed_as_admitted(admitted, &connection, routed).await
+            await_routed_answer(admitted, &connection, routed).await
         }
     };
 }
 
 /// Answers a request through the router, with the permit that it was admitted by.
-async fn answer_routed_as_admitted(
+async fn await_routed_answer(
     admitted: Admitted,
     connection: &ConnectionPermit,
     routed: Pin<Box<impl Future<Output = Result<(), h2::Error>>>>,
@@ -368,7 +368,7 @@ async fn refuse_call(invalid: InvalidCallHead, mut body: RequestBody, mut sender
 /// No answer depends on a long value, and refusing the call would let Envoy's request through without a limit. Values
 /// above 16 KiB were replaced before (`inbound_frames/hpack_filter.rs`), and of `tracestate` at most 512 bytes are read
 /// (`telemetry/traces/propagation.rs`).
-fn shrink_head(head: &mut Parts) -> usize {
+fn remove_long_header_values(head: &mut Parts) -> usize {
     /// Size of headers that are left as they are, in bytes.
     const MAX_UNCHANGED_HEADER_BYTES: usize = 2048;
     /// Memory of an entry of the map, without name and value, in bytes.
@@ -415,7 +415,7 @@ async fn run_until_reset<F: Future>(
 }
 
 /// Interval of pings that are switched off: a year.
-const NEVER: Duration = Duration::from_secs(365 * 86_400);
+const NO_PINGS_INTERVAL: Duration = Duration::from_secs(365 * 86_400);
 
 /// Interval and timeout of the keepalive pings of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -442,7 +442,7 @@ struct KeepAlive {
 
 impl KeepAlive {
     fn new(pings: PingPong, times: Option<KeepAliveTimes>, replies: Option<Arc<ConnectionPings>>) -> Self {
-        let times = times.unwrap_or(KeepAliveTimes { interval: NEVER, timeout: NEVER });
+        let times = times.unwrap_or(KeepAliveTimes { interval: NO_PINGS_INTERVAL, timeout: NO_PINGS_INTERVAL });
         let timer = Box::pin(sleep(times.interval));
         Self { pings, times, replies, is_wanted: false, timer, awaits_reply: false }
     }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::error::StartupError;
-use super::sockets::{check_unix_path, find_bindable_address};
+use super::sockets::{find_bindable_address, try_bind_unix_path};
 use crate::settings::Settings;
 use crate::settings::address::Address;
 use crate::settings::listeners::GrpcListenAddress;
@@ -63,7 +63,7 @@ pub(super) fn find_address_problems(settings: &Settings) -> Vec<StartupError> {
     let grpc = match &settings.listeners.grpc {
         GrpcListenAddress::Tcp(address) => Some(grpc_address(address)),
         GrpcListenAddress::Unix(path) => {
-            problems.extend(check_unix_path(path).err().map(|error| build_unix_socket_error(path, error)));
+            problems.extend(try_bind_unix_path(path).err().map(|error| build_unix_socket_error(path, error)));
             None
         }
     };

@@ -161,14 +161,14 @@ impl RuleUpdater {
                 update = self.source.next_update() => {
                     let Some(update) = update else { return };
                     let applier = self.applier.clone();
-                    let result = applier.run_on_thread(move |applier| applier.apply_update(update)).await;
+                    let result = applier.run_on_low_priority_thread(move |applier| applier.apply_update(update)).await;
                     let result = result.unwrap_or_else(|failure| Err(self.applier.reject_update(&[failure])));
                     self.source.report_result(&result);
                     self.watch_tables();
                 }
                 Some(_) = next_table_change(&mut self.tables) => {
                     let applier = self.applier.clone();
-                    if let Err(failure) = applier.run_on_thread(RuleApplier::apply_changed_tables).await {
+                    if let Err(failure) = applier.run_on_low_priority_thread(RuleApplier::apply_changed_tables).await {
                         tracing::error!("the tables stay as they are: {failure}");
                     }
                 }
@@ -240,7 +240,7 @@ impl RuleApplier {
     ///
     /// # Errors
     /// The thread cannot be started, or it panicked.
-    async fn run_on_thread<R: Send + 'static>(
+    async fn run_on_low_priority_thread<R: Send + 'static>(
         self,
         work: impl FnOnce(&Self) -> R + Send + 'static,
     ) -> Result<R, String> {
@@ -259,7 +259,10 @@ impl RuleApplier {
     async fn apply_changed_defaults_file(&self, changed: RuleFileSetResult) {
         let Some(status) = self.defaults.clone() else { return };
         let applied = Arc::clone(&status);
-        let result = self.clone().run_on_thread(move |applier| applier.apply_defaults_file(&applied, changed)).await;
+        let result = self
+            .clone()
+            .run_on_low_priority_thread(move |applier| applier.apply_defaults_file(&applied, changed))
+            .await;
         if let Err(failure) = result {
             record_refused_defaults_file(&status, &[failure]);
         }
@@ -342,7 +345,7 @@ impl RuleApplier {
         let RuleSetReplacement { compiled, from, recorded, paths } = set;
         let mut tables = lock_ignoring_poison(&self.tables);
         let prepared = tables.prepare_tables(&compiled.domains, &paths, self.clock.now())?;
-        log_kept_tables(&prepared.kept);
+        log_problems_of_kept_tables(&prepared.kept);
         let warnings = compiled.warnings.warnings().iter().take(MAX_LOGGED_PROBLEMS).map(ToString::to_string);
         let warnings: Vec<String> = warnings.collect();
         let known = std::mem::replace(&mut self.lock_last_accepted().warnings, warnings.iter().cloned().collect());
@@ -388,7 +391,7 @@ impl RuleApplier {
                 Ok(())
             }
             Err(problems) => {
-                log_kept_tables(&problems);
+                log_problems_of_kept_tables(&problems);
                 Err(problems.to_string())
             }
         }
@@ -422,7 +425,7 @@ impl RuleApplier {
 }
 
 /// Logs problems of tables whose last good rows stay.
-fn log_kept_tables(problems: &Diagnostics) {
+fn log_problems_of_kept_tables(problems: &Diagnostics) {
     for problem in problems.errors().iter().take(MAX_LOGGED_PROBLEMS) {
         tracing::error!("a table cannot be used, its last good rows stay: {problem}");
     }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
 use super::otlp_metrics_thread::OtlpMetricsThread;
-use super::statsd_and_unused_metrics_thread::StatsdThreadHandle;
+use super::statsd_thread::StatsdThreadHandle;
 use crate::decide::log::DecisionLog;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;
@@ -31,7 +31,7 @@ const DELAYED_RESPONSE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum time to shut down the store and to send the last metrics and spans; half of a shorter shutdown timeout.
 const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time to send the last spans, and to write the last records of decisions.
-const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
+const LAST_SPANS_AND_RECORDS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server that is unhealthy and still serves.
 pub(super) struct DrainingServer<'s> {
@@ -155,18 +155,20 @@ async fn wait_until_all_answered(service: &RateLimitService) {
     }
 }
 
-/// Writes the queued records of decisions, for at most [`LAST_EXPORT_TIMEOUT`].
+/// Writes the queued records of decisions, for at most [`LAST_SPANS_AND_RECORDS_TIMEOUT`].
 async fn write_last_decision_records(log: Arc<DecisionLog>) {
-    let written = tokio::task::spawn_blocking(move || log.flush_and_end(LAST_EXPORT_TIMEOUT)).await;
+    let written = tokio::task::spawn_blocking(move || log.flush_and_end(LAST_SPANS_AND_RECORDS_TIMEOUT)).await;
     if !written.unwrap_or(false) {
         tracing::warn!("last records of the decision log not written: a destination takes longer than 1 s");
     }
 }
 
-/// Sends the queued spans, for at most [`LAST_EXPORT_TIMEOUT`].
+/// Sends the queued spans, for at most [`LAST_SPANS_AND_RECORDS_TIMEOUT`].
 async fn export_last_spans(span_queue: Arc<SpanQueue>) {
-    let exported = tokio::task::spawn_blocking(move || span_queue.export_remaining_and_stop(LAST_EXPORT_TIMEOUT));
-    if !tokio::time::timeout(LAST_EXPORT_TIMEOUT, exported).await.is_ok_and(|result| result.unwrap_or(false)) {
+    let exported =
+        tokio::task::spawn_blocking(move || span_queue.export_remaining_and_stop(LAST_SPANS_AND_RECORDS_TIMEOUT));
+    if !tokio::time::timeout(LAST_SPANS_AND_RECORDS_TIMEOUT, exported).await.is_ok_and(|result| result.unwrap_or(false))
+    {
         tracing::warn!("last spans not sent: the collector takes longer than 1 s");
     }
 }

@@ -102,7 +102,7 @@ pub(super) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
 ///
 /// # Errors
 /// Errors of the system: the path is too long, its directory is missing or not writable, or a file is in the way.
-pub(super) fn check_unix_path(path: &Path) -> io::Result<()> {
+pub(super) fn try_bind_unix_path(path: &Path) -> io::Result<()> {
     std::os::unix::net::SocketAddr::from_pathname(path)?;
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {

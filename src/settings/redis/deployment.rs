@@ -104,11 +104,14 @@ impl DeploymentVariables {
                 (topology, self.server.read_credentials(values, Credentials::None, self.url.url))
             }
             DeploymentKind::Single | DeploymentKind::Cluster => {
-                values.mark_ignored_if_changed(self.sentinels.auth, "there are no sentinels");
-                values.mark_ignored_if_changed(self.sentinels.file, "there are no sentinels");
+                values.mark_ignored_unless_default(self.sentinels.auth, "there are no sentinels");
+                values.mark_ignored_unless_default(self.sentinels.file, "there are no sentinels");
                 let is_cluster = kind == DeploymentKind::Cluster;
                 if is_cluster && in_url != Credentials::None {
-                    values.mark_differing(self.url.url, "nodes that are found later get the user and password too");
+                    values.mark_difference_from_envoy_ratelimit(
+                        self.url.url,
+                        "nodes that are found later get the user and password too",
+                    );
                 }
                 let topology = if is_cluster {
                     TopologySettings::Cluster(endpoints())
@@ -121,7 +124,7 @@ impl DeploymentVariables {
         if let (Credentials::Identity(identity), None) = (&credentials, &tls) {
             let what =
                 "sends its tokens without TLS, which clouds refuse: set REDIS_TLS, or write rediss:// in the URL";
-            values.add_notice_with_name(identity.setting, what);
+            values.add_notice_about_variable(identity.setting, what);
         }
         let (connections, connect_timeout) = (self.read_connection_count(values), values.get(self.connect_timeout));
         let setting = self.url.url.name();
@@ -148,7 +151,7 @@ impl DeploymentVariables {
         let url_setting = self.url.url;
         let by_url = urls.iter().any(|url| url.tls == Some(true));
         if by_url {
-            values.mark_differing(url_setting, "rediss:// is TLS");
+            values.mark_difference_from_envoy_ratelimit(url_setting, "rediss:// is TLS");
         }
         if by_url && urls.iter().any(|url| url.tls == Some(false)) {
             let fix = "give rediss:// to all for TLS, or to none";
@@ -175,7 +178,7 @@ impl DeploymentVariables {
         if connections > MAX_CONNECTIONS {
             values
                 .add_notice(self.connections, format!("is more than the maximum of {MAX_CONNECTIONS}, which is used"));
-            values.mark_differing(self.connections, "the maximum is 128, which is used");
+            values.mark_difference_from_envoy_ratelimit(self.connections, "the maximum is 128, which is used");
         }
         connections.min(MAX_CONNECTIONS)
     }

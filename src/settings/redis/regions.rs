@@ -62,7 +62,7 @@ static REQUIRES_REGION: Requirement = Requirement {
     why: "it is only read with TOLLKEEPER_REGION",
 };
 
-static GLOBAL_IDENTITY: IdentityVariables = IdentityVariables {
+static GLOBAL_IDENTITY_VARIABLES: IdentityVariables = IdentityVariables {
     aws_auth: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_AUTH,
     aws_cache_name: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_CACHE_NAME,
     aws_user_id: &TOLLKEEPER_GLOBAL_REDIS_AWS_IAM_USER_ID,
@@ -83,7 +83,7 @@ static GLOBAL_REDIS_VARIABLES: DeploymentVariables = DeploymentVariables {
         auth: &TOLLKEEPER_GLOBAL_REDIS_AUTH,
         file: &TOLLKEEPER_GLOBAL_REDIS_AUTH_FILE,
         peer_file: None,
-        identity: Some(&GLOBAL_IDENTITY),
+        identity: Some(&GLOBAL_IDENTITY_VARIABLES),
     },
     sentinels: CredentialVariables {
         auth: &TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH,
@@ -158,12 +158,12 @@ pub fn region_number_from_name(name: &str) -> u32 {
 }
 
 /// Minimum and maximum number of regions.
-const ALLOWED_REGION_COUNT: RangeInclusive<usize> = 2..=64;
+const REGION_COUNT_RANGE: RangeInclusive<usize> = 2..=64;
 /// Maximum length of a region's name in bytes.
 const MAX_REGION_NAME_BYTES: usize = 63;
 
 /// Adds a problem if regions are configured, for counters that are not in Redis; `why` says where they are.
-pub(crate) fn require_redis_for_regions(values: &mut Values, why: &'static str) {
+pub(crate) fn refuse_regions_without_redis(values: &mut Values, why: &'static str) {
     if are_regions_configured(values) {
         let fix = "give REDIS_URL, or unset TOLLKEEPER_REGION, TOLLKEEPER_REGIONS and TOLLKEEPER_GLOBAL_REDIS_URL";
         values.add_problem_with_name(
@@ -211,8 +211,8 @@ fn read_region_names(values: &mut Values, own: &str) -> Vec<String> {
         values.add_problem(&TOLLKEEPER_REGIONS, "names a region twice", "give each once");
     } else if names.iter().map(|name| region_number_from_name(name)).collect::<HashSet<_>>().len() < names.len() {
         values.add_problem(&TOLLKEEPER_REGIONS, "two names have one hash", "rename one of the regions");
-    } else if !ALLOWED_REGION_COUNT.contains(&names.len()) {
-        let fix = format!("give {} to {} names", ALLOWED_REGION_COUNT.start(), ALLOWED_REGION_COUNT.end());
+    } else if !REGION_COUNT_RANGE.contains(&names.len()) {
+        let fix = format!("give {} to {} names", REGION_COUNT_RANGE.start(), REGION_COUNT_RANGE.end());
         values.add_problem(&TOLLKEEPER_REGIONS, format!("names {} regions", names.len()), fix);
     } else if is_plain_region_name(own) && !names.iter().any(|name| name == own) {
         let fix = "add it there, in all regions";

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::SettingValue;
 use crate::settings::address::{Address, Host};
 use crate::settings::problem::InvalidSetting;
-use crate::settings::secret::{MASK, Secret, mask_credentials};
+use crate::settings::secret::{SECRET_MASK, Secret, mask_credentials};
 
 impl SettingValue for String {
     type Default = &'static str;
@@ -205,7 +205,7 @@ impl SettingValue for Secret {
     }
 
     fn format_for_message(text: &str) -> String {
-        if text.is_empty() { String::new() } else { MASK.to_owned() }
+        if text.is_empty() { String::new() } else { SECRET_MASK.to_owned() }
     }
 }
 

@@ -112,7 +112,10 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The server cannot be reached, or the TLS handshake fails.
-pub(crate) async fn open_stream(endpoint: &Endpoint, tls: Option<ClientConfig>) -> io::Result<Box<dyn ByteStream>> {
+pub(crate) async fn connect_to_endpoint(
+    endpoint: &Endpoint,
+    tls: Option<ClientConfig>,
+) -> io::Result<Box<dyn ByteStream>> {
     let (host, port) = match endpoint {
         Endpoint::Tcp { host, port } => (host, *port),
         Endpoint::Unix(path) => return Ok(Box::new(UnixStream::connect(path).await?)),
@@ -178,7 +181,7 @@ impl TlsAdviceTexts {
 }
 
 /// Upper bound on the probe that finds whether the server speaks TLS.
-const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+const TLS_PROBE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// ClientHello without contents.
 const INVALID_TLS_HELLO: &[u8] = &[0x16, 3, 1, 0, 4, 1, 0, 0, 0];
@@ -210,7 +213,7 @@ enum TlsMismatch {
 async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &PlaintextProbe) -> Option<TlsMismatch> {
     let Endpoint::Tcp { host, port } = endpoint else { return None };
     let probe = if uses_tls { plaintext.command } else { INVALID_TLS_HELLO };
-    let first = timeout(PROBE_TIMEOUT, probe_first_reply_byte(host, *port, probe)).await.ok()??;
+    let first = timeout(TLS_PROBE_TIMEOUT, probe_first_reply_byte(host, *port, probe)).await.ok()??;
     match (uses_tls, first) {
         (true, byte) if plaintext.replies.contains(&byte) => Some(TlsMismatch::ServerLacksTls),
         (false, TLS_ALERT_BYTE) => Some(TlsMismatch::ServerNeedsTls),

@@ -1,7 +1,8 @@
 //! Supervisor of one store server: background tasks that keep the connections to it open, and find out when a failing
 //! server serves again.
 //!
-//! [`Supervised`] starts the tasks and ends them when it is dropped. A kind of server implements [`SupervisedServer`].
+//! [`SupervisedHandle`] starts the tasks and ends them when it is dropped. A kind of server implements
+//! [`SupervisedServer`].
 
 use std::future::Future;
 use std::ops::Deref;
@@ -53,7 +54,7 @@ pub(crate) trait SupervisedServer: Send + Sync + 'static {
     fn connect(&self) -> impl Future<Output = Result<Connected<Self::Connection>, ConnectError<Self::Error>>> + Send;
 
     /// Checks that the server serves again, over an open connection.
-    fn check(
+    fn check_health(
         &self,
         connection: &Self::Connection,
     ) -> impl Future<Output = Result<(), ConnectError<Self::Error>>> + Send;
@@ -69,12 +70,12 @@ pub(crate) trait SupervisedServer: Send + Sync + 'static {
 
 /// Handle to a server and its tasks; dropping it closes the connections once their pending commands are done.
 #[derive(Debug)]
-pub(crate) struct Supervised<S: SupervisedServer> {
+pub(crate) struct SupervisedHandle<S: SupervisedServer> {
     server: Arc<S>,
     tasks: Vec<AbortHandle>,
 }
 
-impl<S: SupervisedServer> Supervised<S> {
+impl<S: SupervisedServer> SupervisedHandle<S> {
     /// Starts the tasks of a server. Needs a tokio runtime.
     pub(crate) fn start(server: S) -> Self {
         let server = Arc::new(server);
@@ -82,12 +83,12 @@ impl<S: SupervisedServer> Supervised<S> {
             .map(|slot| tokio::spawn(keep_pool_slot_connected(Arc::clone(&server), slot)));
         let mut tasks: Vec<AbortHandle> = connections.map(|task| task.abort_handle()).collect();
         tasks.push(tokio::spawn(check_until_recovered(Arc::clone(&server))).abort_handle());
-        tasks.push(tokio::spawn(watch_files(Arc::clone(&server))).abort_handle());
+        tasks.push(tokio::spawn(watch_credentials(Arc::clone(&server))).abort_handle());
         Self { server, tasks }
     }
 }
 
-impl<S: SupervisedServer> Deref for Supervised<S> {
+impl<S: SupervisedServer> Deref for SupervisedHandle<S> {
     type Target = S;
 
     fn deref(&self) -> &S {
@@ -95,7 +96,7 @@ impl<S: SupervisedServer> Deref for Supervised<S> {
     }
 }
 
-impl<S: SupervisedServer> Drop for Supervised<S> {
+impl<S: SupervisedServer> Drop for SupervisedHandle<S> {
     fn drop(&mut self) {
         for task in &self.tasks {
             task.abort();
@@ -191,7 +192,7 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
         let since = Instant::now();
         while state.breaker.is_open() {
             if let Some(connection) = state.pool.next_connection() {
-                match server.check(&connection).await {
+                match server.check_health(&connection).await {
                     Ok(()) => {
                         state.clear_misconfigured();
                         state.record_success();
@@ -214,7 +215,7 @@ async fn check_until_recovered<S: SupervisedServer>(server: Arc<S>) {
 /// fails or a certificate changes.
 ///
 /// A provider of short-lived tokens closes connections whose token has expired, unless they log in again before.
-async fn watch_files<S: SupervisedServer>(server: Arc<S>) {
+async fn watch_credentials<S: SupervisedServer>(server: Arc<S>) {
     let state = server.state();
     let Some(mut seen) = server.hash_connect_files() else { return };
     loop {

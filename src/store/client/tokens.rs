@@ -22,8 +22,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-use self::aws::AwsTokens;
-use self::token::{CredentialRenewalFailure, Fetched, Token, TokenError};
+use self::aws::AwsTokenSigner;
+use self::token::{CredentialRenewalFailure, FetchOutcome, Token, TokenError};
 use crate::base::clock::Clock;
 use crate::base::random::random_fraction;
 use crate::base::threads::lower_thread_priority;
@@ -202,7 +202,7 @@ async fn keep_token_renewed(state: Arc<TokenState>) {
     let mut failures_in_a_row = 0_u32;
     loop {
         let renewed_for = match fetches.fetch(&state.identity).await {
-            Ok(Fetched { token, problem }) => {
+            Ok(FetchOutcome { token, problem }) => {
                 let expires_at_s = token.as_ref().map_or(0, |token| token.expires_at_s);
                 if let Some(token) = token {
                     state.record_token(token);
@@ -255,10 +255,10 @@ struct FetchThread {
 }
 
 /// Result of a thread, which gives the fetcher back.
-type FetchResult = (TokenFetcher, Result<Fetched, TokenError>);
+type FetchResult = (TokenFetcher, Result<FetchOutcome, TokenError>);
 
 impl FetchThread {
-    async fn fetch(&mut self, identity: &CloudIdentity) -> Result<Fetched, TokenError> {
+    async fn fetch(&mut self, identity: &CloudIdentity) -> Result<FetchOutcome, TokenError> {
         let mut receiver = match self.running.take() {
             Some(receiver) => receiver,
             None => start_fetch(self.idle.take().unwrap_or_else(|| TokenFetcher::new(identity)))?,
@@ -290,19 +290,19 @@ fn start_fetch(mut fetcher: TokenFetcher) -> Result<oneshot::Receiver<FetchResul
 
 /// Gets tokens of one identity; blocks its thread.
 enum TokenFetcher {
-    Aws(AwsTokens),
+    Aws(AwsTokenSigner),
     Others(CloudIdentity),
 }
 
 impl TokenFetcher {
     fn new(identity: &CloudIdentity) -> Self {
         match &identity.source {
-            TokenSourceSettings::Aws(settings) => Self::Aws(AwsTokens::new(settings.clone())),
+            TokenSourceSettings::Aws(settings) => Self::Aws(AwsTokenSigner::new(settings.clone())),
             TokenSourceSettings::Google { .. } | TokenSourceSettings::Azure(_) => Self::Others(identity.clone()),
         }
     }
 
-    fn fetch(&mut self) -> Result<Fetched, TokenError> {
+    fn fetch(&mut self) -> Result<FetchOutcome, TokenError> {
         let identity = match self {
             Self::Aws(tokens) => return tokens.fetch(now_s()),
             Self::Others(identity) => identity,
@@ -312,7 +312,7 @@ impl TokenFetcher {
             TokenSourceSettings::Azure(settings) => azure::fetch_token(settings, now_s())?,
             TokenSourceSettings::Aws(_) => return Err(TokenError("not a source of access tokens".to_owned())),
         };
-        Ok(Fetched { token: Some(token), problem: None })
+        Ok(FetchOutcome { token: Some(token), problem: None })
     }
 }
 

@@ -102,7 +102,7 @@ impl CounterEntry {
     }
 
     /// Unpacks the state of a ban.
-    pub(super) const fn ban(&self) -> BanState {
+    pub(super) const fn ban_state(&self) -> BanState {
         BanState::from_packed_words(self.words)
     }
 

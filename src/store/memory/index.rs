@@ -111,7 +111,7 @@ impl EntryIndex {
             if found == EMPTY_SLOT {
                 return None;
             }
-            if found >> INDEX_BITS == hash_tag(hash) && is_it(entry_index(found)) {
+            if found >> INDEX_BITS == tag_of_hash(hash) && is_it(entry_index(found)) {
                 return Some(slot);
             }
             slot = self.next_slot(slot);
@@ -151,14 +151,14 @@ const fn segments_for(entries: usize) -> usize {
 }
 
 /// Returns the tag of a hash: its lowest eight bits.
-const fn hash_tag(hash: u64) -> u32 {
+const fn tag_of_hash(hash: u64) -> u32 {
     (hash & 0xff) as u32
 }
 
 /// Packs the tag of a hash and the index of an entry into a slot.
 fn pack_slot(hash: u64, index: usize) -> u32 {
     let index = u32::try_from(index).expect("a shard has at most MAX_ENTRIES");
-    hash_tag(hash) << INDEX_BITS | index
+    tag_of_hash(hash) << INDEX_BITS | index
 }
 
 /// Unpacks the index of the entry from a slot.

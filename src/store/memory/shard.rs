@@ -31,7 +31,7 @@ const CHUNK_ENTRIES: usize = CHUNK_BYTES / size_of::<CounterEntry>();
 /// Size of a log without its records.
 const EMPTY_LOG_BYTES: usize = size_of::<sliding_window_log::State>();
 /// Size of the first allocation of a log: a deque begins with four records.
-const FIRST_LOG_ALLOCATION_BYTES: usize = 4 * size_of::<sliding_window_log::LogRecord>();
+const FIRST_LOG_ALLOCATION_BYTES: usize = 4 * size_of::<sliding_window_log::LoggedHits>();
 /// Number of random counters that are considered for an eviction.
 const EVICTION_SAMPLE_SIZE: u64 = 8;
 
@@ -93,7 +93,7 @@ impl MemoryShard {
     /// Charges all counters of a descriptor; returns the result of each limit.
     pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         if self.has_held_counter(charge) {
-            return self.charge_held(charge, now);
+            return self.charge_with_holds(charge, now);
         }
         // Peeks and refunds add no counter.
         let may_add = matches!(charge.request.hits, Hits::Charge(_));
@@ -178,7 +178,7 @@ impl MemoryShard {
     pub(super) fn remove_key(&mut self, key: u128) -> bool {
         let index = self.find_index(key);
         index.is_some_and(|index| {
-            self.remove(index);
+            self.swap_remove_entry(index);
             true
         })
     }
@@ -195,9 +195,11 @@ impl MemoryShard {
         // Room was made for one record, but a log has many.
         let [slot] = slots;
         let counter = if let State::WithBan(both) = &state { &both.counter } else { &state };
-        let added = if let State::SlidingWindowLog(log) = counter { records_bytes(log) } else { 0 };
-        let replaced =
-            slot.index.and_then(|index| self.entry(index).log_index()).map_or(0, |log| records_bytes(&self.logs[log]));
+        let added = if let State::SlidingWindowLog(log) = counter { window_log_bytes(log) } else { 0 };
+        let replaced = slot
+            .index
+            .and_then(|index| self.entry(index).log_index())
+            .map_or(0, |log| window_log_bytes(&self.logs[log]));
         if added > replaced && self.bytes() + (added - replaced) as u64 > self.capacity_bytes {
             return;
         }
@@ -212,7 +214,7 @@ impl MemoryShard {
         let mut index = 0;
         while index < self.length {
             if self.entry(index).is_expired(now_s) {
-                self.remove(index);
+                self.swap_remove_entry(index);
             } else {
                 index += 1;
             }
@@ -238,10 +240,10 @@ impl MemoryShard {
         (self.logs, self.free_logs) = (logs, Vec::new());
     }
 
-    pub(super) fn usage(&self) -> MemoryUsage {
+    pub(super) fn memory_usage(&self) -> MemoryUsage {
         MemoryUsage {
             counters: self.length as u64,
-            bytes: self.bytes() + self.holds_bytes(),
+            bytes: self.bytes() + self.hold_table_bytes(),
             evicted: self.evicted,
             capacity_bytes: self.capacity_bytes,
         }
@@ -300,7 +302,7 @@ impl MemoryShard {
         for slot in logs {
             bytes += match slot.index.and_then(|index| self.entry(index).log_index()) {
                 Some(log) if self.logs[log].records.len() < self.logs[log].records.capacity() => 0,
-                Some(log) => records_bytes(&self.logs[log]).max(FIRST_LOG_ALLOCATION_BYTES),
+                Some(log) => window_log_bytes(&self.logs[log]).max(FIRST_LOG_ALLOCATION_BYTES),
                 None if !self.free_logs.is_empty() || self.logs.len() < self.logs.capacity() => {
                     FIRST_LOG_ALLOCATION_BYTES
                 }
@@ -332,7 +334,7 @@ impl MemoryShard {
             }
         }
         let (_, index) = least.ok_or(MemoryFull)?;
-        self.remove(index);
+        self.swap_remove_entry(index);
         self.evicted += 1;
         Ok(())
     }
@@ -373,7 +375,7 @@ impl MemoryShard {
         let log = match entry.log_index() {
             Some(log) => {
                 let log = std::mem::take(&mut self.logs[log]);
-                self.log_bytes -= records_bytes(&log);
+                self.log_bytes -= window_log_bytes(&log);
                 log
             }
             None => Default::default(),
@@ -408,7 +410,7 @@ impl MemoryShard {
             if log.records.capacity() > 4 * log.records.len().max(4) {
                 log.records.shrink_to(2 * log.records.len());
             }
-            self.log_bytes += records_bytes(&log);
+            self.log_bytes += window_log_bytes(&log);
             self.logs[log_index] = log;
         }
     }
@@ -419,7 +421,7 @@ impl MemoryShard {
 
     /// Returns the ban beside a counter.
     fn find_ban(&self, key: u128) -> BanState {
-        self.find_index(ban_key(key)).map_or_else(BanState::default, |index| self.entry(index).ban())
+        self.find_index(ban_key(key)).map_or_else(BanState::default, |index| self.entry(index).ban_state())
     }
 
     /// Stores the ban beside a counter. Adds an entry unless there is nothing to store.
@@ -429,7 +431,7 @@ impl MemoryShard {
             None if ban == BanState::default() => return,
             None => self.insert(CounterEntry::new_ban(ban_key(key))),
         };
-        if self.entry(index).ban() != ban {
+        if self.entry(index).ban_state() != ban {
             self.entry_mut(index).set_ban(ban, limit);
         }
     }
@@ -467,10 +469,10 @@ impl MemoryShard {
     }
 
     /// Removes an entry and moves the last one into its slot.
-    fn remove(&mut self, removed: usize) {
+    fn swap_remove_entry(&mut self, removed: usize) {
         let entry = *self.entry(removed);
         if let Some(log) = entry.log_index() {
-            self.log_bytes -= records_bytes(&self.logs[log]);
+            self.log_bytes -= window_log_bytes(&self.logs[log]);
             self.logs[log] = Default::default();
             self.free_logs.push(log);
         }
@@ -499,6 +501,6 @@ fn entry_at(chunks: &[Vec<CounterEntry>], index: usize) -> &CounterEntry {
     &chunks[index / CHUNK_ENTRIES][index % CHUNK_ENTRIES]
 }
 
-fn records_bytes(log: &sliding_window_log::State) -> usize {
-    log.records.capacity() * size_of::<sliding_window_log::LogRecord>()
+fn window_log_bytes(log: &sliding_window_log::State) -> usize {
+    log.records.capacity() * size_of::<sliding_window_log::LoggedHits>()
 }

@@ -214,7 +214,7 @@ impl SlotTables {
             let mut state = match shard.get_mut(&key) {
                 Some(table) => {
                     let before = table.bytes();
-                    let state = table.view_for_request(query);
+                    let state = table.prune_and_view(query);
                     // The look may have shrunk the table.
                     self.bytes.fetch_sub(before.saturating_sub(table.bytes()), Ordering::Relaxed);
                     state

@@ -426,7 +426,7 @@ impl FollowerBatch {
             let outcome = match &mut results {
                 Ok((results, now)) => {
                     let results = results.next().ok_or(RedisError::BadReply);
-                    results.map(|results| StoreOutcome::decided_by_store(results, *now))
+                    results.map(|results| StoreOutcome::from_store_results(results, *now))
                 }
                 Err(error) => Err(*error),
             };
@@ -480,7 +480,7 @@ impl PendingCharges {
             ChargeProgress::Leading(call) => match ready!(Pin::new(call).poll(context)) {
                 Ok(CallResults { results, now }) => {
                     for (&index, results) in self.indices.iter().zip(results) {
-                        outcomes[index] = Ok(StoreOutcome::decided_by_store(results, now));
+                        outcomes[index] = Ok(StoreOutcome::from_store_results(results, now));
                     }
                 }
                 Err(error) => self.fail_unanswered_charges(error, outcomes),

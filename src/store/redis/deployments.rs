@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::incrby::refunds::RefundScriptSupport;
+use super::incrby::refund_script_support::RefundScriptSupport;
 use super::probe::{CounterProbe, ProbeKind};
 use crate::limit::Limit;
 use crate::limit::charge::Charge;

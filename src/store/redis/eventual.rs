@@ -86,7 +86,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::lease_arguments::RecordedLease;
+use super::lease_arguments::StoredLease;
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::store::charge::StoreOutcome;
@@ -139,7 +139,7 @@ pub struct LeaseTicket {
     /// End of its life.
     pub end: Instant,
     /// The lease as Redis has recorded it.
-    pub recorded: RecordedLease,
+    pub recorded: StoredLease,
     /// Time of Redis from which a return has no effect; `None`: nothing is returned.
     pub void_from: Option<Time>,
     /// Hits that may have refilled meanwhile, and are not returned.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::regions::GlobalGrantClient;
 use super::regions::grants::GrantRequest;
-use super::regions::resets::RegionCounter;
+use super::regions::resets::RegionCounterToReset;
 use super::script::{RegionEffects, encode_global_redis_view};
 use crate::base::clock::Time;
 use crate::limit::algorithm::region::GlobalRedisView;
@@ -84,8 +84,8 @@ impl GlobalLimitHooks {
     ) -> Result<(), RedisError> {
         let counters = keys.iter().zip(&charge.counters);
         let counters = counters.filter(|(_, counter)| counter.limit.is_counted_in_region());
-        let counters: Vec<RegionCounter> =
-            counters.map(|(key, counter)| RegionCounter { key: key.clone(), limit: counter.limit }).collect();
+        let counters: Vec<RegionCounterToReset> =
+            counters.map(|(key, counter)| RegionCounterToReset { key: key.clone(), limit: counter.limit }).collect();
         self.0.reset(&counters, deadline).await
     }
 }

@@ -44,11 +44,11 @@ impl HolderExchange {
     /// Starts the task. Must be called within a tokio runtime.
     pub(super) fn start(calls: &Arc<RedisCallSender>, deployment: &Arc<Deployment>, prefix: &str) -> Self {
         let (calls, deployment, key) = (Arc::clone(calls), Arc::clone(deployment), holder_table_key(prefix));
-        calls.fallback.holders().set_shared_dead_holders(std::iter::empty(), Clock::System.now());
+        calls.fallback.slot_holders().set_shared_dead_holders(std::iter::empty(), Clock::System.now());
         let exchange = async move {
             static FAILURE_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
             loop {
-                let holders = calls.fallback.holders();
+                let holders = calls.fallback.slot_holders();
                 // Without holders there is nothing to learn.
                 if !holders.is_empty()
                     && let Err(error) = exchange_heartbeats(&calls, &deployment, &key).await
@@ -71,7 +71,7 @@ fn holder_table_key(prefix: &str) -> Bytes {
 }
 
 async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, key: &Bytes) -> Result<(), RedisError> {
-    let holders = calls.fallback.holders();
+    let holders = calls.fallback.slot_holders();
     let heartbeats = holders.take_heartbeats(Clock::System.now());
     let mut argument = BytesMut::with_capacity(16 + 16 * heartbeats.len());
     put_time(&mut argument, None);

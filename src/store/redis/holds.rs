@@ -9,7 +9,7 @@ use crate::limit::algorithm::fixed_window::window_bounds;
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use crate::limit::charge::ChargeRequest;
 use crate::limit::hold::{
-    HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder, ReplicaId, window_end, windows_until_end,
+    HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder, ReplicaId, window_end, windows_until_hold_end,
 };
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
@@ -28,12 +28,12 @@ pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: H
         CallTime::Given(now) => now,
     };
     let lasts_us = request.lasts_us.min(MAX_HOLD_US);
-    let [first_end, second_end] = calendar_window_ends(limit, now.plus_us(lasts_us));
+    let [first_end, second_end] = next_calendar_window_ends(limit, now.plus_us(lasts_us));
     let numbers = [
         u64::from(limit.requests_per_unit()),
         u64::from(limit.capacity()),
-        u64::from(limit.is_held_by_capacity()),
-        windows_until_end(limit),
+        u64::from(limit.holds_take_capacity()),
+        windows_until_hold_end(limit),
         first_end.as_micros(),
         second_end.as_micros(),
         request.used.min(MAX_AMOUNT),
@@ -51,8 +51,8 @@ pub fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: H
 
 /// Returns the next two ends of windows of a calendar after `at`, which is a time by the clock of this process; zeros
 /// if windows have the period's length.
-fn calendar_window_ends(limit: &Limit, at: Time) -> [Time; 2] {
-    if !limit.follows_calendar_months() && limit.window().is_none() {
+fn next_calendar_window_ends(limit: &Limit, at: Time) -> [Time; 2] {
+    if !limit.follows_calendar_months() && limit.calendar_windows().is_none() {
         return [Time::default(); 2];
     }
     let first = window_bounds(limit, at).1;

@@ -17,7 +17,7 @@
 //! Redirections: work that is done is not repeated at the next node, so nothing is counted twice. While a slot
 //! migrates, each key is at one node or the other, so each step begins at the owner of the slot.
 
-pub(crate) mod refunds;
+pub(crate) mod refund_script_support;
 
 use std::mem::take;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use self::refunds::RefundScriptSupport;
+use self::refund_script_support::RefundScriptSupport;
 use super::script::{RegionEffects, ScriptOutcome, window_charges_script};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::{State, charge_together};
@@ -213,7 +213,7 @@ impl<'a> WindowChargeBatch<'a> {
         let reserved = u64::try_from(integer_in_reply(reserved)?).unwrap_or(0);
         self.set_count(integer_in_reply(before)?);
         for index in 0..self.charges.len() {
-            let room = self.count().saturating_sub(reserved);
+            let room = self.counted_hits().saturating_sub(reserved);
             self.record_result(index, |hits| hits.min(room));
         }
         Ok(())
@@ -275,7 +275,7 @@ impl<'a> WindowChargeBatch<'a> {
         -self.charges.iter().filter(|charge| is_refund(charge)).map(signed_hits).sum::<i64>()
     }
 
-    fn count(&self) -> u64 {
+    fn counted_hits(&self) -> u64 {
         let [State::FixedWindow(fixed_window::State { count, .. })] = self.states else { return 0 };
         count
     }

@@ -335,7 +335,7 @@ fn truncate_long_path(key: &mut Vec<u8>, start: usize) {
 }
 
 /// Returns the SCAN pattern of a domain's counters.
-pub(super) fn scan_pattern(prefix: &str, domain: &str) -> Vec<u8> {
+pub(super) fn domain_scan_pattern(prefix: &str, domain: &str) -> Vec<u8> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
     push_prefix_and_version(&mut key, prefix);
     push_escaped(&mut key, domain.as_bytes(), &ESCAPED_IN_PATH);
@@ -404,7 +404,7 @@ fn push_algorithm_period_epoch(key: &mut Vec<u8>, counter: &Counter<'_>) {
     if limit.is_concurrent() {
         return push_epoch(key, counter.epoch);
     }
-    if let Some(window) = limit.window() {
+    if let Some(window) = limit.calendar_windows() {
         key.push(b':');
         key.extend_from_slice(window.identity().as_bytes());
         return push_epoch(key, counter.epoch);

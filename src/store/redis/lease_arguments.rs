@@ -13,7 +13,7 @@ use crate::store::charge::{OwnedCharge, OwnedCounter};
 
 /// Lease as the record has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordedLease {
+pub struct StoredLease {
     /// Time of Redis at which the record of the lease ends.
     pub end: Time,
     /// Hits of the lease.
@@ -24,7 +24,7 @@ pub struct RecordedLease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnLease {
     /// The lease.
-    pub lease: RecordedLease,
+    pub lease: StoredLease,
     /// Hits of it that will not be admitted any more.
     pub done: u64,
 }

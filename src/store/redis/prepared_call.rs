@@ -33,7 +33,7 @@ use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::{Reply, reply_bytes, reply_integer};
 use crate::store::client::redis::server_clock::InstantRange;
-use crate::store::error::AdminError;
+use crate::store::error::CounterCommandError;
 use crate::telemetry::traces::{Span, SpanRef};
 
 /// Maximum number of charges of a call that shares a command, so that the server is not busy with it for long.
@@ -118,10 +118,10 @@ impl PreparedCall {
         refund: &OwnedCharge,
         own: SmallVec<[OwnLease; 2]>,
         deadline: Instant,
-    ) -> Result<u64, AdminError> {
+    ) -> Result<u64, CounterCommandError> {
         if let Some(hooks) = &self.global_limits {
             let reset = hooks.reset(self.command.keys(), refund, deadline).await;
-            reset.map_err(AdminError::GlobalRedis)?;
+            reset.map_err(CounterCommandError::GlobalRedis)?;
         }
         // Counters with a ban or reservations have no leases.
         let has_own_keys = |limit: &Limit| limit.ban().is_some() || limit.reservations().is_some();
@@ -153,7 +153,7 @@ impl PreparedCall {
                     let deleted = reply_integer(&reply).and_then(|deleted| u64::try_from(deleted).ok());
                     // Those of bans and reservations are no counters.
                     let deleted = deleted.map(|deleted| deleted.min(refund.counters.len() as u64));
-                    return deleted.ok_or(AdminError::Redis(RedisError::BadReply));
+                    return deleted.ok_or(CounterCommandError::Redis(RedisError::BadReply));
                 }
                 Err(error) => target.follow_redirection(error)?,
             }
@@ -334,7 +334,7 @@ impl<'a> ScriptCall<'a> {
         let [key] = self.keys else { return None };
         let is_mergeable =
             self.script.merged.is_some() && self.leases.is_none() && self.sending == ScriptSendMode::Mergeable;
-        if !is_mergeable || !node.can_merge() {
+        if !is_mergeable || !node.can_merge_calls() {
             return None;
         }
         let view = self.view.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));

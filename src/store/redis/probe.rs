@@ -42,7 +42,7 @@ const PROBED_ALGORITHMS: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::Sl
 const MERGE_CHECK_KEY_COUNT: u32 = 16;
 
 /// Lifetime of the key of an INCRBY probe, in seconds.
-const KEY_LIFETIME_S: &[u8] = b"60";
+const PROBE_KEY_LIFETIME_S: &[u8] = b"60";
 
 impl CounterProbe {
     /// Creates a probe that writes to keys with `prefix`.
@@ -94,7 +94,10 @@ impl HealthCheck for CounterProbe {
                 vec![vec![word(b"EVAL"), text, word(b"2"), key, log_key, self.argument.clone()]]
             }
             ProbeKind::Incrby => {
-                vec![vec![word(b"INCRBY"), key.clone(), word(b"1")], vec![word(b"EXPIRE"), key, word(KEY_LIFETIME_S)]]
+                vec![
+                    vec![word(b"INCRBY"), key.clone(), word(b"1")],
+                    vec![word(b"EXPIRE"), key, word(PROBE_KEY_LIFETIME_S)],
+                ]
             }
         }
     }

@@ -113,7 +113,7 @@ use self::grant_stats::GrantCounts;
 use self::grants::{GrantRequest, GrantRequestQueue, GrantWorker};
 use self::heartbeat::RegionHeartbeat;
 use self::region_notices::collect_region_notices;
-use self::resets::{GlobalResets, RegionCounter};
+use self::resets::{GlobalResets, RegionCounterToReset};
 use self::standing::RegionStanding;
 use self::unused_hits::UnusedHitReturner;
 use super::deployments::Deployments;
@@ -238,7 +238,7 @@ impl GlobalGrantClient {
     ///
     /// # Errors
     /// The global Redis failed.
-    pub(super) async fn reset(&self, counters: &[RegionCounter], deadline: Instant) -> Result<(), RedisError> {
+    pub(super) async fn reset(&self, counters: &[RegionCounterToReset], deadline: Instant) -> Result<(), RedisError> {
         self.resets.reset(counters, deadline).await
     }
 
@@ -264,8 +264,8 @@ impl GlobalGrantClient {
         RegionStats {
             region: self.settings.own_region_name().to_owned(),
             regions: self.settings.names.clone(),
-            connected: self.standing.is_connected(at),
-            us_since_answer: self.standing.us_since_answer(at),
+            connected: self.standing.has_global_connection(at),
+            us_since_answer: self.standing.us_since_global_answer(at),
             us_since_change: self.standing.findings().us_since_change(at),
             clocks: clocks.collect(),
             clock_jumps: self.clock_jumps.count(),

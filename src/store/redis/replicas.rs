@@ -82,7 +82,7 @@ impl ReplicaMembership {
     }
 
     /// Returns R, the number of slots that this replica is configured with: 1 to 1000.
-    pub const fn slots(&self) -> NonZeroU32 {
+    pub const fn slot_count(&self) -> NonZeroU32 {
         self.slots
     }
 

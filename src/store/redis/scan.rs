@@ -60,7 +60,7 @@ pub(super) async fn scan_paths(
     if nodes.is_empty() {
         return Err(RedisError::Unreachable);
     }
-    let pattern = key::scan_pattern(options.prefix, options.domain);
+    let pattern = key::domain_scan_pattern(options.prefix, options.domain);
     let mut scan = KeyScanResult { complete: true, ..KeyScanResult::default() };
     let (mut known, mut visited) = (HashSet::new(), 0);
     for node in nodes {

@@ -163,17 +163,17 @@ define_scripts! {
     /// reply.
     holders_script = "holders", expand_with_shared_parts;
     /// Returns the script that charges and refunds a counter in the key format of envoyproxy/ratelimit.
-    window_charges_script = "window_charges", expand_without_parts;
+    window_charges_script = "window_charges", remove_comments;
 }
 
 /// Removes the comments of a script that refers to no part.
-fn expand_without_parts(text: &str) -> String {
+fn remove_comments(text: &str) -> String {
     expand_parts(text, &LuaParts::new())
 }
 
 /// Expands the shared parts in a script, and removes its comments.
 fn expand_with_shared_parts(text: &str) -> String {
-    expand_parts(text, &shared_parts())
+    expand_parts(text, &shared_lua_parts())
 }
 
 fn compose_single_counter_script(counting: CountingMethod) -> Script {
@@ -185,7 +185,7 @@ fn compose_single_counter_script(counting: CountingMethod) -> Script {
 /// Returns a text with the parts of a counting and its helper functions.
 fn expand_with_counting(counting: CountingMethod, text: &str) -> String {
     let helpers = join_helper_functions(&[counting].into_iter());
-    let mut parts = parts_of_counting(counting);
+    let mut parts = lua_parts_of_counting(counting);
     parts.insert("helpers", &helpers);
     expand_parts(text, &parts)
 }
@@ -198,13 +198,13 @@ fn compose_several_counters_script(
     let helpers = join_helper_functions(&countings);
     let constructors: String = countings
         .map(|counting| {
-            let mut parts = parts_of_counting(counting);
+            let mut parts = lua_parts_of_counting(counting);
             parts.insert("reservation_methods", extra.get("reservation_methods").copied().unwrap_or_default());
             let constructor = expand_parts(include_str!("lua/counter.lua"), &parts);
             format!("constructors[{}] = {constructor}", counting.properties().wire_id)
         })
         .collect();
-    let mut parts: LuaParts<'_> = shared_parts();
+    let mut parts: LuaParts<'_> = shared_lua_parts();
     parts.extend(["ban_functions", "ban_of_counter", "reservation_functions"].map(|name| (name, "")));
     parts.extend(["reservation_of_counter", "counter_count"].map(|name| (name, "")));
     parts.extend(extra);
@@ -214,18 +214,18 @@ fn compose_several_counters_script(
 
 /// Returns the helper functions that these countings call.
 fn join_helper_functions(countings: &(impl Iterator<Item = CountingMethod> + Clone)) -> String {
-    let shared = shared_parts();
+    let shared = shared_lua_parts();
     let is_used = |name: &&str| countings.clone().any(|counting| counting.properties().lua_helpers.contains(name));
     HELPER_PARTS.into_iter().filter(is_used).map(|name| shared[name]).collect()
 }
 
-fn shared_parts() -> LuaParts<'static> {
+fn shared_lua_parts() -> LuaParts<'static> {
     SHARED_LUA_TEXTS.iter().flat_map(|file| split_parts(file)).collect()
 }
 
 /// Returns the parts of a counting's file and the shared parts that it does not replace.
-fn parts_of_counting(counting: CountingMethod) -> LuaParts<'static> {
-    let mut parts = shared_parts();
+fn lua_parts_of_counting(counting: CountingMethod) -> LuaParts<'static> {
+    let mut parts = shared_lua_parts();
     // Optional: only a log reads more before it writes.
     parts.insert("plan", "");
     if supports_holds(counting) {
@@ -442,7 +442,7 @@ impl ArgumentEncoder {
         self.push(reservations.map_or(0, |_| signed_word(key)));
         self.push(reservations.map_or(0, |reservations| signed_word(reservations.settle_within_us())));
         self.push(reservations.map_or(0, |reservations| signed_word(reservations.kept_us(limit.period_us()))));
-        let estimate = reservations.and_then(ReservationPolicy::estimate);
+        let estimate = reservations.and_then(ReservationPolicy::fixed_estimate);
         self.push(estimate.map_or(0, |estimate| i64::from(estimate.get())));
     }
 
@@ -608,7 +608,7 @@ fn replay_held_charge(
     }
     let mut results = replay_charge(&lowered, states, terms);
     for (index, hold) in holds {
-        hold.add_retry_after_hold(&mut results[*index], &charge.counters[*index].limit, charge.request, terms.now);
+        hold.add_wait_for_hold_end(&mut results[*index], &charge.counters[*index].limit, charge.request, terms.now);
     }
     results
 }

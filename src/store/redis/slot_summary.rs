@@ -39,7 +39,7 @@ impl Redis {
                 break;
             }
         }
-        let holders = self.fallback().holders();
+        let holders = self.fallback().slot_holders();
         let summary = SlotSummary::new(slots.into_iter(), now, &|holder| holders.is_dead(holder, now));
         Ok(SlotSummary { is_partial: cursor != b"0", is_of_reservations, ..summary })
     }

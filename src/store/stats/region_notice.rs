@@ -108,27 +108,27 @@ impl RegionNotice {
 }
 
 /// Parts of limits that a region does not use.
-const NO_PARTS: &str = "this region uses neither its reserve nor its share of max_overshoot";
+const PARTS_UNUSED_TEXT: &str = "this region uses neither its reserve nor its share of max_overshoot";
 
 impl fmt::Display for RegionNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SecondRedis { silent, pause } => write_second_redis(f, *silent, *pause),
-            Self::CopiedRedis { pause } => write_copied_redis(f, *pause),
-            Self::OtherLists { regions, pause } => write_other_lists(f, regions, *pause),
+            Self::SecondRedis { silent, pause } => write_second_redis_notice(f, *silent, *pause),
+            Self::CopiedRedis { pause } => write_copied_redis_notice(f, *pause),
+            Self::OtherLists { regions, pause } => write_other_lists_notice(f, regions, *pause),
             Self::ListChanged => write!(
                 f,
-                "the regions or the Redis of one changed: {NO_PARTS} for one period of the limit, 60 s at least"
+                "the regions or the Redis of one changed: {PARTS_UNUSED_TEXT} for one period of the limit, 60 s at least"
             ),
             Self::NewRedis => write!(
                 f,
-                "the Redis of this region is new and may follow another TOLLKEEPER_REGIONS: {NO_PARTS} for one period \
+                "the Redis of this region is new and may follow another TOLLKEEPER_REGIONS: {PARTS_UNUSED_TEXT} for one period \
                  of the limit, 60 s at least"
             ),
-            Self::CutOff { parts_left } => write_cut_off(f, *parts_left),
+            Self::CutOff { parts_left } => write_cut_off_notice(f, *parts_left),
             Self::LeaseEnded => write!(
                 f,
-                "the global Redis has not confirmed this region for TOLLKEEPER_REGION_LEASE, or never: {NO_PARTS} until \
+                "the global Redis has not confirmed this region for TOLLKEEPER_REGION_LEASE, or never: {PARTS_UNUSED_TEXT} until \
                  it answers (a longer lease, or on_region_loss: local, lets a region go on)"
             ),
             Self::NeverReported(names) => write!(
@@ -149,7 +149,7 @@ impl fmt::Display for RegionNotice {
             Self::RegionClockJumped { pause } => write!(
                 f,
                 "the clock of the Redis of this region, or of this machine, jumped, or that Redis lost its data: \
-                 {NO_PARTS} for one period of each limit, at most {} from now ({CLOCK_JUMP_ADVICE})",
+                 {PARTS_UNUSED_TEXT} for one period of each limit, at most {} from now ({CLOCK_JUMP_ADVICE})",
                 format_rounded_up(*pause)
             ),
         }
@@ -159,10 +159,10 @@ impl fmt::Display for RegionNotice {
 /// Advice on a clock that jumped.
 const CLOCK_JUMP_ADVICE: &str = "keep the clock of the server with NTP, without steps";
 
-fn write_second_redis(f: &mut fmt::Formatter<'_>, silent: Duration, pause: Duration) -> fmt::Result {
+fn write_second_redis_notice(f: &mut fmt::Formatter<'_>, silent: Duration, pause: Duration) -> fmt::Result {
     write!(
         f,
-        "another Redis has the name of this region and last reported {} ago: {NO_PARTS} until the other has been silent \
+        "another Redis has the name of this region and last reported {} ago: {PARTS_UNUSED_TEXT} until the other has been silent \
          for its lease, {} from now at the earliest (if it is no longer used, wait; otherwise give each region its own \
          TOLLKEEPER_REGION and REDIS_URL)",
         format_rounded_up(silent),
@@ -170,26 +170,26 @@ fn write_second_redis(f: &mut fmt::Formatter<'_>, silent: Duration, pause: Durat
     )
 }
 
-fn write_copied_redis(f: &mut fmt::Formatter<'_>, pause: Duration) -> fmt::Result {
+fn write_copied_redis_notice(f: &mut fmt::Formatter<'_>, pause: Duration) -> fmt::Result {
     write!(
         f,
-        "the Redis of this region is a copy of another that is used too, or was restored: {NO_PARTS} for {} (let all \
+        "the Redis of this region is a copy of another that is used too, or was restored: {PARTS_UNUSED_TEXT} for {} (let all \
          replicas of the region use one REDIS_URL)",
         format_rounded_up(pause)
     )
 }
 
-fn write_other_lists(f: &mut fmt::Formatter<'_>, regions: &[String], pause: Duration) -> fmt::Result {
+fn write_other_lists_notice(f: &mut fmt::Formatter<'_>, regions: &[String], pause: Duration) -> fmt::Result {
     write!(
         f,
-        "TOLLKEEPER_REGIONS differs in {}: {NO_PARTS} until all have one list, or those have been silent for their \
+        "TOLLKEEPER_REGIONS differs in {}: {PARTS_UNUSED_TEXT} until all have one list, or those have been silent for their \
          lease, {} from now at the earliest (give the same list to all regions)",
         regions.join(", "),
         format_rounded_up(pause)
     )
 }
 
-fn write_cut_off(f: &mut fmt::Formatter<'_>, parts_left: Option<Duration>) -> fmt::Result {
+fn write_cut_off_notice(f: &mut fmt::Formatter<'_>, parts_left: Option<Duration>) -> fmt::Result {
     f.write_str(
         "the global Redis does not answer: this region spends its grants and its reserve, then on_region_loss decides",
     )?;

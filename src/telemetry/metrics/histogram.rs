@@ -11,12 +11,12 @@ use super::striped_counters::{STRIPES, stripe_index_of_this_thread};
 use crate::base::clock::to_micros;
 
 /// Upper bounds of the buckets in microseconds, ascending; one more bucket counts what is above the last.
-pub const BOUNDS_US: [u64; 22] = [
+pub const BUCKET_BOUNDS_US: [u64; 22] = [
     10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 7_500, 10_000, 15_000, 20_000, 25_000, 50_000, 100_000, 250_000,
     500_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000,
 ];
 
-const BUCKET_COUNT: usize = BOUNDS_US.len() + 1;
+const BUCKET_COUNT: usize = BUCKET_BOUNDS_US.len() + 1;
 
 /// Histogram of durations.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Histogram {
         let us = to_micros(duration);
         // As in Prometheus, a bound belongs to the bucket below it; fractions of a microsecond round up.
         let us = us.saturating_add(u64::from(!duration.subsec_nanos().is_multiple_of(1_000)));
-        let bucket = BOUNDS_US.partition_point(|bound| *bound < us);
+        let bucket = BUCKET_BOUNDS_US.partition_point(|bound| *bound < us);
         let stripe = &self.stripes[stripe_index_of_this_thread()];
         stripe.counts[bucket].fetch_add(1, Ordering::Relaxed);
         stripe.sum_ns.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -93,5 +93,5 @@ pub fn quantile_bound_us(counts: &[u64], per_mille: u64) -> Option<u64> {
         seen += u128::from(*count);
         seen >= rank
     });
-    BOUNDS_US.get(bucket?).copied()
+    BUCKET_BOUNDS_US.get(bucket?).copied()
 }

@@ -22,7 +22,7 @@ pub struct LimitRegistry {
     /// By all parts of the name: two names can be equal in statsd, such as those of `a.b` with `c` and `a` with `b.c`.
     rules: RwLock<HashMap<LimitName, Arc<LimitStats>>>,
     requested: RwLock<HashMap<LimitName, StatsNamedByRequest>>,
-    unknown_domains: RwLock<HashMap<Box<str>, UnknownDomain>>,
+    unknown_domains: RwLock<HashMap<Box<str>, UnknownDomainCounter>>,
     /// Size of `requested` and `unknown_domains` together; briefly too high while two threads add the same name.
     series: AtomicUsize,
     max_series: usize,
@@ -38,7 +38,7 @@ struct StatsNamedByRequest {
 
 /// Counter of descriptors for a domain without rules.
 #[derive(Debug, Default)]
-struct UnknownDomain {
+struct UnknownDomainCounter {
     count: AtomicU64,
     idle: IdleDetector,
 }
@@ -110,7 +110,7 @@ impl LimitRegistry {
         let mut unknown = write_lock(&self.unknown_domains);
         let entry = unknown.entry(name.into()).or_insert_with(|| {
             self.series.fetch_add(1, Ordering::Relaxed);
-            UnknownDomain::default()
+            UnknownDomainCounter::default()
         });
         entry.count.fetch_add(1, Ordering::Relaxed);
     }
@@ -147,7 +147,7 @@ impl LimitRegistry {
     }
 
     /// Returns the requested domains without rules and the number of their descriptors, by name.
-    pub fn unknown_domains(&self) -> Vec<(String, u64)> {
+    pub fn unknown_domain_counts(&self) -> Vec<(String, u64)> {
         let unknown = read_lock(&self.unknown_domains);
         let mut domains: Vec<(String, u64)> =
             unknown.iter().map(|(name, unknown)| (name.to_string(), unknown.count.load(Ordering::Relaxed))).collect();
@@ -180,7 +180,7 @@ impl LimitRegistry {
             removed += usize::from(!stays);
             stays
         });
-        write_lock(&self.unknown_domains).retain(|_, UnknownDomain { count, idle }| {
+        write_lock(&self.unknown_domains).retain(|_, UnknownDomainCounter { count, idle }| {
             let stays = idle.record_count_and_is_used(count.load(Ordering::Relaxed));
             removed += usize::from(!stays);
             stays

@@ -250,7 +250,7 @@ impl LimitStats {
     }
 
     /// Shared name in metrics, for reports that keep it.
-    pub const fn shared_name(&self) -> &Arc<LimitName> {
+    pub const fn name_arc(&self) -> &Arc<LimitName> {
         &self.name
     }
 

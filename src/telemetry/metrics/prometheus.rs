@@ -10,7 +10,7 @@ use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
 use super::family::{Family, Label, MetricKind, MetricValue, Series};
-use super::histogram::{BOUNDS_US, HistogramSnapshot};
+use super::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot};
 use super::mapper::Mapper;
 
 /// Options of the page for Prometheus.
@@ -120,8 +120,8 @@ impl<'o> TextPage<'o> {
                 let units_per_second = if self.options.milliseconds && is_compatible { 1e3 } else { 1.0 };
                 metric.set_histogram(build_histogram(&snapshot, units_per_second));
             }
-            MetricValue::Counter(count) => set_number(&mut metric, kind, to_f64(count)),
-            MetricValue::Gauge(level) => set_number(&mut metric, kind, level),
+            MetricValue::Counter(count) => set_metric_value(&mut metric, kind, to_f64(count)),
+            MetricValue::Gauge(level) => set_metric_value(&mut metric, kind, level),
         }
         metric
     }
@@ -132,7 +132,7 @@ impl<'o> TextPage<'o> {
         match &value.histogram {
             // statsd timings are in milliseconds; the mapping's scale converts them, usually to seconds.
             Some((snapshot, scale)) => metric.set_histogram(build_histogram(snapshot, scale * 1e3)),
-            None => set_number(&mut metric, kind, value.number),
+            None => set_metric_value(&mut metric, kind, value.number),
         }
         metric
     }
@@ -172,7 +172,7 @@ impl MergedValue {
     }
 }
 
-fn set_number(metric: &mut Metric, kind: MetricKind, number: f64) {
+fn set_metric_value(metric: &mut Metric, kind: MetricKind, number: f64) {
     if kind == MetricKind::Counter {
         let mut counter = Counter::default();
         counter.set_value(number);
@@ -187,7 +187,7 @@ fn set_number(metric: &mut Metric, kind: MetricKind, number: f64) {
 /// Histogram in a unit of which a second has `units_per_second`.
 fn build_histogram(snapshot: &HistogramSnapshot, units_per_second: f64) -> Histogram {
     let mut cumulative = 0;
-    let buckets = BOUNDS_US.iter().zip(snapshot.counts).map(|(bound, count)| {
+    let buckets = BUCKET_BOUNDS_US.iter().zip(snapshot.counts).map(|(bound, count)| {
         cumulative += count;
         let mut bucket = Bucket::default();
         // Multiplying first keeps bounds in seconds free of rounding errors.

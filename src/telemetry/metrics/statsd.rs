@@ -11,14 +11,14 @@ use std::io;
 use regex::Regex;
 
 use super::family::{Family, MetricValue};
-use super::histogram::{BOUNDS_US, HistogramSnapshot};
+use super::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot};
 
 /// Encodes families and remembers what one server has received.
 #[derive(Debug)]
 pub struct StatsdEncoder {
     format: StatsdFormat,
     tags: Vec<(String, String)>,
-    reported: HashMap<String, ReportedValue>,
+    reported: HashMap<String, LastSentValue>,
     /// Number of completed reports.
     round: u64,
     pending: Vec<PendingLine>,
@@ -46,7 +46,7 @@ pub struct NameRewrite {
 
 /// Last value of a series that was sent.
 #[derive(Debug)]
-struct ReportedValue {
+struct LastSentValue {
     value: MetricValue,
     /// Round in which the series was last seen.
     round: u64,
@@ -132,7 +132,7 @@ impl StatsdEncoder {
 
     fn remember_reported_values(&mut self, reported: &mut Vec<(String, MetricValue)>) {
         let round = self.round;
-        self.reported.extend(reported.drain(..).map(|(name, value)| (name, ReportedValue { value, round })));
+        self.reported.extend(reported.drain(..).map(|(name, value)| (name, LastSentValue { value, round })));
     }
 
     /// Adds a line `name:ms|ms` for each bucket of a histogram with new observations, at the bucket's upper bound.
@@ -144,7 +144,7 @@ impl StatsdEncoder {
             if increase == 0 {
                 continue;
             }
-            let bound = BOUNDS_US.get(bucket).unwrap_or(&BOUNDS_US[BOUNDS_US.len() - 1]);
+            let bound = BUCKET_BOUNDS_US.get(bucket).unwrap_or(&BUCKET_BOUNDS_US[BUCKET_BOUNDS_US.len() - 1]);
             #[expect(clippy::cast_precision_loss, reason = "a sample rate needs no more digits")]
             let (ms, rate) = (*bound as f64 / 1e3, 1.0 / increase as f64);
             let value = if increase == 1 { format!("{ms}|ms") } else { format!("{ms}|ms|@{rate}") };

@@ -10,23 +10,23 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Number of stripes, a power of two; threads beyond it share one.
 pub(crate) const STRIPES: usize = 8;
 /// Minimum number of conflicts before there are blocks for stripes.
-const MIN_CONFLICTS: u64 = 64;
+const MIN_CONFLICTS_FOR_STRIPES: u64 = 64;
 /// Additions for each conflict; fewer mean contention.
 const MIN_ADDITIONS_PER_CONFLICT: u64 = 64;
 
 /// `N` counters.
 #[derive(Debug, Default)]
 pub(crate) struct StripedCounters<const N: usize> {
-    shared: CounterBlock<N>,
+    shared: CacheAlignedCounters<N>,
     /// Additions to `shared` during which another thread changed the counter.
     conflicts: AtomicU64,
-    stripes: OnceLock<Box<[CounterBlock<N>; STRIPES]>>,
+    stripes: OnceLock<Box<[CacheAlignedCounters<N>; STRIPES]>>,
 }
 
 /// Counters on cache lines of their own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct CounterBlock<const N: usize>([AtomicU64; N]);
+struct CacheAlignedCounters<const N: usize>([AtomicU64; N]);
 
 impl<const N: usize> StripedCounters<N> {
     /// Adds to the counter `at`, which is below `N`; wraps.
@@ -56,13 +56,13 @@ impl<const N: usize> StripedCounters<N> {
     #[cold]
     fn count_conflict_and_add_stripes(&self, additions: u64) {
         let conflicts = self.conflicts.fetch_add(1, Ordering::Relaxed) + 1;
-        if conflicts >= MIN_CONFLICTS && conflicts > additions / MIN_ADDITIONS_PER_CONFLICT {
+        if conflicts >= MIN_CONFLICTS_FOR_STRIPES && conflicts > additions / MIN_ADDITIONS_PER_CONFLICT {
             self.stripes.get_or_init(Box::default);
         }
     }
 }
 
-impl<const N: usize> Default for CounterBlock<N> {
+impl<const N: usize> Default for CacheAlignedCounters<N> {
     fn default() -> Self {
         Self(array::from_fn(|_| AtomicU64::new(0)))
     }
@@ -95,9 +95,9 @@ mod tests {
     fn contention_gives_each_stripe_a_block() {
         let counters = StripedCounters::<1>::default();
         counters.add_to_counter(0, 5);
-        (1..MIN_CONFLICTS).for_each(|_| counters.count_conflict_and_add_stripes(5));
+        (1..MIN_CONFLICTS_FOR_STRIPES).for_each(|_| counters.count_conflict_and_add_stripes(5));
         assert!(counters.stripes.get().is_none(), "too few conflicts");
-        counters.count_conflict_and_add_stripes(MIN_CONFLICTS * MIN_ADDITIONS_PER_CONFLICT);
+        counters.count_conflict_and_add_stripes(MIN_CONFLICTS_FOR_STRIPES * MIN_ADDITIONS_PER_CONFLICT);
         assert!(counters.stripes.get().is_none(), "one conflict in {MIN_ADDITIONS_PER_CONFLICT} additions");
         counters.count_conflict_and_add_stripes(5);
         counters.add_to_counter(0, 2);

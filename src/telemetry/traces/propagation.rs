@@ -30,7 +30,7 @@ pub struct RemoteParent {
 /// Maximum length of `tracestate` in bytes, the minimum that W3C requires to propagate.
 ///
 /// Longer values arrive here: `serve/server/inbound_frames/hpack_filter.rs` replaces values above 16 KiB, and
-/// `shrink_head` in `serve/server/http2.rs` removes those above 1024 bytes from large headers.
+/// `remove_long_header_values` in `serve/server/http2.rs` removes those above 1024 bytes from large headers.
 const MAX_TRACE_STATE_BYTES: usize = 512;
 
 impl PropagationFormats {

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use super::connection::{BenchConnection, BenchTarget, CallError};
 use super::key_space::KeySpace;
-use super::measurements::{LoadMeasurements, MAX_VERDICT_EVENTS, ReportedLimit, UsageSpan, VerdictEvent};
+use super::measurements::{DescriptorVerdict, LimitInResponse, LoadMeasurements, MAX_VERDICT_EVENTS, UsageSpan};
 use super::request_template::{PlaceholderValues, RequestMix};
 use super::server_usage::{ResourceUsage, UsageSource};
 use crate::base::clock::{Clock, to_micros};
@@ -63,7 +63,7 @@ pub struct LoadProgress {
 
 /// Error of a run without a result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
+pub enum LoadRunError {
     /// A connection could not be opened at the start.
     #[error(transparent)]
     Connection(CallError),
@@ -72,7 +72,7 @@ pub enum LoadError {
     Other(String),
 }
 
-impl From<String> for LoadError {
+impl From<String> for LoadRunError {
     fn from(what: String) -> Self {
         Self::Other(what)
     }
@@ -115,10 +115,10 @@ struct PendingCall {
 pub async fn generate_load(
     plan: LoadPlan,
     mut progress: impl FnMut(LoadProgress),
-) -> Result<LoadMeasurements, LoadError> {
+) -> Result<LoadMeasurements, LoadRunError> {
     let (mut connections, mut due_senders) = (Vec::new(), Vec::new());
     for _ in 0..plan.connections {
-        let connection = plan.target.connect().await.map_err(LoadError::Connection)?;
+        let connection = plan.target.connect().await.map_err(LoadRunError::Connection)?;
         let (sender, due) = unbounded_channel();
         due_senders.push(sender);
         let (connection, due) = (tokio::sync::Mutex::new(Some(connection)), tokio::sync::Mutex::new(due));
@@ -310,14 +310,14 @@ impl LoadRun {
                 continue;
             }
             let limit = status.current_limit.as_ref();
-            record.events.push(VerdictEvent {
+            record.events.push(DescriptorVerdict {
                 counter: self.hasher.hash_one((&request.domain, &descriptor.entries)),
                 at_us,
                 hits,
                 template: u16::try_from(call.template).unwrap_or(u16::MAX),
                 descriptor: u16::try_from(index).unwrap_or(u16::MAX),
                 limit: limit
-                    .map(|limit| ReportedLimit { requests_per_unit: limit.requests_per_unit, unit: limit.unit }),
+                    .map(|limit| LimitInResponse { requests_per_unit: limit.requests_per_unit, unit: limit.unit }),
                 admitted: status.code() != Code::OverLimit,
             });
         }

@@ -21,7 +21,7 @@ pub struct LoadMeasurements {
     /// Calls without a response, by error.
     pub errors: BTreeMap<String, u64>,
     /// Verdicts on descriptors, those of the warm-up included.
-    pub events: Vec<VerdictEvent>,
+    pub events: Vec<DescriptorVerdict>,
     /// Number of descriptors that did not fit in `events`.
     pub dropped_events: u64,
     /// Resource usage of the server between warm-up and end, if it was asked for.
@@ -52,7 +52,7 @@ pub struct UsageSpan {
 
 /// Verdict on one descriptor.
 #[derive(Clone, Copy, Debug)]
-pub struct VerdictEvent {
+pub struct DescriptorVerdict {
     /// Hash of the domain and the entries, which identifies the counter.
     pub counter: u64,
     /// Middle of the time between request and response, in microseconds since the Unix epoch.
@@ -64,14 +64,14 @@ pub struct VerdictEvent {
     /// Index of the descriptor in the template.
     pub descriptor: u16,
     /// Limit in the response.
-    pub limit: Option<ReportedLimit>,
+    pub limit: Option<LimitInResponse>,
     /// `true` if the descriptor was not over its limit.
     pub admitted: bool,
 }
 
 /// Limit as a response states it.
 #[derive(Clone, Copy, Debug)]
-pub struct ReportedLimit {
+pub struct LimitInResponse {
     /// Requests per unit.
     pub requests_per_unit: u32,
     /// Number of the unit in protobuf.

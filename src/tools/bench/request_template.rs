@@ -79,7 +79,7 @@ impl RequestTemplate {
                     match &text[..] {
                         [] => *field = Bytes::new(),
                         [TemplatePart::Literal(literal)] if literal.as_bytes() == field => {}
-                        parts => *field = fill_parts(parts, values).into(),
+                        parts => *field = fill_template(parts, values).into(),
                     }
                 }
             }
@@ -88,7 +88,7 @@ impl RequestTemplate {
     }
 }
 
-fn fill_parts(parts: &[TemplatePart], values: &mut PlaceholderValues<'_>) -> String {
+fn fill_template(parts: &[TemplatePart], values: &mut PlaceholderValues<'_>) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(24);
     for part in parts {

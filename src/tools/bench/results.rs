@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::accuracy::{CounterAccuracy, TimedVerdict, measure_accuracy};
 use super::load_generator::LoadPlan;
-use super::measurements::{LoadMeasurements, ReportedLimit, UsageSpan, VerdictCounts, VerdictEvent};
+use super::measurements::{DescriptorVerdict, LimitInResponse, LoadMeasurements, UsageSpan, VerdictCounts};
 use crate::limit::period::Unit;
 
 /// Results of a run.
@@ -185,7 +185,7 @@ struct AccuracySum {
 /// Evaluates each limit, and counts the descriptors without one.
 fn evaluate_limits(
     plan: &LoadPlan,
-    events: &mut [VerdictEvent],
+    events: &mut [DescriptorVerdict],
     stated: Option<StatedLimit>,
 ) -> (Vec<LimitAccuracy>, u64) {
     events.sort_unstable_by_key(|event| (event.counter, event.at_us));
@@ -233,11 +233,11 @@ fn build_limit_accuracy(plan: &LoadPlan, key: LimitKey, sum: &AccuracySum) -> Li
     }
 }
 
-fn to_timed_verdict(event: &VerdictEvent) -> TimedVerdict {
+fn to_timed_verdict(event: &DescriptorVerdict) -> TimedVerdict {
     TimedVerdict { at_us: event.at_us, hits: event.hits.into(), admitted: event.admitted }
 }
 
-impl ReportedLimit {
+impl LimitInResponse {
     fn to_stated_limit(self) -> Option<StatedLimit> {
         let unit = Unit::from_protobuf_number(self.unit)?;
         Some(StatedLimit { hits: self.requests_per_unit.into(), period_us: unit.seconds() * 1_000_000 })

@@ -29,14 +29,14 @@ impl UsageSource {
     /// Measures the usage until now. Blocks on I/O, so it must not run in an async task.
     pub fn measure_usage(&self) -> Result<ResourceUsage, String> {
         match self {
-            Self::Pid(pid) => measure_process(*pid).map_err(|error| format!("--pid {pid}: {error}")),
+            Self::Pid(pid) => read_process_usage(*pid).map_err(|error| format!("--pid {pid}: {error}")),
             Self::Metrics(url) => measure_from_metrics_page(url).map_err(|why| format!("--metrics {url}: {why}")),
         }
     }
 }
 
 /// Reads the scheduler's statistics in nanoseconds, if the kernel has them; those of the process count in 10 ms.
-fn measure_process(pid: i32) -> procfs::ProcResult<ResourceUsage> {
+fn read_process_usage(pid: i32) -> procfs::ProcResult<ResourceUsage> {
     let process = Process::new(pid)?;
     let stat = process.stat()?;
     let precise: Option<u64> = process

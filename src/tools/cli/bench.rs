@@ -25,7 +25,7 @@ use crate::settings::address::ConnectAddress;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
 use crate::tools::bench::key_space::KeySpace;
-use crate::tools::bench::load_generator::{self, LoadError, LoadPlan, LoadProgress};
+use crate::tools::bench::load_generator::{self, LoadPlan, LoadProgress, LoadRunError};
 use crate::tools::bench::measurements::VerdictCounts;
 use crate::tools::bench::request_template::{RequestMix, RequestTemplate};
 use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage, StatedLimit};
@@ -181,11 +181,11 @@ fn update_progress_bar(bar: &ProgressBar, plan: &LoadPlan, progress: LoadProgres
 }
 
 /// Formats the error of a run without a result.
-fn format_error(error: &LoadError, target: &ConnectAddress, tls: Option<&ClientTls>) -> String {
+fn format_error(error: &LoadRunError, target: &ConnectAddress, tls: Option<&ClientTls>) -> String {
     let hint = match error {
-        LoadError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
-        LoadError::Connection(failure) => suggest_connection_fix(target, tls, &failure.to_string()),
-        LoadError::Other(_) => return error.to_string(),
+        LoadRunError::Connection(CallError::Unreachable(_)) => "; is the service running there?".to_owned(),
+        LoadRunError::Connection(failure) => suggest_connection_fix(target, tls, &failure.to_string()),
+        LoadRunError::Other(_) => return error.to_string(),
     };
     format!("{target}: {error}{hint}")
 }

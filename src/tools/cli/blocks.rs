@@ -8,7 +8,7 @@ use std::io::Read as _;
 
 use serde_json::{Map, Value, json};
 
-use super::client::{PageRequest, format_json_page, send_page_request};
+use super::client::{PageRequest, format_json_as_line, send_page_request};
 use super::print::{CommandOutcome, escape_and_shorten, fail_if_unwritten, print_error, print_to_stdout};
 use crate::base::printable_text::escape_unprintable;
 use crate::base::table::{NumberAlignment, format_table};
@@ -151,7 +151,7 @@ impl EntryArgs {
 }
 
 /// Largest size of a token file in bytes, as for the server.
-const MAX_TOKEN_BYTES: u64 = 4096;
+const MAX_TOKEN_FILE_BYTES: u64 = 4096;
 
 /// Reads the admin token that the environment names.
 fn read_admin_token() -> Result<Secret, String> {
@@ -161,7 +161,7 @@ fn read_admin_token() -> Result<Secret, String> {
         Some(AdminToken::Text(token)) => Ok(token),
         Some(AdminToken::File(path)) => {
             let mut text = String::new();
-            let read = File::open(&path).and_then(|file| file.take(MAX_TOKEN_BYTES).read_to_string(&mut text));
+            let read = File::open(&path).and_then(|file| file.take(MAX_TOKEN_FILE_BYTES).read_to_string(&mut text));
             match read {
                 Ok(_) => Ok(Secret::new(text.trim())),
                 Err(error) => {
@@ -180,12 +180,12 @@ fn call_server(server: &ServerArgs, path: &str, request: PageRequest<'_>) -> Res
         404 if answer.starts_with(b"404 page not found") => {
             Err(format!("{} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?", server.addr))
         }
-        _ => Err(format!("{} answered {status}: {}", server.addr, escape_unprintable(&start_as_text(&answer)))),
+        _ => Err(format!("{} answered {status}: {}", server.addr, escape_unprintable(&answer_start_as_text(&answer)))),
     }
 }
 
 /// The start of an answer, as text.
-fn start_as_text(answer: &[u8]) -> String {
+fn answer_start_as_text(answer: &[u8]) -> String {
     const MAX_SHOWN_BYTES: usize = 300;
     String::from_utf8_lossy(&answer[..answer.len().min(MAX_SHOWN_BYTES)]).trim_end().to_owned()
 }
@@ -197,7 +197,7 @@ fn print_answer(
     format: impl Fn(&[u8]) -> Option<String>,
 ) -> CommandOutcome {
     let page = answer.and_then(|answer| match server.json {
-        true => Ok(format_json_page(&answer)),
+        true => Ok(format_json_as_line(&answer)),
         false => format(&answer)
             .ok_or_else(|| format!("{} answered, but not as the debug listener of this version does", server.addr)),
     });

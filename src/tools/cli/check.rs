@@ -173,7 +173,8 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let rules = settings.as_ref().map(|settings| {
         let mut found = Diagnostics::default();
         let mut options = rule_files::build_compile_options(settings, args.defaults.as_deref(), &mut found);
-        options.caller_timeouts_us = Arc::new(envoy.as_ref().map(EnvoyFiles::collect_timeouts).unwrap_or_default());
+        options.caller_timeouts_us =
+            Arc::new(envoy.as_ref().map(EnvoyFiles::collect_shortest_timeouts).unwrap_or_default());
         let merge_domains = options.merge_domains || args.merge_domains;
         CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
     });
@@ -194,7 +195,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 }
 
 /// Smallest limit per period that is divided without a hint: fewer hits are too few for a handful of proxies.
-const MIN_DIVIDED_HITS: u32 = 10;
+const MIN_HITS_DIVIDED_WITHOUT_HINT: u32 = 10;
 
 /// A limit that RLQS does not divide well, and why.
 #[derive(Serialize)]
@@ -220,7 +221,7 @@ fn find_division_hints(rules: &CheckedRules, store: &StoreSettings) -> Vec<Divis
     limits
         .filter_map(|(rule, limit)| match (hold_refusal_in_store(limit, store), limit.requests_per_unit()) {
             (Some(reason), _) => Some(hint(rule, format!("RLQS assigns nothing to its buckets: {reason}"))),
-            (None, hits @ 1..MIN_DIVIDED_HITS) => Some(hint(
+            (None, hits @ 1..MIN_HITS_DIVIDED_WITHOUT_HINT) => Some(hint(
                 rule,
                 format!("{hits} hits per period are few to divide among proxies over RLQS: ask over RLS instead"),
             )),

@@ -350,6 +350,6 @@ pub(super) fn parse_page<T: DeserializeOwned>(target: &ConnectAddress, page: &[u
 }
 
 /// Returns a page of JSON as a line to print.
-pub(super) fn format_json_page(page: &[u8]) -> String {
+pub(super) fn format_json_as_line(page: &[u8]) -> String {
     escape_unprintable_json(&String::from_utf8_lossy(page)).into_owned() + "\n"
 }

@@ -19,19 +19,19 @@ use crate::serve::http::proto_json::response_to_json;
 use crate::settings::address::ConnectAddress;
 use crate::settings::pem::{ClientCertificate, PemFile};
 
-const fn value_flag(name: &'static str, help: &'static str) -> Flag {
+const fn flag_with_value(name: &'static str, help: &'static str) -> Flag {
     Flag { name, is_switch: false, help }
 }
 
 const FLAGS: [Flag; 8] = [
-    value_flag("dial_string", "url of ratelimit server in <host>:<port> form (default \"localhost:8081\")"),
-    value_flag("domain", "rate limit configuration domain to query"),
-    value_flag("descriptors", "descriptor list to query in <key>=<value>,<key>=<value>,... form; repeatable"),
+    flag_with_value("dial_string", "url of ratelimit server in <host>:<port> form (default \"localhost:8081\")"),
+    flag_with_value("domain", "rate limit configuration domain to query"),
+    flag_with_value("descriptors", "descriptor list to query in <key>=<value>,<key>=<value>,... form; repeatable"),
     Flag { name: "grpc-use-tls", is_switch: true, help: "connect over TLS" },
-    value_flag("grpc-server-ca-file", "CA certificates to trust beside the system's, PEM file"),
-    value_flag("grpc-cert-file", "client certificate, PEM file"),
-    value_flag("grpc-key-file", "private key of the client certificate, PEM file"),
-    value_flag("oltp-protocol", "no effect: this client sends no spans"),
+    flag_with_value("grpc-server-ca-file", "CA certificates to trust beside the system's, PEM file"),
+    flag_with_value("grpc-cert-file", "client certificate, PEM file"),
+    flag_with_value("grpc-key-file", "private key of the client certificate, PEM file"),
+    flag_with_value("oltp-protocol", "no effect: this client sends no spans"),
 ];
 
 /// Time limit of the call; the original has none.

@@ -15,7 +15,7 @@ use super::rule_files::{self, CheckedRules, TableFiles};
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::set_files::{SetFileText, SetFiles};
+use crate::rules::compile::value_set_files::{SetFileText, SetFiles};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::files::read::read_rule_files;
 use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleFilesLocation};

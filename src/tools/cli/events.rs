@@ -11,7 +11,7 @@ use std::{io, process};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::args::{AckSource, Args};
+use self::args::{AckTrigger, Args};
 use self::record_printer::RecordPrinter;
 use self::stderr_messages::{EventsError, StderrPrinter};
 use self::stdin_acknowledgements::{Acknowledger, OutstandingRecords};
@@ -57,7 +57,7 @@ async fn consume_stream(args: &Args, settings: &RedisStreamSettings) -> Result<(
     let reader = GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer.clone() });
     let messages = Arc::new(StderrPrinter::new(args));
     let outstanding = Arc::new(OutstandingRecords::default());
-    let mut acknowledgements = (args.ack == AckSource::Stdin).then(|| {
+    let mut acknowledgements = (args.ack == AckTrigger::Stdin).then(|| {
         Acknowledger::start(
             reader.open_another_connection(),
             Arc::clone(&outstanding),

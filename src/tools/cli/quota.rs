@@ -1,6 +1,6 @@
 //! `quota`: shows the quota streams of a running server, and how limits are divided among proxies.
 
-use super::client::{fetch_page, format_json_page, parse_page, print_report};
+use super::client::{fetch_page, format_json_as_line, parse_page, print_report};
 use super::print::CommandOutcome;
 use crate::base::text_encoding::percent_encode;
 use crate::serve::quota::page::QuotaReport;
@@ -51,7 +51,7 @@ fn fetch_report(args: &Args) -> Result<String, String> {
     }
     let page = fetch_page(&args.addr, path.trim_end_matches(['&', '?']), None)?;
     if args.json {
-        return Ok(format_json_page(&page));
+        return Ok(format_json_as_line(&page));
     }
     parse_page::<QuotaReport>(&args.addr, &page, "a report").map(|report| report.format_text())
 }

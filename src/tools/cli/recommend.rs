@@ -16,7 +16,7 @@ use super::print::{
 use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
     CommandFailure, build_progress_bar, check_table_names, compile_rules, list_limit_paths, open_traffic,
-    parse_memory_size, parse_table_file, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
+    parse_memory_size, parse_table_argument, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -51,7 +51,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     rules: Vec<PathBuf>,
     /// Use this file for a table of the rules, in place of the one that they name; repeatable
-    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_file)]
+    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_argument)]
     table: Vec<(String, PathBuf)>,
     /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
     #[arg(long, value_name = "FILE", requires = "rules")]
@@ -150,7 +150,7 @@ fn recommend_from_traffic(args: &Args) -> Result<CommandOutcome, CommandFailure>
         let problem = escape_unprintable(&format!("no request of the traffic charged {}", args.rule));
         return Err(CommandFailure { outcome: CommandOutcome::Failure, problem });
     };
-    let results = input.build_results(collected, &asked, &basis)?;
+    let results = input.search_and_verify(collected, &asked, &basis)?;
     print_results(args, &results)
 }
 
@@ -166,7 +166,7 @@ impl RecommendInput<'_> {
             match event {
                 TrafficEvent::Request(request) => is_cut = !collector.add_request(request)?,
                 TrafficEvent::Header(header) => {
-                    add_rule_set(rule_sets, header.rules.as_ref().filter(|_| !is_fixed));
+                    add_rule_set_if_new(rule_sets, header.rules.as_ref().filter(|_| !is_fixed));
                     if header.hashed_values {
                         refuse_rules_on_hashed_values(rule_sets.iter())?;
                     }
@@ -185,7 +185,7 @@ impl RecommendInput<'_> {
     }
 
     /// Searches, and verifies what was found.
-    fn build_results(
+    fn search_and_verify(
         &self,
         CollectedDemand { demand, keys }: CollectedDemand,
         asked: &ExistingLimit,
@@ -241,7 +241,7 @@ impl RecommendInput<'_> {
 }
 
 /// Adds a rule set that is new.
-fn add_rule_set(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<RuleSet>>) {
+fn add_rule_set_if_new(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<RuleSet>>) {
     if let Some(rules) = rules.filter(|rules| !rule_sets.iter().any(|known| Arc::ptr_eq(known, rules))) {
         rule_sets.push(Arc::clone(rules));
     }

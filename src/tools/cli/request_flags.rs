@@ -31,7 +31,7 @@ pub(super) struct RequestArgs {
 }
 
 /// Maximum size of a request file in bytes, the default limit of a server.
-const MAX_REQUEST_BYTES: u64 = 4 << 20;
+const MAX_REQUEST_FILE_BYTES: u64 = 4 << 20;
 
 /// A request file.
 pub(super) struct RequestFile {
@@ -61,8 +61,8 @@ impl RequestArgs {
         let Some(path) = &self.request else { return Ok(None) };
         let name = format!("--request {}", path.display());
         let text = read_request_bytes(path).map_err(|error| format!("{name}: {error}"))?;
-        if text.len() as u64 > MAX_REQUEST_BYTES {
-            return Err(format!("{name}: more than {MAX_REQUEST_BYTES} bytes; split the request"));
+        if text.len() as u64 > MAX_REQUEST_FILE_BYTES {
+            return Err(format!("{name}: more than {MAX_REQUEST_FILE_BYTES} bytes; split the request"));
         }
         Ok(Some(RequestFile { name, text }))
     }
@@ -71,9 +71,9 @@ impl RequestArgs {
 fn read_request_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if path == Path::new("-") {
-        io::stdin().lock().take(MAX_REQUEST_BYTES + 1).read_to_end(&mut text)?;
+        io::stdin().lock().take(MAX_REQUEST_FILE_BYTES + 1).read_to_end(&mut text)?;
     } else {
-        File::open(path)?.take(MAX_REQUEST_BYTES + 1).read_to_end(&mut text)?;
+        File::open(path)?.take(MAX_REQUEST_FILE_BYTES + 1).read_to_end(&mut text)?;
     }
     Ok(text)
 }

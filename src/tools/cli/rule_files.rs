@@ -13,7 +13,7 @@ use super::print::print_error;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::set_files::SetFiles;
+use crate::rules::compile::value_set_files::SetFiles;
 use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostics, Severity};

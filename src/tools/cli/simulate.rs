@@ -13,7 +13,7 @@ use super::print::{
 use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
     CommandFailure, build_progress_bar, check_table_names, compile_rules, list_limit_paths, open_traffic,
-    parse_memory_size, parse_table_file, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
+    parse_memory_size, parse_table_argument, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::table::{NumberAlignment, format_table};
@@ -27,8 +27,8 @@ use crate::tools::replay::source::{SourceOptions, TrafficEvent};
 use crate::tools::simulate::condition_judge::{ConditionJudge, MinFidelity};
 use crate::tools::simulate::fail_condition::FailCondition;
 use crate::tools::simulate::results::{
-    ChangeResults, ConditionResult, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals,
-    SimulationResults, TimelineResults, compute_share, list_changed_limits_first,
+    ConditionResult, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals, SimulationResults,
+    TimelineResults, VerdictChangeResults, compute_share, list_changed_limits_first,
 };
 use crate::tools::simulate::simulation::{Simulation, SimulationOptions};
 use crate::tools::simulate::warnings;
@@ -43,7 +43,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH", num_args = 1.., requires = "rules")]
     against: Vec<PathBuf>,
     /// Use this file for a table of the new rules, in place of the one that they name; repeatable
-    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_file)]
+    #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_argument)]
     table: Vec<(String, PathBuf)>,
     /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -303,7 +303,7 @@ fn format_results(results: &SimulationResults) -> String {
     if let Some(old) = &results.old {
         line("old", format_totals(old, traffic.requests));
     }
-    if let Some(ChangeResults { newly_rejected, newly_admitted, .. }) = &results.changes {
+    if let Some(VerdictChangeResults { newly_rejected, newly_admitted, .. }) = &results.changes {
         line("changes", format!("{newly_rejected} newly rejected, {newly_admitted} newly admitted"));
     }
     if let Some(verification) = &results.verification {

@@ -3,7 +3,7 @@
 //! The server sends the data as JSON; this module formats it with the server's own code, so that untrusted text is
 //! escaped here too.
 
-use super::client::{fetch_page, format_json_page, parse_page, print_report};
+use super::client::{fetch_page, format_json_as_line, parse_page, print_report};
 use super::print::CommandOutcome;
 use crate::base::text_encoding::percent_encode;
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
@@ -93,7 +93,7 @@ fn fetch_report(args: &Args) -> Result<String, String> {
     let path = build_report_path(args);
     let page = fetch_page(&args.addr, &path, None)?;
     if args.json {
-        return Ok(format_json_page(&page));
+        return Ok(format_json_as_line(&page));
     }
     let part = match (args.rules, args.busiest) {
         (true, _) => FleetTextContent::Rules,

@@ -50,7 +50,7 @@ pub(super) fn parse_memory_size(text: &str) -> Result<ByteSize, String> {
 }
 
 /// Parses `NAME=FILE`.
-pub(super) fn parse_table_file(text: &str) -> Result<(String, PathBuf), String> {
+pub(super) fn parse_table_argument(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
         _ => Err("write the name of a table and a file, such as customers=new.csv".to_owned()),

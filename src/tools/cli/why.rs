@@ -28,7 +28,7 @@ use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
 use crate::tools::why::ban_history::BanFacts;
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
 use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_limit_origin};
-use crate::tools::why::results::{LimitRemedies, ShownDecision, WhyResults};
+use crate::tools::why::results::{DecisionWithRemedies, LimitRemedies, WhyResults};
 use crate::tools::why::slot_history::{HeldSlot, HeldSlots};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
@@ -124,7 +124,7 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 
 /// Form of hashed values, if the environment has their key.
 fn read_hashed_value_form() -> Result<Option<ValueForm>, String> {
-    let key = Settings::hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
+    let key = Settings::value_hash_key_from_env(env::vars_os()).map_err(|error| error.to_string())?;
     let secret = key.map(|key| key.load_secret()).transpose().map_err(|error| error.to_string())?;
     Ok(secret.map(|secret| ValueForm::hashed_with(secret.reveal())))
 }
@@ -293,7 +293,7 @@ fn format_rule_change(change: &RuleChange) -> String {
 }
 
 /// Formats a decision: its verdict, then each descriptor that was asked for or rejected.
-fn format_decision(shown: &ShownDecision<'_>) -> String {
+fn format_decision(shown: &DecisionWithRemedies<'_>) -> String {
     let record = &shown.record;
     let time = shown.time.get(DATE_CHARS + 1..).unwrap_or_default().trim_end_matches('Z');
     let mut page = format!("\n{time}  {}", record.verdict.name());

@@ -9,7 +9,8 @@ use std::rc::Rc;
 use super::config_node::ConfigNode;
 use super::descriptors::{LimitEntry, LimitPlace};
 
-const MANAGER_TYPE: &str = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
+const CONNECTION_MANAGER_TYPE: &str =
+    "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 const HTTP_FILTER_TYPE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
 const PER_ROUTE_TYPE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
 const NETWORK_FILTER_TYPE: &str = "envoy.extensions.filters.network.ratelimit.v3.RateLimit";
@@ -23,7 +24,7 @@ const CLUSTER_TYPE: &str = "envoy.config.cluster.v3.Cluster";
 const FORMATTER_FLAG: &str = "envoy.reloadable_features.enable_formatter_for_ratelimit_action_descriptor_value";
 
 /// Maximum number of rate limit filters of a connection manager that are checked: each is compared with all routes.
-const MAX_FILTERS: usize = 64;
+const MAX_CHECKED_FILTERS: usize = 64;
 
 /// What the file says of a runtime flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +141,9 @@ struct FoundParts<'n, 'a> {
 impl<'n, 'a> FoundParts<'n, 'a> {
     /// Visits all nodes below; the parser bounds depth and number.
     fn visit(&mut self, node: &ConfigNode<'n, 'a>) {
-        if let Some((name, message)) = node.typed() {
+        if let Some((name, message)) = node.type_name_and_message() {
             match name {
-                MANAGER_TYPE => self.managers.push(message),
+                CONNECTION_MANAGER_TYPE => self.managers.push(message),
                 NETWORK_FILTER_TYPE => self.network_filters.push(message),
                 THRIFT_PROXY_TYPE => self.thrift_proxies.push(message),
                 CLUSTER_TYPE => {
@@ -162,7 +163,7 @@ impl<'n, 'a> FoundParts<'n, 'a> {
 impl<'n, 'a> ConnectionManager<'n, 'a> {
     fn read(node: ConfigNode<'n, 'a>, routes: &HashMap<&'n str, ConfigNode<'n, 'a>>) -> Self {
         let listed = node.items("http_filters");
-        let filters = listed.iter().filter_map(HttpFilter::read).take(MAX_FILTERS).collect();
+        let filters = listed.iter().filter_map(HttpFilter::read).take(MAX_CHECKED_FILTERS).collect();
         let quota_filters = listed.iter().filter_map(|filter| filter.typed_config(QUOTA_FILTER_TYPE)).collect();
         let dynamic = node.field_at(&["rds", "route_config_name"]).and_then(|name| name.as_text());
         let own_routes = node.field("route_config");
@@ -188,11 +189,11 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
     fn read_routes(&mut self, configuration: &ConfigNode<'n, 'a>) {
         let of_all = self.read_per_route(configuration);
         for host in configuration.items("virtual_hosts") {
-            let of_host = join_names(&of_all, self.read_per_route(&host));
+            let of_host = merge_names(&of_all, self.read_per_route(&host));
             let mut of_each_route: Option<Vec<&str>> = None;
             for route in host.items("routes") {
                 let before = self.route_entries.len();
-                let of_route = join_names(&of_host, self.read_per_route(&route));
+                let of_route = merge_names(&of_host, self.read_per_route(&route));
                 match &mut of_each_route {
                     None => of_each_route = Some(of_route.clone()),
                     Some(names) => names.retain(|name| of_route.contains(name)),
@@ -225,7 +226,7 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
         let mut with_limits = Vec::new();
         let Some(configs) = holder.field("typed_per_filter_config") else { return with_limits };
         for (of_filter, config) in configs.fields() {
-            let Some((PER_ROUTE_TYPE, message)) = config.typed() else { continue };
+            let Some((PER_ROUTE_TYPE, message)) = config.type_name_and_message() else { continue };
             if !self.has_http_filter(of_filter) {
                 self.unclaimed_per_route.push(UnclaimedPerRoute { name: of_filter, node: config });
             }
@@ -267,7 +268,7 @@ impl<'n, 'a> HttpFilter<'n, 'a> {
         Some(Self {
             listed: listed.clone(),
             name: listed.text("name").unwrap_or_default(),
-            stage: node.number("stage").unwrap_or(0),
+            stage: node.whole_number("stage").unwrap_or(0),
             entries: LimitEntry::read_all(&node, LimitPlace::Filter),
             node,
         })
@@ -280,7 +281,7 @@ impl<'n, 'a> HttpFilter<'n, 'a> {
 }
 
 /// Returns all names once.
-fn join_names<'n>(outer: &[&'n str], inner: Vec<&'n str>) -> Vec<&'n str> {
+fn merge_names<'n>(outer: &[&'n str], inner: Vec<&'n str>) -> Vec<&'n str> {
     let mut names = outer.to_vec();
     names.extend(inner.into_iter().filter(|name| !outer.contains(name)));
     names

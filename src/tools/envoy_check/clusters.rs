@@ -24,7 +24,7 @@ struct ServiceUse<'n, 'a> {
 /// Checks all services that filters call.
 pub(super) fn check_clusters(bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
     for service in find_services(bootstrap) {
-        check_metadata(&service.grpc_service, found);
+        check_initial_metadata(&service.grpc_service, found);
         let Some(envoy_grpc) = service.grpc_service.field("envoy_grpc") else { continue };
         if let Some(retry) = envoy_grpc.field("retry_policy") {
             found.report(EnvoyCheck::EnvoyGrpcRetry, &retry, "`retry_policy` in `envoy_grpc`");
@@ -75,7 +75,7 @@ fn has_long_calls(filter: &HttpFilter<'_, '_>) -> bool {
 }
 
 /// Checks `initial_metadata` of a service.
-fn check_metadata(grpc_service: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
+fn check_initial_metadata(grpc_service: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
     for header in grpc_service.items("initial_metadata") {
         report_deadly_formatter(&header, found);
     }
@@ -120,7 +120,7 @@ fn check_cluster(cluster: &ConfigNode<'_, '_>, service: &ServiceUse<'_, '_>, fou
             true => format!("no `max_retries` in the circuit breakers of the cluster '{name}'"),
             false => format!("the default circuit breakers in the cluster '{name}'"),
         };
-        found.report_as(severity, EnvoyCheck::DefaultCircuitBreakers, cluster, message);
+        found.report_with_severity(severity, EnvoyCheck::DefaultCircuitBreakers, cluster, message);
     }
     let options =
         options.and_then(|options| options.field_at(&["common_http_protocol_options", "max_stream_duration"]));

@@ -28,11 +28,11 @@ pub(super) struct ConfigNode<'n, 'a> {
 #[derive(Debug)]
 struct PathStep<'n> {
     before: Option<Rc<PathStep<'n>>>,
-    step: Step<'n>,
+    step: KeyOrIndex<'n>,
 }
 
 #[derive(Debug)]
-enum Step<'n> {
+enum KeyOrIndex<'n> {
     Key(&'n str),
     Index(usize),
 }
@@ -61,7 +61,7 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
         };
         map.iter().filter_map(|(key, node)| {
             let name = key.as_scalar()?.text();
-            Some((name, Self { node, at: key.at, path: self.extend_path(Step::Key(name)) }))
+            Some((name, Self { node, at: key.at, path: self.extend_path(KeyOrIndex::Key(name)) }))
         })
     }
 
@@ -79,7 +79,7 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
         list.iter().enumerate().map(|(index, node)| Self {
             node,
             at: node.at,
-            path: self.extend_path(Step::Index(index)),
+            path: self.extend_path(KeyOrIndex::Index(index)),
         })
     }
 
@@ -107,7 +107,7 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
     }
 
     /// Value of a field that is a whole number.
-    pub(super) fn number(&self, name: &str) -> Option<u64> {
+    pub(super) fn whole_number(&self, name: &str) -> Option<u64> {
         self.text(name)?.parse().ok()
     }
 
@@ -117,7 +117,7 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
     }
 
     /// Full name of the type of a message with `@type`, and the message.
-    pub(super) fn typed(&self) -> Option<(&'n str, Self)> {
+    pub(super) fn type_name_and_message(&self) -> Option<(&'n str, Self)> {
         let of_url = |url: &'n str| url.strip_prefix(TYPE_URL_PREFIX).unwrap_or(url);
         let name = of_url(self.fields().find(|(key, _)| *key == "@type")?.1.as_text()?);
         if TYPED_STRUCTS.contains(&name) {
@@ -128,7 +128,7 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
 
     /// The field `typed_config` of this message, if it has this type.
     pub(super) fn typed_config(&self, type_name: &str) -> Option<Self> {
-        let (name, message) = self.field("typed_config")?.typed()?;
+        let (name, message) = self.field("typed_config")?.type_name_and_message()?;
         (name == type_name).then_some(message)
     }
 
@@ -144,15 +144,15 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
         for step in steps.into_iter().rev() {
             // Writing to a string does not fail.
             let _ = match step {
-                Step::Key(key) if path.is_empty() => write!(path, "{key}"),
-                Step::Key(key) => write!(path, ".{key}"),
-                Step::Index(index) => write!(path, "[{index}]"),
+                KeyOrIndex::Key(key) if path.is_empty() => write!(path, "{key}"),
+                KeyOrIndex::Key(key) => write!(path, ".{key}"),
+                KeyOrIndex::Index(index) => write!(path, "[{index}]"),
             };
         }
         path
     }
 
-    fn extend_path(&self, step: Step<'n>) -> Option<Rc<PathStep<'n>>> {
+    fn extend_path(&self, step: KeyOrIndex<'n>) -> Option<Rc<PathStep<'n>>> {
         Some(Rc::new(PathStep { before: self.path.clone(), step }))
     }
 }

@@ -74,7 +74,7 @@ impl<'n, 'a> LimitEntry<'n, 'a> {
             .into_iter()
             .map(|node| Self {
                 place,
-                stage: node.number("stage").unwrap_or(0),
+                stage: node.whole_number("stage").unwrap_or(0),
                 of_filter: None,
                 replaced_for: Rc::default(),
                 on_stream_done: node.flag("apply_on_stream_done"),

@@ -23,12 +23,12 @@ pub(super) fn check_manager(
             let message = format!("no `rate_limits` for the filter '{}'", filter.name);
             found.report(EnvoyCheck::FilterNeverAsks, &filter.listed, message);
         }
-        check_timeout(filter, &entries, found);
+        hint_at_missing_timeout(filter, &entries, found);
         hint_at_dropped_descriptors(&entries, found);
     }
     check_per_route_names(manager, bootstrap, found);
     if !manager.filters.is_empty() {
-        check_places(manager, found);
+        check_route_entries(manager, found);
     }
     for answer in manager.limited_direct_responses.iter().filter(|_| !manager.filters.is_empty()) {
         found.report(EnvoyCheck::DirectResponseNotLimited, answer, "limits on a route that answers by itself");
@@ -36,7 +36,7 @@ pub(super) fn check_manager(
     let own = manager.filters.iter().flat_map(|filter| &filter.entries);
     for entry in own.chain(&manager.route_entries) {
         check_formatters(entry, bootstrap.formatters, found);
-        check_address(entry, manager, found);
+        warn_about_spoofable_address(entry, manager, found);
     }
 }
 
@@ -60,7 +60,7 @@ fn check_per_route_names(
 }
 
 /// Headers that each request has.
-const USUAL_HEADERS: [&str; 5] = [":path", ":method", ":authority", ":scheme", "x-request-id"];
+const HEADERS_OF_EVERY_REQUEST: [&str; 5] = [":path", ":method", ":authority", ":scheme", "x-request-id"];
 
 /// Hints at descriptors that Envoy drops when a header or a query parameter is missing, once for each.
 ///
@@ -73,7 +73,7 @@ fn hint_at_dropped_descriptors(entries: &[LimitEntry<'_, '_>], found: &mut Envoy
         matches.filter_map(|header| header.text("name")).map(str::to_ascii_lowercase).collect();
     let is_expected = |name: &str| {
         let name = name.to_ascii_lowercase();
-        USUAL_HEADERS.contains(&&*name) || matched.contains(&name)
+        HEADERS_OF_EVERY_REQUEST.contains(&&*name) || matched.contains(&name)
     };
     for entry in entries.iter().filter(|entry| !entry.on_stream_done) {
         let required = entry.actions.iter().filter(|action| !action.is_optional).filter_map(|action| {
@@ -92,7 +92,7 @@ fn hint_at_dropped_descriptors(entries: &[LimitEntry<'_, '_>], found: &mut Envoy
 }
 
 /// Checks that the items of routes and virtual hosts are sent, with what they say.
-fn check_places(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+fn check_route_entries(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
     let in_routes = manager.route_entries.iter().filter(|entry| entry.place.drops_hits());
     for entry in in_routes {
         let mut of_stage = manager.filters.iter().filter(|filter| filter.stage == entry.stage).peekable();
@@ -122,14 +122,14 @@ fn check_places(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) 
 }
 
 /// Hints at a timeout that is not written; slots have checks of their own.
-fn check_timeout(filter: &HttpFilter<'_, '_>, entries: &[LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
+fn hint_at_missing_timeout(filter: &HttpFilter<'_, '_>, entries: &[LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
     if filter.node.field("timeout").is_some() || entries.iter().any(LimitEntry::is_release) {
         return;
     }
     let is_acquire = entries.iter().any(LimitEntry::is_acquire);
     let severity = if is_acquire { FindingSeverity::Warning } else { FindingSeverity::Hint };
     let message = format!("no `timeout` in the filter '{}'", filter.name);
-    found.report_as(severity, EnvoyCheck::TimeoutDefault, &filter.listed, message);
+    found.report_with_severity(severity, EnvoyCheck::TimeoutDefault, &filter.listed, message);
 }
 
 /// Checks the text of an item's actions for formatters that Envoy sends as they are.
@@ -144,7 +144,7 @@ fn check_formatters(entry: &LimitEntry<'_, '_>, flag: RuntimeFlag, found: &mut E
                 RuntimeFlag::Off => found.report(EnvoyCheck::FormatterLiteral, &node, message),
                 RuntimeFlag::Unknown => {
                     let message = format!("`{formatter}` in a descriptor; the runtime flag is not in this file");
-                    found.report_as(FindingSeverity::Warning, EnvoyCheck::FormatterLiteral, &node, message);
+                    found.report_with_severity(FindingSeverity::Warning, EnvoyCheck::FormatterLiteral, &node, message);
                 }
             }
         }
@@ -159,7 +159,11 @@ fn check_formatters(entry: &LimitEntry<'_, '_>, flag: RuntimeFlag, found: &mut E
 }
 
 /// Warns about a limit by address that a client can choose.
-fn check_address(entry: &LimitEntry<'_, '_>, manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+fn warn_about_spoofable_address(
+    entry: &LimitEntry<'_, '_>,
+    manager: &ConnectionManager<'_, '_>,
+    found: &mut EnvoyFindings,
+) {
     let is_trusted =
         manager.node.flag("use_remote_address") || manager.node.field("original_ip_detection_extensions").is_some();
     let by_address =

@@ -266,11 +266,11 @@ impl EnvoyFindings {
 
     /// Adds a finding of a check.
     pub(super) fn report(&mut self, check: EnvoyCheck, node: &ConfigNode<'_, '_>, message: impl Into<String>) {
-        self.report_as(check.text().severity, check, node, message);
+        self.report_with_severity(check.text().severity, check, node, message);
     }
 
     /// Adds a finding with another severity than the check has. One check has one finding at a place.
-    pub(super) fn report_as(
+    pub(super) fn report_with_severity(
         &mut self,
         severity: FindingSeverity,
         check: EnvoyCheck,

@@ -27,7 +27,7 @@ pub(super) fn check_manager(manager: &ConnectionManager<'_, '_>, found: &mut Env
 
 /// Visits the settings of all buckets below; the parser bounds depth and number.
 fn visit_buckets(node: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
-    if let Some((BUCKET_SETTINGS_TYPE, settings)) = node.typed() {
+    if let Some((BUCKET_SETTINGS_TYPE, settings)) = node.type_name_and_message() {
         check_bucket(&settings, found);
     }
     if let Some(preview) = node.field("keep_matching").filter(ConfigNode::is_true) {

@@ -32,7 +32,7 @@ pub(super) fn check_rules(bootstrap: &Bootstrap<'_, '_>, rules: &RuleSet, found:
             let own = filter.node.field("domain").and_then(|domain| find_domain(&domain, rules, found));
             let of_routes = of_routes.iter().filter(|(of_filter, _)| *of_filter == filter.name);
             let possible: Vec<&DomainRules> = own.into_iter().chain(of_routes.map(|(_, domain)| *domain)).collect();
-            possible.iter().for_each(|domain| check_queue(&filter.node, domain, rules, found));
+            possible.iter().for_each(|domain| warn_about_longest_queue(&filter.node, domain, rules, found));
             for entry in manager.entries_of(filter) {
                 checker.check_entry(&entry, &possible, found);
             }
@@ -49,14 +49,14 @@ pub(super) fn check_rules(bootstrap: &Bootstrap<'_, '_>, rules: &RuleSet, found:
         let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
         for descriptor in filter.items("descriptors") {
             let entries = descriptor.items("entries");
-            let entries: Vec<_> = entries.iter().filter_map(read_network_entry).collect();
+            let entries: Vec<_> = entries.iter().filter_map(read_network_filter_entry).collect();
             checker.check_entries(&descriptor, &entries, domain.as_slice(), found);
         }
     }
 }
 
 /// Entry of a network filter; its value may be a format.
-fn read_network_entry<'n>(entry: &ConfigNode<'n, '_>) -> Option<PossibleEntry<'n>> {
+fn read_network_filter_entry<'n>(entry: &ConfigNode<'n, '_>) -> Option<PossibleEntry<'n>> {
     let value = entry.text("value").filter(|value| !value.contains('%'));
     Some(PossibleEntry { key: entry.text("key")?.as_bytes(), value: value.map(str::as_bytes), is_optional: false })
 }
@@ -79,7 +79,7 @@ fn find_domain<'r>(
 
 /// A descriptor that matches no rule, whatever its values.
 #[derive(Clone)]
-struct Mismatch {
+struct UnmatchableDescriptor {
     message: String,
     /// What to do, if a rule is near.
     fix: Option<String>,
@@ -91,7 +91,7 @@ struct RuleChecker<'r> {
     /// Envoy expands formatters in values.
     has_formatters: bool,
     /// Mismatches of the descriptors that were searched, by domains and entries; `None`: a rule can match.
-    searched: HashMap<String, Option<Mismatch>>,
+    searched: HashMap<String, Option<UnmatchableDescriptor>>,
 }
 
 impl RuleChecker<'_> {
@@ -122,12 +122,12 @@ impl RuleChecker<'_> {
             self.searched.insert(id, mismatch.clone());
             mismatch
         });
-        if let Some(Mismatch { message, fix }) = mismatch {
+        if let Some(UnmatchableDescriptor { message, fix }) = mismatch {
             found.report_with_fix(EnvoyCheck::DescriptorUnmatched, node, message, fix);
         }
     }
 
-    fn find_mismatch(&self, entries: &[PossibleEntry<'_>], domains: &[&DomainRules]) -> Option<Mismatch> {
+    fn find_mismatch(&self, entries: &[PossibleEntry<'_>], domains: &[&DomainRules]) -> Option<UnmatchableDescriptor> {
         let first = domains.first()?;
         if domains.iter().any(|domain| self.rules.can_match(domain, entries)) {
             return None;
@@ -137,7 +137,7 @@ impl RuleChecker<'_> {
             Some(location) => format!("{} ({location})", near.describe()),
             None => near.describe(),
         });
-        Some(Mismatch { message, fix })
+        Some(UnmatchableDescriptor { message, fix })
     }
 }
 
@@ -152,7 +152,12 @@ fn describe_entries(entries: &[PossibleEntry<'_>]) -> String {
 }
 
 /// Warns about the longest queue, if its requests may wait longer than the filter does.
-fn check_queue(filter: &ConfigNode<'_, '_>, domain: &DomainRules, rules: &RuleSet, found: &mut EnvoyFindings) {
+fn warn_about_longest_queue(
+    filter: &ConfigNode<'_, '_>,
+    domain: &DomainRules,
+    rules: &RuleSet,
+    found: &mut EnvoyFindings,
+) {
     let deciding = rules.rules_of_domain(domain).flat_map(|compiled| {
         let limits = compiled.limits.iter().filter(|limit| !limit.shadow && !limit.candidate);
         limits.map(|limit| (&compiled.rule, &limit.limit))
@@ -173,7 +178,7 @@ fn read_timeout_us(filter: &ConfigNode<'_, '_>) -> u64 {
 }
 
 /// Adds the shortest timeout of the filters of each domain, in microseconds, to `timeouts`.
-pub(super) fn collect_timeouts(bootstrap: &Bootstrap<'_, '_>, timeouts: &mut BTreeMap<String, u64>) {
+pub(super) fn collect_shortest_timeouts(bootstrap: &Bootstrap<'_, '_>, timeouts: &mut BTreeMap<String, u64>) {
     for manager in &bootstrap.managers {
         for filter in &manager.filters {
             let of_routes = manager.route_domains.iter().filter(|domain| domain.of_filter == filter.name);

@@ -17,7 +17,7 @@ const MIN_RELEASE_TIMEOUT_S: f64 = 2.0;
 const MAX_HEARTBEAT_INTERVAL_S: f64 = 15.0;
 
 /// Metadata that names the holder of slots.
-const HOLDER: &str = "x-tollkeeper-holder";
+const HOLDER_METADATA_KEY: &str = "x-tollkeeper-holder";
 
 /// A filter with the items of one kind that it sends.
 struct SlotFilter<'m, 'n, 'a> {
@@ -33,11 +33,11 @@ pub(super) fn check_manager(
     bootstrap: &Bootstrap<'_, '_>,
     found: &mut EnvoyFindings,
 ) {
-    check_refunds(manager, found);
+    warn_about_concurrency_by_refunds(manager, found);
     let acquires = find_filters(manager, LimitEntry::is_acquire);
     let releases = find_filters(manager, LimitEntry::is_release);
     for acquire in &acquires {
-        check_acquire(acquire, found);
+        check_acquire_filter(acquire, found);
         if releases.is_empty()
             && !manager.has_unknown_routes
             && let Some(entry) = acquire.entries.first()
@@ -48,8 +48,8 @@ pub(super) fn check_manager(
     }
     let acquired: HashSet<_> = acquires.iter().flat_map(|acquire| &acquire.entries).map(describe_slot).collect();
     for release in &releases {
-        check_release(release, found);
-        check_order(release, &acquires, found);
+        check_release_filter(release, found);
+        check_filter_order(release, &acquires, found);
         check_slots_agree(release, &acquired, found);
     }
     for slot_filter in acquires.iter().chain(&releases) {
@@ -69,7 +69,7 @@ fn find_filters<'m, 'n, 'a>(
 }
 
 /// Warns about concurrency limits made of refunds.
-fn check_refunds(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+fn warn_about_concurrency_by_refunds(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
     let own = manager.filters.iter().flat_map(|filter| &filter.entries);
     for entry in own.chain(&manager.route_entries).filter(|entry| entry.on_stream_done && !entry.has_slot()) {
         let refund = entry.node.field_at(&["hits_addend", "is_negative_hits"]);
@@ -80,7 +80,7 @@ fn check_refunds(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings)
     }
 }
 
-fn check_acquire(acquire: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
+fn check_acquire_filter(acquire: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
     let filter = acquire.filter;
     let retry = filter.grpc_service().and_then(|service| service.field("retry_policy"));
     let only_acquires = !acquire.filter.entries.iter().any(LimitEntry::is_release);
@@ -101,7 +101,7 @@ fn check_acquire(acquire: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
     }
 }
 
-fn check_release(release: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
+fn check_release_filter(release: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
     let filter = release.filter;
     let service = filter.grpc_service();
     if let Some(service) = service.filter(|service| service.field("retry_policy").is_none()) {
@@ -129,7 +129,11 @@ fn check_release(release: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
     }
 }
 
-fn check_order(release: &SlotFilter<'_, '_, '_>, acquires: &[SlotFilter<'_, '_, '_>], found: &mut EnvoyFindings) {
+fn check_filter_order(
+    release: &SlotFilter<'_, '_, '_>,
+    acquires: &[SlotFilter<'_, '_, '_>],
+    found: &mut EnvoyFindings,
+) {
     let Some(first) = acquires.iter().map(|acquire| acquire.index).min() else { return };
     let listed = &release.filter.listed;
     if acquires.iter().any(|acquire| acquire.index == release.index) {
@@ -180,8 +184,9 @@ fn check_holder(filter: &HttpFilter<'_, '_>, bootstrap: &Bootstrap<'_, '_>, foun
     let named = service.field_at(&["envoy_grpc", "cluster_name"]).and_then(|name| name.as_text());
     let Some(cluster) = named.and_then(|name| bootstrap.clusters.get(name)) else { return };
     let header = |list: Vec<ConfigNode<'_, '_>>| {
-        let of_holder =
-            list.iter().find(|header| header.text("key").is_some_and(|key| key.eq_ignore_ascii_case(HOLDER)));
+        let of_holder = list
+            .iter()
+            .find(|header| header.text("key").is_some_and(|key| key.eq_ignore_ascii_case(HOLDER_METADATA_KEY)));
         of_holder.and_then(|header| header.text("value")).map(str::to_owned)
     };
     let own = header(service.items("initial_metadata"));
@@ -195,7 +200,7 @@ fn check_holder(filter: &HttpFilter<'_, '_>, bootstrap: &Bootstrap<'_, '_>, foun
     let headers = grpc.items("initial_metadata").iter().filter_map(|option| option.field("header")).collect();
     match (own, header(headers)) {
         (_, None) => {
-            let message = format!("no {HOLDER} in `initial_metadata` of the health check");
+            let message = format!("no {HOLDER_METADATA_KEY} in `initial_metadata` of the health check");
             found.report(EnvoyCheck::HeartbeatMissing, check, message);
         }
         (own, Some(of_check)) if own.as_deref() != Some(&*of_check) => {

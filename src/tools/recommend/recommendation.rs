@@ -164,7 +164,7 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
             max_wait_us: limit.non_default_max_wait_us().filter(|_| algorithm == own),
             calendar_months: limit.follows_calendar_months(),
             window: limit
-                .window()
+                .calendar_windows()
                 .map(CalendarWindows::spec)
                 .filter(|window| algorithm.properties().follows_calendar && window.applies_to(period)),
             ban: limit.ban(),

@@ -10,7 +10,7 @@ use crate::decide::results::DescriptorResults;
 use crate::limit::Limit;
 use crate::limit::request::Hits;
 use crate::rules::rule::set::RuleSet;
-use crate::rules::rule::{Allowance, Rule, RuleLimit};
+use crate::rules::rule::{Rule, RuleAllowance, RuleLimit};
 use crate::tools::replay::recorded_request::RecordedRequest;
 use crate::tools::replay::replayer::{
     CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, ReplayedAnswer, Replayer,
@@ -153,7 +153,7 @@ impl CandidateInserter {
         if !self.name.is_empty() && rule.replaces.contains(&self.name) {
             rule.replaces.extend((0..self.limits.len()).map(name));
         }
-        let Allowance::Limits(limits) = &mut rule.allowance else { return };
+        let RuleAllowance::Limits(limits) = &mut rule.allowance else { return };
         if rule.path != self.rule {
             return;
         }

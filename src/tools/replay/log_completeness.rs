@@ -40,18 +40,18 @@ pub struct SequenceFindings {
     /// Numbers that are absent between the first and the last.
     pub missing: u64,
     /// First and last number of the first gap.
-    pub first_gap: Option<NumberSpan>,
+    pub first_gap: Option<RecordNumberSpan>,
     /// Records that occurred before, and were left out.
     pub repeated: u64,
     /// Records that come after later ones.
     pub late: u64,
     /// The first of these, and the highest number before it.
-    pub first_late: Option<NumberSpan>,
+    pub first_late: Option<RecordNumberSpan>,
 }
 
 /// Range of record numbers, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NumberSpan {
+pub struct RecordNumberSpan {
     /// The first.
     pub from: u64,
     /// The last.
@@ -63,7 +63,7 @@ struct ProcessSequence {
     id: Arc<str>,
     chunks: BTreeMap<u64, Box<[u64; WORDS_PER_CHUNK]>>,
     /// Lowest and highest number; `None` before the first record.
-    bounds: Option<NumberSpan>,
+    bounds: Option<RecordNumberSpan>,
     /// Time of the highest number.
     highest_at: Time,
     distinct: u64,
@@ -73,7 +73,7 @@ struct ProcessSequence {
     is_unknown: bool,
     repeated: u64,
     late: u64,
-    first_late: Option<NumberSpan>,
+    first_late: Option<RecordNumberSpan>,
 }
 
 impl SequenceCheck {
@@ -160,7 +160,7 @@ impl ProcessSequence {
     /// Counts a record as late if it comes after later ones; extends the bounds.
     fn track_record_order(&mut self, number: u64, at: Time) {
         let Some(bounds) = &mut self.bounds else {
-            self.bounds = Some(NumberSpan { from: number, to: number });
+            self.bounds = Some(RecordNumberSpan { from: number, to: number });
             self.highest_at = at;
             return;
         };
@@ -169,14 +169,14 @@ impl ProcessSequence {
             self.highest_at = at;
         } else if self.highest_at.since_us(at) > ORDER_TOLERANCE_US {
             self.late += 1;
-            self.first_late.get_or_insert(NumberSpan { from: number, to: bounds.to });
+            self.first_late.get_or_insert(RecordNumberSpan { from: number, to: bounds.to });
         }
         bounds.from = bounds.from.min(number);
     }
 
     fn findings(&self) -> SequenceFindings {
         let missing = match self.bounds {
-            Some(NumberSpan { from, to }) if !self.is_unknown => {
+            Some(RecordNumberSpan { from, to }) if !self.is_unknown => {
                 let first = if self.has_start { 1 } else { from };
                 (to - first + 1).saturating_sub(self.distinct)
             }
@@ -193,11 +193,11 @@ impl ProcessSequence {
     }
 
     /// Finds the first gap; there must be one.
-    fn find_first_gap(&self) -> NumberSpan {
-        let Some(NumberSpan { from, to }) = self.bounds else { return NumberSpan { from: 0, to: 0 } };
+    fn find_first_gap(&self) -> RecordNumberSpan {
+        let Some(RecordNumberSpan { from, to }) = self.bounds else { return RecordNumberSpan { from: 0, to: 0 } };
         let first = if self.has_start { 1 } else { from };
         let start = self.find_first_occurring_or_missing(first, to, false);
-        NumberSpan { from: start, to: self.find_first_occurring_or_missing(start, to, true) - 1 }
+        RecordNumberSpan { from: start, to: self.find_first_occurring_or_missing(start, to, true) - 1 }
     }
 
     /// First number of `from..=to` that occurred, or that did not; `to` if there is none.

@@ -235,7 +235,7 @@ impl Replayer {
             Err(_) => ReplayedAnswer { failed: true, ..ReplayedAnswer::default() },
         };
         if counters.sweep_if_due(recorded.order_time()) {
-            self.check_memory()?;
+            self.check_memory_bound()?;
         }
         Ok(answer)
     }
@@ -263,7 +263,7 @@ impl Replayer {
     }
 
     /// Compares the memory of all counters with its bound.
-    fn check_memory(&self) -> Result<(), ReplayError> {
+    fn check_memory_bound(&self) -> Result<(), ReplayError> {
         let own = self.processes.iter().filter_map(|process| process.own.as_deref());
         let bytes: u64 = own.chain([&self.shared]).map(|counters| counters.decider.store.stats().memory.bytes).sum();
         let memory_bytes = self.options.memory_bytes;

@@ -323,9 +323,9 @@ impl LogSource {
 }
 
 /// Requests that wait to be sorted.
-const MAX_WAITING_REQUESTS: usize = 1 << 16;
+const MAX_UNSORTED_REQUESTS: usize = 1 << 16;
 
-/// Sorts requests by time, as far as [`MAX_WAITING_REQUESTS`] requests reach.
+/// Sorts requests by time, as far as [`MAX_UNSORTED_REQUESTS`] requests reach.
 #[derive(Debug, Default)]
 pub(super) struct ReorderBuffer {
     waiting: BinaryHeap<WaitingRequest>,
@@ -350,7 +350,7 @@ impl ReorderBuffer {
             request.arrival = self.last;
         }
         self.waiting.push(WaitingRequest { order: (request.arrival, self.added), request });
-        if self.waiting.len() > MAX_WAITING_REQUESTS { self.pop() } else { None }
+        if self.waiting.len() > MAX_UNSORTED_REQUESTS { self.pop() } else { None }
     }
 
     /// Returns the earliest request.

@@ -29,7 +29,7 @@ pub struct SimulationResults {
     pub old: Option<ReplayTotals>,
     /// Changes by request; absent without old rules.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub changes: Option<ChangeResults>,
+    pub changes: Option<VerdictChangeResults>,
     /// Every limit with traffic, by path.
     pub limits: Vec<LimitResults>,
     /// Top rejected keys; only without old rules.
@@ -99,7 +99,7 @@ pub struct ReplayTotals {
 
 /// Requests that both rule sets answer, and those whose verdict the new rules change.
 #[derive(Clone, Debug, Serialize)]
-pub struct ChangeResults {
+pub struct VerdictChangeResults {
     /// Requests that both rule sets answer.
     pub compared: u64,
     /// Requests that only the new rules reject.
@@ -191,7 +191,7 @@ pub struct LimitFigures {
     pub keys_are_estimates: bool,
     /// Longest run of rejections of one key.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub longest_run: Option<RejectionRunResults>,
+    pub longest_run: Option<LongestRejectionRun>,
     /// Delays; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delays: Option<DelayResults>,
@@ -202,7 +202,7 @@ pub struct LimitFigures {
 
 /// Longest run of rejections of one key.
 #[derive(Clone, Debug, Serialize)]
-pub struct RejectionRunResults {
+pub struct LongestRejectionRun {
     /// Rejected requests.
     pub requests: u32,
     /// Seconds from the first to the last.
@@ -314,7 +314,7 @@ impl SimulationResults {
             warnings: Vec::new(),
             new: build_totals(&simulation.new, requests),
             old: old.map(|old| build_totals(old, requests)),
-            changes: old.map(|_| ChangeResults {
+            changes: old.map(|_| VerdictChangeResults {
                 compared: simulation.compared,
                 newly_rejected: simulation.newly_rejected,
                 newly_admitted: simulation.newly_admitted,
@@ -414,7 +414,7 @@ impl LimitFigures {
             rejected_keys,
             rejected_keys_share: compute_share(rejected_keys, keys).min(1.0),
             keys_are_estimates: tally.keys.is_estimate(),
-            longest_run: (run > 0).then(|| RejectionRunResults {
+            longest_run: (run > 0).then(|| LongestRejectionRun {
                 requests: run,
                 seconds: duration_us as f64 / 1e6,
                 key: tally.longest_run_key.to_string(),

@@ -198,11 +198,11 @@ impl Simulation {
         }
         if new.rejected {
             self.newly_rejected += 1;
-            self.new.count_change_by_limit(&new.descriptors);
+            self.new.count_new_rejection_by_limit(&new.descriptors);
             add_rejected_keys(&mut self.top.newly_rejected, &request, new.descriptors.iter());
         } else {
             self.newly_admitted += 1;
-            old.count_change_by_limit(&before.descriptors);
+            old.count_new_rejection_by_limit(&before.descriptors);
             add_rejected_keys(&mut self.top.newly_admitted, &request, before.descriptors.iter());
         }
         Ok(())
@@ -249,7 +249,7 @@ impl RuleReplay {
     }
 
     /// Counts a request that only these rules reject, for the limits that do.
-    fn count_change_by_limit(&mut self, descriptors: &[DescriptorRejection]) {
+    fn count_new_rejection_by_limit(&mut self, descriptors: &[DescriptorRejection]) {
         let Some(tally) = &mut self.tally else { return };
         for index in descriptors.iter().filter_map(|rejection| rejection.by) {
             tally.limits[index].changed += 1;
@@ -275,7 +275,7 @@ impl RuleReplay {
         let max_keys = self.max_keys;
         let tally = self.tally.get_or_insert_with(|| ReplayTally::new(recorded.arrival, max_keys));
         let mut descriptors = DescriptorRejections::new();
-        let mut admitted: SmallVec<[LimitAdmissions; 2]> = SmallVec::new();
+        let mut admitted: SmallVec<[DecidingLimitAdmissions; 2]> = SmallVec::new();
         let verifies = self.verification.is_some();
         let answer = self.replayer.decide(recorded, request, |descriptor| {
             if verifies {
@@ -307,10 +307,10 @@ pub struct Verification {
 }
 
 /// Whether each limit of a descriptor that decides admitted the hits, in the order of the rule.
-pub type LimitAdmissions = SmallVec<[bool; 8]>;
+pub type DecidingLimitAdmissions = SmallVec<[bool; 8]>;
 
 /// Returns the admissions by the limits of a replayed descriptor that decide.
-pub fn list_admissions(descriptor: &DescriptorResults<'_, '_>) -> LimitAdmissions {
+pub fn list_admissions(descriptor: &DescriptorResults<'_, '_>) -> DecidingLimitAdmissions {
     descriptor.limits().filter(|limit| !limit.candidate).map(|limit| limit.result.admitted).collect()
 }
 
@@ -320,7 +320,7 @@ impl Verification {
         &mut self,
         recorded: &RecordedRequest,
         answer: ReplayedAnswer,
-        replayed: &[LimitAdmissions],
+        replayed: &[DecidingLimitAdmissions],
     ) {
         let Some(expected) = recorded.answer.filter(|expected| expected.repeatable) else { return };
         if answer.has_unknown_rules {

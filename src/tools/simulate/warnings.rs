@@ -4,7 +4,7 @@ use super::results::{SimulationResults, compute_share};
 use super::simulation::{LogProperties, Simulation};
 use crate::limit::{Consistency, Limit};
 use crate::rules::rule::set::RuleSet;
-use crate::tools::replay::log_completeness::{NumberSpan, SequenceFindings};
+use crate::tools::replay::log_completeness::{RecordNumberSpan, SequenceFindings};
 use crate::tools::replay::source::SourceSummary;
 
 /// Maximum number of processes whose irregular records get warnings of their own.
@@ -77,7 +77,7 @@ fn collect_sequence_warnings(sequences: &[SequenceFindings]) -> Vec<String> {
     let mut warnings = Vec::new();
     for found in sequences.iter().take(MAX_REPORTED_PROCESSES) {
         let process = &found.process;
-        if let Some(NumberSpan { from, to }) = found.first_gap {
+        if let Some(RecordNumberSpan { from, to }) = found.first_gap {
             let missing = found.missing;
             warnings.push(format!(
                 "process {process}: {missing} records are missing (first {from} to {to}): they were lost, or a file \
@@ -90,7 +90,7 @@ fn collect_sequence_warnings(sequences: &[SequenceFindings]) -> Vec<String> {
                 "process {process}: {repeated} records occur again and were counted once (is a file given twice?)"
             ));
         }
-        if let Some(NumberSpan { from, to }) = found.first_late {
+        if let Some(RecordNumberSpan { from, to }) = found.first_late {
             let late = found.late;
             warnings.push(format!(
                 "process {process}: {late} records come after later ones (first {from} after {to}), so time goes \

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use super::rejection::is_within_ban;
+use super::rejection::is_rejected_by_earlier_ban;
 use super::time_range::format_time;
 use crate::decide::log::record::{DecisionRecord, DescriptorRecord};
 use crate::limit::ban::Ban;
@@ -17,7 +17,7 @@ const MAX_KEPT_REJECTIONS: usize = 100_000;
 /// Maximum number of rejections that a ban names; the last ones are named.
 const MAX_NAMED_REJECTIONS: usize = 20;
 /// Tolerance of times that two records imply, in microseconds: algorithms round to it.
-const TOLERANCE_US: u64 = 1000;
+const RECORD_TIME_TOLERANCE_US: u64 = 1000;
 
 /// A ban, and the rejections that began it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -68,7 +68,7 @@ impl BanHistory {
     pub(super) fn add_descriptor(&mut self, decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) {
         for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit.ban.is_some()) {
             let Some(result) = limit.result.filter(|result| !result.admitted && descriptor.hits > 0) else { continue };
-            if is_within_ban(limit) || self.kept == MAX_KEPT_REJECTIONS {
+            if is_rejected_by_earlier_ban(limit) || self.kept == MAX_KEPT_REJECTIONS {
                 continue;
             }
             let kept = KeptRejection { at_us: charge_time_us(decision, descriptor), begins_ban: result.banned_us > 0 };
@@ -91,11 +91,15 @@ impl BanHistory {
         let until_us = charge_time_us(decision, descriptor).saturating_add(result.banned_us);
         let since_us = until_us.saturating_sub(ban.length_us());
         let of_limit = self.rejections.get(&limit_id(descriptor, at)).map_or(&[][..], Vec::as_slice);
-        let mut before: Vec<_> =
-            of_limit.iter().copied().filter(|kept| kept.at_us <= since_us.saturating_add(TOLERANCE_US)).collect();
+        let mut before: Vec<_> = of_limit
+            .iter()
+            .copied()
+            .filter(|kept| kept.at_us <= since_us.saturating_add(RECORD_TIME_TOLERANCE_US))
+            .collect();
         before.sort_unstable();
         // An earlier ban used up the rejections before its own beginning.
-        let is_earlier = |kept: &KeptRejection| kept.begins_ban && kept.at_us.saturating_add(TOLERANCE_US) < since_us;
+        let is_earlier =
+            |kept: &KeptRejection| kept.begins_ban && kept.at_us.saturating_add(RECORD_TIME_TOLERANCE_US) < since_us;
         let first = before.iter().rposition(is_earlier).map_or(0, |earlier| earlier + 1);
         let after = usize::try_from(ban.rejections_before_ban()).unwrap_or(usize::MAX);
         let own = &before[first.max(before.len().saturating_sub(after))..];

@@ -44,7 +44,7 @@ pub struct DescriptorHistory<'q> {
     pub(super) is_partial: bool,
     pub(super) counts: RangeCounts,
     pub(super) log: LogCounts,
-    pub(super) headers: HeaderFacts,
+    pub(super) headers: LogHeaderFacts,
     pub(super) nearest: NearestDescriptors,
     /// Rejections that may have begun a ban.
     pub(super) bans: BanHistory,
@@ -131,7 +131,7 @@ impl<'q> DescriptorHistory<'q> {
             is_partial: false,
             counts: RangeCounts::default(),
             log: LogCounts::default(),
-            headers: HeaderFacts::default(),
+            headers: LogHeaderFacts::default(),
             nearest,
             bans: BanHistory::default(),
             slots: SlotHistory::default(),
@@ -198,7 +198,7 @@ impl<'q> DescriptorHistory<'q> {
     fn add_decision(&mut self, decision: &DecisionRecord<'_>, is_in_range: bool) {
         let time_us = decision.time_us;
         self.log.decisions += 1;
-        let positions = self.find_asked_positions(decision);
+        let positions = self.find_asked_and_note_similar(decision);
         if positions.is_empty() {
             return;
         }
@@ -218,7 +218,7 @@ impl<'q> DescriptorHistory<'q> {
     }
 
     /// Positions of the asked descriptor; takes note of descriptors like it.
-    fn find_asked_positions(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
+    fn find_asked_and_note_similar(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
         let is_domain = *decision.domain == *self.asked.domain;
         let mut positions = SmallVec::new();
         let order = self.any_order.entry_order_under(&decision.rules);
@@ -345,7 +345,7 @@ pub struct RuleChange {
 
 /// Facts from headers.
 #[derive(Debug, Default)]
-pub(super) struct HeaderFacts {
+pub(super) struct LogHeaderFacts {
     /// Rule set of each process.
     rules: HashMap<String, String>,
     /// Changes within the range.
@@ -356,7 +356,7 @@ pub(super) struct HeaderFacts {
     pub(super) settings: Option<SettingsRecord>,
 }
 
-impl HeaderFacts {
+impl LogHeaderFacts {
     /// Takes note of a header.
     pub(super) fn add_header(&mut self, header: &HeaderRecord, is_in_range: bool) {
         self.settings = Some(header.settings.clone());

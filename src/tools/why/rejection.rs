@@ -17,7 +17,7 @@ use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
-use crate::limit::regions::format_milli_percent;
+use crate::limit::region_parts::format_milli_percent;
 use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotChange;
 
@@ -101,8 +101,8 @@ pub fn list_causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
     let origin = format_limit_origin(descriptor);
     let by_policy = descriptor.decided_by == Some(DecisionSource::Policy);
     let suffix = if by_policy { format!(", {}", format_policy(descriptor)) } else { String::new() };
-    let rejecting = descriptor.limits.iter().filter(|limit| limit_rejects(limit));
-    let during_ban = |limit: &LimitRecord<'_>| if is_within_ban(limit) { ", during its ban" } else { "" };
+    let rejecting = descriptor.limits.iter().filter(|limit| limit_rejected_hits(limit));
+    let during_ban = |limit: &LimitRecord<'_>| if is_rejected_by_earlier_ban(limit) { ", during its ban" } else { "" };
     let cause = |limit: &LimitRecord<'_>| format!("{origin}, {}{}{suffix}", format_limit(limit), during_ban(limit));
     let mut causes: Vec<String> = rejecting.map(cause).collect();
     if causes.is_empty() {
@@ -112,7 +112,10 @@ pub fn list_causes(descriptor: &DescriptorRecord<'_>) -> Vec<String> {
 }
 
 /// Returns the changes that would have let hits pass that no limit rejected: a block or a failure policy did.
-pub fn list_remedies_without_limit(decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) -> Vec<Remedy> {
+pub fn list_remedies_for_block_or_policy(
+    decision: &DecisionRecord<'_>,
+    descriptor: &DescriptorRecord<'_>,
+) -> Vec<Remedy> {
     match (&descriptor.block, descriptor.decided_by) {
         (Some(block), _) => {
             let wait_us = block.until_us.saturating_sub(decision.time_us);
@@ -199,13 +202,13 @@ pub struct RejectingLimit<'r, 't> {
 /// True if a ban that began before rejected the hits.
 ///
 /// The rejection that begins a ban has the whole length of it left.
-pub fn is_within_ban(limit: &LimitRecord<'_>) -> bool {
+pub fn is_rejected_by_earlier_ban(limit: &LimitRecord<'_>) -> bool {
     let Some(result) = limit.result.filter(|result| result.banned_us > 0) else { return false };
     limit.ban.as_ref().and_then(|ban| Ban::from_text(ban)).is_none_or(|ban| result.banned_us < ban.length_us())
 }
 
 /// True if the limit rejected the hits, and does not only record.
-pub fn limit_rejects(limit: &LimitRecord<'_>) -> bool {
+pub fn limit_rejected_hits(limit: &LimitRecord<'_>) -> bool {
     !limit.shadow && !limit.candidate && limit.result.is_some_and(|result| !result.admitted)
 }
 
@@ -213,7 +216,7 @@ impl RejectingLimit<'_, '_> {
     /// Estimate that the rule charges for each request, whatever its hits are.
     fn estimate(&self) -> Option<u64> {
         let policy = ReservationPolicy::from_logged_text(self.limit.reservations.as_ref()?)?;
-        policy.estimate().map(|hits| u64::from(hits.get()))
+        policy.fixed_estimate().map(|hits| u64::from(hits.get()))
     }
 
     /// Hits that have to fit: one for a peek.
@@ -231,7 +234,7 @@ impl RejectingLimit<'_, '_> {
         let mut remedies: Vec<Remedy> = self.find_wait_remedy().into_iter().collect();
         // Other parts of the service do not know the counter, or count a share of the limit.
         let is_by_counter = self.descriptor.decided_by == Some(DecisionSource::Counter);
-        if is_by_counter && self.limit.requests_per_unit > 0 && !is_within_ban(self.limit) {
+        if is_by_counter && self.limit.requests_per_unit > 0 && !is_rejected_by_earlier_ban(self.limit) {
             remedies.extend(self.find_fewer_hits_remedy());
             remedies.extend(self.find_larger_limit_remedy());
         }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::ban_history::BanFacts;
 use super::descriptor_history::{AskedDecision, DescriptorHistory, RuleChange};
-use super::rejection::{RejectingLimit, Remedy, limit_rejects, list_remedies_without_limit};
+use super::rejection::{RejectingLimit, Remedy, limit_rejected_hits, list_remedies_for_block_or_policy};
 use super::slot_history::HeldSlots;
 use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
@@ -45,7 +45,7 @@ pub struct WhyResults<'l> {
     /// Starts and changes of rules within the range.
     pub rule_changes: Vec<RuleChange>,
     /// Decisions by time.
-    pub decisions: Vec<ShownDecision<'l>>,
+    pub decisions: Vec<DecisionWithRemedies<'l>>,
     /// Decisions that were left out because there are too many.
     pub left_out: u64,
     /// Descriptors that are most like the asked one, if the logs do not have it.
@@ -89,7 +89,7 @@ pub struct CauseCount {
 
 /// A decision, and changes that would have let it pass.
 #[derive(Debug, Serialize)]
-pub struct ShownDecision<'l> {
+pub struct DecisionWithRemedies<'l> {
     /// Time as RFC 3339.
     pub time: String,
     /// Positions of the asked descriptor, from 0.
@@ -166,7 +166,7 @@ impl<'l> WhyResults<'l> {
 fn build_shown_decision<'l>(
     history: &DescriptorHistory<'_>,
     AskedDecision { record, asked_positions }: AskedDecision<'l>,
-) -> ShownDecision<'l> {
+) -> DecisionWithRemedies<'l> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
         for (index, descriptor) in record.descriptors.iter().enumerate() {
@@ -174,7 +174,7 @@ fn build_shown_decision<'l>(
                 continue;
             }
             let before = rejected_by.len();
-            for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit_rejects(limit)) {
+            for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit_rejected_hits(limit)) {
                 let remedies = RejectingLimit { decision: &record, descriptor, limit }.list_remedies();
                 // Rejections and slots are kept of the asked descriptor only.
                 let is_asked = asked_positions.contains(&index);
@@ -183,12 +183,12 @@ fn build_shown_decision<'l>(
                 rejected_by.push(LimitRemedies { descriptor: index, limit: Some(at), ban, held, remedies });
             }
             if rejected_by.len() == before {
-                let remedies = list_remedies_without_limit(&record, descriptor);
+                let remedies = list_remedies_for_block_or_policy(&record, descriptor);
                 rejected_by.push(LimitRemedies { descriptor: index, limit: None, ban: None, held: None, remedies });
             }
         }
     }
-    ShownDecision { time: format_time(record.time_us), asked: asked_positions.to_vec(), rejected_by, record }
+    DecisionWithRemedies { time: format_time(record.time_us), asked: asked_positions.to_vec(), rejected_by, record }
 }
 
 /// Remarks on everything that the logs may not tell.

@@ -44,13 +44,13 @@ pub struct HeldSlot {
 /// Changes of slots, by the time of the counter and the number of the change.
 #[derive(Debug, Default)]
 pub(super) struct SlotHistory {
-    changes: BTreeMap<(u64, u64), (LimitId, KeptChange)>,
+    changes: BTreeMap<(u64, u64), (LimitId, KeptSlotChange)>,
     added: u64,
 }
 
 /// A slot that was taken or freed, by the clock of its counter.
 #[derive(Clone, Copy, Debug)]
-struct KeptChange {
+struct KeptSlotChange {
     at_us: u64,
     slot: SlotUse,
     /// End without a release; `None`: it was freed.
@@ -76,7 +76,7 @@ impl SlotHistory {
                 _ => continue,
             };
             self.added += 1;
-            let change = KeptChange { at_us, slot, ends_us };
+            let change = KeptSlotChange { at_us, slot, ends_us };
             self.changes.insert((at_us, self.added), (limit_id(descriptor, at), change));
             if self.changes.len() > MAX_KEPT_CHANGES {
                 self.changes.pop_first();
@@ -96,9 +96,9 @@ impl SlotHistory {
         let now_us = charge_time_us(decision, descriptor);
         let id = limit_id(descriptor, at);
         let changes = self.changes.range(..=(now_us, u64::MAX)).filter(|(_, (limit, _))| *limit == id);
-        let last: HashMap<u128, &KeptChange> = changes.map(|(_, (_, change))| (change.slot.id.0, change)).collect();
-        let is_held = |change: &&KeptChange| change.ends_us.is_some_and(|ends_us| ends_us > now_us);
-        let mut held: Vec<&KeptChange> = last.into_values().filter(is_held).collect();
+        let last: HashMap<u128, &KeptSlotChange> = changes.map(|(_, (_, change))| (change.slot.id.0, change)).collect();
+        let is_held = |change: &&KeptSlotChange| change.ends_us.is_some_and(|ends_us| ends_us > now_us);
+        let mut held: Vec<&KeptSlotChange> = last.into_values().filter(is_held).collect();
         held.sort_by_key(|change| (change.at_us, change.slot.id.0));
         let named = held.iter().take(MAX_NAMED_SLOTS).map(|change| HeldSlot {
             id: format!("{:032x}", change.slot.id.0),

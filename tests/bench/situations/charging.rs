@@ -68,7 +68,7 @@ impl Charging {
         assert!((0..keys).all(|key| situation.charges(key)), "all are admitted");
         let mut situation = situation.warmed();
         assert!((0..2000).all(|charge| situation.charges(charge % keys)), "all are admitted");
-        assert_eq!(situation.memory.usage().counters, keys as u64);
+        assert_eq!(situation.memory.memory_usage().counters, keys as u64);
         situation
     }
 

@@ -246,7 +246,7 @@ fn state(algorithm: Algorithm, period_us: u64) -> BoxedStrategy<State> {
         Algorithm::SlidingWindowLog => (proptest::collection::btree_map(any_time(), 1..=u32::MAX, 0..5), 0..=period_us)
             .prop_map(|(hits, later)| {
                 let records: VecDeque<_> =
-                    hits.into_iter().map(|(at, hits)| sliding_window_log::LogRecord { at, hits }).collect();
+                    hits.into_iter().map(|(at, hits)| sliding_window_log::LoggedHits { at, hits }).collect();
                 let held = records.iter().map(|record| u64::from(record.hits)).sum();
                 let last = records.back().map_or(Time::default(), |newest| newest.at.plus_us(later));
                 State::SlidingWindowLog(sliding_window_log::State { records, held, last })

@@ -99,7 +99,7 @@ fn file_that_others_truncate_or_move_is_followed() {
     let (file, moved) = (directory.path().join("log"), directory.path().join("moved"));
     let env = [ALL, ("TOLLKEEPER_DECISION_LOG_FILE_BYTES", "64KiB")];
     let service = logging_service(&file, &env, RULES);
-    let written = || service.inner.decider.log.as_ref().unwrap().record_counts().next().unwrap().written;
+    let written = || service.inner.decider.log.as_ref().unwrap().counts_by_sink().next().unwrap().written;
     let wait_for_records = |count| crate::kit::wait_for("the records", || (written() == count).then_some(()));
     decide(&service, 100);
     wait_for_records(100);

@@ -49,7 +49,7 @@ fn decide(service: &TestService, count: u32) {
 }
 
 fn counts(service: &TestService) -> RecordCounts {
-    service.inner.decider.log.as_ref().unwrap().record_counts().next().unwrap()
+    service.inner.decider.log.as_ref().unwrap().counts_by_sink().next().unwrap()
 }
 
 fn call(server: &Tollkeeper, count: u32) {

@@ -20,7 +20,7 @@ const ENV: [(&str, &str); 2] =
     [("TOLLKEEPER_DECISION_LOG_WHEN", "all"), ("TOLLKEEPER_DECISION_LOG_QUEUE_BYTES", "64KiB")];
 
 fn counts(service: &TestService) -> RecordCounts {
-    service.inner.decider.log.as_ref().unwrap().record_counts().next().unwrap()
+    service.inner.decider.log.as_ref().unwrap().counts_by_sink().next().unwrap()
 }
 
 fn decide(service: &TestService, count: u32) {

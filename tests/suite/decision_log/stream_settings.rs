@@ -144,7 +144,7 @@ fn only_entries_without_a_reply_count_as_failed() {
     // A reply has more than 20 bytes.
     proxy.set(Mode::Truncate(400));
     (0..50).for_each(|_| drop(service.decide(&shop_request("user=ann")).unwrap()));
-    let counts = || service.inner.decider.log.as_ref().unwrap().record_counts().next().unwrap();
+    let counts = || service.inner.decider.log.as_ref().unwrap().counts_by_sink().next().unwrap();
     wait_for("all outcomes", || (counts().written + counts().failed == 50).then_some(()));
     let counts = counts();
     assert!(counts.written > 0 && counts.failed > 20, "{counts:?}");

@@ -374,9 +374,9 @@ fn memory_of_holds_is_bounded_and_freed() {
     };
     let granted = (0..2000).filter(|number| adjust(*number).is_ok_and(|answer| size(answer.granted) == 6)).count();
     assert!((50..1000).contains(&granted), "{granted}");
-    assert!(store.usage().bytes <= (1 << 18) * 5 / 4, "{:?}", store.usage());
+    assert!(store.memory_usage().bytes <= (1 << 18) * 5 / 4, "{:?}", store.memory_usage());
     let end = start.plus_us(60 * SECOND_US);
     store.sweep(end, 0, 1);
-    assert_eq!(store.usage().counters, 0);
+    assert_eq!(store.memory_usage().counters, 0);
     assert!(adjust(3000).is_ok_and(|answer| size(answer.granted) == 6));
 }

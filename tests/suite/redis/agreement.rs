@@ -17,7 +17,7 @@ use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, fro
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::limit::algorithm::region::GlobalRedisView;
-use tollkeeper::limit::algorithm::sliding_window_log::LogRecord;
+use tollkeeper::limit::algorithm::sliding_window_log::LoggedHits;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{
     Algorithm, fixed_window, leaky_bucket, sliding_window_counter, sliding_window_log, token_bucket,
@@ -28,7 +28,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
-use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, RecordedLease};
+use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, StoredLease};
 use tollkeeper::store::redis::script::{
     CallTime, ReplyContext, ScriptOutcome, encode_charges, encode_global_redis_view, replay_charges, script_for_limits,
 };
@@ -219,7 +219,7 @@ impl History {
         let mut at = self.start.as_micros().saturating_sub(self.log.iter().map(|&(share, _)| gap_us(share)).sum());
         for &(share, hits) in &self.log {
             at += gap_us(share);
-            log.records.push_back(LogRecord { at: Time::from_micros(at), hits });
+            log.records.push_back(LoggedHits { at: Time::from_micros(at), hits });
             log.held += u64::from(hits);
             log.last = Time::from_micros(at);
         }
@@ -440,7 +440,7 @@ impl Redis {
         &mut self,
         keys: &[String],
         charges: &[OwnedCharge],
-        lent: RecordedLease,
+        lent: StoredLease,
         clock: &GlobalRedisView,
         now: Time,
     ) -> ScriptOutcome {
@@ -565,7 +565,7 @@ fn read_log(elements: &[Vec<u8>]) -> sliding_window_log::State {
     let elements: Vec<[u64; 2]> = elements.iter().map(|raw| words(raw).try_into().expect("two numbers")).collect();
     let records: VecDeque<_> = elements
         .windows(2)
-        .map(|pair| LogRecord {
+        .map(|pair| LoggedHits {
             at: Time::from_micros(pair[1][0]),
             hits: u32::try_from((pair[1][1] + HIT_SUM_MODULUS - pair[0][1]) % HIT_SUM_MODULUS).expect("few hits"),
         })

@@ -16,7 +16,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_arguments::{
-    LeaseArguments, LeasePurpose, OwnLease, RecordedLease, build_full_refund,
+    LeaseArguments, LeasePurpose, OwnLease, StoredLease, build_full_refund,
 };
 use tollkeeper::store::redis::script::{CallTime, ReplyContext, encode_charges, replay_charges, script_for_countings};
 
@@ -75,7 +75,7 @@ impl Kind {
     fn of(
         &self,
         counters: &SmallVec<[OwnedCounter; 1]>,
-        granted: &[RecordedLease],
+        granted: &[StoredLease],
         now: Time,
     ) -> (Vec<OwnedCharge>, LeaseArguments) {
         let command = |hits| OwnedCharge::new(counters.clone(), ChargeRequest::new(hits, 0));

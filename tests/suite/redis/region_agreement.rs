@@ -21,7 +21,7 @@ use tollkeeper::limit::period::Period;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_arguments::RecordedLease;
+use tollkeeper::store::redis::lease_arguments::StoredLease;
 use tollkeeper::store::redis::regions::grant_calls::encode_prepaid_hits_grant;
 use tollkeeper::store::redis::script::{ReplyContext, region_bucket_grant_script, replay_charges};
 
@@ -323,7 +323,7 @@ impl History {
             let mut charges: Vec<_> = call.steps.iter().flat_map(|step| step.charges(&self.keys, now)).collect();
             let outcome = if let Some(hits) = call.lent {
                 charges.iter_mut().for_each(|charge| charge.request.lent = hits);
-                let lent = RecordedLease { end: now.plus_us(1_000_000), hits };
+                let lent = StoredLease { end: now.plus_us(1_000_000), hits };
                 redis.call_while_lent(&names, &charges, lent, &clock, now)
             } else {
                 let outcome = redis.call_with_clock(&names, &charges, Some(now), Some(&clock));

@@ -288,7 +288,7 @@ fn registry_key_differs_from_all_counter_keys() {
 fn wait_until_live(redis: &Redis, live: u32) {
     wait_for("the others to be counted", || {
         let _within = store_runtime().enter();
-        redis.claim_slot();
+        redis.claim_replica_slot();
         (redis.replica_membership().live_replicas() == NonZeroU32::new(live)).then_some(())
     });
 }
@@ -303,7 +303,7 @@ fn store_claims_a_slot_on_single_and_cluster() {
         vec![("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str())],
     ] {
         let [one, other] = [(); 2].map(|()| redis_counters::start_store(&env, TimeSource::Redis));
-        assert_eq!((one.replica_membership().live_replicas(), one.replica_membership().slots().get()), (None, 16));
+        assert_eq!((one.replica_membership().live_replicas(), one.replica_membership().slot_count().get()), (None, 16));
         wait_until_live(&one, 1);
         wait_until_live(&other, 2);
         wait_until_live(&one, 2);
@@ -322,7 +322,7 @@ fn ratelimit_key_format_claims_no_slot() {
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address.as_str()), ("TOLLKEEPER_KEY_FORMAT", "ratelimit")];
     let store = redis_counters::start_store(&env, TimeSource::Redis);
     let _within = store_runtime().enter();
-    store.claim_slot();
+    store.claim_replica_slot();
     redis_counters::wait_until_connected(&store);
     assert_eq!(server.query::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
     assert_eq!(store.replica_membership().live_replicas(), None);

@@ -1,7 +1,7 @@
 //! Decoding of replies: any bytes decode to a reply of bounded size, or to an error.
 
 use bytes::BytesMut;
-use tollkeeper::store::client::redis::resp::{MAX_DEPTH, MAX_ELEMENTS, Reply, decode_reply};
+use tollkeeper::store::client::redis::resp::{MAX_DEPTH, MAX_REPLY_ELEMENTS, Reply, decode_reply};
 
 /// Decodes all replies in `bytes`, and returns them with the error that followed.
 fn replies(bytes: &[u8]) -> (Vec<Reply>, Option<String>) {
@@ -46,10 +46,10 @@ fn nested_arrays_are_bounded() {
 #[test]
 fn elements_are_bounded_before_allocation() {
     let many = |count: u64, sent| replies(format!("*{count}\r\n{}", ":1\r\n".repeat(sent)).as_bytes());
-    assert_eq!(many(MAX_ELEMENTS, 10), (Vec::new(), None));
-    for count in [MAX_ELEMENTS + 1, 1 << 40, i64::MAX as u64] {
+    assert_eq!(many(MAX_REPLY_ELEMENTS, 10), (Vec::new(), None));
+    for count in [MAX_REPLY_ELEMENTS + 1, 1 << 40, i64::MAX as u64] {
         assert!(many(count, 0).1.is_some(), "{count}");
     }
-    let within = format!("*2\r\n*{MAX_ELEMENTS}\r\n{}", "*0\r\n".repeat(1000));
+    let within = format!("*2\r\n*{MAX_REPLY_ELEMENTS}\r\n{}", "*0\r\n".repeat(1000));
     assert!(replies(within.as_bytes()).1.is_some());
 }

@@ -257,7 +257,7 @@ impl Simulation {
         let now = self.now();
         let answer = match ask {
             Ask::Window { request, demand } => {
-                let grant = self.windows.grant(now, self.pool(), demand.wanted());
+                let grant = self.windows.grant(now, self.pool(), demand.hits_to_request());
                 let (hits, exhausted) = (u64::from(grant.hits), grant.hits == 0);
                 let is_sliding = self.limit.algorithm() == Algorithm::SlidingWindowCounter;
                 let next_request_pause_us = demand.next_request_pause_us(is_sliding, hits);
@@ -267,7 +267,8 @@ impl Simulation {
                 Message::Grant { region, grant }
             }
             Ask::Bucket { request, demand } => {
-                let grant = self.bucket.grant(now, GlobalBucketParameters::from_limit(&self.limit), demand.wanted());
+                let grant =
+                    self.bucket.grant(now, GlobalBucketParameters::from_limit(&self.limit), demand.hits_to_request());
                 let hits = u64::from(grant.hits);
                 let next_request_pause_us = demand.next_request_pause_us(hits, grant.free.into());
                 let grant = PrepaidHitsGrant {

@@ -309,14 +309,14 @@ fn region_is_cut_off_five_seconds_after_the_last_answer() {
     assert_eq!(region.notices(0), [RegionNotice::CutOff { parts_left: None }, RegionNotice::LeaseEnded]);
     region.identity(&identity(1, NEVER, false), 0);
     assert_eq!(region.restrict_view(MINUTE, region.start), nothing);
-    region.standing.record_answer_time(process_time_us(region.start));
+    region.standing.record_global_answer_time(process_time_us(region.start));
     assert_eq!(region.restrict_view(MINUTE, region.start), nothing, "no report was recorded");
     region.registry(&registry(NEVER, both()), 0);
     assert_eq!(region.restrict_view(MINUTE, region.start + CUT_OFF_AFTER), FREE);
     assert_eq!(region.notices(5), []);
     let cut_off = region.start + CUT_OFF_AFTER + Duration::from_micros(1);
     assert_eq!(region.restrict_view(MINUTE, cut_off), GlobalRedisView { cut_off: true, ..VIEW });
-    region.standing.record_answer_time(process_time_us(region.at(7)));
+    region.standing.record_global_answer_time(process_time_us(region.at(7)));
     assert_eq!(region.restrict_view(MINUTE, cut_off), FREE, "a grant is an answer too");
 }
 
@@ -469,6 +469,6 @@ fn jump_of_one_clock_hides_none_of_another() {
 
 impl Region {
     fn region_clock_jumps(&self) -> u64 {
-        self.region_clock.jumps().count()
+        self.region_clock.deployment_jumps().count()
     }
 }

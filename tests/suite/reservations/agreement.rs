@@ -69,13 +69,13 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
             let entries = [Entry { key: b"k", value: value.as_bytes() }];
             for turn in 0..300 {
                 let step = steps.next_step();
-                for holders in [redis.fallback().holders(), memory.holders()] {
+                for holders in [redis.fallback().slot_holders(), memory.slot_holders()] {
                     holders.set_shared_dead_holders(steps.dead.iter().copied(), step.now);
                 }
                 let mut limits = limits_of(kind, seed, step.limit);
                 if step.slot.action.is_release() {
                     // A release is sent to no other limits.
-                    limits.retain(Limit::acts_on_stream_done);
+                    limits.retain(Limit::follows_streams);
                 }
                 let charge = charge_of(&step, &limits, &entries);
                 let expected = memory.charge(&charge, step.now).expect("there is room");

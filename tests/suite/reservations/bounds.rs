@@ -95,7 +95,7 @@ fn reservations_beyond_the_maximum_are_charged_and_not_remembered() {
 fn reservations_take_no_more_than_their_part_of_the_memory() {
     let counter = OneCounter::new(1 << 20, 1_000_000, UnsettledPolicy::Keep);
     counter.reserve(0, 1);
-    let before = counter.store.usage().bytes;
+    let before = counter.store.memory_usage().bytes;
     let mut remembered = 0;
     for stream in 1..50_000 {
         let result = counter.reserve(stream, 1);
@@ -103,7 +103,7 @@ fn reservations_take_no_more_than_their_part_of_the_memory() {
         remembered += u32::from(result.slot == SlotChange::Taken);
     }
     assert!((1000..10_000).contains(&remembered), "{remembered} reservations in 256 KiB");
-    let grown = counter.store.usage().bytes - before;
+    let grown = counter.store.memory_usage().bytes - before;
     assert!(grown <= 600 << 10, "{grown} bytes");
 }
 
@@ -121,7 +121,7 @@ fn memory_of_settled_reservations_is_given_back() {
             assert_eq!(counter.settle(stream, 0).slot, SlotChange::Freed, "round {round}");
         }
     }
-    assert!(!counter.store.has_slots());
+    assert!(!counter.store.has_slots_or_reservations());
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn store_forgets_what_is_over_and_keeps_what_may_be_given_back() {
         counter.reserve(1, 40);
         counter.let_time_to_settle_pass();
         counter.store.sweep(counter.now, 0, 1);
-        assert_eq!(counter.store.has_slots(), unsettled == UnsettledPolicy::Return);
+        assert_eq!(counter.store.has_slots_or_reservations(), unsettled == UnsettledPolicy::Return);
         let next = counter.reserve(2, 30);
         assert_eq!(next.admitted, unsettled == UnsettledPolicy::Return, "{next:?}");
     }
@@ -154,7 +154,7 @@ fn reservations_of_a_dead_envoy_are_over_and_its_tombstones_stay() {
     counter.settle_unanswered(1, 0);
     counter.reserve(2, 20);
     counter.reserve(3, 20);
-    counter.store.holders().set_shared_dead_holders([ENVOY].into_iter(), counter.now);
+    counter.store.slot_holders().set_shared_dead_holders([ENVOY].into_iter(), counter.now);
     let next = counter.send(4, HolderId(2), SlotAction::Acquire, Hits::Charge(30));
     assert_eq!((next.admitted, next.after, next.expired_seats), (true, 30, 2));
     assert_eq!(counter.settle(2, 0).after, 30, "it settles no more");

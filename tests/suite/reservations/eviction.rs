@@ -65,14 +65,14 @@ fn settlement_above_the_estimate_makes_room_for_its_counter() {
     store.now = store.now.plus_us(10_000_000);
     store.store.sweep(store.now, 0, 1);
     let mut others = 1000..400_000;
-    while store.store.usage().evicted < 2000 {
+    while store.store.memory_usage().evicted < 2000 {
         let other = others.next().expect("the store has a bound");
         store.send(&other.to_string(), other, Hits::Charge(30));
         store.send(&other.to_string(), other, Hits::Refund(30));
     }
-    let evicted = store.store.usage().evicted;
+    let evicted = store.store.memory_usage().evicted;
     for stream in 1..=STREAMS {
         assert_eq!(store.send(&format!("stream {stream}"), stream, Hits::Refund(9)), Some(6));
     }
-    assert!(store.store.usage().evicted > evicted, "the store grows beyond its bound");
+    assert!(store.store.memory_usage().evicted > evicted, "the store grows beyond its bound");
 }

@@ -25,7 +25,7 @@ fn compare_with_table(env: &[(&str, &str)], seeds: u64) {
         for turn in 0..300 {
             let step = steps.next_step();
             // Dead holders are an argument of each call.
-            redis.fallback().holders().set_shared_dead_holders(steps.dead.iter().copied(), step.now);
+            redis.fallback().slot_holders().set_shared_dead_holders(steps.dead.iter().copied(), step.now);
             let expected = take_step(&mut table, step, &steps.dead);
             let limit = concurrent_limit(step.limit);
             let tag = hash_limit_identity(&limit, 0);

@@ -65,11 +65,11 @@ fn slots_without_room_are_refused_and_come_back_with_room() {
 #[test]
 fn tombstones_of_many_counters_take_no_more_than_the_room_of_slots() {
     let store = MemoryStore::new(1 << 20);
-    let before = store.usage().bytes;
+    let before = store.memory_usage().bytes;
     for number in 0..20_000 {
         let value = number.to_string();
         charge(&store, &value, 5, slot(1, SlotAction::ReleaseUnanswered), NOON).unwrap_or_else(|_| panic!("refused"));
     }
-    let grown = store.usage().bytes - before;
+    let grown = store.memory_usage().bytes - before;
     assert!(grown <= 300 << 10, "{grown} bytes");
 }

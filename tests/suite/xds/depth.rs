@@ -12,7 +12,7 @@ use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitP
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::xds::descriptors::{DescriptorFields, MAX_DESCRIPTOR_DEPTH, RateLimitConfigFields};
+use tollkeeper::rules::xds::descriptors::{DescriptorFields, MAX_DESCRIPTOR_DEPTH, PartlyDecodedRateLimitConfig};
 use tollkeeper::rules::xds::refused_domains::compile_resources;
 use tollkeeper::rules::xds::resource::{RuleResource, parse_resources};
 
@@ -133,7 +133,7 @@ fn generated(fields: DescriptorFields) -> Result<RateLimitDescriptor, prost::Dec
 }
 
 fn generated_config(encoded: &[u8]) -> Result<RateLimitConfig, prost::DecodeError> {
-    let RateLimitConfigFields { name, domain, descriptors } = RateLimitConfigFields::decode(encoded)?;
+    let PartlyDecodedRateLimitConfig { name, domain, descriptors } = PartlyDecodedRateLimitConfig::decode(encoded)?;
     let decode = |encoded: Bytes| generated(DescriptorFields::decode(encoded)?);
     Ok(RateLimitConfig { name, domain, descriptors: descriptors.into_iter().map(decode).collect::<Result<_, _>>()? })
 }

@@ -132,7 +132,7 @@ impl GroupConsumer {
             }
         }
         for PendingEntry { id, .. } in pending {
-            if claimed.entries.iter().all(|entry| entry.id != *id) && self.is_trimmed(*id).await? {
+            if claimed.entries.iter().all(|entry| entry.id != *id) && self.is_entry_trimmed(*id).await? {
                 claimed.trimmed.push(*id);
             }
         }
@@ -176,7 +176,7 @@ impl GroupConsumer {
         self.send_command(&words, COMMAND_TIMEOUT).await
     }
 
-    async fn is_trimmed(&mut self, id: EntryId) -> Result<bool, KeyCommandError> {
+    async fn is_entry_trimmed(&mut self, id: EntryId) -> Result<bool, KeyCommandError> {
         let stream = Arc::clone(&self.stream);
         let id = id.to_string();
         match self.send_command(&["XRANGE", &stream, &id, &id], COMMAND_TIMEOUT).await {

@@ -77,7 +77,7 @@ impl FileSink {
         let bytes = self.compress_if_set(lines)?;
         let mut current = match self.current.take() {
             Some(mut current) => {
-                if current.is_still_at_path(&self.path) {
+                if current.update_length_and_check_path(&self.path) {
                     current
                 } else {
                     self.open_next_file()?
@@ -173,7 +173,7 @@ impl CurrentFile {
     }
 
     /// Returns true if the path still leads to this file; updates its length, which others may have changed.
-    fn is_still_at_path(&mut self, path: &Path) -> bool {
+    fn update_length_and_check_path(&mut self, path: &Path) -> bool {
         let Some(length) = &mut self.length else { return true };
         match (fs::metadata(path), self.file.metadata()) {
             (Ok(at_path), Ok(own)) if (at_path.dev(), at_path.ino()) == (own.dev(), own.ino()) => {

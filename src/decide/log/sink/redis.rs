@@ -47,7 +47,7 @@ pub(crate) struct RedisSink {
     /// Header of the current rules.
     header: Option<WrittenHeader>,
     /// Headers of earlier rules, whose decisions may still be in the stream.
-    earlier: VecDeque<EarlierHeader>,
+    earlier: VecDeque<SupersededLogHeader>,
     /// Entries since the last header.
     lines_since_header: u64,
     checked_at: Instant,
@@ -67,7 +67,7 @@ struct WrittenHeader {
 
 /// Header of the log that a later one replaced, kept while the stream may have decisions under its rules.
 #[derive(Clone, Debug)]
-struct EarlierHeader {
+struct SupersededLogHeader {
     written: WrittenHeader,
     /// Entry after which no decision has its rules.
     last: EntryId,
@@ -133,7 +133,7 @@ impl RedisSink {
         let before = self.header.replace(WrittenHeader { header: Arc::clone(header), id: None });
         let id = self.append_header(header, header.event)?;
         if let Some(written) = before.filter(|before| before.id.is_some()) {
-            self.earlier.push_back(EarlierHeader { written, last: id });
+            self.earlier.push_back(SupersededLogHeader { written, last: id });
             if self.earlier.len() > MAX_EARLIER_HEADERS {
                 self.earlier.pop_front();
             }
@@ -173,7 +173,7 @@ impl RedisSink {
         }
         self.earlier.retain(|earlier| earlier.last >= first);
         for index in 0..self.earlier.len() {
-            let EarlierHeader { written, .. } = self.earlier[index].clone();
+            let SupersededLogHeader { written, .. } = self.earlier[index].clone();
             if written.id.is_some_and(|id| id < first) {
                 let id = self.append_header(&written.header, HeaderReason::Rotation)?;
                 self.earlier[index].written.id = Some(id);

@@ -22,7 +22,7 @@ fn bench_limit(unit: Unit, algorithm: Algorithm) -> Limit {
 }
 
 /// Times of requests at three proxies, from 0 on.
-fn requests(pattern: Pattern, limit: &Limit, seconds: f64, random: &mut StdRng) -> Vec<(f64, usize)> {
+fn generate_request_times(pattern: Pattern, limit: &Limit, seconds: f64, random: &mut StdRng) -> Vec<(f64, usize)> {
     let is_second = limit.period_us() == 1_000_000;
     // The bucket starts with the hits of a minute more.
     let factor = if !is_second && limit.algorithm() == Algorithm::TokenBucket { 2.0 } else { 1.0 };
@@ -66,7 +66,7 @@ fn requests(pattern: Pattern, limit: &Limit, seconds: f64, random: &mut StdRng) 
 }
 
 /// Times of the requests that one limiter admits.
-fn ideal(requests: &[u64], limit: &Limit) -> Vec<u64> {
+fn admit_with_one_limiter(requests: &[u64], limit: &Limit) -> Vec<u64> {
     let mut state = State::empty_for(limit);
     let charge = ChargeRequest::new(Hits::Charge(1), 0);
     requests.iter().copied().filter(|at| state.charge(limit, Time::from_micros(*at), charge).admitted).collect()
@@ -83,14 +83,14 @@ impl Run {
     fn new(seed: u64, limit: Limit, pattern: Pattern, seconds: u32, replicas: usize) -> Self {
         let mut model = Model { faults: false, ..Model::new(seed, limit, 3, replicas) };
         let began = model.now;
-        let demand = requests(pattern, &limit, seconds.into(), &mut StdRng::seed_from_u64(seed + 1000));
+        let demand = generate_request_times(pattern, &limit, seconds.into(), &mut StdRng::seed_from_u64(seed + 1000));
         #[expect(clippy::cast_possible_truncation, reason = "some minutes")]
         let micros = |at: f64| began + (at * 1e6) as u64;
         for (at, proxy) in &demand {
             model.proxies[*proxy].requests.push_back(micros(*at));
         }
         let times: Vec<u64> = demand.iter().map(|(at, _)| micros(*at)).collect();
-        Self { model, began, ideal: ideal(&times, &limit) }
+        Self { model, began, ideal: admit_with_one_limiter(&times, &limit) }
     }
 
     fn advance_to(&mut self, second: u64) {
@@ -100,24 +100,24 @@ impl Run {
     }
 
     /// Part of what one limiter admits between two seconds that passed.
-    fn share(&self, from: u64, to: u64) -> f64 {
+    fn admitted_part(&self, from: u64, to: u64) -> f64 {
         let is_inside = |at: &&u64| (self.began + from * 1_000_000..self.began + to * 1_000_000).contains(*at);
         self.model.admitted.iter().filter(is_inside).count() as f64 / self.ideal.iter().filter(is_inside).count() as f64
     }
 }
 
 /// Mean over seeds.
-fn mean(run: impl Fn(u64) -> f64) -> f64 {
+fn mean_over_seeds(run: impl Fn(u64) -> f64) -> f64 {
     const SEEDS: u64 = 16;
     (0..SEEDS).map(run).sum::<f64>() / SEEDS as f64
 }
 
 /// Use in runs of 130 s.
 fn mean_use(unit: Unit, algorithm: Algorithm, pattern: Pattern) -> f64 {
-    mean(|seed| {
+    mean_over_seeds(|seed| {
         let mut run = Run::new(seed, bench_limit(unit, algorithm), pattern, 130, 1);
         run.advance_to(130);
-        run.share(0, 130)
+        run.admitted_part(0, 130)
     })
 }
 
@@ -142,22 +142,22 @@ fn most_of_a_limit_is_used_whatever_the_demand() {
 
 /// Part of what one limiter would admit that proxies admit from `from` to `to`, for a fixed window and a token bucket,
 /// with `event` after 45 s.
-fn share_after(replicas: usize, event: impl Fn(&mut Run), from: u64, to: u64) -> [f64; 2] {
+fn admitted_part_after(replicas: usize, event: impl Fn(&mut Run), from: u64, to: u64) -> [f64; 2] {
     [Algorithm::FixedWindow, Algorithm::TokenBucket].map(|algorithm| {
-        mean(|seed| {
+        mean_over_seeds(|seed| {
             let mut run = Run::new(seed, bench_limit(Unit::Second, algorithm), Pattern::Even, 120, replicas);
             run.advance_to(45);
             run.model.has_late_reports = true;
             event(&mut run);
             run.advance_to(to);
-            run.share(from, to)
+            run.admitted_part(from, to)
         })
     })
 }
 
 #[test]
 fn rates_return_after_a_replica_stood_still() {
-    let shares = share_after(
+    let shares = admitted_part_after(
         1,
         |run| {
             run.model.replicas[0].frozen_until = run.model.now + 20_000_000;
@@ -168,7 +168,7 @@ fn rates_return_after_a_replica_stood_still() {
             let now = Time::from_micros(run.model.now);
             let division = &mut run.model.replicas[0].division;
             while !division.holders.is_empty() {
-                division.lose(0, now);
+                division.leave(0, now);
             }
         },
         65,
@@ -183,7 +183,7 @@ fn rates_go_on_while_a_replica_is_restarted() {
         run.model.kill_replica(0);
         run.model.replicas[0].frozen_until = run.model.now + 3_000_000;
     };
-    let shares = share_after(1, kill, 45, 75);
+    let shares = admitted_part_after(1, kill, 45, 75);
     assert!(shares.iter().all(|share| *share > 0.9), "{shares:?}");
 }
 
@@ -195,10 +195,10 @@ fn replicas_share_by_their_demand() {
         (Unit::Minute, Algorithm::FixedWindow, 0.88),
         (Unit::Minute, Algorithm::TokenBucket, 0.95),
     ] {
-        let share = mean(|seed| {
+        let share = mean_over_seeds(|seed| {
             let mut run = Run::new(seed, bench_limit(unit, algorithm), Pattern::Even, 120, 2);
             run.advance_to(120);
-            run.share(10, 120)
+            run.admitted_part(10, 120)
         });
         assert!(share > least, "{unit:?}, {algorithm}: {share:.3}");
     }
@@ -212,7 +212,7 @@ fn proxies_of_a_dead_replica_get_their_part_from_another() {
         let lost = run.model.proxies.iter_mut().filter(|proxy| proxy.replica.is_none());
         lost.for_each(|proxy| proxy.replica = Some(0));
     };
-    let shares = share_after(2, kill, 45, 75);
+    let shares = admitted_part_after(2, kill, 45, 75);
     assert!(shares.iter().all(|share| *share > 0.9), "{shares:?}");
 }
 

@@ -14,22 +14,22 @@ fn at(second: u64) -> Time {
 }
 
 /// A division with one proxy that was assigned a part of a limit of 100; returns the part too.
-fn assigned(unit: Unit) -> (Division<u32>, u64) {
+fn division_with_one_proxy(unit: Unit) -> (Division<u32>, u64) {
     let limit = limit(Algorithm::FixedWindow, 100, unit, None);
     let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
-    division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
-    answer(&mut division, START);
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    request_and_grant_all(&mut division, START);
     let assignment = division.assign(0, START).expect("the first report is answered");
     let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
     (division, tokens.max.into())
 }
 
 /// Asks a store that grants everything; returns what was asked.
-fn answer(division: &mut Division<u32>, now: Time) -> Option<PoolRequest> {
-    let request = division.request(0, now)?;
+fn request_and_grant_all(division: &mut Division<u32>, now: Time) -> Option<PoolRequest> {
+    let request = division.next_pool_request(0, now)?;
     let grant = PoolGrant { held: request.wanted, ..PoolGrant::default() };
-    division.grant(0, &request, grant, now);
+    division.record_grant(0, &request, grant, now);
     Some(request)
 }
 
@@ -37,7 +37,7 @@ fn answer(division: &mut Division<u32>, now: Time) -> Option<PoolRequest> {
 fn grant(division: &mut Division<u32>, held: u64, now: Time) {
     let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
     let held = HeldAmount { hits: held, capacity: 0 };
-    division.grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
+    division.record_grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
 }
 
 fn usage(allowed: u64, denied: u64, received: Time) -> Usage {
@@ -46,64 +46,64 @@ fn usage(allowed: u64, denied: u64, received: Time) -> Usage {
 
 #[test]
 fn assignment_that_ends_without_a_report_counts_as_used() {
-    let (mut division, part) = assigned(Unit::Day);
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
     division.expire(at(62));
-    let request = division.request(0, at(62)).expect("it has something to tell");
+    let request = division.next_pool_request(0, at(62)).expect("it has something to tell");
     assert_eq!(request.used, part);
 }
 
 #[test]
 fn report_that_may_have_waited_confirms_nothing() {
     // Requests were denied: if the report was made under the assignment, its bucket is empty.
-    let (mut division, part) = assigned(Unit::Day);
-    division.report(0, usage(0, 5, at(5)), at(5));
-    division.report(0, usage(0, 5, at(10)), at(10));
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(0, 5, at(5)), at(5));
+    division.record_report(0, usage(0, 5, at(10)), at(10));
     assert_eq!(division.reserved(0), 0);
     // This process stood still since before the sending: the same reports may be older than the assignment.
-    let (mut division, _) = assigned(Unit::Day);
-    division.report(0, usage(0, 5, START), at(5));
-    division.report(0, usage(0, 5, START), at(10));
+    let (mut division, _) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(0, 5, START), at(5));
+    division.record_report(0, usage(0, 5, START), at(10));
     assert_eq!(division.reserved(0), part);
 }
 
 #[test]
 fn report_within_a_second_of_the_sending_confirms_nothing() {
-    let (mut division, part) = assigned(Unit::Day);
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
     let soon = START.plus_us(SECOND_US / 2);
-    division.report(0, usage(0, 5, soon), soon);
-    division.report(0, usage(0, 5, soon.plus_us(1)), soon.plus_us(1));
+    division.record_report(0, usage(0, 5, soon), soon);
+    division.record_report(0, usage(0, 5, soon.plus_us(1)), soon.plus_us(1));
     assert_eq!(division.reserved(0), part);
 }
 
 #[test]
 fn what_is_given_back_is_not_handed_out_while_the_store_is_asked() {
-    let (mut division, _) = assigned(Unit::Second);
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
     // The proxy gives up most, and that has rested.
-    division.report(0, usage(5, 0, at(5)), at(5));
+    division.record_report(0, usage(5, 0, at(5)), at(5));
     let others = vec![OtherReplica { demand: 100, held: HeldAmount::default(), until: at(100) }];
     let request = PoolRequest { for_us: 16 * SECOND_US, ..PoolRequest::default() };
     let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
-    division.grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
+    division.record_grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
     division.assign(0, at(5)).expect("its part shrinks");
-    division.report(0, usage(5, 0, at(10)), at(10));
+    division.record_report(0, usage(5, 0, at(10)), at(10));
     division.expire(at(10));
-    let before = division.free(0);
-    let request = division.request(0, at(10)).expect("another replica has more demand");
+    let before = division.free_share(0);
+    let request = division.next_pool_request(0, at(10)).expect("another replica has more demand");
     assert!(before > 0 && request.wanted.hits < held.hits, "{before} free, {request:?}");
-    assert_eq!(division.free(0) + division.reserved(0), request.wanted.hits);
+    assert_eq!(division.free_share(0) + division.reserved(0), request.wanted.hits);
     // Nor after an answer that was lost.
-    division.refuse(0, &request);
-    assert_eq!(division.free(0) + division.reserved(0), request.wanted.hits);
+    division.record_unanswered_request(0, &request);
+    assert_eq!(division.free_share(0) + division.reserved(0), request.wanted.hits);
 }
 
 #[test]
 fn hits_of_a_lost_stream_stay_held_until_its_assignment_ends() {
-    let (mut division, part) = assigned(Unit::Minute);
-    division.lose(0, at(5));
+    let (mut division, part) = division_with_one_proxy(Unit::Minute);
+    division.leave(0, at(5));
     division.expire(at(30));
     assert_eq!(division.reserved(0), part, "the proxy may use them in the next window");
     division.expire(at(62));
-    assert_eq!(division.request(0, at(62)).map(|request| request.used), Some(part));
+    assert_eq!(division.next_pool_request(0, at(62)).map(|request| request.used), Some(part));
 }
 
 #[test]
@@ -112,77 +112,77 @@ fn hits_of_an_unknown_assignment_are_no_part_of_what_is_assigned() {
     let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
     // Not a first request: the proxy comes from another replica, and has nothing any more.
-    division.report(0, usage(0, 9, START), START);
-    answer(&mut division, START);
+    division.record_report(0, usage(0, 9, START), START);
+    request_and_grant_all(&mut division, START);
     assert!(division.assign(0, START).is_some());
     let part = division.reserved(0);
     // These may have passed before the assignment came.
     let soon = START.plus_us(SECOND_US / 2);
-    division.report(0, usage(7, 0, soon), soon);
+    division.record_report(0, usage(7, 0, soon), soon);
     assert_eq!(division.reserved(0), part);
 }
 
 #[test]
 fn change_waits_until_the_one_before_it_is_confirmed() {
-    let (mut division, _) = assigned(Unit::Day);
+    let (mut division, _) = division_with_one_proxy(Unit::Day);
     let shrink = |division: &mut Division<u32>, held: u64, now: Time| {
         grant(division, held, now);
         division.assign(0, now)
     };
-    division.report(0, usage(1, 0, at(5)), at(5));
+    division.record_report(0, usage(1, 0, at(5)), at(5));
     division.holders[0].demand.take_sample(1000, SECOND_US);
     assert!(shrink(&mut division, 40, at(5)).is_some(), "the first change");
     assert_eq!(shrink(&mut division, 10, at(6)), None, "the second");
-    division.report(0, usage(1, 0, at(10)), at(10));
+    division.record_report(0, usage(1, 0, at(10)), at(10));
     division.holders[0].demand.take_sample(1000, SECOND_US);
     assert!(shrink(&mut division, 10, at(10)).is_some(), "the second, later");
 }
 
 #[test]
 fn silent_proxy_gets_neither_a_renewal_nor_more() {
-    let (mut division, _) = assigned(Unit::Day);
-    division.report(0, usage(1, 0, at(29)), at(29));
+    let (mut division, _) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(1, 0, at(29)), at(29));
     assert_eq!(division.assign(0, at(29)), None, "it lasts for 31 s");
-    answer(&mut division, at(35));
+    request_and_grant_all(&mut division, at(35));
     assert_eq!(division.assign(0, at(35)), None, "it may stand still");
-    division.report(0, usage(1, 0, at(35)), at(35));
+    division.record_report(0, usage(1, 0, at(35)), at(35));
     assert!(division.assign(0, at(35)).is_some());
     // A rate: other replicas leave more to this one.
-    let (mut division, _) = assigned(Unit::Second);
-    division.report(0, usage(5, 0, at(5)), at(5));
-    answer(&mut division, at(11));
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(5, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(11));
     assert_eq!(division.assign(0, at(11)), None);
-    division.report(0, usage(5, 0, at(11)), at(11));
+    division.record_report(0, usage(5, 0, at(11)), at(11));
     assert!(division.assign(0, at(11)).is_some());
 }
 
 #[test]
 fn silent_proxy_is_denied_what_it_used_up() {
-    let (mut division, part) = assigned(Unit::Day);
-    division.report(0, usage(part, 1, at(29)), at(29));
-    answer(&mut division, at(35));
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part, 1, at(29)), at(29));
+    request_and_grant_all(&mut division, at(35));
     assert_eq!(division.assign(0, at(35)).map(|assignment| assignment.strategy), Some(Strategy::Deny));
 }
 
 #[test]
 fn division_without_holders_is_forgotten_after_a_lost_answer() {
     // A rate, of which no hits are charged.
-    let (mut division, _) = assigned(Unit::Second);
-    division.lose(0, at(5));
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.leave(0, at(5));
     division.expire(at(20));
-    let request = division.request(0, at(20)).expect("it gives back what it holds");
-    division.refuse(0, &request);
+    let request = division.next_pool_request(0, at(20)).expect("it gives back what it holds");
+    division.record_unanswered_request(0, &request);
     assert!(division.is_empty());
     // Hits that were used are told again, until there is an answer.
-    let (mut division, part) = assigned(Unit::Day);
-    division.lose(0, at(5));
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.leave(0, at(5));
     division.expire(at(62));
-    let request = division.request(0, at(62)).expect("it has something to tell");
-    division.refuse(0, &request);
+    let request = division.next_pool_request(0, at(62)).expect("it has something to tell");
+    division.record_unanswered_request(0, &request);
     assert!(!division.is_empty());
     assert_eq!(division.next_event(at(62)), Some(at(72)));
     division.expire(at(72));
-    let again = answer(&mut division, at(72)).expect("it is told again");
+    let again = request_and_grant_all(&mut division, at(72)).expect("it is told again");
     assert_eq!((again.used, again.number), (part, request.number));
     assert!(division.is_empty());
     assert_eq!(division.next_event(at(72)), None);
@@ -193,9 +193,9 @@ fn hits_are_charged_once_the_unknown_assignment_is_over() {
     let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
     let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
-    division.report(0, usage(3, 0, START), START);
+    division.record_report(0, usage(3, 0, START), START);
     assert_eq!(division.pools[0].used, 0, "another assignment of this proxy admitted them, and is charged");
-    division.report(0, usage(4, 0, at(62)), at(62));
+    division.record_report(0, usage(4, 0, at(62)), at(62));
     assert_eq!(division.pools[0].used, 4);
 }
 
@@ -212,7 +212,7 @@ fn last_hits_are_charged_once_and_those_of_the_next_division_too() {
     let told = |second: u64, hits: u64| {
         let mut division: Division<u32> = Division::new([DividedLimit::new(&limit)], at(second));
         division.pools[0].used = hits;
-        division.request(0, at(second)).expect("it has something to tell")
+        division.next_pool_request(0, at(second)).expect("it has something to tell")
     };
     let last = told(0, 10);
     assert_eq!(room_after(last, 0), 90);
@@ -225,23 +225,23 @@ fn last_hits_are_charged_once_and_those_of_the_next_division_too() {
 
 #[test]
 fn idle_proxy_gives_its_hits_back_before_its_bucket_is_abandoned() {
-    let (mut division, part) = assigned(Unit::Day);
-    division.report(0, usage(0, 0, at(5)), at(5));
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(0, 0, at(5)), at(5));
     let Retirement::Assign(assignment) = division.retire(0, at(5)) else { panic!("it has {part} hits") };
     let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
     assert_eq!((tokens.max, assignment.starts_full), (1, false));
     assert_eq!(division.retire(0, at(6)), Retirement::Wait, "it may have used more before that");
-    division.report(0, usage(0, 0, at(10)), at(10));
+    division.record_report(0, usage(0, 0, at(10)), at(10));
     assert_eq!((division.retire(0, at(10)), division.reserved(0)), (Retirement::Done, 1));
     // A rate has nothing that a proxy could have used and not reported.
-    let (mut division, _) = assigned(Unit::Second);
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
     assert_eq!(division.retire(0, at(5)), Retirement::Done);
 }
 
 #[test]
 fn assignment_lasts_for_15_s_at_least() {
-    let (division, _) = assigned(Unit::Second);
-    let ends = division.report_holder(&division.holders[0]).ends;
+    let (division, _) = division_with_one_proxy(Unit::Second);
+    let ends = division.build_holder_report(&division.holders[0]).ends;
     assert_eq!(ends, at(RATE_TTL_S.into()));
     const { assert!(RATE_TTL_S >= 15 && LENT_TTL_S >= 15) };
     // A renewal of lent hits, at any time of the window that does not end with the next report.
@@ -249,15 +249,20 @@ fn assignment_lasts_for_15_s_at_least() {
         let limit = limit(Algorithm::FixedWindow, 100, Unit::Minute, None);
         let mut division = Division::new([DividedLimit::new(&limit)], START);
         division.join(1, true, START);
-        division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+        division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
         let grant = |division: &mut Division<u32>, now: Time| {
-            let request = division.request(0, now).expect("it is due");
+            let request = division.next_pool_request(0, now).expect("it is due");
             let window_ends = Some(at(50 + left_s));
-            division.grant(0, &request, PoolGrant { held: request.wanted, window_ends, ..PoolGrant::default() }, now);
+            division.record_grant(
+                0,
+                &request,
+                PoolGrant { held: request.wanted, window_ends, ..PoolGrant::default() },
+                now,
+            );
         };
         grant(&mut division, START);
         division.assign(0, START).expect("the first report is answered");
-        division.report(0, usage(1, 0, at(50)), at(50));
+        division.record_report(0, usage(1, 0, at(50)), at(50));
         grant(&mut division, at(50));
         let renewed = division.assign(0, at(50)).expect("it ends soon");
         assert!(renewed.ttl_s >= 15, "{left_s} s of the window are left: {renewed:?}");
@@ -269,15 +274,15 @@ fn assignment_ends_before_the_hold() {
     let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
     let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
-    division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
-    let request = division.request(0, START).expect("it holds nothing");
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    let request = division.next_pool_request(0, START).expect("it holds nothing");
     let request = PoolRequest { for_us: 20 * SECOND_US, ..request };
-    division.grant(0, &request, PoolGrant { held: request.wanted, ..PoolGrant::default() }, START);
+    division.record_grant(0, &request, PoolGrant { held: request.wanted, ..PoolGrant::default() }, START);
     assert_eq!(division.assign(0, START).map(|assignment| assignment.ttl_s), Some(19));
     // There is no answer of the store, or its hold is over.
     let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
-    division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
     assert_eq!(division.assign(0, START), None);
 }
 
@@ -287,14 +292,14 @@ fn bucket_that_is_full_after_a_change_denies_until_the_old_one_has_rested() {
     for keeps_ratio in [true, false] {
         let mut division = Division::new([DividedLimit::new(&limit)], START);
         division.join(1, keeps_ratio, START);
-        division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
-        answer(&mut division, START);
+        division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+        request_and_grant_all(&mut division, START);
         division.assign(0, START).expect("the first report is answered");
         // Another proxy comes, and this one uses little.
         division.join(2, keeps_ratio, at(5));
-        division.report(0, usage(5, 0, at(5)), at(5));
-        division.report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
-        answer(&mut division, at(5));
+        division.record_report(0, usage(5, 0, at(5)), at(5));
+        division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+        request_and_grant_all(&mut division, at(5));
         let changed = division.assign(0, at(5)).expect("it gets less");
         assert_eq!(changed.strategy == Strategy::Deny, !keeps_ratio, "{changed:?}");
         assert!(changed.takes_back && !changed.starts_full, "{changed:?}");
@@ -303,72 +308,72 @@ fn bucket_that_is_full_after_a_change_denies_until_the_old_one_has_rested() {
 
 #[test]
 fn silent_proxy_leaves_the_division() {
-    let (mut division, _) = assigned(Unit::Second);
-    division.report(0, usage(50, 0, at(5)), at(5));
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(50, 0, at(5)), at(5));
     let want = |second| division.pools[0].want(&division.holders[0], 1, at(second));
     assert_eq!((want(16) > 0, want(17)), (true, 0));
 }
 
 #[test]
 fn failed_request_is_repeated_with_its_number() {
-    let (mut division, _) = assigned(Unit::Day);
-    division.report(0, usage(10, 0, at(5)), at(5));
-    let request = division.request(0, at(5)).expect("it has something to tell");
-    division.refuse(0, &request);
-    division.report(0, usage(3, 0, at(10)), at(10));
-    let again = division.request(0, at(10)).expect("it is told again");
+    let (mut division, _) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(10, 0, at(5)), at(5));
+    let request = division.next_pool_request(0, at(5)).expect("it has something to tell");
+    division.record_unanswered_request(0, &request);
+    division.record_report(0, usage(3, 0, at(10)), at(10));
+    let again = division.next_pool_request(0, at(10)).expect("it is told again");
     assert_eq!((again.used, again.number), (10, request.number));
     let grant = PoolGrant { held: again.wanted, ..PoolGrant::default() };
-    division.grant(0, &again, grant, at(10));
-    let next = division.request(0, at(10)).expect("three more were used");
+    division.record_grant(0, &again, grant, at(10));
+    let next = division.next_pool_request(0, at(10)).expect("three more were used");
     assert_eq!((next.used, next.number), (3, request.number + 1));
 }
 
 #[test]
 fn refill_moves_once_it_is_out_of_use_and_the_bucket_after_a_rest() {
-    let (mut division, part) = assigned(Unit::Second);
+    let (mut division, part) = division_with_one_proxy(Unit::Second);
     division.join(2, true, at(5));
-    division.report(0, usage(5, 0, at(5)), at(5));
-    division.report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
-    answer(&mut division, at(5));
-    let before = (division.free(0), division.free_buckets(0));
+    division.record_report(0, usage(5, 0, at(5)), at(5));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+    request_and_grant_all(&mut division, at(5));
+    let before = (division.free_share(0), division.free_buckets(0));
     division.assign(0, at(5)).expect("it gets less");
     division.expire(at(6));
-    assert_eq!((division.free(0), division.free_buckets(0)), before, "of {part}, without evidence");
-    division.acknowledge(0, at(6), at(6));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), before, "of {part}, without evidence");
+    division.record_ping_ack(0, at(6), at(6));
     let has = division.holders[0].rates[0].now;
     let given_up = (part - has.refill, part - has.bucket);
     assert!(given_up.0 > given_up.1 && given_up.1 > 0, "{given_up:?}");
     // The margin after the acknowledgement: what refills the bucket meanwhile rests with it.
     division.expire(at(7));
     let refill_alone = given_up.0 - given_up.1;
-    assert_eq!((division.free(0), division.free_buckets(0)), (before.0 + refill_alone, before.1));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), (before.0 + refill_alone, before.1));
     // And the time in which it is full again.
     division.expire(at(8));
-    assert_eq!((division.free(0), division.free_buckets(0)), (before.0 + given_up.0, before.1 + given_up.1));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), (before.0 + given_up.0, before.1 + given_up.1));
 }
 
 #[test]
 fn bucket_is_kept_without_a_refill_that_fills_it() {
-    let (mut division, part) = assigned(Unit::Second);
+    let (mut division, part) = division_with_one_proxy(Unit::Second);
     let rate = &mut division.holders[0].rates[0];
     rate.change_to(Part { refill: part, bucket: 1 }, at(1), at(2), SECOND_US);
     assert_eq!((rate.now, rate.reserved().bucket), (Part { refill: part, bucket: part }, part));
     // A small refill fills it more slowly.
     rate.change_to(Part { refill: part - 4, bucket: part - 10 }, at(1), at(2), SECOND_US);
-    rate.release(at(4));
+    rate.drop_ended_releases(at(4));
     assert_eq!(rate.reserved(), Part { refill: part, bucket: part });
-    rate.release(at(5));
+    rate.drop_ended_releases(at(5));
     assert_eq!(rate.reserved(), Part { refill: part - 4, bucket: part - 10 });
 }
 
 #[test]
 fn newcomer_gets_a_part_before_its_demand_is_known() {
-    let (mut division, part) = assigned(Unit::Second);
-    division.report(0, usage(500, 500, at(5)), at(5));
+    let (mut division, part) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(500, 500, at(5)), at(5));
     division.join(2, true, at(5));
-    division.report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
-    answer(&mut division, at(5));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+    request_and_grant_all(&mut division, at(5));
     division.assign(0, at(5)).expect("it must leave a part to the newcomer");
     let refill = division.holders[0].rates[0].now.refill;
     assert!(refill <= part / 3 * 2, "{refill} of {part}");
@@ -376,8 +381,8 @@ fn newcomer_gets_a_part_before_its_demand_is_known() {
 
 #[test]
 fn first_sample_is_the_demand() {
-    let (mut division, _) = assigned(Unit::Second);
-    division.report(0, usage(50, 0, at(5)), at(5));
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(50, 0, at(5)), at(5));
     assert_eq!(division.holders[0].demand.mhps, 10_000);
 }
 
@@ -387,8 +392,8 @@ fn hold_of_a_window_lasts_until_its_rates_count_no_more() {
     let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 100, period)).expect("the limit is valid");
     let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
-    division.report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
-    let request = answer(&mut division, START).expect("it holds nothing");
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    let request = request_and_grant_all(&mut division, START).expect("it holds nothing");
     let assignment = division.assign(0, START).expect("the first report is answered");
     // If this replica dies, the last hits pass when the assignment ends, and count in the window of that time.
     assert!(request.for_us >= (u64::from(assignment.ttl_s) + 10) * SECOND_US, "{request:?}, {assignment:?}");
@@ -396,32 +401,32 @@ fn hold_of_a_window_lasts_until_its_rates_count_no_more() {
 
 #[test]
 fn silent_proxy_whose_assignment_may_have_lapsed_is_told_nothing() {
-    let (mut division, part) = assigned(Unit::Day);
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
     // It could use all of it.
-    division.report(0, usage(0, 0, at(49)), at(49));
+    division.record_report(0, usage(0, 0, at(49)), at(49));
     division.holders[0].demand.take_sample(1000, SECOND_US);
     division.join(2, true, at(55));
-    division.report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
-    division.report(1, usage(0, 1000, at(58)), at(58));
-    answer(&mut division, at(58));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
+    division.record_report(1, usage(0, 1000, at(58)), at(58));
+    request_and_grant_all(&mut division, at(58));
     let told = division.assign(0, at(58)).expect("the other has too little");
     assert!(matches!(told.strategy, Strategy::Tokens(tokens) if u64::from(tokens.max) < part), "{told:?}");
     // The same a second later: without an assignment, a smaller bucket would be a full one.
-    let (mut division, _) = assigned(Unit::Day);
-    division.report(0, usage(0, 0, at(49)), at(49));
+    let (mut division, _) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(0, 0, at(49)), at(49));
     division.holders[0].demand.take_sample(1000, SECOND_US);
     division.join(2, true, at(55));
-    division.report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
-    division.report(1, usage(0, 1000, at(58)), at(58));
-    answer(&mut division, at(59));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
+    division.record_report(1, usage(0, 1000, at(58)), at(58));
+    request_and_grant_all(&mut division, at(59));
     assert_eq!(division.assign(0, at(59)), None);
 }
 
 #[test]
 fn nearly_empty_bucket_is_replaced() {
-    let (mut division, part) = assigned(Unit::Day);
-    division.report(0, usage(part - 2, 0, at(5)), at(5));
-    answer(&mut division, at(5));
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
     grant(&mut division, 60, at(5));
     // The two that are left may be one and a bit: a raise by the ratio would give half of what is reserved for it.
     let assignment = division.assign(0, at(5)).expect("it has two hits left");
@@ -431,23 +436,23 @@ fn nearly_empty_bucket_is_replaced() {
 
 #[test]
 fn smaller_limit_leaves_no_more_than_it_free() {
-    let (mut division, part) = assigned(Unit::Day);
-    division.report(0, usage(part - 2, 0, at(5)), at(5));
-    answer(&mut division, at(5));
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
     grant(&mut division, 60, at(5));
-    assert!(division.free(0) > 20);
+    assert!(division.free_share(0) > 20);
     division.change_limits([DividedLimit::new(&limit(Algorithm::FixedWindow, 20, Unit::Day, None))]);
-    assert!(division.free(0) + division.reserved(0) <= 20, "{} free", division.free(0));
+    assert!(division.free_share(0) + division.reserved(0) <= 20, "{} free", division.free_share(0));
 }
 
 #[test]
 fn refill_is_given_back_to_the_store_after_a_rest() {
-    let (mut division, _) = assigned(Unit::Second);
-    division.report(0, usage(5, 0, at(5)), at(5));
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(5, 0, at(5)), at(5));
     let others = vec![OtherReplica { demand: 100, held: HeldAmount::default(), until: at(100) }];
     let request = PoolRequest { for_us: 16 * SECOND_US, ..PoolRequest::default() };
     let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
-    division.grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
+    division.record_grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
     // Its bucket is small, and most of the refill goes without one.
     let rate = &mut division.holders[0].rates[0];
     let part = rate.now.refill;
@@ -455,9 +460,9 @@ fn refill_is_given_back_to_the_store_after_a_rest() {
     rate.now.bucket = 10;
     rate.change_to(Part { refill: 10, bucket: 10 }, at(5), at(6), SECOND_US);
     division.expire(at(6));
-    assert!(division.free(0) >= part - 10, "holders may have it");
-    assert_eq!(division.request(0, at(6)), None, "the store would admit as much at once");
+    assert!(division.free_share(0) >= part - 10, "holders may have it");
+    assert_eq!(division.next_pool_request(0, at(6)), None, "the store would admit as much at once");
     division.expire(at(7));
-    let request = division.request(0, at(7)).expect("another replica has more demand");
+    let request = division.next_pool_request(0, at(7)).expect("another replica has more demand");
     assert!(request.wanted.hits < part, "{request:?}");
 }

@@ -12,6 +12,7 @@ use hyper::body::{Body, Frame};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
+use crate::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use crate::serve::server::admission::{BufferedBytes, ConnectionPermit};
 use crate::telemetry::listener_stats::ExceededLimit;
 
@@ -37,12 +38,12 @@ impl RequestBody {
     }
 
     /// Body of a call with many messages, over any time: the bytes of each count until it is complete.
-    pub(super) fn for_stream(stream: RecvStream, received: BufferedBytes) -> Self {
+    pub(super) fn for_streaming_call(stream: RecvStream, received: BufferedBytes) -> Self {
         Self { stream, received, timeout: None, messages: Some(MessagePosition::default()), timer: None }
     }
 
     /// The connection of the request.
-    pub(super) const fn connection(&self) -> &Arc<ConnectionPermit> {
+    pub(super) const fn connection_permit(&self) -> &Arc<ConnectionPermit> {
         self.received.connection()
     }
 
@@ -86,14 +87,11 @@ impl RequestBody {
     }
 }
 
-/// Size of the head of a gRPC message: a byte for the compression, four for the length.
-const FRAME_HEAD_BYTES: usize = 5;
-
 /// Position in a sequence of gRPC messages.
 #[derive(Clone, Copy, Debug, Default)]
 struct MessagePosition {
     /// Bytes of the frame head that have come.
-    head: [u8; FRAME_HEAD_BYTES],
+    head: [u8; GRPC_FRAME_HEAD_BYTES],
     head_bytes: usize,
     /// Bytes of the message that are missing.
     left: usize,
@@ -109,11 +107,11 @@ impl MessagePosition {
                 data = &data[part..];
                 continue;
             }
-            let part = (FRAME_HEAD_BYTES - self.head_bytes).min(data.len());
+            let part = (GRPC_FRAME_HEAD_BYTES - self.head_bytes).min(data.len());
             self.head[self.head_bytes..self.head_bytes + part].copy_from_slice(&data[..part]);
             self.head_bytes += part;
             data = &data[part..];
-            if self.head_bytes == FRAME_HEAD_BYTES {
+            if self.head_bytes == GRPC_FRAME_HEAD_BYTES {
                 let [_, length @ ..] = self.head;
                 self.left = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
                 self.head_bytes = 0;

@@ -8,15 +8,15 @@ use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::ReadBuf;
 
 use super::hpack_filter::{HeaderBlockFilter, needs_filtering};
-use super::settings_goaway_limit::{FrameCounts, HEADERS};
+use super::settings_goaway_limit::{FrameCounts, HEADERS_FRAME_TYPE};
 
 /// Length of the connection preface in bytes, before the first frame.
 const PREFACE_BYTES: usize = 24;
 const FRAME_HEAD_BYTES: usize = 9;
 /// Maximum length of a payload: HTTP/2's default, which the server does not raise.
-const MAX_PAYLOAD_BYTES: usize = 16_384;
+const MAX_FRAME_PAYLOAD_BYTES: usize = 16_384;
 
-const CONTINUATION: u8 = 9;
+const CONTINUATION_FRAME_TYPE: u8 = 9;
 /// Flags of a HEADERS or CONTINUATION frame (RFC 9113, section 6).
 const END_HEADERS_FLAG: u8 = 0x4;
 const PADDED_FLAG: u8 = 0x8;
@@ -67,7 +67,7 @@ impl Http2FrameHead {
 
     /// True for frames whose payload is filtered; h2 refuses those that are too long.
     const fn has_filtered_payload(self) -> bool {
-        matches!(self.kind, HEADERS | CONTINUATION) && self.length <= MAX_PAYLOAD_BYTES
+        matches!(self.kind, HEADERS_FRAME_TYPE | CONTINUATION_FRAME_TYPE) && self.length <= MAX_FRAME_PAYLOAD_BYTES
     }
 
     const fn ends_block(self) -> bool {
@@ -126,7 +126,7 @@ impl FrameFilter {
             let Some(head) = Http2FrameHead::parse(&read[at..]) else { return at };
             let payload = &read[at + FRAME_HEAD_BYTES..];
             if head.has_filtered_payload() {
-                let is_whole = head.kind == HEADERS && head.ends_block() && payload.len() >= head.length;
+                let is_whole = head.kind == HEADERS_FRAME_TYPE && head.ends_block() && payload.len() >= head.length;
                 let Some(fragment) =
                     is_whole.then(|| HeaderBlockFragment::parse(head, &payload[..head.length])).flatten()
                 else {
@@ -168,7 +168,8 @@ impl FrameFilter {
     /// Filters a HEADERS or CONTINUATION frame.
     fn filter_header_frame(&mut self, head: Http2FrameHead, frame: &[u8]) {
         self.counts.count_frame(head.kind);
-        let is_continued = |block: &mut OpenHeaderBlock| head.kind == CONTINUATION && head.stream == block.head.stream;
+        let is_continued =
+            |block: &mut OpenHeaderBlock| head.kind == CONTINUATION_FRAME_TYPE && head.stream == block.head.stream;
         let open = self.block.take_if(is_continued);
         self.output_incomplete_block();
         let fragment = HeaderBlockFragment::parse(head, &frame[FRAME_HEAD_BYTES..]);
@@ -209,20 +210,24 @@ impl OpenHeaderBlock {
     /// Begins a block; `None` for a CONTINUATION frame.
     fn new(head: Http2FrameHead) -> Option<Self> {
         let head = Http2FrameHead { flags: head.flags & !(END_HEADERS_FLAG | PADDED_FLAG), ..head };
-        (head.kind == HEADERS).then(|| Self { head, filter: HeaderBlockFilter::default(), unsent: Vec::new() })
+        (head.kind == HEADERS_FRAME_TYPE).then(|| Self {
+            head,
+            filter: HeaderBlockFilter::default(),
+            unsent: Vec::new(),
+        })
     }
 
     /// Writes as much as fills frames, so that there are no more frames than the client sent.
     fn put_full_frames(&mut self, output: &mut BytesMut) {
-        while self.unsent.len() >= MAX_PAYLOAD_BYTES {
-            self.put_frame(MAX_PAYLOAD_BYTES, 0, output);
+        while self.unsent.len() >= MAX_FRAME_PAYLOAD_BYTES {
+            self.put_frame(MAX_FRAME_PAYLOAD_BYTES, 0, output);
         }
     }
 
     /// Writes all that is left; `flags` are those of the last frame.
     fn put_remaining_frames(&mut self, flags: u8, output: &mut BytesMut) {
-        while self.unsent.len() > MAX_PAYLOAD_BYTES {
-            self.put_frame(MAX_PAYLOAD_BYTES, 0, output);
+        while self.unsent.len() > MAX_FRAME_PAYLOAD_BYTES {
+            self.put_frame(MAX_FRAME_PAYLOAD_BYTES, 0, output);
         }
         self.put_frame(self.unsent.len(), flags, output);
     }
@@ -233,7 +238,7 @@ impl OpenHeaderBlock {
         output.put_slice(&self.head.stream);
         output.extend(self.unsent.drain(..length));
         // All other flags belong to the first frame.
-        self.head = Http2FrameHead { kind: CONTINUATION, flags: 0, ..self.head };
+        self.head = Http2FrameHead { kind: CONTINUATION_FRAME_TYPE, flags: 0, ..self.head };
     }
 }
 
@@ -246,7 +251,7 @@ struct HeaderBlockFragment<'p> {
 impl<'p> HeaderBlockFragment<'p> {
     /// Parses a payload; `None` if it is malformed, which h2 reports.
     fn parse(head: Http2FrameHead, mut payload: &'p [u8]) -> Option<Self> {
-        if head.kind != HEADERS {
+        if head.kind != HEADERS_FRAME_TYPE {
             return Some(Self { priority: &[], block: payload });
         }
         if head.flags & PADDED_FLAG != 0 {
@@ -328,12 +333,12 @@ mod tests {
         let field = (name, length, prop::collection::vec(any::<u8>(), 0..8));
         let fields =
             prop::collection::vec(field.prop_map(|(name, length, value)| [name, length, value].concat()), 0..6);
-        let blank = (0_usize..MAX_PAYLOAD_BYTES).prop_map(|length| vec![b'x'; length]);
+        let blank = (0_usize..MAX_FRAME_PAYLOAD_BYTES).prop_map(|length| vec![b'x'; length]);
         prop_oneof![4 => fields.prop_map(|fields| fields.concat()), 2 => prop::collection::vec(any::<u8>(), 0..40), 1 => blank]
     }
 
     fn frames() -> impl Strategy<Value = Vec<u8>> {
-        let kind = prop_oneof![1 => Just(0_u8), 3 => Just(HEADERS), 3 => Just(CONTINUATION), 1 => any::<u8>(), 1 => Just(4), 1 => Just(7)];
+        let kind = prop_oneof![1 => Just(0_u8), 3 => Just(HEADERS_FRAME_TYPE), 3 => Just(CONTINUATION_FRAME_TYPE), 1 => any::<u8>(), 1 => Just(4), 1 => Just(7)];
         let frame = (kind, any::<u8>(), 1_u8..3, payload()).prop_map(|(kind, flags, stream, payload)| {
             let mut frame = BytesMut::new();
             frame.put_uint(payload.len() as u64, 3);

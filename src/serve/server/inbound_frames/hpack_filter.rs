@@ -13,7 +13,7 @@
 /// Maximum length of a value, as it is encoded. A Huffman code has at most 30 bits for one byte, so each longer value
 /// exceeds the table when it is decoded.
 ///
-/// Shorter values are bounded later: by `shrink_head` in `server/http2.rs`, and `tracestate` in
+/// Shorter values are bounded later: by `remove_long_header_values` in `server/http2.rs`, and `tracestate` in
 /// `telemetry/traces/propagation.rs`.
 const MAX_VALUE_BYTES: usize = 16 * 1024;
 /// Maximum length of a name that is inspected, as it is encoded.
@@ -55,7 +55,7 @@ const INVALID_FIELD: u8 = 0x80;
 /// True if [`HeaderBlockFilter`] would change this complete block.
 pub(super) fn needs_filtering(mut block: &[u8]) -> bool {
     while !block.is_empty() {
-        match parse_field(block) {
+        match parse_first_field(block) {
             ParsedField::Unchanged { length } => block = &block[length..],
             ParsedField::Changed { .. } => return true,
             ParsedField::Incomplete | ParsedField::Malformed => return false,
@@ -104,7 +104,7 @@ impl HeaderBlockFilter {
         let mut at = 0;
         while at < bytes.len() && !self.is_malformed {
             let rest = &bytes[at..];
-            match parse_field(rest) {
+            match parse_first_field(rest) {
                 ParsedField::Unchanged { length } => {
                     output.extend_from_slice(&rest[..length]);
                     at += length;
@@ -142,7 +142,7 @@ enum ParsedField {
 }
 
 /// Parses the first field of `block`, which is not empty.
-fn parse_field(block: &[u8]) -> ParsedField {
+fn parse_first_field(block: &[u8]) -> ParsedField {
     try_parse_field(block).unwrap_or_else(|stop| stop)
 }
 

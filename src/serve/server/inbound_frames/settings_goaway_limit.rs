@@ -8,9 +8,9 @@ const MAX_SETTINGS_AND_GOAWAY_FRAMES: u64 = 64;
 const REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME: u64 = 64;
 
 /// Kind of a frame that opens a request, or ends it with trailers.
-pub(super) const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
-const GOAWAY: u8 = 7;
+pub(super) const HEADERS_FRAME_TYPE: u8 = 1;
+const SETTINGS_FRAME_TYPE: u8 = 4;
+const GOAWAY_FRAME_TYPE: u8 = 7;
 
 /// Numbers of requests, and of SETTINGS and GOAWAY frames, on a connection.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ impl FrameCounts {
     /// Counts a frame of this kind.
     pub(super) const fn count_frame(&mut self, kind: u8) {
         match kind {
-            HEADERS => self.requests += 1,
-            SETTINGS | GOAWAY => self.all_stream_frames += 1,
+            HEADERS_FRAME_TYPE => self.requests += 1,
+            SETTINGS_FRAME_TYPE | GOAWAY_FRAME_TYPE => self.all_stream_frames += 1,
             _ => {}
         }
     }
@@ -47,8 +47,8 @@ mod tests {
     fn client_may_change_its_settings_now_and_then() {
         let mut counts = FrameCounts::new();
         for _ in 0..10_000 {
-            (0..REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME).for_each(|_| counts.count_frame(HEADERS));
-            counts.count_frame(SETTINGS);
+            (0..REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME).for_each(|_| counts.count_frame(HEADERS_FRAME_TYPE));
+            counts.count_frame(SETTINGS_FRAME_TYPE);
             assert!(!counts.exceeds_limit());
         }
     }
@@ -56,11 +56,11 @@ mod tests {
     #[test]
     fn settings_and_goaway_frames_without_requests_are_bounded() {
         let mut counts = FrameCounts::new();
-        for kind in [SETTINGS, GOAWAY].into_iter().cycle().take(64) {
+        for kind in [SETTINGS_FRAME_TYPE, GOAWAY_FRAME_TYPE].into_iter().cycle().take(64) {
             counts.count_frame(kind);
         }
         assert!(!counts.exceeds_limit());
-        counts.count_frame(GOAWAY);
+        counts.count_frame(GOAWAY_FRAME_TYPE);
         assert!(counts.exceeds_limit());
     }
 }

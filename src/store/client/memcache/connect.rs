@@ -8,7 +8,7 @@ use super::protocol::MemcacheProtocol;
 use super::reply::MemcacheReply;
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, open_stream};
+use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
 use crate::store::client::pipeline::Pipeline;
 use crate::store::client::supervisor::ConnectFileHashes;
 
@@ -69,7 +69,7 @@ async fn open_connection(
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let socket_error = |error: &io::Error| CONNECT_ADVICE.socket_error(error, uses_tls);
-    let stream = open_stream(endpoint, tls).await.map_err(|error| socket_error(&error))?;
+    let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {
         Ok(()) => Ok(Connected { connection, closed }),

@@ -15,18 +15,18 @@ use crate::settings::endpoint::Endpoint;
 use crate::store::client::connect::Connected;
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::server_state::{ServerLogNames, ServerState};
-use crate::store::client::supervisor::{ConnectFileHashes, Supervised, SupervisedServer};
+use crate::store::client::supervisor::{ConnectFileHashes, SupervisedHandle, SupervisedServer};
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]
 pub(crate) struct MemcacheServer {
-    state: Supervised<MemcacheServerState>,
+    state: SupervisedHandle<MemcacheServerState>,
 }
 
 impl MemcacheServer {
     /// Starts to connect to `endpoint`. Needs a tokio runtime.
     pub(super) fn start(endpoint: Endpoint, options: Arc<MemcacheConnectOptions>) -> Arc<Self> {
-        Arc::new(Self { state: Supervised::start(MemcacheServerState::new(endpoint, options)) })
+        Arc::new(Self { state: SupervisedHandle::start(MemcacheServerState::new(endpoint, options)) })
     }
 
     /// Address of the server.
@@ -143,7 +143,7 @@ impl SupervisedServer for MemcacheServerState {
         connect::connect(&self.server.endpoint, &self.options).await
     }
 
-    async fn check(&self, connection: &MemcacheConnection) -> Result<(), MemcacheConnectError> {
+    async fn check_health(&self, connection: &MemcacheConnection) -> Result<(), MemcacheConnectError> {
         connect::check_server_answers(connection, Some(Instant::now() + self.options.call_timeout)).await
     }
 }

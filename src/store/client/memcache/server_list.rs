@@ -21,7 +21,7 @@ use crate::store::client::deadline::timeout_with_grace;
 use crate::telemetry::log_throttle::ErrorDedup;
 
 /// Pause after a failed query of the SRV record, until the first one has succeeded.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const FIRST_SRV_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval of queries, so that a misread setting does not flood the resolver.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -148,7 +148,7 @@ async fn refresh_servers_repeatedly(list: Arc<SharedServerList>, name: String, r
             }
         }
         let is_known = !list.servers.load().is_empty();
-        sleep(if is_known { refresh.max(MIN_REFRESH_INTERVAL) } else { RETRY_INTERVAL }).await;
+        sleep(if is_known { refresh.max(MIN_REFRESH_INTERVAL) } else { FIRST_SRV_RETRY_INTERVAL }).await;
     }
 }
 

@@ -26,7 +26,7 @@ const RESEND_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of DNS servers that are asked.
 const MAX_DNS_SERVERS: usize = 8;
 /// Maximum size of an answer by UDP; larger ones are cut and come by TCP.
-const MAX_UDP_BYTES: usize = 4096;
+const MAX_UDP_ANSWER_BYTES: usize = 4096;
 
 /// A server that an SRV record names.
 #[derive(Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(super) async fn query_srv_records(name: &str) -> Result<Vec<SrvTarget>, Stri
         return Err("no resolver: no nameservers found in config".to_owned());
     }
     let mut problem = format!("{name:?} is not the name of a record");
-    for candidate in candidate_names(name, &conf) {
+    for candidate in names_to_try(name, &conf) {
         match query_dns_servers(&servers, &candidate).await {
             Ok(targets) if !targets.is_empty() => return Ok(targets),
             Ok(_) => problem = format!("no records found for {candidate}"),
@@ -68,7 +68,7 @@ pub(super) async fn query_srv_records(name: &str) -> Result<Vec<SrvTarget>, Stri
 
 /// The names that `name` may stand for, in the order of trial: itself, before those of the search list if it has at
 /// least `ndots` dots. A name that ends with a dot stands for itself only.
-fn candidate_names(name: &str, conf: &resolv_conf::Config) -> Vec<Name<Vec<u8>>> {
+fn names_to_try(name: &str, conf: &resolv_conf::Config) -> Vec<Name<Vec<u8>>> {
     let itself = Name::vec_from_str(name).ok();
     if name.ends_with('.') {
         return itself.into_iter().collect();
@@ -143,7 +143,7 @@ async fn query_by_udp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Resul
 
 /// Waits for the answer to `query`; other messages are ignored.
 async fn receive_answer(socket: &UdpSocket, query: &Message<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
-    let mut buffer = vec![0; MAX_UDP_BYTES];
+    let mut buffer = vec![0; MAX_UDP_ANSWER_BYTES];
     loop {
         let length = socket.recv(&mut buffer).await?;
         let message = Message::from_octets(buffer[..length].to_vec());
@@ -168,11 +168,11 @@ async fn query_by_tcp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Resul
 mod tests {
     use domain::base::{Message, Name};
 
-    use super::{SrvTarget, build_srv_query, candidate_names, parse_srv_targets};
+    use super::{SrvTarget, build_srv_query, names_to_try, parse_srv_targets};
 
     fn names(name: &str, conf: &str) -> Vec<String> {
         let conf = resolv_conf::Config::parse(conf).expect("the file is valid");
-        candidate_names(name, &conf).iter().map(ToString::to_string).collect()
+        names_to_try(name, &conf).iter().map(ToString::to_string).collect()
     }
 
     #[test]

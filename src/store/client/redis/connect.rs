@@ -11,7 +11,7 @@ use super::connection::{Connection, ErrorWithText, error_kind, send_with_error_t
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use crate::settings::endpoint::Endpoint;
 use crate::settings::store_tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, open_stream};
+use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
 
 const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {
     tls_settings: TlsAdviceTexts {
@@ -48,7 +48,8 @@ async fn open_connection(
     credentials: Option<AuthCredentials>,
 ) -> Result<Connected<Connection>, RedisConnectError> {
     let uses_tls = tls.is_some();
-    let stream = open_stream(endpoint, tls).await.map_err(|error| CONNECT_ADVICE.socket_error(&error, uses_tls))?;
+    let stream =
+        connect_to_endpoint(endpoint, tls).await.map_err(|error| CONNECT_ADVICE.socket_error(&error, uses_tls))?;
     let (connection, closed) = Connection::on_boxed_stream(stream);
     match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),

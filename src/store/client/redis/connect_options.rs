@@ -139,7 +139,7 @@ impl ConnectOptions {
                 Ok(Some(AuthCredentials { user: user.clone(), password: password.reveal().to_owned() }))
             }
             Credentials::File(CredentialFile { setting, path }) => {
-                let text = read_trimmed(path).map_err(|error| {
+                let text = read_trimmed_file(path).map_err(|error| {
                     RedisConnectError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
                 })?;
                 Ok(Some(match text.split_once(':') {
@@ -171,7 +171,7 @@ impl ConnectOptions {
     fn find_settings_with_unusable_files(&self) -> Vec<UnusableSetting> {
         let credentials = match &self.credentials {
             Credentials::File(CredentialFile { setting, path }) => {
-                read_trimmed(path).err().map(|error| UnusableSetting {
+                read_trimmed_file(path).err().map(|error| UnusableSetting {
                     setting,
                     shown: path.display().to_string(),
                     what: format!("it cannot be read: {error}"),
@@ -224,7 +224,7 @@ fn find_token_source(credentials: &Credentials) -> Option<Arc<TokenSource>> {
     }
 }
 
-fn read_trimmed(path: &Path) -> io::Result<String> {
+fn read_trimmed_file(path: &Path) -> io::Result<String> {
     let text = fs::read_to_string(path)?;
     Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
 }

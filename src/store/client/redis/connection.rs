@@ -57,11 +57,11 @@ pub struct Connection(Pipeline<Resp>);
 
 impl Connection {
     /// Creates a connection on `stream`, which is connected already. Needs a tokio runtime.
-    pub fn on_stream(stream: impl ByteStream) -> (Self, ClosedReceiver) {
+    pub fn from_stream(stream: impl ByteStream) -> (Self, ClosedReceiver) {
         Self::on_boxed_stream(Box::new(stream))
     }
 
-    /// As [`Connection::on_stream`], on a boxed stream.
+    /// As [`Connection::from_stream`], on a boxed stream.
     pub(crate) fn on_boxed_stream(stream: Box<dyn ByteStream>) -> (Self, ClosedReceiver) {
         let (pipeline, closed) = Pipeline::open(stream);
         (Self(pipeline), closed)
@@ -251,7 +251,7 @@ mod tests {
         let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
         runtime.block_on(async {
             let (ours, theirs) = duplex(1 << 20);
-            work(Connection::on_stream(ours).0, theirs).await
+            work(Connection::from_stream(ours).0, theirs).await
         })
     }
 
@@ -428,7 +428,7 @@ mod tests {
         runtime.block_on(async {
             // The server reads nothing at first, so that the driver cannot write the second command.
             let (ours, mut server) = duplex(4);
-            let connection = Connection::on_stream(ours).0;
+            let connection = Connection::from_stream(ours).0;
             let mut first = Box::pin(connection.call(&[b"PING"], false, None));
             assert!(futures_util::poll!(first.as_mut()).is_pending());
             tokio::time::sleep(Duration::from_millis(5)).await;

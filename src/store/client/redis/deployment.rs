@@ -295,7 +295,7 @@ impl Topology {
     }
 
     /// Ends the wait for the first discovery, successful or not.
-    pub(crate) fn set_discovered(&self) {
+    pub(crate) fn set_first_discovery_done(&self) {
         if !self.discovered.initialized() {
             let _already_set = self.discovered.set(());
         }

@@ -57,7 +57,7 @@ fn start_discovery(topology: &Arc<Topology>) -> Option<AbortHandle> {
     let options = &topology.context.options.connect;
     match &topology.settings {
         TopologySettings::Single(_) => {
-            topology.set_discovered();
+            topology.set_first_discovery_done();
             None
         }
         TopologySettings::Sentinel { sentinels, credentials, .. } => {
@@ -72,7 +72,7 @@ async fn discover_repeatedly(topology: Weak<Topology>, mut sources: Vec<Topology
     loop {
         let Some(topology) = topology.upgrade() else { return };
         let outcome = refresh_topology(&topology, &mut sources).await;
-        topology.set_discovered();
+        topology.set_first_discovery_done();
         let pause = match outcome {
             Ok(()) => {
                 topology.misconfigured.store(None);

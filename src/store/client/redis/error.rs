@@ -189,11 +189,11 @@ fn parse_generic_error(text: &str) -> RedisError {
 }
 
 /// Maximum number of characters of an error reply in logs.
-const MAX_LOG_CHARS: usize = 160;
+const MAX_LOGGED_REPLY_CHARS: usize = 160;
 
 /// Returns the text of an error reply for logs: shortened, and without arguments.
 pub(crate) fn sanitize_error_text(text: &str) -> String {
     // Some servers quote the arguments of the command, passwords included.
     let text = text.split(", with args").next().unwrap_or_default();
-    first_chars_if_longer(text, MAX_LOG_CHARS).unwrap_or(text).to_owned()
+    first_chars_if_longer(text, MAX_LOGGED_REPLY_CHARS).unwrap_or(text).to_owned()
 }

@@ -51,19 +51,19 @@ pub(crate) async fn run_health_check(
     slot: Option<u16>,
 ) -> Result<(), RedisConnectError> {
     match slot {
-        Some(slot) => run_in_slot(check, connection, hash_tag_for_slot(slot), true).await,
+        Some(slot) => run_check_in_slot(check, connection, hash_tag_for_slot(slot), true).await,
         None => {
             // A cluster node accepts both only if it owns all slots.
             let [first, last] = TAGS_OF_FIRST_AND_LAST_SLOT;
-            let first = run_in_slot(check, connection, first, false);
-            let last = run_in_slot(check, connection, last, false);
+            let first = run_check_in_slot(check, connection, first, false);
+            let last = run_check_in_slot(check, connection, last, false);
             tokio::try_join!(first, last).map(|_| ())
         }
     }
 }
 
 /// Sends the commands of `check` with keys of hash tag `tag`, and returns the first error.
-async fn run_in_slot(
+async fn run_check_in_slot(
     check: &dyn HealthCheck,
     connection: &Connection,
     tag: u32,

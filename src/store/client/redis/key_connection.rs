@@ -18,7 +18,7 @@ use super::error::{RedisConnectError, RedisError, ReplyError, sanitize_error_tex
 use super::hash_slot::hash_slot;
 use super::health_check::{CommandWords, HealthCheck};
 use super::node::Node;
-use super::resp::{Reply, is_too_large};
+use super::resp::{Reply, is_reply_too_large};
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::connect::Connected;
 use crate::store::client::supervisor::{ConnectFileHashes, FILE_CHECK_INTERVAL};
@@ -157,7 +157,7 @@ impl KeyOwnerConnection {
             if !asking {
                 self.deployment.set_slot_owner(self.slot, &node);
             }
-            self.open = Some(self.open(node, asking).await?);
+            self.open = Some(self.connect_to_node(node, asking).await?);
         }
         let text = "the command was redirected too often".to_owned();
         Err(RedisConnectError { kind: RedisError::SlotDown, text }.into())
@@ -172,7 +172,7 @@ impl KeyOwnerConnection {
             let kind = if self.deployment.misconfiguration().is_some() { RedisError::Misconfigured } else { kind };
             RedisConnectError { kind, text }
         })?;
-        self.open(node, false).await
+        self.connect_to_node(node, false).await
     }
 
     /// Logs in again, or returns a new connection, if what connecting reads has changed, compared once a second.
@@ -192,7 +192,7 @@ impl KeyOwnerConnection {
             (open.files, open.compared_again_after) = (files, FILE_CHECK_INTERVAL);
             return open;
         }
-        match self.open(Arc::clone(&open.node), open.asking).await {
+        match self.connect_to_node(Arc::clone(&open.node), open.asking).await {
             Ok(new) => new,
             Err(_) => {
                 open.compared_again_after = (2 * open.compared_again_after).min(MAX_FILE_RECHECK_INTERVAL);
@@ -201,7 +201,7 @@ impl KeyOwnerConnection {
         }
     }
 
-    async fn open(&self, node: Arc<Node>, asking: bool) -> Result<OpenConnection, KeyCommandError> {
+    async fn connect_to_node(&self, node: Arc<Node>, asking: bool) -> Result<OpenConnection, KeyCommandError> {
         // Hashed first: a file that changes meanwhile is found by the next comparison.
         let files = self.options.hash_connect_files();
         match connect::connect(node.endpoint(), &self.options).await {
@@ -228,7 +228,7 @@ impl OpenConnection {
         let reason = if kind == RedisError::Broken { closed.await.ok() } else { None };
         drop(connection);
         let text = reason.as_ref().map_or_else(|| kind.to_string(), ToString::to_string);
-        let is_too_large = reason.is_some_and(|reason| is_too_large(&reason));
+        let is_too_large = reason.is_some_and(|reason| is_reply_too_large(&reason));
         KeyCommandError { kind, text: format!("{}: {text}", node.endpoint()), is_too_large }
     }
 }

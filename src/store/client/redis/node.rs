@@ -25,13 +25,13 @@ use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::{connect, health_check};
 use crate::store::client::server_state::{ServerLogNames, ServerState};
-use crate::store::client::supervisor::{ConnectFileHashes, RECONNECT_AFTER, Supervised, SupervisedServer};
+use crate::store::client::supervisor::{ConnectFileHashes, RECONNECT_AFTER, SupervisedHandle, SupervisedServer};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]
 pub(crate) struct Node {
-    state: Supervised<NodeState>,
+    state: SupervisedHandle<NodeState>,
 }
 
 /// Reply to a command, and the number of replicas that have its writes.
@@ -44,7 +44,7 @@ pub(crate) struct ReplicatedReply {
 impl Node {
     /// Starts to connect to `endpoint`. Needs a tokio runtime.
     pub(crate) fn start(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Arc<Self> {
-        Arc::new(Self { state: Supervised::start(NodeState::new(endpoint, context)) })
+        Arc::new(Self { state: SupervisedHandle::start(NodeState::new(endpoint, context)) })
     }
 
     /// Address of the server.
@@ -122,12 +122,12 @@ impl Node {
 
     /// Returns true if calls on several keys may share a command: by default, unless the server is a node of a cluster
     /// or a proxy that divides the keys. Each connection finds out when it is made.
-    pub(crate) fn can_merge(&self) -> bool {
+    pub(crate) fn can_merge_calls(&self) -> bool {
         self.state.can_merge.load(Ordering::Relaxed)
     }
 
     /// Calls a script on one key, in one command with calls that are queued at the same moment, and waits for its reply
-    /// until `deadline`. For nodes with [`Node::can_merge`].
+    /// until `deadline`. For nodes with [`Node::can_merge_calls`].
     pub(crate) async fn call_mergeable(
         &self,
         call: MergeableScriptCall,
@@ -305,7 +305,7 @@ impl NodeState {
     }
 
     /// Finds out if calls on several keys may share a command.
-    async fn check_merging(&self, connection: &Connection) {
+    async fn detect_merge_support(&self, connection: &Connection) {
         let keys = self.context.options.health_check.keys_for_merge_check();
         if self.context.is_cluster || keys.is_empty() {
             return;
@@ -361,14 +361,14 @@ impl SupervisedServer for NodeState {
         timeout(self.context.options.call_timeout, check)
             .await
             .unwrap_or_else(|_| Err(health_check_timeout_error()))?;
-        self.check_merging(&connected.connection).await;
+        self.detect_merge_support(&connected.connection).await;
         Ok(connected)
     }
 
     /// Runs the health check; after its timeout, waits up to [`LATE_REPLY_TIMEOUT`] for the reply before it fails.
     ///
     /// Without that wait, health checks would pile up before a frozen server.
-    async fn check(&self, connection: &Connection) -> Result<(), RedisConnectError> {
+    async fn check_health(&self, connection: &Connection) -> Result<(), RedisConnectError> {
         let mut check = pin!(self.run_health_check(connection));
         if let Ok(outcome) = timeout(self.context.options.call_timeout, &mut check).await {
             return outcome;

@@ -67,16 +67,16 @@ pub type Reply = BytesFrame;
 /// Maximum nesting of arrays; CLUSTER SLOTS of Redis 7 needs four.
 pub const MAX_DEPTH: usize = 16;
 /// Maximum number of elements of a reply, nested ones included: CLUSTER SLOTS of 16384 owners with some replicas each.
-pub const MAX_ELEMENTS: u64 = 500_000;
+pub const MAX_REPLY_ELEMENTS: u64 = 500_000;
 
 /// Removes the first reply from `input`; `None` while it is incomplete.
 ///
 /// # Errors
-/// The bytes are no reply, or the reply exceeds [`MAX_DEPTH`] or [`MAX_ELEMENTS`].
+/// The bytes are no reply, or the reply exceeds [`MAX_DEPTH`] or [`MAX_REPLY_ELEMENTS`].
 pub fn decode_reply(input: &mut BytesMut) -> io::Result<Option<Reply>> {
     // Any reply but an array is one element.
     if input.first() == Some(&b'*') && !is_within_bounds(input) {
-        let text = format!("a reply with more than {MAX_ELEMENTS} elements or {MAX_DEPTH} nested arrays");
+        let text = format!("a reply with more than {MAX_REPLY_ELEMENTS} elements or {MAX_DEPTH} nested arrays");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
     }
     match decode_bytes_mut(input) {
@@ -86,7 +86,7 @@ pub fn decode_reply(input: &mut BytesMut) -> io::Result<Option<Reply>> {
 }
 
 /// Returns true for the error that closes a connection because a reply exceeds a bound.
-pub(crate) fn is_too_large(error: &io::Error) -> bool {
+pub(crate) fn is_reply_too_large(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::FileTooLarge
 }
 
@@ -104,7 +104,7 @@ fn is_within_bounds(input: &[u8]) -> bool {
         rest = match (head.first(), count) {
             (Some(b'*'), Some(count)) => {
                 elements = elements.saturating_add(count);
-                if elements > MAX_ELEMENTS || open.len() == MAX_DEPTH {
+                if elements > MAX_REPLY_ELEMENTS || open.len() == MAX_DEPTH {
                     return false;
                 }
                 open.push(count);

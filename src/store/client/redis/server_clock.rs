@@ -142,7 +142,7 @@ impl ClockJumps {
 
 /// Interval of the offset, and the start of the readings that it comes from.
 #[derive(Clone, Copy, Debug)]
-struct OffsetEstimate {
+struct ClockOffsetEstimate {
     offset: OffsetInterval,
     /// Process time of the interval; it is wider before and after.
     at_us: i64,
@@ -150,7 +150,7 @@ struct OffsetEstimate {
     first_sent_us: i64,
 }
 
-impl OffsetEstimate {
+impl ClockOffsetEstimate {
     /// Returns the interval of one reading; `None` if its times are impossible.
     fn of_reading(reading: &ClockReading) -> Option<Self> {
         let server_us = reading.server.as_micros();
@@ -190,7 +190,7 @@ impl OffsetEstimate {
 /// Clock of one server.
 #[derive(Debug)]
 pub struct ServerClock {
-    estimate: ArcSwapOption<OffsetEstimate>,
+    estimate: ArcSwapOption<ClockOffsetEstimate>,
     jumps: Arc<ClockJumps>,
 }
 
@@ -201,7 +201,7 @@ impl ServerClock {
     }
 
     /// Jumps of the clocks of its deployment.
-    pub fn jumps(&self) -> &ClockJumps {
+    pub fn deployment_jumps(&self) -> &ClockJumps {
         &self.jumps
     }
 
@@ -222,7 +222,7 @@ impl ServerClock {
     /// Records a reading. Returns the largest possible size of the jump in microseconds if it proves that a clock
     /// jumped, otherwise `None`.
     pub fn record(&self, reading: &ClockReading) -> Option<u64> {
-        let next = OffsetEstimate::of_reading(reading).filter(|next| self.is_valid(next))?;
+        let next = ClockOffsetEstimate::of_reading(reading).filter(|next| self.is_valid(next))?;
         {
             let known = self.estimate.load();
             if let Some(known) = known.as_ref() {
@@ -247,7 +247,7 @@ impl ServerClock {
         None
     }
 
-    fn is_valid(&self, estimate: &OffsetEstimate) -> bool {
+    fn is_valid(&self, estimate: &ClockOffsetEstimate) -> bool {
         estimate.first_sent_us >= self.jumps.readings_void_before_us()
     }
 }

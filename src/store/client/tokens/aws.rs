@@ -6,8 +6,8 @@
 use jiff::Timestamp;
 
 use super::http_call::{build_request, call, encode_form, text_field, xml_text};
-use super::sigv4::{AwsKeys, PresignedRequest};
-use super::token::{CredentialRenewalFailure, Fetched, Token, TokenError, read_token_file};
+use super::sigv4::{AwsKeys, RequestToPresign};
+use super::token::{CredentialRenewalFailure, FetchOutcome, Token, TokenError, read_token_file};
 use crate::settings::cloud_identity::{AwsCredentialSource, AwsIamSettings, ContainerAuthorization};
 use crate::settings::secret::Secret;
 
@@ -26,21 +26,21 @@ struct Credentials {
 }
 
 /// Signer of tokens, with the last credentials.
-pub(super) struct AwsTokens {
+pub(super) struct AwsTokenSigner {
     settings: AwsIamSettings,
     last: Option<Credentials>,
     /// Time at which two thirds of the last token's lifetime are over, in seconds since the Unix epoch.
     renew_at_s: u64,
 }
 
-impl AwsTokens {
+impl AwsTokenSigner {
     pub(super) const fn new(settings: AwsIamSettings) -> Self {
         Self { settings, last: None, renew_at_s: 0 }
     }
 
     /// Signs a token at `now_s`, after fetching credentials if the last ones end soon. While those cannot be fetched, a
     /// token is signed only when it is due.
-    pub(super) fn fetch(&mut self, now_s: u64) -> Result<Fetched, TokenError> {
+    pub(super) fn fetch(&mut self, now_s: u64) -> Result<FetchOutcome, TokenError> {
         let lifetime_s = |last: &Credentials| last.expires_at_s.saturating_sub(now_s);
         let mut error = None;
         if self.last.as_ref().is_none_or(|last| lifetime_s(last) < MIN_CREDENTIAL_LIFETIME_S) {
@@ -55,11 +55,11 @@ impl AwsTokens {
         };
         let problem = error.map(|error| CredentialRenewalFailure { error, expires_at_s: usable.expires_at_s });
         if problem.is_some() && now_s < self.renew_at_s {
-            return Ok(Fetched { token: None, problem });
+            return Ok(FetchOutcome { token: None, problem });
         }
         let token = self.sign_token(usable, now_s)?;
         self.renew_at_s = now_s + (token.expires_at_s - now_s) * 2 / 3;
-        Ok(Fetched { token: Some(token), problem })
+        Ok(FetchOutcome { token: Some(token), problem })
     }
 
     /// Keeps credentials, unless the last ones end later.
@@ -76,7 +76,7 @@ impl AwsTokens {
         let mut query = vec![("Action", "connect")];
         query.extend(self.settings.is_serverless.then_some(("ResourceType", "ServerlessCache")));
         query.push(("User", user));
-        let request = PresignedRequest {
+        let request = RequestToPresign {
             host: &self.settings.cache_name,
             region: &self.settings.region,
             service: self.settings.service.name(),
@@ -186,9 +186,9 @@ mod tests {
     const NOW_S: u64 = 1_800_000_000;
 
     /// A signer with credentials that end in 25 minutes, and a source that cannot be reached.
-    fn signer() -> AwsTokens {
+    fn signer() -> AwsTokenSigner {
         let url = Secret::new("http://127.0.0.1:1/");
-        AwsTokens {
+        AwsTokenSigner {
             settings: AwsIamSettings {
                 service: AwsCacheService::ElastiCache,
                 cache_name: "my-cache".to_owned(),

@@ -15,7 +15,7 @@ use crate::settings::secret::Secret;
 
 /// Resource that tokens for Redis are for.
 const RESOURCE: &str = "https://redis.azure.com/";
-const SCOPE: &str = "https://redis.azure.com/.default";
+const OAUTH_SCOPE: &str = "https://redis.azure.com/.default";
 const ASSERTION_TYPE: &str = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer";
 
 /// Gets an access token at `now_s`.
@@ -38,7 +38,7 @@ pub(super) fn fetch_token(settings: &EntraSettings, now_s: u64) -> Result<Token,
             let body = encode_form(&[
                 ("grant_type", "client_credentials"),
                 ("client_id", client_id),
-                ("scope", SCOPE),
+                ("scope", OAUTH_SCOPE),
                 ("client_assertion_type", ASSERTION_TYPE),
                 ("client_assertion", assertion.reveal()),
             ]);

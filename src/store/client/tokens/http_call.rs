@@ -34,7 +34,7 @@ pub(super) fn call(what: &str, request: Request<Vec<u8>>) -> Result<SuccessBody,
     let target = request.uri().host().unwrap_or_default().to_owned();
     let failed = |error: ureq::Error| TokenError(format!("{what} at {target} does not answer: {error}"));
     let (head, body) = request.into_parts();
-    let agent = build_agent(head.uri.scheme() == Some(&Scheme::HTTPS));
+    let agent = build_http_agent(head.uri.scheme() == Some(&Scheme::HTTPS));
     let response = agent.run(Request::from_parts(head, &body[..])).map_err(failed)?;
     let (head, mut body) = response.into_parts();
     let body = body.with_config().limit(MAX_REPLY_BYTES).read_to_vec().map_err(failed)?;
@@ -82,7 +82,7 @@ fn error_code(text: &str) -> Option<String> {
 }
 
 /// Builds an agent of services over TLS, or of those on this machine and network.
-fn build_agent(is_https: bool) -> Agent {
+fn build_http_agent(is_https: bool) -> Agent {
     let builder = Agent::config_builder()
         .timeout_global(Some(CALL_TIMEOUT))
         .http_status_as_error(false)

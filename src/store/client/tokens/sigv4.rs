@@ -18,7 +18,7 @@ pub(super) struct AwsKeys {
 }
 
 /// Request that is to be presigned.
-pub(super) struct PresignedRequest<'r> {
+pub(super) struct RequestToPresign<'r> {
     pub(super) host: &'r str,
     pub(super) region: &'r str,
     pub(super) service: &'r str,
@@ -30,7 +30,7 @@ pub(super) struct PresignedRequest<'r> {
     pub(super) valid_s: u32,
 }
 
-impl PresignedRequest<'_> {
+impl RequestToPresign<'_> {
     /// Signs the request, and returns its URL without the scheme.
     pub(super) fn sign_url(&self, keys: &AwsKeys) -> Secret {
         let date = self.time.split('T').next().unwrap_or_default();
@@ -84,7 +84,7 @@ mod tests {
     /// `get-vanilla-query-order-key-case` of the test suite of AWS.
     #[test]
     fn signature_is_that_of_the_published_suite() {
-        let request = PresignedRequest {
+        let request = RequestToPresign {
             host: "example.amazonaws.com",
             region: "us-east-1",
             service: "service",
@@ -102,7 +102,7 @@ mod tests {
     fn url_is_that_of_botocore() {
         let sign = |service, query: &[(&str, &str)], session_token| {
             let (host, region, time) = ("my-cache", "eu-west-1", "20260102T030405Z");
-            let request = PresignedRequest { host, region, service, query, time, valid_s: 900 };
+            let request = RequestToPresign { host, region, service, query, time, valid_s: 900 };
             let url = request.sign_url(&keys(session_token)).reveal().to_owned();
             let (start, signature) = url.rsplit_once('=').expect("a signature");
             (start.to_owned(), signature.to_owned())

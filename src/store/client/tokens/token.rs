@@ -22,7 +22,7 @@ pub(crate) struct Token {
 }
 
 /// Outcome of an attempt to get a token.
-pub(super) struct Fetched {
+pub(super) struct FetchOutcome {
     /// The token; `None`: the last one is good enough.
     pub(super) token: Option<Token>,
     /// Credentials that could not be renewed, and still sign tokens.
@@ -41,7 +41,7 @@ pub(super) struct CredentialRenewalFailure {
 #[error("{0}")]
 pub(super) struct TokenError(pub(super) String);
 
-impl Fetched {
+impl FetchOutcome {
     /// Refuses a token that cannot be used at `now_s`, in seconds since the Unix epoch.
     pub(super) fn check(self, now_s: u64) -> Result<Self, TokenError> {
         let Some(Token { password, expires_at_s, .. }) = &self.token else { return Ok(self) };

@@ -27,7 +27,7 @@ impl MemoryShard {
     }
 
     /// Charges all counters of a descriptor, of which some are held.
-    pub(super) fn charge_held(
+    pub(super) fn charge_with_holds(
         &mut self,
         charge: &Charge<'_>,
         now: Time,
@@ -44,7 +44,7 @@ impl MemoryShard {
         let mut results = charge_together(&to_joint_limits(&slots, &lowered), &mut states, now, charge.request);
         for (index, (slot, found)) in slots.iter().zip(found).enumerate() {
             let limit = slot.joint_limit.limit;
-            let kept = extend_reset_while_held(results[index], holds[index], limit, now);
+            let kept = result_for_expiry(results[index], holds[index], limit, now);
             if (slot.index.is_some() || may_add) && states[index] != settled[index] {
                 self.put_state(slot, states[index].clone(), &kept, now);
                 if let (None, Some(held)) = (holds[index], self.holds.get_mut(&slot.key)) {
@@ -55,7 +55,7 @@ impl MemoryShard {
                 self.write_state(entry, found);
             }
             if let Some(hold) = holds[index] {
-                hold.add_retry_after_hold(&mut results[index], limit, charge.request, now);
+                hold.add_wait_for_hold_end(&mut results[index], limit, charge.request, now);
             }
         }
         Ok(results)
@@ -98,7 +98,7 @@ impl MemoryShard {
         let mut state = self.take_state(&slots[0]);
         let answer = held.charge_used_and_grant(StateWithLimit { limit, state: &mut state }, holder, request, now);
         let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
-        self.put_state(&slots[0], state, &extend_reset_while_held(result, held.hold(), limit, now), now);
+        self.put_state(&slots[0], state, &result_for_expiry(result, held.total_hold(), limit, now), now);
         if !held.is_over(now) {
             self.holds.insert(key, held);
         }
@@ -114,7 +114,7 @@ impl MemoryShard {
     }
 
     /// Bytes of the table of holds, about.
-    pub(super) fn holds_bytes(&self) -> u64 {
+    pub(super) fn hold_table_bytes(&self) -> u64 {
         self.holds.capacity() as u64 * HELD_COUNTER_BYTES
     }
 
@@ -140,7 +140,7 @@ impl MemoryShard {
     ) -> (SmallVec<[Option<TotalHold>; 4]>, SmallVec<[Limit; 4]>) {
         let lower = |(slot, state): (&CounterLookup<'_>, &mut State)| {
             let limit = slot.joint_limit.limit;
-            let hold = self.holds.get(&slot.key).and_then(|held| held.hold()?.settle_if_ended(limit, state, now));
+            let hold = self.holds.get(&slot.key).and_then(|held| held.total_hold()?.settle_if_ended(limit, state, now));
             (hold, hold.map_or(*limit, |hold| hold.lower_limit(limit)))
         };
         slots.iter().zip(states).map(lower).unzip()
@@ -158,7 +158,7 @@ fn to_joint_limits<'l>(slots: &[CounterLookup<'_>], lowered: &'l [Limit]) -> Sma
 
 /// Returns the result from which the expiry of an entry is computed: its reset comes after the end of the hold, and
 /// after the time in which the bucket becomes full again.
-fn extend_reset_while_held(result: ChargeResult, hold: Option<TotalHold>, limit: &Limit, now: Time) -> ChargeResult {
+fn result_for_expiry(result: ChargeResult, hold: Option<TotalHold>, limit: &Limit, now: Time) -> ChargeResult {
     let needed_us = hold.map_or(0, |hold| hold.until.since_us(now).saturating_add(hold.max_refill_time_us(limit)));
     ChargeResult { reset_us: result.reset_us.max(needed_us), ..result }
 }

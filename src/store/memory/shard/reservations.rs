@@ -26,7 +26,7 @@ impl MemoryShard {
         }
         let mut states: SmallVec<[State; 4]> = SmallVec::new();
         for lookup in &lookups {
-            states.push(self.take_reserved_state(lookup, charge.request, &mut terms));
+            states.push(self.take_state_with_reservations(lookup, charge.request, &mut terms));
         }
         let limits: SmallVec<[JointLimit<'_>; 4]> = lookups.iter().map(|lookup| lookup.joint_limit).collect();
         let results = charge_together(&limits, &mut states, terms.caller.now, charge.request);
@@ -66,7 +66,7 @@ impl MemoryShard {
     }
 
     /// Takes the state of a counter, with what the request sees of its reservations if its limit has some.
-    fn take_reserved_state(
+    fn take_state_with_reservations(
         &mut self,
         lookup: &CounterLookup<'_>,
         request: ChargeRequest,
@@ -78,7 +78,7 @@ impl MemoryShard {
         }
         let mut none = ReservationTable::default();
         let table = terms.tables.get_mut(&lookup.key).unwrap_or(&mut none);
-        let mut view = table.view_for_request(build_reservation_query(&counter, lookup, request, terms.caller));
+        let mut view = table.prune_and_view(build_reservation_query(&counter, lookup, request, terms.caller));
         view.is_full |= terms.is_full;
         let mut state = counter.with_reservations(view);
         state.give_back_unsettled_hits(limit, terms.caller.now);

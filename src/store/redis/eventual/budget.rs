@@ -13,7 +13,7 @@ use crate::limit::period::Unit;
 use crate::limit::{Consistency, Limit, Overshoot};
 use crate::store::charge::OwnedCounter;
 use crate::store::redis::eventual::{CallReport, LeaseTicket};
-use crate::store::redis::lease_arguments::RecordedLease;
+use crate::store::redis::lease_arguments::StoredLease;
 
 /// A day in microseconds.
 const DAY_US: u64 = 86_400_000_000;
@@ -106,7 +106,7 @@ impl LocalBudget {
     pub(super) fn issue_ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
         let life_us = self.lease_life_us(counters, &report.states, report.now);
         let return_span_us = self.lease_record_lifetime_us();
-        let recorded = RecordedLease { end: report.now.plus_us(return_span_us), hits: report.leased };
+        let recorded = StoredLease { end: report.now.plus_us(return_span_us), hits: report.leased };
         let mut void_from = Some(recorded.end);
         let mut refilled = 0;
         for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&report.states) {
@@ -150,9 +150,9 @@ fn longest_window_us(limit: &Limit) -> u64 {
         // Parts of a day end with it at the latest.
         Unit::Second | Unit::Minute | Unit::Hour => limit.period_us(),
         // A day more than the calendar's longest: clocks are put back, and `day_starts` may be skipped.
-        Unit::Month if limit.window().is_some() => months + DAY_US,
-        Unit::Year if limit.window().is_some() => 367 * DAY_US,
-        _ if limit.window().is_some() => limit.period_us() + DAY_US,
+        Unit::Month if limit.calendar_windows().is_some() => months + DAY_US,
+        Unit::Year if limit.calendar_windows().is_some() => 367 * DAY_US,
+        _ if limit.calendar_windows().is_some() => limit.period_us() + DAY_US,
         _ => limit.period_us(),
     }
 }

@@ -11,10 +11,10 @@ use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::request::Hits;
 use crate::store::charge::{ChargeResults, OwnedCharge, OwnedCounter};
 use crate::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket};
-use crate::store::redis::lease_arguments::{OwnLease, RecordedLease};
+use crate::store::redis::lease_arguments::{OwnLease, StoredLease};
 
 /// Leases of a descriptor at one time: the current one and the next.
-const MAX_LEASES: usize = 2;
+const MAX_LEASES_PER_DESCRIPTOR: usize = 2;
 /// Time after which a lease that was requested ahead and did not arrive is requested again.
 const NEXT_LEASE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for which an entry without leases and used share is kept.
@@ -27,9 +27,9 @@ pub(super) struct EventualEntry {
     tags: u128,
     /// States that Redis last reported, with the hits admitted here since.
     states: SmallVec<[State; 1]>,
-    last_report: Option<ReportTime>,
+    last_report: Option<LastReportTimes>,
     share: UsedShare,
-    leases: SmallVec<[Lease; MAX_LEASES]>,
+    leases: SmallVec<[Lease; MAX_LEASES_PER_DESCRIPTOR]>,
     pub(super) demand: Demand,
     requested_ahead: Option<Instant>,
     used: Instant,
@@ -37,7 +37,7 @@ pub(super) struct EventualEntry {
 
 /// Times of the last report.
 #[derive(Clone, Copy, Debug)]
-struct ReportTime {
+struct LastReportTimes {
     /// Time of sending the call.
     sent: Instant,
     /// Time of Redis in its reply.
@@ -59,7 +59,7 @@ struct Lease {
     granted: u64,
     left: u64,
     end: Instant,
-    recorded: RecordedLease,
+    recorded: StoredLease,
 }
 
 impl EventualEntry {
@@ -160,7 +160,7 @@ impl EventualEntry {
     /// Charges the states known here: all of them or, if one rejects, none. Quotas reject for all too, so that their
     /// hits come from the share and leases.
     fn charge_known_states(&mut self, charge: &OwnedCharge, context: AdmitContext) -> ChargeResults {
-        let now = self.latest_redis_time(context.at).unwrap_or(context.now);
+        let now = self.max_redis_time(context.at).unwrap_or(context.now);
         let request = ChargeRequest { max_delay_us: 0, ..charge.request };
         let limits =
             charge.counters.iter().map(|counter| JointLimit { limit: &counter.limit, rejects_others: !counter.shadow });
@@ -169,15 +169,15 @@ impl EventualEntry {
     }
 
     /// Returns an upper bound on the time of Redis at `at`; `None` before the first report.
-    fn latest_redis_time(&self, at: Instant) -> Option<Time> {
-        let ReportTime { sent, now } = self.last_report?;
+    fn max_redis_time(&self, at: Instant) -> Option<Time> {
+        let LastReportTimes { sent, now } = self.last_report?;
         Some(now.plus_us(to_micros(at.saturating_duration_since(sent))))
     }
 
     /// Returns true if it is time to request the next lease: there is demand, and the current lease is half used or
     /// nearly over. Returns true once per request.
-    pub(super) fn wants_lease(&mut self, budget: &LocalBudget, at: Instant) -> bool {
-        if self.leases.len() >= MAX_LEASES
+    pub(super) fn begin_lease_request_if_due(&mut self, budget: &LocalBudget, at: Instant) -> bool {
+        if self.leases.len() >= MAX_LEASES_PER_DESCRIPTOR
             || self.requested_ahead.is_some_and(|when| at < when + NEXT_LEASE_RETRY_INTERVAL)
         {
             return false;
@@ -198,10 +198,11 @@ impl EventualEntry {
     /// replica: leases get smaller towards the limit. It has at least the hits of one charge, if so many are left.
     pub(super) fn hits_to_lease(&mut self, descriptor: &EventualDescriptor, at: Instant, live: u64) -> u64 {
         let EventualDescriptor { budget, counters, .. } = descriptor;
-        if budget.life_us == 0 || self.leases.len() >= MAX_LEASES || self.states.len() != counters.len() {
+        if budget.life_us == 0 || self.leases.len() >= MAX_LEASES_PER_DESCRIPTOR || self.states.len() != counters.len()
+        {
             return 0;
         }
-        let Some(now) = self.latest_redis_time(at) else { return 0 };
+        let Some(now) = self.max_redis_time(at) else { return 0 };
         let peek = ChargeRequest::new(Hits::Peek, 0);
         let remaining =
             counters.iter().zip(&self.states).map(|(OwnedCounter { limit, shadow, .. }, state)| match shadow {
@@ -225,7 +226,7 @@ impl EventualEntry {
         self.requested_ahead = None;
         self.used = self.used.max(report.sent);
         if self.last_report.is_none_or(|last| last.sent <= report.sent) {
-            self.last_report = Some(ReportTime { sent: report.sent, now: report.now });
+            self.last_report = Some(LastReportTimes { sent: report.sent, now: report.now });
             self.states = report.states;
             // Only what a call decides needs a view that is surely right.
             self.states.iter_mut().for_each(State::assume_view_is_always_valid);
@@ -248,12 +249,12 @@ impl EventualEntry {
     }
 
     /// Returns the current leases, and how many of their hits were admitted.
-    pub(super) fn own_leases(&self) -> SmallVec<[OwnLease; MAX_LEASES]> {
+    pub(super) fn own_leases(&self) -> SmallVec<[OwnLease; MAX_LEASES_PER_DESCRIPTOR]> {
         self.leases.iter().map(|lease| OwnLease { lease: lease.recorded, done: lease.granted - lease.left }).collect()
     }
 
     /// Ends all leases before a reset, and forgets the reported states; returns the leases.
-    pub(super) fn reset(&mut self) -> SmallVec<[OwnLease; MAX_LEASES]> {
+    pub(super) fn reset(&mut self) -> SmallVec<[OwnLease; MAX_LEASES_PER_DESCRIPTOR]> {
         self.states.clear();
         self.last_report = None;
         self.leases.drain(..).map(|lease| OwnLease { lease: lease.recorded, done: lease.granted }).collect()

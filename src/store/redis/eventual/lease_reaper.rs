@@ -29,7 +29,7 @@ const MAX_OUTSTANDING: usize = 65_536;
 /// Upper bound on the returns that are sent together.
 const MAX_RETURNS_PER_BATCH: usize = 256;
 /// Time between two searches for expired leases.
-const INTERVAL: Duration = Duration::from_millis(20);
+const SEARCH_INTERVAL: Duration = Duration::from_millis(20);
 /// Upper bound on the wait for a return.
 const RETURN_TIMEOUT: Duration = Duration::from_millis(100);
 
@@ -60,7 +60,7 @@ impl LeaseReaper {
     /// Ends leases when their life is over; runs until it is dropped.
     pub(super) async fn end_due_leases(&self, table: &EventualTable, rejections: &OverLimitCache) {
         loop {
-            sleep(INTERVAL).await;
+            sleep(SEARCH_INTERVAL).await;
             while self.end_lease_batch(table, rejections, Some(Instant::now())).await {}
         }
     }

@@ -46,7 +46,7 @@ impl LocalAdmission {
     /// Returns the eventual counters of a charge; `None` if one of them is strict.
     pub(crate) fn build_eventual_descriptor(&self, path: u128, charge: &OwnedCharge) -> Option<EventualDescriptor> {
         let counters = &charge.counters;
-        let budget = LocalBudget::for_counters(counters, self.replicas.slots()).filter(|_| self.is_enabled)?;
+        let budget = LocalBudget::for_counters(counters, self.replicas.slot_count()).filter(|_| self.is_enabled)?;
         Some(EventualDescriptor { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
     }
 
@@ -110,7 +110,7 @@ impl LocalAdmission {
 
     /// Ends the leases of a path before its counters are reset; returns them.
     pub(crate) fn end_own_leases(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
-        self.table.reset(path)
+        self.table.end_leases(path)
     }
 
     /// Records the report of a call, and the lease that it requested, if any.

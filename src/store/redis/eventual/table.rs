@@ -78,11 +78,15 @@ impl EventualTable {
             if let Some(results) = entry.admit_from_lease(hits, charge, context) {
                 self.counts.leased.fetch_add(hits, Ordering::Relaxed);
                 let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease, now: context.now };
-                return LocalDecision::Local { outcome, lease_ahead: entry.wants_lease(budget, context.at) };
+                return LocalDecision::Local {
+                    outcome,
+                    lease_ahead: entry.begin_lease_request_if_due(budget, context.at),
+                };
             }
             let results = if may_use_share { entry.admit_from_share(hits, charge, budget, context) } else { None };
-            return results
-                .map_or(LocalDecision::CallRedis, |results| self.record_shared_admission(hits, results, context.now));
+            return results.map_or(LocalDecision::CallRedis, |results| {
+                self.record_admission_by_share(hits, results, context.now)
+            });
         }
         if !(may_use_share && self.make_room(&mut shard, context.at)) {
             return LocalDecision::CallRedis;
@@ -93,10 +97,10 @@ impl EventualTable {
             return LocalDecision::CallRedis;
         };
         shard.entries.insert(id.path, entry);
-        self.record_shared_admission(hits, results, context.now)
+        self.record_admission_by_share(hits, results, context.now)
     }
 
-    fn record_shared_admission(&self, hits: u64, results: ChargeResults, now: Time) -> LocalDecision {
+    fn record_admission_by_share(&self, hits: u64, results: ChargeResults, now: Time) -> LocalDecision {
         self.counts.shared.fetch_add(hits, Ordering::Relaxed);
         LocalDecision::Local {
             outcome: StoreOutcome { results, decided_by: DecidedBy::Share, now },
@@ -150,7 +154,7 @@ impl EventualTable {
     }
 
     /// Ends the leases of a path before its counters are reset; returns them.
-    pub fn reset(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
+    pub fn end_leases(&self, path: u128) -> SmallVec<[OwnLease; 2]> {
         let mut shard = self.shards.lock_shard(upper_half(path));
         shard.entries.get_mut(&path).map_or_else(SmallVec::new, EventualEntry::reset)
     }

@@ -59,7 +59,7 @@ impl WindowDemand {
 
     /// Hits to request: those of the rest of the window and a tenth more, less what is left. At least a fourth of what
     /// is used, so that requests grow with a burst late in a long window, and at least one.
-    pub fn wanted(&self) -> u32 {
+    pub fn hits_to_request(&self) -> u32 {
         let until_end = self.until_end + self.until_end / 10;
         let wanted = until_end.max(self.soon).saturating_sub(self.left).max(self.used / 4).max(1);
         u32::try_from(wanted).unwrap_or(u32::MAX)
@@ -102,7 +102,7 @@ impl BucketDemand {
     pub fn estimate_at(counts: &BucketCounts, pool: GlobalBucketParameters, now_us: u64) -> Self {
         let elapsed_us = now_us.saturating_sub(counts.requested_since.as_micros()).max(MIN_BUCKET_RATE_SPAN_US);
         Self {
-            left: counts.left(),
+            left: counts.hits_left(),
             ahead: scale_by_fraction(
                 counts.requested,
                 (pool.prepaid_lifetime_us / 2).max(LOOKAHEAD_US).min(pool.prepaid_lifetime_us),
@@ -114,7 +114,7 @@ impl BucketDemand {
     }
 
     /// Hits to request: those for half of the time that they last, less what is left; at least one.
-    pub fn wanted(&self) -> u32 {
+    pub fn hits_to_request(&self) -> u32 {
         u32::try_from(self.ahead.saturating_sub(self.left).max(1)).unwrap_or(u32::MAX)
     }
 
@@ -126,7 +126,7 @@ impl BucketDemand {
     /// Time after which the next request may be opened: soon during a burst, of which a grant covers a part while the
     /// shared bucket has more.
     pub fn next_request_pause_us(&self, granted: u64, free: u64) -> u64 {
-        let is_burst = granted < u64::from(self.wanted()) && 4 * free > self.capacity;
+        let is_burst = granted < u64::from(self.hits_to_request()) && 4 * free > self.capacity;
         if is_burst { BURST_REQUEST_INTERVAL_US } else { MIN_GRANT_REQUEST_INTERVAL_US }
     }
 }
@@ -157,31 +157,31 @@ mod tests {
         // 10 a second for 6 s, of which the reserve took 30 and the rest was rejected.
         let counts = WindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
         let demand = demand(counts, 6_000_000);
-        assert_eq!(demand.wanted(), 540 + 54);
+        assert_eq!(demand.hits_to_request(), 540 + 54);
         assert_eq!(demand.hits_left_at_next_request(594), 15);
     }
 
     #[test]
     fn first_moment_of_a_window_is_not_extended_to_all_of_it() {
         let counts = WindowCounts { requested: 100, reserve_used: 30, ..Default::default() };
-        let wanted = demand(counts, 200_000).wanted();
+        let wanted = demand(counts, 200_000).hits_to_request();
         assert!(wanted < 1_400, "{wanted}");
         assert!(wanted >= 750, "what comes within 1.5 s: {wanted}");
         let steady = WindowCounts { previous_requested: 600, ..Default::default() };
-        assert_eq!(demand(steady, 0).wanted(), 630, "as in the window before, less the reserve");
+        assert_eq!(demand(steady, 0).hits_to_request(), 630, "as in the window before, less the reserve");
     }
 
     #[test]
     fn requests_grow_with_a_burst_late_in_a_window() {
         let counts = WindowCounts { requested: 430, granted_total: 400, reserve_used: 30, ..Default::default() };
-        let wanted = demand(counts, 59_000_000).wanted();
+        let wanted = demand(counts, 59_000_000).hits_to_request();
         assert_eq!(wanted, 107, "a fourth of 430, where the mean of the window asks for 10");
     }
 
     #[test]
     fn at_least_one_hit_is_requested() {
         let counts = WindowCounts { requested: 1, granted: 500, granted_total: 500, ..Default::default() };
-        assert_eq!(demand(counts, 59_999_999).wanted(), 1);
+        assert_eq!(demand(counts, 59_999_999).hits_to_request(), 1);
         assert_eq!(demand(counts, 70_000_000).rest_us, 0, "a clock ahead of the window");
     }
 }

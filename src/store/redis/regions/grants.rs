@@ -42,7 +42,7 @@ use crate::store::redis::script::{
 /// Upper bound on requests that wait to be sent; further ones are dropped, and opened again by their counters.
 const MAX_WAITING_REQUESTS: usize = 65_536;
 /// Upper bound on requests that wait for answers.
-const MAX_IN_FLIGHT: usize = 1024;
+const MAX_REQUESTS_IN_FLIGHT: usize = 1024;
 /// Shortest time between a return of unused hits and the end of the window: the return must cross an ocean.
 const RETURN_LEAD_US: u64 = 1_000_000;
 
@@ -136,7 +136,7 @@ impl GrantWorker {
     /// Answers requests, many at a time, until all senders are gone.
     pub(super) async fn run(&self, requests: mpsc::Receiver<GrantRequest>) {
         let requests = stream::unfold(requests, |mut requests| async move { Some((requests.recv().await?, requests)) });
-        requests.for_each_concurrent(MAX_IN_FLIGHT, |request| self.answer_request(request)).await;
+        requests.for_each_concurrent(MAX_REQUESTS_IN_FLIGHT, |request| self.answer_request(request)).await;
     }
 
     async fn answer_request(&self, request: GrantRequest) {
@@ -151,7 +151,7 @@ impl GrantWorker {
     async fn answer_window_request(&self, request: &GrantRequest, counts: &WindowCounts) {
         let (limit, reserve) = (&request.limit, u64::from(request.limit.region_reserve()));
         let demand = WindowDemand::estimate_at(counts, reserve, limit.period_us(), request.global_time_us());
-        let purpose = GlobalWindowAction::Grant { wanted: demand.wanted() };
+        let purpose = GlobalWindowAction::Grant { wanted: demand.hits_to_request() };
         let key = global_key(&request.key);
         let ReportedRegionCounts { reported, listed } = self.standing.count_reported_regions();
         let pool = GlobalWindowParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
@@ -188,8 +188,11 @@ impl GrantWorker {
         let pool = GlobalBucketParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
         let demand = BucketDemand::estimate_at(counts, pool, request.now.as_micros());
         let key = global_key(&request.key);
-        let argument =
-            grant_calls::encode_global_bucket_call(pool, GlobalBucketAction::Grant { wanted: demand.wanted() }, None);
+        let argument = grant_calls::encode_global_bucket_call(
+            pool,
+            GlobalBucketAction::Grant { wanted: demand.hits_to_request() },
+            None,
+        );
         let call = SingleKeyScriptCall::new(global_bucket_script(), &key, &argument);
         let reply =
             self.request_global_grant(call, limit.period_us(), grant_calls::decode_global_bucket_reply, |reply| {
@@ -230,7 +233,7 @@ impl GrantWorker {
         let decoded = answer.and_then(|answer| {
             let reply = reply_bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
             let is_jump = answer.record_clock(time_of(&reply));
-            self.standing.record_answer_time(process_time_us(answer.within.until));
+            self.standing.record_global_answer_time(process_time_us(answer.within.until));
             let is_usable = !is_jump && !self.standing.global_clock_jumped_recently(period_us, Instant::now());
             is_usable.then_some(reply).ok_or(RedisError::BadReply)
         });
@@ -370,6 +373,6 @@ mod tests {
             assert_eq!(ask_for_hits(&worker).await, None, "the answer that shows the jump to {jump_us}");
             assert_eq!(ask_for_hits(&worker).await, None, "an answer in the period after it");
         }
-        assert!(worker.standing.is_connected(Instant::now()), "the global Redis has answered all the time");
+        assert!(worker.standing.has_global_connection(Instant::now()), "the global Redis has answered all the time");
     }
 }

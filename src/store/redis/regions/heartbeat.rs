@@ -33,7 +33,7 @@ use crate::store::client::redis::server_clock::{ClockReading, InstantRange, proc
 use crate::store::redis::script::{global_members_script, region_identity_script};
 
 /// Time from one call to the next.
-const INTERVAL: Duration = Duration::from_secs(1);
+const CALL_INTERVAL: Duration = Duration::from_secs(1);
 /// Age of a reading from which a clock is read again, in microseconds.
 const CLOCK_REREAD_AGE_US: i64 = 900_000;
 /// Age up to which the identity counts for a report, in microseconds.
@@ -98,7 +98,7 @@ impl RegionHeartbeat {
 
     async fn run_with_region_redis(&self) {
         loop {
-            let next = Instant::now() + INTERVAL;
+            let next = Instant::now() + CALL_INTERVAL;
             let deadline = Instant::now() + REGION_REDIS_TIMEOUT;
             let read_times = read_stale_clocks(&self.region, BreakerRecording::Unrecorded, deadline);
             let (outcome, ()) = tokio::join!(self.exchange_identity_with_region_redis(deadline), read_times);
@@ -163,7 +163,7 @@ impl RegionHeartbeat {
             if let Err(error) = outcome {
                 self.notices.log_failure("registry of regions", &self.registry_key, error);
             }
-            let interval = if is_first && outcome.is_ok() { FIRST_INTERVAL } else { INTERVAL };
+            let interval = if is_first && outcome.is_ok() { FIRST_INTERVAL } else { CALL_INTERVAL };
             sleep_until((started + interval).into()).await;
         }
     }
@@ -186,7 +186,7 @@ impl RegionHeartbeat {
         reply.record_clock(regions.now);
         // A reply to a report of another Redis tells nothing of this one.
         if self.standing.findings().identity().is_none_or(|known| known.id != identity.id) {
-            self.standing.record_answer_time(process_time_us(reply.within.until));
+            self.standing.record_global_answer_time(process_time_us(reply.within.until));
             return Ok(());
         }
         self.standing.record_registry(&regions, call_times(reply.within));
@@ -210,7 +210,7 @@ impl RegionHeartbeat {
             fence: identity.fence,
             list: self.list,
             sent: self.latest_global_time(at).filter(|_| is_fresh).unwrap_or_default(),
-            lease_us: self.standing.own_region().lease_us,
+            lease_us: self.standing.own_region_settings().lease_us,
             jumped_ago_us: self.standing.us_since_global_jump_to_report(at_us),
         }
     }
@@ -219,7 +219,7 @@ impl RegionHeartbeat {
     async fn log_standing_changes(&self) {
         loop {
             self.notices.log_changes(&self.standing, Instant::now());
-            sleep(INTERVAL).await;
+            sleep(CALL_INTERVAL).await;
         }
     }
 }

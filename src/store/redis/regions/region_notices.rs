@@ -24,17 +24,19 @@ pub fn collect_region_notices(standing: &RegionStanding, at: Instant) -> Vec<Reg
     let findings = standing.findings();
     let mut notices = collect_conflict_notices(&findings, at);
     if findings.us_since_change(at).is_some_and(|us| us < CHANGE_NOTICE_DURATION_US) {
-        let is_new = findings.is_new();
+        let is_new = findings.has_new_redis();
         notices.push(if is_new { RegionNotice::NewRedis } else { RegionNotice::ListChanged });
     }
     let parts_left = findings.lease_ends_us().and_then(|ends_us| time_left_until(ends_us, at));
-    if !standing.is_connected(at) {
+    if !standing.has_global_connection(at) {
         notices.push(RegionNotice::CutOff { parts_left });
         if parts_left.is_none() {
             notices.push(RegionNotice::LeaseEnded);
         }
     }
-    if let Some(MissingRegions { never_reported, silent }) = findings.missing().filter(|_| standing.is_connected(at)) {
+    if let Some(MissingRegions { never_reported, silent }) =
+        findings.missing_regions().filter(|_| standing.has_global_connection(at))
+    {
         if !never_reported.is_empty() {
             notices.push(RegionNotice::NeverReported(never_reported.clone()));
         }

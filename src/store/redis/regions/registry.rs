@@ -303,7 +303,7 @@ pub fn decode_registry_reply(reply: &[u8]) -> Result<RegistryReply, MalformedRep
         if others.len() == MAX_OTHER_REGIONS {
             return Err(MalformedReply);
         }
-        let (name, has_other_list) = (decode_plain_name(name)?, decode_flag(u64::from(*other_list))?);
+        let (name, has_other_list) = (decode_region_name(name)?, decode_flag(u64::from(*other_list))?);
         others.push(OtherRegion { name, id: RegionRedisId(*id), has_other_list, list_changed, seen, leased_until });
         rest = after;
     }
@@ -320,7 +320,7 @@ const fn decode_flag(number: u64) -> Result<bool, MalformedReply> {
 }
 
 /// Decodes the name of a region; an error unless it is safe to log.
-fn decode_plain_name(name: &[u8]) -> Result<String, MalformedReply> {
+fn decode_region_name(name: &[u8]) -> Result<String, MalformedReply> {
     let is_plain = (1..=MAX_REGION_NAME_BYTES).contains(&name.len()) && name.iter().all(u8::is_ascii_graphic);
     let name = std::str::from_utf8(name).map_err(|_| MalformedReply)?;
     if is_plain { Ok(name.to_owned()) } else { Err(MalformedReply) }

@@ -31,15 +31,15 @@ use crate::store::redis::script::{
 };
 
 /// Time from one read of the list to the next.
-const INTERVAL: Duration = Duration::from_secs(1);
+const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// Upper bound on counters that are reset at a time.
-const MAX_IN_FLIGHT: usize = 32;
+const MAX_RESETS_IN_FLIGHT: usize = 32;
 /// Upper bound on the period of a counter in the list, in milliseconds.
 const MAX_PERIOD_MS: u64 = 1 << 44;
 
 /// Counter of a region that an operator resets.
 #[derive(Clone, Debug)]
-pub(crate) struct RegionCounter {
+pub(crate) struct RegionCounterToReset {
     /// Key in the region's Redis.
     pub(crate) key: Bytes,
     pub(crate) limit: Limit,
@@ -65,12 +65,12 @@ impl GlobalResets {
     ///
     /// # Errors
     /// The global Redis failed: some counters may be reset there, and no region may have been told.
-    pub(super) async fn reset(&self, counters: &[RegionCounter], deadline: Instant) -> Result<(), RedisError> {
+    pub(super) async fn reset(&self, counters: &[RegionCounterToReset], deadline: Instant) -> Result<(), RedisError> {
         let mut newest = Time::default();
         for counter in counters {
             newest = newest.max(self.reset_globally(counter, deadline).await?);
         }
-        let listed = |RegionCounter { key, limit }: &RegionCounter| CounterToReset {
+        let listed = |RegionCounterToReset { key, limit }: &RegionCounterToReset| CounterToReset {
             key: key.clone(),
             period_ms: limit.period_us() / 1000,
         };
@@ -82,13 +82,13 @@ impl GlobalResets {
     }
 
     /// Resets the counter of all regions, and returns its epoch.
-    async fn reset_globally(&self, counter: &RegionCounter, deadline: Instant) -> Result<Time, RedisError> {
+    async fn reset_globally(&self, counter: &RegionCounterToReset, deadline: Instant) -> Result<Time, RedisError> {
         let algorithm = counter.limit.algorithm();
         let key = global_key(&counter.key);
         if algorithm == Algorithm::TokenBucket {
             let pool = GlobalBucketParameters::from_limit(&counter.limit);
             let argument = grant_calls::encode_global_bucket_call(pool, GlobalBucketAction::Reset, None);
-            let reply = self.call_global(global_bucket_script(), &key, &argument, deadline).await?;
+            let reply = self.run_global_script(global_bucket_script(), &key, &argument, deadline).await?;
             return grant_calls::decode_global_bucket_reply(&reply)
                 .map(|reply| reply.epoch)
                 .map_err(|_| RedisError::BadReply);
@@ -98,16 +98,16 @@ impl GlobalResets {
             GlobalWindowAction::Reset,
             None,
         );
-        let reply = self.call_global(global_window_script(), &key, &argument, deadline).await?;
+        let reply = self.run_global_script(global_window_script(), &key, &argument, deadline).await?;
         grant_calls::decode_global_window_reply(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply)
     }
 
     async fn call_reset_list(&self, argument: &[u8], deadline: Instant) -> Result<ResetsReply, RedisError> {
-        let reply = self.call_global(global_resets_script(), &self.list_key, argument, deadline).await?;
+        let reply = self.run_global_script(global_resets_script(), &self.list_key, argument, deadline).await?;
         decode_resets_reply(&reply).map_err(|_| RedisError::BadReply)
     }
 
-    async fn call_global(
+    async fn run_global_script(
         &self,
         script: &'static Script,
         key: &[u8],
@@ -124,7 +124,7 @@ impl GlobalResets {
     pub(super) async fn apply_resets_repeatedly(&self) {
         let mut followed = Time::default();
         loop {
-            let next = Instant::now() + INTERVAL;
+            let next = Instant::now() + READ_INTERVAL;
             match self.apply_resets_after(followed).await {
                 Ok(newest) => followed = newest,
                 Err(error) => tracing::debug!(%error, "resets of other regions could not be followed"),
@@ -141,8 +141,11 @@ impl GlobalResets {
         let own = resets.into_iter().filter(|ListedReset { counter, .. }| {
             counter.period_ms <= MAX_PERIOD_MS && is_region_key(&self.key_head, &counter.key)
         });
-        let outcomes: Vec<Result<(), RedisError>> =
-            stream::iter(own).map(|reset| self.apply_one_reset(reset)).buffer_unordered(MAX_IN_FLIGHT).collect().await;
+        let outcomes: Vec<Result<(), RedisError>> = stream::iter(own)
+            .map(|reset| self.apply_one_reset(reset))
+            .buffer_unordered(MAX_RESETS_IN_FLIGHT)
+            .collect()
+            .await;
         outcomes.into_iter().collect::<Result<(), RedisError>>()?;
         Ok(newest)
     }

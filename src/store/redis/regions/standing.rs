@@ -54,7 +54,7 @@ pub const CUT_OFF_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which another region gets a notice.
 const SILENT_AFTER_US: u64 = 60_000_000;
 /// Minimum time for which a changed list leaves the parts unused: replicas with the old one may still run.
-const MIN_PARTS_UNUSED_US: u64 = 60_000_000;
+const MIN_TIME_WITHOUT_PARTS_US: u64 = 60_000_000;
 /// Process time of an event that never happened.
 const NEVER_US: i64 = i64::MIN;
 /// Time in microseconds in which two clocks may move apart by one.
@@ -217,18 +217,18 @@ impl RegionFindings {
     }
 
     /// Listed regions that are missing in the registry; `None` before the first report.
-    pub const fn missing(&self) -> Option<&MissingRegions> {
+    pub const fn missing_regions(&self) -> Option<&MissingRegions> {
         self.missing.as_ref()
     }
 
     /// Returns true if the region's Redis should stop counting its own creation as a change of the list: all regions
     /// have told that no list changed.
     pub fn should_clear_new_mark(&self) -> bool {
-        self.is_settled && self.is_new()
+        self.is_settled && self.has_new_redis()
     }
 
     /// Returns true if the region's Redis cannot know of an earlier list.
-    pub fn is_new(&self) -> bool {
+    pub fn has_new_redis(&self) -> bool {
         self.identity.is_some_and(|identity| identity.is_new)
     }
 
@@ -333,7 +333,7 @@ impl RegionFindings {
                 None => conflicts.push(earlier.clone()),
             }
         }
-        conflicts.truncate(MAX_CONFLICTS);
+        conflicts.truncate(MAX_REMEMBERED_CONFLICTS);
         conflicts
     }
 
@@ -343,13 +343,13 @@ impl RegionFindings {
         self.identity?;
         let last_change_at_us =
             self.conflicts.iter().map(|conflict| conflict.until_us).fold(self.last_change_at_us(), i64::max);
-        let from_us = last_change_at_us.saturating_add_unsigned(period_us.max(MIN_PARTS_UNUSED_US));
+        let from_us = last_change_at_us.saturating_add_unsigned(period_us.max(MIN_TIME_WITHOUT_PARTS_US));
         Some(from_us.max(usable_after_jump_us(self.region_jumped_at_us, period_us)))
     }
 }
 
 /// Upper bound on remembered conflicts, as on the Redis in a reply of the registry.
-const MAX_CONFLICTS: usize = 256;
+const MAX_REMEMBERED_CONFLICTS: usize = 256;
 
 /// Returns the kind of conflict with another Redis that has a lease; `None` if there is no conflict.
 fn conflict_kind_with(other: &OtherRegion, own: &OwnRegionSettings) -> Option<ConflictKind> {
@@ -467,7 +467,7 @@ impl RegionStanding {
     }
 
     /// Settings of the region.
-    pub(super) const fn own_region(&self) -> &OwnRegionSettings {
+    pub(super) const fn own_region_settings(&self) -> &OwnRegionSettings {
         &self.own
     }
 
@@ -484,22 +484,22 @@ impl RegionStanding {
     /// Records a reply of the registry to a report with the identity that is known now.
     pub fn record_registry(&self, reply: &RegistryReply, times: CallTimes) {
         self.findings.rcu(|findings| findings.after_registry_reply(reply, times, &self.own));
-        self.record_answer_time(times.answered_us);
+        self.record_global_answer_time(times.answered_us);
     }
 
     /// Records an answer of the global Redis at a process time.
-    pub fn record_answer_time(&self, answered_us: i64) {
+    pub fn record_global_answer_time(&self, answered_us: i64) {
         self.answered_us.fetch_max(answered_us, Ordering::Relaxed);
     }
 
     /// Microseconds since the last answer of the global Redis; `None` before the first.
-    pub fn us_since_answer(&self, at: Instant) -> Option<u64> {
+    pub fn us_since_global_answer(&self, at: Instant) -> Option<u64> {
         us_since_event(self.answered_us.load(Ordering::Relaxed), process_time_us(at))
     }
 
     /// Returns true if the global Redis has answered within [`CUT_OFF_AFTER`].
-    pub fn is_connected(&self, at: Instant) -> bool {
-        self.us_since_answer(at).is_some_and(|us| us <= to_micros(CUT_OFF_AFTER))
+    pub fn has_global_connection(&self, at: Instant) -> bool {
+        self.us_since_global_answer(at).is_some_and(|us| us <= to_micros(CUT_OFF_AFTER))
     }
 
     /// Number of listed regions that the registry knows. A region gets grants of a limit only for that part of them, so
@@ -507,7 +507,7 @@ impl RegionStanding {
     pub fn count_reported_regions(&self) -> ReportedRegionCounts {
         let listed = u32::try_from(self.own.names.len()).unwrap_or(u32::MAX).max(1);
         let findings = self.findings.load();
-        let missing = findings.missing().map(|missing| missing.never_reported.len());
+        let missing = findings.missing_regions().map(|missing| missing.never_reported.len());
         let missing = missing.map_or(listed, |missing| u32::try_from(missing).unwrap_or(u32::MAX));
         ReportedRegionCounts { reported: listed.saturating_sub(missing), listed }
     }
@@ -527,7 +527,7 @@ impl RegionStanding {
         if at_us < usable_after_jump_us(self.global_jumped_at_us(&findings), period_us) {
             return GlobalRedisView { cut_off: true, parts_unusable, ..GlobalRedisView::UNKNOWN };
         }
-        let may_ask = self.is_connected(at) && findings.identity.is_some() && findings.missing.is_some();
+        let may_ask = self.has_global_connection(at) && findings.identity.is_some() && findings.missing.is_some();
         GlobalRedisView { can_request: may_ask, cut_off: !may_ask, parts_unusable, ..view }
     }
 
@@ -560,7 +560,7 @@ impl RegionStanding {
     }
 
     fn pause_left(&self, jumped_us: i64, at: Instant) -> Option<Duration> {
-        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_PARTS_UNUSED_US);
+        let period_us = self.longest_period_us.load(Ordering::Relaxed).max(MIN_TIME_WITHOUT_PARTS_US);
         time_left_until(usable_after_jump_us(jumped_us, period_us), at)
     }
 
@@ -586,7 +586,7 @@ impl RegionStanding {
 /// Time after a jump of one clock by which both Redis have been read; the jump is reported from then on.
 const REPORT_JUMP_AFTER_US: u64 = 3_000_000;
 /// Time after a jump from which on it is no longer reported.
-const REPORT_JUMP_UNTIL_US: u64 = 30_000_000;
+const MAX_REPORTED_JUMP_AGE_US: u64 = 30_000_000;
 
 /// Clock of the other Redis than the one that jumped.
 #[derive(Clone, Copy)]
@@ -601,7 +601,7 @@ struct OtherClock {
 /// other clocks seem to jump, and nobody else must know.
 fn us_since_jump_to_report(jumped_us: i64, other: OtherClock, at_us: i64) -> Option<u64> {
     let ago_us =
-        us_since_event(jumped_us, at_us).filter(|us| (REPORT_JUMP_AFTER_US..REPORT_JUMP_UNTIL_US).contains(us))?;
+        us_since_event(jumped_us, at_us).filter(|us| (REPORT_JUMP_AFTER_US..MAX_REPORTED_JUMP_AGE_US).contains(us))?;
     let other_us = us_since_event(other.jumped_us, at_us);
     let is_alone = other_us.is_none_or(|other_us| other_us.abs_diff(ago_us) > REPORT_JUMP_AFTER_US);
     (is_alone && other.read_us > jumped_us).then_some(ago_us)

@@ -29,7 +29,7 @@ use crate::store::redis::script::{global_window_script, region_grant_script};
 /// Upper bound on counters whose unused hits are returned; those of others stay charged until they expire.
 const MAX_COUNTERS: usize = 100_000;
 /// Upper bound on returns that wait for answers.
-const MAX_IN_FLIGHT: usize = 256;
+const MAX_RETURNS_IN_FLIGHT: usize = 256;
 
 /// Hits of a counter that may be left when their window ends.
 #[derive(Clone, Debug)]
@@ -86,10 +86,10 @@ impl UnusedHitReturner {
     }
 
     async fn return_all(&self, due: Vec<DueHitReturn>) {
-        stream::iter(due).for_each_concurrent(MAX_IN_FLIGHT, |unused| self.return_one(unused)).await;
+        stream::iter(due).for_each_concurrent(MAX_RETURNS_IN_FLIGHT, |unused| self.return_unused_hits(unused)).await;
     }
 
-    async fn return_one(&self, unused: DueHitReturn) {
+    async fn return_unused_hits(&self, unused: DueHitReturn) {
         let argument = grant_calls::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
         let call = SingleKeyScriptCall::new(region_grant_script(), &unused.key, &argument);
         let taken = call.run(&self.region, BreakerRecording::Unrecorded, Instant::now() + REGION_REDIS_TIMEOUT).await;

@@ -24,7 +24,7 @@ use crate::store::redis::script::replicas_script;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Time between a reply and the next renewal.
-const INTERVAL: Duration = Duration::from_secs(10);
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 /// Time between a failure and the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Upper bound on the wait for a reply.
@@ -122,7 +122,7 @@ impl HeartbeatState {
             let pause = match self.send_claim(ClaimAction::Claim).await {
                 Ok(reply) => {
                     self.record_reply(&reply, sent);
-                    INTERVAL
+                    RENEWAL_INTERVAL
                 }
                 Err(error) => {
                     self.log_failure(error);
@@ -135,7 +135,7 @@ impl HeartbeatState {
 
     async fn send_claim(&self, action: ClaimAction) -> Result<ClaimReply, RedisError> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
-        let argument = claim_call::encode_claim_argument(self.owner, self.replicas.slots().get(), action, None);
+        let argument = claim_call::encode_claim_argument(self.owner, self.replicas.slot_count().get(), action, None);
         let script = replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
         let reply = self.deployment.call_key_unrecorded(&self.key, &words, deadline).await?;
@@ -148,7 +148,7 @@ impl HeartbeatState {
         if let (Some(live_count), Some(live)) = (&self.live_count, NonZeroU32::new(reply.live)) {
             live_count.set_count(live);
         }
-        let configured = self.replicas.slots().get();
+        let configured = self.replicas.slot_count().get();
         if reply.slots != configured {
             if let Some(suppressed) = self.mismatch_log.allow(Clock::System.now()) {
                 tracing::warn!(

@@ -14,7 +14,7 @@ use crate::rules::rule::set::RuleSet;
 use crate::rules::yaml::text;
 use crate::tools::cli::print::format_with_noun;
 use crate::tools::envoy_check::finding::{EnvoyFinding, EnvoyFindings, FindingSeverity};
-use crate::tools::envoy_check::{check_bootstrap, collect_timeouts};
+use crate::tools::envoy_check::{check_bootstrap, collect_shortest_timeouts};
 
 /// Path that means standard input.
 const STDIN_PATH: &str = "-";
@@ -46,7 +46,7 @@ struct UnreadableFile {
 }
 
 impl UnreadableFile {
-    fn at_start(message: String, fix: &str) -> Self {
+    fn with_problem_at_start(message: String, fix: &str) -> Self {
         Self { line: 1, column: 1, message, fix: Some(fix.to_owned()) }
     }
 }
@@ -66,8 +66,8 @@ impl EnvoyFiles {
     }
 
     /// Shortest timeout of the rate limit filters of each domain, in microseconds.
-    pub(super) fn collect_timeouts(&self) -> BTreeMap<String, u64> {
-        collect_timeouts(self.0.iter().filter_map(|(_, text)| text.as_deref().ok()))
+    pub(super) fn collect_shortest_timeouts(&self) -> BTreeMap<String, u64> {
+        collect_shortest_timeouts(self.0.iter().filter_map(|(_, text)| text.as_deref().ok()))
     }
 
     /// Checks the files, against rules if there are any without errors.
@@ -78,7 +78,7 @@ impl EnvoyFiles {
                     let found = check_bootstrap(&Arc::from(&*name), &text, rules);
                     let found = found.map_err(|problems| match problems.errors().first() {
                         Some(first) => UnreadableFile::from(first),
-                        None => UnreadableFile::at_start("unreadable".to_owned(), "write YAML or JSON"),
+                        None => UnreadableFile::with_problem_at_start("unreadable".to_owned(), "write YAML or JSON"),
                     });
                     (text, found)
                 }
@@ -156,16 +156,18 @@ fn format_finding(finding: &EnvoyFinding, text: &str) -> String {
 /// Reads a file, or standard input, of at most the size of a rule file.
 fn read_bootstrap_text(path: &Path) -> Result<String, UnreadableFile> {
     let mut bytes = Vec::new();
-    let limit = text::MAX_FILE_BYTES as u64 + 1;
+    let limit = text::MAX_YAML_BYTES as u64 + 1;
     let read = if path == Path::new(STDIN_PATH) {
         io::stdin().lock().take(limit).read_to_end(&mut bytes)
     } else {
         File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
     };
-    read.map_err(|error| UnreadableFile::at_start(error.to_string(), "check the spelling and the permissions"))?;
-    if bytes.len() > text::MAX_FILE_BYTES {
-        let message = format!("at most {} MB are read", text::MAX_FILE_BYTES >> 20);
-        return Err(UnreadableFile::at_start(message, "check a part of it"));
+    read.map_err(|error| {
+        UnreadableFile::with_problem_at_start(error.to_string(), "check the spelling and the permissions")
+    })?;
+    if bytes.len() > text::MAX_YAML_BYTES {
+        let message = format!("at most {} MB are read", text::MAX_YAML_BYTES >> 20);
+        return Err(UnreadableFile::with_problem_at_start(message, "check a part of it"));
     }
     let decoded = text::decode_text(&bytes).map_err(|text::UnreadableText { at, message, hint }| UnreadableFile {
         line: at.line,

@@ -21,7 +21,7 @@ use crate::tools::cli::client::{fetch_page, parse_page};
 /// Number of requests from which on a missing release is a finding.
 const MIN_REQUESTS_FOR_WARNING: u64 = 20;
 /// Maximum number of rules that are counted.
-const MAX_RULES: usize = 10_000;
+const MAX_COUNTED_RULES: usize = 10_000;
 
 /// A rule whose slots or reservations no traffic released.
 #[derive(Debug, Serialize)]
@@ -43,7 +43,7 @@ pub(super) struct MissingReleases {
 
 /// Numbers of requests and of releases under a rule.
 #[derive(Default)]
-struct RequestReleaseCounts {
+struct RequestAndReleaseCounts {
     requests: u64,
     releases: u64,
     /// One of its limits is concurrent; else one has reservations.
@@ -68,7 +68,7 @@ impl MissingReleases {
         }
         let unreleased =
             uses.into_iter().filter(|(_, uses)| uses.requests >= MIN_REQUESTS_FOR_WARNING && uses.releases == 0);
-        found.warnings.extend(unreleased.map(|(rule, RequestReleaseCounts { requests, is_concurrent, .. })| {
+        found.warnings.extend(unreleased.map(|(rule, RequestAndReleaseCounts { requests, is_concurrent, .. })| {
             let found = match is_concurrent {
                 true => "requests asked for slots and none released one",
                 false => "requests reserved an estimate and none was settled",
@@ -102,7 +102,10 @@ fn fetch_warnings(server: &ConnectAddress) -> Result<Vec<MissingReleaseWarning>,
 }
 
 /// Counts the uses of slots in a log. Lines that are no records are left out.
-fn count_requests_and_releases(path: &Path, uses: &mut BTreeMap<String, RequestReleaseCounts>) -> Result<(), String> {
+fn count_requests_and_releases(
+    path: &Path,
+    uses: &mut BTreeMap<String, RequestAndReleaseCounts>,
+) -> Result<(), String> {
     let file = File::open(path).map_err(|error| format!("{}: cannot be opened: {error}", path.display()))?;
     let name = path.display().to_string();
     let mut reader = RecordReader::new(&name, file).map_err(|error| error.to_string())?;
@@ -124,13 +127,13 @@ fn count_requests_and_releases(path: &Path, uses: &mut BTreeMap<String, RequestR
     }
 }
 
-fn count_descriptor(descriptor: &DescriptorRecord<'_>, uses: &mut BTreeMap<String, RequestReleaseCounts>) {
+fn count_descriptor(descriptor: &DescriptorRecord<'_>, uses: &mut BTreeMap<String, RequestAndReleaseCounts>) {
     let Some(rule) = descriptor.rule.as_ref() else { return };
     let is_concurrent = descriptor.limits.iter().any(|limit| limit.algorithm == Algorithm::Concurrent);
     if !is_concurrent && descriptor.limits.iter().all(|limit| limit.reservations.is_none()) {
         return;
     }
-    if !uses.contains_key(&*rule.path) && uses.len() == MAX_RULES {
+    if !uses.contains_key(&*rule.path) && uses.len() == MAX_COUNTED_RULES {
         return;
     }
     let action = descriptor.slot.as_ref().and_then(|slot| SlotAction::from_name(&slot.action));

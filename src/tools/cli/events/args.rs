@@ -27,8 +27,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_claim_after)]
     pub(super) claim_after: Duration,
     /// Acknowledge records after printing them, or when standard input has their ids, one per line
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = AckSource::Printed)]
-    pub(super) ack: AckSource,
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = AckTrigger::Printed)]
+    pub(super) ack: AckTrigger,
     /// Redis of the stream, as in TOLLKEEPER_DECISION_LOG_REDIS_URL
     #[arg(long, value_name = "URL")]
     pub(super) url: Option<String>,
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 /// Event that acknowledges a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
-pub(super) enum AckSource {
+pub(super) enum AckTrigger {
     /// The record was printed
     Printed,
     /// Standard input has the id; each record is printed as {"id":...,"deliveries":...,"record":...}

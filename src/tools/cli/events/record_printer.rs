@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use super::args::{AckSource, Args};
+use super::args::{AckTrigger, Args};
 use super::stderr_messages::{EventsError, StderrPrinter};
 use super::stdin_acknowledgements::OutstandingRecords;
 use crate::decide::log::redis_stream::EntryId;
@@ -202,7 +202,7 @@ impl<'a> RecordPrinter<'a> {
                     self.done.push(id);
                     continue;
                 }
-                Ok(line) if self.args.ack == AckSource::Stdin => {
+                Ok(line) if self.args.ack == AckTrigger::Stdin => {
                     lines += &format!("{{\"id\":\"{id}\",\"deliveries\":{deliveries},\"record\":{line}}}\n");
                 }
                 Ok(line) => {
@@ -216,7 +216,7 @@ impl<'a> RecordPrinter<'a> {
             return Ok(());
         }
         self.remaining = self.remaining.saturating_sub(ids.len() as u64);
-        if self.args.ack == AckSource::Stdin {
+        if self.args.ack == AckTrigger::Stdin {
             // Before they are printed, because an acknowledgement may arrive at once.
             self.outstanding.lock_ids().extend(&ids);
         }
@@ -225,7 +225,7 @@ impl<'a> RecordPrinter<'a> {
         printed
             .unwrap_or_else(|error| Err(io::Error::other(error)))
             .map_err(|error| ReadPrintError::End(error.into()))?;
-        if self.args.ack == AckSource::Printed {
+        if self.args.ack == AckTrigger::Printed {
             self.done.extend(ids);
         }
         Ok(())

@@ -8,7 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit, MAX_COUNT};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, RecordedLease};
+use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, StoredLease};
 
 /// Results of a charge's limits.
 pub(in crate::redis) type ChargeResults = SmallVec<[ChargeResult; 1]>;
@@ -47,7 +47,7 @@ impl Redis {
 #[derive(Debug)]
 pub(in crate::redis) struct StoredCounters {
     pub(in crate::redis) states: States,
-    pub(in crate::redis) record: Vec<RecordedLease>,
+    pub(in crate::redis) record: Vec<StoredLease>,
 }
 
 impl StoredCounters {
@@ -75,7 +75,7 @@ impl StoredCounters {
         if let Some(&LeaseArguments { purpose: LeasePurpose::Charge { requested: hits @ 1.., kept_us }, .. }) = leases {
             let (charge, results) = (commands.last().unwrap(), results.last().unwrap());
             if results.iter().zip(&charge.counters).all(|(result, it)| result.admitted || it.shadow) {
-                self.record.push(RecordedLease { end: now.plus_us(kept_us), hits });
+                self.record.push(StoredLease { end: now.plus_us(kept_us), hits });
             }
         }
         (results, lent)

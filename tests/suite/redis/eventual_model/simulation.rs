@@ -422,7 +422,7 @@ impl<'p> World<'p> {
                 purpose: LeasePurpose::Charge { requested: 0, kept_us: 0 },
                 own: it.eventual.own_leases(path),
             },
-            Adjustment::Reset => LeaseArguments { purpose: LeasePurpose::Reset, own: it.eventual.reset(path) },
+            Adjustment::Reset => LeaseArguments { purpose: LeasePurpose::Reset, own: it.eventual.end_leases(path) },
         };
         self.send(self.who(replica), Message::Adjust(key, adjustment, leases));
     }

@@ -171,7 +171,7 @@ impl<'t> World<'t> {
     fn runs(&mut self, who: usize) {
         let process = &self.processes[who];
         if let Some((sent, None)) = process.flight {
-            let reply = self.run(process.owner, process.replicas.slots().get(), ClaimAction::Claim);
+            let reply = self.run(process.owner, process.replicas.slot_count().get(), ClaimAction::Claim);
             self.processes[who].flight = Some((sent, Some(reply)));
         }
     }
@@ -185,7 +185,7 @@ impl<'t> World<'t> {
         process.replicas.record_reply(&reply, sent_at, received);
         if let Some(slot) = reply.slot {
             let until = sent + u64::try_from(CLAIM_DURATION.as_micros()).unwrap();
-            let slots = process.replicas.slots().get();
+            let slots = process.replicas.slot_count().get();
             self.uses.push(Use { owner: process.owner, slots, slot, until });
         }
     }
@@ -193,7 +193,7 @@ impl<'t> World<'t> {
     fn gives_up_waiting(&mut self, who: usize) {
         let process = &mut self.processes[who];
         if let Some((_, None)) = process.flight.take() {
-            self.late.push((process.owner, process.replicas.slots().get(), ClaimAction::Claim));
+            self.late.push((process.owner, process.replicas.slot_count().get(), ClaimAction::Claim));
         }
     }
 
@@ -201,7 +201,7 @@ impl<'t> World<'t> {
         self.gives_up_waiting(who);
         let process = &self.processes[who];
         process.replicas.end_slot_use();
-        let (owner, of) = (process.owner, process.replicas.slots().get());
+        let (owner, of) = (process.owner, process.replicas.slot_count().get());
         for used in self.uses.iter_mut().filter(|used| used.owner == owner) {
             used.until = used.until.min(self.now);
         }
@@ -218,7 +218,7 @@ impl<'t> World<'t> {
     /// Checks that a share is usable only one period after all earlier owners of the slot.
     fn check(&mut self) -> TestCaseResult {
         for process in &self.processes {
-            let (Some(slot), slots) = (process.replicas.slot(), process.replicas.slots().get()) else { continue };
+            let (Some(slot), slots) = (process.replicas.slot(), process.replicas.slot_count().get()) else { continue };
             let same = |used: &&Use| used.owner != process.owner && (used.slots != slots || used.slot == slot);
             let before: Vec<_> = self.uses.iter().filter(same).collect();
             for period in PERIODS {

@@ -570,7 +570,7 @@ impl World {
         let until = self.instant(region, index);
         let Some(replica) = self.replica(&from) else { return };
         replica.global_clock.record(&ClockReading { within: InstantRange { from: sent, until }, server });
-        replica.standing.record_answer_time(process_time_us(until));
+        replica.standing.record_global_answer_time(process_time_us(until));
         let clock = self.clock_of_call(region, index);
         let times = if self.chance.one_in(10) { 2 } else { 1 };
         for time in 0..times {
@@ -681,7 +681,7 @@ impl World {
         let is_jump = match server {
             Server::Region => replica.region_clock.record(&reading),
             Server::Global => {
-                replica.standing.record_answer_time(process_time_us(until));
+                replica.standing.record_global_answer_time(process_time_us(until));
                 replica.global_clock.record(&reading)
             }
         };

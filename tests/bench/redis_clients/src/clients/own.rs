@@ -26,7 +26,7 @@ impl RedisClient for Client {
     async fn connect(server: &Server) -> Self {
         let stream = TcpStream::connect(server.address()).await.expect("the server accepts connections");
         stream.set_nodelay(true).expect("TCP has this option");
-        let (connection, closed) = Connection::on_stream(stream);
+        let (connection, closed) = Connection::from_stream(stream);
         Self(Arc::new(Shared { connection, _closed: closed, script_sha1: server.script_sha1.clone() }))
     }
 

@@ -76,7 +76,7 @@ impl Limit {
         let limit = Self { scope, count_rejected: false, ..*self };
         let can_be_global = self.algorithm().can_be_global()
             && !self.follows_calendar_months()
-            && self.window().is_none()
+            && self.calendar_windows().is_none()
             && self.ban().is_none();
         let has_reserve = limit.region_reserve() > 0 && limit.region_capacity() > 0;
         Some(limit).filter(|_| can_be_global && has_reserve)

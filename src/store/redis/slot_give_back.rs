@@ -2,8 +2,8 @@
 //!
 //! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free them before
 //! their time is over. As a release, what is given back twice is given back once. If the call that acquires them was
-//! not answered, Redis may make it after they were given back, so all is given back once more at the end. Unused hits of
-//! leases return in `eventual::lease_reaper`, those of grants in `regions::unused_hits`.
+//! not answered, Redis may make it after they were given back, so all is given back once more at the end. Unused hits
+//! of leases return in `eventual::lease_reaper`, those of grants in `regions::unused_hits`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,9 +26,9 @@ use crate::store::charge::ChargeContext;
 /// for longer (`TOMBSTONE_US`).
 const REPEAT_TIME: Duration = Duration::from_secs(15);
 /// Pauses before that: the first, and the longest; each is twice the one before.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+const FIRST_AND_LONGEST_PAUSE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// Maximum memory of all charges that may be repeated, in KiB. Beyond it, they are made once.
-static MAX_KIB: Semaphore = Semaphore::const_new(64 * 1024);
+static REPEAT_MEMORY_KIB: Semaphore = Semaphore::const_new(64 * 1024);
 /// Memory of a charge beside its entries, in bytes.
 const CHARGE_BYTES: usize = 512;
 
@@ -77,7 +77,7 @@ impl OwnedGiveBack {
     }
 
     /// Makes the charge; returns true if Redis failed.
-    async fn fails(&self, redis: &Arc<Redis>) -> bool {
+    async fn charge_and_check_failure(&self, redis: &Arc<Redis>) -> bool {
         let entries: Vec<Entry<'_>> = self.entries.iter().map(|[key, value]| Entry { key, value }).collect();
         let shared: Vec<(usize, &[u8])> = self.shared.iter().map(|(index, pattern)| (*index, &**pattern)).collect();
         let candidate = self.candidate.as_deref();
@@ -92,14 +92,19 @@ impl OwnedGiveBack {
 impl Redis {
     /// Makes charges that give slots back, in a task that repeats those that Redis fails to make, and all of them once
     /// more at the end if `may_acquire_late`. Must be called within a tokio runtime.
-    pub fn give_back(self: &Arc<Self>, charges: &[Charge<'_>], may_acquire_late: bool, context: ChargeContext<'_>) {
+    pub fn give_back_slots(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        may_acquire_late: bool,
+        context: ChargeContext<'_>,
+    ) {
         let mut first = Box::pin(self.charge_without_waiting(charges, context));
         // Its calls are sent now.
         let outcomes = (&mut first).now_or_never();
         let entries = charges.iter().flat_map(|charge| charge.path.entries);
         let entry_bytes: usize = entries.map(|entry| entry.key.len() + entry.value.len()).sum();
         let kib = (entry_bytes + charges.len() * CHARGE_BYTES).div_ceil(1024);
-        let permit = MAX_KIB.try_acquire_many(u32::try_from(kib).unwrap_or(u32::MAX)).ok();
+        let permit = REPEAT_MEMORY_KIB.try_acquire_many(u32::try_from(kib).unwrap_or(u32::MAX)).ok();
         let owned: Vec<OwnedGiveBack> = match permit {
             Some(_) => charges.iter().map(OwnedGiveBack::new).collect(),
             None => Vec::new(),
@@ -117,17 +122,17 @@ impl Redis {
             redis.repeat_failed(left, end).await;
             if may_acquire_late {
                 sleep_until(end.into()).await;
-                join_all(owned.iter().map(|one| one.fails(&redis))).await;
+                join_all(owned.iter().map(|one| one.charge_and_check_failure(&redis))).await;
             }
         });
     }
 
     async fn repeat_failed(self: &Arc<Self>, mut left: Vec<&OwnedGiveBack>, end: Instant) {
-        let [mut pause, longest] = PAUSES;
+        let [mut pause, longest] = FIRST_AND_LONGEST_PAUSE;
         while !left.is_empty() && Instant::now() < end {
             sleep(pause).await;
             pause = (pause * 2).min(longest);
-            let mut fails = join_all(left.iter().map(|one| one.fails(self))).await.into_iter();
+            let mut fails = join_all(left.iter().map(|one| one.charge_and_check_failure(self))).await.into_iter();
             left.retain(|_| fails.next().unwrap_or(false));
         }
     }

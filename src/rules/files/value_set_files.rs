@@ -14,7 +14,7 @@ use memchr::memmem;
 use super::RuleFile;
 use super::contents::read_contents;
 use super::search_result::WatchedPath;
-use crate::rules::compile::set_files::SetFileText;
+use crate::rules::compile::value_set_files::SetFileText;
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::yaml::parse::parse_documents;
 use crate::rules::yaml::{DocumentSelection, YamlContent, YamlNode, text};
