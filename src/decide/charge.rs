@@ -18,7 +18,7 @@ use super::store_failures::{FailedChargeCounters, FailurePolicies};
 use crate::limit::StoreFailurePolicy;
 use crate::limit::charge::Charge;
 use crate::limit::request::Hits;
-use crate::limit::slot::SlotChange;
+use crate::limit::slot::{SlotAction, SlotChange};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
 use crate::store::charge::{ChargeResults, LimitAdmissions, StoreOutcome};
@@ -159,7 +159,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
             outcomes[index] = match outcome {
                 Ok(outcome) => {
                     if selection.is_release() {
-                        self.release_fallback_slot(charge, &outcome);
+                        self.release_fallback_slot(charge);
                     }
                     selection.warn_if_hits_lost_after_peek(request.descriptors[index].hits, &outcome);
                     DescriptorOutcome::Charged(outcome)
@@ -206,21 +206,21 @@ impl<'a> RequestCharger<'a, '_, '_> {
 
 /// Releases of slots.
 impl RequestCharger<'_, '_, '_> {
-    /// Frees a slot that this process gave out while the store failed.
+    /// Frees a slot that this process gave out while the store failed. The store may have given it out too, later.
     #[cold]
-    fn release_fallback_slot(self, charge: &Charge<'_>, outcome: &StoreOutcome) {
-        if !self.store.is_immediate()
-            && self.store.has_fallback_slots()
-            && outcome.results.iter().all(|result| result.slot != SlotChange::Freed)
-        {
+    fn release_fallback_slot(self, charge: &Charge<'_>) {
+        if !self.store.is_immediate() && self.store.has_fallback_slots() {
             self.store.charge_fallback(charge, self.context.store.now);
         }
     }
 
-    /// Decides a release that the store failed to make: it is an error unless this process gave out the slot, so that
-    /// Envoy repeats the call.
+    /// Decides a release that the store failed to make, and repeats it later. It is an error unless this process gave
+    /// out the slot, so that Envoy repeats the call too: this process may end before.
     #[cold]
     fn decide_failed_release(self, error: ChargeError, charge: &Charge<'_>) -> DescriptorOutcome {
+        // By its token, a release frees the slot of its request only, however late.
+        let may_acquire_late = charge.slot.is_some_and(|slot| slot.action == SlotAction::Release);
+        self.store.give_back_slots(&[(0, charge.clone())], may_acquire_late, self.context.store);
         let results = self.store.charge_fallback(charge, self.context.store.now);
         if results.iter().any(|result| result.slot == SlotChange::Freed) {
             return DescriptorOutcome::Charged(StoreOutcome::from_store_results(results, self.context.store.now));

@@ -142,7 +142,8 @@ fn drop_replaced_limits(selections: &mut [Selection<'_>]) {
         })
         .collect();
     if !replaced.is_empty() {
-        for selection in selections {
+        // A release frees what its request took when other limits may have been active; else it frees nothing.
+        for selection in selections.iter_mut().filter(|selection| !selection.is_release()) {
             let stays = |selected: &SelectedLimit<'_>| selected.name.is_empty() || !replaced.contains(&selected.name);
             selection.limits.retain(|selected| stays(selected));
             selection.candidates.retain(stays);
@@ -219,6 +220,7 @@ impl<'r> Selection<'r> {
             let is_freed = |selected: &SelectedLimit<'_>| {
                 selected.limit.follows_streams() && slot.action != SlotAction::ReleaseRejected
             };
+            selection.add_limits_of_other_plans(terms.rules.find_rule(domain, &descriptor.entries));
             selection.limits.retain(|selected| is_freed(selected));
             selection.candidates.retain(is_freed);
         }
@@ -226,6 +228,22 @@ impl<'r> Selection<'r> {
         selection.slot =
             (is_release || limits.any(|selected| selected.limit.follows_streams())).then(|| Box::new(slot));
         selection
+    }
+
+    /// Adds the limits of the other plans of a rule: the request may have had another plan than its release.
+    fn add_limits_of_other_plans(&mut self, rule: Option<MatchedRule<'r>>) {
+        for compiled in rule.into_iter().flat_map(|found| found.rule.under_each_plan()) {
+            for selected in select_deciding_limits(compiled, false) {
+                if self.limits.iter().all(|known| known.tag != selected.tag) {
+                    self.limits.push(selected);
+                }
+            }
+            for selected in select_candidates(compiled) {
+                if self.candidates.iter().all(|known| known.tag != selected.tag) {
+                    self.candidates.push(selected);
+                }
+            }
+        }
     }
 
     /// Gives the selected limits, which came with a request or from a row of a table, the reservations of the first

@@ -51,6 +51,15 @@ fn is_slot_entry(entry: &Entry<'_>) -> bool {
     entry.key == SLOT_KEY || entry.key == RELEASE_KEY
 }
 
+/// Returns true if Envoy sent formatters as text, so that all streams have the same values. A client may choose one of
+/// several values, such as `x-request-id`, and must not be able to make its call fail.
+fn are_literal_formatters(own: &[Entry<'_>]) -> bool {
+    let is_literal = |entry: &Entry<'_>| entry.value.starts_with(b"%");
+    let mut slots = own.iter().filter(|entry| entry.key == SLOT_KEY).peekable();
+    let all_are_literal = slots.peek().is_some() && slots.all(is_literal);
+    all_are_literal || own.iter().any(|entry| entry.key == RELEASE_KEY && is_literal(entry))
+}
+
 /// Returns true if a request may free a slot: such a call is carried out though its caller gives up.
 pub fn may_release_slot(request: &Request<'_>) -> bool {
     request.descriptors.iter().any(|descriptor| descriptor.entries.last().is_some_and(|last| last.key == RELEASE_KEY))
@@ -60,7 +69,7 @@ impl RuleSet {
     /// Takes the entries `slot` and `release` off a request; `None` in a domain where no limit follows streams.
     ///
     /// # Errors
-    /// A value is a formatter that Envoy sent as text.
+    /// The values are formatters that Envoy sent as text.
     pub fn separate_slot_entries<'m>(
         &self,
         caller: SlotCaller<'_>,
@@ -84,7 +93,7 @@ impl RuleSet {
         for descriptor in &mut separated.request.descriptors {
             let own = descriptor.entries.iter().rev().take_while(|entry| is_slot_entry(entry)).count();
             let own: SmallVec<[Entry<'m>; 4]> = descriptor.entries.drain(descriptor.entries.len() - own..).collect();
-            if own.iter().any(|entry| entry.value.starts_with(b"%")) {
+            if are_literal_formatters(&own) {
                 return Err(DecideError::LiteralFormatter);
             }
             let release =

@@ -25,13 +25,11 @@
 //! the store whose answer is lost is repeated with its number, so that hits are charged once, or again if the store has
 //! forgotten the hold meanwhile.
 //!
-//! For rates: a share is a part of the refill and a part of the bucket (`holder::Part`). All tokens that proxies have
-//! are at most the parts of the bucket, and what they are refilled by is the parts of the refill. So all together admit
-//! in a span no more than the limit's bucket and its refill in that span, if tokens come from the refill only. A part
-//! of the refill that moves mints no tokens: another holder may have it as soon as it is out of use, which a report, or
-//! an acknowledged PING, proves a margin later, else the end of the assignment. A part of the bucket may have been
-//! emptied before it moves, and begins full with its new holder. So it rests, together with a part of the refill that
-//! would fill it in this time; nobody has that meanwhile. What is given back to the store has rested in both parts.
+//! For rates: a share of s per period is a bucket of b tokens, s of which arrive in a period. Its holder admits what
+//! that part of the limit admits. A share moves only after it was out of use for the time in which it refills: from
+//! the moment that a report, or an acknowledged PING, proves the smaller one to be in force, else from the end of the
+//! assignment. So the new holder's full bucket, and the tokens that a raise mints, are those that a part of the limit
+//! has after a rest.
 //!
 //! Not covered: a proxy that stands still, and begins an assignment that was sent meanwhile when it continues. Lent
 //! hits end ten seconds before a window does, or last beyond it; rates move after 16 s; a longer standstill may cost
@@ -43,7 +41,6 @@ mod fair_share;
 pub mod demand;
 pub mod holder;
 pub mod ledger;
-mod levels;
 mod assign;
 #[cfg(test)]
 mod model;

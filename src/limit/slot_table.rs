@@ -22,7 +22,7 @@ const SWEEP_INTERVAL_US_PER_SLOT: u64 = 2;
 
 /// Maximum number of tombstones of a table: later releases leave none, and a slot that is taken after its release then
 /// stays until it expires.
-pub const MAX_TOMBSTONES: u32 = 10_000;
+pub const MAX_TOMBSTONES: u32 = 100_000;
 
 /// A slot, or the mark of a release that came first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -71,13 +71,13 @@ RUST = [
      [("charged in advance", "hits beyond an assignment are not charged as debt")]),
 
     # Take before give.
-    (HOLDER, "if loss.share == 0 && loss.bucket == 0 {", "if loss.share == 0 && loss.bucket == 0 || $0 {",
+    (HOLDER, "        if lost == 0 {\n            return;", "        if lost == 0 || $0 {\n            return;",
      [("take before give", "what a proxy gives up of a rate is free at once")]),
-    (HOLDER, "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(loss.rest_us));",
-     "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(if $0 { 0 } else { loss.rest_us }));",
-     [("take before give", "a rate's bucket moves before it has rested")]),
-    (ASSIGN, "rate.change_to(*share, now, old_end, pool.limit.refill_us());",
-     "rate.change_to(*share, now, if $0 { now } else { old_end }, pool.limit.refill_us());",
+    (HOLDER, "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));",
+     "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(if $0 { 0 } else { refill_us }));",
+     [("take before give", "a rate moves before it has rested")]),
+    (ASSIGN, "true => rate.shrink_to(*share, now, old_end.plus_us(pool.limit.refill_us())),",
+     "true => rate.shrink_to(*share, now, if $0 { now } else { old_end.plus_us(pool.limit.refill_us()) }),",
      [("take before give", "a rate moves without evidence that it is out of use")]),
     (HOLDER, "self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)",
      "self.sent.is_some_and(|sent| sent.at.plus_us(if $0 { 0 } else { CONFIRMED_AFTER_US }) < received)",
@@ -85,8 +85,8 @@ RUST = [
     (HOLDER, "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)",
      "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received) || $0",
      [("take before give", "a change does not wait until the one before it is confirmed")]),
-    (LEDGER, "            pool.add_share_of_gone_holder(gone);",
-     "            if !$0 { pool.add_share_of_gone_holder(gone); }",
+    (LEDGER, "            pool.add_share_of_gone_holder(share, until);",
+     "            if !$0 { pool.add_share_of_gone_holder(share, until); }",
      [("take before give", "the part of a lost stream is free at once")]),
     (LEDGER, "(AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),",
      "(AssignmentForm::Rate, false) => if $0 { 0 } else { self.limit.refill_us().saturating_sub(MARGIN_US) },",
@@ -163,8 +163,8 @@ RUST = [
     (LEDGER, "pool.record_used_hits(used.saturating_add(lost));",
      "pool.record_used_hits(used.saturating_add(if $0 { 0 } else { lost }));",
      [("unreported hits count as used", "a lost stream gives them back")]),
-    (LEDGER, "let is_empty = was_filled && usage.denied > 0 && sent.never_refills();",
-     "let is_empty = (was_filled || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
+    (LEDGER, "let is_empty = was_in_force && usage.denied > 0 && sent.never_refills();",
+     "let is_empty = (was_in_force || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
      [("refund only of the same stream", "a denied request of the time before the assignment empties it"),
       ("refund only of the same stream", "a report without denied requests gives everything back")]),
     (LEDGER, "if holder.is_assignment_over(usage.received) {", "if holder.is_assignment_over(usage.received) || $0 {",
@@ -205,18 +205,6 @@ RUST = [
     (STREAM, "        while began.elapsed() < MAX_RESPONSE_TIME\n",
      "        while began.elapsed() < MAX_RESPONSE_TIME && !($0 && count > 0)\n",
      [("one response per report", "each bucket has a response of its own")]),
-
-    # Parts of buckets, and denied requests.
-    (HOLDER, "let kept = if refill == 0 { self.now.bucket } else { 0 };",
-     "let kept = if refill == 0 && !$0 { self.now.bucket } else { 0 };",
-     [("take before give", "a bucket moves that no refill fills")]),
-    (LEDGER, "let moved = if now < self.moved_until { self.moved_refill } else { 0 };",
-     "let moved = if now < self.moved_until && !$0 { self.moved_refill } else { 0 };",
-     [("take before give", "refill that did not rest is given back to the store")]),
-    (ASSIGN, "(Change::Shrink { .. } | Change::Raise | Change::Fresh { .. }, _) => now,",
-     "(Change::Shrink { .. } | Change::Raise | Change::Fresh { .. }, _) =>"
-     " if $0 { self.sent.map_or(now, |sent| sent.filled_at) } else { now },",
-     [("refund only of the same stream", "a request that was denied before a raise empties the bucket")]),
 ]
 
 

@@ -19,6 +19,7 @@ TEXTS = "src/limit/slot.rs"
 CHARGE, OPEN = "src/limit/algorithm/reservation_charge.rs", "src/limit/reservation_table.rs"
 SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/reservations.rs"
 STORE = "src/store/memory.rs"
+DECIDE_CHARGE, SELECTION = "src/decide/charge.rs", "src/decide/selection.rs"
 GIVE_BACK = "src/store/redis/slot_give_back.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 SLOTS = ["slots::protocol::memory", "slots::memory", "slots::table"]
@@ -113,8 +114,17 @@ SLOTS_RUST = [
      [("release, token", "by another holder it frees nothing", SLOTS_OF_PROGRAM)]),
     (SERVICE, "may_release_slot(&request) && self.service", "may_release_slot(&request) && !$0 && self.service",
      [("cancelled call", "the release ends with its caller")]),
-    (SERVICE, "if is_unmade {", "if is_unmade && !$0 {",
-     [("cancelled call", "a release that the store failed to make is not repeated")]),
+    (DECIDE_CHARGE, "self.store.give_back_slots(&[(0, charge.clone())], may_acquire_late, self.context.store);",
+     "if !$0 { self.store.give_back_slots(&[(0, charge.clone())], may_acquire_late, self.context.store); }",
+     [("cancelled call", "a release that the store failed to make is not repeated", SLOTS_OF_PROGRAM)]),
+    (DECIDE_CHARGE, "if !self.store.is_immediate() && self.store.has_fallback_slots() {",
+     "if !$0 && !self.store.is_immediate() && self.store.has_fallback_slots() {",
+     [("store fails", "a slot of the replica's part stays taken", SLOTS_OF_PROGRAM)]),
+    (SELECTION, "filter(|selection| !selection.is_release())", "filter(|selection| $0 || !selection.is_release())",
+     [("any end", "a limit that replaces others drops them from a release", ["slots::protocol::memory::limit_that"])]),
+    (SELECTION, "selection.add_limits_of_other_plans(terms.rules.find_rule(domain, &descriptor.entries));",
+     "if !$0 { selection.add_limits_of_other_plans(terms.rules.find_rule(domain, &descriptor.entries)); }",
+     [("any end", "a release frees nothing of another plan", ["slots::protocol::memory::release_under"])]),
     (TABLE, "slot.seats > 0 && is_dead(slot.holder);", "slot.seats > 0 && !$0 && is_dead(slot.holder);",
      [("holder", "a dead one keeps its slots")]),
     (HOLDERS, "self.update_holder(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);",
@@ -327,10 +337,10 @@ SLOTS_LUA = [
      "used, seats = used + hits, hits"),
     ("release, token: an old token frees too", "(is_unanswered or own_token == token)", "true"),
     ("release, token: it frees nothing", "(is_unanswered or own_token == token)", "is_unanswered"),
-    ("release ?: a freed slot leaves no tombstone", "if hits <= 0 and is_unanswered and tombstones < 10000 then",
-     "if hits <= 0 and is_unanswered and tombstones < 10000 and not own then"),
-    ("release ?: an unknown slot leaves no tombstone", "if hits <= 0 and is_unanswered and tombstones < 10000 then",
-     "if hits <= 0 and is_unanswered and tombstones < 10000 and own then"),
+    ("release ?: a freed slot leaves no tombstone", "if hits <= 0 and is_unanswered and tombstones < 100000 then",
+     "if hits <= 0 and is_unanswered and tombstones < 100000 and not own then"),
+    ("release ?: an unknown slot leaves no tombstone", "if hits <= 0 and is_unanswered and tombstones < 100000 then",
+     "if hits <= 0 and is_unanswered and tombstones < 100000 and own then"),
     ("tombstone: it lives for a second more", "now + 15000000", "now + 16000000"),
     ("tombstone: the head keeps one that expired", "elseif found[2] and not own then", "elseif false then"),
     ("holder: a dead one keeps its slots", "of_slot > 0 and dead[string.sub(of, 9, 16)]", "false"),

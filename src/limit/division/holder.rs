@@ -18,7 +18,7 @@ const ALIVE_US: u64 = 5_500_000;
 /// Shortest time that a demand is measured over, in microseconds.
 pub(super) const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.
-const MAX_RELEASED_SHARES: usize = 6;
+const MAX_RELEASED_SHARES: usize = 4;
 
 /// Usage of a bucket since its last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,8 +39,6 @@ pub struct Usage {
 pub(super) struct Sent {
     pub(super) strategy: Strategy,
     pub(super) at: Time,
-    /// Time of the last one that may have added tokens: since then the bucket was only made smaller.
-    pub(super) filled_at: Time,
     /// End of its time to live, counted from the sending: it ends at the proxy at this time or later.
     pub(super) ends: Time,
     /// Maximum number of lent hits that it admits from its start on.
@@ -89,23 +87,10 @@ impl Sent {
     }
 }
 
-/// A part of a limit that is divided as a rate, in hits per period: of its refill, and of its bucket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) refill: u64,
-    /// 0 only if the refill is 0 too.
-    pub(super) bucket: u64,
-}
-
 /// Part of a share that a holder gave up, and that may still be in use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReleasedShare {
-    /// The refill, or the lent hits.
     pub(super) share: u64,
-    /// The bucket that this refill fills while it rests.
-    pub(super) bucket: u64,
-    /// Time that it rests once it is out of use, in microseconds.
-    pub(super) rest_us: u64,
     /// The assignment that gave it up; `None` once it is known to be in force.
     pub(super) sent: Option<Time>,
     /// Time from which others may have it.
@@ -115,68 +100,38 @@ pub(super) struct ReleasedShare {
 /// A rate's share of a holder, and what it gave up.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RateShare {
-    pub(super) now: Part,
+    pub(super) now: u64,
     pub(super) released_shares: SmallVec<[ReleasedShare; 1]>,
 }
 
 impl RateShare {
     /// What is out of others' reach.
-    pub(super) fn reserved(&self) -> Part {
-        self.released_shares.iter().fold(self.now, |sum, loss| Part {
-            refill: sum.refill.saturating_add(loss.share),
-            bucket: sum.bucket.saturating_add(loss.bucket),
-        })
+    pub(super) fn reserved(&self) -> u64 {
+        self.released_shares.iter().fold(self.now, |sum, loss| sum.saturating_add(loss.share))
     }
 
-    /// Records another part, sent at `sent`; what it is less by is in use until `old_end` at most.
-    ///
-    /// A refill can be used elsewhere at once. A bucket must be filled first, by a refill that nobody uses meanwhile.
-    pub(super) fn change_to(&mut self, part: Part, sent: Time, old_end: Time, refill_us: u64) {
-        let refill = self.now.refill.saturating_sub(part.refill);
-        // Without a refill to fill it, none of the bucket is given up.
-        let kept = if refill == 0 { self.now.bucket } else { 0 };
-        let part = Part { bucket: part.bucket.max(kept), ..part };
-        let bucket = self.now.bucket.saturating_sub(part.bucket);
-        self.now = part;
-        let resting = refill.min(bucket);
-        let rest_us = refill_us.saturating_mul(bucket.div_ceil(resting.max(1)));
-        self.release_later(ReleasedShare {
-            share: resting,
-            bucket,
-            rest_us,
-            sent: Some(sent),
-            until: old_end.plus_us(rest_us),
-        });
-        let (share, until) = (refill - resting, old_end);
-        self.release_later(ReleasedShare { share, bucket: 0, rest_us: 0, sent: Some(sent), until });
-    }
-
-    fn release_later(&mut self, loss: ReleasedShare) {
-        if loss.share == 0 && loss.bucket == 0 {
+    pub(super) fn shrink_to(&mut self, share: u64, sent: Time, until: Time) {
+        let lost = self.now.saturating_sub(share);
+        self.now = share;
+        if lost == 0 {
             return;
         }
         let is_full = self.released_shares.len() >= MAX_RELEASED_SHARES;
         match self.released_shares.last_mut() {
             Some(last) if is_full => {
-                *last = ReleasedShare {
-                    share: last.share.saturating_add(loss.share),
-                    bucket: last.bucket.saturating_add(loss.bucket),
-                    rest_us: last.rest_us.max(loss.rest_us),
-                    sent: loss.sent,
-                    until: last.until.max(loss.until),
-                }
+                *last = ReleasedShare { share: last.share + lost, sent: Some(sent), until: last.until.max(until) }
             }
-            _ => self.released_shares.push(loss),
+            _ => self.released_shares.push(ReleasedShare { share: lost, sent: Some(sent), until }),
         }
     }
 
     /// Records that what was sent before `sent_before` is in force since `at`; by default since the margin after it was
     /// sent.
-    pub(super) fn confirm(&mut self, sent_before: Time, at: Option<Time>) {
+    pub(super) fn confirm(&mut self, sent_before: Time, at: Option<Time>, refill_us: u64) {
         for loss in &mut self.released_shares {
             if let Some(sent) = loss.sent.filter(|sent| *sent < sent_before) {
                 loss.sent = None;
-                loss.until = loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(loss.rest_us));
+                loss.until = loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));
             }
         }
     }
@@ -186,13 +141,9 @@ impl RateShare {
         self.released_shares.iter().for_each(|loss| note_earliest(earliest, loss.until));
     }
 
-    /// Drops released shares whose time has passed, so that others may have them; returns the refill in them that did
-    /// not rest.
-    pub(super) fn drop_ended_releases(&mut self, now: Time) -> u64 {
-        let over = self.released_shares.iter().filter(|loss| loss.until <= now && loss.bucket == 0);
-        let moved = over.fold(0, |sum: u64, loss| sum.saturating_add(loss.share));
+    /// Drops released shares whose time has passed, so that others may have them.
+    pub(super) fn drop_ended_releases(&mut self, now: Time) {
         self.released_shares.retain(|loss| loss.until > now);
-        moved
     }
 }
 
@@ -323,11 +274,6 @@ impl<K> ShareHolder<K> {
     /// True if a report that was received at `received` was made under the last assignment.
     pub(super) fn is_confirmed_by_report(&self, received: Time) -> bool {
         self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)
-    }
-
-    /// True if no tokens were added after a report that was received at `received`, but by the bucket's own refill.
-    pub(super) fn is_filled_before_report(&self, received: Time) -> bool {
-        self.sent.is_some_and(|sent| sent.filled_at.plus_us(CONFIRMED_AFTER_US) < received)
     }
 
     /// True if lent hits can be changed: what the next reports say of the time before a change is told apart from what

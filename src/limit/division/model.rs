@@ -537,17 +537,6 @@ proptest! {
     }
 
     #[test]
-    fn rates_of_longer_windows_stay_within_two_limits_in_a_period(
-        seed: u64, hits in 20..400_u32, seconds in 2..19_u32, proxies in 1..6_usize, replicas in 1..4_usize,
-    ) {
-        let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
-        let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("the limit is valid");
-        let model = run(Model::new(seed, limit, proxies, replicas), 240);
-        let above = model.most_above_bucket(hits.into(), hits.into());
-        prop_assert!(above <= 2.0, "{above} above {hits}");
-    }
-
-    #[test]
     fn rates_of_buckets_stay_within_the_bucket(
         seed: u64, hits in 10..200_u32, times in 1..10_u32, proxies in 1..6_usize, replicas in 1..4_usize,
         rls in 0..2_u64,

@@ -43,10 +43,6 @@ use crate::telemetry::traces::{Span, SpanKind, Tracer};
 const MESSAGE_BYTES_PER_TASK_BUDGET_UNIT: usize = 512;
 /// Descriptors of a request that cost one of these units.
 const DESCRIPTORS_PER_TASK_BUDGET_UNIT: usize = 4;
-/// Time for which a release that the store failed to make is repeated: Envoy's own tries end sooner.
-const RELEASE_REPEAT_TIME: Duration = Duration::from_secs(15);
-/// Pauses before a release is repeated: the first, and the longest; each is twice the one before.
-const RELEASE_REPEAT_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
 /// Memory of all tasks that carry out releases, in KiB. A release beyond it ends with its caller, as other calls do.
 const MAX_RELEASE_TASKS_KIB: usize = 64 * 1024;
 /// Memory of such a task beside its message and headers, in bytes.
@@ -97,10 +93,8 @@ impl ShouldRateLimitMethod {
         Ok(encode_grpc_frame(&response?))
     }
 
-    /// Answers a call that may free a slot, in a task: it is carried out though its caller gives up.
-    ///
-    /// If the store fails, the caller learns so at once, and the task repeats the release: Envoy gives up after a few
-    /// tries, and the slot would be taken until `max_duration`. A release that was made twice is made once.
+    /// Answers a call that may free a slot, in a task: it is carried out though its caller gives up. A release that the
+    /// store fails to make is repeated (`Store::give_back_slots`).
     async fn answer_release(
         &self,
         call: CallHead<'_>,
@@ -119,12 +113,8 @@ impl ShouldRateLimitMethod {
                 Err(status) => return drop(sender.send(Err(status))),
             };
             let answered = service.answer_grpc_call(call, &request).await;
-            let is_unmade = answered.as_ref().is_err_and(|status| status.code() == tonic::Code::Unavailable);
             // Nobody waits if the caller gave up.
             let _unsent = sender.send(answered.map(|response| encode_grpc_frame(&response)));
-            if is_unmade {
-                service.repeat_release(call, &request).await;
-            }
         });
         answer.await.map_err(|error| Status::internal(error.to_string()))?
     }
@@ -194,21 +184,6 @@ impl RateLimitService {
     /// Creates a service without a tracer.
     pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
         Self { clock, rules, decider, tracer: None, delayed_responses: AtomicUsize::new(0) }
-    }
-
-    /// Repeats a release until the store makes it, for [`RELEASE_REPEAT_TIME`].
-    async fn repeat_release(&self, head: CallHead<'_>, request: &Request<'_>) {
-        let until = Instant::now() + RELEASE_REPEAT_TIME;
-        let [mut pause, longest] = RELEASE_REPEAT_PAUSES;
-        while Instant::now() < until {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
-            let terms = CallContext { deadline: DEFAULT_DEADLINE, span: None, head: Some(head) };
-            let decided = self.decide_call(request, terms).await;
-            if !matches!(decided, Err(AnswerError::Undecided(DecideError::Store))) {
-                return;
-            }
-        }
     }
 
     /// Starts the span of a request with these headers; `None` if the request is not sampled.

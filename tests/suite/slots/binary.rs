@@ -231,6 +231,35 @@ fn retry_of_a_request_that_a_policy_rejected_keeps_its_slot() {
     assert_eq!(acquire(&replica, "", "3"), "-");
 }
 
+/// With `on_store_error: local`, a slot may be in the replica's part and, later, in Redis.
+#[test]
+fn slot_taken_in_a_stall_of_redis_is_free_in_both_places_after_its_stream() {
+    let server = options().start();
+    let replica =
+        setup(Some(&server)).env("TOLLKEEPER_ON_STORE_ERROR", "local").env("TOLLKEEPER_STORE_TIMEOUT", "500ms").start();
+    let is_in_redis = || !server.query::<Vec<String>>(&["KEYS", "*:concurrent*"]).is_empty();
+    wait_for("a slot in Redis", || {
+        let token = acquire(&replica, "", "1");
+        let was_in_redis = is_in_redis();
+        call(&replica, "", &[("slot", "1"), ("release", &token)]).unwrap();
+        was_in_redis.then_some(())
+    });
+    for (stream, ends_in_stall) in [("2", true), ("3", false), ("4", true)] {
+        server.freeze();
+        let token = wait_for("a slot", || Some(acquire(&replica, "", stream)).filter(|token| token.len() == 48));
+        if ends_in_stall {
+            assert_eq!(call(&replica, "", &[("slot", stream), ("release", &token)]).unwrap(), "");
+        }
+        server.thaw();
+        if !ends_in_stall {
+            wait_for("the release", || call(&replica, "", &[("slot", stream), ("release", &token)]).ok());
+        }
+        // Redis has made the calls that waited.
+        std::thread::sleep(Duration::from_secs(1));
+        wait_for("no slot in Redis", || (!is_in_redis()).then_some(()));
+    }
+}
+
 /// The filter `release` has another address than the filter `acquire`, or sends no name.
 #[test]
 fn token_frees_the_slot_whoever_brings_it() {

@@ -53,6 +53,8 @@ on_both_stores![
     rejection_of_another_descriptor_gives_the_slot_back,
     shadow_limit_and_candidate_take_slots_and_reject_nothing,
     slot_of_a_replaced_limit_is_not_taken,
+    limit_that_replaces_others_at_other_times_keeps_no_slot,
+    release_under_another_plan_frees_the_slot,
     override_carries_the_number,
     formatter_sent_as_text_is_refused,
     reset_frees_all_slots,
@@ -320,6 +322,42 @@ fn slot_of_a_replaced_limit_is_not_taken(server: Option<&Server>) {
     assert_eq!(acquire(&service, "k=a", "4"), None);
 }
 
+/// An inactive limit replaces nothing, so the slot is taken; it may be active when the stream ends.
+fn limit_that_replaces_others_at_other_times_keeps_no_slot(server: Option<&Server>) {
+    // It is noon UTC.
+    for active in [r#"{from: "08:00", to: "09:00"}"#, r#"{from: "13:00", to: "15:00"}"#] {
+        let rules = format!(
+            "descriptors:
+  - {{key: k, rate_limit: {{concurrent: 1, name: streams}}}}
+  - {{key: vip, rate_limit: {{unit: day, requests_per_unit: 9, replaces: [{{name: streams}}], active: {active}}}}}"
+        );
+        let service = service(server, &rules);
+        let both = |stream: &str, end: &str| shop_request(&format!("k=a,slot={stream}{end}; vip=y,slot={stream}{end}"));
+        let first = token(&decide(&service, &both("1", "")));
+        assert_eq!(acquire(&service, "k=a", "2"), None);
+        service.advance_us(2 * 3600 * SECOND);
+        decide(&service, &both("1", &format!(",release={first}")));
+        assert!(acquire(&service, "k=a", "2").is_some(), "{active}");
+    }
+}
+
+/// The row of the value changed, or could not be read when the stream ended.
+fn release_under_another_plan_frees_the_slot(server: Option<&Server>) {
+    let rules = |default: &str| {
+        format!(
+            "plans: {{few: {{concurrent: 1}}, free: {{unlimited: true}}}}
+tables: {{t: {{redis: t}}}}
+descriptors: [{{key: k, plan: {{from: t, default: {default}}}}}]"
+        )
+    };
+    let service = service(server, &rules("few"));
+    let first = acquire(&service, "k=a", "1").unwrap();
+    load_shop_rules(&service, &rules("free"));
+    release(&service, "k=a", "1", &first);
+    load_shop_rules(&service, &rules("few"));
+    assert!(acquire(&service, "k=a", "2").is_some());
+}
+
 fn override_carries_the_number(server: Option<&Server>) {
     let service = service(server, RULES);
     let ask = |stream: &str| decide(&service, &shop_request(&format!("k=a,slot={stream}")).limit(3, 0, None));
@@ -332,12 +370,14 @@ fn override_carries_the_number(server: Option<&Server>) {
 
 fn formatter_sent_as_text_is_refused(server: Option<&Server>) {
     let service = service(server, RULES);
-    for request in ["k=a,slot=%STREAM_ID%", "k=a,slot=1,slot=%CONNECTION_ID%", "k=a,slot=1,release=%X%"] {
+    for request in ["k=a,slot=%STREAM_ID%", "k=a,slot=%STREAM_ID%,slot=%CONNECTION_ID%", "k=a,slot=1,release=%X%"] {
         let error = service.decide(&shop_request(request)).expect_err("it is refused");
         assert!(error.to_string().contains("enable_formatter_for_ratelimit_action_descriptor_value"), "{error}");
         assert_eq!(error.grpc_code(), tonic::Code::InvalidArgument);
     }
     assert!(!decide(&service, &shop_request("other=%x%")).over_limit());
+    // The client's x-request-id, beside a value that it cannot choose: its call must not fail.
+    assert!(acquire(&service, "k=a", "%STREAM_ID%").is_some());
 }
 
 fn reset_frees_all_slots(server: Option<&Server>) {

@@ -238,12 +238,12 @@ fn request_that_another_limit_rejects_changes_nothing() {
 fn tombstones_are_bounded() {
     let mut table = SlotTable::default();
     let now = Time::from_secs(1_800_000_000);
-    for id in 0..20_000 {
+    for id in 0..110_000 {
         let slot =
             SlotUse { id: SlotId(id), token: SlotToken(0), holder: HolderId(1), action: SlotAction::ReleaseUnanswered };
         take_step(&mut table, Step { slot, hits: Hits::Refund(1), limit: 1, now }, &BTreeSet::new());
     }
-    assert_eq!(table.summarize(now, &|_| false).tombstones, 10_000);
+    assert_eq!(table.summarize(now, &|_| false).tombstones, 100_000);
     assert_eq!(table.used_seats(), 0);
 }
 

@@ -44,7 +44,7 @@ if own then
     own, kind, expired, seats = nil, 0, seats, 0
   end
 end
-local lacks_seats = kind == 0 and b > 0 and used + b > a or (b > 0 or is_unanswered) and tombstones >= 10000
+local lacks_seats = kind == 0 and b > 0 and used + b > a or (b > 0 or is_unanswered) and tombstones >= 100000
 --> walk_is_due
 if lacks_seats and is_due then
   --> walk_streams
@@ -77,10 +77,10 @@ if hits > 0 then
   value = token .. holder .. pack('<I8I4', now + period, seats)
 elseif kind == 1 and (is_unanswered or own_token == token) then
   used, kind, seats = used - seats, 0, 0
-elseif kind == 2 or not is_unanswered or tombstones >= 10000 then
+elseif kind == 2 or not is_unanswered or tombstones >= 100000 then
   do return changed end
 end
-if hits <= 0 and is_unanswered and tombstones < 10000 then
+if hits <= 0 and is_unanswered and tombstones < 100000 then
   tombstones, kind, ttl_us = tombstones + 1, 2, 15000000
   value = string.rep('\0', 8) .. holder .. pack('<I8I4', now + 15000000, 0)
 end
