@@ -23,7 +23,7 @@ use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper::base::pb::codec::encode_grpc_frame;
 use tollkeeper::serve::grpc::call_head::CallHead;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
+use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
 use tollkeeper::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue, SpanQueueOptions};
 use tollkeeper::telemetry::traces::{TraceSampler, Tracer};
@@ -77,7 +77,7 @@ fn allocations(tracer: Option<Tracer>, headers: &[(&'static str, &str)]) -> u64 
     let call = || {
         let head = CallHead::from_headers(&headers).expect("there is no timeout");
         let answer = service
-            .answer_grpc_call(head, &decode::convert_request(&message))
+            .answer_decoded_grpc_call(head, &decode::convert_request(&message))
             .now_or_never()
             .expect("memory answers at once");
         drop(answer.unwrap());
@@ -121,8 +121,10 @@ fn memory_decision_allocates_twice() {
     let service = service(None);
     let decide = |message: &[u8]| {
         let request = decode::decode_borrowed_request(message).expect("it is plain");
-        let response =
-            service.answer_request(&request, DEFAULT_DEADLINE, None).now_or_never().expect("memory answers at once");
+        let response = service
+            .answer_request(&request, DEFAULT_CALLER_DEADLINE, None)
+            .now_or_never()
+            .expect("memory answers at once");
         encode_grpc_frame(&response.unwrap())
     };
     let messages: Vec<Vec<u8>> = (0..CALLS).map(|user| login(&format!("user{user}")).encode_to_vec()).collect();

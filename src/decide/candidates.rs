@@ -67,7 +67,10 @@ impl CandidateCharges {
         };
         let refs: Vec<_> = (0..selections.len()).flat_map(of_descriptor).collect();
         let charge = |&CandidateRef { descriptor, at }: &CandidateRef| {
-            (descriptor, selections[descriptor].build_candidate_charge(request, descriptor, at, context.max_delay_us))
+            (
+                descriptor,
+                selections[descriptor].build_shadow_candidate_charge(request, descriptor, at, context.max_delay_us),
+            )
         };
         let charges: Vec<(usize, Charge<'_>)> = refs.iter().map(charge).collect();
         Some(Self { refs, outcomes: store.charge_without_waiting(&charges, context.store) })

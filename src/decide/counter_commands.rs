@@ -47,7 +47,7 @@ pub struct ListedDescriptorCounters {
     pub limits: Vec<ExplainedCounter>,
 }
 
-const REDIS_SCAN_NOTE: &str = "keys in redis";
+const LISTED_FROM_REDIS_NOTE: &str = "keys in redis";
 const RECENT_COUNTERS_NOTE: &str = "keys of recently created counters in this process";
 
 /// Rule whose counters are listed.
@@ -80,7 +80,7 @@ impl Decider {
         let scanned =
             self.store.list_counter_paths(&domain.name, max, Instant::now() + REDIS_CALL_TIMEOUT, is_of_rule).await?;
         let (paths, complete, note) = match scanned {
-            Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, REDIS_SCAN_NOTE),
+            Some(scan) => (scan.paths, scan.complete && scan.truncated == 0, LISTED_FROM_REDIS_NOTE),
             None => (self.recently_created_counter_paths(of), false, RECENT_COUNTERS_NOTE),
         };
         let mut counters = Vec::new();

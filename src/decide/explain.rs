@@ -232,12 +232,12 @@ pub struct ExplainedRule {
     pub origin: String,
     /// Plan whose limits decide; absent if the rule has no plans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plan: Option<ExplainedPlan>,
+    pub plan: Option<ExplainedTablePlan>,
 }
 
 /// Plan that a table chose.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct ExplainedPlan {
+pub struct ExplainedTablePlan {
     /// Name of the plan; `own` for the limit of a row.
     pub name: String,
     /// Name of the table.
@@ -538,9 +538,9 @@ fn describe_inactive_limits(compiled: &CompiledRule, inactive: &[usize]) -> Stri
     limits.collect::<Vec<_>>().join("; ")
 }
 
-fn explain_plan(selection: &Selection<'_>) -> Option<ExplainedPlan> {
+fn explain_plan(selection: &Selection<'_>) -> Option<ExplainedTablePlan> {
     let (plan, source) = selection.plan().zip(selection.plan_source)?;
-    Some(ExplainedPlan {
+    Some(ExplainedTablePlan {
         name: plan.name.to_string(),
         table: selection.plan_table().map(|table| table.name.to_string()).unwrap_or_default(),
         found: source.name().to_owned(),

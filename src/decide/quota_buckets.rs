@@ -32,7 +32,7 @@ pub struct OwnedEntry {
 
 /// Counter of a limit that a proxy decides by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketCounter {
+pub struct QuotaBucketCounterId {
     /// The limit.
     pub limit: Limit,
     /// Distinguishes the counter from others of its path.
@@ -53,7 +53,7 @@ pub struct BucketCounters {
     /// Hash of the path in this process.
     pub path_hash: u128,
     /// One for each limit, at least one.
-    pub counters: SmallVec<[BucketCounter; 1]>,
+    pub counters: SmallVec<[QuotaBucketCounterId; 1]>,
     /// Name of the rule.
     pub rule: Box<str>,
     /// Reports leave the values out, because the rule has `decision_log: none`.
@@ -110,7 +110,7 @@ pub struct ReportedHits {
     pub denied: u64,
 }
 
-impl BucketCounter {
+impl QuotaBucketCounterId {
     const fn new(counter: Counter<'_>) -> Self {
         Self { limit: *counter.limit, tag: counter.tag, epoch: counter.epoch }
     }
@@ -129,7 +129,7 @@ impl BucketCounters {
         let shared: SmallVec<[(usize, &[u8]); 1]> =
             self.shared.iter().map(|shared| (shared.index, &*shared.pattern)).collect();
         let path = CounterPath { domain: &self.domain, entries: &entries, shared: &shared, candidate: None };
-        let BucketCounter { limit, tag, epoch } = self.counters.get(index)?;
+        let QuotaBucketCounterId { limit, tag, epoch } = self.counters.get(index)?;
         let counter = Counter { limit, shadow: false, quota: false, tag: *tag, epoch: *epoch };
         let charge = Charge {
             path,
@@ -209,8 +209,8 @@ impl Decider {
         if let Some(reason) = deciding().find_map(|selected| self.store.reason_against_holds(&selected.limit)) {
             return BucketLimits::Refused(IndivisibleLimit { rule: rule(), reason });
         }
-        let counters: SmallVec<[BucketCounter; 1]> =
-            deciding().map(|selected| BucketCounter::new(selected.counter())).collect();
+        let counters: SmallVec<[QuotaBucketCounterId; 1]> =
+            deciding().map(|selected| QuotaBucketCounterId::new(selected.counter())).collect();
         // Under SHADOW_MODE nothing is rejected.
         if counters.is_empty() || self.behaviour.shadow_mode {
             return BucketLimits::Unlimited;

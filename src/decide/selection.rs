@@ -372,7 +372,7 @@ impl<'r> Selection<'r> {
     }
 
     /// The charge of the candidate at `at`: that of its limit if it were the only one, and not in shadow mode.
-    pub(super) fn build_candidate_charge<'a>(
+    pub(super) fn build_shadow_candidate_charge<'a>(
         &'a self,
         request: &'a Request<'_>,
         index: usize,
@@ -402,7 +402,7 @@ impl<'r> Selection<'r> {
         max_delay_us: u64,
     ) -> impl Iterator<Item = Charge<'a>> {
         let candidates = 0..self.candidates.len();
-        let candidates = candidates.map(move |at| self.build_candidate_charge(request, index, at, max_delay_us));
+        let candidates = candidates.map(move |at| self.build_shadow_candidate_charge(request, index, at, max_delay_us));
         self.build_charge(request, index, max_delay_us).into_iter().chain(candidates)
     }
 

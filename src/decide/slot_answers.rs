@@ -90,7 +90,7 @@ impl Decider {
             let deciding = deciding.filter(|_| took_slot(outcome, selection) || may_have_charged(outcome));
             let is_unmade = matches!(outcome, DescriptorOutcome::Failed(_)) && !may_have_charged(outcome);
             let candidates = if is_unmade { 0 } else { selection.candidates.len() };
-            let candidates = (0..candidates).map(|at| selection.build_candidate_charge(request, index, at, 0));
+            let candidates = (0..candidates).map(|at| selection.build_shadow_candidate_charge(request, index, at, 0));
             for mut charge in deciding.into_iter().chain(candidates) {
                 charge.counters.retain(|counter| counter.limit.follows_streams());
                 (charge.request.hits, charge.slot) = (Hits::Refund(0), Some(release));

@@ -115,7 +115,7 @@ struct InternedTimes {
 }
 
 /// Bits of the time for which an answer holds: up to 776 days, in seconds.
-const ANSWER_DURATION_BITS: u32 = 26;
+const ACTIVITY_SPAN_BITS: u32 = 26;
 
 /// Definitions in use, each once: a reload of the same rules adds none.
 static INTERNED_TIMES: LazyLock<RwLock<HashMap<ActiveSpec, &'static InternedTimes>>> = LazyLock::new(Default::default);
@@ -144,16 +144,16 @@ impl ActiveTimes {
     /// Returns `true` if the limit is active at `at`; beyond the year 9999 it is.
     pub fn contains(self, at: Time) -> bool {
         let packed = self.0.answer.load(Ordering::Relaxed);
-        let start = Time::from_micros((packed >> (ANSWER_DURATION_BITS + 1)) * 1_000_000);
-        let end = start.plus_us((packed >> 1 & ((1 << ANSWER_DURATION_BITS) - 1)) * 1_000_000);
+        let start = Time::from_micros((packed >> (ACTIVITY_SPAN_BITS + 1)) * 1_000_000);
+        let end = start.plus_us((packed >> 1 & ((1 << ACTIVITY_SPAN_BITS) - 1)) * 1_000_000);
         if start <= at && at < end {
             return packed & 1 == 1;
         }
         let Some(answer) = self.find_activity_span(at) else { return true };
         let seconds = |from: i64, to: i64| u64::try_from(to - from).unwrap_or(0);
         let (start_s, length_s) = (seconds(0, answer.start_s), seconds(answer.start_s.max(0), answer.end_s));
-        if start_s < 1 << (u64::BITS - ANSWER_DURATION_BITS - 1) && length_s < 1 << ANSWER_DURATION_BITS {
-            let packed = start_s << (ANSWER_DURATION_BITS + 1) | length_s << 1 | u64::from(answer.is_active);
+        if start_s < 1 << (u64::BITS - ACTIVITY_SPAN_BITS - 1) && length_s < 1 << ACTIVITY_SPAN_BITS {
+            let packed = start_s << (ACTIVITY_SPAN_BITS + 1) | length_s << 1 | u64::from(answer.is_active);
             self.0.answer.store(packed, Ordering::Relaxed);
         }
         answer.is_active

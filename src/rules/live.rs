@@ -91,12 +91,12 @@ pub struct RuleProblem {
     /// Line, from 1; 0 if the rules were not text.
     pub line: u32,
     /// Lines of the file around it.
-    pub lines: Vec<FileLine>,
+    pub lines: Vec<NumberedLine>,
 }
 
 /// A line of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FileLine {
+pub struct NumberedLine {
     /// Number, from 1.
     pub number: u32,
     /// Text, cut if it is long.

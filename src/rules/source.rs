@@ -14,7 +14,7 @@ use super::diagnostic::{Diagnostic, Diagnostics};
 use super::files::read::read_rule_files;
 use super::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
 use super::files::{RuleFile, RuleFileSetResult, RuleFilesLocation};
-use super::live::{FileLine, RuleProblem};
+use super::live::{NumberedLine, RuleProblem};
 use super::table_loader::RuleFilePaths;
 use super::xds::client::ReceivedResources;
 use super::xds::refused_domains::{
@@ -194,7 +194,7 @@ fn build_rule_problem(error: &Diagnostic, of_files: &RuleTexts) -> RuleProblem {
     let line = |(number, line): (u32, &[u8])| {
         // Four bytes are the longest character.
         let start = &line[..line.len().min(4 * MAX_LINE_CHARS)];
-        FileLine { number, text: String::from_utf8_lossy(start).trim_end().chars().take(MAX_LINE_CHARS).collect() }
+        NumberedLine { number, text: String::from_utf8_lossy(start).trim_end().chars().take(MAX_LINE_CHARS).collect() }
     };
     let is_shown = |(number, _): &(u32, &[u8])| error.line > 0 && around.contains(number);
     RuleProblem {

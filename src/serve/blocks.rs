@@ -39,7 +39,7 @@ const REMOVAL_DELAY_US: u64 = 60_000_000;
 /// Entries of the hash that are read at a time.
 const ENTRIES_PER_READ: &[u8] = b"200";
 /// Maximum length of a block in Redis, in bytes.
-const MAX_RECORD_BYTES: usize = 16 << 10;
+const MAX_BLOCK_RECORD_BYTES: usize = 16 << 10;
 
 /// Blocks of this process, and their exchange with other replicas.
 #[derive(Debug)]
@@ -352,7 +352,7 @@ impl RedisBlocks {
             let (next, entries) = (parts.first().and_then(reply_bytes), parts.get(1));
             if let Some(Reply::Array(entries)) = entries {
                 let records = entries.chunks_exact(2).filter_map(|entry| reply_bytes(&entry[1]));
-                let records = records.filter(|record| record.len() <= MAX_RECORD_BYTES);
+                let records = records.filter(|record| record.len() <= MAX_BLOCK_RECORD_BYTES);
                 blocks.extend(records.filter_map(BlockRecord::parse));
             }
             match next {

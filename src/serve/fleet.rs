@@ -11,7 +11,7 @@ pub mod merge_rejected_keys;
 pub mod merge_busiest_keys;
 pub mod merge_limit_counts;
 pub mod view;
-mod summary_collector;
+mod replica_summary_builder;
 mod reset_announcements;
 mod worker;
 pub mod member;

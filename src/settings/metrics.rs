@@ -52,9 +52,9 @@ settings! { "Metrics";
     NEAR_LIMIT_RATIO: f64 = 0.8, "share of a limit above which hits are counted as near_limit"
         .with_allowed(FloatRange::new(0.0, 1.0));
     GOSTATS as "GOSTATS_*": String = "", "settings of a Go statsd library"
-        .no_effect_notice_when(Condition::NotEmpty, "this program does not use that Go library");
+        .has_no_effect_with_notice_when(Condition::NotEmpty, "this program does not use that Go library");
     DD as "DD_*": Option<Secret> = None, "settings of the Datadog client"
-        .no_effect_notice_when(Condition::NotEmpty, "this program does not use the Datadog client");
+        .has_no_effect_with_notice_when(Condition::NotEmpty, "this program does not use the Datadog client");
 }
 
 static REQUIRES_PROMETHEUS: Requirement = Requirement {

@@ -28,9 +28,9 @@ settings! { "Metrics over OTLP";
     OTEL_METRIC_EXPORT_INTERVAL: u64 = 60_000, "interval of sending metrics to the collector, in milliseconds"
         .with_allowed(INTERVAL_RANGE_MS);
     OTEL_METRIC_EXPORT_TIMEOUT: u64 = 30_000, "see OTEL_EXPORTER_OTLP_METRICS_TIMEOUT"
-        .with_allowed(UP_TO_AN_HOUR_MS) .no_effect_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT applies instead");
+        .with_allowed(UP_TO_AN_HOUR_MS) .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT applies instead");
     OTEL_METRICS_EXEMPLAR_FILTER: String = "", "selection of exemplars"
-        .no_effect_notice_when(Condition::NotEmpty, "no exemplars are recorded");
+        .has_no_effect_with_notice_when(Condition::NotEmpty, "no exemplars are recorded");
     OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: Option<SecretUrl> = None,
         "URL of the collector for metrics; over HTTP with the whole path";
     OTEL_EXPORTER_OTLP_METRICS_PROTOCOL: Option<OtelProtocol> = None, "protocol of the collector for metrics";
@@ -45,7 +45,7 @@ settings! { "Metrics over OTLP";
     OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE: TemporalityPreference = TemporalityPreference::Cumulative,
         "counts since the start, or since the last export; lowmemory is delta";
     OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION: String = "explicit_bucket_histogram", "form of histograms"
-        .no_effect_notice_when(Condition::IsNot("explicit_bucket_histogram"), "histograms have the bounds that Prometheus gets");
+        .has_no_effect_with_notice_when(Condition::IsNot("explicit_bucket_histogram"), "histograms have the bounds that Prometheus gets");
 }
 
 named_enum! {

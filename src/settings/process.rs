@@ -18,9 +18,9 @@ settings! { "Process";
         .with_allowed(UP_TO_AN_HOUR);
     TOLLKEEPER_WORKER_THREADS: usize = 0, "number of worker threads; 0 means one per core" .with_allowed(IntRange::new(0, 1024));
     GOMAXPROCS: String = "", "threads of a Go program"
-        .no_effect_notice_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
+        .has_no_effect_with_notice_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_WORKER_THREADS");
     GOMEMLIMIT: String = "", "memory of a Go program"
-        .no_effect_notice_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
+        .has_no_effect_with_notice_when(Condition::Set, "it is for Go programs; see TOLLKEEPER_MEMORY_BYTES");
 }
 
 /// Time limits of a shutdown.

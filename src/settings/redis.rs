@@ -113,7 +113,7 @@ settings! { "Counters in Redis";
     REDIS_STARTUP_MAX_ELAPSED_TIME: Duration = Duration::ZERO, "time limit of connection attempts at start; 0 means none"
         .with_support(no_effect_because_start_never_waits("0"));
     REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: bool = false, "reconnect when Redis reports that it is read-only"
-        .no_effect_notice_when(Condition::True, "it is always so");
+        .has_no_effect_with_notice_when(Condition::True, "it is always so");
     REDIS_PERSECOND: bool = false, "count limits per second in another Redis";
     REDIS_PERSECOND_SOCKET_TYPE: SocketKind = SocketKind::Unix, "REDIS_SOCKET_TYPE for limits per second"
         .differs_when(Condition::Never, "not set, the form of REDIS_PERSECOND_URL decides") .only_with(&REQUIRES_PER_SECOND_REDIS);

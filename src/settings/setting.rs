@@ -138,7 +138,7 @@ impl<T: SettingValue> Setting<T> {
     }
 
     /// Declares that the setting has no effect, with a notice for some values.
-    pub(crate) const fn no_effect_notice_when(self, when: Condition, why: &'static str) -> Self {
+    pub(crate) const fn has_no_effect_with_notice_when(self, when: Condition, why: &'static str) -> Self {
         self.with_support(Support::NoEffect { when, why })
     }
 

@@ -16,7 +16,7 @@ settings! { "TLS of the listeners";
     GRPC_SERVER_TLS_KEY: Option<PathBuf> = None,
         "private key of the gRPC listener, PEM file; reloaded when it changes" .only_with(&REQUIRES_GRPC_TLS);
     GRPC_SERVER_TLS_CA_CERT: Option<PathBuf> = None, "set by Envoy Gateway"
-        .no_effect_notice_when(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
+        .has_no_effect_with_notice_when(Condition::NotEmpty, "envoyproxy/ratelimit does not read it either");
     GRPC_CLIENT_TLS_CACERT: Option<PathBuf> = None,
         "CA certificates for clients, PEM file; set: clients need a certificate; reloaded when it changes"
         .differs_when(Condition::NotEmpty, "the system's CAs are not trusted; without TLS it prevents the start");

@@ -62,9 +62,9 @@ settings! { "Tracing";
     OTEL_EXPORTER_OTLP_CLIENT_KEY: Option<PathBuf> = None, "private key of the client certificate, PEM file";
     OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: Option<PathBuf> = None, "the same for traces";
     OTEL_EXPORTER_OTLP_INSECURE: bool = false, "connect to the collector without TLS"
-        .no_effect_notice_when(Condition::True, "the URL decides, by http:// or https://");
+        .has_no_effect_with_notice_when(Condition::True, "the URL decides, by http:// or https://");
     OTEL_EXPORTER_OTLP as "OTEL_EXPORTER_OTLP_*": Option<Secret> = None, "other settings of OTLP exporters"
-        .no_effect_notice_when(Condition::NotEmpty, "it is not for traces, logs or metrics, or not known");
+        .has_no_effect_with_notice_when(Condition::NotEmpty, "it is not for traces, logs or metrics, or not known");
     OTEL_TRACES_SAMPLER: Option<OtelSampler> = None, "sampler of traces; not set: TRACING_SAMPLING_RATE";
     OTEL_TRACES_SAMPLER_ARG: f64 = 1.0, "share of the traces that a traceidratio sampler keeps" .with_allowed(ZERO_TO_ONE);
     OTEL_PROPAGATORS: TextList = "tracecontext,b3,b3multi",
@@ -76,7 +76,7 @@ settings! { "Tracing";
     OTEL_BSP_SCHEDULE_DELAY: u64 = 5000, "time that a span waits for others before export, in milliseconds"
         .with_allowed(UP_TO_AN_HOUR_MS);
     OTEL_BSP_EXPORT_TIMEOUT: u64 = 30_000, "see OTEL_EXPORTER_OTLP_TIMEOUT"
-        .with_allowed(UP_TO_AN_HOUR_MS) .no_effect_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
+        .with_allowed(UP_TO_AN_HOUR_MS) .has_no_effect_with_notice_when(Condition::Set, "OTEL_EXPORTER_OTLP_TIMEOUT applies instead");
 }
 
 impl Choice for OtlpProtocol {

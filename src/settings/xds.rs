@@ -20,7 +20,7 @@ settings! { "Rules over xDS", only with REQUIRES_XDS;
     CONFIG_GRPC_XDS_NODE_METADATA: String = "", "node metadata: k=v,k=v";
     CONFIG_GRPC_XDS_SERVER_URL: SecretUrl = "localhost:18000", "host:port of the xDS server";
     CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(3), "time between connection attempts"
-        .no_effect_notice_when(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
+        .has_no_effect_with_notice_when(Condition::NotEmpty, "the delays of XDS_CLIENT_BACKOFF_* apply, as in envoyproxy/ratelimit");
     CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: Option<Secret> = None, "headers of the stream: k:v,k:v";
     CONFIG_GRPC_XDS_SERVER_USE_TLS: bool = false, "connect over TLS";
     CONFIG_GRPC_XDS_CLIENT_TLS_CERT: Option<PathBuf> = None,

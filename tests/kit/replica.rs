@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use tollkeeper::base::clock::Time;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::encode::{AnswerError, ResponseWithDelay};
-use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use tollkeeper::settings::{self, Settings};
 use tollkeeper::store::Store;
 use tollkeeper::store::fallback::Fallback;
@@ -76,7 +76,7 @@ impl Replica {
 
     async fn decide_async(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
         let request = decode::convert_request(&request.0);
-        let decided = self.service.inner.decide(&request, DEFAULT_DEADLINE, None).await;
+        let decided = self.service.inner.decide(&request, DEFAULT_CALLER_DEADLINE, None).await;
         decided.map(|ResponseWithDelay { response, delay }| TestResponse { response, delay })
     }
 }

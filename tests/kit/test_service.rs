@@ -27,7 +27,7 @@ use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::encode::{AnswerError, ResponseWithDelay};
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
+use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 use tollkeeper::store::memory::MemoryStore;
@@ -120,7 +120,7 @@ impl TestService {
 
     /// Decides a request with the default deadline.
     pub(crate) fn decide(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
-        self.decide_within(request, DEFAULT_DEADLINE)
+        self.decide_within(request, DEFAULT_CALLER_DEADLINE)
     }
 
     /// Decides a request with this deadline.

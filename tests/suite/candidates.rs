@@ -7,7 +7,7 @@ mod faults;
 use tollkeeper::base::clock::Time;
 use tollkeeper::decide::explain::Explanation;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use tollkeeper::serve::report::domain_names::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
@@ -78,7 +78,7 @@ fn explain(service: &TestService, descriptor: &str) -> Explanation {
     let request = shop_request(descriptor);
     let request = decode::convert_request(&request.0);
     let loaded = service.inner.rules.current_rules_owned().unwrap();
-    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_CALLER_DEADLINE);
     let counters = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
     Explanation::explain_request(
         &service.inner.decider.behaviour,
@@ -154,7 +154,7 @@ fn reset_deletes_counters_of_candidates() {
     let request = shop_request("user=ann");
     let request = decode::convert_request(&request.0);
     let loaded = service.inner.rules.current_rules_owned().unwrap();
-    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_CALLER_DEADLINE);
     let deleted = store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
     assert_eq!(deleted.unwrap(), [3]);
     let explained = explain(&service, "user=ann");

@@ -1121,8 +1121,9 @@ fn call_deadline_bounds_the_delay() {
             .collect();
         let message = shop_request("q").0;
         let (head, request) = (CallHead::from_headers(&headers).unwrap(), decode::convert_request(&message));
-        let polled =
-            pin!(service.inner.answer_grpc_call(head, &request)).as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let polled = pin!(service.inner.answer_decoded_grpc_call(head, &request))
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()));
         match polled {
             Poll::Pending => assert!(waits, "{timeout:?} is delayed"),
             Poll::Ready(answered) => {

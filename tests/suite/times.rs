@@ -5,7 +5,7 @@ use tollkeeper::decide::explain::Explanation;
 use tollkeeper::limit::active::{ActiveSpec, ActiveTimes, Weekdays};
 use tollkeeper::limit::calendar::{TimeOfDay, Zone};
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
 use crate::kit::fixtures::{decide, load_shop_rules, shop_request};
@@ -31,7 +31,7 @@ fn explain(service: &TestService, descriptors: &str) -> Explanation {
     let request = shop_request(descriptors);
     let request = decode::convert_request(&request.0);
     let loaded = service.inner.rules.current_rules_owned().unwrap();
-    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&loaded), DEFAULT_CALLER_DEADLINE);
     let now = context.store.now;
     let counters = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
     Explanation::explain_request(&service.inner.decider.behaviour, &loaded.rules, &request, &counters, now)

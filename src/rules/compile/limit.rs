@@ -278,7 +278,7 @@ fn compile_limit(
             Ok(limit) => return Some(limit),
             // Without regions the scope has no effect, however small the limit is.
             Err(LimitError::ReserveTooSmall { .. }) if scope.options.regions.is_none() => {
-                lints::warn_about_unused_scope(reader, written, field_path);
+                lints::warn_about_global_scope_without_regions(reader, written, field_path);
                 spec.scope = Some(Scope::Region);
             }
             Err(error) => {

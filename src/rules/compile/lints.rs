@@ -136,7 +136,7 @@ const MIN_GLOBAL_HITS_WITHOUT_WARNING: u32 = 1000;
 const MIN_GLOBAL_PERIOD_US_WITHOUT_WARNING: u64 = 60_000_000;
 
 /// Warns about `scope: global` without regions.
-pub(super) fn warn_about_unused_scope(
+pub(super) fn warn_about_global_scope_without_regions(
     reader: &mut DocumentReader<'_>,
     written: &RateLimitEntry,
     field_path: &FieldPath<'_>,
@@ -160,7 +160,7 @@ fn warn_about_global_limit(
         return;
     }
     if options.regions.is_none() {
-        warn_about_unused_scope(reader, written, field_path);
+        warn_about_global_scope_without_regions(reader, written, field_path);
     } else if limit.requests_per_unit() > 0
         && (limit.requests_per_unit() < MIN_GLOBAL_HITS_WITHOUT_WARNING
             || limit.period_us() < MIN_GLOBAL_PERIOD_US_WITHOUT_WARNING)

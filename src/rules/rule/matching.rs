@@ -55,7 +55,7 @@ impl RuleSet {
             let Some((next, match_kind)) = self.match_entry(node, entry) else { return RuleMatch::None };
             let matched = &self.nodes[next as usize];
             if match_kind.can_share_counter() && matched.share_threshold {
-                shared.push((index, shared_counter_value(&matched.composite, entry.key)));
+                shared.push((index, shared_entry_text(&matched.composite, entry.key)));
             }
             if index == last {
                 return matched.match_at_path_end(shared);
@@ -76,7 +76,7 @@ impl RuleSet {
         for (index, ((node, match_kind), entry)) in path.iter().zip(entries).enumerate() {
             let matched = &self.nodes[*node as usize];
             if match_kind.can_share_counter() && matched.share_threshold {
-                shared.push((index, shared_counter_value(&matched.composite, entry.key)));
+                shared.push((index, shared_entry_text(&matched.composite, entry.key)));
             }
         }
         match path.last() {
@@ -163,6 +163,6 @@ impl CompiledNode {
 
 /// Returns the text that replaces the value of an entry with a shared counter: the pattern without the key before it,
 /// or the whole pattern if the star is in the key.
-fn shared_counter_value<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
+fn shared_entry_text<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
     composite.strip_prefix(key).and_then(|rest| rest.strip_prefix(b"_")).unwrap_or(composite)
 }

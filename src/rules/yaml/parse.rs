@@ -283,13 +283,13 @@ impl<'a, 'f> TreeBuilder<'a, 'f> {
             }
         }
         for (source, before) in merges {
-            self.merge_entries(&source, before, &mut seen, &mut entries)?;
+            self.add_merge_key_entries(&source, before, &mut seen, &mut entries)?;
         }
         Some(entries)
     }
 
     /// Adds the entries of `source`, the value of a merge key after `before` entries, whose keys `entries` lacks.
-    fn merge_entries(
+    fn add_merge_key_entries(
         &mut self,
         source: &YamlNode<'a>,
         before: usize,

@@ -98,7 +98,7 @@ const MIN_NEAR_MISSES: u64 = 20;
 /// Minutes that are looked at for an alarm about rejections: the last two, and the one that runs.
 const REJECTION_MINUTES: usize = 3;
 /// Minimum number of requests in those minutes.
-const MIN_REQUESTS: u64 = 100;
+const MIN_REQUESTS_FOR_REJECTION_ALARM: u64 = 100;
 /// Minimum number of rejected hits of one key in those minutes, bursts left out, for an alarm: about six per second. A
 /// limit that rejects one client now and then does its work.
 const MIN_HITS_OF_HOT_KEY: u64 = 1000;
@@ -170,7 +170,7 @@ impl OwnAlarms<'_> {
         let recent = minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| of);
         let (requests, rejected) =
             recent.fold((0, 0), |(requests, rejected), of| (requests + of.requests, rejected + of.rejected));
-        if requests >= MIN_REQUESTS && 2 * rejected >= requests {
+        if requests >= MIN_REQUESTS_FOR_REJECTION_ALARM && 2 * rejected >= requests {
             let by = match find_most_rejecting_limit(collector) {
                 Some((name, count)) => format!(", {count} decisions of them by {}", escape_unprintable(&name)),
                 None => String::new(),

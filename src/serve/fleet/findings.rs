@@ -139,7 +139,7 @@ pub fn find_differences(replicas: &[ReplicaSummary], now: Time) -> Vec<FleetFind
         find_no_traffic(replicas),
         find_clocks_apart(replicas),
         find_different_builds(replicas),
-        find_different_key_forms(replicas),
+        find_replicas_with_different_key_forms(replicas),
     ];
     found.into_iter().flatten().collect()
 }
@@ -313,7 +313,7 @@ fn find_different_builds(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     )
 }
 
-fn find_different_key_forms(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
+fn find_replicas_with_different_key_forms(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
     let usual = find_most_frequent(replicas.iter().map(|replica| replica.values.name()))?;
     build_finding(
         replicas,

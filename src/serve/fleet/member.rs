@@ -9,9 +9,9 @@ use tokio::time::{interval, sleep, timeout};
 
 use super::authentication::AuthenticationKey;
 use super::redis_client::PUBLISH_INTERVAL;
+use super::replica_summary_builder::{ReplicaFacts, ReplicaSummaryBuilder, build_view_of_this_replica};
 use super::reset_announcements;
 use super::summary::PublishedKeyForm;
-use super::summary_collector::{ReplicaFacts, SummaryCollector, build_view_of_this_replica};
 use super::view::FleetView;
 use super::worker::{FleetWorker, FleetWorkerHandle};
 use crate::base::random::random_u64_pair;
@@ -34,7 +34,7 @@ type CachedView = tokio::sync::Mutex<Option<(Instant, Arc<FleetView>)>>;
 /// This replica's membership in the fleet: publishes its summary, and reads those of all replicas.
 #[derive(Debug)]
 pub struct FleetMembership {
-    collector: Arc<Mutex<SummaryCollector>>,
+    collector: Arc<Mutex<ReplicaSummaryBuilder>>,
     worker: Result<FleetWorkerHandle, &'static str>,
     last: Arc<CachedView>,
 }
@@ -63,7 +63,7 @@ impl FleetMembership {
             started: Instant::now(),
             values,
         };
-        let collector = SummaryCollector::new(service, quota, health, facts);
+        let collector = ReplicaSummaryBuilder::new(service, quota, health, facts);
         let collector = Arc::new(Mutex::new(collector));
         let worker = match &settings.redis {
             Ok(redis) => Ok(FleetWorker::start(redis.clone(), key, Arc::clone(&collector))?),
@@ -133,7 +133,7 @@ async fn drop_outdated_view(last: Weak<CachedView>) {
 }
 
 /// Records the decision totals of a replica that publishes nothing every 5 s, until the collector is dropped.
-async fn record_decision_totals_periodically(collector: Weak<Mutex<SummaryCollector>>) {
+async fn record_decision_totals_periodically(collector: Weak<Mutex<ReplicaSummaryBuilder>>) {
     let mut ticks = interval(PUBLISH_INTERVAL);
     loop {
         ticks.tick().await;

@@ -209,10 +209,10 @@ mod tests {
 
     use super::{MAX_KEYS_PER_MINUTE, MergedRejectedKeys};
     use crate::base::clock::Time;
+    use crate::serve::fleet::replica_summary_builder::{ListedLimitNames, add_rejected_keys};
     use crate::serve::fleet::summary::{
         RejectedKeyCountSummary, RejectedKeySummary, RejectedKeysMinuteSummary, ReplicaSummary,
     };
-    use crate::serve::fleet::summary_collector::{ListedLimitNames, add_rejected_keys};
     use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
     use crate::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
 

@@ -26,7 +26,7 @@ const LAST_MINUTES: u64 = 3;
 /// Minutes after a load for which it is looked at.
 const MAX_MINUTES_SINCE_LOAD: u64 = 30;
 /// Minimum number of requests on each side of a load.
-const MIN_REQUESTS: u64 = 100;
+const MIN_REQUESTS_FOR_REJECTION_ALARM: u64 = 100;
 /// Minimum number of rejected requests after a load.
 const MIN_REJECTED: u64 = 50;
 /// Minimum rise of the share of rejected requests, in percentage points.
@@ -83,7 +83,7 @@ impl RequestSum {
 
     /// True if the sum has the requests and rejections of a rise, and their share is at least `percent`.
     const fn has_rise(self, percent: u64) -> bool {
-        self.requests >= MIN_REQUESTS && self.rejected >= MIN_REJECTED && self.percent() >= percent
+        self.requests >= MIN_REQUESTS_FOR_REJECTION_ALARM && self.rejected >= MIN_REJECTED && self.percent() >= percent
     }
 }
 
@@ -104,7 +104,7 @@ pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[Lo
             RequestSum::of_minutes(minutes, |minute| minute > at && minute <= at + MINUTES_RIGHT_AFTER_LOAD);
         let last = RequestSum::of_minutes(minutes, |minute| is_in_last_minutes(*now, at, minute));
         let is_found = *now <= at + MAX_MINUTES_SINCE_LOAD
-            && before.requests >= MIN_REQUESTS
+            && before.requests >= MIN_REQUESTS_FOR_REJECTION_ALARM
             && right_after.has_rise(least)
             && last.has_rise(least);
         is_found.then(|| RejectionRise {

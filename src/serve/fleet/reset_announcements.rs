@@ -16,7 +16,7 @@ use super::redis_client::FleetRedisKeys;
 use crate::base::clock::Clock;
 use crate::decide::log::record::{EntryRecord, OverrideRecord};
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
-use crate::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
+use crate::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use crate::settings::fleet::FleetRedis;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};
 use crate::store::client::redis::resp::{Reply, reply_bytes, time_in_reply};
@@ -179,5 +179,7 @@ fn forget_counters_of_descriptor(service: &RateLimitService, domain: &str, descr
     };
     let request = Request { domain, descriptors: [sent].into_iter().collect(), hits_addend: 0 };
     let Some(loaded) = service.rules.current_rules_owned() else { return };
-    service.decider.forget_cached_counters(service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE), &request);
+    service
+        .decider
+        .forget_cached_counters(service.build_decision_context(Some(&loaded), DEFAULT_CALLER_DEADLINE), &request);
 }

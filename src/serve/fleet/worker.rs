@@ -11,9 +11,9 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
 use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
+use super::replica_summary_builder::{ReplicaSummaryBuilder, build_own_summary, build_view_of_this_replica};
 use super::reset_announcements::ResetReader;
 use super::summary::ReplicaSummary;
-use super::summary_collector::{SummaryCollector, build_own_summary, build_view_of_this_replica};
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Clock, Time, to_micros};
 use crate::base::random::random_u64_pair;
@@ -65,7 +65,7 @@ pub(super) struct FleetWorker {
     publications: u64,
     /// Time of the first summary after which publishing has not failed; `None` after a failure.
     publishing_since: Option<Instant>,
-    collector: Arc<Mutex<SummaryCollector>>,
+    collector: Arc<Mutex<ReplicaSummaryBuilder>>,
     incarnation: String,
     key: Option<AuthenticationKey>,
     /// Time of Redis less that of this process, in microseconds.
@@ -106,7 +106,7 @@ impl FleetWorker {
     pub(super) fn start(
         redis: FleetRedis,
         key: Option<AuthenticationKey>,
-        collector: Arc<Mutex<SummaryCollector>>,
+        collector: Arc<Mutex<ReplicaSummaryBuilder>>,
     ) -> io::Result<FleetWorkerHandle> {
         let (sender, requests) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let (announcements, announced) = mpsc::channel(MAX_QUEUED_REQUESTS);
@@ -285,7 +285,7 @@ impl FleetWorker {
         with(self.lock_collector().metrics());
     }
 
-    fn lock_collector(&self) -> MutexGuard<'_, SummaryCollector> {
+    fn lock_collector(&self) -> MutexGuard<'_, ReplicaSummaryBuilder> {
         lock_ignoring_poison(&self.collector)
     }
 

@@ -85,7 +85,7 @@ impl ShouldRateLimitMethod {
                 return Box::pin(self.answer_release(call, message.clone(), permits)).await;
             }
         }
-        let response = self.service.answer_grpc_call(call, &request).await;
+        let response = self.service.answer_decoded_grpc_call(call, &request).await;
         threads::consume_task_budget(
             message.len() / MESSAGE_BYTES_PER_TASK_BUDGET_UNIT
                 + request.descriptors.len() / DESCRIPTORS_PER_TASK_BUDGET_UNIT,
@@ -112,7 +112,7 @@ impl ShouldRateLimitMethod {
                 Ok(request) => request,
                 Err(status) => return drop(sender.send(Err(status))),
             };
-            let answered = service.answer_grpc_call(call, &request).await;
+            let answered = service.answer_decoded_grpc_call(call, &request).await;
             // Nobody waits if the caller gave up.
             let _unsent = sender.send(answered.map(|response| encode_grpc_frame(&response)));
         });
@@ -149,7 +149,7 @@ pub struct RateLimitService {
 }
 
 /// Deadline of a caller that sends none.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
+pub const DEFAULT_CALLER_DEADLINE: Duration = Duration::from_secs(30);
 /// Longest delay of a response, regardless of the caller's deadline.
 const MAX_RESPONSE_DELAY: Duration = Duration::from_secs(3600);
 /// Time reserved after the store's answer, so that the response reaches the caller before its deadline.
@@ -199,12 +199,12 @@ impl RateLimitService {
     ///
     /// # Errors
     /// The request is invalid, or there is no decision.
-    pub async fn answer_grpc_call(
+    pub async fn answer_decoded_grpc_call(
         &self,
         head: CallHead<'_>,
         request: &Request<'_>,
     ) -> Result<RateLimitResponse, Status> {
-        let deadline = head.timeout.unwrap_or(DEFAULT_DEADLINE);
+        let deadline = head.timeout.unwrap_or(DEFAULT_CALLER_DEADLINE);
         let mut span =
             self.start_request_span(RATE_LIMIT_METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {

@@ -18,7 +18,7 @@ use super::response::{respond_no_rules, respond_pretty_json, respond_text};
 use crate::base::printable_text::to_pretty_json;
 use crate::decide::counter_commands::RuleRef;
 use crate::serve::grpc::decode;
-use crate::serve::grpc::service::DEFAULT_DEADLINE;
+use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use crate::settings::report::list_effective_settings;
 use crate::telemetry::logs::{self, AUDIT_TARGET, Level};
 
@@ -72,7 +72,7 @@ pub(super) async fn show_counters(
         return respond_text(StatusCode::NOT_FOUND, "rule not found (/rlconfig and /rules list the names)\n");
     };
     let most = query.most.unwrap_or(DEFAULT_LISTED_COUNTERS).clamp(1, MAX_LISTED_COUNTERS);
-    let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.build_decision_context(Some(&loaded), DEFAULT_CALLER_DEADLINE);
     match service.decider.list_counters(context, RuleRef { rules: &loaded.rules, domain, rule }, most).await {
         Ok(listing) => respond_pretty_json(&listing),
         Err(error) => respond_text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
@@ -91,7 +91,7 @@ pub(super) async fn reset_counters(admin: AuthenticatedAdmin, State(state): Stat
     }
     let service = &state.collector.service;
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
-    let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.build_decision_context(Some(&loaded), DEFAULT_CALLER_DEADLINE);
     let request = decode::convert_request(&request);
     if loaded.rules.domain(request.domain).is_none() {
         return admin.reject_with_audit_log(StatusCode::NOT_FOUND, "domain not found");

@@ -21,7 +21,7 @@ use crate::decide::explain::Explanation;
 use crate::limit::request::Descriptor;
 use crate::rules::xds::descriptors::MAX_DESCRIPTOR_DEPTH;
 use crate::serve::grpc::decode;
-use crate::serve::grpc::service::DEFAULT_DEADLINE;
+use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use crate::settings::decisions::DecisionSettings;
 use crate::telemetry::traces::Span;
 
@@ -62,7 +62,7 @@ async fn decide_json_body(state: &AppState, body: &[u8], span: Option<&Span>) ->
     };
     let request = decode::convert_request(&request);
     let service = &state.collector.service;
-    let response = match service.answer_request(&request, DEFAULT_DEADLINE, span).await {
+    let response = match service.answer_request(&request, DEFAULT_CALLER_DEADLINE, span).await {
         Ok(response) => response,
         Err(error) => return respond_bad_request(error),
     };
@@ -107,7 +107,7 @@ pub(super) async fn show_explanation(State(state): State<AppState>, body: Bytes)
     };
     let service = Arc::clone(&state.collector.service);
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
-    let context = service.build_decision_context(Some(&loaded), DEFAULT_DEADLINE);
+    let context = service.build_decision_context(Some(&loaded), DEFAULT_CALLER_DEADLINE);
     let now = context.store.now;
     let converted = decode::convert_request(&request);
     let counters = service.decider.peek_counters(context, &converted).await;

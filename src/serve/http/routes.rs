@@ -20,7 +20,7 @@ use super::{
     admin_pages, block_pages, console_pages, decision_pages, inspection_pages, metrics_pages, report_pages,
     status_pages,
 };
-use crate::serve::grpc::service::DEFAULT_DEADLINE;
+use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 
 /// Builds the routes of the HTTP listener, for clients and health probes.
 pub fn build_http_router(state: AppState) -> Router {
@@ -81,7 +81,7 @@ async fn respond_not_found() -> Response {
 }
 
 /// Maximum time to read a request and answer it. A client that sends its body slowly occupies memory.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * DEFAULT_DEADLINE.as_secs());
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2 * DEFAULT_CALLER_DEADLINE.as_secs());
 
 async fn limit_request_time(request: Request, next: Next) -> Response {
     let response = tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await;

@@ -39,7 +39,7 @@ pub struct LiveReport {
     /// Part of the verdicts `local` that rejected.
     pub local_rejected: u64,
     /// Duration of decisions; `null` without any.
-    pub latency_us: Option<LatencyReport>,
+    pub latency_us: Option<LatencyPercentiles>,
     /// State of the store.
     pub store: LiveStoreReport,
     /// Loaded rules.
@@ -56,7 +56,7 @@ pub struct LiveReport {
 
 /// Percentiles of durations in microseconds, each the upper bound of its bucket; the last bound stands for more, too.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct LatencyReport {
+pub struct LatencyPercentiles {
     /// Median.
     pub p50: u64,
     /// 90th percentile.
@@ -146,7 +146,7 @@ impl LiveReport {
             requests: decisions.observation_count(),
             local_rejected: now.local_rejected.saturating_sub(before.local_rejected),
             rejected: requests.rejected.saturating_sub(earlier.rejected),
-            latency_us: LatencyReport::new(&decisions),
+            latency_us: LatencyPercentiles::new(&decisions),
             store: LiveStoreReport::new(collector, requests.failed_charges.saturating_sub(earlier.failed_charges)),
             rules: LoadedRulesReport::new(collector),
             replicas: sharing.map(|sharing| LiveReplicasReport { live: sharing.live_replicas, slot: sharing.slot }),
@@ -158,7 +158,7 @@ impl LiveReport {
     }
 }
 
-impl LatencyReport {
+impl LatencyPercentiles {
     fn new(durations: &HistogramSnapshot) -> Option<Self> {
         let percentile = |per_mille| {
             let last = BUCKET_BOUNDS_US[BUCKET_BOUNDS_US.len() - 1];

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rules::live::{FileLine, LoadedRules};
+use crate::rules::live::{LoadedRules, NumberedLine};
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::rules::rule::{RuleAllowance, RuleLimit, SourceLocation};
 use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line, format_rule_file_with_limits};
@@ -32,7 +32,7 @@ pub struct RuleTextReport {
     pub line: u32,
     /// Lines from that of the rule's key to the end of the rule, without comments; empty if the rules came from a
     /// control plane.
-    pub lines: Vec<FileLine>,
+    pub lines: Vec<NumberedLine>,
     /// True if lines were left out.
     pub is_cut: bool,
     /// Limits, candidates last, each on one line of YAML: what decides, without policies and texts.
@@ -111,7 +111,7 @@ fn split_location(origin: &str) -> Option<(&str, u32, u32)> {
 }
 
 /// Lines of the list item that contains `line`, and whether the last were left out.
-fn find_rule_lines(text: &[u8], line: u32) -> (Vec<FileLine>, bool) {
+fn find_rule_lines(text: &[u8], line: u32) -> (Vec<NumberedLine>, bool) {
     let all: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
     let at = (line as usize).saturating_sub(1);
     if at >= all.len() {
@@ -139,7 +139,7 @@ fn find_rule_lines(text: &[u8], line: u32) -> (Vec<FileLine>, bool) {
         let text = start[..find_comment(&start).unwrap_or(start.len())].trim_end();
         let is_comment = text.is_empty() && !start.trim().is_empty();
         let number = u32::try_from(first).unwrap_or(u32::MAX).saturating_add(offset);
-        (!is_comment).then(|| FileLine { number, text: text.chars().take(MAX_LINE_CHARS).collect() })
+        (!is_comment).then(|| NumberedLine { number, text: text.chars().take(MAX_LINE_CHARS).collect() })
     });
     (lines.collect(), shown < end)
 }

@@ -46,7 +46,7 @@ impl ReloadingTls {
     /// # Errors
     /// Names the setting, the problem and the remedy.
     pub(super) fn load(tls: &ListenerTls, admission: &Arc<ListenerAdmission>) -> Result<Self, UnusableSetting> {
-        let pem = PemFiles::read_files(tls);
+        let pem = PemContents::read_files(tls);
         let initial = fingerprint_files(&pem);
         let (config, not_after) = pem?.build_config(tls, admission.kind())?;
         admission.stats().set_certificate_not_after(not_after);
@@ -68,7 +68,7 @@ impl ReloadingTls {
             }
             tokio::time::sleep(FILE_CHECK_INTERVAL).await;
             let tls = self.tls.clone();
-            let Ok(pem) = tokio::task::spawn_blocking(move || PemFiles::read_files(&tls)).await else { continue };
+            let Ok(pem) = tokio::task::spawn_blocking(move || PemContents::read_files(&tls)).await else { continue };
             let current = fingerprint_files(&pem);
             if current != applied && current == previous {
                 applied = current;
@@ -78,7 +78,7 @@ impl ReloadingTls {
         }
     }
 
-    fn replace_config(&self, pem: Result<PemFiles, UnusableSetting>) {
+    fn replace_config(&self, pem: Result<PemContents, UnusableSetting>) {
         match pem.and_then(|pem| pem.build_config(&self.tls, self.admission.kind())) {
             Ok((config, not_after)) => {
                 self.config.store(Arc::new(config));
@@ -103,13 +103,13 @@ pub(super) fn log_handshake_failure(error: &io::Error, listener: ListenerKind, p
 }
 
 /// Contents of the certificate files.
-struct PemFiles {
+struct PemContents {
     certificate: Vec<u8>,
     key: Vec<u8>,
     client_authorities: Option<Vec<u8>>,
 }
 
-impl PemFiles {
+impl PemContents {
     fn read_files(tls: &ListenerTls) -> Result<Self, UnusableSetting> {
         Ok(Self {
             certificate: tls.certificate.read_contents()?,
@@ -147,14 +147,14 @@ impl PemFiles {
 }
 
 /// Hash of the files' contents, or of the error that reading them gave.
-fn fingerprint_files(pem: &Result<PemFiles, UnusableSetting>) -> blake3::Hash {
+fn fingerprint_files(pem: &Result<PemContents, UnusableSetting>) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     let mut add = |part: &[u8]| {
         hasher.update(&part.len().to_le_bytes());
         hasher.update(part);
     };
     match pem {
-        Ok(PemFiles { certificate, key, client_authorities }) => {
+        Ok(PemContents { certificate, key, client_authorities }) => {
             let parts = [certificate.as_slice(), key, client_authorities.as_deref().unwrap_or_default()];
             parts.into_iter().for_each(add);
         }

@@ -23,7 +23,7 @@ pub(super) struct CounterEntry {
     /// Time after the last charge for which the counter is over its limit, in seconds, rounded up; `u16::MAX`: until it
     /// expires.
     over_s: u16,
-    /// Used share of the limit, 0 to [`ALL_USED`].
+    /// Used share of the limit, 0 to [`FULLY_USED`].
     used: u8,
     kind: EntryKind,
 }
@@ -37,7 +37,7 @@ enum EntryKind {
 }
 
 /// `used` of a counter without remaining hits.
-const ALL_USED: u8 = u8::MAX;
+const FULLY_USED: u8 = u8::MAX;
 
 impl CounterEntry {
     /// Creates a counter without charges.
@@ -110,7 +110,7 @@ impl CounterEntry {
     pub(super) fn set_ban(&mut self, ban: BanState, limit: &Limit) {
         self.words = ban.to_packed_words();
         self.expires_s = seconds_rounded_up(ban.expires_at(limit));
-        self.used = ALL_USED;
+        self.used = FULLY_USED;
         let over_s = ban.until.since_us(ban.last).div_ceil(1_000_000);
         self.over_s = u16::try_from(over_s).unwrap_or(u16::MAX);
     }
@@ -141,7 +141,7 @@ impl CounterEntry {
         self.expires_s = seconds_rounded_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);
         let left = u64::from(result.remaining).min(capacity);
-        self.used = u8::try_from((capacity - left) * u64::from(ALL_USED) / capacity).unwrap_or(ALL_USED);
+        self.used = u8::try_from((capacity - left) * u64::from(FULLY_USED) / capacity).unwrap_or(FULLY_USED);
         let over_us = match result.retry_after_us {
             _ if result.remaining > 0 => 0,
             Some(retry_after_us) => retry_after_us,

@@ -92,7 +92,7 @@ impl MemoryShard {
 
     /// Charges all counters of a descriptor; returns the result of each limit.
     pub(super) fn charge(&mut self, charge: &Charge<'_>, now: Time) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
-        if self.has_held_counter(charge) {
+        if self.is_any_counter_held(charge) {
             return self.charge_with_holds(charge, now);
         }
         // Peeks and refunds add no counter.
@@ -159,7 +159,7 @@ impl MemoryShard {
 
     /// Returns which limits of a descriptor would admit a charge.
     pub(super) fn peek_admissions(&mut self, charge: &Charge<'_>, now: Time) -> LimitAdmissions {
-        if self.has_held_counter(charge) {
+        if self.is_any_counter_held(charge) {
             return self.peek_held_admissions(charge, now);
         }
         let admits = charge.counters.iter().map(|counter| {

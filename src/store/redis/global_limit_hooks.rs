@@ -37,7 +37,7 @@ impl GlobalLimitHooks {
     }
 
     /// Returns the view of the global Redis at a call to `node` in the time `within`; `key` is one of its counters.
-    pub(super) fn encode_view_for_call(
+    pub(super) fn encode_global_redis_view_for_call(
         &self,
         node: &Node,
         key: &[u8],

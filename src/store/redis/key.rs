@@ -176,7 +176,7 @@ pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Coun
     let mut key = Vec::with_capacity(KEY_CAPACITY);
     push_prefix_and_version(&mut key, prefix);
     let start = key.len();
-    push_path(&mut key, path);
+    push_escaped_counter_path(&mut key, path);
     truncate_long_path(&mut key, start);
     key.push(b'}');
     if let Some(name) = path.candidate {
@@ -289,7 +289,7 @@ const fn byte_set(bytes: &[u8]) -> ByteSet {
     set
 }
 
-fn push_path(key: &mut Vec<u8>, path: &CounterPath<'_>) {
+fn push_escaped_counter_path(key: &mut Vec<u8>, path: &CounterPath<'_>) {
     push_escaped(key, path.domain.as_bytes(), &ESCAPED_IN_PATH);
     let mut shared = path.shared.iter().peekable();
     for (index, entry) in path.entries.iter().enumerate() {

@@ -220,7 +220,7 @@ impl CallAttempt<'_> {
             Self::Script { call, charges, global_limits: Some(hooks) } => {
                 let within = InstantRange { from: Instant::now(), until: deadline };
                 // Another node has another clock.
-                call.view = Some(hooks.encode_view_for_call(&target.node, &call.keys[0], charges, within));
+                call.view = Some(hooks.encode_global_redis_view_for_call(&target.node, &call.keys[0], charges, within));
                 let outcome = call.charge_and_replay(charges, target, deadline).await?;
                 hooks.record_clock(&target.node, within.from, outcome.now);
                 Ok(outcome)

@@ -16,8 +16,8 @@ use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
 use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{
-    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedPlan, ExplainedProxyShares,
-    ExplainedSlots, Explanation,
+    ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedProxyShares, ExplainedSlots,
+    ExplainedTablePlan, Explanation,
 };
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
@@ -54,7 +54,7 @@ Examples:
 
 Exit codes: 0 explained, 1 the rules have errors or the server did not answer, 2 invalid usage.";
 
-const NO_COUNTERS_NOTE: &str = "\nThis is based on the files only; a running server (--addr) shows its counters too.\n";
+const FILES_ONLY_NOTE: &str = "\nThis is based on the files only; a running server (--addr) shows its counters too.\n";
 
 /// Explains the request.
 pub(super) fn run(args: &Args) -> CommandOutcome {
@@ -136,7 +136,7 @@ fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
         append_descriptor_text(&mut page, descriptor, has_counters);
     }
     if !has_counters {
-        page += NO_COUNTERS_NOTE;
+        page += FILES_ONLY_NOTE;
     }
     page
 }
@@ -153,7 +153,7 @@ fn append_descriptor_text(page: &mut String, descriptor: &ExplainedDescriptor, h
     }
     if let Some(rule) = &descriptor.rule {
         let _ = writeln!(page, "     {} at {}", escape_unprintable(&rule.path), escape_unprintable(&rule.origin));
-        if let Some(ExplainedPlan { name, table, reason, .. }) = &rule.plan {
+        if let Some(ExplainedTablePlan { name, table, reason, .. }) = &rule.plan {
             let [name, table, reason] = [name, table, reason].map(|text| escape_unprintable(text));
             let _ = writeln!(page, "     plan {name} of the table {table}: {reason}");
         }

@@ -186,7 +186,7 @@ pub(super) fn read_stream_settings(key: &str, url: Option<&str>) -> Result<Redis
     }
     let has_own_redis = url.is_some() || env::var_os(STREAM_URL_VARIABLE).is_some_and(|url| !url.is_empty());
     let is_replaced = |name: &OsString| name == STREAM_SINK_VARIABLE || (name == STREAM_URL_VARIABLE && url.is_some());
-    let is_used = |name: &OsString| name.to_str().is_some_and(|name| is_stream_variable(name, has_own_redis));
+    let is_used = |name: &OsString| name.to_str().is_some_and(|name| configures_stream_redis(name, has_own_redis));
     let mut vars: Vec<_> = env::vars_os().filter(|(name, _)| is_used(name) && !is_replaced(name)).collect();
     vars.push((STREAM_SINK_VARIABLE.into(), format!("redis:{key}").into()));
     vars.extend(url.map(|url| (STREAM_URL_VARIABLE.into(), url.into())));
@@ -208,7 +208,7 @@ const STREAM_SINK_VARIABLE: &str = "TOLLKEEPER_DECISION_LOG";
 const STREAM_URL_VARIABLE: &str = "TOLLKEEPER_DECISION_LOG_REDIS_URL";
 
 /// Returns `true` for the variables from which the Redis of a stream is read: its own one, or that of the counters.
-fn is_stream_variable(name: &str, has_own_redis: bool) -> bool {
+fn configures_stream_redis(name: &str, has_own_redis: bool) -> bool {
     let is_of_any = name.starts_with("REDIS_TLS_") || ["REDIS_TIMEOUT", "REDIS_POOL_SIZE"].contains(&name);
     let is_of_counters = ["REDIS_", "TOLLKEEPER_REDIS_", "MEMCACHE_"].iter().any(|prefix| name.starts_with(prefix));
     let is_of_counters = is_of_counters || name == "BACKEND_TYPE";

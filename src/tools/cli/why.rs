@@ -414,10 +414,12 @@ fn append_remedies_text(page: &mut String, rejected_by: &LimitRemedies) {
                 continue;
             }
             Remedy::Limit { key, value, counted, delay_us, max_wait_us } => {
-                let delay = delay_us.map(|delay_us| format!(" and {}", format_delay(delay_us, *max_wait_us)));
+                let delay = delay_us.map(|delay_us| format!(" and {}", format_delay_advice(delay_us, *max_wait_us)));
                 format!("with {key} {value}{}: {counted} were counted before", delay.unwrap_or_default())
             }
-            Remedy::LongerDelay { delay_us, max_wait_us } => format!("with {}", format_delay(*delay_us, *max_wait_us)),
+            Remedy::LongerDelay { delay_us, max_wait_us } => {
+                format!("with {}", format_delay_advice(*delay_us, *max_wait_us))
+            }
             Remedy::FewerHits { hits } => format!("with {}", format_with_noun(*hits, "hit")),
             Remedy::ShadowMode => continue,
             Remedy::Unblock => "after `tollkeeper unblock`".to_owned(),
@@ -453,7 +455,7 @@ fn format_time_of_day(time: &str) -> &str {
 }
 
 /// Formats a delay, with the bounds on it that must be raised. `max_wait_us` is that of the rule, if it must.
-fn format_delay(delay_us: u64, max_wait_us: Option<u64>) -> String {
+fn format_delay_advice(delay_us: u64, max_wait_us: Option<u64>) -> String {
     let bounds = if max_wait_us.is_some() { "raise max_wait to it, and" } else { "raise" };
     format!("a delay of {} ({bounds} the caller's deadline)", format_micros(delay_us))
 }

@@ -185,18 +185,18 @@ pub(super) fn check_network_filters(bootstrap: &Bootstrap<'_, '_>, found: &mut E
                 }
             }
         }
-        hint_at_timeout(filter, found);
+        report_missing_timeout(filter, found);
     }
     for (filter, entries) in &bootstrap.thrift_filters {
         for entry in entries.iter().filter(|entry| entry.on_stream_done) {
             let message = "`apply_on_stream_done` in a thrift proxy";
             found.report(EnvoyCheck::StreamDoneIgnored, &entry.node, message);
         }
-        hint_at_timeout(filter, found);
+        report_missing_timeout(filter, found);
     }
 }
 
-fn hint_at_timeout(filter: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
+fn report_missing_timeout(filter: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
     if filter.field("timeout").is_none() {
         found.report(EnvoyCheck::TimeoutDefault, filter, "no `timeout` in this filter");
     }

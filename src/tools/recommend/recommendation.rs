@@ -17,7 +17,7 @@ use crate::limit::{Limit, LimitSpec};
 /// Units of the candidate periods.
 const CANDIDATE_UNITS: [Unit; 4] = [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day];
 /// Capacities of buckets and queues that are tried, in multiples of `requests_per_unit`.
-const CAPACITY_FACTORS: [u32; 3] = [1, 5, 20];
+const TRIED_CAPACITY_FACTORS: [u32; 3] = [1, 5, 20];
 /// Maximum number of points of a curve.
 const MAX_CURVE_POINTS: usize = 200;
 
@@ -174,11 +174,12 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
     let with_factors = |algorithm: Algorithm| {
         let factors: Vec<u32> = match algorithm.properties().capacity {
             CapacityRuleKey::RequestsPerUnit => vec![1],
-            _ if algorithm != own => CAPACITY_FACTORS.to_vec(),
+            _ if algorithm != own => TRIED_CAPACITY_FACTORS.to_vec(),
             // The bound of the rule's own bucket first.
-            _ => {
-                [own_factor].into_iter().chain(CAPACITY_FACTORS.into_iter().filter(|one| *one != own_factor)).collect()
-            }
+            _ => [own_factor]
+                .into_iter()
+                .chain(TRIED_CAPACITY_FACTORS.into_iter().filter(|one| *one != own_factor))
+                .collect(),
         };
         factors.into_iter().map(move |factor| family(algorithm, factor)).collect::<Vec<_>>()
     };
@@ -195,7 +196,7 @@ impl PeriodSearch<'_> {
     fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestLimitByKey) -> SmallestLimitOfFamily {
         let rejects_all =
             SmallestLimitOfFamily { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
-        let Some(requests) = by_key.find_smallest_rejecting_at_most(self.allowed) else { return rejects_all };
+        let Some(requests) = by_key.find_smallest_rejecting_at_most_keys(self.allowed) else { return rejects_all };
         if !family.has_capacity_key() {
             let limit = family.build_limit(requests, None);
             return SmallestLimitOfFamily { family, limit, rejected_keys: by_key.count_rejected_keys(requests) };
@@ -204,7 +205,7 @@ impl PeriodSearch<'_> {
         let limit_of = |capacity| family.build_limit(requests, Some(capacity));
         let by_key = find_smallest_limit_by_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
-        let Some(capacity) = by_key.find_smallest_rejecting_at_most(self.allowed).map(|capacity| capacity.max(1))
+        let Some(capacity) = by_key.find_smallest_rejecting_at_most_keys(self.allowed).map(|capacity| capacity.max(1))
         else {
             return rejects_all;
         };

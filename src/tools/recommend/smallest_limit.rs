@@ -120,7 +120,7 @@ impl SmallestLimitByKey {
     }
 
     /// Returns the smallest number that rejects at most `allowed` keys; `None` if there is none.
-    pub fn find_smallest_rejecting_at_most(&self, allowed: u64) -> Option<u32> {
+    pub fn find_smallest_rejecting_at_most_keys(&self, allowed: u64) -> Option<u32> {
         let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
         match self.0.len().checked_sub(allowed).filter(|kept| *kept > 0) {
             Some(kept) => u32::try_from(self.0[kept - 1]).ok(),

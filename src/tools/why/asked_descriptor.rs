@@ -111,7 +111,7 @@ pub fn format_entries(entries: &[EntryRecord<'_>]) -> String {
 }
 
 /// Maximum number of nearest descriptors in the results.
-const MAX_NEAREST_DESCRIPTORS: usize = 5;
+const MAX_NEAREST_LOGGED_DESCRIPTORS: usize = 5;
 /// Maximum number of different descriptors that are compared.
 const MAX_COMPARED_DESCRIPTORS: usize = 10_000;
 /// Maximum number of characters of a descriptor that are compared.
@@ -151,9 +151,9 @@ impl NearestDescriptors {
         }
         let likeness = strsim::jaro_winkler(&self.asked, &text);
         let position = self.nearest.partition_point(|other| other.likeness >= likeness);
-        if position < MAX_NEAREST_DESCRIPTORS {
+        if position < MAX_NEAREST_LOGGED_DESCRIPTORS {
             self.nearest.insert(position, NearDescriptor { text: text.clone(), likeness });
-            self.nearest.truncate(MAX_NEAREST_DESCRIPTORS);
+            self.nearest.truncate(MAX_NEAREST_LOGGED_DESCRIPTORS);
         }
         self.compared.insert(text);
     }

@@ -13,7 +13,7 @@ use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
 use tollkeeper::rules::rule::Domain;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
+use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
 use tollkeeper::settings::decisions::LimitHeaderNames;
 use tollkeeper::store::memory::MemoryStore;
@@ -130,7 +130,7 @@ impl Deciding {
         service.clock.set(service.clock.now().plus_us(1));
         let request = black_box(&self.requests[self.walk.next()]);
         let rules = service.rules.current_rules();
-        let context = service.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
+        let context = service.build_decision_context(rules.as_deref(), DEFAULT_CALLER_DEADLINE);
         let decision = black_box(service.decider.decide_synchronously(context, request));
         decision.expect("it is decided").over_limit
     }

@@ -8,7 +8,7 @@ use tollkeeper::decide::Decider;
 use tollkeeper::limit::request::{Descriptor, Entry, Hits, Request};
 use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
+use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::settings::Settings;
 use tollkeeper::store::memory::MemoryStore;
 use tollkeeper::telemetry::service_metrics::ServiceMetrics;
@@ -94,7 +94,7 @@ impl Holding {
         let descriptor = Descriptor { entries, hits: Hits::Charge(1), hits_addend: None, limit_override: None };
         let request = Request { domain: DOMAIN, descriptors: smallvec::smallvec![descriptor], hits_addend: 0 };
         let rules = self.service.rules.current_rules();
-        let context = self.service.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
+        let context = self.service.build_decision_context(rules.as_deref(), DEFAULT_CALLER_DEADLINE);
         let decision = self.service.decider.decide_synchronously(context, black_box(&request)).expect("it is decided");
         if decision.over_limit {
             return None;

@@ -8,7 +8,7 @@ use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper::base::pb::codec::{self, GRPC_FRAME_HEAD_BYTES};
 use tollkeeper::decide::decision::Decision;
 use tollkeeper::rules::live::LoadedRules;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
+use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::serve::grpc::{decode, encode};
 
 use super::deciding::{Options, request};
@@ -64,7 +64,7 @@ impl Encoding {
             Box::leak(Box::new(service.rules.current_rules_owned().expect("there are rules")));
         let request = request(1, options.descriptors);
         let decide = || {
-            let context = service.build_decision_context(Some(rules), DEFAULT_DEADLINE);
+            let context = service.build_decision_context(Some(rules), DEFAULT_CALLER_DEADLINE);
             service.decider.decide_synchronously(context, &request).expect("it is decided")
         };
         // The first hit of the day is never rejected.
@@ -106,7 +106,7 @@ impl Situation for Answering {
         service.clock.set(service.clock.now().plus_us(1));
         let message = black_box(&self.frames[self.walk.next()]).slice(GRPC_FRAME_HEAD_BYTES..);
         let request = decode::decode_borrowed_request(&message).expect("nothing in it is unusual");
-        let answer = service.answer_request(&request, DEFAULT_DEADLINE, None).now_or_never();
+        let answer = service.answer_request(&request, DEFAULT_CALLER_DEADLINE, None).now_or_never();
         let response = answer.expect("memory answers at once").expect("it is answered");
         black_box(codec::encode_grpc_frame(&response));
     }

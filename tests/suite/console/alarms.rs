@@ -12,7 +12,7 @@ use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::fleet::alarms::AlarmReport;
 use tollkeeper::serve::fleet::view::FleetView;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::{DEFAULT_DEADLINE, RateLimitService};
+use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::serve::health::{Health, HealthRequirements};
 use tollkeeper::serve::metrics_collector::MetricsCollector;
 use tollkeeper::serve::report::history::read_request_totals;
@@ -163,7 +163,7 @@ fn pass_minute(collector: &MetricsCollector) {
     let send = |request: &str, times: usize| {
         let request = shop_request(request);
         let request = decode::convert_request(&request.0);
-        let answer = || store_runtime().block_on(service.answer_request(&request, DEFAULT_DEADLINE, None));
+        let answer = || store_runtime().block_on(service.answer_request(&request, DEFAULT_CALLER_DEADLINE, None));
         (0..times).for_each(|_| drop(answer().expect("it is decided")));
     };
     send("user=ann", 100);

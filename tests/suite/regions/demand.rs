@@ -262,7 +262,7 @@ impl Simulation {
                 let is_sliding = self.limit.algorithm() == Algorithm::SlidingWindowCounter;
                 let next_request_pause_us = demand.next_request_pause_us(is_sliding, hits);
                 let next_request_at = Time::from_micros(request).plus_us(self.jittered_pause_us(next_request_pause_us));
-                let (window, low) = (grant.window, demand.hits_left_at_next_request(hits));
+                let (window, low) = (grant.window, demand.request_more_at_hits_left(hits));
                 let grant = HitsGrant { request, window, epoch: 0, hits, low, exhausted, next_request_at };
                 Message::Grant { region, grant }
             }
@@ -275,7 +275,7 @@ impl Simulation {
                     request,
                     epoch: 0,
                     hits,
-                    low: demand.hits_left_at_next_request(hits),
+                    low: demand.request_more_at_hits_left(hits),
                     start: now,
                     end: grant.end,
                     exhausted: hits == 0,

@@ -15,7 +15,7 @@ use tollkeeper::store::redis::regions::registry::{
     FencingTokens, IdentityClaim, IdentityReply, OtherRegion, RegionIdentity, RegionRedisId, RegistryReply,
 };
 use tollkeeper::store::redis::regions::standing::{
-    CUT_OFF_AFTER, CallTimes, ClockAndConnectionEvents, ConflictKind, OwnRegionSettings, RegionFindings,
+    CUT_OFF_AFTER, CallTimes, ClockAndConnectionEvents, OwnRegionSettings, RegionConflictKind, RegionFindings,
     RegionStanding, ReportedRegionCounts,
 };
 use tollkeeper::store::stats::region_notice::RegionNotice;
@@ -157,7 +157,7 @@ fn forward_jump_of_the_global_clock_shortens_no_rest() {
 fn parts_of_both_redis_of_one_name_rest() {
     let second = registry(NEVER, vec![other("eu", false, NEVER)]);
     let findings = settled().after_registry_reply(&second, AT_ONCE, &own());
-    assert_eq!((findings.conflicts()[0].kind, findings.lease_ends_us()), (ConflictKind::SecondRedis, None));
+    assert_eq!((findings.conflicts()[0].kind, findings.lease_ends_us()), (RegionConflictKind::SecondRedis, None));
     assert_eq!(waits_us(&findings, MINUTE), waited(HOUR - 10 * SECOND) + micros(MINUTE));
     // The pause does not end before the lease of the other, also if the registry forgot it.
     let forgot = findings.after_registry_reply(&registry(NEVER, vec![]), AT_ONCE, &own());
@@ -171,7 +171,7 @@ fn parts_of_both_redis_of_one_name_rest() {
 fn parts_of_a_copied_redis_rest() {
     let copied = RegistryReply { contested_until: after(2000), ..registry(NEVER, both()) };
     let findings = settled().after_registry_reply(&copied, AT_ONCE, &own());
-    assert_eq!((findings.conflicts()[0].kind, findings.lease_ends_us()), (ConflictKind::CopiedRedis, None));
+    assert_eq!((findings.conflicts()[0].kind, findings.lease_ends_us()), (RegionConflictKind::CopiedRedis, None));
     assert_eq!(waits_us(&findings, MINUTE), waited(1000 * SECOND) + micros(MINUTE));
     let healed = RegistryReply { contested_until: after(1000), ..registry(NEVER, both()) };
     assert_eq!(waits_us(&settled().after_registry_reply(&healed, AT_ONCE, &own()), MINUTE), micros(MINUTE));

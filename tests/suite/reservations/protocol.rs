@@ -398,11 +398,11 @@ fn changed_limit_settles_open_reservations(server: Option<&Server>) {
 
 fn reset_forgets_reservations(server: Option<&Server>) {
     use tollkeeper::serve::grpc::decode;
-    use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+    use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
     let service = service(server, RULES);
     let token = reserve(&service, "k=a", "1", 60).unwrap();
     let rules = service.inner.rules.current_rules_owned().expect("rules are loaded");
-    let context = service.inner.build_decision_context(Some(&rules), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&rules), DEFAULT_CALLER_DEADLINE);
     let message = shop_request("k=a").0;
     let request = decode::convert_request(&message);
     let deleted =

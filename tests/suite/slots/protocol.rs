@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 
 use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
 use crate::kit::redis::Server;
@@ -151,7 +151,7 @@ fn expired_tombstone_is_forgotten(server: Option<&Server>) {
     let service = service(server, "descriptors: [{key: k, rate_limit: {concurrent: 0, max_duration: 10m}}]");
     let slots = || {
         let rules = service.inner.rules.current_rules_owned().expect("rules are loaded");
-        let context = service.inner.build_decision_context(Some(&rules), DEFAULT_DEADLINE);
+        let context = service.inner.build_decision_context(Some(&rules), DEFAULT_CALLER_DEADLINE);
         let message = shop_request("k=a").0;
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
         let request = decode::convert_request(&message);
@@ -385,7 +385,7 @@ fn reset_frees_all_slots(server: Option<&Server>) {
     acquire(&service, "k=a", "1").unwrap();
     acquire(&service, "k=a", "2").unwrap();
     let rules = service.inner.rules.current_rules_owned().expect("rules are loaded");
-    let context = service.inner.build_decision_context(Some(&rules), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&rules), DEFAULT_CALLER_DEADLINE);
     let message = shop_request("k=a").0;
     let request = decode::convert_request(&message);
     let deleted =

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use tollkeeper::limit::charge::ChargeResult;
 use tollkeeper::rules::rule::set::CompiledLimit;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
 use super::model::Random;
@@ -148,7 +148,7 @@ fn peek(service: &TestService, descriptor: &str) -> Vec<ChargeResult> {
     let request = shop_request(descriptor);
     let request = decode::convert_request(&request.0);
     let rules = service.inner.rules.current_rules_owned();
-    let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_CALLER_DEADLINE);
     let results = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
     results[0].iter().map(|result| result.expect("the store answers")).collect()
 }

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 
 use super::{SECOND, StoreUnderTest};
 use crate::kit::fixtures::{decide, shop_request};
@@ -323,7 +323,7 @@ fn peek(service: &TestService, request: &[ModelDescriptor]) -> Vec<Vec<u64>> {
     let request = wire(request);
     let request = decode::convert_request(&request.0);
     let rules = service.inner.rules.current_rules_owned();
-    let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_CALLER_DEADLINE);
     let results = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
     results.iter().map(|results| results.iter().flatten().map(|result| result.after).collect()).collect()
 }

@@ -3,7 +3,7 @@
 use tollkeeper::limit::algorithm::Algorithm;
 
 use tollkeeper::serve::grpc::decode;
-use tollkeeper::serve::grpc::service::DEFAULT_DEADLINE;
+use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 
 use super::{HOUR, MS, SECOND, StoreUnderTest};
 use crate::kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
@@ -24,7 +24,7 @@ fn ask(service: &TestService, descriptors: &str) -> (bool, Option<u64>) {
 /// Deletes the counters of a request; returns how many existed.
 fn reset(service: &TestService, descriptors: &str) -> Vec<u64> {
     let rules = service.inner.rules.current_rules_owned().expect("rules are loaded");
-    let context = service.inner.build_decision_context(Some(&rules), DEFAULT_DEADLINE);
+    let context = service.inner.build_decision_context(Some(&rules), DEFAULT_CALLER_DEADLINE);
     let message = shop_request(descriptors).0;
     let request = decode::convert_request(&message);
     let deleted = store_runtime().block_on(service.inner.decider.reset_counters(context, &request));

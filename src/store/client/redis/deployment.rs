@@ -141,8 +141,8 @@ impl Deployment {
     }
 
     /// Sets the owner of a slot after a MOVED reply.
-    pub(crate) fn set_slot_owner(&self, slot: u16, node: &Arc<Node>) {
-        self.topology.set_slot_owner(slot, node);
+    pub(crate) fn record_moved_slot(&self, slot: u16, node: &Arc<Node>) {
+        self.topology.record_moved_slot(slot, node);
         self.topology.request_discovery();
     }
 
@@ -238,7 +238,7 @@ impl TargetNode<'_> {
         };
         let next = self.deployment.node_at_address(&address, &self.node).ok_or(RedisError::Misconfigured)?;
         if moved {
-            self.deployment.set_slot_owner(hash_slot(self.key), &next);
+            self.deployment.record_moved_slot(hash_slot(self.key), &next);
         }
         let previous = replace(&mut self.node, next);
         self.asking = !moved;
@@ -338,7 +338,7 @@ impl Topology {
     }
 
     /// Sets the owner of one slot after a redirection, until the next discovery.
-    pub(crate) fn set_slot_owner(&self, slot: u16, node: &Arc<Node>) {
+    pub(crate) fn record_moved_slot(&self, slot: u16, node: &Arc<Node>) {
         self.slot_map.rcu(|slot_map| match slot_map.with_owner(slot, node) {
             Some(changed) => Arc::new(changed),
             None => Arc::clone(slot_map),

@@ -155,7 +155,7 @@ impl KeyOwnerConnection {
                 return Err(RedisConnectError::misconfigured(sanitize_error_text(&text)).into());
             };
             if !asking {
-                self.deployment.set_slot_owner(self.slot, &node);
+                self.deployment.record_moved_slot(self.slot, &node);
             }
             self.open = Some(self.connect_to_node(node, asking).await?);
         }

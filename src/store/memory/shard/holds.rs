@@ -21,7 +21,7 @@ const HELD_COUNTER_BYTES: u64 = 256;
 
 impl MemoryShard {
     /// Returns true if a counter of the charge is held, or was until recently.
-    pub(super) fn has_held_counter(&self, charge: &Charge<'_>) -> bool {
+    pub(super) fn is_any_counter_held(&self, charge: &Charge<'_>) -> bool {
         let is_held = |counter: &Counter<'_>| self.holds.contains_key(&(charge.path_hash ^ counter.tag));
         !self.holds.is_empty() && charge.counters.iter().any(is_held)
     }

@@ -160,7 +160,7 @@ impl EventualEntry {
     /// Charges the states known here: all of them or, if one rejects, none. Quotas reject for all too, so that their
     /// hits come from the share and leases.
     fn charge_known_states(&mut self, charge: &OwnedCharge, context: AdmitContext) -> ChargeResults {
-        let now = self.max_redis_time(context.at).unwrap_or(context.now);
+        let now = self.latest_possible_redis_time(context.at).unwrap_or(context.now);
         let request = ChargeRequest { max_delay_us: 0, ..charge.request };
         let limits =
             charge.counters.iter().map(|counter| JointLimit { limit: &counter.limit, rejects_others: !counter.shadow });
@@ -169,7 +169,7 @@ impl EventualEntry {
     }
 
     /// Returns an upper bound on the time of Redis at `at`; `None` before the first report.
-    fn max_redis_time(&self, at: Instant) -> Option<Time> {
+    fn latest_possible_redis_time(&self, at: Instant) -> Option<Time> {
         let LastReportTimes { sent, now } = self.last_report?;
         Some(now.plus_us(to_micros(at.saturating_duration_since(sent))))
     }
@@ -202,7 +202,7 @@ impl EventualEntry {
         {
             return 0;
         }
-        let Some(now) = self.max_redis_time(at) else { return 0 };
+        let Some(now) = self.latest_possible_redis_time(at) else { return 0 };
         let peek = ChargeRequest::new(Hits::Peek, 0);
         let remaining =
             counters.iter().zip(&self.states).map(|(OwnedCounter { limit, shadow, .. }, state)| match shadow {

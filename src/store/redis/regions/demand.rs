@@ -66,7 +66,7 @@ impl WindowDemand {
     }
 
     /// Number of hits left at which the next request is opened, after a grant of `hits`.
-    pub fn hits_left_at_next_request(&self, hits: u64) -> u64 {
+    pub fn request_more_at_hits_left(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -119,7 +119,7 @@ impl BucketDemand {
     }
 
     /// Number of hits left at which the next request is opened, after a grant of `hits`.
-    pub fn hits_left_at_next_request(&self, hits: u64) -> u64 {
+    pub fn request_more_at_hits_left(&self, hits: u64) -> u64 {
         self.soon.min((self.left + hits) / 2)
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let counts = WindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
         let demand = demand(counts, 6_000_000);
         assert_eq!(demand.hits_to_request(), 540 + 54);
-        assert_eq!(demand.hits_left_at_next_request(594), 15);
+        assert_eq!(demand.request_more_at_hits_left(594), 15);
     }
 
     #[test]

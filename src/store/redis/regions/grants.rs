@@ -170,7 +170,7 @@ impl GrantWorker {
             window: reply.window,
             epoch: reply.epoch.as_micros(),
             hits: reply.hits,
-            low: demand.hits_left_at_next_request(reply.hits),
+            low: demand.request_more_at_hits_left(reply.hits),
             exhausted,
             next_request_at: request.now.plus_us(jittered_pause_us(next_request_pause_us, random_u64())),
         };
@@ -203,7 +203,7 @@ impl GrantWorker {
             request: counts.cycle.open_request,
             epoch: reply.epoch.as_micros(),
             hits: reply.hits,
-            low: demand.hits_left_at_next_request(reply.hits),
+            low: demand.request_more_at_hits_left(reply.hits),
             start: reply.now,
             end: reply.end,
             exhausted: reply.hits == 0,

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::standing::{
-    CUT_OFF_AFTER, ConflictKind, MissingRegions, PartsConflict, RegionFindings, RegionStanding, time_left_until,
+    CUT_OFF_AFTER, MissingRegions, RegionConflict, RegionConflictKind, RegionFindings, RegionStanding, time_left_until,
 };
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
@@ -55,22 +55,23 @@ fn collect_conflict_notices(findings: &RegionFindings, at: Instant) -> Vec<Regio
         let conflicts = findings.conflicts().iter().filter(move |conflict| conflict.kind == kind);
         conflicts.filter_map(move |conflict| Some((conflict, time_left_until(conflict.until_us, at)?)))
     };
-    let last_report = |(conflict, _): &(&PartsConflict, Duration)| conflict.seen_us;
-    let end = |(_, left): &(&PartsConflict, Duration)| *left;
-    let second = conflicts(ConflictKind::SecondRedis).max_by_key(end).map(|(_, pause)| {
-        let seen_us = conflicts(ConflictKind::SecondRedis).map(|found| last_report(&found)).max().unwrap_or_default();
+    let last_report = |(conflict, _): &(&RegionConflict, Duration)| conflict.seen_us;
+    let end = |(_, left): &(&RegionConflict, Duration)| *left;
+    let second = conflicts(RegionConflictKind::SecondRedis).max_by_key(end).map(|(_, pause)| {
+        let seen_us =
+            conflicts(RegionConflictKind::SecondRedis).map(|found| last_report(&found)).max().unwrap_or_default();
         let silent = u64::try_from(process_time_us(at).saturating_sub(seen_us)).unwrap_or(0);
         RegionNotice::SecondRedis { silent: Duration::from_micros(silent), pause }
     });
-    let copied = conflicts(ConflictKind::CopiedRedis)
+    let copied = conflicts(RegionConflictKind::CopiedRedis)
         .map(|found| end(&found))
         .max()
         .map(|pause| RegionNotice::CopiedRedis { pause });
     let mut regions: Vec<String> =
-        conflicts(ConflictKind::OtherList).map(|(conflict, _)| conflict.region.clone()).collect();
+        conflicts(RegionConflictKind::OtherList).map(|(conflict, _)| conflict.region.clone()).collect();
     regions.sort_unstable();
     regions.dedup();
-    let others = conflicts(ConflictKind::OtherList).map(|found| end(&found)).max();
+    let others = conflicts(RegionConflictKind::OtherList).map(|found| end(&found)).max();
     let others = others.map(|pause| RegionNotice::OtherLists { regions, pause });
     second.into_iter().chain(copied).chain(others).collect()
 }

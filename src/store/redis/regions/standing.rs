@@ -56,7 +56,7 @@ const SILENT_AFTER_US: u64 = 60_000_000;
 /// Minimum time for which a changed list leaves the parts unused: replicas with the old one may still run.
 const MIN_TIME_WITHOUT_PARTS_US: u64 = 60_000_000;
 /// Process time of an event that never happened.
-const NEVER_US: i64 = i64::MIN;
+const NEVER_HAPPENED_US: i64 = i64::MIN;
 /// Time in microseconds in which two clocks may move apart by one.
 const US_PER_DRIFT_US: u64 = 999;
 
@@ -95,7 +95,7 @@ impl OwnRegionSettings {
 
 /// Kind of conflict because of which a region may not use its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConflictKind {
+pub enum RegionConflictKind {
     /// A Redis has another list of regions.
     OtherList,
     /// Another Redis has the name of this region.
@@ -106,9 +106,9 @@ pub enum ConflictKind {
 
 /// Conflict with another Redis, during which a region may not use its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartsConflict {
+pub struct RegionConflict {
     /// What it conflicts about.
-    pub kind: ConflictKind,
+    pub kind: RegionConflictKind,
     /// Name of the region of that Redis.
     pub region: String,
     /// Identity of that Redis.
@@ -119,7 +119,7 @@ pub struct PartsConflict {
     pub until_us: i64,
 }
 
-impl PartsConflict {
+impl RegionConflict {
     fn is_of_same_redis(&self, other: &Self) -> bool {
         (self.kind, &self.region, self.id) == (other.kind, &other.region, other.id)
     }
@@ -158,7 +158,7 @@ pub struct RegionFindings {
     region_jumped_at_us: i64,
     global_jumped_at_us: i64,
     /// Conflicts that have not ended.
-    conflicts: Vec<PartsConflict>,
+    conflicts: Vec<RegionConflict>,
     /// Process time at which the last of those that have ended did so.
     pause_ended_us: i64,
     /// Process time at which the lease of the parts ends.
@@ -173,14 +173,14 @@ impl Default for RegionFindings {
     fn default() -> Self {
         Self {
             identity: None,
-            identity_read_us: NEVER_US,
-            identity_changed_us: NEVER_US,
-            registry_changed_us: NEVER_US,
-            region_jumped_at_us: NEVER_US,
-            global_jumped_at_us: NEVER_US,
+            identity_read_us: NEVER_HAPPENED_US,
+            identity_changed_us: NEVER_HAPPENED_US,
+            registry_changed_us: NEVER_HAPPENED_US,
+            region_jumped_at_us: NEVER_HAPPENED_US,
+            global_jumped_at_us: NEVER_HAPPENED_US,
             conflicts: Vec::new(),
-            pause_ended_us: NEVER_US,
-            lease_ends_us: NEVER_US,
+            pause_ended_us: NEVER_HAPPENED_US,
+            lease_ends_us: NEVER_HAPPENED_US,
             missing: None,
             is_settled: false,
         }
@@ -207,13 +207,13 @@ impl RegionFindings {
     }
 
     /// Conflicts that had not ended at the last reply.
-    pub fn conflicts(&self) -> &[PartsConflict] {
+    pub fn conflicts(&self) -> &[RegionConflict] {
         &self.conflicts
     }
 
     /// Process time at which the lease of the parts ends, in microseconds; `None` if there never was one.
     pub fn lease_ends_us(&self) -> Option<i64> {
-        (self.lease_ends_us != NEVER_US).then_some(self.lease_ends_us)
+        (self.lease_ends_us != NEVER_HAPPENED_US).then_some(self.lease_ends_us)
     }
 
     /// Listed regions that are missing in the registry; `None` before the first report.
@@ -256,11 +256,11 @@ impl RegionFindings {
         let own = if is_same {
             self.clone()
         } else {
-            Self { lease_ends_us: NEVER_US, conflicts: Vec::new(), ..self.clone() }
+            Self { lease_ends_us: NEVER_HAPPENED_US, conflicts: Vec::new(), ..self.clone() }
         };
         let lease_us = reply.leased_until.since_us(reply.now);
         let lease_ends_us = match lease_us {
-            0 => NEVER_US,
+            0 => NEVER_HAPPENED_US,
             _ => times.sent_us.saturating_add_unsigned(shorten_by_drift_us(lease_us)),
         };
         let jumped_us = event_process_time_us(reply.clock_jumped, reply.now, times.answered_us);
@@ -315,17 +315,17 @@ impl RegionFindings {
 
     /// Returns the conflicts after a reply of the registry: those that it tells, and earlier ones that it does not end.
     /// A jump of the global clock shortens none.
-    fn conflicts_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegionSettings) -> Vec<PartsConflict> {
+    fn conflicts_after(&self, reply: &RegistryReply, times: CallTimes, own: &OwnRegionSettings) -> Vec<RegionConflict> {
         let of_others = reply.others.iter().filter_map(|other| build_parts_conflict(other, reply, times, own));
         let is_copied = reply.contested_until > reply.now;
-        let copied = self.identity.filter(|_| is_copied).map(|identity| PartsConflict {
-            kind: ConflictKind::CopiedRedis,
+        let copied = self.identity.filter(|_| is_copied).map(|identity| RegionConflict {
+            kind: RegionConflictKind::CopiedRedis,
             region: own.name.clone(),
             id: identity.id,
             seen_us: times.answered_us,
             until_us: surely_passed_at_us(reply.contested_until.since_us(reply.now), times),
         });
-        let mut conflicts: Vec<PartsConflict> = of_others.chain(copied).collect();
+        let mut conflicts: Vec<RegionConflict> = of_others.chain(copied).collect();
         for earlier in &self.conflicts {
             match conflicts.iter_mut().find(|conflict| conflict.is_of_same_redis(earlier)) {
                 Some(conflict) => conflict.until_us = conflict.until_us.max(earlier.until_us),
@@ -352,10 +352,10 @@ impl RegionFindings {
 const MAX_REMEMBERED_CONFLICTS: usize = 256;
 
 /// Returns the kind of conflict with another Redis that has a lease; `None` if there is no conflict.
-fn conflict_kind_with(other: &OtherRegion, own: &OwnRegionSettings) -> Option<ConflictKind> {
+fn conflict_kind_with(other: &OtherRegion, own: &OwnRegionSettings) -> Option<RegionConflictKind> {
     match other {
-        _ if other.name == own.name => Some(ConflictKind::SecondRedis),
-        OtherRegion { has_other_list: true, .. } => Some(ConflictKind::OtherList),
+        _ if other.name == own.name => Some(RegionConflictKind::SecondRedis),
+        OtherRegion { has_other_list: true, .. } => Some(RegionConflictKind::OtherList),
         OtherRegion { .. } => None,
     }
 }
@@ -366,20 +366,20 @@ fn build_parts_conflict(
     reply: &RegistryReply,
     times: CallTimes,
     own: &OwnRegionSettings,
-) -> Option<PartsConflict> {
+) -> Option<RegionConflict> {
     let kind = conflict_kind_with(other, own)?;
     // If the clock jumped since the last report, the lease may have begun then.
     let jumped_us = reply.clock_jumped.since_us(other.seen);
     let left_us = other.leased_until.plus_us(jumped_us).since_us(reply.now);
     let seen_us = event_process_time_us(other.seen, reply.now, times.answered_us);
     let (region, id, until_us) = (other.name.clone(), other.id, surely_passed_at_us(left_us, times));
-    (left_us > 0).then_some(PartsConflict { kind, region, id, seen_us, until_us })
+    (left_us > 0).then_some(RegionConflict { kind, region, id, seen_us, until_us })
 }
 
 /// Returns true if the Redis that had another list has reported the list of this region since.
-fn has_now_same_list(conflict: &PartsConflict, reply: &RegistryReply) -> bool {
+fn has_now_same_list(conflict: &RegionConflict, reply: &RegistryReply) -> bool {
     let is_it = |other: &OtherRegion| other.id == conflict.id && other.name == conflict.region && !other.has_other_list;
-    conflict.kind == ConflictKind::OtherList && reply.others.iter().any(is_it)
+    conflict.kind == RegionConflictKind::OtherList && reply.others.iter().any(is_it)
 }
 
 fn find_missing_regions(reply: &RegistryReply, own: &OwnRegionSettings) -> MissingRegions {
@@ -398,14 +398,14 @@ fn find_missing_regions(reply: &RegistryReply, own: &OwnRegionSettings) -> Missi
 /// Returns the process time of an event at a server's time, the latest possible one; 0 is an event that never happened.
 fn event_process_time_us(event: Time, now: Time, answered_us: i64) -> i64 {
     if event == Time::default() {
-        return NEVER_US;
+        return NEVER_HAPPENED_US;
     }
     answered_us.saturating_sub_unsigned(now.since_us(event))
 }
 
 /// Returns the time since an event in microseconds; `None` if it never happened.
 fn us_since_event(event_us: i64, at_us: i64) -> Option<u64> {
-    (event_us != NEVER_US).then(|| u64::try_from(at_us.saturating_sub(event_us)).unwrap_or(0))
+    (event_us != NEVER_HAPPENED_US).then(|| u64::try_from(at_us.saturating_sub(event_us)).unwrap_or(0))
 }
 
 /// Returns the process time at which `left_us` have surely passed on a server.
@@ -461,7 +461,7 @@ impl RegionStanding {
             own,
             events,
             findings: ArcSwap::default(),
-            answered_us: AtomicI64::new(NEVER_US),
+            answered_us: AtomicI64::new(NEVER_HAPPENED_US),
             longest_period_us: AtomicU64::new(0),
         }
     }

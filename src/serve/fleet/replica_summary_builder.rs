@@ -56,7 +56,7 @@ pub(super) struct ReplicaFacts {
 
 /// Collects summaries of this replica.
 #[derive(Debug)]
-pub(super) struct SummaryCollector {
+pub(super) struct ReplicaSummaryBuilder {
     service: Arc<RateLimitService>,
     /// The quota service; `None` if it is off.
     quota: Option<Arc<QuotaService>>,
@@ -79,7 +79,7 @@ struct DecisionTotals {
     latency: HistogramSnapshot,
 }
 
-impl SummaryCollector {
+impl ReplicaSummaryBuilder {
     /// Collector of this service.
     pub(super) fn new(
         service: Arc<RateLimitService>,
@@ -250,7 +250,7 @@ impl DecisionTotals {
 
 /// Builds the view of this replica alone.
 pub(super) fn build_view_of_this_replica(
-    collector: &Mutex<SummaryCollector>,
+    collector: &Mutex<ReplicaSummaryBuilder>,
     clock_offset_us: i64,
     problem: String,
 ) -> FleetView {
@@ -260,7 +260,7 @@ pub(super) fn build_view_of_this_replica(
 }
 
 /// Collects a summary of this replica.
-pub(super) fn build_own_summary(collector: &Mutex<SummaryCollector>, clock_offset_us: i64) -> ReplicaSummary {
+pub(super) fn build_own_summary(collector: &Mutex<ReplicaSummaryBuilder>, clock_offset_us: i64) -> ReplicaSummary {
     lock_ignoring_poison(collector).build_summary(clock_offset_us)
 }
 
