@@ -220,7 +220,9 @@ impl<'r> Selection<'r> {
             let is_freed = |selected: &SelectedLimit<'_>| {
                 selected.limit.follows_streams() && slot.action != SlotAction::ReleaseRejected
             };
-            selection.add_limits_of_other_plans(terms.rules.find_rule(domain, &descriptor.entries));
+            if selection.plan_source.is_some() {
+                selection.add_limits_of_other_plans(terms.rules.find_rule(domain, &descriptor.entries));
+            }
             selection.limits.retain(|selected| is_freed(selected));
             selection.candidates.retain(is_freed);
         }
