@@ -12,7 +12,6 @@ use hyper::body::{Body, Frame};
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use crate::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use crate::serve::server::admission::{BufferedBytes, ConnectionPermit};
 use crate::telemetry::listener_stats::ExceededLimit;
 
@@ -87,11 +86,14 @@ impl RequestBody {
     }
 }
 
+/// Size of the head of a gRPC message: a byte for the compression, four for the length.
+const FRAME_HEAD_BYTES: usize = 5;
+
 /// Position in a sequence of gRPC messages.
 #[derive(Clone, Copy, Debug, Default)]
 struct MessagePosition {
     /// Bytes of the frame head that have come.
-    head: [u8; GRPC_FRAME_HEAD_BYTES],
+    head: [u8; FRAME_HEAD_BYTES],
     head_bytes: usize,
     /// Bytes of the message that are missing.
     left: usize,
@@ -107,11 +109,11 @@ impl MessagePosition {
                 data = &data[part..];
                 continue;
             }
-            let part = (GRPC_FRAME_HEAD_BYTES - self.head_bytes).min(data.len());
+            let part = (FRAME_HEAD_BYTES - self.head_bytes).min(data.len());
             self.head[self.head_bytes..self.head_bytes + part].copy_from_slice(&data[..part]);
             self.head_bytes += part;
             data = &data[part..];
-            if self.head_bytes == GRPC_FRAME_HEAD_BYTES {
+            if self.head_bytes == FRAME_HEAD_BYTES {
                 let [_, length @ ..] = self.head;
                 self.left = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
                 self.head_bytes = 0;
