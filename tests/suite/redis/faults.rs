@@ -113,9 +113,10 @@ fn plant(server: &Server) {
     let mut planted = 0;
     for (value, what) in [("=1}", "HSET"), ("=2}", "RPUSH"), ("=3}", "SET")] {
         for key in keys.iter().filter(|key| key.contains(value)) {
-            server.query::<()>(&["DEL", key]);
-            let words: &[&str] = if what == "HSET" { &[what, key, "a", "b"] } else { &[what, key, "nonsense"] };
-            server.query::<()>(words);
+            // In one step: a call between the two commands would make the counter again.
+            let script = "redis.call('DEL', KEYS[1]) redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))";
+            let words: &[&str] = if what == "HSET" { &[what, "a", "b"] } else { &[what, "nonsense"] };
+            server.query::<()>(&[&["EVAL", script, "1", key], words].concat());
             planted += 1;
         }
     }
