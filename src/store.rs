@@ -206,6 +206,7 @@ impl Store {
 
     /// Makes charges that no answer waits for, each with the index of its descriptor: at once in memory, and in Redis
     /// within the timeout of the store, whatever the deadline of `context` is. What can be sent is sent on return.
+    /// Releases of slots that Redis fails to make are repeated later. Must be called within a tokio runtime.
     pub fn charge_without_waiting(
         &self,
         charges: &[(usize, Charge<'_>)],
@@ -226,6 +227,9 @@ impl Store {
                 let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
                 let deadline = Instant::now() + redis.timeout();
                 let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
+                if charges.iter().any(Charge::is_release) {
+                    return DeferredOutcomes::send_charges(redis.charge_and_repeat_releases(&charges, false, context));
+                }
                 DeferredOutcomes::send_charges(redis.charge_without_waiting(&charges, context))
             }
             // Rules for memcache have no lists of limits, so no charges of this kind.
@@ -244,7 +248,7 @@ impl Store {
                 let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
                 let deadline = Instant::now() + redis.timeout();
                 let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
-                redis.give_back_slots(&charges, may_acquire_late, context);
+                drop(redis.charge_and_repeat_releases(&charges, may_acquire_late, context));
             }
         }
     }

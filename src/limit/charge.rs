@@ -45,6 +45,11 @@ impl<'a> Charge<'a> {
     pub fn new(path: CounterPath<'a>, counters: SmallVec<[Counter<'a>; 1]>, request: ChargeRequest) -> Self {
         Self { path_hash: path.hash_for_process(), path, counters, request, slot: None }
     }
+
+    /// Returns true if the charge releases a slot or settles a reservation.
+    pub fn is_release(&self) -> bool {
+        self.slot.is_some_and(|slot| slot.action.is_release())
+    }
 }
 
 /// One counter of a path.

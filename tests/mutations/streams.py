@@ -117,6 +117,8 @@ SLOTS_RUST = [
     (DECIDE_CHARGE, "self.store.give_back_slots(&[(0, charge.clone())], may_acquire_late, self.context.store);",
      "if !$0 { self.store.give_back_slots(&[(0, charge.clone())], may_acquire_late, self.context.store); }",
      [("cancelled call", "a release that the store failed to make is not repeated", SLOTS_OF_PROGRAM)]),
+    ("src/store.rs", "if charges.iter().any(Charge::is_release) {", "if !$0 && charges.iter().any(Charge::is_release) {",
+     [("cancelled call", "a failed release of a candidate is not repeated", ["slots::binary::release_of_a_candidate"])]),
     (DECIDE_CHARGE, "if !self.store.is_immediate() && self.store.has_fallback_slots() {",
      "if !$0 && !self.store.is_immediate() && self.store.has_fallback_slots() {",
      [("store fails", "a slot of the replica's part stays taken", SLOTS_OF_PROGRAM)]),

@@ -1,6 +1,7 @@
-//! Slots and reservations that a rejected request gives back, until Redis has done it.
+//! Releases of slots and reservations that nothing waits for, until Redis has made them: of rejected requests, of
+//! candidates, and those whose call Redis failed to decide.
 //!
-//! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free them before
+//! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free its slots before
 //! their time is over. As a release, what is given back twice is given back once. If the call that acquires them was
 //! not answered, Redis may make it after they were given back, so all is given back once more at the end. Unused hits
 //! of leases return in `eventual::lease_reaper`, those of grants in `regions::unused_hits`.
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, sleep_until};
 
-use super::Redis;
+use super::{ChargeOutcome, Redis};
 use crate::base::clock::Clock;
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
@@ -90,41 +91,44 @@ impl OwnedGiveBack {
 }
 
 impl Redis {
-    /// Makes charges that give slots back, in a task that repeats those that Redis fails to make, and all of them once
-    /// more at the end if `may_acquire_late`. Must be called within a tokio runtime.
-    pub fn give_back_slots(
+    /// Makes charges without waiting, and repeats in a task those of them that release slots and that Redis fails to
+    /// make; if `may_acquire_late`, releases are made once more at the end. Must be called within a tokio runtime.
+    pub fn charge_and_repeat_releases(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         may_acquire_late: bool,
         context: ChargeContext<'_>,
-    ) {
+    ) -> impl Future<Output = SmallVec<[ChargeOutcome; 2]>> + Send + use<> {
         let mut first = Box::pin(self.charge_without_waiting(charges, context));
         // Its calls are sent now.
         let outcomes = (&mut first).now_or_never();
-        let entries = charges.iter().flat_map(|charge| charge.path.entries);
+        let entries = charges.iter().filter(|charge| charge.is_release()).flat_map(|charge| charge.path.entries);
         let entry_bytes: usize = entries.map(|entry| entry.key.len() + entry.value.len()).sum();
         let kib = (entry_bytes + charges.len() * CHARGE_BYTES).div_ceil(1024);
         let permit = REPEAT_MEMORY_KIB.try_acquire_many(u32::try_from(kib).unwrap_or(u32::MAX)).ok();
-        let owned: Vec<OwnedGiveBack> = match permit {
-            Some(_) => charges.iter().map(OwnedGiveBack::new).collect(),
-            None => Vec::new(),
-        };
+        let owned = charges.iter().map(|charge| charge.is_release().then(|| OwnedGiveBack::new(charge)));
+        let owned: Vec<Option<OwnedGiveBack>> = if permit.is_some() { owned.collect() } else { Vec::new() };
         let redis = Arc::clone(self);
+        let (to_caller, arrived) = oneshot::channel();
         tokio::spawn(async move {
             let _permit = permit;
             let outcomes = match outcomes {
                 Some(outcomes) => outcomes,
                 None => first.await,
             };
-            let mut failed = outcomes.iter().map(Result::is_err);
-            let left = owned.iter().filter(|_| failed.next().unwrap_or(false)).collect();
+            let failed = owned.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_err());
+            let left = failed.filter_map(|(one, _)| one.as_ref()).collect();
+            // The caller may not be interested.
+            let _ = to_caller.send(outcomes);
             let end = Instant::now() + REPEAT_TIME;
             redis.repeat_failed(left, end).await;
             if may_acquire_late {
                 sleep_until(end.into()).await;
-                join_all(owned.iter().map(|one| one.charge_and_check_failure(&redis))).await;
+                join_all(owned.iter().flatten().map(|one| one.charge_and_check_failure(&redis))).await;
             }
         });
+        // An error only if the runtime ends.
+        arrived.map(Result::unwrap_or_default)
     }
 
     async fn repeat_failed(self: &Arc<Self>, mut left: Vec<&OwnedGiveBack>, end: Instant) {

@@ -300,6 +300,30 @@ fn release_that_the_store_failed_to_make_is_repeated() {
     wait_for("the slot", || call(&replica, "", &[("slot", "2")]).ok().filter(|token| token.len() == 48));
 }
 
+/// A candidate's release is sent on its own; nothing waits for its result.
+#[test]
+fn release_of_a_candidate_that_the_store_failed_to_make_is_repeated() {
+    let server = options().with(&[("appendonly", "yes"), ("appendfsync", "always")]).start();
+    let rules = "domain: shop
+descriptors:
+  - key: k
+    rate_limit: [{concurrent: 3}, {concurrent: 1, name: tighter, shadow_mode: true}]
+";
+    let replica = with_rules(rules)
+        .env("REDIS_SOCKET_TYPE", "tcp")
+        .env("REDIS_URL", server.address())
+        .env("TOLLKEEPER_STORE_TIMEOUT", "500ms")
+        .start();
+    let token = wait_for("Redis", || call(&replica, "", &[("slot", "1")]).ok());
+    let address = format!("127.0.0.1:{}", replica.debug_port());
+    let explain = || output_of(&["explain", "--addr", &address, "--domain", "shop", "--descriptor", "k=a"]);
+    wait_for("both slots", || (explain().matches(" 1 used, ").count() == 2).then_some(()));
+    server.kill();
+    call(&replica, "", &[("slot", "1"), ("release", &token)]).expect_err("Redis does not answer");
+    server.restart();
+    wait_for("both slots to be free", || (explain().matches(" 0 used, ").count() == 2).then_some(()));
+}
+
 /// Runs `tollkeeper` with these arguments; returns its standard output.
 fn output_of(arguments: &[&str]) -> String {
     let output =

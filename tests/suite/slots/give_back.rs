@@ -59,7 +59,7 @@ fn acquire_with_token(redis: &Redis, id: u128, token: u64) -> Option<ChargeResul
 fn give_back(redis: &Arc<Redis>, may_acquire_late: bool) {
     let _within = store_runtime().enter();
     with_charge((1, 1), SlotAction::Release, |charge, context| {
-        redis.give_back_slots(std::slice::from_ref(charge), may_acquire_late, context);
+        drop(redis.charge_and_repeat_releases(std::slice::from_ref(charge), may_acquire_late, context));
     });
 }
 
