@@ -64,7 +64,7 @@ pub struct BucketCounts {
     pub granted_until: Time,
     /// Hits of earlier grants that are left.
     pub earlier: u64,
-    /// Global time at which they end.
+    /// Global time at which the first of them end, and all of them with it.
     pub earlier_until: Time,
     /// A charge that leaves at most this many hits opens a grant request, while a grant lasts.
     pub low: u64,
@@ -139,6 +139,9 @@ impl BucketCounts {
         self.drop_expired_hits(grant.start);
         if self.earlier == 0 {
             self.earlier_until = self.granted_until;
+        } else if self.granted > 0 {
+            // A later grant ends earlier if the clock of the global Redis was set back.
+            self.earlier_until = self.earlier_until.min(self.granted_until);
         }
         self.earlier += self.granted;
         (self.granted, self.granted_until, self.low, self.spent) = (grant.hits, grant.end, grant.low, 0);

@@ -9,7 +9,7 @@ use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region::GRANT_ANSWER_TIMEOUT_US;
 use tollkeeper::limit::algorithm::region::GlobalRedisView;
-use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
+use tollkeeper::limit::algorithm::region_bucket::{BucketCounts, PrepaidHitsGrant};
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
@@ -301,6 +301,27 @@ proptest! {
             }
         }
     }
+}
+
+/// As after a clock of the global Redis that was set back.
+#[test]
+fn grants_before_the_last_end_when_the_first_of_them_does() {
+    let at = |seconds: u64| Time::from_micros(seconds * 1_000_000);
+    let mut counts =
+        BucketCounts { granted: 5, granted_until: at(7), earlier: 4, earlier_until: at(9), ..Default::default() };
+    counts.cycle.open_request = 1;
+    let grant = PrepaidHitsGrant {
+        request: 1,
+        epoch: 0,
+        hits: 3,
+        low: 1,
+        start: at(1),
+        end: at(8),
+        exhausted: false,
+        next_request_at: at(1),
+    };
+    assert!(counts.accept_grant(10, &grant));
+    assert_eq!((counts.earlier, counts.earlier_until), (9, at(7)));
 }
 
 proptest! {
