@@ -336,7 +336,7 @@ impl Decider {
 
     /// Number of charges that the store failed to decide since the start, by kind of failure.
     pub fn failed_charge_counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        ChargeError::all().map(|error| (error.name(), self.failures.count_of_kind(error)))
+        ChargeError::all_kinds().map(|error| (error.name(), self.failures.count_of_kind(error)))
     }
 
     /// Number of charges since the start that the store failed to decide and this policy decided.

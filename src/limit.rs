@@ -5,6 +5,7 @@
 
 pub mod request;
 pub mod slot;
+pub mod counter_path;
 pub mod charge;
 pub mod period;
 pub mod ban;

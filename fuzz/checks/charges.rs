@@ -5,7 +5,8 @@
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
-use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath, JointLimit};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
+use tollkeeper::limit::counter_path::CounterPath;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};

@@ -16,7 +16,8 @@ use super::metrics::{
 use super::selection::{RequestWithSelections, SelectedLimit};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{Charge, ChargeResult, CounterPath};
+use crate::limit::charge::{Charge, ChargeResult};
+use crate::limit::counter_path::CounterPath;
 use crate::limit::request::Hits;
 use crate::store::Store;
 use crate::store::charge::{DeferredOutcomes, StoreOutcome, spawn_outcome_handler};

@@ -18,7 +18,8 @@ use crate::decide::log::record::{
 };
 use crate::decide::log::selection::DecisionFacts;
 use crate::decide::log::{DecisionLog, RecordIdAndTime};
-use crate::limit::charge::{ChargeResult, CounterPath};
+use crate::limit::charge::ChargeResult;
+use crate::limit::counter_path::CounterPath;
 use crate::rules::rule::{Rule, RuleLogging};
 use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::{DecidedBy, StoreOutcome};

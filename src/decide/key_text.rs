@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::decide::log::value_form::ValueForm;
-use crate::limit::charge::CounterPath;
+use crate::limit::counter_path::CounterPath;
 use crate::telemetry::top_keys::MAX_KEY_TEXT_BYTES;
 
 /// Entry of a key, as reports show it.

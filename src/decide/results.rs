@@ -8,7 +8,8 @@ use super::outcome::DescriptorOutcome;
 use super::selection::{SelectedLimit, Selection};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeResult, CounterPath};
+use crate::limit::charge::ChargeResult;
+use crate::limit::counter_path::CounterPath;
 use crate::limit::request::{Entry, Request};
 use crate::rules::rule::set::{CompiledRule, DomainRules};
 

@@ -11,7 +11,8 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
-use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
+use crate::limit::charge::{Charge, ChargeRequest, Counter};
+use crate::limit::counter_path::CounterPath;
 use crate::limit::period::{Period, Unit};
 use crate::limit::request::{Descriptor, Hits, LimitOverride, Request};
 use crate::limit::slot::{SlotAction, SlotUse};

@@ -1,9 +1,7 @@
 //! A charge: the counters of a matched descriptor, the request to them, what it changes, and its result.
 //!
-//! A counter is identified by its path (domain and entries, with a pattern in place of a shared value) and by its
-//! limit's algorithm, period and epoch; that of a candidate limit by its name too. Two paths never share a counter:
-//! every part of a key is delimited. The number of hits that a limit allows is not part of the key, so a counter
-//! survives a change of it.
+//! A counter is identified by its path (`limit::counter_path`) and by its limit's algorithm, period and epoch. The
+//! number of hits that a limit allows is not part of the key, so a counter survives a change of it.
 //!
 //! Hits are charged, peeked at (no hits: `limit::request`) or refunded. `ChargeRequest::state_change` alone says
 //! what that changes in a state; each algorithm applies it in its own `charge` (`limit::algorithm`).
@@ -11,19 +9,13 @@
 //! A counter's time never runs backwards: an algorithm works at the later of `now` and the last charge. A last charge
 //! more than a period ahead of `now` means that a clock was wrong, and the state is discarded.
 
-use std::hash::Hasher;
-use std::sync::LazyLock;
-
-use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
 use crate::base::clock::Time;
-use crate::base::random::random_u64_pair;
-use crate::base::sharded::upper_half;
 use crate::limit::Limit;
-use crate::limit::request::{Entry, Hits};
+use crate::limit::counter_path::CounterPath;
+use crate::limit::request::Hits;
 use crate::limit::slot::{SlotChange, SlotUse};
-use crate::telemetry::service_metrics::HashSeed;
 
 /// Charge on all counters of one descriptor, which are decided together.
 #[derive(Clone, Debug)]
@@ -71,103 +63,6 @@ impl<'a> Counter<'a> {
     /// The limit of the counter, as [`charge_together`](crate::limit::algorithm::state::charge_together) takes it.
     pub const fn as_joint_limit(&self) -> JointLimit<'a> {
         JointLimit { limit: self.limit, rejects_others: !self.shadow && !self.quota }
-    }
-}
-
-/// Path of counters: the domain and the matched entries of a descriptor.
-#[derive(Clone, Copy, Debug)]
-pub struct CounterPath<'a> {
-    /// Domain.
-    pub domain: &'a str,
-    /// Entries as sent.
-    pub entries: &'a [Entry<'a>],
-    /// Indices of entries whose values share one counter, ascending, with the pattern that replaces the value.
-    pub shared: &'a [(usize, &'a [u8])],
-    /// Name of the candidate limit that counts alone; `None`: the limits that decide.
-    pub candidate: Option<&'a str>,
-}
-
-/// Random hash key of this process. Clients choose the values, and must not be able to choose two that collide.
-static HASH_SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
-    let (first, second) = random_u64_pair();
-    SipHasher13::new_with_keys(first, second)
-});
-
-impl CounterPath<'_> {
-    /// Hashes the path to 128 bits that identify it in this process; other processes have other hashes.
-    pub fn hash_for_process(&self) -> u128 {
-        self.hash_parts(*HASH_SECRET)
-    }
-
-    /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
-    pub fn hash_for_sampling(&self) -> u64 {
-        upper_half(self.hash_parts(SipHasher13::new_with_keys(0, 0)))
-    }
-
-    /// Hashes the path to a number that is the same in all processes with this seed.
-    pub fn hash_with_seed(&self, seed: HashSeed) -> u64 {
-        upper_half(self.hash_parts(SipHasher13::new_with_keys(seed.0, seed.1)))
-    }
-
-    /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash
-    /// the same input.
-    fn hash_parts(&self, hasher: SipHasher13) -> u128 {
-        let mut input = BufferedHasher { hasher, buffered: [0; HASH_BUFFER_BYTES], length: 0 };
-        input.write_part(0, self.domain.as_bytes());
-        let mut shared = self.shared.iter().peekable();
-        for (index, entry) in self.entries.iter().enumerate() {
-            input.write_part(0, entry.key);
-            match shared.next_if(|(shared_index, _)| *shared_index == index) {
-                Some((_, pattern)) => input.write_part(1, pattern),
-                None => input.write_part(0, entry.value),
-            }
-        }
-        // Entries are pairs of parts, so a single part after them is the name of a candidate.
-        if let Some(name) = self.candidate {
-            input.write_part(0, name.as_bytes());
-        }
-        input.finish()
-    }
-}
-
-/// Maximum number of bytes that are collected before a hasher gets them.
-const HASH_BUFFER_BYTES: usize = 128;
-
-/// Input of a hasher, collected because a call of the hasher costs as much as a dozen bytes.
-struct BufferedHasher {
-    hasher: SipHasher13,
-    buffered: [u8; HASH_BUFFER_BYTES],
-    length: usize,
-}
-
-impl BufferedHasher {
-    /// Adds a part after its length and its mark.
-    #[inline]
-    fn write_part(&mut self, mark: u64, part: &[u8]) {
-        let head = ((part.len() as u64) << 1 | mark).to_le_bytes();
-        let added = head.len() + part.len();
-        match self.buffered.get_mut(self.length..self.length + added) {
-            Some(free) => {
-                free[..head.len()].copy_from_slice(&head);
-                free[head.len()..].copy_from_slice(part);
-                self.length += added;
-            }
-            None => self.flush_and_write(head, part),
-        }
-    }
-
-    /// Passes a part to the hasher, after what was collected.
-    #[cold]
-    fn flush_and_write(&mut self, head: [u8; 8], part: &[u8]) {
-        self.hasher.write(&self.buffered[..self.length]);
-        self.hasher.write(&head);
-        self.hasher.write(part);
-        self.length = 0;
-    }
-
-    fn finish(mut self) -> u128 {
-        self.hasher.write(&self.buffered[..self.length]);
-        self.hasher.finish128().as_u128()
     }
 }
 
@@ -294,33 +189,4 @@ pub(crate) fn effective_time(now: Time, last: Time, period_us: u64) -> Option<Ef
 /// Clamps a count to 32 bits.
 pub(crate) fn clamp_to_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::hash::Hasher as _;
-
-    use siphasher::sip128::{Hasher128 as _, SipHasher13};
-
-    use super::CounterPath;
-    use crate::limit::request::Entry;
-
-    /// Other versions, which share the log's sample and the counts of distinct keys, hash the parts one by one.
-    #[test]
-    fn hash_of_a_path_is_that_of_its_parts() {
-        let text: Vec<u8> = (0..=255).cycle().take(1000).collect();
-        for length in (0..300).chain([511, 1000]) {
-            let (key, value, domain) = (&text[..length % 70], &text[..length], "shop");
-            let entries = [Entry { key, value }, Entry { key: value, value: key }];
-            let shared: &[(usize, &[u8])] = &[(1, b"a*")];
-            let path = CounterPath { domain, entries: &entries, shared, candidate: Some("lower") };
-            let mut by_parts = SipHasher13::new_with_keys(3, 4);
-            let parts = [(0, domain.as_bytes()), (0, key), (0, value), (0, value), (1, b"a*"), (0, b"lower")];
-            for (mark, part) in parts {
-                by_parts.write_u64((part.len() as u64) << 1 | mark);
-                by_parts.write(part);
-            }
-            assert_eq!(path.hash_parts(SipHasher13::new_with_keys(3, 4)), by_parts.finish128().as_u128(), "{length}");
-        }
-    }
 }

@@ -1,9 +1,9 @@
 //! Slots of one concurrent limit's counter: who holds how many seats, and until when.
 //!
 //! A slot ends when it is released, when it is older than `max_duration`, or when its holder is dead; the last two are
-//! looked for only when seats are lacking, because it takes a walk over all slots: at most once a second, and more
-//! rarely with more than half a million slots. So a limit with room costs a look-up. `lua/slots.lua` does the same in
-//! Redis.
+//! looked for when seats are lacking, because it takes a walk over all slots: at most once a second, and more rarely
+//! with more than half a million slots. They are also looked for once in a `max_duration`, so that slots that nothing
+//! releases are counted. So a limit with room costs a look-up. `lua/slots.lua` does the same in Redis.
 //!
 //! A table never kills a slot because the limit was lowered: no new one is admitted until enough were freed.
 
@@ -42,6 +42,8 @@ pub struct SlotTable {
     used: u64,
     tombstones: u32,
     swept: Time,
+    /// Tag of the counter (see [`Counter::tag`](crate::limit::charge::Counter::tag)).
+    tag: u128,
 }
 
 /// What a request asks a table.
@@ -55,6 +57,8 @@ pub struct SlotQuery<'q> {
     pub seats: u64,
     /// Seats that the limit has.
     pub limit: u64,
+    /// Life of a slot (`max_duration`) in microseconds.
+    pub life_us: u64,
     /// Tells whether a holder is dead.
     pub is_dead: &'q dyn Fn(HolderId) -> bool,
 }
@@ -118,16 +122,28 @@ impl SlotTable {
     /// Size of an entry in memory, in bytes: the key, the slot and the control byte of the hash table.
     const ENTRY_BYTES: usize = size_of::<(u128, Slot)>() + 1;
 
-    /// Returns what a request sees. Removes its own slot if that is over, and all that are over if seats are lacking.
+    /// Creates an empty table for a counter with this tag.
+    pub fn with_tag(tag: u128) -> Self {
+        Self { tag, ..Self::default() }
+    }
+
+    /// Tag of the counter.
+    pub const fn tag(&self) -> u128 {
+        self.tag
+    }
+
+    /// Returns what a request sees. Removes its own slot if that is over, and all that are over if seats are lacking or
+    /// nothing looked for them during the life of a slot.
     pub fn prune_and_view(&mut self, query: SlotQuery<'_>) -> State {
-        let SlotQuery { slot, now, seats, limit, .. } = query;
+        let SlotQuery { slot, now, seats, limit, life_us, .. } = query;
         let mut expired = 0;
         if self.slots.get(&slot.id.0).is_some_and(|own| own.expires <= now) {
             expired += self.remove(slot.id);
         }
         let own = self.slots.get(&slot.id.0).copied();
-        let lacks_seats = own.is_none() && seats > 0 && self.used.saturating_add(seats) > limit;
-        if lacks_seats || self.tombstones >= MAX_TOMBSTONES {
+        let lacks_seats = seats > 0 && self.used.saturating_add(seats) > limit;
+        let was_swept_long_ago = now.since_us(self.swept) >= life_us;
+        if own.is_none() && (lacks_seats || was_swept_long_ago) || self.tombstones >= MAX_TOMBSTONES {
             expired += self.sweep_if_due(now, query.is_dead);
         }
         let own = match own {
@@ -166,7 +182,7 @@ impl SlotTable {
     /// Removes all slots that are over; returns their seats.
     pub fn sweep(&mut self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> u64 {
         let before = self.used;
-        let Self { slots, used, tombstones, swept } = self;
+        let Self { slots, used, tombstones, swept, tag: _ } = self;
         *swept = now;
         slots.retain(|_, slot| {
             let is_over = slot.expires <= now || slot.seats > 0 && is_dead(slot.holder);

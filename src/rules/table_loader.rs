@@ -24,7 +24,7 @@ use crate::base::clock::Time;
 use crate::settings::redis::TableLookupSettings;
 
 /// Maximum number of problems of one table in a report.
-const MAX_REPORTED_PROBLEMS: usize = 20;
+const MAX_REPORTED_PROBLEMS_PER_TABLE: usize = 20;
 
 /// Paths of rule files by their names in messages; a name without one is its path.
 pub type RuleFilePaths = HashMap<Arc<str>, PathBuf>;
@@ -321,7 +321,7 @@ impl TableLoader {
         let report = |used: &TableInUse| {
             let stats = self.stats.get(&(used.domain.clone(), Arc::clone(&used.name))).cloned().unwrap_or_default();
             let problems = used.path.as_ref().and_then(|path| self.files.get(path)).map(|file| &file.problems);
-            let problems = problems.into_iter().flat_map(Diagnostics::errors).take(MAX_REPORTED_PROBLEMS);
+            let problems = problems.into_iter().flat_map(Diagnostics::errors).take(MAX_REPORTED_PROBLEMS_PER_TABLE);
             let problems: Vec<_> = problems.map(ToString::to_string).collect();
             let mut report = TableReport {
                 domain: used.domain.clone(),

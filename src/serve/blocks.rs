@@ -64,7 +64,7 @@ struct RedisBlocks {
 
 /// Block as Redis has it. Versions that know no base64 ignore a block whose key or value is not UTF-8.
 #[derive(Debug, Serialize, Deserialize)]
-struct BlockRecord {
+struct StoredBlock {
     domain: String,
     #[serde(flatten)]
     entry: BlockedEntry,
@@ -137,14 +137,14 @@ pub(crate) enum ChangeBlocksError {
     Redis(#[from] KeyCommandError),
 }
 
-impl From<&Block> for BlockRecord {
+impl From<&Block> for StoredBlock {
     fn from(block: &Block) -> Self {
         let (domain, reason) = (block.domain.clone(), block.reason.clone());
         Self { domain, entry: BlockedEntry::of_block(block), until_us: block.until.as_micros(), reason }
     }
 }
 
-impl BlockRecord {
+impl StoredBlock {
     /// Returns the block in a record; `None` if it is none.
     fn parse(record: &[u8]) -> Option<Block> {
         let Self { domain, entry, until_us, reason } = serde_json::from_slice(record).ok()?;
@@ -331,7 +331,7 @@ impl RedisBlocks {
 
     async fn write_block(&self, connection: &mut KeyOwnerConnection, block: &Block) -> Result<(), KeyCommandError> {
         let field = block_field_name(block);
-        let record = serde_json::to_vec(&BlockRecord::from(block)).unwrap_or_default();
+        let record = serde_json::to_vec(&StoredBlock::from(block)).unwrap_or_default();
         connection.call(&[b"HSET", &self.list, &field, &record], REPLY_TIMEOUT).await?;
         Ok(())
     }
@@ -353,7 +353,7 @@ impl RedisBlocks {
             if let Some(Reply::Array(entries)) = entries {
                 let records = entries.chunks_exact(2).filter_map(|entry| reply_bytes(&entry[1]));
                 let records = records.filter(|record| record.len() <= MAX_BLOCK_RECORD_BYTES);
-                blocks.extend(records.filter_map(BlockRecord::parse));
+                blocks.extend(records.filter_map(StoredBlock::parse));
             }
             match next {
                 Some(next) if next != b"0" && blocks.len() < MAX_BLOCKS => cursor = next.to_vec(),

@@ -27,7 +27,7 @@ impl ChargeError {
     pub const MAX_KINDS: usize = 1 + RedisError::ALL.len() + MemcacheError::ALL.len();
 
     /// All kinds, in the order of [`ChargeError::kind_index`]. Stores share kinds of one name.
-    pub fn all() -> impl Iterator<Item = Self> {
+    pub fn all_kinds() -> impl Iterator<Item = Self> {
         let is_only_of_memcache =
             |error: &MemcacheError| RedisError::ALL.iter().all(|kind| kind.name() != error.name());
         let of_memcache = MemcacheError::ALL.into_iter().filter(is_only_of_memcache).map(Self::Memcache);
@@ -36,7 +36,7 @@ impl ChargeError {
 
     /// Index of the kind, below [`ChargeError::MAX_KINDS`].
     pub fn kind_index(self) -> usize {
-        Self::all().position(|kind| kind.name() == self.name()).unwrap_or(0)
+        Self::all_kinds().position(|kind| kind.name() == self.name()).unwrap_or(0)
     }
 
     /// Name of the kind, as in metrics.

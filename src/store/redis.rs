@@ -314,7 +314,7 @@ impl Redis {
         eventual: Option<EventualDescriptor>,
         now: Time,
     ) -> PreparedCall {
-        let grants = self.grants.as_ref().filter(|_| self.keys.has_global_limit(charge));
+        let grants = self.grants.as_ref().filter(|_| self.keys.counts_from_grants(charge));
         let global_limits = grants.cloned().map(GlobalLimitHooks::new);
         PreparedCall {
             slot: charge.slot.map(|slot| encode_slot(slot, self.fallback().slot_holders(), now)),
@@ -398,7 +398,7 @@ impl Redis {
     pub fn stats(&self) -> SharedStoreStats {
         let calls = &*self.calls;
         let (table, replica_membership) = (calls.local_admission.table(), self.replica_membership());
-        let ConnectionStats { servers, pools } = self.deployments.stats();
+        let ConnectionStats { servers, pools } = self.deployments.connection_stats();
         SharedStoreStats {
             charges: self.stats.requested(),
             calls: calls.calls_sent(),

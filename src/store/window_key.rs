@@ -7,7 +7,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
 use crate::limit::algorithm::{Algorithm, fixed_window};
-use crate::limit::charge::{Charge, Counter, CounterPath};
+use crate::limit::charge::{Charge, Counter};
+use crate::limit::counter_path::CounterPath;
 use crate::limit::{Consistency, Limit};
 use crate::store::client::redis::hash_slot::{hash_slot, hash_tag_for_slot};
 

@@ -122,7 +122,7 @@ impl ServiceMetrics {
     }
 
     /// Counts a request that failed for a reason other than the store.
-    pub fn record_service_error(&self) {
+    pub fn record_error_outside_store(&self) {
         self.service_error_count.fetch_add(1, Ordering::Relaxed);
     }
 

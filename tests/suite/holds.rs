@@ -9,7 +9,8 @@ mod in_stores;
 
 use smallvec::SmallVec;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};
+use tollkeeper::limit::counter_path::CounterPath;
 use tollkeeper::limit::hold::{HeldAmount, HoldRequest, ReplicaId};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};

@@ -4,7 +4,7 @@
 //! sample contains the descriptor's key. The sample is a share of all keys, by a hash that all processes compute alike,
 //! so that the log has all of a sampled key's decisions or none.
 
-use crate::limit::charge::CounterPath;
+use crate::limit::counter_path::CounterPath;
 use crate::rules::rule::RuleLogging;
 use crate::settings::decision_log::LoggedDecisionKinds;
 

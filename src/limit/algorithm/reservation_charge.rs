@@ -87,7 +87,8 @@ impl State {
             Hits::Refund(cost) if view.slot.action.is_release() => settle(counter, view, limit, now, cost),
             Hits::Refund(_) => peek_as_admitted(counter, limit, now),
         };
-        ChargeResult { expired_seats: view.unsettled, ..result }
+        // Told once: the next charge of the call may have the same counter.
+        ChargeResult { expired_seats: std::mem::take(&mut view.unsettled), ..result }
     }
 
     /// Returns `true` if [`State::charge_with_reservations`] would admit the hits; changes nothing.

@@ -110,7 +110,8 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         reset_us: if state.used > 0 { limit.period_us() } else { 0 },
         retry_after_us: (!admitted && can_ever_pass).then_some(retry_after_us),
         slot: change,
-        expired_seats: state.expired,
+        // Told once: the next charge of the call may have the same counter.
+        expired_seats: std::mem::take(&mut state.expired),
         ..ChargeResult::default()
     }
 }

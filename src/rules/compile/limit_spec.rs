@@ -82,7 +82,8 @@ pub(super) fn fill_in_limit_defaults(
         DelayPolicy::UntilDeadline => true,
     };
     let can_count_rejected = properties.rejected_hits != RejectedHitsPolicy::NeverCounted && !eventual;
-    let (overshoot, window) = (resolve_overshoot(written, defaults), resolve_window(own, defaults, algorithm, period));
+    let (overshoot, window) =
+        (resolve_overshoot(written, defaults), resolve_calendar_window(own, defaults, algorithm, period));
     let keys = GlobalScopeInputs {
         algorithm,
         period,
@@ -175,7 +176,7 @@ fn resolve_overshoot(written: &RateLimitEntry, defaults: &DefaultableKeys) -> Op
 }
 
 /// Returns the calendar of a limit. A default that does not apply to the limit's other keys is left out.
-fn resolve_window(
+fn resolve_calendar_window(
     own: &DefaultableKeys,
     defaults: &DefaultableKeys,
     algorithm: Algorithm,

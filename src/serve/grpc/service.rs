@@ -251,7 +251,7 @@ impl RateLimitService {
             metrics.decisions.observe(took);
         }
         if decided.as_ref().is_err_and(|error| *error != AnswerError::Undecided(DecideError::Store)) {
-            metrics.record_service_error();
+            metrics.record_error_outside_store();
         }
         if decided.as_ref().is_ok_and(|decided| decided.response.overall_code() == Code::OverLimit) {
             metrics.record_rejected_request();

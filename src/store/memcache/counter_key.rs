@@ -99,7 +99,8 @@ mod tests {
     use super::{CounterKey, MAX_EXPIRATION_UNIX_S, MAX_KEY_BYTES, MemcacheKeyScheme, hash_if_refused};
     use crate::base::clock::Time;
     use crate::limit::algorithm::Algorithm;
-    use crate::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
+    use crate::limit::charge::{Charge, ChargeRequest, Counter};
+    use crate::limit::counter_path::CounterPath;
     use crate::limit::period::{Period, Unit};
     use crate::limit::request::{Entry, Hits};
     use crate::limit::{Limit, LimitSpec};

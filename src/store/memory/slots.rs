@@ -4,13 +4,13 @@
 //! quarter of the store's capacity, beside it. A slot without room is refused, and the failure policy decides; a slot
 //! is never evicted, because it stands for a stream that goes on.
 
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
 use crate::base::clock::Time;
-use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
+use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::algorithm::slots;
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter};
 use crate::limit::request::Hits;
@@ -23,6 +23,9 @@ use crate::store::holders::SlotHolderTable;
 /// Divisor of the store's capacity: tables of slots may take one such part beside it.
 const SLOT_CAPACITY_DIVISOR: u64 = 4;
 
+/// Maximum number of limits whose [`SweptSeats`] are kept.
+const MAX_LIMITS_WITH_SWEPT_SEATS: usize = 10_000;
+
 /// Tables of slots, by the key of their counter.
 #[derive(Debug)]
 pub(super) struct SlotTables {
@@ -31,6 +34,38 @@ pub(super) struct SlotTables {
     capacity_bytes: u64,
     /// Envoys that hold slots.
     pub(super) holders: SlotHolderTable,
+    swept_seats: SweptSeats,
+}
+
+/// Seats that were found over while no charge was there to tell of them, by the tag of their counters: the next charge
+/// of the limit tells.
+#[derive(Debug, Default)]
+struct SweptSeats {
+    by_tag: Mutex<PrehashedMap<u64>>,
+    /// Sum of all.
+    total: AtomicU64,
+}
+
+impl SweptSeats {
+    fn add(&self, tag: u128, seats: u64) {
+        if seats == 0 {
+            return;
+        }
+        let mut by_tag = lock_ignoring_poison(&self.by_tag);
+        if by_tag.len() < MAX_LIMITS_WITH_SWEPT_SEATS || by_tag.contains_key(&tag) {
+            *by_tag.entry(tag).or_insert(0) += seats;
+            self.total.fetch_add(seats, Ordering::Relaxed);
+        }
+    }
+
+    fn take(&self, tag: u128) -> u32 {
+        if self.total.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let seats = lock_ignoring_poison(&self.by_tag).remove(&tag).unwrap_or(0);
+        self.total.fetch_sub(seats, Ordering::Relaxed);
+        u32::try_from(seats).unwrap_or(u32::MAX)
+    }
 }
 
 /// Whether new slots may take memory.
@@ -49,6 +84,7 @@ impl SlotTables {
             bytes: AtomicU64::new(0),
             capacity_bytes: store_bytes / SLOT_CAPACITY_DIVISOR,
             holders: SlotHolderTable::default(),
+            swept_seats: SweptSeats::default(),
         }
     }
 
@@ -69,7 +105,8 @@ impl SlotTables {
         for mut shard in self.shards.lock_each_of_part(part, parts) {
             shard.retain(|_, table| {
                 let before = table.bytes();
-                table.sweep(now, &|holder| self.holders.is_dead(holder, now));
+                let seats = table.sweep(now, &|holder| self.holders.is_dead(holder, now));
+                self.swept_seats.add(table.tag(), seats);
                 let after = if table.is_empty() { 0 } else { table.bytes() };
                 self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
                 !table.is_empty()
@@ -147,6 +184,8 @@ impl SlotTables {
             ChargeRequest { rejected_elsewhere: charge.request.rejected_elsewhere || rejected, ..charge.request };
         for SlotCounter { index, counter, key, state } in &mut counters {
             results[*index] = slots::charge(counter.limit, state, now, request);
+            let swept = self.swept_seats.take(counter.tag);
+            results[*index].expired_seats = results[*index].expired_seats.saturating_add(swept);
             let is_release = matches!(request.hits, Hits::Refund(_));
             if is_release && state.own == slots::OwnSlot::Tombstone && self.bytes() >= self.capacity_bytes {
                 // No room: a request that comes after its release then keeps its slot until that expires.
@@ -155,7 +194,7 @@ impl SlotTables {
             let is_needed = shard.contains_key(key) || state.own != slots::OwnSlot::Absent;
             if is_needed {
                 let table = shard.entry(*key).or_insert_with(|| {
-                    let table = SlotTable::default();
+                    let table = SlotTable::with_tag(counter.tag);
                     self.bytes.fetch_add(table.bytes(), Ordering::Relaxed);
                     table
                 });
@@ -185,6 +224,9 @@ impl SlotTables {
         let mut shard = self.lock_shard(charge.path_hash);
         let terms = SlotChargeOptions { now, room: SlotRoom::Bounded };
         let counters = self.view_counters(&mut shard, charge, slot, terms);
+        for SlotCounter { counter, state, .. } in &counters {
+            self.swept_seats.add(counter.tag, u64::from(state.expired));
+        }
         let of_others = Charge {
             counters: charge.counters.iter().filter(|counter| !counter.limit.is_concurrent()).copied().collect(),
             slot: slot_of_reservations(charge),
@@ -210,7 +252,8 @@ impl SlotTables {
         let is_dead = |holder: HolderId| self.holders.is_dead(holder, now);
         let view = |(index, counter): (usize, &'c Counter<'c>)| {
             let (key, limit) = (charge.path_hash ^ counter.tag, u64::from(counter.limit.requests_per_unit()));
-            let query = SlotQuery { slot, now, seats: charge.request.required_hits(), limit, is_dead: &is_dead };
+            let (seats, life_us) = (charge.request.required_hits(), counter.limit.period_us());
+            let query = SlotQuery { slot, now, seats, limit, life_us, is_dead: &is_dead };
             let mut state = match shard.get_mut(&key) {
                 Some(table) => {
                     let before = table.bytes();

@@ -64,7 +64,7 @@ impl Deployments {
     }
 
     /// Returns the servers and the connections of all deployments.
-    pub(super) fn stats(&self) -> ConnectionStats {
+    pub(super) fn connection_stats(&self) -> ConnectionStats {
         let main = ("redis_pool", Some(&self.main));
         let per_second = ("redis_per_second_pool", self.per_second.as_ref());
         let mut stats = ConnectionStats::default();

@@ -20,7 +20,8 @@ use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use smallvec::SmallVec;
 
-use crate::limit::charge::{Charge, Counter, CounterPath};
+use crate::limit::charge::{Charge, Counter};
+use crate::limit::counter_path::CounterPath;
 
 use super::eventual::budget::log_extension_us;
 use super::script::script_for_limits;
@@ -95,7 +96,7 @@ impl KeyScheme {
     }
 
     /// Returns true if this Redis counts a limit of the charge from grants.
-    pub(super) fn has_global_limit(&self, charge: &Charge<'_>) -> bool {
+    pub(super) fn counts_from_grants(&self, charge: &Charge<'_>) -> bool {
         self.is_regional
             && charge.counters.iter().any(|counter| counter.limit.as_counted_in_region().is_counted_in_region())
     }
@@ -143,7 +144,7 @@ impl KeyScheme {
         if let Some(window) = window {
             return CountCommand::Incrby(window);
         }
-        if !self.has_global_limit(charge) {
+        if !self.counts_from_grants(charge) {
             return self.build_script_command(&charge.path, &charge.counters);
         }
         let limits: SmallVec<[Limit; 2]> =

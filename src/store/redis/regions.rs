@@ -96,7 +96,7 @@ pub mod registry;
 pub mod standing;
 pub mod region_notices;
 mod heartbeat;
-pub mod grant_calls;
+pub mod grant_encoding;
 pub mod demand;
 mod grant_stats;
 mod unused_hits;

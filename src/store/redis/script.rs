@@ -137,18 +137,18 @@ define_scripts! {
     /// reply.
     replicas_script = "replicas", expand_with_shared_parts;
     /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
-    /// `regions::grant_calls` encodes its argument.
+    /// `regions::grant_encoding` encodes its argument.
     region_grant_script = "regions/region_grant", expand_with_shared_parts;
-    /// Returns the script that gives prepaid hits to a region's bucket; `regions::grant_calls` encodes its argument.
+    /// Returns the script that gives prepaid hits to a region's bucket; `regions::grant_encoding` encodes its argument.
     region_bucket_grant_script = "regions/region_bucket_grant", expand_with_shared_parts;
-    /// Returns the script that lets a region's counter follow a reset; `regions::grant_calls` encodes its argument.
+    /// Returns the script that lets a region's counter follow a reset; `regions::grant_encoding` encodes its argument.
     region_reset_script = "regions/region_reset", expand_with_shared_parts;
     /// Returns the script that keeps the list of resets; `regions::resets` encodes its argument and decodes its reply.
     global_resets_script = "regions/global_resets", expand_with_shared_parts;
-    /// Returns the script that grants hits of a window to regions; `regions::grant_calls` encodes its argument and
+    /// Returns the script that grants hits of a window to regions; `regions::grant_encoding` encodes its argument and
     /// decodes its reply.
     global_window_script = "regions/global_window", expand_with_shared_parts;
-    /// Returns the script that grants prepaid hits of a token bucket to regions; `regions::grant_calls` encodes its
+    /// Returns the script that grants prepaid hits of a token bucket to regions; `regions::grant_encoding` encodes its
     /// argument and decodes its reply.
     global_bucket_script = "regions/global_bucket", expand_with_shared_parts;
     /// Returns the script that keeps the identity of a region's Redis; `regions::registry` encodes its argument and

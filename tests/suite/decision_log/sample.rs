@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tempfile::tempdir;
 use tollkeeper::decide::log::selection::KeySample;
 use tollkeeper::decide::log::value_form::ValueForm;
-use tollkeeper::limit::charge;
+use tollkeeper::limit::counter_path;
 use tollkeeper::limit::request::Entry;
 
 use super::{decisions, logging_service};
@@ -20,7 +20,7 @@ const RULES: &str = "descriptors:
 
 fn contains(share: f64, domain: &str, entries: &[(Vec<u8>, Vec<u8>)]) -> bool {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    KeySample { share }.contains(&charge::CounterPath { domain, entries: &entries, shared: &[], candidate: None })
+    KeySample { share }.contains(&counter_path::CounterPath { domain, entries: &entries, shared: &[], candidate: None })
 }
 
 proptest! {

@@ -22,7 +22,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::lease_arguments::StoredLease;
-use tollkeeper::store::redis::regions::grant_calls::encode_prepaid_hits_grant;
+use tollkeeper::store::redis::regions::grant_encoding::encode_prepaid_hits_grant;
 use tollkeeper::store::redis::script::{ReplyContext, region_bucket_grant_script, replay_charges};
 
 use super::agreement::{Redis, ScriptForm, expected};

@@ -7,7 +7,7 @@ use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::global_bucket::{GlobalBucketParameters, State};
-use tollkeeper::store::redis::regions::grant_calls::{
+use tollkeeper::store::redis::regions::grant_encoding::{
     GlobalBucketAction, GlobalBucketReply, decode_global_bucket_reply, encode_global_bucket_call,
 };
 use tollkeeper::store::redis::script::global_bucket_script;

@@ -8,7 +8,7 @@ use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::{CutOffAllowanceUse, GrantCycle};
 use tollkeeper::limit::algorithm::region_window::{HitsGrant, WindowCounts};
-use tollkeeper::store::redis::regions::grant_calls::{encode_hits_grant, encode_hits_return};
+use tollkeeper::store::redis::regions::grant_encoding::{encode_hits_grant, encode_hits_return};
 use tollkeeper::store::redis::script::region_grant_script;
 
 use crate::kit::redis::options;

@@ -3,7 +3,7 @@
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::client::redis::connection::Script;
-use tollkeeper::store::redis::regions::grant_calls::encode_counter_reset;
+use tollkeeper::store::redis::regions::grant_encoding::encode_counter_reset;
 use tollkeeper::store::redis::regions::resets::{self, CounterToReset, ListedReset, ResetsReply};
 use tollkeeper::store::redis::script::{global_resets_script, region_reset_script};
 

@@ -14,7 +14,7 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::store::redis::regions::grant_calls::{
+use tollkeeper::store::redis::regions::grant_encoding::{
     GlobalWindowAction, GlobalWindowReply, decode_global_window_reply, encode_global_window_call,
 };
 use tollkeeper::store::redis::script::global_window_script;

@@ -7,7 +7,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::reservation::UnsettledPolicy;
-use tollkeeper::limit::slot::SlotChange;
+use tollkeeper::limit::slot::{SlotAction, SlotChange};
 use tollkeeper::limit::{LimitSpec, charge::ChargeResult};
 use tollkeeper::store::charge::{ChargeContext, CommitMode};
 use tollkeeper::store::memory::MemoryStore;
@@ -78,13 +78,23 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
                     limits.retain(Limit::follows_streams);
                 }
                 let charge = charge_of(&step, &limits, &entries);
-                let expected = memory.charge(&charge, step.now).expect("there is room");
+                let decide_in_memory = || memory.charge(&charge, step.now).expect("there is room");
+                let mut expected = vec![decide_in_memory()];
+                // Two descriptors of a request may have one counter. A release without an answer that finds its
+                // reservation over is another matter: in memory, the next one finds none.
+                let changes_slot = expected[0].iter().all(|result| result.slot != SlotChange::None);
+                if turn % 3 == 0 && (step.slot.action != SlotAction::ReleaseUnanswered || changes_slot) {
+                    expected.push(decide_in_memory());
+                }
+                let charges = vec![charge.clone(); expected.len()];
                 let context = ChargeContext::new(step.now, Instant::now() + LONG_TIMEOUT);
-                let outcomes = store_runtime().block_on(redis.charge_all(&[charge], CommitMode::Commit, context));
+                let outcomes = store_runtime().block_on(redis.charge_all(&charges, CommitMode::Commit, context));
                 let at = format!("{kind:?}, seed {seed}, turn {turn}: {step:?}");
-                let outcome = outcomes[0].as_ref().unwrap_or_else(|error| panic!("{at}: {error}"));
-                assert_eq!(outcome.results, expected, "{at}");
-                expected.iter().for_each(|result| met.count(result));
+                for (expected, outcome) in expected.iter().zip(&outcomes) {
+                    let outcome = outcome.as_ref().unwrap_or_else(|error| panic!("{at}: {error}"));
+                    assert_eq!(outcome.results, *expected, "{at}");
+                    expected.iter().for_each(|result| met.count(result));
+                }
             }
         }
         let Met { taken, settled, late, unsettled, above_estimate, gave_back } = met;

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter, CounterPath};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};
+use tollkeeper::limit::counter_path::CounterPath;
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::slot_table::SlotTable;
 use tollkeeper::rules::rule::set::hash_limit_identity;

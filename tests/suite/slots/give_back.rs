@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Clock;
-use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter};
+use tollkeeper::limit::counter_path::CounterPath;
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::slot::{HolderId, SlotAction, SlotChange, SlotId, SlotToken, SlotUse};
 use tollkeeper::rules::rule::set::hash_limit_identity;

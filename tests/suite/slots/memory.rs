@@ -2,7 +2,8 @@
 
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, CounterPath};
+use tollkeeper::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter};
+use tollkeeper::limit::counter_path::CounterPath;
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::slot::{HolderId, SlotAction, SlotChange, SlotId, SlotToken, SlotUse};
 use tollkeeper::rules::rule::set::hash_limit_identity;
@@ -48,6 +49,18 @@ fn memory_of_slots_that_expired_is_given_back() {
         // The first one of the next round finds all of them over.
         now = now.plus_us(u64::from(MAX_DURATION_S) * 1_000_000);
     }
+}
+
+#[test]
+fn seats_that_a_sweep_found_over_are_told_by_the_next_charge_of_the_limit() {
+    let store = MemoryStore::new(1 << 20);
+    for id in 0..3 {
+        charge(&store, "a", 5, slot(id, SlotAction::Acquire), NOON).expect("there is room");
+    }
+    let later = NOON.plus_us(u64::from(MAX_DURATION_S) * 1_000_000);
+    store.sweep(later, 0, 1);
+    let expired = || charge(&store, "b", 5, slot(9, SlotAction::Acquire), later).map(|result| result.expired_seats);
+    assert_eq!((expired().ok(), expired().ok()), (Some(3), Some(0)));
 }
 
 #[test]

@@ -42,7 +42,9 @@ pub(super) fn take_step(table: &mut SlotTable, step: Step, dead: &BTreeSet<Holde
         Hits::Refund(_) => 0,
     };
     let is_dead = |holder: HolderId| dead.contains(&holder);
-    let query = SlotQuery { slot: &step.slot, now: step.now, seats, limit: u64::from(step.limit), is_dead: &is_dead };
+    let life_us = limit.period_us();
+    let query =
+        SlotQuery { slot: &step.slot, now: step.now, seats, limit: u64::from(step.limit), life_us, is_dead: &is_dead };
     let mut state = table.prune_and_view(query);
     let result = slots::charge(&limit, &mut state, step.now, request);
     table.write_back(&step.slot, &state, step.now, limit.period_us());

@@ -107,7 +107,7 @@ impl GroupConsumer {
     }
 
     /// Makes `pending` entries those of this consumer if they are idle for `min_idle` still, and reads them.
-    pub(crate) async fn claim(
+    pub(crate) async fn claim_entries(
         &mut self,
         pending: &[PendingEntry],
         min_idle: Duration,

@@ -265,7 +265,7 @@ const CLOCK_JUMP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 struct NodeState {
     server: ServerState<Connection>,
     context: Arc<DeploymentContext>,
-    rejected_commands: OptionalCommandRejection,
+    rejected_commands: LastOptionalCommandRejection,
     /// A slot that the node owns, for the keys of health checks.
     slot: AtomicU16,
     /// Calls on several keys may share a command.
@@ -285,7 +285,7 @@ impl NodeState {
         Self {
             server,
             context,
-            rejected_commands: OptionalCommandRejection::new(),
+            rejected_commands: LastOptionalCommandRejection::new(),
             slot: AtomicU16::new(0),
             can_merge: AtomicBool::new(false),
             clock,
@@ -414,7 +414,7 @@ const REJECTED_COMMAND_UPDATE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Last rejection of an optional command, for logs and health pages.
 #[derive(Debug)]
-struct OptionalCommandRejection {
+struct LastOptionalCommandRejection {
     last: ArcSwapOption<CommandRejection>,
     log: LogThrottle,
 }
@@ -426,7 +426,7 @@ struct CommandRejection {
     at: Instant,
 }
 
-impl OptionalCommandRejection {
+impl LastOptionalCommandRejection {
     /// Creates the state without a rejection.
     fn new() -> Self {
         Self { last: ArcSwapOption::empty(), log: LogThrottle::every(REJECTION_ADVICE_LIFETIME) }

@@ -25,7 +25,7 @@ use crate::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, OwnLeas
 use crate::store::redis::prepared_call::PreparedCall;
 
 /// Upper bound on outstanding leases.
-const MAX_OUTSTANDING: usize = 65_536;
+const MAX_OUTSTANDING_LEASES: usize = 65_536;
 /// Upper bound on the returns that are sent together.
 const MAX_RETURNS_PER_BATCH: usize = 256;
 /// Time between two searches for expired leases.
@@ -49,7 +49,7 @@ struct OutstandingLease {
 impl LeaseReaper {
     /// Returns true if another lease may be requested.
     pub(super) fn has_room(&self) -> bool {
-        self.lock_outstanding().len() < MAX_OUTSTANDING
+        self.lock_outstanding().len() < MAX_OUTSTANDING_LEASES
     }
 
     /// Adds a lease that `call` charged.

@@ -108,18 +108,16 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     fits = kind ~= 2 and not counts.rejects(amount)
     return not fits and flags % 2 == 1
   end
+  -- Two descriptors of a call may have one counter: the next charge finds the reservation as this one leaves it.
   local function charge()
     own_token, ttl_us, dirty = token, life_us + kept_us, true
-    if kind == 1 then
-      value = token .. holder .. pack('<I8I8I8I8', now + life_us, reserved, at, base)
-      return
+    if kind ~= 1 then
+      change(amount, 1)
+      if fields >= 100000 then return end
+      at, base = counts.reservation_mark(given_back)
+      fields, kind, reserved, refundable = fields + 1, 1, amount, refundable_of(amount, at, base)
     end
-    change(amount, 1)
-    if fields < 100000 then
-      local charged_at, of_base = counts.reservation_mark(given_back)
-      fields = fields + 1
-      value = token .. holder .. pack('<I8I8I8I8', now + life_us, amount, charged_at, of_base)
-    end
+    value = token .. holder .. pack('<I8I8I8I8', now + life_us, reserved, at, base)
   end
   local function tombstone()
     ttl_us = 15000000
@@ -135,7 +133,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
         change(-back, 4)
         given_back = given_back + back
       end
-      dirty = true
+      dirty, kind, reserved = true, is_unanswered and 2 or 0, 0
       if is_unanswered then
         value = tombstone()
       else
@@ -144,7 +142,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     elseif kind == 0 and is_unanswered then
       if cost > 0 then change(cost, 2) end
       if fields < 100000 then
-        fields, dirty, value = fields + 1, true, tombstone()
+        fields, dirty, kind, value = fields + 1, true, 2, tombstone()
       end
     end
   end

@@ -6,8 +6,10 @@
 -- (0: absent, 1: held, 2: a tombstone), its token and seats, seats that were found over. Charges: limit. Nothing is rounded.
 -- Hash: id -> token, holder, end (8 bytes), seats (4 bytes, 0: a tombstone); '' -> seats, number of tombstones, time of the last
 -- walk, cursor of the next step.
--- Writes: one HSET or HDEL. If seats are lacking, a walk (streams.lua) deletes slots that are over.
--- TTL: one second after the end of the slot that lives longest. An empty hash is deleted.
+-- Writes: one HSET or HDEL. If seats are lacking, and once in the life of a slot, a walk (streams.lua) deletes slots that
+-- are over.
+-- TTL: one second and the life of a slot after the end of the slot that lives longest, so that slots that nothing
+-- released are counted by the next request. An empty hash is deleted.
 
 --: load
 local last, at, wait_is_unused = now, now
@@ -46,7 +48,8 @@ if own then
 end
 local lacks_seats = kind == 0 and b > 0 and used + b > a or (b > 0 or is_unanswered) and tombstones >= 100000
 --> walk_is_due
-if lacks_seats and is_due then
+local is_walk_old = found[1] and not own and (cursor ~= '0' or now - walked >= period)
+if (lacks_seats or is_walk_old) and is_due then
   --> walk_streams
   local done = redis.pcall('HSET', key, '', head())
   if type(done) == 'table' then return done end
@@ -73,7 +76,7 @@ admitted = hits < 0 or kind == 1 or kind == 0 and used + hits <= limit
 --: apply
 if hits > 0 then
   if kind == 0 then used, seats = used + hits, hits end
-  kind, own_token, ttl_us = 1, token, period
+  kind, own_token, ttl_us = 1, token, 2 * period
   value = token .. holder .. pack('<I8I4', now + period, seats)
 elseif kind == 1 and (is_unanswered or own_token == token) then
   used, kind, seats = used - seats, 0, 0

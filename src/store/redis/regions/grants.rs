@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::demand::{BucketDemand, WindowDemand, jittered_pause_us};
-use super::grant_calls::{self, GlobalBucketAction, GlobalWindowAction};
+use super::grant_encoding::{self, GlobalBucketAction, GlobalWindowAction};
 use super::grant_stats::GrantCounts;
 use super::standing::{RegionStanding, ReportedRegionCounts};
 use super::unused_hits::{DueHitReturn, UnusedHitReturner};
@@ -136,29 +136,29 @@ impl GrantWorker {
     /// Answers requests, many at a time, until all senders are gone.
     pub(super) async fn run(&self, requests: mpsc::Receiver<GrantRequest>) {
         let requests = stream::unfold(requests, |mut requests| async move { Some((requests.recv().await?, requests)) });
-        requests.for_each_concurrent(MAX_REQUESTS_IN_FLIGHT, |request| self.answer_request(request)).await;
+        requests.for_each_concurrent(MAX_REQUESTS_IN_FLIGHT, |request| self.fetch_grant(request)).await;
     }
 
-    async fn answer_request(&self, request: GrantRequest) {
+    async fn fetch_grant(&self, request: GrantRequest) {
         self.counts.count_request();
         match &request.counts {
-            RegionCounts::Window(counts) => self.answer_window_request(&request, counts).await,
-            RegionCounts::Bucket(counts) => self.answer_bucket_request(&request, counts).await,
+            RegionCounts::Window(counts) => self.fetch_window_grant(&request, counts).await,
+            RegionCounts::Bucket(counts) => self.fetch_bucket_grant(&request, counts).await,
         }
     }
 
     /// Gets hits for a counter of windows.
-    async fn answer_window_request(&self, request: &GrantRequest, counts: &WindowCounts) {
+    async fn fetch_window_grant(&self, request: &GrantRequest, counts: &WindowCounts) {
         let (limit, reserve) = (&request.limit, u64::from(request.limit.region_reserve()));
         let demand = WindowDemand::estimate_at(counts, reserve, limit.period_us(), request.global_time_us());
         let purpose = GlobalWindowAction::Grant { wanted: demand.hits_to_request() };
         let key = global_key(&request.key);
         let ReportedRegionCounts { reported, listed } = self.standing.count_reported_regions();
         let pool = GlobalWindowParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
-        let argument = grant_calls::encode_global_window_call(pool, purpose, None);
+        let argument = grant_encoding::encode_global_window_call(pool, purpose, None);
         let call = SingleKeyScriptCall::new(global_window_script(), &key, &argument);
         let reply =
-            self.request_global_grant(call, limit.period_us(), grant_calls::decode_global_window_reply, |reply| {
+            self.request_global_grant(call, limit.period_us(), grant_encoding::decode_global_window_reply, |reply| {
                 reply.now
             });
         let Some(reply) = reply.await else { return };
@@ -174,7 +174,7 @@ impl GrantWorker {
             exhausted,
             next_request_at: request.now.plus_us(jittered_pause_us(next_request_pause_us, random_u64())),
         };
-        let argument = grant_calls::encode_hits_grant(limit.period_us() / 1000, &grant);
+        let argument = grant_encoding::encode_hits_grant(limit.period_us() / 1000, &grant);
         let call = SingleKeyScriptCall::new(region_grant_script(), &request.key, &argument);
         if self.give_grant_to_counter(call, grant.hits).await && is_sliding && grant.hits > 0 {
             self.returns.schedule_return(request.build_due_return(&grant));
@@ -182,20 +182,20 @@ impl GrantWorker {
     }
 
     /// Gets prepaid hits for a token bucket.
-    async fn answer_bucket_request(&self, request: &GrantRequest, counts: &BucketCounts) {
+    async fn fetch_bucket_grant(&self, request: &GrantRequest, counts: &BucketCounts) {
         let limit = &request.limit;
         let ReportedRegionCounts { reported, listed } = self.standing.count_reported_regions();
         let pool = GlobalBucketParameters::from_limit(limit).scaled_to_reported_regions(reported, listed);
         let demand = BucketDemand::estimate_at(counts, pool, request.now.as_micros());
         let key = global_key(&request.key);
-        let argument = grant_calls::encode_global_bucket_call(
+        let argument = grant_encoding::encode_global_bucket_call(
             pool,
             GlobalBucketAction::Grant { wanted: demand.hits_to_request() },
             None,
         );
         let call = SingleKeyScriptCall::new(global_bucket_script(), &key, &argument);
         let reply =
-            self.request_global_grant(call, limit.period_us(), grant_calls::decode_global_bucket_reply, |reply| {
+            self.request_global_grant(call, limit.period_us(), grant_encoding::decode_global_bucket_reply, |reply| {
                 reply.now
             });
         let Some(reply) = reply.await else { return };
@@ -211,7 +211,7 @@ impl GrantWorker {
                 .now
                 .plus_us(jittered_pause_us(demand.next_request_pause_us(reply.hits, reply.free), random_u64())),
         };
-        let argument = grant_calls::encode_prepaid_hits_grant(limit, &grant);
+        let argument = grant_encoding::encode_prepaid_hits_grant(limit, &grant);
         self.give_grant_to_counter(
             SingleKeyScriptCall::new(region_bucket_grant_script(), &request.key, &argument),
             grant.hits,
@@ -354,7 +354,7 @@ mod tests {
         let key = global_key(&Bytes::from_static(b"tk1:{counter}"));
         let call = SingleKeyScriptCall::new(global_window_script(), &key, b"");
         let reply = worker
-            .request_global_grant(call, 60_000_000, grant_calls::decode_global_window_reply, |reply| reply.now)
+            .request_global_grant(call, 60_000_000, grant_encoding::decode_global_window_reply, |reply| reply.now)
             .await;
         reply.map(|reply| reply.hits)
     }

@@ -14,7 +14,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::sleep_until;
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
-use super::grant_calls::{self, GlobalBucketAction, GlobalWindowAction};
+use super::grant_encoding::{self, GlobalBucketAction, GlobalWindowAction};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
@@ -87,19 +87,19 @@ impl GlobalResets {
         let key = global_key(&counter.key);
         if algorithm == Algorithm::TokenBucket {
             let pool = GlobalBucketParameters::from_limit(&counter.limit);
-            let argument = grant_calls::encode_global_bucket_call(pool, GlobalBucketAction::Reset, None);
+            let argument = grant_encoding::encode_global_bucket_call(pool, GlobalBucketAction::Reset, None);
             let reply = self.run_global_script(global_bucket_script(), &key, &argument, deadline).await?;
-            return grant_calls::decode_global_bucket_reply(&reply)
+            return grant_encoding::decode_global_bucket_reply(&reply)
                 .map(|reply| reply.epoch)
                 .map_err(|_| RedisError::BadReply);
         }
-        let argument = grant_calls::encode_global_window_call(
+        let argument = grant_encoding::encode_global_window_call(
             GlobalWindowParameters::from_limit(&counter.limit),
             GlobalWindowAction::Reset,
             None,
         );
         let reply = self.run_global_script(global_window_script(), &key, &argument, deadline).await?;
-        grant_calls::decode_global_window_reply(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply)
+        grant_encoding::decode_global_window_reply(&reply).map(|reply| reply.epoch).map_err(|_| RedisError::BadReply)
     }
 
     async fn call_reset_list(&self, argument: &[u8], deadline: Instant) -> Result<ResetsReply, RedisError> {
@@ -151,7 +151,7 @@ impl GlobalResets {
     }
 
     async fn apply_one_reset(&self, ListedReset { time, counter }: ListedReset) -> Result<(), RedisError> {
-        let argument = grant_calls::encode_counter_reset(counter.period_ms, time);
+        let argument = grant_encoding::encode_counter_reset(counter.period_ms, time);
         let call = SingleKeyScriptCall::new(region_reset_script(), &counter.key, &argument);
         let reply = call.run(&self.region, BreakerRecording::Unrecorded, Instant::now() + REGION_REDIS_TIMEOUT).await?;
         reply_integer(&reply.reply).map(|_| ()).ok_or(RedisError::BadReply)

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
-use super::grant_calls::{self, GlobalWindowAction};
+use super::grant_encoding::{self, GlobalWindowAction};
 use super::grant_stats::GrantCounts;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -90,7 +90,7 @@ impl UnusedHitReturner {
     }
 
     async fn return_unused_hits(&self, unused: DueHitReturn) {
-        let argument = grant_calls::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
+        let argument = grant_encoding::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
         let call = SingleKeyScriptCall::new(region_grant_script(), &unused.key, &argument);
         let taken = call.run(&self.region, BreakerRecording::Unrecorded, Instant::now() + REGION_REDIS_TIMEOUT).await;
         let taken = taken.ok().and_then(|taken| reply_integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
@@ -98,11 +98,11 @@ impl UnusedHitReturner {
         let key = global_key(&unused.key);
         let purpose = GlobalWindowAction::Return(ReturnedHits { window: unused.window, hits, epoch: unused.epoch });
         let argument =
-            grant_calls::encode_global_window_call(GlobalWindowParameters::from_limit(&unused.limit), purpose, None);
+            grant_encoding::encode_global_window_call(GlobalWindowParameters::from_limit(&unused.limit), purpose, None);
         let call = SingleKeyScriptCall::new(global_window_script(), &key, &argument);
         let answer = call.run(&self.global, BreakerRecording::Recorded, Instant::now() + GLOBAL_REDIS_TIMEOUT).await;
         let reply =
-            answer.ok().and_then(|answer| grant_calls::decode_global_window_reply(reply_bytes(&answer.reply)?).ok());
+            answer.ok().and_then(|answer| grant_encoding::decode_global_window_reply(reply_bytes(&answer.reply)?).ok());
         let returned = reply.map_or(0, |reply| reply.hits);
         self.counts.add_returned_hits(returned);
         self.counts.add_wasted_hits(hits - returned.min(hits));

@@ -182,7 +182,7 @@ impl<'a> RecordPrinter<'a> {
     }
 
     async fn claim_and_print(&mut self, entries: &[PendingEntry], min_idle: Duration) -> Result<(), ReadPrintError> {
-        let claimed = self.consumer.claim(entries, min_idle).await?;
+        let claimed = self.consumer.claim_entries(entries, min_idle).await?;
         for id in claimed.trimmed {
             self.messages.print_trimmed_entry(id);
             self.done.push(id);

@@ -1,0 +1,141 @@
+//! Path of counters, which identifies them with the tag of their limit, and its hashes.
+//!
+//! A path is the domain and the entries of a descriptor, with a pattern in place of a shared value, and the name of a
+//! candidate limit. Two paths never share a counter: every part of a key is delimited, and the secret of the hash keeps
+//! clients from choosing two values that collide.
+
+use std::hash::Hasher;
+use std::sync::LazyLock;
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+
+use crate::base::random::random_u64_pair;
+use crate::base::sharded::upper_half;
+use crate::limit::request::Entry;
+use crate::telemetry::service_metrics::HashSeed;
+
+/// Path of counters: the domain and the matched entries of a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct CounterPath<'a> {
+    /// Domain.
+    pub domain: &'a str,
+    /// Entries as sent.
+    pub entries: &'a [Entry<'a>],
+    /// Indices of entries whose values share one counter, ascending, with the pattern that replaces the value.
+    pub shared: &'a [(usize, &'a [u8])],
+    /// Name of the candidate limit that counts alone; `None`: the limits that decide.
+    pub candidate: Option<&'a str>,
+}
+
+/// Random hash key of this process. Clients choose the values, and must not be able to choose two that collide.
+static HASH_SECRET: LazyLock<SipHasher13> = LazyLock::new(|| {
+    let (first, second) = random_u64_pair();
+    SipHasher13::new_with_keys(first, second)
+});
+
+impl CounterPath<'_> {
+    /// Hashes the path to 128 bits that identify it in this process; other processes have other hashes.
+    pub fn hash_for_process(&self) -> u128 {
+        self.hash_parts(*HASH_SECRET)
+    }
+
+    /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
+    pub fn hash_for_sampling(&self) -> u64 {
+        upper_half(self.hash_parts(SipHasher13::new_with_keys(0, 0)))
+    }
+
+    /// Hashes the path to a number that is the same in all processes with this seed.
+    pub fn hash_with_seed(&self, seed: HashSeed) -> u64 {
+        upper_half(self.hash_parts(SipHasher13::new_with_keys(seed.0, seed.1)))
+    }
+
+    /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash
+    /// the same input.
+    fn hash_parts(&self, hasher: SipHasher13) -> u128 {
+        let mut input = BufferedHasher { hasher, buffered: [0; HASH_BUFFER_BYTES], length: 0 };
+        input.write_part(0, self.domain.as_bytes());
+        let mut shared = self.shared.iter().peekable();
+        for (index, entry) in self.entries.iter().enumerate() {
+            input.write_part(0, entry.key);
+            match shared.next_if(|(shared_index, _)| *shared_index == index) {
+                Some((_, pattern)) => input.write_part(1, pattern),
+                None => input.write_part(0, entry.value),
+            }
+        }
+        // Entries are pairs of parts, so a single part after them is the name of a candidate.
+        if let Some(name) = self.candidate {
+            input.write_part(0, name.as_bytes());
+        }
+        input.finish()
+    }
+}
+
+/// Maximum number of bytes that are collected before a hasher gets them.
+const HASH_BUFFER_BYTES: usize = 128;
+
+/// Input of a hasher, collected because a call of the hasher costs as much as a dozen bytes.
+struct BufferedHasher {
+    hasher: SipHasher13,
+    buffered: [u8; HASH_BUFFER_BYTES],
+    length: usize,
+}
+
+impl BufferedHasher {
+    /// Adds a part after its length and its mark.
+    #[inline]
+    fn write_part(&mut self, mark: u64, part: &[u8]) {
+        let head = ((part.len() as u64) << 1 | mark).to_le_bytes();
+        let added = head.len() + part.len();
+        match self.buffered.get_mut(self.length..self.length + added) {
+            Some(free) => {
+                free[..head.len()].copy_from_slice(&head);
+                free[head.len()..].copy_from_slice(part);
+                self.length += added;
+            }
+            None => self.flush_and_write(head, part),
+        }
+    }
+
+    /// Passes a part to the hasher, after what was collected.
+    #[cold]
+    fn flush_and_write(&mut self, head: [u8; 8], part: &[u8]) {
+        self.hasher.write(&self.buffered[..self.length]);
+        self.hasher.write(&head);
+        self.hasher.write(part);
+        self.length = 0;
+    }
+
+    fn finish(mut self) -> u128 {
+        self.hasher.write(&self.buffered[..self.length]);
+        self.hasher.finish128().as_u128()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::Hasher as _;
+
+    use siphasher::sip128::{Hasher128 as _, SipHasher13};
+
+    use super::CounterPath;
+    use crate::limit::request::Entry;
+
+    /// Other versions, which share the log's sample and the counts of distinct keys, hash the parts one by one.
+    #[test]
+    fn hash_of_a_path_is_that_of_its_parts() {
+        let text: Vec<u8> = (0..=255).cycle().take(1000).collect();
+        for length in (0..300).chain([511, 1000]) {
+            let (key, value, domain) = (&text[..length % 70], &text[..length], "shop");
+            let entries = [Entry { key, value }, Entry { key: value, value: key }];
+            let shared: &[(usize, &[u8])] = &[(1, b"a*")];
+            let path = CounterPath { domain, entries: &entries, shared, candidate: Some("lower") };
+            let mut by_parts = SipHasher13::new_with_keys(3, 4);
+            let parts = [(0, domain.as_bytes()), (0, key), (0, value), (0, value), (1, b"a*"), (0, b"lower")];
+            for (mark, part) in parts {
+                by_parts.write_u64((part.len() as u64) << 1 | mark);
+                by_parts.write(part);
+            }
+            assert_eq!(path.hash_parts(SipHasher13::new_with_keys(3, 4)), by_parts.finish128().as_u128(), "{length}");
+        }
+    }
+}
