@@ -1,7 +1,7 @@
 //! Dynamic metadata for Envoy: the request, the metadata of rules whose descriptors pass, and the rules or blocks that
 //! rejected.
 //!
-//! Everything is copied, so that merging never changes a rule.
+//! Everything is copied, so that merging never changes a rule. The token of a slot is added in `slot_answers`.
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use crate::store::client::redis::error::RedisError;
 
 /// Error of a charge whose counter could not be added: every counter that was sampled for eviction is over its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the memory store is full of counters that are over their limits")]
+#[error("the memory store is full of slots in use, or of counters that are over their limits")]
 pub struct MemoryFull;
 
 /// Failure of one charge. The rule's failure policy decides instead.

@@ -333,8 +333,8 @@ RESERVATIONS_RUST = [
 # What is broken in src/store/redis/lua/slots.lua, text, replacement.
 SLOTS_LUA = [
     ("acquire, full: one more is admitted", "used + hits <= limit", "used + hits <= limit + 1"),
-    ("the id exists: it keeps its token", "kind, own_token, ttl_us = 1, token, period",
-     "token = kind == 1 and own_token or token\nkind, own_token, ttl_us = 1, token, period"),
+    ("the id exists: it keeps its token", "kind, own_token, ttl_us = 1, token, 2 * period",
+     "token = kind == 1 and own_token or token\nkind, own_token, ttl_us = 1, token, 2 * period"),
     ("the id exists: it counts twice", "if kind == 0 then used, seats = used + hits, hits end",
      "used, seats = used + hits, hits"),
     ("release, token: an old token frees too", "(is_unanswered or own_token == token)", "true"),
@@ -363,9 +363,12 @@ HOLDERS_LUA = [
 RESERVATIONS_LUA = [
     ("request, room: the rule's estimate is not charged", "amount = hits > 0 and estimate > 0 and estimate or hits",
      "amount = hits"),
-    ("request, room: it leaves no reservation", "fields = fields + 1\nvalue = token", "value = nil and token"),
-    ("more than MAX_RESERVATIONS: one more is remembered", "if fields < 100000 then\nlocal charged_at",
-     "if true then\nlocal charged_at"),
+    ("request, room: it leaves no reservation",
+     "fields, kind, reserved, refundable = fields + 1, 1, amount, refundable_of(amount, at, base)", "do return end"),
+    ("request, room: the next charge of the call reserves again",
+     "fields, kind, reserved, refundable = fields + 1, 1, amount, refundable_of(amount, at, base)", "fields, reserved = fields + 1, amount"),
+    ("more than MAX_RESERVATIONS: one more is remembered", "if fields >= 100000 then return end",
+     "if false then return end"),
     ("more than MAX_RESERVATIONS: a full one keeps those that are over",
      "(lacks or not own and fields >= 100000 and (hits > 0 or is_unanswered))", "lacks"),
     ("more than MAX_RESERVATIONS: the answer does not say so", "fields >= 100000 and 1 or 0", "0"),

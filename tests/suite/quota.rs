@@ -195,6 +195,21 @@ fn changed_rule_takes_back_at_once() {
 }
 
 #[test]
+fn changed_period_is_put_in_force() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let fast = [("fast", "x")];
+    proxy.report(&[(&fast, 1, 0)]);
+    let before = proxy.next(&fast);
+    assert!(matches!(before, Assigned::Tokens { interval_s: 1, .. }), "{before:?}");
+    let rules = RULES.replace("requests_per_unit: 80", "requests_per_unit: 80, unit_multiplier: 10");
+    std::fs::write(server.rules_path(), rules).unwrap();
+    // Envoy ignores a bucket of which only the interval differs.
+    let after = proxy.next(&fast);
+    assert!(matches!(after, Assigned::Tokens { interval_s: 10, starts_full: true, .. }), "{after:?} after {before:?}");
+}
+
+#[test]
 fn streams_end_with_the_drain() {
     let mut server = start(RULES);
     let mut proxy = Proxy::connect(server.grpc_port(), "quota");

@@ -179,6 +179,14 @@ impl<K> Division<K> {
         Some(holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now))
     }
 
+    /// Records that the proxy of a new holder has a bucket of another division, as after a change of the period. Envoy
+    /// ignores a bucket of which only the interval differs, so the first one here follows a denial.
+    pub fn note_other_bucket(&mut self, index: usize) {
+        if let Some(holder) = self.holders.get_mut(index) {
+            holder.has_other_bucket = true;
+        }
+    }
+
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
         let held_until = self.pools.iter().map(|pool| pool.held_until).min().unwrap_or(now);
         let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);
@@ -209,9 +217,11 @@ impl<K> Division<K> {
         {
             return None;
         }
-        let strategy = bucket.map_or(Strategy::Deny, RateBucket::strategy);
-        let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
         let holder = &mut self.holders[index];
+        let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
+        let strategy = bucket.and_then(|bucket| bucket.strategy_after(current)).unwrap_or(Strategy::Deny);
+        let most = if strategy == Strategy::Deny { 0 } else { most };
+        let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
         let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
         let is_same = holder.sent.is_some_and(|sent| sent.strategy == strategy);
         if !is_alive && !holder.is_lowered_by(strategy) {
@@ -290,13 +300,27 @@ impl<K> Division<K> {
 }
 
 impl RateBucket {
-    fn strategy(self) -> Strategy {
+    /// Strategy of this bucket for a proxy that has `current`; `None`: it must be denied first.
+    ///
+    /// Envoy ignores a bucket of which only the interval differs: so one token less arrives, or fits.
+    fn strategy_after(self, current: Option<Strategy>) -> Option<Strategy> {
         let Self { tokens, fill, period_s } = self;
-        Strategy::Tokens(ProxyTokenBucket {
+        let mut new = ProxyTokenBucket {
             max: clamp_to_u32(tokens),
             fill: clamp_to_u32(fill),
             interval_s: clamp_to_u32(period_s),
-        })
+        };
+        if let Some(Strategy::Tokens(old)) = current
+            && (old.max, old.fill) == (new.max, new.fill)
+            && old.interval_s != new.interval_s
+        {
+            match (new.max, new.fill) {
+                (_, 2..) => new.fill -= 1,
+                (2.., _) => new.max -= 1,
+                _ => return None,
+            }
+        }
+        Some(Strategy::Tokens(new))
     }
 
     /// Maximum number of hits that the bucket admits in its time to live and the margins.
@@ -400,7 +424,7 @@ impl<K> ShareHolder<K> {
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
-        let starts_full = is_fresh && self.sent.is_some();
+        let starts_full = is_fresh && (self.sent.is_some() || std::mem::take(&mut self.has_other_bucket));
         self.sent = Some(Sent { strategy, at: now, ends, most, change, passed: 0 });
         Assignment { strategy, starts_full, ttl_s, takes_back: false }
     }

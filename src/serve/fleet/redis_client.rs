@@ -2,7 +2,8 @@
 //!
 //! A replica writes its summary under a key of its own with a lifetime, and its name to an index. All keys are in one
 //! hash slot and the commands are plain, so any server, cluster or proxy will do. The connections are apart from those
-//! of the counters: whatever another user of this Redis writes here, no decision waits for it.
+//! of the counters: whatever another user of this Redis writes here, no decision waits for it. Which replica is silent
+//! is decided in `findings`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

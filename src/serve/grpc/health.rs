@@ -3,6 +3,7 @@
 //! Envoy uses the empty name, manifests use `ratelimit`, and other clients the full name of the service. A watch stream
 //! receives every change; that of another name receives SERVICE_UNKNOWN and stays open, as the protocol demands. Watch
 //! streams are closed before the connections, because an open stream would delay the shutdown.
+//! `serve::server::admission` bounds their number.
 
 use std::sync::Arc;
 

@@ -131,6 +131,15 @@ impl Divisions {
         true
     }
 
+    /// Records that the proxy of a new holder has a bucket of another division.
+    pub(super) fn note_other_bucket(&self, key: u128, holder: &BucketOfStream) {
+        self.with(key, |entry| {
+            if let Some(index) = entry.find(holder) {
+                entry.division.note_other_bucket(index);
+            }
+        });
+    }
+
     /// Removes a holder.
     pub(super) fn leave(&self, key: u128, holder: &BucketOfStream, now: Time) {
         self.with(key, |entry| {

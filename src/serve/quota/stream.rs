@@ -373,13 +373,19 @@ impl StreamTask {
             BucketLimits::Divided(counters) => BucketKind::Divided { key: division_key(counters) },
         };
         let holder = self.holder(index);
-        if let Some(BucketKind::Divided { key }) = old.filter(|old| *old != new) {
+        let left = old.filter(|old| *old != new);
+        if let Some(BucketKind::Divided { key }) = left {
             self.quota.divisions.leave(key, &holder, now);
         }
         match limits {
             BucketLimits::Divided(counters) => {
                 let rule = counters.rule.clone();
-                if !self.quota.divisions.join(division_key(&counters), counters, holder, now) {
+                let key = division_key(&counters);
+                let is_joined = self.quota.divisions.join(key, counters, holder.clone(), now);
+                if matches!(left, Some(BucketKind::Divided { .. })) {
+                    self.quota.divisions.note_other_bucket(key, &holder);
+                }
+                if !is_joined {
                     log_indivisible_limit(
                         &rule,
                         &format!("{MAX_HOLDERS_PER_KEY} proxies share its key at this replica"),

@@ -1,4 +1,5 @@
-//! State of one server that calls share with the tasks of its supervisor: connections, circuit breaker, errors.
+//! State of one server that calls share with the tasks of its supervisor: the pool of connections, the circuit breaker,
+//! errors.
 //!
 //! The breaker opens after [`MAX_CONSECUTIVE_FAILURES`] failures in a row and closes with the first success. It only
 //! counts: callers decide which failures count, how to respond while it is open, and when to probe the server.

@@ -58,13 +58,14 @@ impl SweptSeats {
         }
     }
 
-    fn take(&self, tag: u128) -> u32 {
+    fn move_to_result(&self, tag: u128, result: &mut ChargeResult) {
         if self.total.load(Ordering::Relaxed) == 0 {
-            return 0;
+            return;
         }
         let seats = lock_ignoring_poison(&self.by_tag).remove(&tag).unwrap_or(0);
         self.total.fetch_sub(seats, Ordering::Relaxed);
-        u32::try_from(seats).unwrap_or(u32::MAX)
+        let seats = u32::try_from(seats).unwrap_or(u32::MAX);
+        result.expired_seats = result.expired_seats.saturating_add(seats);
     }
 }
 
@@ -162,8 +163,7 @@ impl SlotTables {
         if room == SlotRoom::Bounded && !slots_reject && matches!(charge.request.hits, Hits::Charge(_)) {
             self.check_slot_room(&shard, &counters)?;
         }
-        let mut results: SmallVec<[ChargeResult; 1]> =
-            SmallVec::from_elem(ChargeResult::default(), charge.counters.len());
+        let mut results = SmallVec::<[ChargeResult; 1]>::from_elem(ChargeResult::default(), charge.counters.len());
         let mut rejected = slots_reject;
         let others: SmallVec<[usize; 4]> =
             (0..charge.counters.len()).filter(|index| !charge.counters[*index].limit.is_concurrent()).collect();
@@ -184,8 +184,7 @@ impl SlotTables {
             ChargeRequest { rejected_elsewhere: charge.request.rejected_elsewhere || rejected, ..charge.request };
         for SlotCounter { index, counter, key, state } in &mut counters {
             results[*index] = slots::charge(counter.limit, state, now, request);
-            let swept = self.swept_seats.take(counter.tag);
-            results[*index].expired_seats = results[*index].expired_seats.saturating_add(swept);
+            self.swept_seats.move_to_result(counter.tag, &mut results[*index]);
             let is_release = matches!(request.hits, Hits::Refund(_));
             if is_release && state.own == slots::OwnSlot::Tombstone && self.bytes() >= self.capacity_bytes {
                 // No room: a request that comes after its release then keeps its slot until that expires.

@@ -1,7 +1,7 @@
 //! Demand on one limit: its recorded charges by counter, whether or not they were rejected, and their collection.
 //!
 //! The decider matches each recorded request, as the server does, so that wildcards, shared values, overrides and
-//! `replaces` have their effect.
+//! `replaces` have their effect. The use of a key (p50, p90, ...) is computed in `recommendation`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! One source of traffic: a decision log in a file or a stream, or rows of another format with a mapping.
+//!
+//! Rows of another format are sorted by time within `MAX_UNSORTED_REQUESTS`.
 
 use std::cmp;
 use std::collections::BinaryHeap;

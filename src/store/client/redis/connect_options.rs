@@ -1,4 +1,4 @@
-//! Options of connections: credentials, TLS, database and timeout.
+//! Options of connections: credentials (reads the file with the password), TLS, database and timeout.
 //!
 //! Files with credentials and certificates are read for each connection, so that rotating them needs no restart.
 
