@@ -25,11 +25,16 @@
 //! the store whose answer is lost is repeated with its number, so that hits are charged once, or again if the store has
 //! forgotten the hold meanwhile.
 //!
-//! For rates: a share of s per period is a bucket of b tokens, s of which arrive in a period. Its holder admits what
-//! that part of the limit admits. A share moves only after it was out of use for the time in which it refills: from
-//! the moment that a report, or an acknowledged PING, proves the smaller one to be in force, else from the end of the
-//! assignment. So the new holder's full bucket, and the tokens that a raise mints, are those that a part of the limit
-//! has after a rest.
+//! For rates: a share is a part of the refill and a part of the bucket (`holder::Part`). Either is out of use once a
+//! report, or an acknowledged PING, proves a margin later that the proxy has less, else at the end of the assignment. A
+//! part of the refill that is out of use mints no tokens: another holder may have it at once. A part of the bucket may
+//! have been emptied, and begins full with its new holder: so it counts as empty (`empty_buckets`), and is handed out
+//! once refill that nobody had meanwhile has filled it. Let P be the tokens that proxies have, and the full parts that
+//! nobody has. P is at most the bucket of what is held. It grows by refill only, of holders or of nobody, together at
+//! most what is held: handing out a full part moves it within P, and a part that goes out of use takes its tokens off.
+//! So in any span all together admit at most the bucket, and the refill of that span. If holders lack parts of the
+//! bucket, some refill is withheld until they are full: no more than a quarter, or a bit more than an eighth. What is
+//! given back to the store is full, and its refill has rested.
 //!
 //! Not covered: a proxy that stands still, and begins an assignment that was sent meanwhile when it continues. Lent
 //! hits end ten seconds before a window does, or last beyond it; rates move after 16 s; a longer standstill may cost
@@ -37,10 +42,12 @@
 
 pub mod assignment;
 pub mod divided_limit;
+mod empty_buckets;
 mod fair_share;
 pub mod demand;
 pub mod holder;
 pub mod ledger;
+mod levels;
 mod assign;
 #[cfg(test)]
 mod model;

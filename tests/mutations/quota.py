@@ -15,9 +15,11 @@ from mutated_copy import Mutations, run
 ASSIGN, LEDGER, HOLDER = "src/limit/division/assign.rs", "src/limit/division/ledger.rs", "src/limit/division/holder.rs"
 FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota_buckets.rs"
 STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.rs", "src/serve/quota/page.rs"
-DEMAND = "src/limit/division/demand.rs"
+DEMAND, LEVELS = "src/limit/division/demand.rs", "src/limit/division/levels.rs"
+EMPTY = "src/limit/division/empty_buckets.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 STEPS, SHARES = "lib:limit::division::model::steps", "lib:limit::division::fair_share"
+JOINS = ["lib:limit::division::model::joins"]
 BOUNDS = ["lib:limit::division::model::lent", "lib:limit::division::model::rates_of"]
 USE = ["lib:limit::division::model::demand"]
 DIVISION = [STEPS, *BOUNDS, *USE]
@@ -26,7 +28,8 @@ SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports
 STREAMS = ["lib:serve::quota", *SUITE]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
-    ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, FAIR: [SHARES], HOLD: [STEPS, "holds::"],
+    ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,
+    LEVELS: [*JOINS, *USE], FAIR: [SHARES], HOLD: [STEPS, "holds::"],
     SELECT: SUITE, STREAM: STREAMS, MESSAGES: STREAMS, PAGE: SUITE,
 }
 
@@ -71,13 +74,16 @@ RUST = [
      [("charged in advance", "hits beyond an assignment are not charged as debt")]),
 
     # Take before give.
-    (HOLDER, "        if lost == 0 {\n            return;", "        if lost == 0 || $0 {\n            return;",
+    (HOLDER, "if loss.share == 0 && loss.bucket == 0 {", "if loss.share == 0 && loss.bucket == 0 || $0 {",
      [("take before give", "what a proxy gives up of a rate is free at once")]),
-    (HOLDER, "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));",
-     "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(if $0 { 0 } else { refill_us }));",
-     [("take before give", "a rate moves before it has rested")]),
-    (ASSIGN, "true => rate.shrink_to(*share, now, old_end.plus_us(pool.limit.refill_us())),",
-     "true => rate.shrink_to(*share, now, if $0 { now } else { old_end.plus_us(pool.limit.refill_us()) }),",
+    (EMPTY, "self.share = self.share.saturating_add(empty);",
+     "self.share = self.share.saturating_add(if $0 { 0 } else { empty });",
+     [("take before give", "a rate's bucket moves before it is full again")]),
+    (EMPTY, "self.idle_refill = self.idle_refill.min(refill);",
+     "self.idle_refill = if $0 { self.idle_refill } else { self.idle_refill.min(refill) };",
+     [("take before give", "refill that was handed out meanwhile fills buckets")]),
+    (ASSIGN, "rate.change_to(*share, now, old_end);",
+     "rate.change_to(*share, now, if $0 { now } else { old_end });",
      [("take before give", "a rate moves without evidence that it is out of use")]),
     (HOLDER, "self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)",
      "self.sent.is_some_and(|sent| sent.at.plus_us(if $0 { 0 } else { CONFIRMED_AFTER_US }) < received)",
@@ -85,8 +91,8 @@ RUST = [
     (HOLDER, "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)",
      "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received) || $0",
      [("take before give", "a change does not wait until the one before it is confirmed")]),
-    (LEDGER, "            pool.add_share_of_gone_holder(share, until);",
-     "            if !$0 { pool.add_share_of_gone_holder(share, until); }",
+    (LEDGER, "            pool.add_share_of_gone_holder(gone);",
+     "            if !$0 { pool.add_share_of_gone_holder(gone); }",
      [("take before give", "the part of a lost stream is free at once")]),
     (LEDGER, "(AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),",
      "(AssignmentForm::Rate, false) => if $0 { 0 } else { self.limit.refill_us().saturating_sub(MARGIN_US) },",
@@ -163,8 +169,8 @@ RUST = [
     (LEDGER, "pool.record_used_hits(used.saturating_add(lost));",
      "pool.record_used_hits(used.saturating_add(if $0 { 0 } else { lost }));",
      [("unreported hits count as used", "a lost stream gives them back")]),
-    (LEDGER, "let is_empty = was_in_force && usage.denied > 0 && sent.never_refills();",
-     "let is_empty = (was_in_force || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
+    (LEDGER, "let is_empty = was_filled && usage.denied > 0 && sent.never_refills();",
+     "let is_empty = (was_filled || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
      [("refund only of the same stream", "a denied request of the time before the assignment empties it"),
       ("refund only of the same stream", "a report without denied requests gives everything back")]),
     (LEDGER, "if holder.is_assignment_over(usage.received) {", "if holder.is_assignment_over(usage.received) || $0 {",
@@ -205,6 +211,22 @@ RUST = [
     (STREAM, "        while began.elapsed() < MAX_RESPONSE_TIME\n",
      "        while began.elapsed() < MAX_RESPONSE_TIME && !($0 && count > 0)\n",
      [("one response per report", "each bucket has a response of its own")]),
+
+    # Parts of buckets, and denied requests.
+    (LEVELS, "if free < lacked && empty > 0 {", "if free < lacked && empty > 0 && !$0 {",
+     [("newcomer", "no refill is withheld for the bucket that it lacks")]),
+    (LEVELS, "self.is_denying = parts().any(|part| part == Part::default());",
+     "self.is_denying = parts().any(|part| part == Part::default()) && !$0;",
+     [("newcomer", "it gets nothing from many who each have a little too much")]),
+    (LEVELS, "|| free.saturating_add(empty) < lacked;", "|| free.saturating_add(empty) < lacked && !$0;",
+     [("newcomer", "nobody gives up a part of the bucket")]),
+    (LEDGER, "let moved = self.unrested_refill.share(self.limit.refill_us(), now);",
+     "let moved = if $0 { 0 } else { self.unrested_refill.share(self.limit.refill_us(), now) };",
+     [("take before give", "refill that did not rest is given back to the store")]),
+    (ASSIGN, "(TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) => now,",
+     "(TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) =>"
+     " if $0 { self.sent.map_or(now, |sent| sent.filled_at) } else { now },",
+     [("refund only of the same stream", "a request that was denied before a raise empties the bucket")]),
 ]
 
 

@@ -6,7 +6,7 @@
 
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
-use super::holder::{MARGIN_US, Sent, ShareHolder, TokenChange};
+use super::holder::{MARGIN_US, Part, Sent, ShareHolder, TokenChange};
 use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S, renew_before_us};
 use crate::base::clock::Time;
 use crate::limit::charge::clamp_to_u32;
@@ -65,9 +65,7 @@ impl<K> Division<K> {
             return holder.renew(ttl_s, now);
         }
         let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
-        for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
-            rate.shrink_to(0, now, old_end.plus_us(pool.limit.refill_us()));
-        }
+        holder.rates.iter_mut().for_each(|rate| rate.change_to(Part::default(), now, old_end));
         Some(holder.send(Terms { strategy, most: 0, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now))
     }
 
@@ -106,6 +104,10 @@ impl<K> Division<K> {
         let level = if holder.may_have_foreign_assignment(now) { pool.level_of_all_holders } else { pool.level };
         let want = pool.want(holder, holders, now);
         let enough = want.min(pool.limit.total() / (holders as u64).max(1)).div_ceil(4) * 3;
+        // Those who come after it should find something too, until the first one has given back what is too much.
+        let is_newcomer = holder.sent.is_none() && holder.demand.samples == 0 && holders > 1;
+        let is_newcomer = is_newcomer && pool.limit.form == AssignmentForm::Lent;
+        let free = if is_newcomer { free.div_ceil(2) } else { free };
         let target = level.share(want);
         AttainableShare {
             target,
@@ -187,13 +189,17 @@ impl<K> Division<K> {
             return None;
         }
         let is_in_force = self.holders[index].is_surely_in_force(now);
+        if !is_in_force {
+            // What it had rests, since the last time that something was given back too.
+            self.expire(now);
+        }
         let is_alive = self.holders[index].is_alive(now);
         if !is_alive && !is_in_force {
             return None;
         }
         let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
-        let shares: smallvec::SmallVec<[u64; 2]> =
-            (0..self.pools.len()).map(|pool| self.new_share(index, pool, is_in_force, now)).collect();
+        let shares: smallvec::SmallVec<[Part; 2]> =
+            (0..self.pools.len()).map(|pool| self.new_part(index, pool, is_in_force, now)).collect();
         let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
         // A proxy that begins with a full bucket must first let the old one rest.
         let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;
@@ -228,30 +234,34 @@ impl<K> Division<K> {
         let mut assignment =
             holder.send(Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now);
         assignment.starts_full &= !is_in_force;
-        let shares = if strategy == Strategy::Deny { smallvec::smallvec![0; shares.len()] } else { shares };
+        let nothing = || smallvec::smallvec![Part::default(); shares.len()];
+        let shares = if strategy == Strategy::Deny { nothing() } else { shares };
         assignment.takes_back = self.change_shares(index, &shares, now, old_end);
         Some(assignment)
     }
 
     /// Records the new shares of a holder, whose old ones are in use until `old_end`. Returns true if one is smaller.
-    fn change_shares(&mut self, index: usize, shares: &[u64], now: Time, old_end: Time) -> bool {
+    fn change_shares(&mut self, index: usize, shares: &[Part], now: Time, old_end: Time) -> bool {
         let mut takes_back = false;
-        for ((rate, share), pool) in self.holders[index].rates.iter_mut().zip(shares).zip(&self.pools) {
-            takes_back |= *share < rate.now;
-            match *share < rate.now {
-                true => rate.shrink_to(*share, now, old_end.plus_us(pool.limit.refill_us())),
-                false => rate.now = *share,
-            }
+        for (rate, share) in self.holders[index].rates.iter_mut().zip(shares) {
+            takes_back |= share.refill < rate.now.refill || share.bucket < rate.now.bucket;
+            rate.change_to(*share, now, old_end);
             rate.note_releases(&mut self.next_release);
         }
+        self.note_idle_refill();
         takes_back
     }
 
     /// True if these shares are most of what a patient proxy wants.
-    fn is_enough_to_replace_foreign(&self, index: usize, shares: &[u64], now: Time) -> bool {
+    fn is_enough_to_replace_foreign(&self, index: usize, shares: &[Part], now: Time) -> bool {
         let rates = self.pools.iter().enumerate().zip(shares);
         let mut rates = rates.filter(|((_, pool), _)| pool.limit.form == AssignmentForm::Rate);
-        rates.all(|((pool, _), share)| *share >= self.attainable_share(index, pool, now).enough)
+        let is_enough = rates.all(|((index_of_pool, pool), share)| {
+            let enough = self.attainable_share(index, index_of_pool, now).enough;
+            let even = if pool.even_bucket == 0 { enough } else { pool.even_bucket };
+            share.refill >= enough && share.bucket >= enough.min(even)
+        });
+        is_enough && self.rate_bucket(shares).is_some()
     }
 
     /// Share of a holder in a pool that is divided as a rate: what it has, unless it should have clearly more or less.
@@ -260,24 +270,52 @@ impl<K> Division<K> {
             return 0;
         }
         let AttainableShare { target, free, is_short, .. } = self.attainable_share(index, pool, now);
-        let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now);
+        let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now.refill);
+        let free = self.pools[pool].free_refill(free, self.free_buckets(pool), has);
         // After a limit became smaller, parts that are rounded up would be more than it.
         let excess = self.assigned(pool).saturating_sub(self.pools[pool].held.min(self.pools[pool].limit.total()));
         let target = target.min(has.saturating_add(free));
         let rounding = u64::from(excess > 0 && target > 0);
         let target = target.min(has.saturating_sub(excess).max(target - rounding));
         let step = (has / 10).max(1);
-        let is_less =
-            target.saturating_add(step) <= has && (is_short || target < has / 2) || target < has && excess > 0;
+        let is_less = target.saturating_add(self.pools[pool].step(has)) <= has && (is_short || target < has / 2)
+            || target < has && excess > 0;
         if !is_in_force || target >= has.saturating_add(step) || is_less { target } else { has }
     }
 
+    /// Part of a holder in a pool that is divided as a rate.
+    ///
+    /// The refill follows the demand. The bucket stays near an even part of all if that is large enough: it can only
+    /// move once it is full again, and its holder needs it for the moment in which its demand grows.
+    fn new_part(&self, index: usize, pool_index: usize, is_in_force: bool, now: Time) -> Part {
+        let refill = self.new_share(index, pool_index, is_in_force, now);
+        let pool = &self.pools[pool_index];
+        let Some(has) = self.holders[index].rates.get(pool_index).map(|rate| rate.now) else { return Part::default() };
+        if !pool.limit.divides_buckets_apart() || refill == 0 {
+            return Part { refill, bucket: refill };
+        }
+        let most = if pool.even_bucket == 0 { refill } else { pool.even_bucket };
+        let wanted = if is_in_force { most.max(refill.min(has.bucket)) } else { most };
+        let (step, lost) = ((has.bucket / 10).max(1), has.bucket.saturating_sub(wanted));
+        if wanted >= has.bucket.saturating_add(step) {
+            // All who lack some get a part of what is full.
+            let free = self.free_buckets(pool_index).div_ceil(pool.lacking.max(1));
+            return Part { refill, bucket: wanted.min(has.bucket.saturating_add(free)) };
+        }
+        let is_too_much = pool.are_buckets_starved && has.bucket >= most.saturating_add(pool.step(has.bucket));
+        match is_too_much {
+            true => Part { refill, bucket: most },
+            false if lost >= step && refill < has.refill => Part { refill, bucket: wanted },
+            false => Part { refill, bucket: has.bucket },
+        }
+    }
+
     /// The bucket that shares of rates make: the slowest, with the fewest tokens. `None` if a share is too small.
-    fn rate_bucket(&self, shares: &[u64]) -> Option<RateBucket> {
+    fn rate_bucket(&self, shares: &[Part]) -> Option<RateBucket> {
         let rates = self.pools.iter().zip(shares).filter(|(pool, _)| pool.limit.form == AssignmentForm::Rate);
         let buckets = rates.map(|(pool, share)| RateBucket {
-            tokens: pool.limit.bucket_size_of_share(*share),
-            fill: pool.limit.fill_of_share(*share),
+            tokens: pool.limit.bucket_size_of_share(share.bucket),
+            fill: pool.limit.fill_of_share(share.refill),
             period_s: pool.limit.period_s,
         });
         let least = |one: RateBucket, other: RateBucket| {
@@ -401,7 +439,11 @@ impl<K> ShareHolder<K> {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
         let starts_full = is_fresh && self.sent.is_some();
-        self.sent = Some(Sent { strategy, at: now, ends, most, change, passed: 0 });
+        let filled_at = match (change, self.sent) {
+            (TokenChange::Shrink { .. }, Some(sent)) => sent.filled_at,
+            (TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) => now,
+        };
+        self.sent = Some(Sent { strategy, at: now, filled_at, ends, most, change, passed: 0 });
         Assignment { strategy, starts_full, ttl_s, takes_back: false }
     }
 

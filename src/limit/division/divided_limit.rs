@@ -49,6 +49,19 @@ impl DividedLimit {
         matches!(self.algorithm, Algorithm::TokenBucket)
     }
 
+    /// True if a proxy's bucket and its refill may be different parts of the limit: the bucket is small and soon full
+    /// again, and both are rounded down.
+    pub(super) const fn divides_buckets_apart(&self) -> bool {
+        match self.algorithm {
+            Algorithm::FixedWindow => true,
+            Algorithm::TokenBucket => self.capacity <= self.hits,
+            Algorithm::SlidingWindowCounter
+            | Algorithm::SlidingWindowLog
+            | Algorithm::LeakyBucket
+            | Algorithm::Concurrent => false,
+        }
+    }
+
     /// Microseconds in which the full limit is there again.
     pub fn refill_us(&self) -> u64 {
         let period_us = self.period_s * 1_000_000;

@@ -25,6 +25,7 @@ use crate::limit::request::Hits;
 use crate::limit::{Limit, LimitSpec};
 
 mod demand;
+mod joins;
 mod steps;
 
 /// Time between two steps of the model, in microseconds.
@@ -532,6 +533,17 @@ proptest! {
         let limit = limit(Algorithm::FixedWindow, hits, Unit::Second, None);
         let model = run(Model::new(seed, limit, proxies, replicas), 240);
         // What the algorithm admits in any span: a limit at once, and one in each period.
+        let above = model.most_above_bucket(hits.into(), hits.into());
+        prop_assert!(above <= 2.0, "{above} above {hits}");
+    }
+
+    #[test]
+    fn rates_of_longer_windows_stay_within_two_limits_in_a_period(
+        seed: u64, hits in 20..400_u32, seconds in 2..19_u32, proxies in 1..6_usize, replicas in 1..4_usize,
+    ) {
+        let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
+        let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("the limit is valid");
+        let model = run(Model::new(seed, limit, proxies, replicas), 240);
         let above = model.most_above_bucket(hits.into(), hits.into());
         prop_assert!(above <= 2.0, "{above} above {hits}");
     }

@@ -1,6 +1,8 @@
 //! Single steps of the ledger, one proof each: what a broken step would give away.
 
 use super::super::assignment::Retirement;
+use super::super::empty_buckets::{EmptyBuckets, UnrestedRefill};
+use super::super::holder::Part;
 use super::super::ledger::{LENT_TTL_S, RATE_TTL_S};
 use super::*;
 use crate::limit::hold::HeldAmount;
@@ -30,6 +32,13 @@ fn request_and_grant_all(division: &mut Division<u32>, now: Time) -> Option<Pool
     let grant = PoolGrant { held: request.wanted, ..PoolGrant::default() };
     division.record_grant(0, &request, grant, now);
     Some(request)
+}
+
+/// Grants what to hold, for as long as an assignment of lent hits lasts.
+fn grant(division: &mut Division<u32>, held: u64, now: Time) {
+    let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
+    let held = HeldAmount { hits: held, capacity: 0 };
+    division.record_grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
 }
 
 fn usage(allowed: u64, denied: u64, received: Time) -> Usage {
@@ -118,9 +127,7 @@ fn hits_of_an_unknown_assignment_are_no_part_of_what_is_assigned() {
 fn change_waits_until_the_one_before_it_is_confirmed() {
     let (mut division, _) = division_with_one_proxy(Unit::Day);
     let shrink = |division: &mut Division<u32>, held: u64, now: Time| {
-        let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
-        let held = HeldAmount { hits: held, capacity: 0 };
-        division.record_grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
+        grant(division, held, now);
         division.assign(0, now)
     };
     division.record_report(0, usage(1, 0, at(5)), at(5));
@@ -321,4 +328,174 @@ fn failed_request_is_repeated_with_its_number() {
     division.record_grant(0, &again, grant, at(10));
     let next = division.next_pool_request(0, at(10)).expect("three more were used");
     assert_eq!((next.used, next.number), (3, request.number + 1));
+}
+
+#[test]
+fn refill_moves_once_it_is_out_of_use_and_the_bucket_after_a_rest() {
+    let (mut division, part) = division_with_one_proxy(Unit::Second);
+    division.join(2, true, at(5));
+    division.record_report(0, usage(5, 0, at(5)), at(5));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+    request_and_grant_all(&mut division, at(5));
+    let before = (division.free_share(0), division.free_buckets(0));
+    division.assign(0, at(5)).expect("it gets less");
+    division.expire(at(6));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), before, "of {part}, without evidence");
+    division.record_ping_ack(0, at(6), at(6));
+    let has = division.holders[0].rates[0].now;
+    let given_up = (part - has.refill, part - has.bucket);
+    assert!(given_up.0 > given_up.1 && given_up.1 > 0, "{given_up:?}");
+    // The margin after the acknowledgement.
+    division.expire(at(7));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), (before.0 + given_up.0, before.1));
+    // And the time in which it is full again.
+    division.expire(at(8));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), (before.0 + given_up.0, before.1 + given_up.1));
+}
+
+#[test]
+fn empty_buckets_are_filled_by_refill_that_nobody_has() {
+    let refill_us = 10 * SECOND_US;
+    let mut empty = EmptyBuckets::default();
+    empty.fill(refill_us, START);
+    empty.add(Part { refill: 0, bucket: 20 }, 0, refill_us);
+    empty.restart(5);
+    empty.fill(refill_us, at(10));
+    assert_eq!(empty.share, 15);
+    // Some was handed out meanwhile, and came back.
+    empty.note_idle_refill(2);
+    empty.note_idle_refill(9);
+    empty.fill(refill_us, at(15));
+    assert_eq!(empty.share, 14);
+    // Without a refill, nothing is filled.
+    empty.restart(0);
+    empty.fill(refill_us, at(100));
+    assert_eq!((empty.share, empty.full_at(refill_us)), (14, None));
+    // Less than a hit is kept for the next time.
+    empty.restart(1);
+    empty.fill(refill_us, at(109));
+    assert_eq!((empty.share, empty.full_at(refill_us)), (14, Some(at(240))));
+    empty.fill(refill_us, at(110));
+    assert_eq!(empty.share, 13);
+    // What is added later gains nothing from the time before.
+    empty.restart(100);
+    empty.fill(refill_us, at(1000));
+    empty.fill(refill_us, at(2000));
+    empty.add(Part { refill: 5, bucket: 6 }, 0, refill_us);
+    empty.fill(refill_us, at(2000));
+    assert_eq!(empty.share, 6);
+    // But what came with it does, from the time on that it was out of use.
+    empty.add(Part { refill: 5, bucket: 6 }, 10 * SECOND_US, refill_us);
+    assert_eq!(empty.share, 7);
+}
+
+#[test]
+fn refill_rests_although_more_goes_out_of_use_again_and_again() {
+    let mut unrested = UnrestedRefill::default();
+    let shares = [(0, 7), (6, 1), (12, 1), (18, 1), (24, 0)].map(|(second, refill)| {
+        unrested.add(refill, 10 * SECOND_US, at(second));
+        unrested.share(10 * SECOND_US, at(second))
+    });
+    assert_eq!(shares, [7, 8, 9, 10, 2]);
+    assert_eq!([33, 34, 44].map(|second| unrested.share(10 * SECOND_US, at(second))), [2, 0, 0]);
+}
+
+#[test]
+fn newcomer_gets_a_part_before_its_demand_is_known() {
+    let (mut division, part) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(500, 500, at(5)), at(5));
+    division.join(2, true, at(5));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+    request_and_grant_all(&mut division, at(5));
+    division.assign(0, at(5)).expect("it must leave a part to the newcomer");
+    let refill = division.holders[0].rates[0].now.refill;
+    assert!(refill <= part / 3 * 2, "{refill} of {part}");
+}
+
+#[test]
+fn first_sample_is_the_demand() {
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(50, 0, at(5)), at(5));
+    assert_eq!(division.holders[0].demand.mhps, 10_000);
+}
+
+#[test]
+fn hold_of_a_window_lasts_until_its_rates_count_no_more() {
+    let period = Period::new(Unit::Second, 10).expect("ten seconds are a period");
+    let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 100, period)).expect("the limit is valid");
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
+    division.join(1, true, START);
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    let request = request_and_grant_all(&mut division, START).expect("it holds nothing");
+    let assignment = division.assign(0, START).expect("the first report is answered");
+    // If this replica dies, the last hits pass when the assignment ends, and count in the window of that time.
+    assert!(request.for_us >= (u64::from(assignment.ttl_s) + 10) * SECOND_US, "{request:?}, {assignment:?}");
+}
+
+#[test]
+fn silent_proxy_whose_assignment_may_have_lapsed_is_told_nothing() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    // It could use all of it.
+    division.record_report(0, usage(0, 0, at(49)), at(49));
+    division.holders[0].demand.take_sample(1000, SECOND_US);
+    division.join(2, true, at(55));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
+    division.record_report(1, usage(0, 1000, at(58)), at(58));
+    request_and_grant_all(&mut division, at(58));
+    let told = division.assign(0, at(58)).expect("the other has too little");
+    assert!(matches!(told.strategy, Strategy::Tokens(tokens) if u64::from(tokens.max) < part), "{told:?}");
+    // The same a second later: without an assignment, a smaller bucket would be a full one.
+    let (mut division, _) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(0, 0, at(49)), at(49));
+    division.holders[0].demand.take_sample(1000, SECOND_US);
+    division.join(2, true, at(55));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
+    division.record_report(1, usage(0, 1000, at(58)), at(58));
+    request_and_grant_all(&mut division, at(59));
+    assert_eq!(division.assign(0, at(59)), None);
+}
+
+#[test]
+fn nearly_empty_bucket_is_replaced() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
+    grant(&mut division, 60, at(5));
+    // The two that are left may be one and a bit: a raise by the ratio would give half of what is reserved for it.
+    let assignment = division.assign(0, at(5)).expect("it has two hits left");
+    let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
+    assert!(assignment.starts_full && u64::from(tokens.max) <= part, "{assignment:?}");
+}
+
+#[test]
+fn smaller_limit_leaves_no_more_than_it_free() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
+    grant(&mut division, 60, at(5));
+    assert!(division.free_share(0) > 20);
+    division.change_limits([DividedLimit::new(&limit(Algorithm::FixedWindow, 20, Unit::Day, None))]);
+    assert!(division.free_share(0) + division.reserved(0) <= 20, "{} free", division.free_share(0));
+}
+
+#[test]
+fn refill_is_given_back_to_the_store_after_a_rest() {
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(5, 0, at(5)), at(5));
+    let others = vec![OtherReplica { demand: 100, held: HeldAmount::default(), until: at(100) }];
+    let request = PoolRequest { for_us: 16 * SECOND_US, ..PoolRequest::default() };
+    let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
+    division.record_grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
+    // Its bucket is small, and most of the refill goes without one.
+    let rate = &mut division.holders[0].rates[0];
+    let part = rate.now.refill;
+    rate.change_to(Part { refill: part, bucket: part }, at(5), at(6));
+    rate.now.bucket = 10;
+    rate.change_to(Part { refill: 10, bucket: 10 }, at(5), at(6));
+    division.expire(at(6));
+    assert!(division.free_share(0) >= part - 10, "holders may have it");
+    assert_eq!(division.next_pool_request(0, at(6)), None, "the store would admit as much at once");
+    division.expire(at(7));
+    let request = division.next_pool_request(0, at(7)).expect("another replica has more demand");
+    assert!(request.wanted.hits < part, "{request:?}");
 }
