@@ -104,10 +104,6 @@ impl<K> Division<K> {
         let level = if holder.may_have_foreign_assignment(now) { pool.level_of_all_holders } else { pool.level };
         let want = pool.want(holder, holders, now);
         let enough = want.min(pool.limit.total() / (holders as u64).max(1)).div_ceil(4) * 3;
-        // Those who come after it should find something too, until the first one has given back what is too much.
-        let is_newcomer = holder.sent.is_none() && holder.demand.samples == 0 && holders > 1;
-        let is_newcomer = is_newcomer && pool.limit.form == AssignmentForm::Lent;
-        let free = if is_newcomer { free.div_ceil(2) } else { free };
         let target = level.share(want);
         AttainableShare {
             target,

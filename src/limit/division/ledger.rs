@@ -491,13 +491,18 @@ impl<K> Division<K> {
         let reserved = pool.reserved_from_store(self.reserved(index), &self.holders, index, now);
         let demand = self.holders.iter().map(|holder| pool.want(holder, holders, now));
         let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
+        let is_lent = pool.limit.form == AssignmentForm::Lent;
+        let unused = pool.held.saturating_sub(reserved).saturating_add(pool.room);
         // A holder keeps what it has until it is told otherwise, so what others lack comes on top.
         let needed = self.holders.iter().map(|holder| {
             let has = pool.reserved_by(index, holder);
-            pool.want(holder, holders, now).max(has)
+            let want = pool.want(holder, holders, now);
+            // Those who come after it should find something too, until the first one has given back what is too much.
+            let is_newcomer = holder.sent.is_none() && holder.demand.samples == 0 && holders > 1;
+            let most = if is_lent && is_newcomer { unused.div_ceil(2) } else { u64::MAX };
+            want.min(most).max(has)
         });
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
-        let is_lent = pool.limit.form == AssignmentForm::Lent;
         let is_new_window = is_lent && pool.window_ends.is_some_and(|ends| ends <= now);
         let all = match pool.limit.form {
             AssignmentForm::Lent if !is_new_window => pool.held.saturating_add(pool.room).min(pool.limit.total()),
