@@ -7,7 +7,7 @@
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
 use super::holder::{MARGIN_US, Part, Sent, ShareHolder, TokenChange};
-use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S, renew_before_us};
+use super::ledger::{Division, LENT_TTL_S, Pool, RATE_TTL_S, renew_before_us};
 use crate::base::clock::Time;
 use crate::limit::charge::clamp_to_u32;
 
@@ -194,24 +194,28 @@ impl<K> Division<K> {
             return None;
         }
         let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
-        let shares: smallvec::SmallVec<[Part; 2]> =
+        let mut shares: smallvec::SmallVec<[Part; 2]> =
             (0..self.pools.len()).map(|pool| self.new_part(index, pool, is_in_force, now)).collect();
-        let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
-        // A proxy that begins with a full bucket must first let the old one rest.
-        let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;
-        let mut bucket = if must_rest { None } else { self.rate_bucket(&shares) };
+        if self.holders[index].may_have_foreign_assignment(now)
+            && !self.is_enough_to_replace_foreign(index, &shares, now)
+        {
+            return None;
+        }
+        let mut bucket = self.rate_bucket(&shares);
         let mut most = 0;
         if let (Some(rate), Some(lent)) = (bucket, self.attainable_in_all_pools(index, AssignmentForm::Lent, now)) {
             let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
             bucket = rate.bounded_by(allowed, ttl_s);
             most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
         }
-        if self.holders[index].may_have_foreign_assignment(now)
-            && !self.is_enough_to_replace_foreign(index, &shares, now)
-        {
-            return None;
+        let shares_of_pools = shares.iter_mut().zip(&self.pools);
+        shares_of_pools.for_each(|(share, pool)| bucket.iter().for_each(|bucket| bucket.bound_part(share, pool)));
+        let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
+        // A proxy that begins with a full bucket must first let the old one rest.
+        if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio {
+            (bucket, most) = (None, 0);
         }
-        let strategy = bucket.map_or(Strategy::Deny, RateBucket::strategy);
+        let strategy = self.holders[index].make_noticed(bucket.map_or(Strategy::Deny, RateBucket::strategy), now);
         let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
         let holder = &mut self.holders[index];
         let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
@@ -288,7 +292,7 @@ impl<K> Division<K> {
         let pool = &self.pools[pool_index];
         let Some(has) = self.holders[index].rates.get(pool_index).map(|rate| rate.now) else { return Part::default() };
         if !pool.limit.divides_buckets_apart() || refill == 0 {
-            return Part { refill, bucket: refill };
+            return Part { refill, bucket: refill.min(has.bucket.saturating_add(self.free_buckets(pool_index))) };
         }
         let most = if pool.even_bucket == 0 { refill } else { pool.even_bucket };
         let wanted = if is_in_force { most.max(refill.min(has.bucket)) } else { most };
@@ -331,6 +335,24 @@ impl RateBucket {
             fill: clamp_to_u32(fill),
             interval_s: clamp_to_u32(period_s),
         })
+    }
+
+    /// Lowers a holder's part of a pool to what the bucket uses of it: another pool may allow less.
+    ///
+    /// The bucket could not be raised later without tokens that the pool never had, if the pool did not see it shrink.
+    fn bound_part(self, part: &mut Part, pool: &Pool) {
+        let limit = &pool.limit;
+        if limit.form != AssignmentForm::Rate {
+            return;
+        }
+        if limit.bucket_size_of_share(part.bucket) > self.tokens {
+            part.bucket = part.bucket.min(limit.share_of_tokens(self.tokens));
+        }
+        let filled = u128::from(self.fill) * u128::from(limit.period_s);
+        let refill = u64::try_from(filled.div_ceil(u128::from(self.period_s.max(1)))).unwrap_or(u64::MAX);
+        if limit.fill_of_share(part.refill) > refill {
+            part.refill = part.refill.min(limit.share_of_fill(refill));
+        }
     }
 
     /// Maximum number of hits that the bucket admits in its time to live and the margins.
@@ -417,6 +439,19 @@ impl<K> ShareHolder<K> {
         }
     }
 
+    /// The strategy, with a token less if the proxy would take it for what it has: Envoy compares the numbers of tokens
+    /// only, and ignores another interval.
+    fn make_noticed(&self, strategy: Strategy, now: Time) -> Strategy {
+        let sent = self.sent.filter(|_| self.is_surely_in_force(now)).map(|sent| sent.strategy);
+        let (Strategy::Tokens(new), Some(Strategy::Tokens(old))) = (strategy, sent) else { return strategy };
+        match new {
+            _ if (new.max, new.fill) != (old.max, old.fill) || new.interval_s == old.interval_s => strategy,
+            ProxyTokenBucket { fill: 2.., .. } => Strategy::Tokens(ProxyTokenBucket { fill: new.fill - 1, ..new }),
+            ProxyTokenBucket { max: 2.., .. } => Strategy::Tokens(ProxyTokenBucket { max: new.max - 1, ..new }),
+            ProxyTokenBucket { .. } => Strategy::Deny,
+        }
+    }
+
     /// True if `strategy` admits no more than what was sent last, and is not the same tokens again.
     fn is_lowered_by(&self, strategy: Strategy) -> bool {
         match (strategy, self.sent.map(|sent| sent.strategy)) {
@@ -434,7 +469,8 @@ impl<K> ShareHolder<K> {
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
-        let starts_full = is_fresh && self.sent.is_some();
+        // A proxy may have the same tokens from elsewhere, with another interval.
+        let starts_full = is_fresh && (self.sent.is_some() || self.has_unknown_assignment);
         let filled_at = match (change, self.sent) {
             (TokenChange::Shrink { .. }, Some(sent)) => sent.filled_at,
             (TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) => now,

@@ -98,6 +98,26 @@ impl DividedLimit {
         }
     }
 
+    /// Share whose bucket holds `tokens`, rounded up.
+    pub(super) fn share_of_tokens(&self, tokens: u64) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog => tokens.saturating_mul(4),
+            Algorithm::TokenBucket => {
+                let share = (u128::from(tokens) * u128::from(self.hits)).div_ceil(u128::from(self.capacity.max(1)));
+                u64::try_from(share).unwrap_or(u64::MAX)
+            }
+            Algorithm::FixedWindow | Algorithm::LeakyBucket | Algorithm::Concurrent => tokens,
+        }
+    }
+
+    /// Share that `tokens` in a period refill, rounded up.
+    pub(super) const fn share_of_fill(&self, tokens: u64) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog => tokens.saturating_add(tokens / 3 + 1),
+            Algorithm::FixedWindow | Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Concurrent => tokens,
+        }
+    }
+
     /// Capacity of the bucket that goes with a share of `share` hits per period.
     pub fn capacity_of_share(&self, share: u64) -> u64 {
         match self.algorithm {

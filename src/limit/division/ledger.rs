@@ -213,6 +213,11 @@ impl Pool {
         }
     }
 
+    /// What is held of the limit; more is held than it allows if it became smaller.
+    pub(super) fn divisible(&self) -> u64 {
+        self.held.min(self.limit.total())
+    }
+
     /// Parts of buckets of a pool that is divided as a rate which are in use, or empty.
     pub(super) fn reserved_buckets<K>(&self, index: usize, holders: &[ShareHolder<K>]) -> u64 {
         let gone = self.shares_of_gone_holders.iter().fold(0_u64, |sum, gone| sum.saturating_add(gone.bucket));
@@ -454,12 +459,13 @@ impl<K> Division<K> {
                 AssignmentForm::Rate => pool.note_unused_shares(&over, now),
             }
         }
+        self.drop_surplus_of_empty_buckets();
         self.restart_filling(now);
     }
 
     /// What is held of a pool and not in use.
     pub fn free_share(&self, index: usize) -> u64 {
-        self.pools[index].held.saturating_sub(self.reserved(index))
+        self.pools[index].divisible().saturating_sub(self.reserved(index))
     }
 
     /// What holders were assigned last of a pool, without what they gave up.
@@ -480,7 +486,7 @@ impl<K> Division<K> {
     /// Parts of the buckets of a pool that are not in use.
     pub(super) fn free_buckets(&self, index: usize) -> u64 {
         let pool = &self.pools[index];
-        pool.held.saturating_sub(pool.reserved_buckets(index, &self.holders))
+        pool.divisible().saturating_sub(pool.reserved_buckets(index, &self.holders))
     }
 
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
@@ -570,16 +576,35 @@ impl<K> Division<K> {
     /// Replaces the limits of the pools by others of the same counters: more is handed out as usual, and what a smaller
     /// limit does not allow is taken back first.
     pub fn change_limits(&mut self, limits: impl IntoIterator<Item = DividedLimit>) {
-        for (pool, limit) in self.pools.iter_mut().zip(limits) {
-            if pool.limit != limit {
-                pool.limit = limit;
-                pool.asked = None;
-                pool.held = pool.held.min(limit.total());
-                pool.empty_buckets.share = pool.empty_buckets.share.min(limit.total());
+        for (index, limit) in limits.into_iter().enumerate().take(self.pools.len()) {
+            let pool = &mut self.pools[index];
+            let old = std::mem::replace(&mut pool.limit, limit);
+            if old == limit {
+                continue;
+            }
+            pool.asked = None;
+            pool.held = limit.share_of_amount(old.held_amount(pool.held)).min(limit.total());
+            // Proxies keep their tokens, which are another part of the bucket now.
+            let convert = |bucket: &mut u64| *bucket = limit.share_of_tokens(old.bucket_size_of_share(*bucket));
+            pool.shares_of_gone_holders.iter_mut().for_each(|gone| convert(&mut gone.bucket));
+            convert(&mut pool.empty_buckets.share);
+            for rate in self.holders.iter_mut().filter_map(|holder| holder.rates.get_mut(index)) {
+                convert(&mut rate.now.bucket);
+                rate.released_shares.iter_mut().for_each(|loss| convert(&mut loss.bucket));
             }
         }
+        self.drop_surplus_of_empty_buckets();
         self.note_idle_refill();
         self.levelled = None;
+    }
+
+    /// Forgets empty parts of buckets beyond what is held: they would not be handed out if they were full.
+    fn drop_surplus_of_empty_buckets(&mut self) {
+        for (index, pool) in self.pools.iter_mut().enumerate() {
+            let in_use = pool.reserved_buckets(index, &self.holders).saturating_sub(pool.empty_buckets.share);
+            let most = pool.divisible().saturating_sub(in_use);
+            pool.empty_buckets.share = pool.empty_buckets.share.min(most);
+        }
     }
 
     /// What a holder has.
