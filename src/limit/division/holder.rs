@@ -208,7 +208,7 @@ pub struct ShareHolder<K> {
     /// than less.
     pub(super) foreign_assignment_until: Time,
     /// Requests may have passed by something else than the assignments of this ledger, and are not all reported.
-    pub(super) has_unknown_assignment: bool,
+    pub has_unknown_assignment: bool,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
     pub(super) outstanding: u64,
     /// Share of each pool that is divided as a rate, by its index.

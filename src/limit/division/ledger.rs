@@ -367,9 +367,9 @@ impl<K> Division<K> {
         let former = holder.demand;
         let is_first_request = usage.allowed.saturating_add(usage.denied) == 1 && usage.elapsed_us == 0;
         if holder.reports == 0 {
-            holder.has_unknown_assignment = !is_first_request;
+            holder.has_unknown_assignment |= !is_first_request;
         }
-        if holder.reports == 0 && !is_first_request {
+        if holder.reports == 0 && holder.has_unknown_assignment {
             let ttl_s = if all_lent { LENT_TTL_S } else { RATE_TTL_S };
             holder.foreign_assignment_until = now.plus_us(u64::from(ttl_s) * 1_000_000 + MARGIN_US);
         }

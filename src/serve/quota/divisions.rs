@@ -131,6 +131,15 @@ impl Divisions {
         true
     }
 
+    /// Records that the proxy of a holder that just joined may have an assignment of other counters.
+    pub(super) fn expect_other_assignment(&self, key: u128, holder: &BucketOfStream) {
+        self.with(key, |entry| {
+            if let Some(index) = entry.find(holder) {
+                entry.division.holders[index].has_unknown_assignment = true;
+            }
+        });
+    }
+
     /// Removes a holder.
     pub(super) fn leave(&self, key: u128, holder: &BucketOfStream, now: Time) {
         self.with(key, |entry| {

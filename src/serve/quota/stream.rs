@@ -373,18 +373,25 @@ impl StreamTask {
             BucketLimits::Divided(counters) => BucketKind::Divided { key: division_key(counters) },
         };
         let holder = self.holder(index);
-        if let Some(BucketKind::Divided { key }) = old.filter(|old| *old != new) {
+        let moved_from = match old.filter(|old| *old != new) {
+            Some(BucketKind::Divided { key }) => Some(key),
+            _ => None,
+        };
+        if let Some(key) = moved_from {
             self.quota.divisions.leave(key, &holder, now);
         }
         match limits {
             BucketLimits::Divided(counters) => {
-                let rule = counters.rule.clone();
-                if !self.quota.divisions.join(division_key(&counters), counters, holder, now) {
+                let (rule, key) = (counters.rule.clone(), division_key(&counters));
+                if !self.quota.divisions.join(key, counters, holder.clone(), now) {
                     log_indivisible_limit(
                         &rule,
                         &format!("{MAX_HOLDERS_PER_KEY} proxies share its key at this replica"),
                     );
                     return BucketKind::Refused;
+                }
+                if moved_from.is_some() {
+                    self.quota.divisions.expect_other_assignment(key, &holder);
                 }
             }
             BucketLimits::Refused(refusal) if old != Some(new) => {

@@ -95,7 +95,8 @@ impl Reloading {
         let replica = &mut self.model.replicas[0];
         let mut division = Division::new([DividedLimit::new(&limit)], now);
         for holder in &replica.division.holders {
-            division.join(holder.key, true, now);
+            let index = division.join(holder.key, true, now);
+            division.holders[index].has_unknown_assignment = true;
         }
         replica.division = division;
         replica.wakes_at = Some(self.model.now);

@@ -499,3 +499,70 @@ fn refill_is_given_back_to_the_store_after_a_rest() {
     let request = division.next_pool_request(0, at(7)).expect("another replica has more demand");
     assert!(request.wanted.hits < part, "{request:?}");
 }
+
+#[test]
+fn newcomer_leaves_half_of_what_is_unused_in_the_store() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
+    let held = HeldAmount { hits: part, capacity: 0 };
+    division.record_grant(0, &request, PoolGrant { held, room: 100 - part, ..PoolGrant::default() }, at(1));
+    division.join(2, true, at(1));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(1) }, at(1));
+    let request = request_and_grant_all(&mut division, at(1)).expect("the newcomer has nothing");
+    assert_eq!(request.wanted.hits, part + (100 - part).div_ceil(2));
+    assert!(division.assign(1, at(1)).is_some_and(|assignment| assignment.strategy != Strategy::Deny));
+    assert_eq!(division.free_share(0), 0, "what it does not get is left to decisions over RLS");
+}
+
+#[test]
+fn bucket_begins_anew_at_a_proxy_that_may_have_the_same_tokens_with_another_interval() {
+    let assign_first = |has_unknown_assignment: bool| {
+        let limit = limit(Algorithm::FixedWindow, 100, Unit::Second, None);
+        let mut division = Division::new([DividedLimit::new(&limit)], START);
+        division.join(1, true, START);
+        division.holders[0].has_unknown_assignment = has_unknown_assignment;
+        request_and_grant_all(&mut division, START);
+        division.assign(0, START).expect("it has nothing of this division")
+    };
+    assert!(assign_first(true).starts_full);
+    assert!(!assign_first(false).starts_full);
+}
+
+#[test]
+fn another_interval_comes_with_other_tokens() {
+    let limits = |first: u64, second: u64| {
+        let limit = |hits: u64, seconds: u64| {
+            let period = Period::new(Unit::Second, u32::try_from(seconds).expect("few")).expect("a period");
+            let hits = u32::try_from(hits).expect("few");
+            DividedLimit::new(&Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("valid"))
+        };
+        [limit(first, 1), limit(second, 10)]
+    };
+    for hits in [50, 1, 2] {
+        let mut division = Division::new(limits(hits, 1000), START);
+        division.join(1, true, START);
+        division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+        let mut advance = |division: &mut Division<u32>, second: u64| {
+            division.expire(at(second));
+            for pool in 0..2 {
+                let total = division.pools[pool].limit.total();
+                let request = PoolRequest { for_us: 100 * SECOND_US, ..PoolRequest::default() };
+                let held = HeldAmount { hits: total, capacity: 0 };
+                division.record_grant(pool, &request, PoolGrant { held, ..PoolGrant::default() }, at(second));
+            }
+            division.assign(0, at(second)).map(|assignment| assignment.strategy)
+        };
+        let Some(Strategy::Tokens(first)) = advance(&mut division, 0) else { panic!("it has nothing") };
+        assert_eq!((first.max, first.interval_s), (u32::try_from(hits).expect("few"), 1));
+        // The second limit allows as many tokens now, in ten times the time.
+        division.record_report(0, usage(100_000, 1, at(5)), at(5));
+        division.change_limits(limits(1000, hits));
+        match advance(&mut division, 5).expect("it gets less") {
+            Strategy::Tokens(then) => {
+                assert_eq!(then.interval_s, 10);
+                assert_ne!((then.max, then.fill), (first.max, first.fill));
+            }
+            strategy => assert_eq!((strategy, hits), (Strategy::Deny, 1)),
+        }
+    }
+}
