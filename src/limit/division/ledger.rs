@@ -125,6 +125,8 @@ pub struct Pool {
     pub(super) are_buckets_starved: bool,
     /// A holder has no share, so that small differences count too.
     pub(super) is_denying: bool,
+    /// Number of holders without a share, if an even part would be one.
+    pub(super) without_part: u64,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
     shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
     /// Time of the last request.
@@ -200,6 +202,7 @@ impl Pool {
             lacking: 0,
             are_buckets_starved: false,
             is_denying: false,
+            without_part: 0,
             shares_of_gone_holders: SmallVec::new(),
             asked: None,
         }

@@ -120,7 +120,7 @@ impl<K> Division<K> {
             if let Some(full) = pool.empty_buckets.full_at(pool.limit.refill_us()) {
                 // Who waits for a part of them gets it before all is full.
                 let soon = now.plus_us(MARGIN_US.max(pool.limit.refill_us() / 8));
-                let at = if pool.lacking > 0 { full.min(soon) } else { full };
+                let at = if pool.lacking > 0 || pool.without_part > 0 { full.min(soon) } else { full };
                 note_earliest(&mut self.next_release, at.max(now.plus_us(MARGIN_US / 8)));
             }
         }
@@ -142,7 +142,12 @@ impl Pool {
         let is_apart = self.limit.divides_buckets_apart() && self.even_bucket > 0;
         match is_apart {
             _ if !self.limit.divides_buckets_apart() || !is_apart && self.empty_buckets.share > 0 => {
-                free.min(free_buckets)
+                // Those with nothing come first, and each gets some of it.
+                match (self.without_part, has) {
+                    (0, _) => free.min(free_buckets),
+                    (_, 1..) => 0,
+                    (without_part, 0) => free.min(free_buckets.div_ceil(without_part)),
+                }
             }
             _ if has == 0 => free,
             _ => free.saturating_sub(self.withheld_refill),
@@ -157,7 +162,7 @@ impl Pool {
     /// Computes the even part of the buckets of rates, of `amount` that holders can have, who lacks some of it, and
     /// what refill must be withheld to fill what is empty.
     fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>], now: Time) {
-        (self.are_buckets_starved, self.is_denying) = (false, false);
+        (self.are_buckets_starved, self.is_denying, self.without_part) = (false, false, 0);
         (self.withheld_refill, self.lacking, self.even_bucket) = (0, 0, 0);
         if self.limit.form != AssignmentForm::Rate {
             return;
@@ -166,6 +171,10 @@ impl Pool {
         let parts =
             || holders.iter().filter(is_waiting).filter_map(|holder| holder.rates.get(index)).map(|rate| rate.now);
         self.is_denying = parts().any(|part| part == Part::default());
+        let fair = self.divisible() / (holders.len() as u64).max(1);
+        if self.limit.bucket_size_of_share(fair) > 0 && self.limit.fill_of_share(fair) > 0 {
+            self.without_part = parts().filter(|part| *part == Part::default()).count() as u64;
+        }
         if !self.limit.divides_buckets_apart() {
             return;
         }

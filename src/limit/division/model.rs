@@ -518,6 +518,17 @@ fn limit(algorithm: Algorithm, hits: u32, unit: Unit, bucket: Option<u32>) -> Li
         .expect("the limit is valid")
 }
 
+fn window(hits: u32, seconds: u32) -> Limit {
+    let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
+    Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("the limit is valid")
+}
+
+fn bucket(hits: u32, capacity: u32, seconds: u32) -> Limit {
+    let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
+    Limit::new(&LimitSpec { bucket_size: Some(capacity), ..LimitSpec::new(Algorithm::TokenBucket, hits, period) })
+        .expect("the limit is valid")
+}
+
 fn run(mut model: Model, seconds: u64) -> Model {
     for index in 0..model.proxies.len() {
         model.proxies[index].demand_per_s = [1, 20, 200, 500][model.random.random_range(0..4)];

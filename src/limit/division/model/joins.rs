@@ -23,10 +23,15 @@ impl Contention {
         let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
         let algorithm = if is_bucket { Algorithm::TokenBucket } else { Algorithm::FixedWindow };
         let limit = Limit::new(&LimitSpec::new(algorithm, hits, period)).expect("the limit is valid");
-        let mut model = Model { faults: false, has_late_reports: true, ..Model::new(7, limit, 0, 1) };
+        let mut contention = Self::of(7, limit, proxies);
+        contention.model.proxies[0].demand_per_s = u64::from(hits * 2 / seconds);
+        contention
+    }
+
+    fn of(seed: u64, limit: Limit, proxies: usize) -> Self {
+        let mut model = Model { faults: false, has_late_reports: true, ..Model::new(seed, limit, 0, 1) };
         let (began, period_us) = (model.now, limit.period_us());
         (0..proxies).for_each(|_| add_proxy(&mut model));
-        model.proxies[0].demand_per_s = u64::from(hits * 2 / seconds);
         Self { model, began, period_us, denied_since: Vec::new(), longest_denial_us: 0 }
     }
 
@@ -36,7 +41,7 @@ impl Contention {
             self.denied_since.resize(self.model.proxies.len(), None);
             for (proxy, since) in self.model.proxies.iter().zip(&mut self.denied_since) {
                 let has_tokens = matches!(&proxy.assigned, Some((Strategy::Tokens(bucket), ..)) if bucket.max > 0);
-                if has_tokens || !proxy.is_known {
+                if has_tokens || !proxy.is_known || proxy.is_dead {
                     *since = None;
                 } else {
                     let since = *since.get_or_insert(self.model.now);
@@ -44,6 +49,19 @@ impl Contention {
                 }
             }
         }
+    }
+
+    fn add_asking_proxy(&mut self, demand_per_s: u64) {
+        add_proxy(&mut self.model);
+        self.model.proxies.last_mut().expect("it was added").demand_per_s = demand_per_s;
+    }
+
+    /// Asserts that no proxy was denied for longer than the assignment of another lives, and its bucket needs to be
+    /// full again.
+    fn assert_denied_for_less_than_a_bucket(&self, what: &str) {
+        let most_us = LONGEST_USE_US + self.period_us;
+        let denied_s = self.longest_denial_us as f64 / 1e6;
+        assert!(self.longest_denial_us <= most_us, "{what}: denied for {denied_s} s");
     }
 
     /// Cuts all streams: the proxies come back with their next reports.
@@ -154,5 +172,59 @@ fn replica_whose_load_moved_away_gives_its_hold_back() {
         advance(&mut model, 60 + 6 * u64::from(seconds));
         let held = [0, 1].map(|index: usize| model.replicas[index].division.pools[0].held);
         assert!(held[1] >= u64::from(hits) * 3 / 5, "{hits} in {seconds} s: {held:?} held");
+    }
+}
+
+#[test]
+fn newcomers_get_a_share_after_a_proxy_died() {
+    for (limit, old, new) in [
+        (window(60, 5), 4, 2),
+        (window(50, 5), 3, 2),
+        (window(50, 19), 2, 2),
+        (window(100, 10), 4, 2),
+        (window(70, 10), 3, 4),
+        (bucket(100, 50, 10), 2, 2),
+        (bucket(60, 120, 9), 2, 3),
+        (bucket(40, 40, 9), 2, 2),
+    ] {
+        for seed in 0..8 {
+            let mut contention = Contention::of(seed, limit, old);
+            contention.model.proxies.iter_mut().for_each(|proxy| proxy.demand_per_s = 500);
+            contention.advance_to(40);
+            contention.add_asking_proxy(20);
+            contention.advance_to(55);
+            contention.model.proxies[0].is_dead = true;
+            (0..new).for_each(|_| contention.add_asking_proxy(20));
+            contention.advance_to(110);
+            contention.assert_denied_for_less_than_a_bucket(&format!("{limit:?}, {old} and {new}, seed {seed}"));
+        }
+    }
+}
+
+#[test]
+fn newcomers_of_small_limits_get_a_share_whatever_the_algorithm() {
+    for seed in 0..200_u64 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let (old, new) = (random.random_range(2..5_u32), random.random_range(1..4_u32));
+        let seconds = [2, 5, 9, 19][random.random_range(0..4)];
+        let hits = random.random_range(10..16) * (old + new);
+        let limit = match seed % 3 {
+            0 => window(hits, seconds),
+            1 => bucket(hits, hits * random.random_range(1..=(19 / seconds).max(1)), seconds),
+            _ => bucket(hits, (hits / 2).max(2 * (old + new)), seconds),
+        };
+        let is_cut = random.random_bool(0.5);
+        let demand_per_s = [20, 50, 500][random.random_range(0..3)];
+        let mut contention = Contention::of(seed, limit, old as usize);
+        contention.model.proxies.iter_mut().for_each(|proxy| proxy.demand_per_s = 500);
+        contention.advance_to(40);
+        (0..new).for_each(|_| contention.add_asking_proxy(demand_per_s));
+        contention.advance_to(60);
+        if is_cut {
+            contention.model.proxies[0].lose_stream();
+            contention.model.leave(0, 0);
+        }
+        contention.advance_to(110);
+        contention.assert_denied_for_less_than_a_bucket(&format!("{limit:?}, {old} and {new}, seed {seed}"));
     }
 }

@@ -119,17 +119,6 @@ impl Reloading {
     }
 }
 
-fn window(hits: u32, seconds: u32) -> Limit {
-    let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
-    Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("the limit is valid")
-}
-
-fn bucket(hits: u32, capacity: u32, seconds: u32) -> Limit {
-    let period = Period::new(Unit::Second, seconds).expect("some seconds are a period");
-    Limit::new(&LimitSpec { bucket_size: Some(capacity), ..LimitSpec::new(Algorithm::TokenBucket, hits, period) })
-        .expect("the limit is valid")
-}
-
 #[test]
 fn limit_that_was_lowered_is_kept_when_newcomers_arrive() {
     for (before, after) in [
