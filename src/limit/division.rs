@@ -49,5 +49,6 @@ pub mod holder;
 pub mod ledger;
 mod levels;
 mod assign;
+mod limit_change;
 #[cfg(test)]
 mod model;

@@ -201,13 +201,7 @@ impl<K> Division<K> {
         {
             return None;
         }
-        let mut bucket = self.rate_bucket(&shares);
-        let mut most = 0;
-        if let (Some(rate), Some(lent)) = (bucket, self.attainable_in_all_pools(index, AssignmentForm::Lent, now)) {
-            let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
-            bucket = rate.bounded_by(allowed, ttl_s);
-            most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
-        }
+        let (mut bucket, mut most) = self.bucket_within_lent_hits(index, &shares, ttl_s, now);
         let shares_of_pools = shares.iter_mut().zip(&self.pools);
         shares_of_pools.for_each(|(share, pool)| bucket.iter().for_each(|bucket| bucket.bound_part(share, pool)));
         let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
@@ -238,6 +232,23 @@ impl<K> Division<K> {
         let shares = if strategy == Strategy::Deny { nothing() } else { shares };
         assignment.takes_back = self.change_shares(index, &shares, now, old_end);
         Some(assignment)
+    }
+
+    /// The bucket that these shares make, so that it admits no more than the limits allow that are lent; and the most
+    /// that it admits of them.
+    fn bucket_within_lent_hits(
+        &self,
+        index: usize,
+        shares: &[Part],
+        ttl_s: u32,
+        now: Time,
+    ) -> (Option<RateBucket>, u64) {
+        let bucket = self.rate_bucket(shares);
+        let lent = self.attainable_in_all_pools(index, AssignmentForm::Lent, now);
+        let (Some(rate), Some(lent)) = (bucket, lent) else { return (bucket, 0) };
+        let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
+        let bucket = rate.bounded_by(allowed, ttl_s);
+        (bucket, bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s)))
     }
 
     /// Records the new shares of a holder, whose old ones are in use until `old_end`. Returns true if one is smaller.

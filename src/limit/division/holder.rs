@@ -284,6 +284,11 @@ impl<K> ShareHolder<K> {
         self.sent.is_none() || self.was_denied || self.is_denied()
     }
 
+    /// True if the proxy has nothing yet, and its demand is not known.
+    pub(super) const fn is_newcomer(&self) -> bool {
+        self.sent.is_none() && self.demand.samples == 0
+    }
+
     /// True if the proxy denies everything.
     pub(super) fn is_denied(&self) -> bool {
         self.sent.is_some_and(|sent| sent.strategy == Strategy::Deny)

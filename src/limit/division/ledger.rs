@@ -128,9 +128,9 @@ pub struct Pool {
     /// Number of holders without a share, if an even part would be one.
     pub(super) without_part: u64,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
-    shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
+    pub(super) shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
     /// Time of the last request.
-    asked: Option<Time>,
+    pub(super) asked: Option<Time>,
 }
 
 /// The limits of one key, and the proxies that hold them.
@@ -501,15 +501,12 @@ impl<K> Division<K> {
         let demand = self.holders.iter().map(|holder| pool.want(holder, holders, now));
         let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_lent = pool.limit.form == AssignmentForm::Lent;
+        // Those who come after a newcomer should find something too.
         let unused = pool.held.saturating_sub(reserved).saturating_add(pool.room);
         // A holder keeps what it has until it is told otherwise, so what others lack comes on top.
         let needed = self.holders.iter().map(|holder| {
-            let has = pool.reserved_by(index, holder);
-            let want = pool.want(holder, holders, now);
-            // Those who come after it should find something too, until the first one has given back what is too much.
-            let is_newcomer = holder.sent.is_none() && holder.demand.samples == 0 && holders > 1;
-            let most = if is_lent && is_newcomer { unused.div_ceil(2) } else { u64::MAX };
-            want.min(most).max(has)
+            let most = if is_lent && holders > 1 && holder.is_newcomer() { unused.div_ceil(2) } else { u64::MAX };
+            pool.want(holder, holders, now).min(most).max(pool.reserved_by(index, holder))
         });
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_new_window = is_lent && pool.window_ends.is_some_and(|ends| ends <= now);
@@ -574,40 +571,6 @@ impl<K> Division<K> {
     pub fn record_unanswered_request(&mut self, index: usize, request: &PoolRequest) {
         let pool = &mut self.pools[index];
         pool.unanswered = Some(NumberedHits { used: request.used, number: request.number });
-    }
-
-    /// Replaces the limits of the pools by others of the same counters: more is handed out as usual, and what a smaller
-    /// limit does not allow is taken back first.
-    pub fn change_limits(&mut self, limits: impl IntoIterator<Item = DividedLimit>) {
-        for (index, limit) in limits.into_iter().enumerate().take(self.pools.len()) {
-            let pool = &mut self.pools[index];
-            let old = std::mem::replace(&mut pool.limit, limit);
-            if old == limit {
-                continue;
-            }
-            pool.asked = None;
-            pool.held = limit.share_of_amount(old.held_amount(pool.held)).min(limit.total());
-            // Proxies keep their tokens, which are another part of the bucket now.
-            let convert = |bucket: &mut u64| *bucket = limit.share_of_tokens(old.bucket_size_of_share(*bucket));
-            pool.shares_of_gone_holders.iter_mut().for_each(|gone| convert(&mut gone.bucket));
-            convert(&mut pool.empty_buckets.share);
-            for rate in self.holders.iter_mut().filter_map(|holder| holder.rates.get_mut(index)) {
-                convert(&mut rate.now.bucket);
-                rate.released_shares.iter_mut().for_each(|loss| convert(&mut loss.bucket));
-            }
-        }
-        self.drop_surplus_of_empty_buckets();
-        self.note_idle_refill();
-        self.levelled = None;
-    }
-
-    /// Forgets empty parts of buckets beyond what is held: they would not be handed out if they were full.
-    fn drop_surplus_of_empty_buckets(&mut self) {
-        for (index, pool) in self.pools.iter_mut().enumerate() {
-            let in_use = pool.reserved_buckets(index, &self.holders).saturating_sub(pool.empty_buckets.share);
-            let most = pool.divisible().saturating_sub(in_use);
-            pool.empty_buckets.share = pool.empty_buckets.share.min(most);
-        }
     }
 
     /// What a holder has.

@@ -189,8 +189,9 @@ impl Pool {
             parts().filter(lacks).fold((0, 0_u64), |(count, sum), part| (count + 1, sum + wanted(&part) - part.bucket));
         self.lacking = lacking;
         let reserved = self.reserved_buckets(index, holders);
-        let (free, empty) = (self.held.saturating_sub(reserved), self.empty_buckets.share);
-        self.are_buckets_starved = reserved.saturating_sub(empty) > self.held || free.saturating_add(empty) < lacked;
+        let (free, empty) = (self.divisible().saturating_sub(reserved), self.empty_buckets.share);
+        self.are_buckets_starved =
+            reserved.saturating_sub(empty) > self.divisible() || free.saturating_add(empty) < lacked;
         if free < lacked && empty > 0 {
             // A part that all notice, so that they give it up.
             self.withheld_refill = (empty.min(lacked - free) / 4).max(self.held / 8 + 1);
