@@ -16,19 +16,21 @@ ASSIGN, LEDGER, HOLDER = "src/limit/division/assign.rs", "src/limit/division/led
 FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota_buckets.rs"
 STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.rs", "src/serve/quota/page.rs"
 DEMAND, LEVELS = "src/limit/division/demand.rs", "src/limit/division/levels.rs"
-EMPTY = "src/limit/division/empty_buckets.rs"
+EMPTY, CHANGE = "src/limit/division/empty_buckets.rs", "src/limit/division/limit_change.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 STEPS, SHARES = "lib:limit::division::model::steps", "lib:limit::division::fair_share"
 JOINS = ["lib:limit::division::model::joins"]
 BOUNDS = ["lib:limit::division::model::lent", "lib:limit::division::model::rates_of"]
 USE = ["lib:limit::division::model::demand"]
-DIVISION = [STEPS, *BOUNDS, *USE]
+RELOADS = ["lib:limit::division::model::reloads"]
+DIVISION = [STEPS, *BOUNDS, *RELOADS, *USE]
 # Without those that need an Envoy.
 SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports"]
 STREAMS = ["lib:serve::quota", *SUITE]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
     ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,
+    CHANGE: RELOADS,
     LEVELS: [*JOINS, *USE], FAIR: [SHARES], HOLD: [STEPS, "holds::"],
     SELECT: SUITE, STREAM: STREAMS, MESSAGES: STREAMS, PAGE: SUITE,
 }
@@ -51,8 +53,8 @@ RUST = [
      [("demand", "the first sample is smoothed from nothing")]),
 
     # Charged in advance.
-    (LEDGER, "self.pools[index].held.saturating_sub(self.reserved(index))",
-     "self.pools[index].held.saturating_sub(if $0 { 0 } else { self.reserved(index) })",
+    (LEDGER, "self.pools[index].divisible().saturating_sub(self.reserved(index))",
+     "self.pools[index].divisible().saturating_sub(if $0 { 0 } else { self.reserved(index) })",
      [("charged in advance", "what one proxy has is given to another too")]),
     (LEDGER, "pool.held = pool.limit.share_of_amount(grant.held);",
      "pool.held = pool.limit.share_of_amount(if $0 { request.wanted } else { grant.held });",
@@ -134,9 +136,10 @@ RUST = [
     (HOLDER, "self.sent.is_some_and(|sent| sent.ends > now.plus_us(MARGIN_US))",
      "self.sent.is_some_and(|sent| sent.ends.plus_us(if $0 { 60_000_000 } else { 0 }) > now.plus_us(MARGIN_US))",
      [("no equal renewal after a lapse", "an assignment counts as in force after its end")]),
-    (ASSIGN, "let starts_full = is_fresh && self.sent.is_some();",
-     "let starts_full = is_fresh && self.sent.is_some() && !$0;",
-     [("pair for fresh buckets", "a fresh bucket keeps the ratio of the one before")]),
+    (ASSIGN, "let starts_full = is_fresh && (self.sent.is_some() || self.has_unknown_assignment);",
+     "let starts_full = is_fresh && (self.sent.is_some() && !$0 || self.has_unknown_assignment && !$1);",
+     [("pair for fresh buckets", "a fresh bucket keeps the ratio of the one before"),
+      ("never what Envoy ignores", "a bucket comes with its former tokens and another interval")]),
     (ASSIGN, "assignment.starts_full &= !is_in_force;", "assignment.starts_full &= !is_in_force || $0;",
      [("pair for fresh buckets", "a rate that changes begins with a full bucket")]),
     (MESSAGES, "    if assignment.starts_full {\n", "    if assignment.starts_full && !$0 {\n",
@@ -146,8 +149,8 @@ RUST = [
     (HOLDER, "        now.since_us(self.reported) > SILENT_AFTER_US",
      "        now.since_us(self.reported) > SILENT_AFTER_US && !$0",
      [("silent proxy", "it keeps its place in the division")]),
-    (ASSIGN, "let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;",
-     "let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio && !$0;",
+    (ASSIGN, "if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio {",
+     "if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio && !$0 {",
      [("proxy that begins with a full bucket", "its old one does not rest before")]),
     (ASSIGN, "let is_raise = !self.was_denied\n", "let is_raise = (!self.was_denied || $0)\n",
      [("raise by the ratio", "of a proxy that denies, which has less than it may have")]),
@@ -200,9 +203,21 @@ RUST = [
      [("charged once", "a call that failed is not repeated")]),
     (LEDGER, "        pool.held = pool.held.min(wanted);", "        if !$0 { pool.held = pool.held.min(wanted); }",
      [("refused hits are not lent", "what is given back is handed out until the answer")]),
-    (LEDGER, "                pool.held = pool.held.min(limit.total());",
-     "                if !$0 { pool.held = pool.held.min(limit.total()); }",
+    (LEDGER, "        self.held.min(self.limit.total())",
+     "        if $0 { self.held } else { self.held.min(self.limit.total()) }",
      [("smaller limit", "more than it allows is handed out")]),
+    (CHANGE, "limit.share_of_tokens(old.bucket_size_of_share(*bucket))",
+     "if $0 { *bucket } else { limit.share_of_tokens(old.bucket_size_of_share(*bucket)) }",
+     [("changed limit", "tokens of proxies count as the part that they were of the old limit")]),
+    (ASSIGN, "part.bucket = part.bucket.min(limit.share_of_tokens(self.tokens));",
+     "part.bucket = if $0 { part.bucket } else { part.bucket.min(limit.share_of_tokens(self.tokens)) };",
+     [("two limits", "one does not see that the bucket shrank for the other")]),
+    (ASSIGN, "|| new.interval_s == old.interval_s => strategy,",
+     "|| new.interval_s == old.interval_s || $0 => strategy,",
+     [("never what Envoy ignores", "only the interval of a bucket changes")]),
+    (LEVELS, "                    (_, 1..) => 0,",
+     "                    (_, 1..) => if $0 { free.min(free_buckets) } else { 0 },",
+     [("newcomer", "others take what is free before it")]),
 
     # The stream.
     (STREAM, "self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));",

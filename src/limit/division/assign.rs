@@ -186,7 +186,7 @@ impl<K> Division<K> {
         }
         let is_in_force = self.holders[index].is_surely_in_force(now);
         if !is_in_force {
-            // What it had rests, since the last time that something was given back too.
+            // What it had is out of use at its end, also if nothing was given back since.
             self.expire(now);
         }
         let is_alive = self.holders[index].is_alive(now);
@@ -205,7 +205,7 @@ impl<K> Division<K> {
         let shares_of_pools = shares.iter_mut().zip(&self.pools);
         shares_of_pools.for_each(|(share, pool)| bucket.iter().for_each(|bucket| bucket.bound_part(share, pool)));
         let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
-        // A proxy that begins with a full bucket must first let the old one rest.
+        // The old bucket of a proxy that begins with a full one must end before.
         if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio {
             (bucket, most) = (None, 0);
         }

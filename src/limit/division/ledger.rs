@@ -115,7 +115,7 @@ pub struct Pool {
     pub(super) even_bucket: u64,
     /// Parts of buckets of rates that are out of use, and not full again.
     pub(super) empty_buckets: EmptyBuckets,
-    /// Refill of rates that is out of use, and has not rested.
+    /// Refill of rates that went out of use less than the time of a full bucket ago.
     unrested_refill: UnrestedRefill,
     /// Refill that nobody should have, until the buckets that are lacking are full.
     pub(super) withheld_refill: u64,
@@ -167,7 +167,7 @@ impl Pool {
         }
     }
 
-    /// Time for which a hold is made, without the rest after it.
+    /// Time for which a hold is made, without its extension.
     ///
     /// It ends with the window unless that ends soon, so that a dead replica takes nothing from the next one.
     fn new_hold_us(&self, now: Time) -> u64 {
@@ -229,7 +229,8 @@ impl Pool {
         rates.fold(empty, |sum, rate| sum.saturating_add(rate.reserved().bucket))
     }
 
-    /// What may not be given back to the store, of which holders have `reserved`: what it gets has rested, refill too.
+    /// What may not be given back to the store, of which holders have `reserved`: the parts of buckets that it gets are
+    /// full, and nobody has had the refill lately, because it may admit as much at once.
     fn reserved_from_store<K>(&self, reserved: u64, holders: &[ShareHolder<K>], index: usize, now: Time) -> u64 {
         let moved = self.unrested_refill.share(self.limit.refill_us(), now);
         let unrested = reserved.saturating_add(moved).min(self.held.min(self.limit.total()));
@@ -438,7 +439,7 @@ impl<K> Division<K> {
             }
             let Some(sent) = holder.sent else { continue };
             if !holder.is_surely_in_force(now) {
-                // A new assignment may begin with a full bucket, so what was used of this one must rest before.
+                // A new assignment may begin with a full bucket, so this one must be out of use, and full again, before.
                 let old_end = sent.ends.plus_us(MARGIN_US);
                 holder.rates.iter_mut().for_each(|rate| rate.change_to(Part::default(), sent.ends, old_end));
             }
