@@ -26,17 +26,17 @@
 //! forgotten the hold meanwhile.
 //!
 //! For rates: a share is a part of the refill and a part of the bucket (`holder::Part`). Either is out of use once a
-//! report, or an acknowledged PING, proves a margin later that the proxy has less, else at the end of the assignment. A
-//! part of the refill that is out of use mints no tokens: another holder may have it from then on. A part of the bucket
-//! may have been emptied, and begins full with its new holder: so it counts as empty (`empty_buckets`), and is handed
-//! out once refill that nobody had meanwhile has filled it. Let P be the tokens that proxies have, and the full parts
-//! that nobody has. P is at most the bucket of what is held. It grows by refill only, of holders or of nobody, together
-//! at most what is held: handing out a full part moves it within P, and a part that goes out of use takes its tokens
-//! off. So in any span all together admit at most the bucket, and the refill of that span. If holders lack parts of the
-//! bucket, some refill is withheld until they are full: a quarter of what is lacking, or a bit more than an eighth of
-//! what is held if that is more. If buckets follow the refill, holders with nothing get what is full before others get more. What is given
-//! back to the store is a full part of the bucket, and refill that nobody has had for as long as a bucket takes to
-//! fill: the store may admit as much at once.
+//! report, or an acknowledged PING, proves a margin later that the proxy has less, else at the end of the assignment.
+//! A part of the refill that is out of use mints no tokens: another holder may have it from then on. A part of the
+//! bucket may have been emptied, and begins full with its new holder: so it counts as empty (`empty_buckets`), and is
+//! handed out once refill that nobody had meanwhile has filled it. Let P be the tokens that proxies have, and the full
+//! parts that nobody has. P is at most the bucket of what is held. It grows by refill only, of holders or of nobody,
+//! together at most what is held: handing out a full part moves it within P, and a part that goes out of use takes its
+//! tokens off. So in any span all together admit at most the bucket, and the refill of that span. If holders lack
+//! parts of the bucket, some refill is withheld until they are full: a quarter of what is lacking, or a bit more than
+//! an eighth of what is held if that is more. If buckets follow the refill, holders with nothing get what is full
+//! before others get more. What is given back to the store is a full part of the bucket, and refill that nobody has
+//! had for as long as a bucket takes to fill: the store may admit as much at once.
 //!
 //! If several limits of a key are rates, a proxy has one bucket, the smallest of them. Each limit counts only as much
 //! of its own as that has, so that a raise takes a full part of each of them. When a limit changes (`limit_change`),

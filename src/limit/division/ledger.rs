@@ -439,7 +439,7 @@ impl<K> Division<K> {
             }
             let Some(sent) = holder.sent else { continue };
             if !holder.is_surely_in_force(now) {
-                // A new assignment may begin with a full bucket, so this one must be out of use, and full again, before.
+                // A new assignment may begin with a full bucket, so this one must be out of use and full again.
                 let old_end = sent.ends.plus_us(MARGIN_US);
                 holder.rates.iter_mut().for_each(|rate| rate.change_to(Part::default(), sent.ends, old_end));
             }
