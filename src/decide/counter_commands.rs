@@ -107,7 +107,7 @@ impl Decider {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_with_ordered_entries(request);
+        let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
         let terms = RulesAtTime { rules, active_at: None };
         let selections = select_limits(&self.behaviour, terms, request, uses);
@@ -128,7 +128,7 @@ impl Decider {
         let Some(rules) = context.rules else { return };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_with_ordered_entries(request);
+        let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
         let terms = RulesAtTime { rules, active_at: None };
         for (index, selection) in select_limits(&self.behaviour, terms, request, uses).iter().enumerate() {

@@ -30,7 +30,7 @@ pub struct DecisionContext<'r> {
 impl DecisionContext<'_> {
     /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
     pub(super) fn request_with_ordered_entries<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
-        self.rules.and_then(|rules| rules.copy_with_ordered_entries(request))
+        self.rules.and_then(|rules| rules.copy_request_in_rule_order(request))
     }
 }
 

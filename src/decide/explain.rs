@@ -299,7 +299,7 @@ impl Explanation {
         let domain = rules.domain(request.domain);
         let separated = rules.separate_slot_entries(SlotCaller::default(), request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_with_ordered_entries(request);
+        let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
         let selections = select_limits(behaviour, RulesAtTime { rules, active_at: Some(now) }, request, uses);
         let descriptors =
@@ -340,7 +340,7 @@ impl Decider {
         let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Vec::new() };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_with_ordered_entries(request);
+        let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
         let (now, terms) = (context.store.now, RulesAtTime { rules, active_at: None });
         let mut explained = Vec::with_capacity(request.descriptors.len());
@@ -410,7 +410,7 @@ impl Decider {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
-        let ordered = rules.copy_with_ordered_entries(request);
+        let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
         if rules.reads_rows_from_redis() {
             self.row_reader.read_missing_rows(&self.store, context, request).await;

@@ -39,7 +39,9 @@ impl Decider {
         let Some(slot) = uses.find(|slot| slot.action == SlotAction::Acquire) else { return };
         let token = match decision.over_limit {
             // By the id, as if Envoy had seen no answer: nothing else would free the slot.
-            true if may_have_slot(selected.selections, outcomes) => TOKEN_OF_UNANSWERED_REQUEST.to_owned(),
+            true if may_failed_charge_hold_slot(selected.selections, outcomes) => {
+                TOKEN_OF_UNANSWERED_REQUEST.to_owned()
+            }
             true => TOKEN_OF_REJECTED_REQUEST.to_owned(),
             false => SlotIdWithToken { id: slot.id, token: slot.token }.to_string(),
         };
@@ -108,12 +110,12 @@ impl Decider {
                 self.store.charge_fallback(charge, context.store.now);
             }
         }
-        self.store.give_back_slots(&charges, may_have_slot(selections, outcomes), context.store);
+        self.store.give_back_slots(&charges, may_failed_charge_hold_slot(selections, outcomes), context.store);
     }
 }
 
 /// Returns true if the store may have given out a slot that a failed charge asked for.
-fn may_have_slot(selections: &[Selection<'_>], outcomes: &[DescriptorOutcome]) -> bool {
+fn may_failed_charge_hold_slot(selections: &[Selection<'_>], outcomes: &[DescriptorOutcome]) -> bool {
     selections.iter().zip(outcomes).any(|(selection, outcome)| selection.slot.is_some() && may_have_charged(outcome))
 }
 

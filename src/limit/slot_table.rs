@@ -43,7 +43,7 @@ pub struct SlotTable {
     tombstones: u32,
     swept: Time,
     /// Tag of the counter (see [`Counter::tag`](crate::limit::charge::Counter::tag)).
-    tag: u128,
+    counter_tag: u128,
 }
 
 /// What a request asks a table.
@@ -123,13 +123,13 @@ impl SlotTable {
     const ENTRY_BYTES: usize = size_of::<(u128, Slot)>() + 1;
 
     /// Creates an empty table for a counter with this tag.
-    pub fn with_tag(tag: u128) -> Self {
-        Self { tag, ..Self::default() }
+    pub fn with_counter_tag(counter_tag: u128) -> Self {
+        Self { counter_tag, ..Self::default() }
     }
 
     /// Tag of the counter.
-    pub const fn tag(&self) -> u128 {
-        self.tag
+    pub const fn counter_tag(&self) -> u128 {
+        self.counter_tag
     }
 
     /// Returns what a request sees. Removes its own slot if that is over, and all that are over if seats are lacking or
@@ -182,7 +182,7 @@ impl SlotTable {
     /// Removes all slots that are over; returns their seats.
     pub fn sweep(&mut self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> u64 {
         let before = self.used;
-        let Self { slots, used, tombstones, swept, tag: _ } = self;
+        let Self { slots, used, tombstones, swept, counter_tag: _ } = self;
         *swept = now;
         slots.retain(|_, slot| {
             let is_over = slot.expires <= now || slot.seats > 0 && is_dead(slot.holder);

@@ -180,7 +180,7 @@ impl SlotHolderTable {
             (Some(holder), _) if !is_silent(holder) => false,
             (Some(holder), None) => holder.has_heartbeats && self.has_listened_for_timeout(now),
             (None, None) => false,
-            (_, Some(dead)) => self.is_recent(dead, now) && dead.ids.contains(&id),
+            (_, Some(dead)) => self.is_dead_list_fresh(dead, now) && dead.ids.contains(&id),
         }
     }
 
@@ -210,7 +210,7 @@ impl SlotHolderTable {
         *self.shared_dead.write().unwrap_or_else(PoisonError::into_inner) = Some(dead);
     }
 
-    fn is_recent(&self, dead: &SharedDeadHolders, now: Time) -> bool {
+    fn is_dead_list_fresh(&self, dead: &SharedDeadHolders, now: Time) -> bool {
         now.since_us(dead.told) <= self.timeout_us.load(Ordering::Relaxed) / 2
     }
 
@@ -220,7 +220,7 @@ impl SlotHolderTable {
         let own = self.holders.read().unwrap_or_else(PoisonError::into_inner);
         let dead = self.shared_dead.read().unwrap_or_else(PoisonError::into_inner);
         let is_heard = |id: &HolderId| own.get(id).is_some_and(|holder| now.since_us(holder.heard) <= timeout_us);
-        let dead = dead.iter().filter(|dead| self.is_recent(dead, now)).flat_map(|dead| &dead.ids);
+        let dead = dead.iter().filter(|dead| self.is_dead_list_fresh(dead, now)).flat_map(|dead| &dead.ids);
         dead.filter(|id| !is_heard(id)).flat_map(|id| id.0.to_le_bytes()).collect()
     }
 

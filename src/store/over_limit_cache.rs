@@ -120,7 +120,7 @@ impl OverLimitCache {
             return;
         }
         for (charge, results) in charges.iter().zip(results).rev() {
-            match (charge.request.hits, is_rejected(charge, results)) {
+            match (charge.request.hits, results_reject_descriptor(charge, results)) {
                 (Hits::Charge(_), true) if !charge.dry_run => {
                     return self.insert_if_cacheable(id, charge, results, times);
                 }
@@ -290,7 +290,7 @@ impl CachedLimitResult {
 /// Returns true if the descriptor rejects the charge and charges no admitted hits: if a limit rejects it that is not a
 /// quota, or if all limits that are not in shadow mode do. Beside a quota that rejects alone, the other limits must be
 /// charged each time.
-fn is_rejected(charge: &OwnedCharge, results: &ChargeResults) -> bool {
+fn results_reject_descriptor(charge: &OwnedCharge, results: &ChargeResults) -> bool {
     let mut deciding = charge.counters.iter().zip(results).filter(|(counter, _)| !counter.shadow).peekable();
     deciding.peek().is_some()
         && (deciding.clone().any(|(counter, result)| !counter.quota && !result.admitted)

@@ -314,7 +314,7 @@ impl Redis {
         eventual: Option<EventualDescriptor>,
         now: Time,
     ) -> PreparedCall {
-        let grants = self.grants.as_ref().filter(|_| self.keys.counts_from_grants(charge));
+        let grants = self.grants.as_ref().filter(|_| self.keys.has_granted_limit(charge));
         let global_limits = grants.cloned().map(GlobalLimitHooks::new);
         PreparedCall {
             slot: charge.slot.map(|slot| encode_slot(slot, self.fallback().slot_holders(), now)),

@@ -48,7 +48,7 @@ fn decide(rules: &RuleSet, entries: &[Entry<'_>]) -> Option<(String, CounterEntr
         limit_override: None,
     };
     let request = Request { domain: "d", descriptors: SmallVec::from_iter([descriptor]), hits_addend: 0 };
-    let ordered = rules.copy_with_ordered_entries(&request);
+    let ordered = rules.copy_request_in_rule_order(&request);
     let entries = &ordered.as_deref().unwrap_or(&request).descriptors[0].entries;
     let found = rules.find_rule(rules.domain("d").unwrap(), entries)?;
     let value = |(index, entry): (usize, &Entry<'_>)| {

@@ -181,9 +181,9 @@ impl<K> Division<K> {
 
     /// Records that the proxy of a new holder has a bucket of another division, as after a change of the period. Envoy
     /// ignores a bucket of which only the interval differs, so the first one here follows a denial.
-    pub fn note_other_bucket(&mut self, index: usize) {
+    pub fn note_bucket_of_former_division(&mut self, index: usize) {
         if let Some(holder) = self.holders.get_mut(index) {
-            holder.has_other_bucket = true;
+            holder.has_bucket_of_former_division = true;
         }
     }
 
@@ -219,7 +219,7 @@ impl<K> Division<K> {
         }
         let holder = &mut self.holders[index];
         let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
-        let strategy = bucket.and_then(|bucket| bucket.strategy_after(current)).unwrap_or(Strategy::Deny);
+        let strategy = bucket.and_then(|bucket| bucket.strategy_replacing(current)).unwrap_or(Strategy::Deny);
         let most = if strategy == Strategy::Deny { 0 } else { most };
         let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
         let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
@@ -303,7 +303,7 @@ impl RateBucket {
     /// Strategy of this bucket for a proxy that has `current`; `None`: it must be denied first.
     ///
     /// Envoy ignores a bucket of which only the interval differs: so one token less arrives, or fits.
-    fn strategy_after(self, current: Option<Strategy>) -> Option<Strategy> {
+    fn strategy_replacing(self, current: Option<Strategy>) -> Option<Strategy> {
         let Self { tokens, fill, period_s } = self;
         let mut new = ProxyTokenBucket {
             max: clamp_to_u32(tokens),
@@ -424,7 +424,7 @@ impl<K> ShareHolder<K> {
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
-        let starts_full = is_fresh && (self.sent.is_some() || std::mem::take(&mut self.has_other_bucket));
+        let starts_full = is_fresh && (self.sent.is_some() || std::mem::take(&mut self.has_bucket_of_former_division));
         self.sent = Some(Sent { strategy, at: now, ends, most, change, passed: 0 });
         Assignment { strategy, starts_full, ttl_s, takes_back: false }
     }

@@ -180,7 +180,7 @@ pub struct ShareHolder<K> {
     /// than less.
     pub(super) foreign_assignment_until: Time,
     /// The proxy has a bucket of another division, which it would keep if the first one of this had the same tokens.
-    pub(super) has_other_bucket: bool,
+    pub(super) has_bucket_of_former_division: bool,
     /// Requests may have passed by something else than the assignments of this ledger, and are not all reported.
     pub(super) has_unknown_assignment: bool,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
@@ -204,7 +204,7 @@ impl<K> ShareHolder<K> {
             is_empty: false,
             sent: None,
             foreign_assignment_until: now,
-            has_other_bucket: false,
+            has_bucket_of_former_division: false,
             has_unknown_assignment: false,
             outstanding: 0,
             rates: (0..pools).map(|_| RateShare::default()).collect(),

@@ -149,7 +149,7 @@ impl Proxy {
             Some((Strategy::Tokens(bucket), tokens, _)) => {
                 let per_us = f64::from(bucket.fill) / (f64::from(bucket.interval_s) * 1e6);
                 *tokens = (*tokens + per_us * step_us as f64).min(f64::from(bucket.max));
-                let passed = requests.min(whole(*tokens));
+                let passed = requests.min(floor_tokens(*tokens));
                 *tokens -= passed as f64;
                 passed
             }
@@ -162,7 +162,7 @@ impl Proxy {
 
 /// Number of whole tokens; one that lacks only a rounding error counts as whole.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "there are few tokens, and none below 0")]
-fn whole(tokens: f64) -> u64 {
+fn floor_tokens(tokens: f64) -> u64 {
     (tokens + 1e-9).floor() as u64
 }
 

@@ -91,7 +91,7 @@ impl<'n> RuleLevel<'n> {
                 },
             };
             if let Some(first) = covering.and_then(|first| self.nodes.get(first as usize))
-                && self.hides(first, node)
+                && self.hides_once_covered(first, node)
             {
                 warn_about_covered_rule(node, first, found);
             }
@@ -99,7 +99,7 @@ impl<'n> RuleLevel<'n> {
     }
 
     /// Returns `true` if a rule that matches whenever `hidden` does keeps it from being reached.
-    fn hides(&self, first: &RuleNode, hidden: &RuleNode) -> bool {
+    fn hides_once_covered(&self, first: &RuleNode, hidden: &RuleNode) -> bool {
         !self.backtrack || (first.descriptors.is_empty() && hidden.descriptors.is_empty())
     }
 
@@ -130,7 +130,9 @@ impl<'n> RuleLevel<'n> {
                 for value in &**values {
                     let first = self.first_match(node, value)?;
                     // A rule with exactly the value goes before it, wherever it stands.
-                    if first == index || self.nodes.get(first as usize).is_none_or(|first| !self.hides(first, node)) {
+                    if first == index
+                        || self.nodes.get(first as usize).is_none_or(|first| !self.hides_once_covered(first, node))
+                    {
                         return None;
                     }
                     first_found = first_found.or(Some(first));

@@ -286,7 +286,7 @@ impl DocumentReader<'_> {
                 "shadow_mode" => read.shadow_mode = self.read_bool_or_false(&field, &field_path),
                 "quota_mode" => read.quota_mode = self.read_bool_or_false(&field, &field_path),
                 "ban" => read.ban = self.read_ban(&field, &field_path),
-                "reservations" => read.reservations = self.read_reservations(&field, &field_path),
+                "reservations" => read.reservations = self.read_reservation_policy(&field, &field_path),
                 "concurrent" => read.concurrent = self.read_u32(&field, &field_path),
                 "max_duration" => read.max_duration_us = self.read_max_duration(&field, &field_path),
                 "active" => read.active = self.read_active_times(&field, &field_path),

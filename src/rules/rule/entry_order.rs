@@ -29,7 +29,7 @@ const MAX_BUCKET_ORDER_STEPS: usize = 1000;
 
 impl RuleSet {
     /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
-    pub fn copy_with_ordered_entries<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
+    pub fn copy_request_in_rule_order<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
         if !self.has_domain_in_any_order() {
             return None;
         }

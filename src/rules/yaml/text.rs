@@ -35,7 +35,7 @@ pub fn decode_text(bytes: &[u8]) -> Result<Cow<'_, str>, UnreadableText> {
         [0xfe, 0xff, rest @ ..] => decode_utf16(rest, u16::from_be_bytes)?.into(),
         _ => Cow::Borrowed(decode_utf8(bytes)?),
     };
-    if is_printable_ascii(text.as_bytes()) {
+    if is_plain_ascii_text(text.as_bytes()) {
         return Ok(text);
     }
     match text.char_indices().find(|(_, character)| is_forbidden_character(*character)) {
@@ -97,7 +97,7 @@ fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, Unread
 /// Returns `true` if all bytes are printable ASCII or line breaks, as in most large rule files.
 ///
 /// Runs of 256 bytes are folded without branches, so that the compiler can vectorize the loop.
-fn is_printable_ascii(bytes: &[u8]) -> bool {
+fn is_plain_ascii_text(bytes: &[u8]) -> bool {
     let plain = |byte: u8| (0x20..0x7f).contains(&byte) | matches!(byte, b'\t' | b'\n' | b'\r');
     bytes.chunks(256).all(|run| run.iter().fold(true, |all, byte| all & plain(*byte)))
 }

@@ -132,10 +132,10 @@ impl Divisions {
     }
 
     /// Records that the proxy of a new holder has a bucket of another division.
-    pub(super) fn note_other_bucket(&self, key: u128, holder: &BucketOfStream) {
+    pub(super) fn note_bucket_of_former_division(&self, key: u128, holder: &BucketOfStream) {
         self.with(key, |entry| {
             if let Some(index) = entry.find(holder) {
-                entry.division.note_other_bucket(index);
+                entry.division.note_bucket_of_former_division(index);
             }
         });
     }

@@ -383,7 +383,7 @@ impl StreamTask {
                 let key = division_key(&counters);
                 let is_joined = self.quota.divisions.join(key, counters, holder.clone(), now);
                 if matches!(left, Some(BucketKind::Divided { .. })) {
-                    self.quota.divisions.note_other_bucket(key, &holder);
+                    self.quota.divisions.note_bucket_of_former_division(key, &holder);
                 }
                 if !is_joined {
                     log_indivisible_limit(

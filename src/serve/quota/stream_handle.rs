@@ -16,13 +16,13 @@ pub(super) struct StreamHandle {
     /// The proxy keeps the ratio of tokens when its bucket changes.
     pub(super) keeps_ratio: bool,
     pub(super) opened: Time,
-    state: Mutex<StreamState>,
+    state: Mutex<SharedStreamState>,
     pub(super) wake: Notify,
 }
 
 /// What others change of a stream, or see of it.
 #[derive(Debug, Default)]
-pub(super) struct StreamState {
+pub(super) struct SharedStreamState {
     pub(super) domain: String,
     /// Indices of buckets whose assignment may change.
     pub(super) due: BTreeSet<u32>,
@@ -38,7 +38,7 @@ impl StreamHandle {
     }
 
     /// Locks what changes.
-    pub(super) fn lock(&self) -> MutexGuard<'_, StreamState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SharedStreamState> {
         lock_ignoring_poison(&self.state)
     }
 

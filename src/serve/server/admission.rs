@@ -101,7 +101,7 @@ pub(super) struct ConnectionPermit {
     pub(super) peer: Option<SocketAddr>,
     of_address: Arc<CachePadded<InFlightCounts>>,
     of_connection: InFlightCounts,
-    /// Set by each request, cleared by [`ConnectionPermit::take_active_mark`].
+    /// Set by each request, cleared by [`ConnectionPermit::take_had_request`].
     is_active: AtomicBool,
 }
 
@@ -363,7 +363,7 @@ impl ConnectionPermit {
     }
 
     /// Returns and clears the mark: true if a request came since the last call.
-    pub(super) fn take_active_mark(&self) -> bool {
+    pub(super) fn take_had_request(&self) -> bool {
         self.is_active.swap(false, Ordering::Relaxed)
     }
 }

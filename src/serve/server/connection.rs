@@ -236,13 +236,13 @@ impl ConnectionPolicy {
     /// Waits until the connection is idle for too long; returns true if it never had a request.
     async fn wait_until_idle(&self, permit: &ConnectionPermit) -> bool {
         sleep(self.head_timeout).await;
-        if !permit.take_active_mark() {
+        if !permit.take_had_request() {
             return true;
         }
         let Some(idle_timeout) = self.idle_timeout else { return future::pending().await };
         loop {
             sleep(idle_timeout).await;
-            if !permit.take_active_mark() {
+            if !permit.take_had_request() {
                 return false;
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! `serve` starts with it and `check --env` runs the same, so the two cannot disagree. All problems are reported at
 //! once, except a port in use: another process may hold it only for now, so it is found when the listeners open. Files
-//! that are read again later, such as a password for Redis, do not prevent the start: see [`find_unusable_files`].
+//! that are read again later, such as a password for Redis, do not prevent the start: see [`find_file_warnings`].
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ pub fn find_startup_problems(settings: &Settings) -> Vec<StartupError> {
 }
 
 /// Returns files that cannot be used and do not prevent the start, such as an expired certificate.
-pub fn find_unusable_files(settings: &Settings) -> Vec<UnusableSetting> {
+pub fn find_file_warnings(settings: &Settings) -> Vec<UnusableSetting> {
     let mut unusable = store::find_settings_with_unusable_files(&settings.store);
     let listeners = [&settings.listeners.grpc_tls, &settings.listeners.http_tls];
     unusable.extend(

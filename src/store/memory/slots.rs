@@ -23,8 +23,8 @@ use crate::store::holders::SlotHolderTable;
 /// Divisor of the store's capacity: tables of slots may take one such part beside it.
 const SLOT_CAPACITY_DIVISOR: u64 = 4;
 
-/// Maximum number of limits whose [`SweptSeats`] are kept.
-const MAX_LIMITS_WITH_SWEPT_SEATS: usize = 10_000;
+/// Maximum number of limits whose [`UnreportedExpiredSeats`] are kept.
+const MAX_LIMITS_WITH_UNREPORTED_SEATS: usize = 10_000;
 
 /// Tables of slots, by the key of their counter.
 #[derive(Debug)]
@@ -34,31 +34,31 @@ pub(super) struct SlotTables {
     capacity_bytes: u64,
     /// Envoys that hold slots.
     pub(super) holders: SlotHolderTable,
-    swept_seats: SweptSeats,
+    unreported_seats: UnreportedExpiredSeats,
 }
 
 /// Seats that were found over while no charge was there to tell of them, by the tag of their counters: the next charge
 /// of the limit tells.
 #[derive(Debug, Default)]
-struct SweptSeats {
+struct UnreportedExpiredSeats {
     by_tag: Mutex<PrehashedMap<u64>>,
     /// Sum of all.
     total: AtomicU64,
 }
 
-impl SweptSeats {
+impl UnreportedExpiredSeats {
     fn add(&self, tag: u128, seats: u64) {
         if seats == 0 {
             return;
         }
         let mut by_tag = lock_ignoring_poison(&self.by_tag);
-        if by_tag.len() < MAX_LIMITS_WITH_SWEPT_SEATS || by_tag.contains_key(&tag) {
+        if by_tag.len() < MAX_LIMITS_WITH_UNREPORTED_SEATS || by_tag.contains_key(&tag) {
             *by_tag.entry(tag).or_insert(0) += seats;
             self.total.fetch_add(seats, Ordering::Relaxed);
         }
     }
 
-    fn move_to_result(&self, tag: u128, result: &mut ChargeResult) {
+    fn move_to_charge_result(&self, tag: u128, result: &mut ChargeResult) {
         if self.total.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -85,7 +85,7 @@ impl SlotTables {
             bytes: AtomicU64::new(0),
             capacity_bytes: store_bytes / SLOT_CAPACITY_DIVISOR,
             holders: SlotHolderTable::default(),
-            swept_seats: SweptSeats::default(),
+            unreported_seats: UnreportedExpiredSeats::default(),
         }
     }
 
@@ -107,7 +107,7 @@ impl SlotTables {
             shard.retain(|_, table| {
                 let before = table.bytes();
                 let seats = table.sweep(now, &|holder| self.holders.is_dead(holder, now));
-                self.swept_seats.add(table.tag(), seats);
+                self.unreported_seats.add(table.counter_tag(), seats);
                 let after = if table.is_empty() { 0 } else { table.bytes() };
                 self.bytes.fetch_sub(before.saturating_sub(after), Ordering::Relaxed);
                 !table.is_empty()
@@ -184,7 +184,7 @@ impl SlotTables {
             ChargeRequest { rejected_elsewhere: charge.request.rejected_elsewhere || rejected, ..charge.request };
         for SlotCounter { index, counter, key, state } in &mut counters {
             results[*index] = slots::charge(counter.limit, state, now, request);
-            self.swept_seats.move_to_result(counter.tag, &mut results[*index]);
+            self.unreported_seats.move_to_charge_result(counter.tag, &mut results[*index]);
             let is_release = matches!(request.hits, Hits::Refund(_));
             if is_release && state.own == slots::OwnSlot::Tombstone && self.bytes() >= self.capacity_bytes {
                 // No room: a request that comes after its release then keeps its slot until that expires.
@@ -193,7 +193,7 @@ impl SlotTables {
             let is_needed = shard.contains_key(key) || state.own != slots::OwnSlot::Absent;
             if is_needed {
                 let table = shard.entry(*key).or_insert_with(|| {
-                    let table = SlotTable::with_tag(counter.tag);
+                    let table = SlotTable::with_counter_tag(counter.tag);
                     self.bytes.fetch_add(table.bytes(), Ordering::Relaxed);
                     table
                 });
@@ -224,7 +224,7 @@ impl SlotTables {
         let terms = SlotChargeOptions { now, room: SlotRoom::Bounded };
         let counters = self.view_counters(&mut shard, charge, slot, terms);
         for SlotCounter { counter, state, .. } in &counters {
-            self.swept_seats.add(counter.tag, u64::from(state.expired));
+            self.unreported_seats.add(counter.tag, u64::from(state.expired));
         }
         let of_others = Charge {
             counters: charge.counters.iter().filter(|counter| !counter.limit.is_concurrent()).copied().collect(),

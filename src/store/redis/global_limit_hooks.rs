@@ -50,7 +50,10 @@ impl GlobalLimitHooks {
 
     /// Records the time of `node` in the reply to a call that was sent at `sent`.
     pub(super) fn record_clock(&self, node: &Node, sent: Instant, server: Time) {
-        node.record_clock(&ClockReading { within: InstantRange { from: sent, until: Instant::now() }, server });
+        node.record_clock_and_detect_jump(&ClockReading {
+            within: InstantRange { from: sent, until: Instant::now() },
+            server,
+        });
     }
 
     /// Records the effects of a call, and requests grants in the background where the call opened a request.

@@ -96,7 +96,7 @@ impl KeyScheme {
     }
 
     /// Returns true if this Redis counts a limit of the charge from grants.
-    pub(super) fn counts_from_grants(&self, charge: &Charge<'_>) -> bool {
+    pub(super) fn has_granted_limit(&self, charge: &Charge<'_>) -> bool {
         self.is_regional
             && charge.counters.iter().any(|counter| counter.limit.as_counted_in_region().is_counted_in_region())
     }
@@ -144,7 +144,7 @@ impl KeyScheme {
         if let Some(window) = window {
             return CountCommand::Incrby(window);
         }
-        if !self.counts_from_grants(charge) {
+        if !self.has_granted_limit(charge) {
             return self.build_script_command(&charge.path, &charge.counters);
         }
         let limits: SmallVec<[Limit; 2]> =

@@ -108,12 +108,12 @@ use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use self::calls::{ClockOffsets, GLOBAL_REDIS_TIMEOUT, GlobalProbe, compute_global_view};
+use self::calls::{ClockOffsets, GLOBAL_REDIS_TIMEOUT, GlobalRedisHealthCheck, compute_global_view};
 use self::grant_stats::GrantCounts;
 use self::grants::{GrantRequest, GrantRequestQueue, GrantWorker};
 use self::heartbeat::RegionHeartbeat;
 use self::region_notices::collect_region_notices;
-use self::resets::{GlobalResets, RegionCounterToReset};
+use self::resets::{GlobalResetClient, RegionCounterToReset};
 use self::standing::RegionStanding;
 use self::unused_hits::UnusedHitReturner;
 use super::deployments::Deployments;
@@ -144,7 +144,7 @@ pub struct GlobalGrantClient {
     counts: Arc<GrantCounts>,
     requests: GrantRequestQueue,
     returns: Arc<UnusedHitReturner>,
-    resets: GlobalResets,
+    resets: GlobalResetClient,
     heartbeat: AbortHandle,
     workers: [AbortHandle; 3],
 }
@@ -181,7 +181,7 @@ impl GlobalGrantClient {
         let answering = tokio::spawn(async move { worker.run(opened_requests).await }).abort_handle();
         let returning = Arc::clone(&returns);
         let returning = tokio::spawn(async move { returning.run().await }).abort_handle();
-        let resets = GlobalResets::new(Arc::clone(&client), Arc::clone(&region), &settings.key_prefix);
+        let resets = GlobalResetClient::new(Arc::clone(&client), Arc::clone(&region), &settings.key_prefix);
         let following = resets.clone();
         let following = tokio::spawn(async move { following.apply_resets_repeatedly().await }).abort_handle();
         Some(Arc::new(Self {
@@ -284,7 +284,7 @@ fn connect_to_global_redis(
 ) -> Deployment {
     let global = &regions.global;
     let connect = ConnectOptions::for_distant_servers(global);
-    let probe = GlobalProbe {
+    let probe = GlobalRedisHealthCheck {
         prefix: settings.key_prefix.clone(),
         auth_setting: connect.auth_setting(),
         waits_for_replicas: regions.wait_replicas > 0,

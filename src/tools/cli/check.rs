@@ -329,7 +329,7 @@ fn report_environment() -> Vec<VariableReport> {
             row.set_disposition("unusable", why.to_owned());
             row.fix = Some("name the directory of the rules, or give serve --config".to_owned());
         }
-        for unusable in startup::find_unusable_files(&settings) {
+        for unusable in startup::find_file_warnings(&settings) {
             find_or_add_variable(&mut variables, unusable.setting).set_disposition("unusable", unusable.what);
         }
         for problem in startup::find_startup_problems(&settings) {

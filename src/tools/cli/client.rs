@@ -319,7 +319,7 @@ pub(super) fn send_page_request(
 }
 
 /// Prints what `fetch` returns, once or with this many seconds in between until the process is stopped.
-pub(super) fn print_reports_repeatedly(
+pub(super) fn print_report_once_or_every(
     every_s: Option<u64>,
     json: bool,
     fetch: impl Fn() -> Result<String, String>,

@@ -1,6 +1,6 @@
 //! `quota`: shows the quota streams of a running server, and how limits are divided among proxies.
 
-use super::client::{fetch_page, format_json_as_line, parse_page, print_reports_repeatedly};
+use super::client::{fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
 use super::print::CommandOutcome;
 use crate::base::text_encoding::percent_encode;
 use crate::serve::quota::page::QuotaReport;
@@ -38,7 +38,7 @@ Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 
 /// Prints the report, once or until the process is stopped.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    print_reports_repeatedly(args.every, args.json, || fetch_report(args))
+    print_report_once_or_every(args.every, args.json, || fetch_report(args))
 }
 
 fn fetch_report(args: &Args) -> Result<String, String> {

@@ -48,11 +48,11 @@ impl CheckedRules {
     ///
     /// `diagnostics` are problems found before.
     pub(super) fn read_and_compile(paths: &[PathBuf], options: &CompileOptions, diagnostics: Diagnostics) -> Self {
-        Self::read_with_tables(paths, options, diagnostics, &TableFiles::default())
+        Self::read_and_compile_with_replaced_tables(paths, options, diagnostics, &TableFiles::default())
     }
 
     /// Reads and compiles as [`CheckedRules::read_and_compile`], with other files of tables.
-    pub(super) fn read_with_tables(
+    pub(super) fn read_and_compile_with_replaced_tables(
         paths: &[PathBuf],
         options: &CompileOptions,
         mut diagnostics: Diagnostics,

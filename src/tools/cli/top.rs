@@ -3,7 +3,7 @@
 //! The server sends the data as JSON; this module formats it with the server's own code, so that untrusted text is
 //! escaped here too.
 
-use super::client::{fetch_page, format_json_as_line, parse_page, print_reports_repeatedly};
+use super::client::{fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
 use super::print::CommandOutcome;
 use crate::base::text_encoding::percent_encode;
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
@@ -86,7 +86,7 @@ Exit codes: 0 shown, 1 the server did not answer, 2 invalid usage.";
 
 /// Prints the report, once or until the process is stopped.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    print_reports_repeatedly(args.every, args.json, || fetch_report(args))
+    print_report_once_or_every(args.every, args.json, || fetch_report(args))
 }
 
 fn fetch_report(args: &Args) -> Result<String, String> {

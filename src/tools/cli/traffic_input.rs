@@ -80,7 +80,7 @@ pub(super) fn compile_rules(
 ) -> Result<Arc<RuleSet>, CommandFailure> {
     let mut found = Diagnostics::default();
     let options = rule_files::build_compile_options(settings, None, &mut found);
-    let rules = CheckedRules::read_with_tables(paths, &options, found, tables);
+    let rules = CheckedRules::read_and_compile_with_replaced_tables(paths, &options, found, tables);
     let problem = || format!("the rules of {flag} have errors\n{}", rules.format_problems().trim_end());
     match rules.set {
         Some(set) => Ok(Arc::new(set)),

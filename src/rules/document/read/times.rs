@@ -82,7 +82,7 @@ impl DocumentReader<'_> {
     }
 
     /// Reads `reservations`: the time within which they are settled, or a mapping.
-    pub(super) fn read_reservations(
+    pub(super) fn read_reservation_policy(
         &mut self,
         field: &Field<'_, '_>,
         field_path: &FieldPath<'_>,

@@ -88,7 +88,7 @@ impl Node {
     }
 
     /// Records a reading of the server's clock; logs a jump, and returns true if it proves one.
-    pub(crate) fn record_clock(&self, reading: &ClockReading) -> bool {
+    pub(crate) fn record_clock_and_detect_jump(&self, reading: &ClockReading) -> bool {
         let Some(jump_us) = self.state.clock.record(reading) else { return false };
         if let Some(suppressed) = self.state.clock_jump_log.allow(Clock::System.now()) {
             let (server, jump_ms) = (self.endpoint(), jump_us / 1000);

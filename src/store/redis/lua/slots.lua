@@ -48,8 +48,8 @@ if own then
 end
 local lacks_seats = kind == 0 and b > 0 and used + b > a or (b > 0 or is_unanswered) and tombstones >= 100000
 --> walk_is_due
-local is_walk_old = found[1] and not own and (cursor ~= '0' or now - walked >= period)
-if (lacks_seats or is_walk_old) and is_due then
+local wants_routine_walk = found[1] and not own and (cursor ~= '0' or now - walked >= period)
+if (lacks_seats or wants_routine_walk) and is_due then
   --> walk_streams
   local done = redis.pcall('HSET', key, '', head())
   if type(done) == 'table' then return done end

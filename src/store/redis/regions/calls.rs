@@ -65,8 +65,8 @@ pub(super) struct TimedScriptReply {
 
 impl TimedScriptReply {
     /// Records the reading of the server's clock that the reply contains; returns true if it proves a jump.
-    pub(super) fn record_clock(&self, server: Time) -> bool {
-        self.node.record_clock(&ClockReading { within: self.within, server })
+    pub(super) fn record_clock_and_detect_jump(&self, server: Time) -> bool {
+        self.node.record_clock_and_detect_jump(&ClockReading { within: self.within, server })
     }
 }
 
@@ -167,7 +167,7 @@ const fn round_up_us(us: i64, grain_us: i64) -> i64 {
 
 /// Health check that runs a script as grants do.
 #[derive(Debug)]
-pub(super) struct GlobalProbe {
+pub(super) struct GlobalRedisHealthCheck {
     pub(super) prefix: String,
     /// Settings that hold the credentials, for messages.
     pub(super) auth_setting: &'static str,
@@ -175,7 +175,7 @@ pub(super) struct GlobalProbe {
     pub(super) waits_for_replicas: bool,
 }
 
-impl GlobalProbe {
+impl GlobalRedisHealthCheck {
     fn describe_requirements(&self) -> String {
         let wait = if self.waits_for_replicas { " +wait" } else { "" };
         format!(
@@ -186,7 +186,7 @@ impl GlobalProbe {
     }
 }
 
-impl HealthCheck for GlobalProbe {
+impl HealthCheck for GlobalRedisHealthCheck {
     fn commands(&self, hash_tag: u32) -> Vec<CommandWords> {
         let word = Bytes::from_static;
         let mut key = key::key_head(&self.prefix);

@@ -232,7 +232,7 @@ impl GrantWorker {
         let answer = call.run(&self.global, BreakerRecording::Replicated(self.settings.wait_replicas), deadline).await;
         let decoded = answer.and_then(|answer| {
             let reply = reply_bytes(&answer.reply).and_then(|reply| decode(reply).ok()).ok_or(RedisError::BadReply)?;
-            let is_jump = answer.record_clock(time_of(&reply));
+            let is_jump = answer.record_clock_and_detect_jump(time_of(&reply));
             self.standing.record_global_answer_time(process_time_us(answer.within.until));
             let is_usable = !is_jump && !self.standing.global_clock_jumped_recently(period_us, Instant::now());
             is_usable.then_some(reply).ok_or(RedisError::BadReply)

@@ -121,7 +121,7 @@ impl RegionHeartbeat {
         let identity = reply_bytes(&reply.reply)
             .and_then(|reply| registry::decode_identity_reply(reply).ok())
             .ok_or(RedisError::BadReply)?;
-        reply.record_clock(identity.now);
+        reply.record_clock_and_detect_jump(identity.now);
         self.standing.record_identity(&identity, call_times(reply.within));
         if findings.identity().is_none() {
             self.tell_global.notify_one();
@@ -183,7 +183,7 @@ impl RegionHeartbeat {
         let regions = reply_bytes(&reply.reply)
             .and_then(|reply| registry::decode_registry_reply(reply).ok())
             .ok_or(RedisError::BadReply)?;
-        reply.record_clock(regions.now);
+        reply.record_clock_and_detect_jump(regions.now);
         // A reply to a report of another Redis tells nothing of this one.
         if self.standing.findings().identity().is_none_or(|known| known.id != identity.id) {
             self.standing.record_global_answer_time(process_time_us(reply.within.until));
@@ -247,6 +247,6 @@ async fn read_clock(node: &Node, kind: BreakerRecording, deadline: Instant) {
     };
     let within = InstantRange { from, until: Instant::now() };
     if let Some(server) = reply.ok().as_ref().and_then(time_in_reply) {
-        node.record_clock(&ClockReading { within, server });
+        node.record_clock_and_detect_jump(&ClockReading { within, server });
     }
 }

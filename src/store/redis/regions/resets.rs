@@ -47,7 +47,7 @@ pub(crate) struct RegionCounterToReset {
 
 /// Resets of global limits, and the task that follows those of other regions.
 #[derive(Clone, Debug)]
-pub(super) struct GlobalResets {
+pub(super) struct GlobalResetClient {
     global: Arc<Deployment>,
     region: Arc<Deployment>,
     list_key: Bytes,
@@ -55,7 +55,7 @@ pub(super) struct GlobalResets {
     key_head: Bytes,
 }
 
-impl GlobalResets {
+impl GlobalResetClient {
     /// Creates the resets of a region; `prefix` is `CACHE_KEY_PREFIX`.
     pub(super) fn new(global: Arc<Deployment>, region: Arc<Deployment>, prefix: &str) -> Self {
         Self { global, region, list_key: resets_key(prefix), key_head: key::key_head(prefix).freeze() }
