@@ -89,7 +89,10 @@ impl Decider {
             let Some(release) = release else { continue };
             let deciding = selection.build_charge(request, index, 0);
             let outcome = &outcomes[index];
-            let deciding = deciding.filter(|_| took_slot(outcome, selection) || may_have_charged(outcome));
+            let mut deciding = deciding.filter(|_| took_slot(outcome, selection) || may_have_charged(outcome));
+            if let Some(charge) = &mut deciding {
+                remove_renewed_reservations(charge, outcome);
+            }
             let is_unmade = matches!(outcome, DescriptorOutcome::Failed(_)) && !may_have_charged(outcome);
             let candidates = if is_unmade { 0 } else { selection.candidates.len() };
             let candidates = (0..candidates).map(|at| selection.build_shadow_candidate_charge(request, index, at, 0));
@@ -112,6 +115,17 @@ impl Decider {
         }
         self.store.give_back_slots(&charges, may_failed_charge_hold_slot(selections, outcomes), context.store);
     }
+}
+
+/// Removes the counters of reservations that the request renewed: they stand for what an attempt before it, such as one
+/// that was redirected, has used up. They keep their estimate, because its true cost comes with an old token.
+fn remove_renewed_reservations(charge: &mut Charge<'_>, outcome: &DescriptorOutcome) {
+    let mut index = 0;
+    charge.counters.retain(|counter| {
+        let is_renewed = outcome.limit_result(index).is_some_and(|result| result.slot == SlotChange::Renewed);
+        index += 1;
+        !is_renewed || counter.limit.reservations().is_none()
+    });
 }
 
 /// Returns true if the store may have given out a slot that a failed charge asked for.

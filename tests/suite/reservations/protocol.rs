@@ -67,6 +67,7 @@ on_both_stores![
     estimate_of_the_rule_replaces_the_hits,
     list_is_all_or_nothing,
     rejection_of_another_descriptor_gives_the_estimate_back,
+    rejected_repetition_keeps_the_estimate_and_frees_the_slot,
     shadow_limit_and_candidate_reserve_and_reject_nothing,
     shadow_limit_without_room_leaves_no_reservation,
     replaced_limit_is_not_charged,
@@ -335,6 +336,20 @@ fn rejection_of_another_descriptor_gives_the_estimate_back(server: Option<&Serve
         // In Redis the hits are given back after the answer.
         crate::kit::wait_for("the estimate that was given back", || (left(&service, "k=a") == 100).then_some(()));
     }
+}
+
+/// As after a redirect inside Envoy whose second attempt is rejected: the first one may have used up what it reserved.
+fn rejected_repetition_keeps_the_estimate_and_frees_the_slot(server: Option<&Server>) {
+    let rules = "descriptors:
+  - {key: k, rate_limit: [{unit: hour, requests_per_unit: 100, reservations: 10m}, {concurrent: 60}]}
+  - {key: day, rate_limit: {unit: day, requests_per_unit: 1}}";
+    let service = service(server, rules);
+    let attempt = || decide(&service, &shop_request("day=x,slot=1; k=a,slot=1").hits(60));
+    assert!(!attempt().over_limit());
+    assert!(attempt().over_limit());
+    // In Redis the slot is given back after the answer.
+    crate::kit::wait_for("the slot", || reserve(&service, "k=a", "2", 40));
+    assert_eq!(reserve(&service, "k=a", "3", 1), None);
 }
 
 fn shadow_limit_and_candidate_reserve_and_reject_nothing(server: Option<&Server>) {
