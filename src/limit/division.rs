@@ -25,22 +25,38 @@
 //! the store whose answer is lost is repeated with its number, so that hits are charged once, or again if the store has
 //! forgotten the hold meanwhile.
 //!
-//! For rates: a share of s per period is a bucket of b tokens, s of which arrive in a period. Its holder admits what
-//! that part of the limit admits. A share moves only after it was out of use for the time in which it refills: from
-//! the moment that a report, or an acknowledged PING, proves the smaller one to be in force, else from the end of the
-//! assignment. So the new holder's full bucket, and the tokens that a raise mints, are those that a part of the limit
-//! has after a rest.
+//! For rates: a share is a part of the refill and a part of the bucket (`holder::Part`). Either is out of use once a
+//! report, or an acknowledged PING, proves a margin later that the proxy has less, else at the end of the assignment.
+//! A part of the refill that is out of use mints no tokens: another holder may have it from then on. A part of the
+//! bucket may have been emptied, and begins full with its new holder: so it counts as empty (`empty_buckets`), and is
+//! handed out once refill that nobody had meanwhile has filled it. Let P be the tokens that proxies have, and the full
+//! parts that nobody has. P is at most the bucket of what is held. It grows by refill only, of holders or of nobody,
+//! together at most what is held: handing out a full part moves it within P, and a part that goes out of use takes its
+//! tokens off. So in any span all together admit at most the bucket, and the refill of that span. If holders lack
+//! parts of the bucket, some refill is withheld until they are full: a quarter of what is lacking, or a bit more than
+//! an eighth of what is held if that is more. If buckets follow the refill, holders with nothing get what is full
+//! before others get more. What is given back to the store is a full part of the bucket, and refill that nobody has
+//! had for as long as a bucket takes to fill: the store may admit as much at once.
 //!
-//! Not covered: a proxy that stands still, and begins an assignment that was sent meanwhile when it continues. Lent
-//! hits end ten seconds before a window does, or last beyond it; rates move after 16 s; a longer standstill may cost
-//! the part of that proxy once more. Nothing but what must be is sent to a proxy that has not reported for 5.5 s.
+//! If several limits of a key are rates, a proxy has one bucket, the smallest of them. Each limit counts only as much
+//! of its own as that has, so that a raise takes a full part of each of them. When a limit changes (`limit_change`),
+//! proxies keep their tokens, which are another part of it then; more than it allows is never free.
+//!
+//! A proxy that stands still may begin an assignment late, and end it as late. So its end is counted from the time by
+//! which it was acknowledged, and ten seconds later than it was sent until then (`holder::Sent::latest_end`); the hold
+//! in the store lasts as long. Lent hits end ten seconds before a window does, or last beyond it. Nothing but what must
+//! be is sent to a proxy that has not reported for 5.5 s. Not covered: a proxy that stands still for more than ten
+//! seconds after it was sent something; its part may pass once more.
 
 pub mod assignment;
 pub mod divided_limit;
+mod empty_buckets;
 mod fair_share;
 pub mod demand;
 pub mod holder;
 pub mod ledger;
+mod levels;
 mod assign;
+mod limit_change;
 #[cfg(test)]
 mod model;

@@ -134,7 +134,7 @@ impl TopKeys {
     pub fn record_rejection(&self, rejected: KeyRejection<'_>, now: Time, push_text: impl FnOnce(&mut Vec<u8>)) {
         let Some(shards) = &self.shards else { return };
         let KeyRejection { id, limit, hits } = rejected;
-        let seconds = self.redis_seconds_at(now);
+        let seconds = self.unix_seconds_by_redis_clock(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock_shard(lower_half(id));
         if windows.back().is_none_or(|newest| newest.minute < minute) {
@@ -158,7 +158,7 @@ impl TopKeys {
 
     /// Returns the keys rejected in the last `minutes`, including the current one, by limits that `filter` accepts.
     pub fn snapshot(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
-        let minute = self.redis_minute_at(now);
+        let minute = self.unix_minute_by_redis_clock(now);
         let first = (minute + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut snapshot = TopKeysSnapshot::default();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
@@ -182,7 +182,7 @@ impl TopKeys {
     ///
     /// The number is exact if it accepts all of them; else hits of keys without a counter may count for others.
     pub fn rejected_hits_in_last_minutes(&self, now: Time, minutes: u64, filter: impl Fn(&LimitName) -> bool) -> u64 {
-        let first = (self.redis_minute_at(now) + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
+        let first = (self.unix_minute_by_redis_clock(now) + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut hits = 0_u64;
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for window in windows.iter().filter(|window| window.minute >= first) {
@@ -195,7 +195,7 @@ impl TopKeys {
 
     /// Returns the keys rejected in each of the last [`KEPT_MINUTES`] minutes with rejections, the oldest first.
     pub fn rejected_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
-        let current = self.redis_minute_at(now);
+        let current = self.unix_minute_by_redis_clock(now);
         let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for MinuteWindow { minute, sketch } in
@@ -220,7 +220,7 @@ impl TopKeys {
 
     /// Returns the lower bounds of the hits rejected in the last [`KEPT_MINUTES`] by limits that `filter` accepts.
     pub fn rejected_hits_by_minute(&self, now: Time, filter: impl Fn(&LimitName) -> bool) -> Vec<RejectedHitsInMinute> {
-        let current = self.redis_minute_at(now);
+        let current = self.unix_minute_by_redis_clock(now);
         let first = (current + 1).saturating_sub(KEPT_MINUTES);
         let mut sums: Vec<RejectedHitsInMinute> =
             (first..=current).map(|minute| RejectedHitsInMinute { minute, rejected_at_least: 0 }).collect();
@@ -239,17 +239,17 @@ impl TopKeys {
         self.clock_offset_us.store(offset_us, Ordering::Relaxed);
     }
 
-    fn redis_minute_at(&self, now: Time) -> u64 {
-        self.redis_seconds_at(now) / MINUTE_S
+    fn unix_minute_by_redis_clock(&self, now: Time) -> u64 {
+        self.unix_seconds_by_redis_clock(now) / MINUTE_S
     }
 
-    fn redis_seconds_at(&self, now: Time) -> u64 {
+    fn unix_seconds_by_redis_clock(&self, now: Time) -> u64 {
         now.as_micros().saturating_add_signed(self.clock_offset_us.load(Ordering::Relaxed)) / 1_000_000
     }
 
     /// Removes windows that are too old.
     pub fn drop_old_windows(&self, now: Time) {
-        let minute = self.redis_minute_at(now);
+        let minute = self.unix_minute_by_redis_clock(now);
         self.shards
             .iter()
             .flat_map(Sharded::lock_each)

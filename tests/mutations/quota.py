@@ -15,18 +15,23 @@ from mutated_copy import Mutations, run
 ASSIGN, LEDGER, HOLDER = "src/limit/division/assign.rs", "src/limit/division/ledger.rs", "src/limit/division/holder.rs"
 FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota_buckets.rs"
 STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.rs", "src/serve/quota/page.rs"
-DEMAND = "src/limit/division/demand.rs"
+DEMAND, LEVELS = "src/limit/division/demand.rs", "src/limit/division/levels.rs"
+EMPTY, CHANGE = "src/limit/division/empty_buckets.rs", "src/limit/division/limit_change.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 STEPS, SHARES = "lib:limit::division::model::steps", "lib:limit::division::fair_share"
+JOINS = ["lib:limit::division::model::joins"]
 BOUNDS = ["lib:limit::division::model::lent", "lib:limit::division::model::rates_of"]
 USE = ["lib:limit::division::model::demand"]
-DIVISION = [STEPS, *BOUNDS, *USE]
+RELOADS = ["lib:limit::division::model::reloads"]
+DIVISION = [STEPS, *BOUNDS, *RELOADS, *USE]
 # Without those that need an Envoy.
 SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports"]
 STREAMS = ["lib:serve::quota", *SUITE]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
-    ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, FAIR: [SHARES], HOLD: [STEPS, "holds::"],
+    ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,
+    CHANGE: RELOADS,
+    LEVELS: [*JOINS, *USE], FAIR: [SHARES], HOLD: [STEPS, "holds::"],
     SELECT: SUITE, STREAM: STREAMS, MESSAGES: STREAMS, PAGE: SUITE,
 }
 
@@ -48,8 +53,8 @@ RUST = [
      [("demand", "the first sample is smoothed from nothing")]),
 
     # Charged in advance.
-    (LEDGER, "self.pools[index].held.saturating_sub(self.reserved(index))",
-     "self.pools[index].held.saturating_sub(if $0 { 0 } else { self.reserved(index) })",
+    (LEDGER, "self.pools[index].divisible().saturating_sub(self.reserved(index))",
+     "self.pools[index].divisible().saturating_sub(if $0 { 0 } else { self.reserved(index) })",
      [("charged in advance", "what one proxy has is given to another too")]),
     (LEDGER, "pool.held = pool.limit.share_of_amount(grant.held);",
      "pool.held = pool.limit.share_of_amount(if $0 { request.wanted } else { grant.held });",
@@ -71,13 +76,16 @@ RUST = [
      [("charged in advance", "hits beyond an assignment are not charged as debt")]),
 
     # Take before give.
-    (HOLDER, "        if lost == 0 {\n            return;", "        if lost == 0 || $0 {\n            return;",
+    (HOLDER, "if loss.share == 0 && loss.bucket == 0 {", "if loss.share == 0 && loss.bucket == 0 || $0 {",
      [("take before give", "what a proxy gives up of a rate is free at once")]),
-    (HOLDER, "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));",
-     "loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(if $0 { 0 } else { refill_us }));",
-     [("take before give", "a rate moves before it has rested")]),
-    (ASSIGN, "true => rate.shrink_to(*share, now, old_end.plus_us(pool.limit.refill_us())),",
-     "true => rate.shrink_to(*share, now, if $0 { now } else { old_end.plus_us(pool.limit.refill_us()) }),",
+    (EMPTY, "self.share = self.share.saturating_add(empty);",
+     "self.share = self.share.saturating_add(if $0 { 0 } else { empty });",
+     [("take before give", "a rate's bucket moves before it is full again")]),
+    (EMPTY, "self.idle_refill = self.idle_refill.min(refill);",
+     "self.idle_refill = if $0 { self.idle_refill } else { self.idle_refill.min(refill) };",
+     [("take before give", "refill that was handed out meanwhile fills buckets")]),
+    (ASSIGN, "rate.change_to(*share, Some(now), old_end);",
+     "rate.change_to(*share, Some(now), if $0 { now } else { old_end });",
      [("take before give", "a rate moves without evidence that it is out of use")]),
     (HOLDER, "self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)",
      "self.sent.is_some_and(|sent| sent.at.plus_us(if $0 { 0 } else { CONFIRMED_AFTER_US }) < received)",
@@ -85,8 +93,16 @@ RUST = [
     (HOLDER, "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)",
      "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received) || $0",
      [("take before give", "a change does not wait until the one before it is confirmed")]),
-    (LEDGER, "            pool.add_share_of_gone_holder(share, until);",
-     "            if !$0 { pool.add_share_of_gone_holder(share, until); }",
+    (HOLDER, "self.received_by.map_or(LATE_START_US,", "self.received_by.map_or(if $0 { 0 } else { LATE_START_US },",
+     [("take before give", "an assignment that nothing acknowledges counts as begun when it was sent")]),
+    (HOLDER, "|received| received.since_us(self.renewed_at));",
+     "|received| if $0 { 0 } else { received.since_us(self.renewed_at) });",
+     [("take before give", "an assignment that was acknowledged late counts as begun when it was sent")]),
+    (LEDGER, "|| ((differs || is_late) && asked_us > MARGIN_US);",
+     "|| ((differs || is_late && !$0) && asked_us > MARGIN_US);",
+     [("never beyond the hold", "it ends before an assignment that nothing acknowledges")]),
+    (LEDGER, "            pool.add_share_of_gone_holder(gone);",
+     "            if !$0 { pool.add_share_of_gone_holder(gone); }",
      [("take before give", "the part of a lost stream is free at once")]),
     (LEDGER, "(AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),",
      "(AssignmentForm::Rate, false) => if $0 { 0 } else { self.limit.refill_us().saturating_sub(MARGIN_US) },",
@@ -128,12 +144,10 @@ RUST = [
     (HOLDER, "self.sent.is_some_and(|sent| sent.ends > now.plus_us(MARGIN_US))",
      "self.sent.is_some_and(|sent| sent.ends.plus_us(if $0 { 60_000_000 } else { 0 }) > now.plus_us(MARGIN_US))",
      [("no equal renewal after a lapse", "an assignment counts as in force after its end")]),
-    (ASSIGN, "let starts_full = is_fresh && (self.sent.is_some()",
-     "let starts_full = is_fresh && !$0 && (self.sent.is_some()",
-     [("pair for fresh buckets", "a fresh bucket keeps the ratio of the one before")]),
-    (ASSIGN, "std::mem::take(&mut self.has_bucket_of_former_division)",
-     "(std::mem::take(&mut self.has_bucket_of_former_division) && !$0)",
-     [("pair for fresh buckets", "Envoy keeps its bucket after a change of the period", ["quota::changed_period"])]),
+    (ASSIGN, "let starts_full = is_fresh && (self.sent.is_some() || self.has_unknown_assignment);",
+     "let starts_full = is_fresh && (self.sent.is_some() && !$0 || self.has_unknown_assignment && !$1);",
+     [("pair for fresh buckets", "a fresh bucket keeps the ratio of the one before"),
+      ("never what Envoy ignores", "a bucket comes with its former tokens and another interval")]),
     (ASSIGN, "assignment.starts_full &= !is_in_force;", "assignment.starts_full &= !is_in_force || $0;",
      [("pair for fresh buckets", "a rate that changes begins with a full bucket")]),
     (MESSAGES, "    if assignment.starts_full {\n", "    if assignment.starts_full && !$0 {\n",
@@ -143,8 +157,8 @@ RUST = [
     (HOLDER, "        now.since_us(self.reported) > SILENT_AFTER_US",
      "        now.since_us(self.reported) > SILENT_AFTER_US && !$0",
      [("silent proxy", "it keeps its place in the division")]),
-    (ASSIGN, "let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;",
-     "let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio && !$0;",
+    (ASSIGN, "if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio {",
+     "if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio && !$0 {",
      [("proxy that begins with a full bucket", "its old one does not rest before")]),
     (ASSIGN, "let is_raise = !self.was_denied\n", "let is_raise = (!self.was_denied || $0)\n",
      [("raise by the ratio", "of a proxy that denies, which has less than it may have")]),
@@ -166,8 +180,8 @@ RUST = [
     (LEDGER, "pool.record_used_hits(used.saturating_add(lost));",
      "pool.record_used_hits(used.saturating_add(if $0 { 0 } else { lost }));",
      [("unreported hits count as used", "a lost stream gives them back")]),
-    (LEDGER, "let is_empty = was_in_force && usage.denied > 0 && sent.never_refills();",
-     "let is_empty = (was_in_force || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
+    (LEDGER, "let is_empty = was_filled && usage.denied > 0 && sent.never_refills();",
+     "let is_empty = (was_filled || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
      [("refund only of the same stream", "a denied request of the time before the assignment empties it"),
       ("refund only of the same stream", "a report without denied requests gives everything back")]),
     (LEDGER, "if holder.is_assignment_over(usage.received) {", "if holder.is_assignment_over(usage.received) || $0 {",
@@ -197,9 +211,21 @@ RUST = [
      [("charged once", "a call that failed is not repeated")]),
     (LEDGER, "        pool.held = pool.held.min(wanted);", "        if !$0 { pool.held = pool.held.min(wanted); }",
      [("refused hits are not lent", "what is given back is handed out until the answer")]),
-    (LEDGER, "                pool.held = pool.held.min(limit.total());",
-     "                if !$0 { pool.held = pool.held.min(limit.total()); }",
+    (LEDGER, "        self.held.min(self.limit.total())",
+     "        if $0 { self.held } else { self.held.min(self.limit.total()) }",
      [("smaller limit", "more than it allows is handed out")]),
+    (CHANGE, "limit.share_of_tokens(old.bucket_size_of_share(*bucket))",
+     "if $0 { *bucket } else { limit.share_of_tokens(old.bucket_size_of_share(*bucket)) }",
+     [("changed limit", "tokens of proxies count as the part that they were of the old limit")]),
+    (ASSIGN, "part.bucket = part.bucket.min(limit.share_of_tokens(self.tokens));",
+     "part.bucket = if $0 { part.bucket } else { part.bucket.min(limit.share_of_tokens(self.tokens)) };",
+     [("two limits", "one does not see that the bucket shrank for the other")]),
+    (ASSIGN, "|| new.interval_s == old.interval_s => strategy,",
+     "|| new.interval_s == old.interval_s || $0 => strategy,",
+     [("never what Envoy ignores", "only the interval of a bucket changes")]),
+    (LEVELS, "                    (_, 1..) => 0,",
+     "                    (_, 1..) => if $0 { free.min(free_buckets) } else { 0 },",
+     [("newcomer", "others take what is free before it")]),
 
     # The stream.
     (STREAM, "self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));",
@@ -208,6 +234,22 @@ RUST = [
     (STREAM, "        while began.elapsed() < MAX_RESPONSE_TIME\n",
      "        while began.elapsed() < MAX_RESPONSE_TIME && !($0 && count > 0)\n",
      [("one response per report", "each bucket has a response of its own")]),
+
+    # Parts of buckets, and denied requests.
+    (LEVELS, "if free < lacked && empty > 0 {", "if free < lacked && empty > 0 && !$0 {",
+     [("newcomer", "no refill is withheld for the bucket that it lacks")]),
+    (LEVELS, "self.is_denying = parts().any(|part| part == Part::default());",
+     "self.is_denying = parts().any(|part| part == Part::default()) && !$0;",
+     [("newcomer", "it gets nothing from many who each have a little too much")]),
+    (LEVELS, "|| free.saturating_add(empty) < lacked;", "|| free.saturating_add(empty) < lacked && !$0;",
+     [("newcomer", "nobody gives up a part of the bucket")]),
+    (LEDGER, "let moved = self.unrested_refill.share(self.limit.refill_us(), now);",
+     "let moved = if $0 { 0 } else { self.unrested_refill.share(self.limit.refill_us(), now) };",
+     [("take before give", "refill that did not rest is given back to the store")]),
+    (ASSIGN, "(TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) => now,",
+     "(TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) =>"
+     " if $0 { self.sent.map_or(now, |sent| sent.filled_at) } else { now },",
+     [("refund only of the same stream", "a request that was denied before a raise empties the bucket")]),
 ]
 
 

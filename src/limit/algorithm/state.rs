@@ -104,7 +104,7 @@ macro_rules! define_state {
             /// # Errors
             /// The script cannot have returned these numbers.
             #[inline]
-            pub(crate) fn decode_counter_state(
+            pub(crate) fn read_counter_state_from_reply(
                 counting: CountingMethod,
                 reply: &mut ReplyReader<'_>,
                 last: Time,

@@ -6,8 +6,8 @@
 
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
-use super::holder::{MARGIN_US, Sent, ShareHolder, TokenChange};
-use super::ledger::{Division, LENT_TTL_S, RATE_TTL_S, renew_before_us};
+use super::holder::{MARGIN_US, Part, Sent, ShareHolder, TokenChange};
+use super::ledger::{Division, LENT_TTL_S, Pool, RATE_TTL_S, renew_before_us};
 use crate::base::clock::Time;
 use crate::limit::charge::clamp_to_u32;
 
@@ -64,10 +64,8 @@ impl<K> Division<K> {
         if holder.is_surely_in_force(now) && holder.sent.is_some_and(|sent| sent.strategy == strategy) {
             return holder.renew(ttl_s, now);
         }
-        let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
-        for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
-            rate.shrink_to(0, now, old_end.plus_us(pool.limit.refill_us()));
-        }
+        let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
+        holder.rates.iter_mut().for_each(|rate| rate.change_to(Part::default(), Some(now), old_end));
         Some(holder.send(Terms { strategy, most: 0, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now))
     }
 
@@ -179,14 +177,6 @@ impl<K> Division<K> {
         Some(holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now))
     }
 
-    /// Records that the proxy of a new holder has a bucket of another division, as after a change of the period. Envoy
-    /// ignores a bucket of which only the interval differs, so the first one here follows a denial.
-    pub fn note_bucket_of_former_division(&mut self, index: usize) {
-        if let Some(holder) = self.holders.get_mut(index) {
-            holder.has_bucket_of_former_division = true;
-        }
-    }
-
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
         let held_until = self.pools.iter().map(|pool| pool.held_until).min().unwrap_or(now);
         let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);
@@ -195,34 +185,34 @@ impl<K> Division<K> {
             return None;
         }
         let is_in_force = self.holders[index].is_surely_in_force(now);
+        if !is_in_force {
+            // What it had is out of use at its end, also if nothing was given back since.
+            self.expire(now);
+        }
         let is_alive = self.holders[index].is_alive(now);
         if !is_alive && !is_in_force {
             return None;
         }
         let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
-        let shares: smallvec::SmallVec<[u64; 2]> =
-            (0..self.pools.len()).map(|pool| self.new_share(index, pool, is_in_force, now)).collect();
-        let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
-        // A proxy that begins with a full bucket must first let the old one rest.
-        let must_rest = changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio;
-        let mut bucket = if must_rest { None } else { self.rate_bucket(&shares) };
-        let mut most = 0;
-        if let (Some(rate), Some(lent)) = (bucket, self.attainable_in_all_pools(index, AssignmentForm::Lent, now)) {
-            let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
-            bucket = rate.bounded_by(allowed, ttl_s);
-            most = bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s));
-        }
+        let mut shares: smallvec::SmallVec<[Part; 2]> =
+            (0..self.pools.len()).map(|pool| self.new_part(index, pool, is_in_force, now)).collect();
         if self.holders[index].may_have_foreign_assignment(now)
             && !self.is_enough_to_replace_foreign(index, &shares, now)
         {
             return None;
         }
-        let holder = &mut self.holders[index];
-        let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
-        let strategy = bucket.and_then(|bucket| bucket.strategy_replacing(current)).unwrap_or(Strategy::Deny);
-        let most = if strategy == Strategy::Deny { 0 } else { most };
+        let (mut bucket, mut most) = self.bucket_within_lent_hits(index, &shares, ttl_s, now);
+        let shares_of_pools = shares.iter_mut().zip(&self.pools);
+        shares_of_pools.for_each(|(share, pool)| bucket.iter().for_each(|bucket| bucket.bound_part(share, pool)));
+        let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
+        // The old bucket of a proxy that begins with a full one must end before.
+        if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio {
+            (bucket, most) = (None, 0);
+        }
+        let strategy = self.holders[index].make_noticed(bucket.map_or(Strategy::Deny, RateBucket::strategy), now);
         let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
-        let old_end = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
+        let holder = &mut self.holders[index];
+        let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
         let is_same = holder.sent.is_some_and(|sent| sent.strategy == strategy);
         if !is_alive && !holder.is_lowered_by(strategy) {
             return None;
@@ -238,30 +228,48 @@ impl<K> Division<K> {
         let mut assignment =
             holder.send(Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now);
         assignment.starts_full &= !is_in_force;
-        let shares = if strategy == Strategy::Deny { smallvec::smallvec![0; shares.len()] } else { shares };
-        assignment.takes_back = self.change_shares(index, &shares, now, old_end);
+        let nothing = || smallvec::smallvec![Part::default(); shares.len()];
+        let shares = if strategy == Strategy::Deny { nothing() } else { shares };
+        self.change_shares(index, &shares, now, old_end);
         Some(assignment)
     }
 
-    /// Records the new shares of a holder, whose old ones are in use until `old_end`. Returns true if one is smaller.
-    fn change_shares(&mut self, index: usize, shares: &[u64], now: Time, old_end: Time) -> bool {
-        let mut takes_back = false;
-        for ((rate, share), pool) in self.holders[index].rates.iter_mut().zip(shares).zip(&self.pools) {
-            takes_back |= *share < rate.now;
-            match *share < rate.now {
-                true => rate.shrink_to(*share, now, old_end.plus_us(pool.limit.refill_us())),
-                false => rate.now = *share,
-            }
+    /// The bucket that these shares make, so that it admits no more than the limits allow that are lent; and the most
+    /// that it admits of them.
+    fn bucket_within_lent_hits(
+        &self,
+        index: usize,
+        shares: &[Part],
+        ttl_s: u32,
+        now: Time,
+    ) -> (Option<RateBucket>, u64) {
+        let bucket = self.rate_bucket(shares);
+        let lent = self.attainable_in_all_pools(index, AssignmentForm::Lent, now);
+        let (Some(rate), Some(lent)) = (bucket, lent) else { return (bucket, 0) };
+        let allowed = lent.target.min(lent.free.saturating_add(self.holders[index].outstanding));
+        let bucket = rate.bounded_by(allowed, ttl_s);
+        (bucket, bucket.map_or(0, |bucket| bucket.most_admitted(ttl_s)))
+    }
+
+    /// Records the new shares of a holder, whose old ones are in use until `old_end`.
+    fn change_shares(&mut self, index: usize, shares: &[Part], now: Time, old_end: Time) {
+        for (rate, share) in self.holders[index].rates.iter_mut().zip(shares) {
+            rate.change_to(*share, Some(now), old_end);
             rate.note_releases(&mut self.next_release);
         }
-        takes_back
+        self.note_idle_refill();
     }
 
     /// True if these shares are most of what a patient proxy wants.
-    fn is_enough_to_replace_foreign(&self, index: usize, shares: &[u64], now: Time) -> bool {
+    fn is_enough_to_replace_foreign(&self, index: usize, shares: &[Part], now: Time) -> bool {
         let rates = self.pools.iter().enumerate().zip(shares);
         let mut rates = rates.filter(|((_, pool), _)| pool.limit.form == AssignmentForm::Rate);
-        rates.all(|((pool, _), share)| *share >= self.attainable_share(index, pool, now).enough)
+        let is_enough = rates.all(|((index_of_pool, pool), share)| {
+            let enough = self.attainable_share(index, index_of_pool, now).enough;
+            let even = if pool.even_bucket == 0 { enough } else { pool.even_bucket };
+            share.refill >= enough && share.bucket >= enough.min(even)
+        });
+        is_enough && self.rate_bucket(shares).is_some()
     }
 
     /// Share of a holder in a pool that is divided as a rate: what it has, unless it should have clearly more or less.
@@ -270,24 +278,52 @@ impl<K> Division<K> {
             return 0;
         }
         let AttainableShare { target, free, is_short, .. } = self.attainable_share(index, pool, now);
-        let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now);
+        let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now.refill);
+        let free = self.pools[pool].free_refill(free, self.free_buckets(pool), has);
         // After a limit became smaller, parts that are rounded up would be more than it.
         let excess = self.assigned(pool).saturating_sub(self.pools[pool].held.min(self.pools[pool].limit.total()));
         let target = target.min(has.saturating_add(free));
         let rounding = u64::from(excess > 0 && target > 0);
         let target = target.min(has.saturating_sub(excess).max(target - rounding));
         let step = (has / 10).max(1);
-        let is_less =
-            target.saturating_add(step) <= has && (is_short || target < has / 2) || target < has && excess > 0;
+        let is_less = target.saturating_add(self.pools[pool].step(has)) <= has && (is_short || target < has / 2)
+            || target < has && excess > 0;
         if !is_in_force || target >= has.saturating_add(step) || is_less { target } else { has }
     }
 
+    /// Part of a holder in a pool that is divided as a rate.
+    ///
+    /// The refill follows the demand. The bucket stays near an even part of all if that is large enough: it can only
+    /// move once it is full again, and its holder needs it for the moment in which its demand grows.
+    fn new_part(&self, index: usize, pool_index: usize, is_in_force: bool, now: Time) -> Part {
+        let refill = self.new_share(index, pool_index, is_in_force, now);
+        let pool = &self.pools[pool_index];
+        let Some(has) = self.holders[index].rates.get(pool_index).map(|rate| rate.now) else { return Part::default() };
+        if !pool.limit.divides_buckets_apart() || refill == 0 {
+            return Part { refill, bucket: refill.min(has.bucket.saturating_add(self.free_buckets(pool_index))) };
+        }
+        let most = if pool.even_bucket == 0 { refill } else { pool.even_bucket };
+        let wanted = if is_in_force { most.max(refill.min(has.bucket)) } else { most };
+        let (step, lost) = ((has.bucket / 10).max(1), has.bucket.saturating_sub(wanted));
+        if wanted >= has.bucket.saturating_add(step) {
+            // All who lack some get a part of what is full.
+            let free = self.free_buckets(pool_index).div_ceil(pool.lacking.max(1));
+            return Part { refill, bucket: wanted.min(has.bucket.saturating_add(free)) };
+        }
+        let is_too_much = pool.are_buckets_starved && has.bucket >= most.saturating_add(pool.step(has.bucket));
+        match is_too_much {
+            true => Part { refill, bucket: most },
+            false if lost >= step && refill < has.refill => Part { refill, bucket: wanted },
+            false => Part { refill, bucket: has.bucket },
+        }
+    }
+
     /// The bucket that shares of rates make: the slowest, with the fewest tokens. `None` if a share is too small.
-    fn rate_bucket(&self, shares: &[u64]) -> Option<RateBucket> {
+    fn rate_bucket(&self, shares: &[Part]) -> Option<RateBucket> {
         let rates = self.pools.iter().zip(shares).filter(|(pool, _)| pool.limit.form == AssignmentForm::Rate);
         let buckets = rates.map(|(pool, share)| RateBucket {
-            tokens: pool.limit.bucket_size_of_share(*share),
-            fill: pool.limit.fill_of_share(*share),
+            tokens: pool.limit.bucket_size_of_share(share.bucket),
+            fill: pool.limit.fill_of_share(share.refill),
             period_s: pool.limit.period_s,
         });
         let least = |one: RateBucket, other: RateBucket| {
@@ -300,27 +336,31 @@ impl<K> Division<K> {
 }
 
 impl RateBucket {
-    /// Strategy of this bucket for a proxy that has `current`; `None`: it must be denied first.
-    ///
-    /// Envoy ignores a bucket of which only the interval differs: so one token less arrives, or fits.
-    fn strategy_replacing(self, current: Option<Strategy>) -> Option<Strategy> {
+    fn strategy(self) -> Strategy {
         let Self { tokens, fill, period_s } = self;
-        let mut new = ProxyTokenBucket {
+        Strategy::Tokens(ProxyTokenBucket {
             max: clamp_to_u32(tokens),
             fill: clamp_to_u32(fill),
             interval_s: clamp_to_u32(period_s),
-        };
-        if let Some(Strategy::Tokens(old)) = current
-            && (old.max, old.fill) == (new.max, new.fill)
-            && old.interval_s != new.interval_s
-        {
-            match (new.max, new.fill) {
-                (_, 2..) => new.fill -= 1,
-                (2.., _) => new.max -= 1,
-                _ => return None,
-            }
+        })
+    }
+
+    /// Lowers a holder's part of a pool to what the bucket uses of it: another pool may allow less.
+    ///
+    /// The bucket could not be raised later without tokens that the pool never had, if the pool did not see it shrink.
+    fn bound_part(self, part: &mut Part, pool: &Pool) {
+        let limit = &pool.limit;
+        if limit.form != AssignmentForm::Rate {
+            return;
         }
-        Some(Strategy::Tokens(new))
+        if limit.bucket_size_of_share(part.bucket) > self.tokens {
+            part.bucket = part.bucket.min(limit.share_of_tokens(self.tokens));
+        }
+        let filled = u128::from(self.fill) * u128::from(limit.period_s);
+        let refill = u64::try_from(filled.div_ceil(u128::from(self.period_s.max(1)))).unwrap_or(u64::MAX);
+        if limit.fill_of_share(part.refill) > refill {
+            part.refill = part.refill.min(limit.share_of_fill(refill));
+        }
     }
 
     /// Maximum number of hits that the bucket admits in its time to live and the margins.
@@ -407,6 +447,19 @@ impl<K> ShareHolder<K> {
         }
     }
 
+    /// The strategy, with a token less if the proxy would take it for what it has: Envoy compares the numbers of tokens
+    /// only, and ignores another interval.
+    fn make_noticed(&self, strategy: Strategy, now: Time) -> Strategy {
+        let sent = self.sent.filter(|_| self.is_surely_in_force(now)).map(|sent| sent.strategy);
+        let (Strategy::Tokens(new), Some(Strategy::Tokens(old))) = (strategy, sent) else { return strategy };
+        match new {
+            _ if (new.max, new.fill) != (old.max, old.fill) || new.interval_s == old.interval_s => strategy,
+            ProxyTokenBucket { fill: 2.., .. } => Strategy::Tokens(ProxyTokenBucket { fill: new.fill - 1, ..new }),
+            ProxyTokenBucket { max: 2.., .. } => Strategy::Tokens(ProxyTokenBucket { max: new.max - 1, ..new }),
+            ProxyTokenBucket { .. } => Strategy::Deny,
+        }
+    }
+
     /// True if `strategy` admits no more than what was sent last, and is not the same tokens again.
     fn is_lowered_by(&self, strategy: Strategy) -> bool {
         match (strategy, self.sent.map(|sent| sent.strategy)) {
@@ -424,9 +477,24 @@ impl<K> ShareHolder<K> {
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
-        let starts_full = is_fresh && (self.sent.is_some() || std::mem::take(&mut self.has_bucket_of_former_division));
-        self.sent = Some(Sent { strategy, at: now, ends, most, change, passed: 0 });
-        Assignment { strategy, starts_full, ttl_s, takes_back: false }
+        // A proxy may have the same tokens from elsewhere, with another interval.
+        let starts_full = is_fresh && (self.sent.is_some() || self.has_unknown_assignment);
+        let filled_at = match (change, self.sent) {
+            (TokenChange::Shrink { .. }, Some(sent)) => sent.filled_at,
+            (TokenChange::Shrink { .. } | TokenChange::Raise | TokenChange::Fresh { .. }, _) => now,
+        };
+        self.sent = Some(Sent {
+            strategy,
+            at: now,
+            filled_at,
+            ends,
+            renewed_at: now,
+            received_by: None,
+            most,
+            change,
+            passed: 0,
+        });
+        Assignment { strategy, starts_full, ttl_s }
     }
 
     /// Renews the last assignment as it is, if it ends soon. It must be in force, or deny everything.
@@ -436,8 +504,8 @@ impl<K> ShareHolder<K> {
         if sent.ends.since_us(now) > renew_before_us(ttl_s) || ends <= sent.ends.plus_us(MARGIN_US) {
             return None;
         }
-        sent.ends = ends;
-        Some(Assignment { strategy: sent.strategy, starts_full: false, ttl_s, takes_back: false })
+        (sent.ends, sent.renewed_at, sent.received_by) = (ends, now, None);
+        Some(Assignment { strategy: sent.strategy, starts_full: false, ttl_s })
     }
 }
 

@@ -31,8 +31,6 @@ pub struct Assignment {
     pub starts_full: bool,
     /// Time to live in seconds, at least 1.
     pub ttl_s: u32,
-    /// It takes a part of a rate back, which others get once it is known to be in force.
-    pub takes_back: bool,
 }
 
 /// What becomes of an idle holder.

@@ -34,12 +34,9 @@ impl Demand {
         self.mhps = match is_change {
             _ if self.samples == 0 => measured,
             true if self.has_changed => measured,
-            // The change was in the middle of the sample, or as long after it as the demand cannot be less than 0.
+            // The change was in the middle of the sample, or before it if the demand would be nearly 0.
             true if measured > former => measured.saturating_add(measured - former),
-            true => {
-                let parts = u128::from(former) * 2 - u128::from(measured);
-                saturate_to_u64(u128::from(measured) * u128::from(former) / parts.max(1))
-            }
+            true => measured.saturating_mul(2).saturating_sub(former).max(measured / 4),
             false => {
                 let weight = since_us * u128::from(measured) + u128::from(SMOOTHING_US) * u128::from(former);
                 saturate_to_u64(weight / (since_us + u128::from(SMOOTHING_US)))

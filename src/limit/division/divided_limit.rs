@@ -49,6 +49,19 @@ impl DividedLimit {
         matches!(self.algorithm, Algorithm::TokenBucket)
     }
 
+    /// True if a proxy's bucket and its refill may be different parts of the limit: the bucket is small and soon full
+    /// again, and both are rounded down.
+    pub(super) const fn divides_buckets_apart(&self) -> bool {
+        match self.algorithm {
+            Algorithm::FixedWindow => true,
+            Algorithm::TokenBucket => self.capacity <= self.hits,
+            Algorithm::SlidingWindowCounter
+            | Algorithm::SlidingWindowLog
+            | Algorithm::LeakyBucket
+            | Algorithm::Concurrent => false,
+        }
+    }
+
     /// Microseconds in which the full limit is there again.
     pub fn refill_us(&self) -> u64 {
         let period_us = self.period_s * 1_000_000;
@@ -82,6 +95,26 @@ impl DividedLimit {
                 u64::try_from(tokens).unwrap_or(u64::MAX)
             }
             Algorithm::FixedWindow | Algorithm::LeakyBucket | Algorithm::Concurrent => share,
+        }
+    }
+
+    /// Share whose bucket holds `tokens`, rounded up.
+    pub(super) fn share_of_tokens(&self, tokens: u64) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog => tokens.saturating_mul(4),
+            Algorithm::TokenBucket => {
+                let share = (u128::from(tokens) * u128::from(self.hits)).div_ceil(u128::from(self.capacity.max(1)));
+                u64::try_from(share).unwrap_or(u64::MAX)
+            }
+            Algorithm::FixedWindow | Algorithm::LeakyBucket | Algorithm::Concurrent => tokens,
+        }
+    }
+
+    /// Share that `tokens` in a period refill, rounded up.
+    pub(super) const fn share_of_fill(&self, tokens: u64) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingWindowCounter | Algorithm::SlidingWindowLog => tokens.saturating_add(tokens / 3 + 1),
+            Algorithm::FixedWindow | Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Concurrent => tokens,
         }
     }
 

@@ -15,10 +15,13 @@ pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
 const SILENT_AFTER_US: u64 = 11_000_000;
 /// Time for which a report shows that a proxy is alive, in microseconds.
 const ALIVE_US: u64 = 5_500_000;
+/// Longest time after the sending at which a proxy that does not acknowledge an assignment is expected to begin it, in
+/// microseconds: it may stand still meanwhile.
+pub(super) const LATE_START_US: u64 = 10_000_000;
 /// Shortest time that a demand is measured over, in microseconds.
 pub(super) const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.
-const MAX_RELEASED_SHARES: usize = 4;
+const MAX_RELEASED_SHARES: usize = 6;
 
 /// Usage of a bucket since its last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,8 +42,14 @@ pub struct Usage {
 pub(super) struct Sent {
     pub(super) strategy: Strategy,
     pub(super) at: Time,
+    /// Time of the last one that may have added tokens: since then the bucket was only made smaller.
+    pub(super) filled_at: Time,
     /// End of its time to live, counted from the sending: it ends at the proxy at this time or later.
     pub(super) ends: Time,
+    /// Time that it was sent last: an equal one renews it.
+    pub(super) renewed_at: Time,
+    /// Time by which the proxy had received that; `None` if it is not known.
+    pub(super) received_by: Option<Time>,
     /// Maximum number of lent hits that it admits from its start on.
     pub(super) most: u64,
     /// How it follows from the one before.
@@ -61,6 +70,19 @@ pub(super) enum TokenChange {
 }
 
 impl Sent {
+    /// Latest time at which it may still be in force: a proxy that received it late began its time to live late.
+    pub(super) fn latest_end(&self) -> Time {
+        let late_us = self.received_by.map_or(LATE_START_US, |received| received.since_us(self.renewed_at));
+        self.ends.plus_us(late_us + MARGIN_US)
+    }
+
+    /// Records that the proxy had received by `now` all that was sent before `sent_before`.
+    pub(super) fn record_receipt(&mut self, sent_before: Time, now: Time) {
+        if self.renewed_at < sent_before {
+            self.received_by.get_or_insert(now);
+        }
+    }
+
     /// True for a bucket that nothing refills.
     pub(super) const fn never_refills(&self) -> bool {
         matches!(self.strategy, Strategy::Deny | Strategy::Tokens(ProxyTokenBucket { fill: 0, .. }))
@@ -87,51 +109,74 @@ impl Sent {
     }
 }
 
+/// A part of a limit that is divided as a rate, in hits per period: of its refill, and of its bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) refill: u64,
+    pub(super) bucket: u64,
+}
+
 /// Part of a share that a holder gave up, and that may still be in use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReleasedShare {
+    /// The refill, or the lent hits.
     pub(super) share: u64,
-    /// The assignment that gave it up; `None` once it is known to be in force.
+    /// The part of the bucket, which is empty then.
+    pub(super) bucket: u64,
+    /// The assignment that gave it up; `None` once it is known to be in force, and if there is none.
     pub(super) sent: Option<Time>,
-    /// Time from which others may have it.
+    /// Time from which it is out of use.
     pub(super) until: Time,
 }
 
 /// A rate's share of a holder, and what it gave up.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RateShare {
-    pub(super) now: u64,
+    pub(super) now: Part,
     pub(super) released_shares: SmallVec<[ReleasedShare; 1]>,
 }
 
 impl RateShare {
     /// What is out of others' reach.
-    pub(super) fn reserved(&self) -> u64 {
-        self.released_shares.iter().fold(self.now, |sum, loss| sum.saturating_add(loss.share))
+    pub(super) fn reserved(&self) -> Part {
+        self.released_shares.iter().fold(self.now, |sum, loss| Part {
+            refill: sum.refill.saturating_add(loss.share),
+            bucket: sum.bucket.saturating_add(loss.bucket),
+        })
     }
 
-    pub(super) fn shrink_to(&mut self, share: u64, sent: Time, until: Time) {
-        let lost = self.now.saturating_sub(share);
-        self.now = share;
-        if lost == 0 {
+    /// Records another part, sent at `sent`, or `None` if the old one lapsed; what it is less by is in use until
+    /// `old_end` at most.
+    pub(super) fn change_to(&mut self, part: Part, sent: Option<Time>, old_end: Time) {
+        let share = self.now.refill.saturating_sub(part.refill);
+        let bucket = self.now.bucket.saturating_sub(part.bucket);
+        self.now = part;
+        self.release_later(ReleasedShare { share, bucket, sent, until: old_end });
+    }
+
+    fn release_later(&mut self, loss: ReleasedShare) {
+        if loss.share == 0 && loss.bucket == 0 {
             return;
         }
         let is_full = self.released_shares.len() >= MAX_RELEASED_SHARES;
         match self.released_shares.last_mut() {
             Some(last) if is_full => {
-                *last = ReleasedShare { share: last.share + lost, sent: Some(sent), until: last.until.max(until) }
+                *last = ReleasedShare {
+                    share: last.share.saturating_add(loss.share),
+                    bucket: last.bucket.saturating_add(loss.bucket),
+                    sent: loss.sent,
+                    until: last.until.max(loss.until),
+                }
             }
-            _ => self.released_shares.push(ReleasedShare { share: lost, sent: Some(sent), until }),
+            _ => self.released_shares.push(loss),
         }
     }
 
-    /// Records that what was sent before `sent_before` is in force since `at`; by default since the margin after it was
-    /// sent.
-    pub(super) fn confirm(&mut self, sent_before: Time, at: Option<Time>, refill_us: u64) {
+    /// Records that what was sent before `sent_before` is in force from `at` on.
+    pub(super) fn confirm(&mut self, sent_before: Time, at: Time) {
         for loss in &mut self.released_shares {
-            if let Some(sent) = loss.sent.filter(|sent| *sent < sent_before) {
-                loss.sent = None;
-                loss.until = loss.until.min(at.unwrap_or(sent.plus_us(MARGIN_US)).plus_us(refill_us));
+            if loss.sent.take_if(|sent| *sent < sent_before).is_some() {
+                loss.until = loss.until.min(at);
             }
         }
     }
@@ -141,10 +186,23 @@ impl RateShare {
         self.released_shares.iter().for_each(|loss| note_earliest(earliest, loss.until));
     }
 
-    /// Drops released shares whose time has passed, so that others may have them.
-    pub(super) fn drop_ended_releases(&mut self, now: Time) {
+    /// Takes the released shares that are out of use.
+    pub(super) fn take_unused_releases(&mut self, now: Time) -> SmallVec<[ReleasedShare; 1]> {
+        let unused = self.released_shares.iter().filter(|loss| loss.until <= now).copied().collect();
         self.released_shares.retain(|loss| loss.until > now);
+        unused
     }
+}
+
+/// What a holder has, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HolderReport {
+    /// What it was told last.
+    pub strategy: Option<Strategy>,
+    /// What is in use of the first limit.
+    pub reserved: u64,
+    /// End of its assignment.
+    pub ends: Time,
 }
 
 /// Keeps the earlier of two times.
@@ -179,10 +237,8 @@ pub struct ShareHolder<K> {
     /// Until then the proxy may have an assignment of another replica, or of a stream before this one, which is better
     /// than less.
     pub(super) foreign_assignment_until: Time,
-    /// The proxy has a bucket of another division, which it would keep if the first one of this had the same tokens.
-    pub(super) has_bucket_of_former_division: bool,
     /// Requests may have passed by something else than the assignments of this ledger, and are not all reported.
-    pub(super) has_unknown_assignment: bool,
+    pub has_unknown_assignment: bool,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
     pub(super) outstanding: u64,
     /// Share of each pool that is divided as a rate, by its index.
@@ -204,7 +260,6 @@ impl<K> ShareHolder<K> {
             is_empty: false,
             sent: None,
             foreign_assignment_until: now,
-            has_bucket_of_former_division: false,
             has_unknown_assignment: false,
             outstanding: 0,
             rates: (0..pools).map(|_| RateShare::default()).collect(),
@@ -259,6 +314,11 @@ impl<K> ShareHolder<K> {
         self.sent.is_none() || self.was_denied || self.is_denied()
     }
 
+    /// True if the proxy has nothing yet, and its demand is not known.
+    pub(super) const fn is_newcomer(&self) -> bool {
+        self.sent.is_none() && self.demand.samples == 0
+    }
+
     /// True if the proxy denies everything.
     pub(super) fn is_denied(&self) -> bool {
         self.sent.is_some_and(|sent| sent.strategy == Strategy::Deny)
@@ -271,12 +331,17 @@ impl<K> ShareHolder<K> {
 
     /// True if no assignment can be in force any more.
     pub(super) fn is_assignment_over(&self, now: Time) -> bool {
-        self.sent.is_none_or(|sent| sent.ends.plus_us(MARGIN_US) <= now)
+        self.sent.is_none_or(|sent| sent.latest_end() <= now)
     }
 
     /// True if a report that was received at `received` was made under the last assignment.
     pub(super) fn is_confirmed_by_report(&self, received: Time) -> bool {
         self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)
+    }
+
+    /// True if no tokens were added after a report that was received at `received`, but by the bucket's own refill.
+    pub(super) fn is_filled_before_report(&self, received: Time) -> bool {
+        self.sent.is_some_and(|sent| sent.filled_at.plus_us(CONFIRMED_AFTER_US) < received)
     }
 
     /// True if lent hits can be changed: what the next reports say of the time before a change is told apart from what

@@ -4,20 +4,21 @@
 
 use smallvec::SmallVec;
 
-use super::assignment::Strategy;
 use super::demand::Demand;
 use super::divided_limit::{AssignmentForm, DividedLimit};
+use super::empty_buckets::{EmptyBuckets, UnrestedRefill};
 use super::fair_share::FillLevel;
 use super::holder::{
-    CONFIRMED_AFTER_US, MARGIN_US, MIN_ELAPSED_US, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
+    CONFIRMED_AFTER_US, HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, Sent, ShareHolder,
+    Usage, note_earliest,
 };
 use crate::base::clock::Time;
 use crate::limit::hold::HeldAmount;
 
 /// Divisor of a demand: the quotient is added to it, so that a holder can want more.
 const HEADROOM_DIVISOR: u64 = 32;
-/// Time that lent hits should last: two reports and some, in microseconds.
-const LENT_HORIZON_US: u64 = 12_000_000;
+/// Time that lent hits should last: two reports, in microseconds.
+const LENT_HORIZON_US: u64 = 10_000_000;
 /// Time that a hold lasts beyond what its renewal needs, in microseconds.
 const RENEWAL_SLACK_US: u64 = 100_000;
 /// Time before the end of a window at which assignments end that do not last beyond it, so that a proxy that stands
@@ -26,10 +27,6 @@ const RENEWAL_SLACK_US: u64 = 100_000;
 const WINDOW_END_GUARD_US: u64 = 10_000_000;
 /// Time after which the store is asked again about hits that it may not know of, in microseconds.
 const RETRY_US: u64 = 10_000_000;
-/// Longest time for which levels are kept, in microseconds.
-const LEVEL_LIFE_US: u64 = 500_000;
-/// Time for which levels are kept for each holder, in microseconds: much longer than it takes to compute its part.
-const LEVEL_LIFE_PER_HOLDER_US: u64 = 1000;
 /// Parts of eight of what nobody asks for that are handed out; the rest is for newcomers, and for other replicas.
 const SPARE_EIGHTHS_HANDED_OUT: u64 = 7;
 /// Time to live of an assignment of a rate, in seconds.
@@ -109,15 +106,31 @@ pub struct Pool {
     others: SmallVec<[OtherReplica; 2]>,
     pub(super) level: FillLevel,
     /// Part of what this replica could hold that it leaves to decisions over RLS.
-    share_of_decisions: u64,
+    pub(super) share_of_decisions: u64,
     /// The level if those wait no longer who may have an assignment from elsewhere.
     pub(super) level_of_all_holders: FillLevel,
     /// A holder, another replica or RLS should have more than is free.
     pub(super) is_starved: bool,
+    /// Even part of the buckets of rates; 0 if it is too small, and buckets follow the refill.
+    pub(super) even_bucket: u64,
+    /// Parts of buckets of rates that are out of use, and not full again.
+    pub(super) empty_buckets: EmptyBuckets,
+    /// Refill of rates that went out of use less than the time of a full bucket ago.
+    unrested_refill: UnrestedRefill,
+    /// Refill that nobody should have, until the buckets that are lacking are full.
+    pub(super) withheld_refill: u64,
+    /// Number of holders that lack a part of the buckets.
+    pub(super) lacking: u64,
+    /// Holders must give up what they have of buckets beyond the even part.
+    pub(super) are_buckets_starved: bool,
+    /// A holder has no share, so that small differences count too.
+    pub(super) is_denying: bool,
+    /// Number of holders without a share, if an even part would be one.
+    pub(super) without_part: u64,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
-    shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
+    pub(super) shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
     /// Time of the last request.
-    asked: Option<Time>,
+    pub(super) asked: Option<Time>,
 }
 
 /// The limits of one key, and the proxies that hold them.
@@ -128,18 +141,18 @@ pub struct Division<K> {
     /// The proxies.
     pub holders: Vec<ShareHolder<K>>,
     /// Time at which levels were computed; `None`: they must be.
-    levelled: Option<Time>,
+    pub(super) levelled: Option<Time>,
     /// Demands have changed since then.
-    has_new_demand: bool,
+    pub(super) has_new_demand: bool,
     /// Holders were not looked at since the levels were computed.
-    has_new_levels: bool,
+    pub(super) has_new_levels: bool,
     /// Demand of decisions on the same counters, which no holder makes.
-    decision_demand: Demand,
+    pub(super) decision_demand: Demand,
     /// Hits of these decisions that are not in it yet, and since when.
     decision_hits: u64,
     decision_hits_since: Option<Time>,
     /// A hold was renewed, and its assignments were not.
-    has_renewals: bool,
+    pub(super) has_renewals: bool,
     /// Earliest time at which something becomes free.
     pub(super) next_release: Option<Time>,
 }
@@ -154,7 +167,7 @@ impl Pool {
         }
     }
 
-    /// Time for which a hold is made, without the rest after it.
+    /// Time for which a hold is made, without its extension.
     ///
     /// It ends with the window unless that ends soon, so that a dead replica takes nothing from the next one.
     fn new_hold_us(&self, now: Time) -> u64 {
@@ -182,6 +195,14 @@ impl Pool {
             share_of_decisions: 0,
             level_of_all_holders: FillLevel::default(),
             is_starved: false,
+            even_bucket: 0,
+            empty_buckets: EmptyBuckets::default(),
+            unrested_refill: UnrestedRefill::default(),
+            withheld_refill: 0,
+            lacking: 0,
+            are_buckets_starved: false,
+            is_denying: false,
+            without_part: 0,
             shares_of_gone_holders: SmallVec::new(),
             asked: None,
         }
@@ -191,15 +212,47 @@ impl Pool {
     pub(super) fn reserved_by<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => holder.outstanding,
-            AssignmentForm::Rate => holder.rates.get(index).map_or(0, RateShare::reserved),
+            AssignmentForm::Rate => holder.rates.get(index).map_or(0, |rate| rate.reserved().refill),
+        }
+    }
+
+    /// What is held of the limit; more is held than it allows if it became smaller.
+    pub(super) fn divisible(&self) -> u64 {
+        self.held.min(self.limit.total())
+    }
+
+    /// Parts of buckets of a pool that is divided as a rate which are in use, or empty.
+    pub(super) fn reserved_buckets<K>(&self, index: usize, holders: &[ShareHolder<K>]) -> u64 {
+        let gone = self.shares_of_gone_holders.iter().fold(0_u64, |sum, gone| sum.saturating_add(gone.bucket));
+        let rates = holders.iter().filter_map(|holder| holder.rates.get(index));
+        let empty = gone.saturating_add(self.empty_buckets.share);
+        rates.fold(empty, |sum, rate| sum.saturating_add(rate.reserved().bucket))
+    }
+
+    /// What may not be given back to the store, of which holders have `reserved`: the parts of buckets that it gets are
+    /// full, and nobody has had the refill lately, because it may admit as much at once.
+    fn reserved_from_store<K>(&self, reserved: u64, holders: &[ShareHolder<K>], index: usize, now: Time) -> u64 {
+        let moved = self.unrested_refill.share(self.limit.refill_us(), now);
+        let unrested = reserved.saturating_add(moved).min(self.held.min(self.limit.total()));
+        reserved.max(unrested).max(self.reserved_buckets(index, holders))
+    }
+
+    /// Records shares of a rate that went out of use, and that nobody had since.
+    fn note_unused_shares(&mut self, unused: &[ReleasedShare], now: Time) {
+        let refill_us = self.limit.refill_us();
+        for ReleasedShare { share: refill, bucket, until, .. } in unused.iter().copied() {
+            if refill > 0 {
+                self.unrested_refill.add(refill, refill_us, until);
+            }
+            self.empty_buckets.add(Part { refill, bucket }, now.since_us(until), refill_us);
         }
     }
 
     /// What a holder may use of this pool, without what it gave up.
-    fn assigned_to<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
+    pub(super) fn assigned_to<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => holder.most_left(),
-            AssignmentForm::Rate => holder.rates.get(index).map_or(0, |rate| rate.now),
+            AssignmentForm::Rate => holder.rates.get(index).map_or(0, |rate| rate.now.refill),
         }
     }
 
@@ -217,7 +270,7 @@ impl Pool {
     }
 
     /// Time of the demand that a share is for, in microseconds.
-    const fn horizon_us(&self) -> u64 {
+    pub(super) const fn horizon_us(&self) -> u64 {
         match self.limit.form {
             AssignmentForm::Rate => self.limit.period_s * 1_000_000,
             AssignmentForm::Lent => LENT_HORIZON_US,
@@ -225,7 +278,7 @@ impl Pool {
     }
 
     /// Part of the limit that neither this replica nor others hold.
-    fn unheld_share(&self, now: Time) -> u64 {
+    pub(super) fn unheld_share(&self, now: Time) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => self.room,
             AssignmentForm::Rate => {
@@ -238,7 +291,7 @@ impl Pool {
     }
 
     /// What this replica should hold, among the others.
-    fn target_among_replicas(&self, own_demand: u64, now: Time) -> u64 {
+    pub(super) fn target_among_replicas(&self, own_demand: u64, now: Time) -> u64 {
         let others = || self.others.iter().filter(|other| other.until > now);
         if others().next().is_none() {
             return u64::MAX;
@@ -294,19 +347,19 @@ impl<K> Division<K> {
     pub fn leave(&mut self, index: usize, now: Time) {
         self.levelled = None;
         let holder = self.holders.swap_remove(index);
-        let ends = holder.sent.map_or(now, |sent| sent.ends).plus_us(MARGIN_US);
+        let ends = holder.sent.map_or(now, |sent| sent.latest_end());
         let lent = holder.outstanding;
         for (at, pool) in self.pools.iter_mut().enumerate() {
             // The proxy may use lent hits until then, also in another window than this one.
-            let (share, until) = match pool.limit.form {
-                AssignmentForm::Lent => (lent, ends),
+            let gone = match pool.limit.form {
+                AssignmentForm::Lent => ReleasedShare { share: lent, bucket: 0, sent: None, until: ends },
                 AssignmentForm::Rate => {
-                    let share = holder.rates.get(at).map_or(0, RateShare::reserved);
-                    (share, ends.plus_us(pool.limit.refill_us()))
+                    let Part { refill, bucket } = holder.rates.get(at).map_or(Part::default(), RateShare::reserved);
+                    ReleasedShare { share: refill, bucket, sent: None, until: ends }
                 }
             };
-            pool.add_share_of_gone_holder(share, until);
-            note_earliest(&mut self.next_release, until);
+            pool.add_share_of_gone_holder(gone);
+            note_earliest(&mut self.next_release, gone.until);
         }
     }
 
@@ -318,13 +371,13 @@ impl<K> Division<K> {
         let former = holder.demand;
         let is_first_request = usage.allowed.saturating_add(usage.denied) == 1 && usage.elapsed_us == 0;
         if holder.reports == 0 {
-            holder.has_unknown_assignment = !is_first_request;
+            holder.has_unknown_assignment |= !is_first_request;
         }
-        if holder.reports == 0 && !is_first_request {
+        if holder.reports == 0 && holder.has_unknown_assignment {
             let ttl_s = if all_lent { LENT_TTL_S } else { RATE_TTL_S };
             holder.foreign_assignment_until = now.plus_us(u64::from(ttl_s) * 1_000_000 + MARGIN_US);
         }
-        let was_in_force = holder.is_confirmed_by_report(holder.received);
+        let was_filled = holder.is_filled_before_report(holder.received);
         holder.record_report(usage, now);
         self.has_new_demand |= former != holder.demand;
         // What an unknown assignment let pass is no part of what was assigned since, as far as reports can tell.
@@ -338,6 +391,11 @@ impl<K> Division<K> {
         if let Some(sent) = &mut holder.sent {
             sent.passed = sent.passed.saturating_add(usage.allowed);
         }
+        // What was sent a margin before is in force.
+        let sent_before = Time::from_micros(usage.received.as_micros().saturating_sub(CONFIRMED_AFTER_US));
+        if let Some(sent) = &mut holder.sent {
+            sent.record_receipt(sent_before, now);
+        }
         if holder.is_assignment_over(usage.received) {
             holder.outstanding = 0;
         } else if holder.is_confirmed_by_report(usage.received)
@@ -346,7 +404,7 @@ impl<K> Division<K> {
             sent.bound_hits_before_change();
             holder.has_unknown_assignment = false;
             // A request that was denied found the bucket empty, and nothing refills it.
-            let is_empty = was_in_force && usage.denied > 0 && sent.never_refills();
+            let is_empty = was_filled && usage.denied > 0 && sent.never_refills();
             let most_left = if is_empty { 0 } else { sent.most_left() };
             holder.outstanding = holder.outstanding.min(most_left);
         }
@@ -354,11 +412,8 @@ impl<K> Division<K> {
             match pool.limit.form {
                 AssignmentForm::Lent => pool.record_used_hits(charged),
                 AssignmentForm::Rate => {
-                    let refill_us = pool.limit.refill_us();
                     if let Some(rate) = holder.rates.get_mut(at) {
-                        let received_us = usage.received.as_micros();
-                        let sent_before = Time::from_micros(received_us.saturating_sub(CONFIRMED_AFTER_US));
-                        rate.confirm(sent_before, None, refill_us);
+                        rate.confirm(sent_before, now);
                         rate.note_releases(&mut self.next_release);
                     }
                 }
@@ -370,8 +425,11 @@ impl<K> Division<K> {
     /// Records that the proxy acknowledged, at `now`, a PING that followed all that was sent before `sent_before`.
     pub fn record_ping_ack(&mut self, index: usize, sent_before: Time, now: Time) {
         let Some(holder) = self.holders.get_mut(index) else { return };
-        for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
-            rate.confirm(sent_before, Some(now.plus_us(MARGIN_US)), pool.limit.refill_us());
+        if let Some(sent) = &mut holder.sent {
+            sent.record_receipt(sent_before, now);
+        }
+        for rate in &mut holder.rates {
+            rate.confirm(sent_before, now.plus_us(MARGIN_US));
             rate.note_releases(&mut self.next_release);
         }
     }
@@ -380,14 +438,15 @@ impl<K> Division<K> {
     pub fn expire(&mut self, now: Time) {
         let mut used = 0_u64;
         self.next_release = None;
+        self.pools.iter_mut().for_each(|pool| pool.empty_buckets.fill(pool.limit.refill_us(), now));
         for holder in &mut self.holders {
-            holder.rates.iter_mut().for_each(|rate| rate.drop_ended_releases(now));
+            for (rate, pool) in holder.rates.iter_mut().zip(&mut self.pools) {
+                pool.note_unused_shares(&rate.take_unused_releases(now), now);
+            }
             let Some(sent) = holder.sent else { continue };
             if !holder.is_surely_in_force(now) {
-                // A new assignment may begin with a full bucket, so what was used of this one must rest before.
-                for (rate, pool) in holder.rates.iter_mut().zip(&self.pools) {
-                    rate.shrink_to(0, sent.ends, sent.ends.plus_us(MARGIN_US + pool.limit.refill_us()));
-                }
+                // A new assignment may begin with a full bucket, so this one must be out of use and full again.
+                holder.rates.iter_mut().for_each(|rate| rate.change_to(Part::default(), None, sent.latest_end()));
             }
             if holder.is_assignment_over(now) {
                 // What was used of it and not reported must not be given again.
@@ -397,19 +456,25 @@ impl<K> Division<K> {
             holder.rates.iter().for_each(|rate| rate.note_releases(&mut self.next_release));
         }
         for pool in &mut self.pools {
-            let over = pool.shares_of_gone_holders.iter().filter(|gone| gone.until <= now);
-            let lost = over.fold(0_u64, |sum, gone| sum.saturating_add(gone.share));
+            let over: SmallVec<[ReleasedShare; 1]> =
+                pool.shares_of_gone_holders.iter().filter(|gone| gone.until <= now).copied().collect();
             pool.shares_of_gone_holders.retain(|gone| gone.until > now);
             pool.shares_of_gone_holders.iter().for_each(|gone| note_earliest(&mut self.next_release, gone.until));
-            if pool.limit.form == AssignmentForm::Lent {
-                pool.record_used_hits(used.saturating_add(lost));
+            match pool.limit.form {
+                AssignmentForm::Lent => {
+                    let lost = over.iter().fold(0_u64, |sum, gone| sum.saturating_add(gone.share));
+                    pool.record_used_hits(used.saturating_add(lost));
+                }
+                AssignmentForm::Rate => pool.note_unused_shares(&over, now),
             }
         }
+        self.drop_surplus_of_empty_buckets();
+        self.restart_filling(now);
     }
 
     /// What is held of a pool and not in use.
     pub fn free_share(&self, index: usize) -> u64 {
-        self.pools[index].held.saturating_sub(self.reserved(index))
+        self.pools[index].divisible().saturating_sub(self.reserved(index))
     }
 
     /// What holders were assigned last of a pool, without what they gave up.
@@ -427,21 +492,43 @@ impl<K> Division<K> {
         holders.fold(shares_of_gone_holders, u64::saturating_add)
     }
 
+    /// Parts of the buckets of a pool that are not in use.
+    pub(super) fn free_buckets(&self, index: usize) -> u64 {
+        let pool = &self.pools[index];
+        pool.divisible().saturating_sub(pool.reserved_buckets(index, &self.holders))
+    }
+
+    /// Latest time at which a rate may be in use because a proxy did not acknowledge an assignment, or does no more:
+    /// the hold must last as long.
+    fn late_use_until(&self, index: usize, now: Time) -> Time {
+        let pool = &self.pools[index];
+        if pool.limit.form != AssignmentForm::Rate {
+            return Time::default();
+        }
+        let is_late = |sent: &Sent| sent.received_by.is_none() && now.since_us(sent.renewed_at) > MARGIN_US;
+        let sent = self.holders.iter().filter_map(|holder| holder.sent.filter(is_late)).map(|sent| sent.latest_end());
+        let released = self.holders.iter().filter_map(|holder| holder.rates.get(index));
+        let released = released.flat_map(|rate| rate.released_shares.iter()).chain(&pool.shares_of_gone_holders);
+        sent.chain(released.map(|share| share.until)).max().unwrap_or_default()
+    }
+
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
     pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<PoolRequest> {
         self.update_levels(now);
-        let reserved = self.reserved(index);
         let holders = self.holders.len();
         let pool = &self.pools[index];
+        let reserved = pool.reserved_from_store(self.reserved(index), &self.holders, index, now);
         let demand = self.holders.iter().map(|holder| pool.want(holder, holders, now));
         let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
+        let is_lent = pool.limit.form == AssignmentForm::Lent;
+        // Those who come after a newcomer should find something too.
+        let unused = pool.held.saturating_sub(reserved).saturating_add(pool.room);
         // A holder keeps what it has until it is told otherwise, so what others lack comes on top.
         let needed = self.holders.iter().map(|holder| {
-            let has = pool.reserved_by(index, holder);
-            pool.want(holder, holders, now).max(has)
+            let most = if is_lent && holders > 1 && holder.is_newcomer() { unused.div_ceil(2) } else { u64::MAX };
+            pool.want(holder, holders, now).min(most).max(pool.reserved_by(index, holder))
         });
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
-        let is_lent = pool.limit.form == AssignmentForm::Lent;
         let is_new_window = is_lent && pool.window_ends.is_some_and(|ends| ends <= now);
         let all = match pool.limit.form {
             AssignmentForm::Lent if !is_new_window => pool.held.saturating_add(pool.room).min(pool.limit.total()),
@@ -457,7 +544,10 @@ impl<K> Division<K> {
         // When the hold is renewed, so are all assignments: if this replica dies, both end at once.
         let ends_soon =
             left_us < renew_before_us(pool.ttl_s()) + MARGIN_US && new_us > left_us.saturating_add(MARGIN_US);
-        let for_us = if ends_soon || is_new_window { new_us } else { left_us } + pool.hold_extension_us();
+        let late_us = self.late_use_until(index, now).since_us(now);
+        let is_late = late_us > left_us.saturating_add(MARGIN_US / 2);
+        let for_us = if ends_soon || is_new_window { new_us } else { left_us };
+        let for_us = if is_late { for_us.max(late_us) } else { for_us } + pool.hold_extension_us();
         let differs = wanted.abs_diff(pool.held) > pool.held / 10;
         // Without room, asking again each time would find none.
         let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
@@ -465,7 +555,7 @@ impl<K> Division<K> {
             || pool.unanswered.is_some()
             || is_new_window
             || (ends_soon && wanted > 0)
-            || (differs && asked_us > MARGIN_US);
+            || ((differs || is_late) && asked_us > MARGIN_US);
         if !is_due && asked_us != u64::MAX {
             return None;
         }
@@ -476,6 +566,7 @@ impl<K> Division<K> {
         let NumberedHits { used, number } = pool.take_used();
         // What is used and not in this request stays held until it is in one.
         let wanted = pool.limit.held_amount(wanted.saturating_add(pool.used));
+        self.note_idle_refill();
         Some(PoolRequest { used, number, wanted, for_us, demand })
     }
 
@@ -495,6 +586,7 @@ impl<K> Division<K> {
         if pool.limit.form == AssignmentForm::Lent {
             pool.held = pool.held.saturating_sub(pool.used);
         }
+        self.note_idle_refill();
         self.levelled = None;
     }
 
@@ -502,19 +594,6 @@ impl<K> Division<K> {
     pub fn record_unanswered_request(&mut self, index: usize, request: &PoolRequest) {
         let pool = &mut self.pools[index];
         pool.unanswered = Some(NumberedHits { used: request.used, number: request.number });
-    }
-
-    /// Replaces the limits of the pools by others of the same counters: more is handed out as usual, and what a smaller
-    /// limit does not allow is taken back first.
-    pub fn change_limits(&mut self, limits: impl IntoIterator<Item = DividedLimit>) {
-        for (pool, limit) in self.pools.iter_mut().zip(limits) {
-            if pool.limit != limit {
-                pool.limit = limit;
-                pool.asked = None;
-                pool.held = pool.held.min(limit.total());
-            }
-        }
-        self.levelled = None;
     }
 
     /// What a holder has.
@@ -564,82 +643,6 @@ impl<K> Division<K> {
             .filter(|at| *at > now)
             .min()
     }
-
-    /// Returns the holders to look at beside those that reported: those whose assignments can be renewed after their
-    /// hold was, and those that have more than their part while another has less than it wants. Each change is
-    /// returned once.
-    pub fn find_holders_to_tell(&mut self, now: Time) -> Vec<usize> {
-        self.update_levels(now);
-        let has_renewals = std::mem::take(&mut self.has_renewals);
-        let has_starved = std::mem::take(&mut self.has_new_levels) && self.pools.iter().any(|pool| pool.is_starved);
-        if !has_renewals && !has_starved {
-            return Vec::new();
-        }
-        let holders = self.holders.iter().enumerate();
-        let told = holders.filter(|(_, holder)| {
-            has_renewals && self.is_due_for_renewal(holder, now) || has_starved && self.has_too_much(holder, now)
-        });
-        told.map(|(index, _)| index).collect()
-    }
-
-    fn is_due_for_renewal(&self, holder: &ShareHolder<K>, now: Time) -> bool {
-        let ttl_s = self.pools.iter().map(Pool::ttl_s).min().unwrap_or(0);
-        holder.is_alive(now) && holder.sent.is_some_and(|sent| sent.ends.since_us(now) <= renew_before_us(ttl_s))
-    }
-
-    fn has_too_much(&self, holder: &ShareHolder<K>, now: Time) -> bool {
-        self.pools.iter().enumerate().any(|(index, pool)| {
-            let has = pool.assigned_to(index, holder);
-            pool.is_starved && pool.level.share(pool.want(holder, self.holders.len(), now)) < has - has / 10
-        })
-    }
-
-    fn level_life_us(&self) -> u64 {
-        LEVEL_LIFE_US.min(self.holders.len() as u64 * LEVEL_LIFE_PER_HOLDER_US)
-    }
-
-    pub(super) fn update_levels(&mut self, now: Time) {
-        if self.levelled.is_some_and(|at| now.since_us(at) < self.level_life_us()) {
-            return;
-        }
-        let holders = self.holders.len();
-        let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free_share(index)).collect();
-        for (index, pool) in self.pools.iter_mut().enumerate() {
-            let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
-            let demand = all.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
-            // What a patient proxy lacks it may have from elsewhere, so nobody gives it up.
-            let is_known = |holder: &&ShareHolder<K>| !holder.may_have_foreign_assignment(now);
-            let known = self.holders.iter().filter(is_known);
-            let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, holders, now)).collect();
-            // More is held than a limit that became smaller allows, until it is taken back.
-            let target = pool.target_among_replicas(demand, now);
-            let is_too_much = pool.held > target.saturating_add(target / 10);
-            let mut amount = pool.held.min(pool.limit.total()).min(target);
-            // Those who ask over RLS count as as many proxies as there are: who they are is not known.
-            let decisions = self.decision_demand.in_span(pool.horizon_us()).min(pool.limit.total());
-            let parties = wants.len().max(1) as u64;
-            if decisions > 0 {
-                amount = amount.saturating_add(pool.unheld_share(now)).min(pool.limit.total());
-                wants.extend((0..parties).map(|_| decisions / parties));
-                all.extend((0..parties).map(|_| decisions / parties));
-            }
-            pool.level = FillLevel::fill(amount, &mut wants, 8);
-            pool.level_of_all_holders = FillLevel::fill(amount, &mut all, 8);
-            let for_decisions =
-                if decisions > 0 { pool.level.share(decisions / parties).saturating_mul(parties) } else { 0 };
-            pool.share_of_decisions = for_decisions.min(amount);
-            let are_decisions_short = pool.share_of_decisions - pool.share_of_decisions / 10 > pool.unheld_share(now);
-            pool.is_starved = is_too_much
-                || are_decisions_short
-                || self.holders.iter().any(|holder| {
-                    let has = pool.reserved_by(index, holder);
-                    let target = pool.level.share(pool.want(holder, holders, now));
-                    target > has.saturating_add(has / 10).saturating_add(free[index])
-                });
-        }
-        self.levelled = Some(now);
-        (self.has_new_demand, self.has_new_levels) = (false, true);
-    }
 }
 
 impl Pool {
@@ -662,36 +665,27 @@ impl Pool {
         })
     }
 
-    fn add_share_of_gone_holder(&mut self, share: u64, until: Time) {
+    fn add_share_of_gone_holder(&mut self, gone: ReleasedShare) {
         const MAX_SHARES_OF_GONE_HOLDERS: usize = 16;
-        if share == 0 {
+        if gone.share == 0 && gone.bucket == 0 {
             return;
         }
         let is_full = self.shares_of_gone_holders.len() >= MAX_SHARES_OF_GONE_HOLDERS;
         match self.shares_of_gone_holders.last_mut() {
             Some(last) if is_full => {
-                (last.share, last.until) = (last.share.saturating_add(share), last.until.max(until));
+                last.share = last.share.saturating_add(gone.share);
+                last.bucket = last.bucket.saturating_add(gone.bucket);
+                last.until = last.until.max(gone.until);
             }
-            _ => self.shares_of_gone_holders.push(ReleasedShare { share, sent: None, until }),
+            _ => self.shares_of_gone_holders.push(gone),
         }
     }
 
     /// Time to live of assignments, in seconds.
-    const fn ttl_s(&self) -> u32 {
+    pub(super) const fn ttl_s(&self) -> u32 {
         match self.limit.form {
             AssignmentForm::Rate => RATE_TTL_S,
             AssignmentForm::Lent => LENT_TTL_S,
         }
     }
-}
-
-/// What a holder has, for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HolderReport {
-    /// What it was told last.
-    pub strategy: Option<Strategy>,
-    /// What is in use of the first limit.
-    pub reserved: u64,
-    /// End of its assignment.
-    pub ends: Time,
 }

@@ -131,11 +131,11 @@ impl Divisions {
         true
     }
 
-    /// Records that the proxy of a new holder has a bucket of another division.
-    pub(super) fn note_bucket_of_former_division(&self, key: u128, holder: &BucketOfStream) {
+    /// Records that the proxy of a holder that just joined may have an assignment of other counters.
+    pub(super) fn expect_other_assignment(&self, key: u128, holder: &BucketOfStream) {
         self.with(key, |entry| {
             if let Some(index) = entry.find(holder) {
-                entry.division.note_bucket_of_former_division(index);
+                entry.division.holders[index].has_unknown_assignment = true;
             }
         });
     }
@@ -194,7 +194,7 @@ impl Divisions {
     }
 
     /// Tells the store what was used of each of these keys, and asks for what their pools want.
-    pub(super) async fn settle_keys(&self, keys: impl IntoIterator<Item = u128>) {
+    pub(super) async fn settle_keys_with_store(&self, keys: impl IntoIterator<Item = u128>) {
         stream::iter(keys).for_each_concurrent(MAX_CALLS_IN_FLIGHT, |key| self.settle(key)).await;
     }
 

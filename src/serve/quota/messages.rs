@@ -228,7 +228,7 @@ mod tests {
     fn actions(starts_full: bool) -> Vec<(SentStrategy, i64)> {
         let strategy = Strategy::Tokens(ProxyTokenBucket { max: 40, fill: 4, interval_s: 1 });
         let mut response = RateLimitQuotaResponse::default();
-        let assignment = Assignment { strategy, starts_full, ttl_s: 15, takes_back: false };
+        let assignment = Assignment { strategy, starts_full, ttl_s: 15 };
         push_assignment(&mut response, &BucketId::default(), assignment);
         let actions = response.bucket_action.into_iter().map(|action| {
             let Some(Action::QuotaAssignmentAction(sent)) = action.bucket_action else { panic!("{action:?}") };

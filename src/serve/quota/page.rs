@@ -17,8 +17,7 @@ use crate::decide::key_text::KeyEntry;
 use crate::decide::quota_buckets::BucketLimits;
 use crate::limit::division::assignment::Strategy;
 use crate::limit::division::divided_limit::AssignmentForm;
-use crate::limit::division::holder::ShareHolder;
-use crate::limit::division::ledger::HolderReport;
+use crate::limit::division::holder::{HolderReport, ShareHolder};
 use crate::limit::request::Entry;
 
 /// What a report shows.

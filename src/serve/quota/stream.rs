@@ -82,8 +82,8 @@ pub(super) struct StreamTask {
     evidence: Option<DeliveryEvidence>,
     /// Bytes of all responses.
     produced_bytes: u64,
-    /// Buckets from which a part of a rate was taken back, by the responses since the evidence that is waited for.
-    taken_back: Vec<u32>,
+    /// Buckets with an assignment in the responses since the evidence that is waited for.
+    assigned: Vec<u32>,
     /// Evidence that is waited for.
     awaited: Option<AwaitedEvidence>,
 }
@@ -110,7 +110,7 @@ impl StreamTask {
         Self {
             evidence,
             produced_bytes: 0,
-            taken_back: Vec::new(),
+            assigned: Vec::new(),
             awaited: None,
             quota,
             handle,
@@ -244,7 +244,7 @@ impl StreamTask {
         }
         keys.sort_unstable();
         keys.dedup();
-        self.quota.divisions.settle_keys(keys).await;
+        self.quota.divisions.settle_keys_with_store(keys).await;
         self.handle.lock().due.extend(indices.iter().map(|(index, _)| *index));
     }
 
@@ -373,24 +373,25 @@ impl StreamTask {
             BucketLimits::Divided(counters) => BucketKind::Divided { key: division_key(counters) },
         };
         let holder = self.holder(index);
-        let left = old.filter(|old| *old != new);
-        if let Some(BucketKind::Divided { key }) = left {
+        let moved_from = match old.filter(|old| *old != new) {
+            Some(BucketKind::Divided { key }) => Some(key),
+            _ => None,
+        };
+        if let Some(key) = moved_from {
             self.quota.divisions.leave(key, &holder, now);
         }
         match limits {
             BucketLimits::Divided(counters) => {
-                let rule = counters.rule.clone();
-                let key = division_key(&counters);
-                let is_joined = self.quota.divisions.join(key, counters, holder.clone(), now);
-                if matches!(left, Some(BucketKind::Divided { .. })) {
-                    self.quota.divisions.note_bucket_of_former_division(key, &holder);
-                }
-                if !is_joined {
+                let (rule, key) = (counters.rule.clone(), division_key(&counters));
+                if !self.quota.divisions.join(key, counters, holder.clone(), now) {
                     log_indivisible_limit(
                         &rule,
                         &format!("{MAX_HOLDERS_PER_KEY} proxies share its key at this replica"),
                     );
                     return BucketKind::Refused;
+                }
+                if moved_from.is_some() {
+                    self.quota.divisions.expect_other_assignment(key, &holder);
                 }
             }
             BucketLimits::Refused(refusal) if old != Some(new) => {
@@ -428,12 +429,12 @@ impl StreamTask {
         }
     }
 
-    /// Begins to wait for evidence that the last response was received, if it took something back.
+    /// Begins to wait for evidence that the last response was received, if it assigned something.
     fn await_evidence(&mut self) {
         let Some(evidence) = &self.evidence else { return };
-        if self.awaited.is_none() && !self.taken_back.is_empty() {
+        if self.awaited.is_none() && !self.assigned.is_empty() {
             self.awaited = Some(AwaitedEvidence {
-                buckets: std::mem::take(&mut self.taken_back),
+                buckets: std::mem::take(&mut self.assigned),
                 sent_before: self.quota.service.clock.now().plus_us(1),
                 received: Box::pin(evidence.clone().wait_until_received(self.produced_bytes)),
             });
@@ -465,12 +466,7 @@ impl StreamTask {
                     let ends = now.plus_us(u64::from(OPEN_TTL_S) * 1_000_000);
                     bucket.kind = BucketKind::Open { ends, is_matched };
                 }
-                is_due.then_some(Assignment {
-                    strategy: Strategy::Allow,
-                    starts_full: false,
-                    ttl_s: OPEN_TTL_S,
-                    takes_back: false,
-                })
+                is_due.then_some(Assignment { strategy: Strategy::Allow, starts_full: false, ttl_s: OPEN_TTL_S })
             }
             BucketKind::Divided { key } if is_idle => {
                 match self.quota.divisions.retire(key, &self.holder(index), now) {
@@ -486,8 +482,8 @@ impl StreamTask {
             if let Strategy::Tokens(tokens) = assignment.strategy {
                 self.quota.stats.assigned_hits.add(tokens.max.into());
             }
-            if assignment.takes_back {
-                self.taken_back.push(index);
+            if matches!(kind, BucketKind::Divided { .. }) {
+                self.assigned.push(index);
             }
             push_assignment(response, &id, assignment);
         }
@@ -525,7 +521,7 @@ impl StreamTask {
                 self.match_buckets(turn, now).await;
                 let keys: SmallVec<[u128; BUCKETS_PER_TURN]> =
                     turn.iter().filter_map(|index| self.key_of(*index)).collect();
-                self.quota.divisions.settle_keys(keys).await;
+                self.quota.divisions.settle_keys_with_store(keys).await;
                 self.handle.lock().due.extend(turn);
                 tokio::task::yield_now().await;
             }

@@ -506,7 +506,7 @@ pub fn replay_charges(
     let mut holds = HoldsByCounter::new();
     for (index, counter) in counters.iter().enumerate() {
         let last = reader.read_time()?;
-        let state = State::decode_counter_state(counter.limit.counting_method(), &mut reader, last)?;
+        let state = State::read_counter_state_from_reply(counter.limit.counting_method(), &mut reader, last)?;
         if let Some(hold) = TotalHold::read_from_reply(&mut reader)? {
             holds.push((index, hold));
         }

@@ -206,7 +206,7 @@ fn decode_file(mut source: TrafficSource, sender: &SyncSender<DecoderMessage>) {
             Ok(Some(event)) => {
                 batch.push(event);
                 if batch.len() == EVENTS_PER_BATCH {
-                    source.reallocate_shared_text();
+                    source.renew_shared_arcs();
                     let full = std::mem::replace(&mut batch, Vec::with_capacity(EVENTS_PER_BATCH));
                     if sender.send(DecoderMessage::Batch(full)).is_err() {
                         return;

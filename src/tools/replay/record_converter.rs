@@ -71,7 +71,7 @@ impl RecordConverter {
     }
 
     /// Copies the texts that requests share, so that later requests share a new reference counter.
-    pub(super) fn reallocate_shared_text(&mut self) {
+    pub(super) fn renew_shared_arcs(&mut self) {
         self.process = Arc::from(&*self.process);
         self.domain = Arc::from(&*self.domain);
         self.rules_id = Arc::from(&*self.rules_id);

@@ -226,9 +226,9 @@ impl TrafficSource {
     }
 
     /// Copies the text that requests share, so that this thread and that of earlier requests do not share its counter.
-    pub(super) fn reallocate_shared_text(&mut self) {
+    pub(super) fn renew_shared_arcs(&mut self) {
         if let SourceFormat::Log(log) = &mut self.format {
-            log.converter.reallocate_shared_text();
+            log.converter.renew_shared_arcs();
         }
     }
 

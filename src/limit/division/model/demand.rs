@@ -125,10 +125,10 @@ fn mean_use(unit: Unit, algorithm: Algorithm, pattern: Pattern) -> f64 {
 fn most_of_a_limit_is_used_whatever_the_demand() {
     // Measured, less two or three points: a change that costs more is to be seen.
     let least = [
-        (Unit::Second, Algorithm::FixedWindow, [0.92, 0.97, 0.69, 0.31]),
-        (Unit::Second, Algorithm::TokenBucket, [0.92, 0.97, 0.68, 0.28]),
-        (Unit::Minute, Algorithm::FixedWindow, [0.93, 0.93, 0.88, 0.72]),
-        (Unit::Minute, Algorithm::TokenBucket, [0.91, 0.93, 0.91, 0.76]),
+        (Unit::Second, Algorithm::FixedWindow, [0.93, 0.97, 0.76, 0.36]),
+        (Unit::Second, Algorithm::TokenBucket, [0.93, 0.96, 0.75, 0.33]),
+        (Unit::Minute, Algorithm::FixedWindow, [0.94, 0.95, 0.92, 0.72]),
+        (Unit::Minute, Algorithm::TokenBucket, [0.92, 0.94, 0.91, 0.76]),
     ];
     for (unit, algorithm, least) in least {
         for (pattern, least) in

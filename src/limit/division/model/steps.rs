@@ -1,6 +1,8 @@
 //! Single steps of the ledger, one proof each: what a broken step would give away.
 
 use super::super::assignment::Retirement;
+use super::super::empty_buckets::{EmptyBuckets, UnrestedRefill};
+use super::super::holder::Part;
 use super::super::ledger::{LENT_TTL_S, RATE_TTL_S};
 use super::*;
 use crate::limit::hold::HeldAmount;
@@ -20,6 +22,7 @@ fn division_with_one_proxy(unit: Unit) -> (Division<u32>, u64) {
     division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
     request_and_grant_all(&mut division, START);
     let assignment = division.assign(0, START).expect("the first report is answered");
+    division.record_ping_ack(0, START.plus_us(1), START);
     let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
     (division, tokens.max.into())
 }
@@ -30,6 +33,13 @@ fn request_and_grant_all(division: &mut Division<u32>, now: Time) -> Option<Pool
     let grant = PoolGrant { held: request.wanted, ..PoolGrant::default() };
     division.record_grant(0, &request, grant, now);
     Some(request)
+}
+
+/// Grants what to hold, for as long as an assignment of lent hits lasts.
+fn grant(division: &mut Division<u32>, held: u64, now: Time) {
+    let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
+    let held = HeldAmount { hits: held, capacity: 0 };
+    division.record_grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
 }
 
 fn usage(allowed: u64, denied: u64, received: Time) -> Usage {
@@ -77,6 +87,7 @@ fn what_is_given_back_is_not_handed_out_while_the_store_is_asked() {
     let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
     division.record_grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
     division.assign(0, at(5)).expect("its part shrinks");
+    division.record_ping_ack(0, at(6), at(5));
     division.record_report(0, usage(5, 0, at(10)), at(10));
     division.expire(at(10));
     let before = division.free_share(0);
@@ -118,9 +129,7 @@ fn hits_of_an_unknown_assignment_are_no_part_of_what_is_assigned() {
 fn change_waits_until_the_one_before_it_is_confirmed() {
     let (mut division, _) = division_with_one_proxy(Unit::Day);
     let shrink = |division: &mut Division<u32>, held: u64, now: Time| {
-        let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
-        let held = HeldAmount { hits: held, capacity: 0 };
-        division.record_grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
+        grant(division, held, now);
         division.assign(0, now)
     };
     division.record_report(0, usage(1, 0, at(5)), at(5));
@@ -296,7 +305,32 @@ fn bucket_that_is_full_after_a_change_denies_until_the_old_one_has_rested() {
         request_and_grant_all(&mut division, at(5));
         let changed = division.assign(0, at(5)).expect("it gets less");
         assert_eq!(changed.strategy == Strategy::Deny, !keeps_ratio, "{changed:?}");
-        assert!(changed.takes_back && !changed.starts_full, "{changed:?}");
+        assert!(!changed.starts_full, "{changed:?}");
+    }
+}
+
+#[test]
+fn assignment_may_be_in_use_until_its_time_after_the_proxy_received_it() {
+    for (received, over) in [(Some(0), 16), (Some(7), 23), (None, 26)] {
+        let limit = limit(Algorithm::FixedWindow, 100, Unit::Second, None);
+        let mut division = Division::new([DividedLimit::new(&limit)], START);
+        division.join(1, true, START);
+        division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+        request_and_grant_all(&mut division, START);
+        let free = division.free_share(0);
+        assert_eq!(division.assign(0, START).map(|assignment| assignment.ttl_s), Some(15));
+        if let Some(second) = received {
+            division.record_ping_ack(0, START.plus_us(1), at(second));
+        }
+        if received.is_none() {
+            // If this replica dies, its hold lasts as long.
+            let request = request_and_grant_all(&mut division, at(2)).expect("the hold is too short");
+            assert!(request.for_us >= (26 - 2) * SECOND_US, "{request:?}");
+        }
+        division.expire(Time::from_micros(at(over).as_micros() - 1));
+        assert!(division.free_share(0) < free, "received {received:?}");
+        division.expire(at(over));
+        assert_eq!(division.free_share(0), free, "received {received:?}");
     }
 }
 
@@ -321,4 +355,241 @@ fn failed_request_is_repeated_with_its_number() {
     division.record_grant(0, &again, grant, at(10));
     let next = division.next_pool_request(0, at(10)).expect("three more were used");
     assert_eq!((next.used, next.number), (3, request.number + 1));
+}
+
+#[test]
+fn refill_moves_once_it_is_out_of_use_and_the_bucket_after_a_rest() {
+    let (mut division, part) = division_with_one_proxy(Unit::Second);
+    division.join(2, true, at(5));
+    division.record_report(0, usage(5, 0, at(5)), at(5));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+    request_and_grant_all(&mut division, at(5));
+    let before = (division.free_share(0), division.free_buckets(0));
+    division.assign(0, at(5)).expect("it gets less");
+    division.expire(at(6));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), before, "of {part}, without evidence");
+    division.record_ping_ack(0, at(6), at(6));
+    let has = division.holders[0].rates[0].now;
+    let given_up = (part - has.refill, part - has.bucket);
+    assert!(given_up.0 > given_up.1 && given_up.1 > 0, "{given_up:?}");
+    // The margin after the acknowledgement.
+    division.expire(at(7));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), (before.0 + given_up.0, before.1));
+    // And the time in which it is full again.
+    division.expire(at(8));
+    assert_eq!((division.free_share(0), division.free_buckets(0)), (before.0 + given_up.0, before.1 + given_up.1));
+}
+
+#[test]
+fn empty_buckets_are_filled_by_refill_that_nobody_has() {
+    let refill_us = 10 * SECOND_US;
+    let mut empty = EmptyBuckets::default();
+    empty.fill(refill_us, START);
+    empty.add(Part { refill: 0, bucket: 20 }, 0, refill_us);
+    empty.restart(5);
+    empty.fill(refill_us, at(10));
+    assert_eq!(empty.share, 15);
+    // Some was handed out meanwhile, and came back.
+    empty.note_idle_refill(2);
+    empty.note_idle_refill(9);
+    empty.fill(refill_us, at(15));
+    assert_eq!(empty.share, 14);
+    // Without a refill, nothing is filled.
+    empty.restart(0);
+    empty.fill(refill_us, at(100));
+    assert_eq!((empty.share, empty.full_at(refill_us)), (14, None));
+    // Less than a hit is kept for the next time.
+    empty.restart(1);
+    empty.fill(refill_us, at(109));
+    assert_eq!((empty.share, empty.full_at(refill_us)), (14, Some(at(240))));
+    empty.fill(refill_us, at(110));
+    assert_eq!(empty.share, 13);
+    // What is added later gains nothing from the time before.
+    empty.restart(100);
+    empty.fill(refill_us, at(1000));
+    empty.fill(refill_us, at(2000));
+    empty.add(Part { refill: 5, bucket: 6 }, 0, refill_us);
+    empty.fill(refill_us, at(2000));
+    assert_eq!(empty.share, 6);
+    // But what came with it does, from the time on that it was out of use.
+    empty.add(Part { refill: 5, bucket: 6 }, 10 * SECOND_US, refill_us);
+    assert_eq!(empty.share, 7);
+}
+
+#[test]
+fn refill_rests_although_more_goes_out_of_use_again_and_again() {
+    let mut unrested = UnrestedRefill::default();
+    let shares = [(0, 7), (6, 1), (12, 1), (18, 1), (24, 0)].map(|(second, refill)| {
+        unrested.add(refill, 10 * SECOND_US, at(second));
+        unrested.share(10 * SECOND_US, at(second))
+    });
+    assert_eq!(shares, [7, 8, 9, 10, 2]);
+    assert_eq!([33, 34, 44].map(|second| unrested.share(10 * SECOND_US, at(second))), [2, 0, 0]);
+}
+
+#[test]
+fn newcomer_gets_a_part_before_its_demand_is_known() {
+    let (mut division, part) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(500, 500, at(5)), at(5));
+    division.join(2, true, at(5));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+    request_and_grant_all(&mut division, at(5));
+    division.assign(0, at(5)).expect("it must leave a part to the newcomer");
+    let refill = division.holders[0].rates[0].now.refill;
+    assert!(refill <= part / 3 * 2, "{refill} of {part}");
+}
+
+#[test]
+fn first_sample_is_the_demand() {
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(50, 0, at(5)), at(5));
+    assert_eq!(division.holders[0].demand.mhps, 10_000);
+}
+
+#[test]
+fn hold_of_a_window_lasts_until_its_rates_count_no_more() {
+    let period = Period::new(Unit::Second, 10).expect("ten seconds are a period");
+    let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 100, period)).expect("the limit is valid");
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
+    division.join(1, true, START);
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    let request = request_and_grant_all(&mut division, START).expect("it holds nothing");
+    let assignment = division.assign(0, START).expect("the first report is answered");
+    // If this replica dies, the last hits pass when the assignment ends, and count in the window of that time.
+    assert!(request.for_us >= (u64::from(assignment.ttl_s) + 10) * SECOND_US, "{request:?}, {assignment:?}");
+}
+
+#[test]
+fn silent_proxy_whose_assignment_may_have_lapsed_is_told_nothing() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    // It could use all of it.
+    division.record_report(0, usage(0, 0, at(49)), at(49));
+    division.holders[0].demand.take_sample(1000, SECOND_US);
+    division.join(2, true, at(55));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
+    division.record_report(1, usage(0, 1000, at(58)), at(58));
+    request_and_grant_all(&mut division, at(58));
+    let told = division.assign(0, at(58)).expect("the other has too little");
+    assert!(matches!(told.strategy, Strategy::Tokens(tokens) if u64::from(tokens.max) < part), "{told:?}");
+    // The same a second later: without an assignment, a smaller bucket would be a full one.
+    let (mut division, _) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(0, 0, at(49)), at(49));
+    division.holders[0].demand.take_sample(1000, SECOND_US);
+    division.join(2, true, at(55));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
+    division.record_report(1, usage(0, 1000, at(58)), at(58));
+    request_and_grant_all(&mut division, at(59));
+    assert_eq!(division.assign(0, at(59)), None);
+}
+
+#[test]
+fn nearly_empty_bucket_is_replaced() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
+    grant(&mut division, 60, at(5));
+    // The two that are left may be one and a bit: a raise by the ratio would give half of what is reserved for it.
+    let assignment = division.assign(0, at(5)).expect("it has two hits left");
+    let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
+    assert!(assignment.starts_full && u64::from(tokens.max) <= part, "{assignment:?}");
+}
+
+#[test]
+fn smaller_limit_leaves_no_more_than_it_free() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
+    grant(&mut division, 60, at(5));
+    assert!(division.free_share(0) > 20);
+    division.change_limits([DividedLimit::new(&limit(Algorithm::FixedWindow, 20, Unit::Day, None))]);
+    assert!(division.free_share(0) + division.reserved(0) <= 20, "{} free", division.free_share(0));
+}
+
+#[test]
+fn refill_is_given_back_to_the_store_after_a_rest() {
+    let (mut division, _) = division_with_one_proxy(Unit::Second);
+    division.record_report(0, usage(5, 0, at(5)), at(5));
+    let others = vec![OtherReplica { demand: 100, held: HeldAmount::default(), until: at(100) }];
+    let request = PoolRequest { for_us: 16 * SECOND_US, ..PoolRequest::default() };
+    let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
+    division.record_grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
+    // Its bucket is small, and most of the refill goes without one.
+    let rate = &mut division.holders[0].rates[0];
+    let part = rate.now.refill;
+    rate.change_to(Part { refill: part, bucket: part }, Some(at(5)), at(6));
+    rate.now.bucket = 10;
+    rate.change_to(Part { refill: 10, bucket: 10 }, Some(at(5)), at(6));
+    division.expire(at(6));
+    assert!(division.free_share(0) >= part - 10, "holders may have it");
+    assert_eq!(division.next_pool_request(0, at(6)), None, "the store would admit as much at once");
+    division.expire(at(7));
+    let request = division.next_pool_request(0, at(7)).expect("another replica has more demand");
+    assert!(request.wanted.hits < part, "{request:?}");
+}
+
+#[test]
+fn newcomer_leaves_half_of_what_is_unused_in_the_store() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
+    let held = HeldAmount { hits: part, capacity: 0 };
+    division.record_grant(0, &request, PoolGrant { held, room: 100 - part, ..PoolGrant::default() }, at(1));
+    division.join(2, true, at(1));
+    division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(1) }, at(1));
+    let request = request_and_grant_all(&mut division, at(1)).expect("the newcomer has nothing");
+    assert_eq!(request.wanted.hits, part + (100 - part).div_ceil(2));
+    assert!(division.assign(1, at(1)).is_some_and(|assignment| assignment.strategy != Strategy::Deny));
+    assert_eq!(division.free_share(0), 0, "what it does not get is left to decisions over RLS");
+}
+
+#[test]
+fn bucket_begins_anew_at_a_proxy_that_may_have_the_same_tokens_with_another_interval() {
+    let assign_first = |has_unknown_assignment: bool| {
+        let limit = limit(Algorithm::FixedWindow, 100, Unit::Second, None);
+        let mut division = Division::new([DividedLimit::new(&limit)], START);
+        division.join(1, true, START);
+        division.holders[0].has_unknown_assignment = has_unknown_assignment;
+        request_and_grant_all(&mut division, START);
+        division.assign(0, START).expect("it has nothing of this division")
+    };
+    assert!(assign_first(true).starts_full);
+    assert!(!assign_first(false).starts_full);
+}
+
+#[test]
+fn another_interval_comes_with_other_tokens() {
+    let limits = |first: u64, second: u64| {
+        let limit = |hits: u64, seconds: u64| {
+            let period = Period::new(Unit::Second, u32::try_from(seconds).expect("few")).expect("a period");
+            let hits = u32::try_from(hits).expect("few");
+            DividedLimit::new(&Limit::new(&LimitSpec::new(Algorithm::FixedWindow, hits, period)).expect("valid"))
+        };
+        [limit(first, 1), limit(second, 10)]
+    };
+    for hits in [50, 1, 2] {
+        let mut division = Division::new(limits(hits, 1000), START);
+        division.join(1, true, START);
+        division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+        let advance = |division: &mut Division<u32>, second: u64| {
+            division.expire(at(second));
+            for pool in 0..2 {
+                let total = division.pools[pool].limit.total();
+                let request = PoolRequest { for_us: 100 * SECOND_US, ..PoolRequest::default() };
+                let held = HeldAmount { hits: total, capacity: 0 };
+                division.record_grant(pool, &request, PoolGrant { held, ..PoolGrant::default() }, at(second));
+            }
+            division.assign(0, at(second)).map(|assignment| assignment.strategy)
+        };
+        let Some(Strategy::Tokens(first)) = advance(&mut division, 0) else { panic!("it has nothing") };
+        assert_eq!((first.max, first.interval_s), (u32::try_from(hits).expect("few"), 1));
+        // The second limit allows as many tokens now, in ten times the time.
+        division.record_report(0, usage(100_000, 1, at(5)), at(5));
+        division.change_limits(limits(1000, hits));
+        match advance(&mut division, 5).expect("it gets less") {
+            Strategy::Tokens(then) => {
+                assert_eq!(then.interval_s, 10);
+                assert_ne!((then.max, then.fill), (first.max, first.fill));
+            }
+            strategy => assert_eq!((strategy, hits), (Strategy::Deny, 1)),
+        }
+    }
 }

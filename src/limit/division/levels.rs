@@ -1,0 +1,200 @@
+//! Levels: what each holder of a key should have, among the others, and who must be told.
+//!
+//! They are computed from the demands of all holders, so they are kept for a while if there are many. Nothing is
+//! assigned here.
+
+use smallvec::SmallVec;
+
+use super::divided_limit::AssignmentForm;
+use super::fair_share::FillLevel;
+use super::holder::{MARGIN_US, Part, ShareHolder, note_earliest};
+use super::ledger::{Division, Pool, renew_before_us};
+use crate::base::clock::Time;
+
+/// Longest time for which levels are kept, in microseconds.
+const LEVEL_LIFE_US: u64 = 500_000;
+/// Time for which levels are kept for each holder, in microseconds: much longer than it takes to compute its part.
+const LEVEL_LIFE_PER_HOLDER_US: u64 = 1000;
+/// Smallest even part of a limit's bucket, in tokens, that loses nothing of a demand at random times.
+const MIN_EVEN_BUCKET: u64 = 8;
+
+impl<K> Division<K> {
+    /// Returns the holders to look at beside those that reported: those whose assignments can be renewed after their
+    /// hold was, and those that have more than their part while another has less than it wants. Each change is
+    /// returned once.
+    pub fn find_holders_to_tell(&mut self, now: Time) -> Vec<usize> {
+        self.update_levels(now);
+        let has_renewals = std::mem::take(&mut self.has_renewals);
+        let has_starved = std::mem::take(&mut self.has_new_levels) && self.pools.iter().any(|pool| pool.is_starved);
+        if !has_renewals && !has_starved {
+            return Vec::new();
+        }
+        let holders = self.holders.iter().enumerate();
+        let told = holders.filter(|(_, holder)| {
+            has_renewals && self.is_due_for_renewal(holder, now) || has_starved && self.has_too_much(holder, now)
+        });
+        told.map(|(index, _)| index).collect()
+    }
+
+    fn is_due_for_renewal(&self, holder: &ShareHolder<K>, now: Time) -> bool {
+        let ttl_s = self.pools.iter().map(Pool::ttl_s).min().unwrap_or(0);
+        holder.is_alive(now) && holder.sent.is_some_and(|sent| sent.ends.since_us(now) <= renew_before_us(ttl_s))
+    }
+
+    fn has_too_much(&self, holder: &ShareHolder<K>, now: Time) -> bool {
+        self.pools.iter().enumerate().any(|(index, pool)| {
+            let has = pool.assigned_to(index, holder);
+            let bucket = holder.rates.get(index).map_or(0, |rate| rate.now.bucket);
+            let even = if pool.even_bucket == 0 { has } else { pool.even_bucket };
+            if pool.are_buckets_starved && bucket >= even.saturating_add(pool.step(bucket)) {
+                return true;
+            }
+            let target = pool.level.share(pool.want(holder, self.holders.len(), now));
+            pool.is_starved && target.saturating_add(pool.step(has)) <= has
+        })
+    }
+
+    pub(super) fn level_life_us(&self) -> u64 {
+        LEVEL_LIFE_US.min(self.holders.len() as u64 * LEVEL_LIFE_PER_HOLDER_US)
+    }
+
+    pub(super) fn update_levels(&mut self, now: Time) {
+        if self.levelled.is_some_and(|at| now.since_us(at) < self.level_life_us()) {
+            return;
+        }
+        let holders = self.holders.len();
+        let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free_share(index)).collect();
+        for (index, pool) in self.pools.iter_mut().enumerate() {
+            let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
+            let demand = all.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
+            // What a patient proxy lacks it may have from elsewhere, so nobody gives it up.
+            let is_known = |holder: &&ShareHolder<K>| !holder.may_have_foreign_assignment(now);
+            let known = self.holders.iter().filter(is_known);
+            let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, holders, now)).collect();
+            // More is held than a limit that became smaller allows, until it is taken back.
+            let target = pool.target_among_replicas(demand, now);
+            let is_too_much = pool.held > target.saturating_add(target / 10);
+            let mut amount = pool.held.min(pool.limit.total()).min(target);
+            // Those who ask over RLS count as as many proxies as there are: who they are is not known.
+            let decisions = self.decision_demand.in_span(pool.horizon_us()).min(pool.limit.total());
+            let parties = wants.len().max(1) as u64;
+            if decisions > 0 {
+                amount = amount.saturating_add(pool.unheld_share(now)).min(pool.limit.total());
+                wants.extend((0..parties).map(|_| decisions / parties));
+                all.extend((0..parties).map(|_| decisions / parties));
+            }
+            pool.level_buckets(index, amount, &self.holders, now);
+            let unheld = if decisions > 0 { pool.unheld_share(now) } else { 0 };
+            let all_held = pool.held.saturating_add(unheld).min(pool.limit.total());
+            amount = amount.min(all_held.saturating_sub(pool.withheld_refill));
+            pool.level = FillLevel::fill(amount, &mut wants, 8);
+            pool.level_of_all_holders = FillLevel::fill(amount, &mut all, 8);
+            let for_decisions =
+                if decisions > 0 { pool.level.share(decisions / parties).saturating_mul(parties) } else { 0 };
+            pool.share_of_decisions = for_decisions.min(amount);
+            let are_decisions_short = pool.share_of_decisions - pool.share_of_decisions / 10 > pool.unheld_share(now);
+            pool.are_buckets_starved |= pool.limit.form == AssignmentForm::Rate && (is_too_much || are_decisions_short);
+            pool.is_starved = is_too_much
+                || are_decisions_short
+                || pool.are_buckets_starved
+                || pool.withheld_refill > free[index]
+                || self.holders.iter().any(|holder| {
+                    let has = pool.reserved_by(index, holder);
+                    let want = pool.want(holder, holders, now);
+                    let target = pool.level.share(want);
+                    // What is spread beyond demand is worth no change of others' lent hits.
+                    let target = if pool.limit.form == AssignmentForm::Lent { target.min(want) } else { target };
+                    target > has.saturating_add(has / 10).saturating_add(free[index])
+                });
+        }
+        self.levelled = Some(now);
+        (self.has_new_demand, self.has_new_levels) = (false, true);
+    }
+
+    /// Begins to fill empty buckets with what belongs to nobody now.
+    pub(super) fn restart_filling(&mut self, now: Time) {
+        for index in 0..self.pools.len() {
+            let idle = self.free_share(index);
+            let pool = &mut self.pools[index];
+            pool.empty_buckets.restart(idle);
+            if let Some(full) = pool.empty_buckets.full_at(pool.limit.refill_us()) {
+                // Who waits for a part of them gets it before all is full.
+                let soon = now.plus_us(MARGIN_US.max(pool.limit.refill_us() / 8));
+                let at = if pool.lacking > 0 || pool.without_part > 0 { full.min(soon) } else { full };
+                note_earliest(&mut self.next_release, at.max(now.plus_us(MARGIN_US / 8)));
+            }
+        }
+    }
+
+    /// Records for each rate what refill belongs to nobody, after that may have become less.
+    pub(super) fn note_idle_refill(&mut self) {
+        for index in 0..self.pools.len() {
+            let idle = self.free_share(index);
+            self.pools[index].empty_buckets.note_idle_refill(idle);
+        }
+    }
+}
+
+impl Pool {
+    /// What a holder that has `has` can get of `free` refill, if `free_buckets` are full.
+    pub(super) fn free_refill(&self, free: u64, free_buckets: u64, has: u64) -> u64 {
+        // If buckets follow the refill, it is left to fill them.
+        let is_apart = self.limit.divides_buckets_apart() && self.even_bucket > 0;
+        match is_apart {
+            _ if !self.limit.divides_buckets_apart() || !is_apart && self.empty_buckets.share > 0 => {
+                // Those with nothing come first, and each gets some of it.
+                match (self.without_part, has) {
+                    (0, _) => free.min(free_buckets),
+                    (_, 1..) => 0,
+                    (without_part, 0) => free.min(free_buckets.div_ceil(without_part)),
+                }
+            }
+            _ if has == 0 => free,
+            _ => free.saturating_sub(self.withheld_refill),
+        }
+    }
+
+    /// Smallest difference that a holder of `has` is told.
+    pub(super) const fn step(&self, has: u64) -> u64 {
+        if self.is_denying || has < 20 { 1 } else { has / 10 }
+    }
+
+    /// Computes the even part of the buckets of rates, of `amount` that holders can have, who lacks some of it, and
+    /// what refill must be withheld to fill what is empty.
+    fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>], now: Time) {
+        (self.are_buckets_starved, self.is_denying, self.without_part) = (false, false, 0);
+        (self.withheld_refill, self.lacking, self.even_bucket) = (0, 0, 0);
+        if self.limit.form != AssignmentForm::Rate {
+            return;
+        }
+        let is_waiting = |holder: &&ShareHolder<K>| !holder.is_silent(now) && !holder.may_have_foreign_assignment(now);
+        let parts =
+            || holders.iter().filter(is_waiting).filter_map(|holder| holder.rates.get(index)).map(|rate| rate.now);
+        self.is_denying = parts().any(|part| part == Part::default());
+        let fair = self.divisible() / (holders.len() as u64).max(1);
+        if self.limit.bucket_size_of_share(fair) > 0 && self.limit.fill_of_share(fair) > 0 {
+            self.without_part = parts().filter(|part| *part == Part::default()).count() as u64;
+        }
+        if !self.limit.divides_buckets_apart() {
+            return;
+        }
+        let rest = amount.saturating_sub(self.share_of_decisions).min(self.held);
+        let even = rest / (holders.len() as u64).max(1);
+        if self.limit.bucket_size_of_share(even) >= MIN_EVEN_BUCKET {
+            self.even_bucket = even;
+        }
+        let wanted = |part: &Part| if self.even_bucket == 0 { part.bucket.max(1) } else { self.even_bucket };
+        let lacks = |part: &Part| part.bucket < wanted(part) - wanted(part) / 4;
+        let (lacking, lacked) =
+            parts().filter(lacks).fold((0, 0_u64), |(count, sum), part| (count + 1, sum + wanted(&part) - part.bucket));
+        self.lacking = lacking;
+        let reserved = self.reserved_buckets(index, holders);
+        let (free, empty) = (self.divisible().saturating_sub(reserved), self.empty_buckets.share);
+        self.are_buckets_starved =
+            reserved.saturating_sub(empty) > self.divisible() || free.saturating_add(empty) < lacked;
+        if free < lacked && empty > 0 {
+            // A part that all notice, so that they give it up.
+            self.withheld_refill = (empty.min(lacked - free) / 4).max(self.held / 8 + 1);
+        }
+    }
+}
