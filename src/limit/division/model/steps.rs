@@ -327,6 +327,7 @@ fn assignment_may_be_in_use_until_its_time_after_the_proxy_received_it() {
             let request = request_and_grant_all(&mut division, at(2)).expect("the hold is too short");
             assert!(request.for_us >= (26 - 2) * SECOND_US, "{request:?}");
         }
+        division.expire(at(15));
         division.expire(Time::from_micros(at(over).as_micros() - 1));
         assert!(division.free_share(0) < free, "received {received:?}");
         division.expire(at(over));
