@@ -203,13 +203,15 @@ impl<K> Division<K> {
         }
         let (mut bucket, mut most) = self.bucket_within_lent_hits(index, &shares, ttl_s, now);
         let shares_of_pools = shares.iter_mut().zip(&self.pools);
-        shares_of_pools.for_each(|(share, pool)| bucket.iter().for_each(|bucket| bucket.bound_part(share, pool)));
+        shares_of_pools
+            .for_each(|(share, pool)| bucket.iter().for_each(|bucket| bucket.lower_part_to_bucket(share, pool)));
         let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
         // The old bucket of a proxy that begins with a full one must end before.
         if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio {
             (bucket, most) = (None, 0);
         }
-        let strategy = self.holders[index].make_noticed(bucket.map_or(Strategy::Deny, RateBucket::strategy), now);
+        let strategy = self.holders[index]
+            .lower_if_only_interval_differs(bucket.map_or(Strategy::Deny, RateBucket::strategy), now);
         let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
         let holder = &mut self.holders[index];
         let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
@@ -348,7 +350,7 @@ impl RateBucket {
     /// Lowers a holder's part of a pool to what the bucket uses of it: another pool may allow less.
     ///
     /// The bucket could not be raised later without tokens that the pool never had, if the pool did not see it shrink.
-    fn bound_part(self, part: &mut Part, pool: &Pool) {
+    fn lower_part_to_bucket(self, part: &mut Part, pool: &Pool) {
         let limit = &pool.limit;
         if limit.form != AssignmentForm::Rate {
             return;
@@ -449,7 +451,7 @@ impl<K> ShareHolder<K> {
 
     /// The strategy, with a token less if the proxy would take it for what it has: Envoy compares the numbers of tokens
     /// only, and ignores another interval.
-    fn make_noticed(&self, strategy: Strategy, now: Time) -> Strategy {
+    fn lower_if_only_interval_differs(&self, strategy: Strategy, now: Time) -> Strategy {
         let sent = self.sent.filter(|_| self.is_surely_in_force(now)).map(|sent| sent.strategy);
         let (Strategy::Tokens(new), Some(Strategy::Tokens(old))) = (strategy, sent) else { return strategy };
         match new {
@@ -488,7 +490,7 @@ impl<K> ShareHolder<K> {
             at: now,
             filled_at,
             ends,
-            renewed_at: now,
+            last_sent: now,
             received_by: None,
             most,
             change,
@@ -504,7 +506,7 @@ impl<K> ShareHolder<K> {
         if sent.ends.since_us(now) > renew_before_us(ttl_s) || ends <= sent.ends.plus_us(MARGIN_US) {
             return None;
         }
-        (sent.ends, sent.renewed_at, sent.received_by) = (ends, now, None);
+        (sent.ends, sent.last_sent, sent.received_by) = (ends, now, None);
         Some(Assignment { strategy: sent.strategy, starts_full: false, ttl_s })
     }
 }

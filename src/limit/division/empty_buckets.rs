@@ -62,7 +62,7 @@ impl EmptyBuckets {
 
 /// Refill that went out of use lately, as a share of the limit: it has not rested.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct UnrestedRefill {
+pub(super) struct RecentlyUsedRefill {
     /// Since `since`, and in the span before it.
     shares: [u64; 2],
     since: Time,
@@ -70,7 +70,7 @@ pub(super) struct UnrestedRefill {
     last: Time,
 }
 
-impl UnrestedRefill {
+impl RecentlyUsedRefill {
     /// Adds what went out of use at `now`; `rest_us` later it has rested.
     pub(super) fn add(&mut self, refill: u64, rest_us: u64, now: Time) {
         match now.since_us(self.since) {

@@ -47,7 +47,7 @@ pub(super) struct Sent {
     /// End of its time to live, counted from the sending: it ends at the proxy at this time or later.
     pub(super) ends: Time,
     /// Time that it was sent last: an equal one renews it.
-    pub(super) renewed_at: Time,
+    pub(super) last_sent: Time,
     /// Time by which the proxy had received that; `None` if it is not known.
     pub(super) received_by: Option<Time>,
     /// Maximum number of lent hits that it admits from its start on.
@@ -72,13 +72,13 @@ pub(super) enum TokenChange {
 impl Sent {
     /// Latest time at which it may still be in force: a proxy that received it late began its time to live late.
     pub(super) fn latest_end(&self) -> Time {
-        let late_us = self.received_by.map_or(LATE_START_US, |received| received.since_us(self.renewed_at));
+        let late_us = self.received_by.map_or(LATE_START_US, |received| received.since_us(self.last_sent));
         self.ends.plus_us(late_us + MARGIN_US)
     }
 
     /// Records that the proxy had received by `now` all that was sent before `sent_before`.
     pub(super) fn record_receipt(&mut self, sent_before: Time, now: Time) {
-        if self.renewed_at < sent_before {
+        if self.last_sent < sent_before {
             self.received_by.get_or_insert(now);
         }
     }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::demand::Demand;
 use super::divided_limit::{AssignmentForm, DividedLimit};
-use super::empty_buckets::{EmptyBuckets, UnrestedRefill};
+use super::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use super::fair_share::FillLevel;
 use super::holder::{
     CONFIRMED_AFTER_US, HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, Sent, ShareHolder,
@@ -116,9 +116,9 @@ pub struct Pool {
     /// Parts of buckets of rates that are out of use, and not full again.
     pub(super) empty_buckets: EmptyBuckets,
     /// Refill of rates that went out of use less than the time of a full bucket ago.
-    unrested_refill: UnrestedRefill,
+    recently_used_refill: RecentlyUsedRefill,
     /// Refill that nobody should have, until the buckets that are lacking are full.
-    pub(super) withheld_refill: u64,
+    pub(super) refill_kept_for_buckets: u64,
     /// Number of holders that lack a part of the buckets.
     pub(super) lacking: u64,
     /// Holders must give up what they have of buckets beyond the even part.
@@ -197,8 +197,8 @@ impl Pool {
             is_starved: false,
             even_bucket: 0,
             empty_buckets: EmptyBuckets::default(),
-            unrested_refill: UnrestedRefill::default(),
-            withheld_refill: 0,
+            recently_used_refill: RecentlyUsedRefill::default(),
+            refill_kept_for_buckets: 0,
             lacking: 0,
             are_buckets_starved: false,
             is_denying: false,
@@ -232,7 +232,7 @@ impl Pool {
     /// What may not be given back to the store, of which holders have `reserved`: the parts of buckets that it gets are
     /// full, and nobody has had the refill lately, because it may admit as much at once.
     fn reserved_from_store<K>(&self, reserved: u64, holders: &[ShareHolder<K>], index: usize, now: Time) -> u64 {
-        let moved = self.unrested_refill.share(self.limit.refill_us(), now);
+        let moved = self.recently_used_refill.share(self.limit.refill_us(), now);
         let unrested = reserved.saturating_add(moved).min(self.held.min(self.limit.total()));
         reserved.max(unrested).max(self.reserved_buckets(index, holders))
     }
@@ -242,7 +242,7 @@ impl Pool {
         let refill_us = self.limit.refill_us();
         for ReleasedShare { share: refill, bucket, until, .. } in unused.iter().copied() {
             if refill > 0 {
-                self.unrested_refill.add(refill, refill_us, until);
+                self.recently_used_refill.add(refill, refill_us, until);
             }
             self.empty_buckets.add(Part { refill, bucket }, now.since_us(until), refill_us);
         }
@@ -500,12 +500,12 @@ impl<K> Division<K> {
 
     /// Latest time at which a rate may be in use because a proxy did not acknowledge an assignment, or does no more:
     /// the hold must last as long.
-    fn late_use_until(&self, index: usize, now: Time) -> Time {
+    fn rate_in_use_until(&self, index: usize, now: Time) -> Time {
         let pool = &self.pools[index];
         if pool.limit.form != AssignmentForm::Rate {
             return Time::default();
         }
-        let is_late = |sent: &Sent| sent.received_by.is_none() && now.since_us(sent.renewed_at) > MARGIN_US;
+        let is_late = |sent: &Sent| sent.received_by.is_none() && now.since_us(sent.last_sent) > MARGIN_US;
         let sent = self.holders.iter().filter_map(|holder| holder.sent.filter(is_late)).map(|sent| sent.latest_end());
         let released = self.holders.iter().filter_map(|holder| holder.rates.get(index));
         let released = released.flat_map(|rate| rate.released_shares.iter()).chain(&pool.shares_of_gone_holders);
@@ -544,7 +544,7 @@ impl<K> Division<K> {
         // When the hold is renewed, so are all assignments: if this replica dies, both end at once.
         let ends_soon =
             left_us < renew_before_us(pool.ttl_s()) + MARGIN_US && new_us > left_us.saturating_add(MARGIN_US);
-        let late_us = self.late_use_until(index, now).since_us(now);
+        let late_us = self.rate_in_use_until(index, now).since_us(now);
         let is_late = late_us > left_us.saturating_add(MARGIN_US / 2);
         let for_us = if ends_soon || is_new_window { new_us } else { left_us };
         let for_us = if is_late { for_us.max(late_us) } else { for_us } + pool.hold_extension_us();

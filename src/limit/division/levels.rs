@@ -86,7 +86,7 @@ impl<K> Division<K> {
             pool.level_buckets(index, amount, &self.holders, now);
             let unheld = if decisions > 0 { pool.unheld_share(now) } else { 0 };
             let all_held = pool.held.saturating_add(unheld).min(pool.limit.total());
-            amount = amount.min(all_held.saturating_sub(pool.withheld_refill));
+            amount = amount.min(all_held.saturating_sub(pool.refill_kept_for_buckets));
             pool.level = FillLevel::fill(amount, &mut wants, 8);
             pool.level_of_all_holders = FillLevel::fill(amount, &mut all, 8);
             let for_decisions =
@@ -97,7 +97,7 @@ impl<K> Division<K> {
             pool.is_starved = is_too_much
                 || are_decisions_short
                 || pool.are_buckets_starved
-                || pool.withheld_refill > free[index]
+                || pool.refill_kept_for_buckets > free[index]
                 || self.holders.iter().any(|holder| {
                     let has = pool.reserved_by(index, holder);
                     let want = pool.want(holder, holders, now);
@@ -150,7 +150,7 @@ impl Pool {
                 }
             }
             _ if has == 0 => free,
-            _ => free.saturating_sub(self.withheld_refill),
+            _ => free.saturating_sub(self.refill_kept_for_buckets),
         }
     }
 
@@ -163,7 +163,7 @@ impl Pool {
     /// what refill must be withheld to fill what is empty.
     fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>], now: Time) {
         (self.are_buckets_starved, self.is_denying, self.without_part) = (false, false, 0);
-        (self.withheld_refill, self.lacking, self.even_bucket) = (0, 0, 0);
+        (self.refill_kept_for_buckets, self.lacking, self.even_bucket) = (0, 0, 0);
         if self.limit.form != AssignmentForm::Rate {
             return;
         }
@@ -194,7 +194,7 @@ impl Pool {
             reserved.saturating_sub(empty) > self.divisible() || free.saturating_add(empty) < lacked;
         if free < lacked && empty > 0 {
             // A part that all notice, so that they give it up.
-            self.withheld_refill = (empty.min(lacked - free) / 4).max(self.held / 8 + 1);
+            self.refill_kept_for_buckets = (empty.min(lacked - free) / 4).max(self.held / 8 + 1);
         }
     }
 }

@@ -132,7 +132,7 @@ impl Divisions {
     }
 
     /// Records that the proxy of a holder that just joined may have an assignment of other counters.
-    pub(super) fn expect_other_assignment(&self, key: u128, holder: &BucketOfStream) {
+    pub(super) fn note_assignment_of_former_key(&self, key: u128, holder: &BucketOfStream) {
         self.with(key, |entry| {
             if let Some(index) = entry.find(holder) {
                 entry.division.holders[index].has_unknown_assignment = true;

@@ -4,6 +4,7 @@
 //! only when the last one was taken: a proxy that does not read costs one message, and gets what is due when it reads
 //! again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -83,14 +84,14 @@ pub(super) struct StreamTask {
     /// Bytes of all responses.
     produced_bytes: u64,
     /// Buckets with an assignment in the responses since the evidence that is waited for.
-    assigned: Vec<u32>,
+    assigned: BTreeSet<u32>,
     /// Evidence that is waited for.
     awaited: Option<AwaitedEvidence>,
 }
 
 /// Buckets whose last assignments are in force once a response was received.
 struct AwaitedEvidence {
-    buckets: Vec<u32>,
+    buckets: BTreeSet<u32>,
     /// All that was sent before this is received.
     sent_before: Time,
     received: BoxFuture<'static, ()>,
@@ -110,7 +111,7 @@ impl StreamTask {
         Self {
             evidence,
             produced_bytes: 0,
-            assigned: Vec::new(),
+            assigned: BTreeSet::new(),
             awaited: None,
             quota,
             handle,
@@ -391,7 +392,7 @@ impl StreamTask {
                     return BucketKind::Refused;
                 }
                 if moved_from.is_some() {
-                    self.quota.divisions.expect_other_assignment(key, &holder);
+                    self.quota.divisions.note_assignment_of_former_key(key, &holder);
                 }
             }
             BucketLimits::Refused(refusal) if old != Some(new) => {
@@ -483,7 +484,7 @@ impl StreamTask {
                 self.quota.stats.assigned_hits.add(tokens.max.into());
             }
             if matches!(kind, BucketKind::Divided { .. }) {
-                self.assigned.push(index);
+                self.assigned.insert(index);
             }
             push_assignment(response, &id, assignment);
         }

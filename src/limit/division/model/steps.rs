@@ -1,7 +1,7 @@
 //! Single steps of the ledger, one proof each: what a broken step would give away.
 
 use super::super::assignment::Retirement;
-use super::super::empty_buckets::{EmptyBuckets, UnrestedRefill};
+use super::super::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use super::super::holder::Part;
 use super::super::ledger::{LENT_TTL_S, RATE_TTL_S};
 use super::*;
@@ -419,7 +419,7 @@ fn empty_buckets_are_filled_by_refill_that_nobody_has() {
 
 #[test]
 fn refill_rests_although_more_goes_out_of_use_again_and_again() {
-    let mut unrested = UnrestedRefill::default();
+    let mut unrested = RecentlyUsedRefill::default();
     let shares = [(0, 7), (6, 1), (12, 1), (18, 1), (24, 0)].map(|(second, refill)| {
         unrested.add(refill, 10 * SECOND_US, at(second));
         unrested.share(10 * SECOND_US, at(second))
