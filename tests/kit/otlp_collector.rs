@@ -171,6 +171,11 @@ impl OtlpCollector {
             (named.len() >= count).then_some(named)
         })
     }
+
+    /// Waits for the span with that id. A parent ends after its children, so it can arrive later than they do.
+    pub(crate) fn wait_for_id(&self, id: &[u8]) -> ReceivedSpan {
+        wait_for("the span with an id", || self.received().into_iter().find(|received| received.span.span_id == id))
+    }
 }
 
 /// Routes of OTLP over gRPC and over HTTP.

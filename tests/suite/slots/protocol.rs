@@ -324,20 +324,23 @@ fn slot_of_a_replaced_limit_is_not_taken(server: Option<&Server>) {
 
 /// An inactive limit replaces nothing, so the slot is taken; it may be active when the stream ends.
 fn limit_that_replaces_others_at_other_times_keeps_no_slot(server: Option<&Server>) {
-    // It is noon UTC.
-    for active in [r#"{from: "08:00", to: "09:00"}"#, r#"{from: "13:00", to: "15:00"}"#] {
+    // It is noon UTC, and 12:02 at the end, before the slot expires.
+    for active in [r#"{from: "08:00", to: "09:00"}"#, r#"{from: "12:01", to: "15:00"}"#] {
         let rules = format!(
             "descriptors:
   - {{key: k, rate_limit: {{concurrent: 1, name: streams}}}}
   - {{key: vip, rate_limit: {{unit: day, requests_per_unit: 9, replaces: [{{name: streams}}], active: {active}}}}}"
         );
-        let service = service(server, &rules);
-        let both = |stream: &str, end: &str| shop_request(&format!("k=a,slot={stream}{end}; vip=y,slot={stream}{end}"));
-        let first = token(&decide(&service, &both("1", "")));
-        assert_eq!(acquire(&service, "k=a", "2"), None);
-        service.advance_us(2 * 3600 * SECOND);
-        decide(&service, &both("1", &format!(",release={first}")));
-        assert!(acquire(&service, "k=a", "2").is_some(), "{active}");
+        // Whether the request that frees the slot also asks for a decision by the rule that replaces the limit.
+        for decides_both in [false, true] {
+            let service = service(server, &rules);
+            let first = token(&decide(&service, &shop_request("k=a,slot=1; vip=y,slot=1")));
+            assert_eq!(acquire(&service, "k=a", "2"), None);
+            service.advance_us(120 * SECOND);
+            let other = if decides_both { String::new() } else { format!(",slot=1,release={first}") };
+            decide(&service, &shop_request(&format!("k=a,slot=1,release={first}; vip=y{other}")));
+            assert!(acquire(&service, "k=a", "2").is_some(), "{active} {decides_both}");
+        }
     }
 }
 
