@@ -306,15 +306,27 @@ fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
 /// Maximum number of limits of plans that a message names.
 const MAX_NAMED_PLANS: usize = 10;
 
-/// Checks that one of the rule sets has the limit.
+/// Checks that one of the rule sets has the limit, and that none has it as a concurrent one.
 fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), CommandFailure> {
     let paths = || rule_sets.iter().flat_map(|rules| list_limit_paths(rules));
-    if paths().any(|known| known == path) {
+    let rules = || rule_sets.iter().flat_map(|rules| rules.rules());
+    let is_concurrent = rules().any(|compiled| {
+        let mut limits = compiled.limits.iter().enumerate();
+        limits.any(|(index, compiled_limit)| {
+            compiled_limit.limit.is_concurrent() && compiled.rule.limit_path(index) == path
+        })
+    });
+    let is_known = paths().any(|known| known == path);
+    if is_known && !is_concurrent {
         return Ok(());
     }
-    let mut rules = rule_sets.iter().flat_map(|rules| rules.rules());
-    let of_rule = rules.find(|compiled| compiled.rule.path == path);
-    let problem = if of_rule.is_some_and(|compiled| compiled.rule.plan.is_some()) {
+    let of_rule = rules().find(|compiled| compiled.rule.path == path);
+    let problem = if is_concurrent {
+        format!(
+            "--rule {path}: the limit is concurrent, and recommend searches numbers of requests per period (simulate \
+             replays a concurrent limit with another number)"
+        )
+    } else if of_rule.is_some_and(|compiled| compiled.rule.plan.is_some()) {
         let plans = paths().filter(|known| known.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
         let plans: BTreeSet<String> = plans.take(MAX_NAMED_PLANS).collect();
         let plans = plans.into_iter().collect::<Vec<_>>().join(" or ");

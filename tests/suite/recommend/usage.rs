@@ -18,6 +18,8 @@ fn invalid_use_is_refused_with_a_fix() {
     let several = "domain: shop\ndescriptors:\n- {key: login, rate_limit: [{unit: day, requests_per_unit: 9}, {unit: minute, requests_per_unit: 2}]}\n\
                    - {key: checkout, rate_limit: {unit: day, requests_per_unit: 1}}\n";
     let several = Log::new("p", several).request(0, &["login=a"]);
+    let concurrent = "domain: shop\ndescriptors:\n- {key: login, rate_limit: {concurrent: 2}}\n";
+    let concurrent = Log::new("p", concurrent).request(0, &["login=a"]);
     let without_header: String = ten_users().text().split_once('\n').unwrap().1.to_owned();
     let files = Files::new()
         .with("log", ten_users().text())
@@ -27,6 +29,7 @@ fn invalid_use_is_refused_with_a_fix() {
         .with("headless", without_header)
         .with("other", Log::new("p", RULES).request(0, &["path=/x"]).text())
         .with("several", several.text())
+        .with("concurrent", concurrent.text())
         .with("empty", "");
     for (code, arguments, expected) in [
         (
@@ -40,6 +43,7 @@ fn invalid_use_is_refused_with_a_fix() {
             "the rule is unlimited (give --rules with any limit for it)",
         ),
         (2, "--rule shop.logins --traffic several", "(did you mean 'shop.login' or 'shop.login.minute_fixed_window'?)"),
+        (2, "--rule shop.login --traffic concurrent", "the limit is concurrent, and recommend searches"),
         (2, "--rule shop.login --traffic headless", "the traffic has no rules (give --rules)"),
         (2, "--rule shop.login --traffic - --rules -", "standard input (-) can be read only once"),
         (2, "--rule shop.login --traffic log --map map.yaml", "--rules"),
