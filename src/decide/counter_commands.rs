@@ -74,7 +74,7 @@ impl Decider {
     ) -> Result<CounterListing, CounterCommandError> {
         let RuleRef { rules, domain, rule } = of;
         let is_of_rule = |path: &OwnedCounterPath| {
-            let found = rules.find_rule_of_counter(domain, &borrow_entries(&path.entries), &path.shared);
+            let found = rules.find_rule_of_counter(domain, &entries_as_refs(&path.entries), &path.shared);
             found.is_some_and(|found| std::ptr::eq(found, rule))
         };
         let scanned =
@@ -147,7 +147,7 @@ impl Decider {
             let mut parts = parts.into_iter();
             let mut entries: Vec<[Vec<u8>; 2]> = std::iter::from_fn(|| Some([parts.next()?, parts.next()?])).collect();
             let found =
-                rules.find_rule(domain, &borrow_entries(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;
+                rules.find_rule(domain, &entries_as_refs(&entries)).filter(|found| std::ptr::eq(found.rule, rule))?;
             let patterns: Vec<(usize, Vec<u8>)> =
                 found.shared.iter().map(|(index, pattern)| (*index, pattern.to_vec())).collect();
             let shared = patterns.iter().map(|(index, _)| *index).collect();
@@ -166,7 +166,7 @@ impl Decider {
         paths: &[OwnedCounterPath],
     ) -> Vec<ListedDescriptorCounters> {
         let descriptors = paths.iter().map(|path| Descriptor {
-            entries: borrow_entries(&path.entries),
+            entries: entries_as_refs(&path.entries),
             hits: Hits::Peek,
             hits_addend: None,
             limit_override: None,
@@ -207,6 +207,6 @@ fn entries_sharing_counter(path: &OwnedCounterPath) -> SmallVec<[(usize, &[u8]);
     path.shared.iter().map(|index| (*index, &*path.entries[*index][1])).collect()
 }
 
-fn borrow_entries(entries: &[[Vec<u8>; 2]]) -> SmallVec<[Entry<'_>; 4]> {
+fn entries_as_refs(entries: &[[Vec<u8>; 2]]) -> SmallVec<[Entry<'_>; 4]> {
     entries.iter().map(|[key, value]| Entry { key, value }).collect()
 }

@@ -392,7 +392,7 @@ impl Decider {
     /// Region of this process; `None` if there is only one.
     pub fn explain_own_region(&self) -> Option<ExplainedRegion> {
         let stats = self.store.stats().shared?.regions?;
-        let restrictions = stats.notices.iter().filter(|notice| notice.is_restriction());
+        let restrictions = stats.notices.iter().filter(|notice| notice.restricts_region());
         Some(ExplainedRegion {
             name: stats.region,
             cut_off: !stats.connected,

@@ -126,7 +126,7 @@ impl BucketCounters {
 
     /// Passes a charge without hits on the counter at `index` to `make`.
     pub fn call_with_charge<T>(&self, index: usize, make: impl FnOnce(&Charge<'_>) -> T) -> Option<T> {
-        let entries = self.borrow_entries();
+        let entries = self.entries_as_refs();
         let shared: SmallVec<[(usize, &[u8]); 1]> =
             self.shared.iter().map(|shared| (shared.index, &*shared.pattern)).collect();
         let path = CounterPath { domain: &self.domain, entries: &entries, shared: &shared, candidate: None };
@@ -143,7 +143,7 @@ impl BucketCounters {
     }
 
     /// Entries in the order of the rule.
-    pub fn borrow_entries(&self) -> SmallVec<[Entry<'_>; 4]> {
+    pub fn entries_as_refs(&self) -> SmallVec<[Entry<'_>; 4]> {
         self.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
     }
 }

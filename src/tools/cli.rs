@@ -109,7 +109,7 @@ or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name.
 Exit codes: 0 ok, 1 failed, 2 invalid usage or settings.";
 
 /// Returns `true` for arguments that ask about this program, under any name.
-fn asks_for_help(argument: &OsString) -> bool {
+fn asks_for_help_or_version(argument: &OsString) -> bool {
     ["--help", "-h", "--version", "-V"].iter().any(|flag| argument == flag)
 }
 
@@ -117,7 +117,7 @@ fn asks_for_help(argument: &OsString) -> bool {
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
     let outcome = match name {
-        Some("ratelimit") if !arguments.iter().any(asks_for_help) => serve::run_as_ratelimit(arguments),
+        Some("ratelimit") if !arguments.iter().any(asks_for_help_or_version) => serve::run_as_ratelimit(arguments),
         Some("config_check_cmd") => config_check_cmd::run(arguments),
         Some("client_cmd") => client_cmd::run(arguments),
         _ => match Cli::try_parse_from(arguments) {

@@ -211,7 +211,7 @@ impl RegionCounter for RegionWindow {
     fn usable_hits(&self) -> Option<u64> {
         self.call.global?;
         let next_left = self.reserve.saturating_sub(self.counts.next_reserve_used);
-        Some(if self.spans_two { self.hits_left_in_window().min(next_left) } else { self.hits_left_in_window() })
+        Some(if self.spans_two { self.unused_hits_in_window().min(next_left) } else { self.unused_hits_in_window() })
     }
 
     fn used(&self) -> u64 {
@@ -243,7 +243,7 @@ impl RegionCounter for RegionWindow {
     }
 
     fn needs_grant(&self) -> bool {
-        self.hits_left_in_window() <= if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low }
+        self.unused_hits_in_window() <= if self.counts.granted_total == 0 { self.reserve / 2 } else { self.counts.low }
     }
 
     fn until_replenished_us(&self) -> u64 {
@@ -273,7 +273,7 @@ impl RegionCounter for RegionWindow {
 
 impl RegionWindow {
     /// Hits left of the grants and the reserve, in the window of the counts.
-    const fn hits_left_in_window(&self) -> u64 {
+    const fn unused_hits_in_window(&self) -> u64 {
         self.counts.granted + self.reserve.saturating_sub(self.counts.reserve_used)
     }
 

@@ -218,8 +218,8 @@ struct WatchThread<T> {
     filled: watch::Sender<()>,
 }
 
-/// The watcher was dropped.
-struct WatcherDropped;
+/// The thread has to end: its watcher was dropped.
+struct StopRequested;
 
 impl<T> WatchThread<T> {
     fn watch_until_stopped(mut self) {
@@ -237,7 +237,7 @@ impl<T> WatchThread<T> {
 
     /// Waits after an event until no more come, for five times the debounce at most: a busy neighbour in the directory
     /// must not keep a change from being noticed.
-    fn wait_for_quiet(&self, mut reason: WakeReason) -> Result<WakeReason, WatcherDropped> {
+    fn wait_for_quiet(&self, mut reason: WakeReason) -> Result<WakeReason, StopRequested> {
         let latest = Instant::now() + self.timing.debounce * 5;
         let mut more = reason.changed;
         while more && !reason.reload && !reason.stop && Instant::now() < latest {
@@ -246,7 +246,7 @@ impl<T> WatchThread<T> {
             reason.reload |= next.reload;
             reason.stop |= next.stop;
         }
-        if reason.stop { Err(WatcherDropped) } else { Ok(reason) }
+        if reason.stop { Err(StopRequested) } else { Ok(reason) }
     }
 
     /// Reads all files, and delivers a set that differs from the last one, or any set after a reload request.
@@ -254,7 +254,7 @@ impl<T> WatchThread<T> {
     /// A single read may see a file half written, or the old half of a set and the new half of another. Therefore a
     /// difference counts once two consecutive reads agree. Contents that keep changing are never delivered: a truncated
     /// rule file may well be valid and lack the limits at its end.
-    fn deliver_if_changed(&mut self, reason: WakeReason) -> Result<(), WatcherDropped> {
+    fn deliver_if_changed(&mut self, reason: WakeReason) -> Result<(), StopRequested> {
         let mut reload = reason.reload;
         let mut last = (self.comparison.fingerprint)(&self.watch_and_read_files(reason.changed || reload));
         let since = Instant::now();
@@ -278,7 +278,7 @@ impl<T> WatchThread<T> {
     }
 
     /// Waits for the whole debounce time; only a stop ends it early.
-    fn wait_for_debounce(&self) -> Result<WakeReason, WatcherDropped> {
+    fn wait_for_debounce(&self) -> Result<WakeReason, StopRequested> {
         let until = Instant::now() + self.timing.debounce;
         let mut all = WakeReason::default();
         loop {
@@ -286,7 +286,7 @@ impl<T> WatchThread<T> {
             all.changed |= reason.changed;
             all.reload |= reason.reload;
             if reason.stop {
-                return Err(WatcherDropped);
+                return Err(StopRequested);
             }
             if Instant::now() >= until {
                 return Ok(all);

@@ -27,9 +27,9 @@ const READ_START_OVERLAP_MS: u64 = 2000;
 /// Pause after entries, which bounds what a flood of them costs.
 const PAUSE_AFTER_ENTRIES: Duration = Duration::from_millis(20);
 /// Pause after a failure.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const READ_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after Redis rejected the command, which takes longer to mend.
-const RETRY_INTERVAL_AFTER_REFUSAL: Duration = Duration::from_secs(5);
+const READ_RETRY_INTERVAL_AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// Shortest time between two equal log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for which Redis holds a read while there are no entries.
@@ -112,7 +112,7 @@ impl ResetReader {
                 let fix = "give the user of Redis the commands of docs/redis.md";
                 tracing::warn!(%error, fix, suppressed, "cannot read resets of other replicas: caches end after a second");
             }
-            sleep(if is_transient { RETRY_INTERVAL } else { RETRY_INTERVAL_AFTER_REFUSAL }).await;
+            sleep(if is_transient { READ_RETRY_INTERVAL } else { READ_RETRY_INTERVAL_AFTER_REFUSAL }).await;
         }
     }
 

@@ -110,7 +110,7 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
     emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
     let help = "1 if the region has less than its part of global limits for a reason other than being cut off.";
-    let is_restricted = stats.notices.iter().any(RegionNotice::is_restriction);
+    let is_restricted = stats.notices.iter().any(RegionNotice::restricts_region);
     emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(is_restricted)));
     let help = "1 if this notice about the region holds, as in /store.";
     let mut notices = Family::new("tollkeeper_region_notice", MetricKind::Gauge, help);

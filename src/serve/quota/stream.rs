@@ -321,7 +321,7 @@ impl StreamTask {
         let Ok(id) = BucketId::decode(id.clone()) else { return };
         let rules = self.quota.service.rules.current_rules();
         let context = self.quota.service.build_decision_context(rules.as_deref(), Duration::ZERO);
-        let entries = borrow_entries(&id);
+        let entries = entries_as_refs(&id);
         self.quota.service.decider.record_bucket_report(context, &self.domain, &entries, reported);
     }
 
@@ -340,7 +340,7 @@ impl StreamTask {
                 continue;
             }
             let Ok(id) = BucketId::decode(bucket.id.clone()) else { continue };
-            let entries = borrow_entries(&id);
+            let entries = entries_as_refs(&id);
             if Decider::must_read_bucket_rows(context) {
                 let descriptor =
                     Descriptor { entries: entries.clone(), hits: Hits::Peek, hits_addend: None, limit_override: None };
@@ -556,7 +556,7 @@ async fn wait_for_end(ending: &mut watch::Receiver<bool>) {
     let _ = ending.wait_for(|is_ending| *is_ending).await;
 }
 
-fn borrow_entries(id: &BucketId) -> SmallVec<[Entry<'_>; 4]> {
+fn entries_as_refs(id: &BucketId) -> SmallVec<[Entry<'_>; 4]> {
     id.bucket.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
 }
 

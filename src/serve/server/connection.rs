@@ -285,7 +285,7 @@ fn wrap_with_admission(
                 Ok((_admitted, pages)) => answer_with_accounted_bodies(&pages, &connection, request).await,
                 Err(rejection) => rejection.into_response(),
             };
-            Ok(count_response_bytes(&connection, response))
+            Ok(reserve_response_bytes(&connection, response))
         }
     })
 }
@@ -304,7 +304,7 @@ async fn answer_with_accounted_bodies(
 }
 
 /// Counts the bytes of a response until they are written, or refuses it. Events, whose length is open, do not count.
-fn count_response_bytes(
+fn reserve_response_bytes(
     connection: &Arc<ConnectionPermit>,
     response: axum::response::Response,
 ) -> Response<MemoryAccountedResponseBody> {

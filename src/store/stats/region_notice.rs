@@ -89,7 +89,7 @@ impl RegionNotice {
     }
 
     /// Returns true if the region has less than its part because of it.
-    pub const fn is_restriction(&self) -> bool {
+    pub const fn restricts_region(&self) -> bool {
         !matches!(self, Self::CutOff { .. } | Self::NotSeen(_))
     }
 

@@ -5,7 +5,7 @@
 
 use super::demand::{ChargeSequence, ExistingLimit, LimitDemand};
 use super::results::{CurvePoint, LeftOutPeriod, PeakUseResults, SmallestLimit};
-use super::smallest_limit::{SmallestLimitByKey, admits_all, find_smallest_limit_by_key};
+use super::smallest_limit::{SmallestLimitByKey, admits_all, find_smallest_limit_admitting_each_key};
 use crate::base::clock::Time;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey};
 use crate::limit::ban::Ban;
@@ -107,7 +107,7 @@ pub fn recommend_limits(
         let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
         let search = PeriodSearch { demand, allowed, first };
         for family in families {
-            let by_key = search.find_smallest_limit_by_key(&family);
+            let by_key = search.find_smallest_limit_admitting_each_key(&family);
             let found = search.find_smallest_limit(family, &by_key);
             if curve.is_empty() && found.limit.is_some() {
                 curve = build_rejection_curve(&by_key);
@@ -188,9 +188,9 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
 
 impl PeriodSearch<'_> {
     /// Finds the smallest `requests_per_unit` of each key, at the largest capacity of the family.
-    fn find_smallest_limit_by_key(&self, family: &LimitFamily) -> SmallestLimitByKey {
+    fn find_smallest_limit_admitting_each_key(&self, family: &LimitFamily) -> SmallestLimitByKey {
         let limit_of = |number| family.build_limit(number, None);
-        find_smallest_limit_by_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
+        find_smallest_limit_admitting_each_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
     }
 
     fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestLimitByKey) -> SmallestLimitOfFamily {
@@ -203,7 +203,7 @@ impl PeriodSearch<'_> {
         }
         let largest = requests.saturating_mul(family.capacity_factor).max(1);
         let limit_of = |capacity| family.build_limit(requests, Some(capacity));
-        let by_key = find_smallest_limit_by_key(self.demand, &self.first, largest, limit_of);
+        let by_key = find_smallest_limit_admitting_each_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
         let Some(capacity) = by_key.find_smallest_rejecting_at_most_keys(self.allowed).map(|capacity| capacity.max(1))
         else {

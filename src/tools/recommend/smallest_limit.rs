@@ -80,7 +80,7 @@ pub fn find_smallest_admitting_all(
 /// Finds the smallest number for each key, on all processors.
 ///
 /// `first` are the numbers to try first, one for each sequence.
-pub fn find_smallest_limit_by_key(
+pub fn find_smallest_limit_admitting_each_key(
     demand: &LimitDemand,
     first: &[u32],
     max: u32,

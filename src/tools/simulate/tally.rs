@@ -344,15 +344,15 @@ impl DistinctKeyCounter {
 /// Rejections by limit and key.
 #[derive(Debug)]
 pub struct KeyRejectionTallies {
-    keys: PrehashedMap<KeyRejections>,
+    keys: PrehashedMap<KeyRejectionState>,
     max_keys: usize,
     /// Charges of keys beyond the bound.
     pub untracked: u64,
 }
 
-/// Rejections of one key by one limit.
+/// Whether one limit knows a key and rejected it, and its rejections since the last admission.
 #[derive(Clone, Copy, Debug, Default)]
-struct KeyRejections {
+struct KeyRejectionState {
     /// Rejections since the last admission.
     run: u32,
     is_known: bool,

@@ -349,7 +349,7 @@ fn conflict_takes_the_parts_and_leaves_the_grants() {
             "{notice}"
         );
         assert_eq!(region.notice_names(11), [notice]);
-        assert!(region.notices(11)[0].is_restriction());
+        assert!(region.notices(11)[0].restricts_region());
     }
 }
 
