@@ -7,7 +7,7 @@ pub(crate) mod named_enum;
 pub mod go_syntax;
 pub mod printable_text;
 pub(crate) mod text_encoding;
-pub(crate) mod table;
+pub(crate) mod text_table;
 pub mod random;
 pub mod threads;
 pub mod write_coalescing;

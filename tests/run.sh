@@ -86,6 +86,8 @@ began=$SECONDS
 if [ $# -gt 0 ]; then
     cargo test --locked "$@"
 else
+    # Many tests wait for other processes, so there are more threads than cores.
+    export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 3 / 2))}
     # Tests of the suite print their times.
     timed=(--config "target.'cfg(all())'.runner=['$PWD/.ci/test-runner']")
     # Tests that judge latencies run by themselves, one after the other.

@@ -186,7 +186,7 @@ pub(super) struct ChargeStats {
 }
 
 /// Charges in progress. If it is dropped before they finish, they are counted as abandoned.
-pub(super) struct AbandonGuard<'a> {
+pub(super) struct ChargesInProgress<'a> {
     stats: &'a ChargeStats,
     started: Instant,
     charges: usize,
@@ -194,9 +194,9 @@ pub(super) struct AbandonGuard<'a> {
 
 impl ChargeStats {
     /// Counts charges that begin now.
-    pub(super) fn begin_charges(&self, charges: usize) -> AbandonGuard<'_> {
+    pub(super) fn begin_charges(&self, charges: usize) -> ChargesInProgress<'_> {
         self.requested.fetch_add(charges as u64, Ordering::Relaxed);
-        AbandonGuard { stats: self, started: Instant::now(), charges }
+        ChargesInProgress { stats: self, started: Instant::now(), charges }
     }
 
     /// Returns the number of charges requested.
@@ -215,7 +215,7 @@ impl ChargeStats {
     }
 }
 
-impl AbandonGuard<'_> {
+impl ChargesInProgress<'_> {
     /// Counts the outcomes of all charges: those that timed out are abandoned.
     pub(super) fn finish<E>(mut self, outcomes: &[Result<StoreOutcome, E>], is_timeout: impl Fn(&E) -> bool) {
         self.charges = outcomes.iter().filter(|outcome| outcome.as_ref().is_err_and(&is_timeout)).count();
@@ -227,7 +227,7 @@ impl AbandonGuard<'_> {
     }
 }
 
-impl Drop for AbandonGuard<'_> {
+impl Drop for ChargesInProgress<'_> {
     fn drop(&mut self) {
         self.stats.abandoned.fetch_add(self.charges as u64, Ordering::Relaxed);
     }

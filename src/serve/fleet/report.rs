@@ -16,7 +16,7 @@ use super::summary::{
 use super::view::{FleetView, GoneReplica};
 use crate::base::clock::Time;
 use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
-use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::quota::page::QuotaTotals;

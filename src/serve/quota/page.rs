@@ -10,7 +10,7 @@ use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
-use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::decision::DecisionContext;
 use crate::decide::explain::{ExplainedProxyShares, LimitShareReport, ProxyShareReport};
 use crate::decide::key_text::KeyEntry;

@@ -15,7 +15,7 @@ use super::domain_names::DomainsByMetricName;
 use super::{Format, SearchWords};
 use crate::base::clock::Time;
 use crate::base::printable_text::escape_unprintable;
-use crate::base::table::{NumberAlignment, format_table};
+use crate::base::text_table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};

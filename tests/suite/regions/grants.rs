@@ -6,10 +6,12 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use tollkeeper::base::pb::rate_limit_response::Code;
 use tollkeeper::limit::algorithm::region::GrantCycle;
 use tollkeeper::limit::algorithm::region_bucket::BucketCounts;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 
+use crate::kit::grpc::{Client, rate_limit_request};
 use crate::kit::redis::{self as servers, Server};
 use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
@@ -110,7 +112,11 @@ impl Region {
 
     /// Charges hits one by one, by turns at all replicas; returns how many were admitted.
     fn charge(&self, key: &str, hits: usize) -> u64 {
-        (0..hits).map(|hit| u64::from(admits(&self.replicas[hit % self.replicas.len()].0, key))).sum()
+        let clients: Vec<_> =
+            self.replicas.iter().map(|(process, _)| Client::connect(process.grpc_port())).take(hits).collect();
+        let request = rate_limit_request("shop", &[(key, "ann")]);
+        let responses = clients.iter().cycle().take(hits).map(|client| client.call(&request).expect("it is decided"));
+        responses.map(|response| u64::from(response.overall_code() == Code::Ok)).sum()
     }
 
     /// State of the counter of a key; `None` if there is none.
