@@ -210,7 +210,13 @@ fn exhaust(regions: &[&Region], key: &str) -> Vec<u64> {
                     let hits = region.charge(key, 100);
                     admitted += hits;
                     idle = if hits == 0 { idle + 1 } else { 0 };
-                    thread::sleep(Duration::from_millis(if hits == 0 { 1_500 } else { 0 }));
+                    // Until the next grant, more calls would only be rejected.
+                    let pause_ms = match hits {
+                        0 => 1_500,
+                        100 => 0,
+                        _ => 50,
+                    };
+                    thread::sleep(Duration::from_millis(pause_ms));
                 }
                 admitted
             })
