@@ -173,7 +173,7 @@ impl OtlpCollector {
     }
 
     /// Waits for the span with that id. A parent ends after its children, so it can arrive later than they do.
-    pub(crate) fn wait_for_id(&self, id: &[u8]) -> ReceivedSpan {
+    pub(crate) fn wait_for_span_id(&self, id: &[u8]) -> ReceivedSpan {
         wait_for("the span with an id", || self.received().into_iter().find(|received| received.span.span_id == id))
     }
 }

@@ -298,7 +298,7 @@ fn redis_call_has_its_own_span() {
         collector.received().iter().any(|received| received.span.name == "EVALSHA").then_some(())
     });
     let call = collector.wait_for("EVALSHA", 1).pop().unwrap();
-    assert_eq!(collector.wait_for_id(&call.span.parent_span_id).span.name, "decide", "above {call:?}");
+    assert_eq!(collector.wait_for_span_id(&call.span.parent_span_id).span.name, "decide", "above {call:?}");
     assert_eq!(call.span.kind, 3, "a client's");
     for (name, value) in [
         ("db.system.name", "redis"),
@@ -349,7 +349,7 @@ fn coalesced_call_links_to_its_requests() {
     for call in &calls {
         assert_eq!(call.span.links.len(), number(call, "tollkeeper.draws") - 1, "{call:?}");
         for link in &call.span.links {
-            assert_eq!(collector.wait_for_id(&link.span_id).span.name, "decide", "linked by {call:?}");
+            assert_eq!(collector.wait_for_span_id(&link.span_id).span.name, "decide", "linked by {call:?}");
         }
     }
 }
@@ -425,7 +425,7 @@ fn documented_envoy_tracing_includes_the_calls() {
     });
     assert_eq!(envoy.get("/search").send().status, 200);
     let call = collector.wait_for(CALL, 1).pop().unwrap();
-    let above = collector.wait_for_id(&call.span.parent_span_id);
+    let above = collector.wait_for_span_id(&call.span.parent_span_id);
     assert_eq!(above.ids()[0], call.ids()[0]);
     assert_eq!(above.resource["service.name"], "edge");
 }

@@ -26,7 +26,7 @@ use crate::base::sharded::lock_ignoring_poison;
 pub(super) struct FsWatches {
     watcher: RecommendedWatcher,
     /// Directories that are watched, shared with the thread that receives events.
-    set: Arc<Mutex<PathsToWatch>>,
+    set: Arc<Mutex<DirectoriesToWatch>>,
     /// Time after which changes are noticed without events, for the log.
     poll_interval: Duration,
     /// A failed watch was logged; the log has only the first.
@@ -36,7 +36,7 @@ pub(super) struct FsWatches {
 impl FsWatches {
     /// Subscribes to events, which wake `wakeup`. Returns `None` and logs a warning if the system supports none.
     pub(super) fn new(wakeup: Arc<Wakeup>, poll_interval: Duration) -> Option<Self> {
-        let set = Arc::new(Mutex::new(PathsToWatch::default()));
+        let set = Arc::new(Mutex::new(DirectoriesToWatch::default()));
         let received = Arc::clone(&set);
         let notify_if_relevant = move |event: notify::Result<Event>| {
             if event.map_or(true, |event| lock_ignoring_poison(&received).is_relevant_event(&event)) {
@@ -60,7 +60,7 @@ impl FsWatches {
     ///
     /// `renew` places every watch again even if the paths are the same, because a path may lead to another inode.
     pub(super) fn replace_watches(&mut self, paths: &[WatchedPath], renew: bool) -> bool {
-        let set = PathsToWatch::from_paths(paths);
+        let set = DirectoriesToWatch::from_paths(paths);
         let old = lock_ignoring_poison(&self.set).clone();
         if set == old && !renew {
             return false;
@@ -94,7 +94,7 @@ impl FsWatches {
 
 /// Directories that are watched, by their real paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct PathsToWatch {
+struct DirectoriesToWatch {
     directories: BTreeMap<PathBuf, WatchedDir>,
 }
 
@@ -109,7 +109,7 @@ struct WatchedDir {
     names: BTreeSet<OsString>,
 }
 
-impl PathsToWatch {
+impl DirectoriesToWatch {
     fn from_paths(paths: &[WatchedPath]) -> Self {
         let mut set = Self::default();
         for trace in paths {
