@@ -149,6 +149,8 @@ def run_all(scenarios, options):
 
 def with_grpc(options):
     """Runs this program again with a Python that has grpcio, if this one has not."""
+    # Processes are started by fork, before which gRPC would stop its threads: a second run failed for that.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     try:
         import grpc  # noqa: F401
     except ImportError:
