@@ -1,6 +1,5 @@
 //! HTTP/1.1 as its specification demands it: hosts, unknown pages, and clients that do not read.
 
-use std::collections::VecDeque;
 use std::io::{ErrorKind, Write as _};
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -67,16 +66,15 @@ fn client_that_never_reads_is_disconnected() {
     for (port, path) in [(server.debug_port(), "/stats"), (server.http_port(), "/no-such-page")] {
         let mut stream = http::connect(port, Ipv4Addr::LOCALHOST).unwrap();
         stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
-        let mut requests = request.as_bytes().iter().copied().cycle();
-        let mut unsent: VecDeque<u8> = VecDeque::new();
+        let requests = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n").repeat(1000);
+        let mut unsent = requests.as_bytes();
         // Goes on while the buffers of both directions are full, and while the process is slow.
         wait_for("the client to be disconnected", || {
             if unsent.is_empty() {
-                unsent.extend(requests.by_ref().take(1000 * request.len()));
+                unsent = requests.as_bytes();
             }
-            match stream.write(unsent.make_contiguous()) {
-                Ok(count) => drop(unsent.drain(..count)),
+            match stream.write(unsent) {
+                Ok(count) => unsent = &unsent[count..],
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 Err(_) => return Some(()),
             }

@@ -233,8 +233,8 @@ impl Pool {
     /// full, and nobody has had the refill lately, because it may admit as much at once.
     fn reserved_from_store<K>(&self, reserved: u64, holders: &[ShareHolder<K>], index: usize, now: Time) -> u64 {
         let moved = self.recently_used_refill.share(self.limit.refill_us(), now);
-        let unrested = reserved.saturating_add(moved).min(self.held.min(self.limit.total()));
-        reserved.max(unrested).max(self.reserved_buckets(index, holders))
+        let recently_used = reserved.saturating_add(moved).min(self.held.min(self.limit.total()));
+        reserved.max(recently_used).max(self.reserved_buckets(index, holders))
     }
 
     /// Records shares of a rate that went out of use, and that nobody had since.

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::args::{AckTrigger, Args};
 use self::record_printer::RecordPrinter;
 use self::stderr_messages::{EventsError, StderrPrinter};
-use self::stdin_acknowledgements::{Acknowledger, UnacknowledgedRecords};
+use self::stdin_acknowledgements::{Acknowledger, OutstandingRecords};
 use super::print::{CommandOutcome, print_error};
 use super::traffic_input::read_stream_settings;
 use crate::base::printable_text::escape_unprintable;
@@ -56,7 +56,7 @@ async fn consume_stream(args: &Args, settings: &RedisStreamSettings) -> Result<(
     let consumer = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));
     let reader = GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer.clone() });
     let messages = Arc::new(StderrPrinter::new(args));
-    let outstanding = Arc::new(UnacknowledgedRecords::default());
+    let outstanding = Arc::new(OutstandingRecords::default());
     let mut acknowledgements = (args.ack == AckTrigger::Stdin).then(|| {
         Acknowledger::start(
             reader.open_another_connection(),

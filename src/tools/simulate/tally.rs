@@ -350,7 +350,7 @@ pub struct KeyRejectionTallies {
     pub untracked: u64,
 }
 
-/// Whether one limit knows a key and rejected it, and its rejections since the last admission.
+/// What one limit did to one key: whether it saw and rejected it, and its rejections since the last admission.
 #[derive(Clone, Copy, Debug, Default)]
 struct KeyRejectionState {
     /// Rejections since the last admission.

@@ -112,8 +112,7 @@ impl Region {
 
     /// Charges hits one by one, by turns at all replicas; returns how many were admitted.
     fn charge(&self, key: &str, hits: usize) -> u64 {
-        let clients: Vec<_> =
-            self.replicas.iter().map(|(process, _)| Client::connect(process.grpc_port())).take(hits).collect();
+        let clients: Vec<_> = self.replicas.iter().map(|(process, _)| Client::connect(process.grpc_port())).collect();
         let request = rate_limit_request("shop", &[(key, "ann")]);
         let responses = clients.iter().cycle().take(hits).map(|client| client.call(&request).expect("it is decided"));
         responses.map(|response| u64::from(response.overall_code() == Code::Ok)).sum()

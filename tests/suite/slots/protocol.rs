@@ -331,15 +331,15 @@ fn limit_that_replaces_others_at_other_times_keeps_no_slot(server: Option<&Serve
   - {{key: k, rate_limit: {{concurrent: 1, name: streams}}}}
   - {{key: vip, rate_limit: {{unit: day, requests_per_unit: 9, replaces: [{{name: streams}}], active: {active}}}}}"
         );
-        // Whether the request that frees the slot also asks for a decision by the rule that replaces the limit.
-        for decides_both in [false, true] {
+        // The rule that replaces the limit decides the request that frees the slot, or is released by it too.
+        for is_vip_decided in [false, true] {
             let service = service(server, &rules);
             let first = token(&decide(&service, &shop_request("k=a,slot=1; vip=y,slot=1")));
             assert_eq!(acquire(&service, "k=a", "2"), None);
             service.advance_us(120 * SECOND);
-            let other = if decides_both { String::new() } else { format!(",slot=1,release={first}") };
+            let other = if is_vip_decided { String::new() } else { format!(",slot=1,release={first}") };
             decide(&service, &shop_request(&format!("k=a,slot=1,release={first}; vip=y{other}")));
-            assert!(acquire(&service, "k=a", "2").is_some(), "{active} {decides_both}");
+            assert!(acquire(&service, "k=a", "2").is_some(), "{active} {is_vip_decided}");
         }
     }
 }

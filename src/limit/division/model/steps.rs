@@ -419,13 +419,13 @@ fn empty_buckets_are_filled_by_refill_that_nobody_has() {
 
 #[test]
 fn refill_rests_although_more_goes_out_of_use_again_and_again() {
-    let mut unrested = RecentlyUsedRefill::default();
+    let mut recently_used = RecentlyUsedRefill::default();
     let shares = [(0, 7), (6, 1), (12, 1), (18, 1), (24, 0)].map(|(second, refill)| {
-        unrested.add(refill, 10 * SECOND_US, at(second));
-        unrested.share(10 * SECOND_US, at(second))
+        recently_used.add(refill, 10 * SECOND_US, at(second));
+        recently_used.share(10 * SECOND_US, at(second))
     });
     assert_eq!(shares, [7, 8, 9, 10, 2]);
-    assert_eq!([33, 34, 44].map(|second| unrested.share(10 * SECOND_US, at(second))), [2, 0, 0]);
+    assert_eq!([33, 34, 44].map(|second| recently_used.share(10 * SECOND_US, at(second))), [2, 0, 0]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::args::{AckTrigger, Args};
 use super::stderr_messages::{EventsError, StderrPrinter};
-use super::stdin_acknowledgements::UnacknowledgedRecords;
+use super::stdin_acknowledgements::OutstandingRecords;
 use crate::decide::log::redis_stream::EntryId;
 use crate::decide::log::redis_stream::consumer_group::{
     DeliveredEntry, GroupConsumer, MAX_ENTRIES_PER_COMMAND, PendingEntry,
@@ -55,7 +55,7 @@ pub(super) struct RecordPrinter<'a> {
     args: &'a Args,
     consumer: GroupConsumer,
     consumer_name: String,
-    outstanding: Arc<UnacknowledgedRecords>,
+    outstanding: Arc<OutstandingRecords>,
     messages: Arc<StderrPrinter>,
     /// Printed or skipped entries that are to be acknowledged.
     done: Vec<EntryId>,
@@ -70,7 +70,7 @@ impl<'a> RecordPrinter<'a> {
         args: &'a Args,
         consumer: GroupConsumer,
         consumer_name: String,
-        outstanding: Arc<UnacknowledgedRecords>,
+        outstanding: Arc<OutstandingRecords>,
         messages: Arc<StderrPrinter>,
     ) -> Self {
         Self {

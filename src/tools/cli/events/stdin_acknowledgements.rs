@@ -26,13 +26,13 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Records that were printed and are not acknowledged.
 #[derive(Debug, Default)]
-pub(super) struct UnacknowledgedRecords {
+pub(super) struct OutstandingRecords {
     ids: Mutex<BTreeSet<EntryId>>,
     /// Notified after records were acknowledged.
     pub(super) acknowledged: Notify,
 }
 
-impl UnacknowledgedRecords {
+impl OutstandingRecords {
     pub(super) fn lock_ids(&self) -> MutexGuard<'_, BTreeSet<EntryId>> {
         lock_ignoring_poison(&self.ids)
     }
@@ -42,7 +42,7 @@ impl UnacknowledgedRecords {
 #[derive(Debug)]
 pub(super) struct Acknowledger {
     consumer: GroupConsumer,
-    outstanding: Arc<UnacknowledgedRecords>,
+    outstanding: Arc<OutstandingRecords>,
     messages: Arc<StderrPrinter>,
     keep_interval: Duration,
     ids: mpsc::Receiver<Result<EntryId, EventsError>>,
@@ -52,7 +52,7 @@ impl Acknowledger {
     /// Starts to read standard input on a thread of its own, which ends with the process.
     pub(super) fn start(
         consumer: GroupConsumer,
-        outstanding: Arc<UnacknowledgedRecords>,
+        outstanding: Arc<OutstandingRecords>,
         messages: Arc<StderrPrinter>,
         keep_interval: Duration,
     ) -> Self {
