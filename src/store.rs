@@ -127,16 +127,24 @@ impl From<Memcache> for Store {
 
 impl Store {
     /// Opens the store that the settings select. A shared store connects in the background; call within a tokio
-    /// runtime.
-    pub fn open(settings: &StoreSettings, capacity_bytes: u64) -> Self {
+    /// runtime. An Envoy that is silent for `holder_timeout` loses its slots.
+    pub fn open(settings: &StoreSettings, capacity_bytes: u64, holder_timeout: Duration) -> Self {
         match settings {
-            StoreSettings::Memory => MemoryStore::new(capacity_bytes).into(),
+            StoreSettings::Memory => {
+                let memory = MemoryStore::new(capacity_bytes);
+                memory.slot_holders().set_timeout(holder_timeout);
+                memory.into()
+            }
             StoreSettings::Redis(settings) => {
                 let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
-                let redis = Redis::start(settings, Fallback::new(capacity_bytes, replicas));
+                let fallback = Fallback::new(capacity_bytes, replicas);
+                // Before heartbeats are exchanged, as often as the timeout demands.
+                fallback.slot_holders().set_timeout(holder_timeout);
+                let redis = Redis::start(settings, fallback);
                 redis.claim_replica_slot();
                 redis.into()
             }
+            // It has no slots.
             StoreSettings::Memcache(settings) => Memcache::start(settings, capacity_bytes).into(),
         }
     }

@@ -403,9 +403,7 @@ fn open_store(settings: &Settings) -> Store {
             tracing::info!(memcache = %memcache.servers, timeout_ms, "counters are in memcache");
         }
     }
-    let store = Store::open(&settings.store, capacity_bytes);
-    store.slot_holders().set_timeout(settings.slots.holder_timeout);
-    store
+    Store::open(&settings.store, capacity_bytes, settings.slots.holder_timeout)
 }
 
 fn build_start_summary(settings: &Settings, service: &RateLimitService) -> StartSummary {

@@ -104,7 +104,7 @@ impl Default for SlotHolderTable {
 
 impl SlotHolderTable {
     /// Sets the time of silence after which a holder is dead (`TOLLKEEPER_HOLDER_TIMEOUT`).
-    pub fn set_timeout(&self, timeout: Duration) {
+    pub(super) fn set_timeout(&self, timeout: Duration) {
         self.timeout_us.store(to_micros(timeout), Ordering::Relaxed);
     }
 

@@ -103,7 +103,7 @@ fn start_shared_store(env: &[(&str, &str)]) -> Store {
     let variables = env.iter().map(|(name, value)| (name.into(), value.into()));
     let (settings, _) = Settings::from_env(variables).expect("the settings are valid");
     let _within = store_runtime().enter();
-    let store = Store::open(&settings.store, 1 << 20);
+    let store = Store::open(&settings.store, 1 << 20, settings.slots.holder_timeout);
     wait_for("all connections", || {
         let pools = store.stats().shared.expect("replicas share the store").pools;
         pools.iter().all(|pool| pool.open_connection_count == 2).then_some(())

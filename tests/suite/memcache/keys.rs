@@ -46,7 +46,7 @@ fn service(server: &Memcached, env: &[(&str, &str)], start: Time) -> TestService
     let (settings, _) = Settings::from_env(os).expect("the settings are valid");
     let store = {
         let _within = store_runtime().enter();
-        Store::open(&settings.store, 1 << 20)
+        Store::open(&settings.store, 1 << 20, settings.slots.holder_timeout)
     };
     let service = TestService::new(variables, start).with_store(store);
     service.load([("rules.yaml", RULES)]);
