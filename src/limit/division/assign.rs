@@ -1,8 +1,9 @@
 //! What a holder is told: a new assignment, the same one again, or nothing.
 //!
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
-//! it is surely in force: after that, the same bucket would be a full one. A proxy that has not reported lately, and
-//! may stand still, is told only to take less, or to deny.
+//! it is surely in force: after that, the same bucket would be a full one. A proxy that was not heard
+//! lately must reply to a PING before it is told anything; one that has not reported lately is told only to take less, or
+//! to deny.
 
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
@@ -48,9 +49,10 @@ struct RateBucket {
 }
 
 impl<K> Division<K> {
-    /// Returns what to tell the holder at `index`; `None`: nothing. It must be sent before anything else happens to the
-    /// division.
+    /// Returns what to tell the holder at `index`; `None`: nothing, or nothing before its proxy replied to a PING
+    /// ([`ShareHolder::awaits_ping`]). It must be sent before anything else happens to the division.
     pub fn assign(&mut self, index: usize, now: Time) -> Option<Assignment> {
+        self.holders.get_mut(index)?.awaits_ping = false;
         self.update_levels(now);
         match self.pools.iter().any(|pool| pool.limit.form == AssignmentForm::Rate) {
             true => self.assign_rates(index, now),
@@ -65,8 +67,10 @@ impl<K> Division<K> {
             return holder.renew(ttl_s, now);
         }
         let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
+        let terms = Terms { strategy, most: 0, change: TokenChange::Fresh { before: u64::MAX } };
+        let assignment = holder.send(terms, ttl_s, now)?;
         holder.rates.iter_mut().for_each(|rate| rate.change_to(Part::default(), Some(now), old_end));
-        Some(holder.send(Terms { strategy, most: 0, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now))
+        Some(assignment)
     }
 
     /// Takes back what an idle holder has: lent hits, until at most one is left, so that little is lost when the proxy
@@ -78,22 +82,21 @@ impl<K> Division<K> {
             return Retirement::Done;
         }
         let last = holder.sent.filter(|_| holder.is_surely_in_force(now));
-        match last {
-            Some(sent) if sent.most_left() <= 1 || !holder.can_be_changed() => Retirement::Wait,
+        let (terms, ttl_s) = match last {
+            Some(sent) if sent.most_left() <= 1 || !holder.can_be_changed() => return Retirement::Wait,
             Some(Sent { strategy: Strategy::Tokens(tokens), .. }) if holder.keeps_ratio && tokens.fill == 0 => {
                 let max = scale(tokens.max.into(), 1, holder.most_left());
                 let strategy = if max == 0 { Strategy::Deny } else { lent_bucket(max) };
                 let change = TokenChange::Shrink { to: clamp_to_u32(max), from: tokens.max };
                 // No longer than what it had: it needs no more of the hold.
-                let ttl_s = left_s(holder.sent, now);
-                Retirement::Assign(holder.send(Terms { strategy, most: max.min(1), change }, ttl_s, now))
+                (Terms { strategy, most: max.min(1), change }, left_s(holder.sent, now))
             }
-            _ => Retirement::Assign(holder.send(
-                Terms { strategy: Strategy::Deny, most: 0, change: TokenChange::Fresh { before: u64::MAX } },
-                LENT_TTL_S,
-                now,
-            )),
-        }
+            _ => {
+                let change = TokenChange::Fresh { before: u64::MAX };
+                (Terms { strategy: Strategy::Deny, most: 0, change }, LENT_TTL_S)
+            }
+        };
+        holder.send(terms, ttl_s, now).map_or(Retirement::Wait, Retirement::Assign)
     }
 
     fn attainable_share(&self, index: usize, pool: usize, now: Time) -> AttainableShare {
@@ -171,10 +174,11 @@ impl<K> Division<K> {
             Some(Strategy::Tokens(_)) if left == 0 => (Strategy::Deny, 0),
             Some(Strategy::Tokens(_)) => return holder.renew(ttl_s, now),
         };
-        holder.outstanding = holder.outstanding.saturating_add(most);
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
         let before = if holder.has_unknown_assignment { u64::MAX } else { left };
-        Some(holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now))
+        let assignment = holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now)?;
+        holder.outstanding = holder.outstanding.saturating_add(most);
+        Some(assignment)
     }
 
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
@@ -226,9 +230,9 @@ impl<K> Division<K> {
             }
             return renewed;
         }
+        let terms = Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } };
+        let mut assignment = holder.send(terms, ttl_s, now)?;
         holder.outstanding = holder.outstanding.max(most);
-        let mut assignment =
-            holder.send(Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } }, ttl_s, now);
         assignment.starts_full &= !is_in_force;
         let nothing = || smallvec::smallvec![Part::default(); shares.len()];
         let shares = if strategy == Strategy::Deny { nothing() } else { shares };
@@ -406,9 +410,10 @@ impl<K> ShareHolder<K> {
             && wanted > left + left / 10
             && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
         if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
-            self.outstanding = self.outstanding.saturating_add(wanted - left);
             let terms = Terms { strategy: lent_bucket(max), most: wanted, change: TokenChange::Raise };
-            return Some(self.send(terms, ttl_s, now));
+            let assignment = self.send(terms, ttl_s, now)?;
+            self.outstanding = self.outstanding.saturating_add(wanted - left);
+            return Some(assignment);
         }
         if is_short { self.shrink_by_ratio(tokens, target, ttl_s, now) } else { None }
     }
@@ -423,7 +428,7 @@ impl<K> ShareHolder<K> {
         let strategy = if max == 0 { Strategy::Deny } else { lent_bucket(max) };
         let change = TokenChange::Shrink { to: clamp_to_u32(max), from: tokens.max };
         let most = if max == 0 { 0 } else { target };
-        Some(self.send(Terms { strategy, most, change }, ttl_s, now))
+        self.send(Terms { strategy, most, change }, ttl_s, now)
     }
 
     /// Takes lent hits from a proxy that may stand still, if others lack them, or denies what is used up before it
@@ -444,7 +449,7 @@ impl<K> ShareHolder<K> {
             Strategy::Tokens(_) | Strategy::Allow => {
                 let before = if self.has_unknown_assignment { u64::MAX } else { left };
                 let terms = Terms { strategy: Strategy::Deny, most: 0, change: TokenChange::Fresh { before } };
-                Some(self.send(terms, LENT_TTL_S, now))
+                self.send(terms, LENT_TTL_S, now)
             }
         }
     }
@@ -476,7 +481,11 @@ impl<K> ShareHolder<K> {
         }
     }
 
-    fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
+    /// Records a new assignment; `None` if nothing may be sent now.
+    fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Option<Assignment> {
+        if !self.may_be_told(now) {
+            return None;
+        }
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
         // A proxy may have the same tokens from elsewhere, with another interval.
@@ -496,16 +505,18 @@ impl<K> ShareHolder<K> {
             change,
             passed: 0,
         });
-        Assignment { strategy, starts_full, ttl_s }
+        Some(Assignment { strategy, starts_full, ttl_s })
     }
 
     /// Renews the last assignment as it is, if it ends soon. It must be in force, or deny everything.
     fn renew(&mut self, ttl_s: u32, now: Time) -> Option<Assignment> {
-        let sent = self.sent.as_mut()?;
+        let sent = self.sent?;
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
-        if sent.ends.since_us(now) > renew_before_us(ttl_s) || ends <= sent.ends.plus_us(MARGIN_US) {
+        let is_due = sent.ends.since_us(now) <= renew_before_us(ttl_s) && ends > sent.ends.plus_us(MARGIN_US);
+        if !is_due || !self.may_be_told(now) {
             return None;
         }
+        let sent = self.sent.as_mut()?;
         (sent.ends, sent.last_sent, sent.received_by) = (ends, now, None);
         Some(Assignment { strategy: sent.strategy, starts_full: false, ttl_s })
     }

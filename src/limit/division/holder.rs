@@ -15,6 +15,8 @@ pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
 const SILENT_AFTER_US: u64 = 11_000_000;
 /// Time for which a report shows that a proxy is alive, in microseconds.
 const ALIVE_US: u64 = 5_500_000;
+/// Time for which a report, or the reply to a PING, shows that a proxy does not stand still, in microseconds.
+const HEARD_FOR_US: u64 = 300_000;
 /// Longest time after the sending at which a proxy that does not acknowledge an assignment is expected to begin it, in
 /// microseconds: it may stand still meanwhile.
 pub(super) const LATE_START_US: u64 = 10_000_000;
@@ -229,6 +231,10 @@ pub struct ShareHolder<K> {
     pub reported: Time,
     /// Time that the last report counts as received at.
     pub(super) received: Time,
+    /// Time of the last report, or reply to a PING.
+    heard: Time,
+    /// There is something to send, once the proxy replies to a PING.
+    pub awaits_ping: bool,
     /// Hits were denied since the report before the last.
     pub was_denied: bool,
     /// All hits were denied, and there were some: whatever the proxy was assigned is used up or over.
@@ -256,6 +262,8 @@ impl<K> ShareHolder<K> {
             reports: 0,
             reported: now,
             received: now,
+            heard: Time::default(),
+            awaits_ping: false,
             was_denied: false,
             is_empty: false,
             sent: None,
@@ -276,6 +284,17 @@ impl<K> ShareHolder<K> {
         now.since_us(self.reported) < ALIVE_US
     }
 
+    /// True if something may be sent: the proxy does not stand still. If not, a PING must be sent first.
+    pub(super) fn may_be_told(&mut self, now: Time) -> bool {
+        self.awaits_ping = now.since_us(self.heard) > HEARD_FOR_US;
+        !self.awaits_ping
+    }
+
+    /// Records that the proxy replied to a PING.
+    pub(super) fn record_ping_reply(&mut self, now: Time) {
+        self.heard = self.heard.max(now);
+    }
+
     /// Records a report: its demand, its denials and its time. A demand is measured over a second or more, so reports
     /// in quick succession are added up.
     pub(super) fn record_report(&mut self, usage: Usage, now: Time) {
@@ -293,6 +312,7 @@ impl<K> ShareHolder<K> {
         self.was_denied = usage.denied > 0;
         self.reported = now;
         self.received = usage.received;
+        self.heard = self.heard.max(usage.received);
         self.reports = self.reports.saturating_add(1);
     }
 

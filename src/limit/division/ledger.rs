@@ -425,6 +425,7 @@ impl<K> Division<K> {
     /// Records that the proxy acknowledged, at `now`, a PING that followed all that was sent before `sent_before`.
     pub fn record_ping_ack(&mut self, index: usize, sent_before: Time, now: Time) {
         let Some(holder) = self.holders.get_mut(index) else { return };
+        holder.record_ping_reply(now);
         if let Some(sent) = &mut holder.sent {
             sent.record_receipt(sent_before, now);
         }

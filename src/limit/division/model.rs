@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use proptest::prelude::*;
 use rand::SeedableRng as _;
-use rand::rngs::StdRng;
+use rand::rngs::SmallRng;
 
 use super::assignment::{Assignment, Strategy};
 use super::divided_limit::DividedLimit;
@@ -47,8 +47,8 @@ struct Proxy {
     reported: u64,
     next_report: u64,
     /// Messages on their way to the proxy, and to the replica: with the time of arrival, those to the proxy also with
-    /// the time of sending.
-    inbox: VecDeque<(u64, u64, Assignment)>,
+    /// the time of sending; `None` is a PING alone.
+    inbox: VecDeque<(u64, u64, Option<Assignment>)>,
     outbox: VecDeque<(u64, Usage)>,
     frozen_until: u64,
     /// The stream is cut: both sides notice at this time.
@@ -82,7 +82,7 @@ struct Counter {
 }
 
 struct Model {
-    random: StdRng,
+    random: SmallRng,
     now: u64,
     limit: Limit,
     state: State,
@@ -102,7 +102,7 @@ struct Model {
 }
 
 impl Proxy {
-    fn new(replica: usize, now: u64, random: &mut StdRng) -> Self {
+    fn new(replica: usize, now: u64, random: &mut SmallRng) -> Self {
         Self {
             replica: Some(replica),
             clock_ppm: random.random_range(-500..=500),
@@ -181,7 +181,7 @@ fn floor_tokens(tokens: f64) -> u64 {
 
 impl Model {
     fn new(seed: u64, limit: Limit, proxies: usize, replicas: usize) -> Self {
-        let mut random = StdRng::seed_from_u64(seed);
+        let mut random = SmallRng::seed_from_u64(seed);
         let now = 1_800_000_000_000_000 + random.random_range(0..60_000_000_u64);
         let proxies = (0..proxies).map(|index| Proxy::new(index % replicas, now, &mut random)).collect();
         let replicas = (0..replicas).map(|index| Replica {
@@ -308,7 +308,9 @@ impl Model {
         }
         while proxy.cut_at.is_none() && proxy.inbox.front().is_some_and(|(_, at, _)| *at <= now) {
             if let Some((sent, _, assignment)) = proxy.inbox.pop_front() {
-                proxy.receive(assignment, now);
+                if let Some(assignment) = assignment {
+                    proxy.receive(assignment, now);
+                }
                 proxy.acknowledgements.push_back((now + delay, sent + 1));
             }
         }
@@ -414,6 +416,9 @@ impl Model {
         while let Some((_, sent)) = proxy.acknowledgements.pop_front_if(|(at, _)| *at <= self.now) {
             if let Some(at) = division.holders.iter().position(|holder| holder.key == proxy_index) {
                 division.record_ping_ack(at, Time::from_micros(sent), now);
+                if division.holders[at].awaits_ping {
+                    due.insert(proxy_index);
+                }
             }
             has_reports = true;
         }
@@ -424,7 +429,8 @@ impl Model {
         let (now_us, delay) = (self.now, self.random_delay_us());
         let division = &mut self.replicas[index].division;
         let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) else { return };
-        if let Some(assignment) = division.assign(at, Time::from_micros(now_us)) {
+        let assignment = division.assign(at, Time::from_micros(now_us));
+        if assignment.is_some() || division.holders[at].awaits_ping {
             let proxy = &mut self.proxies[proxy];
             let at = proxy.inbox.back().map_or(0, |(_, at, _)| *at).max(now_us + delay);
             proxy.inbox.push_back((now_us, at, assignment));

@@ -159,14 +159,22 @@ impl Divisions {
         self.with(key, report).flatten().unwrap_or(0)
     }
 
-    /// Records the acknowledgement of a PING.
-    pub(super) fn record_ping_ack(&self, key: u128, holder: &BucketOfStream, sent_before: Time, now: Time) {
-        self.with(key, |entry| {
-            if let Some(index) = entry.find(holder) {
-                entry.division.record_ping_ack(index, sent_before, now);
-            }
-        });
+    /// Records the acknowledgement of a PING; returns whether the holder waited for it.
+    pub(super) fn record_ping_ack(&self, key: u128, holder: &BucketOfStream, sent_before: Time, now: Time) -> bool {
+        let record = |entry: &mut KeyDivision| {
+            let index = entry.find(holder)?;
+            entry.division.record_ping_ack(index, sent_before, now);
+            Some(entry.division.holders[index].awaits_ping)
+        };
+        let waited = self.with(key, record).flatten().unwrap_or(false);
         self.schedule(key, now);
+        waited
+    }
+
+    /// True if there is something to tell a holder once its proxy replied to a PING.
+    pub(super) fn awaits_ping(&self, key: u128, holder: &BucketOfStream) -> bool {
+        let awaits = |entry: &mut KeyDivision| Some(entry.division.holders[entry.find(holder)?].awaits_ping);
+        self.with(key, awaits).flatten().unwrap_or(false)
     }
 
     /// Returns what to tell a holder.

@@ -83,13 +83,14 @@ pub(super) struct StreamTask {
     evidence: Option<DeliveryEvidence>,
     /// Bytes of all responses.
     produced_bytes: u64,
-    /// Buckets with an assignment in the responses since the evidence that is waited for.
-    assigned: BTreeSet<u32>,
+    /// Buckets that need evidence beyond that which is waited for: because of an assignment in a later response, or
+    /// before one is sent.
+    without_evidence: BTreeSet<u32>,
     /// Evidence that is waited for.
     awaited: Option<AwaitedEvidence>,
 }
 
-/// Buckets whose last assignments are in force once a response was received.
+/// Buckets whose last assignments are in force, and whose proxy does not stand still, once a PING was answered.
 struct AwaitedEvidence {
     buckets: BTreeSet<u32>,
     /// All that was sent before this is received.
@@ -111,7 +112,7 @@ impl StreamTask {
         Self {
             evidence,
             produced_bytes: 0,
-            assigned: BTreeSet::new(),
+            without_evidence: BTreeSet::new(),
             awaited: None,
             quota,
             handle,
@@ -426,16 +427,16 @@ impl StreamTask {
         if !response.bucket_action.is_empty() {
             self.produced_bytes += (response.encoded_len() + GRPC_FRAME_HEAD_BYTES) as u64;
             permit.send(Ok(response));
-            self.await_evidence();
         }
+        self.await_evidence();
     }
 
-    /// Begins to wait for evidence that the last response was received, if it assigned something.
+    /// Begins to wait for evidence that the last response was received, if a bucket needs it.
     fn await_evidence(&mut self) {
         let Some(evidence) = &self.evidence else { return };
-        if self.awaited.is_none() && !self.assigned.is_empty() {
+        if self.awaited.is_none() && !self.without_evidence.is_empty() {
             self.awaited = Some(AwaitedEvidence {
-                buckets: std::mem::take(&mut self.assigned),
+                buckets: std::mem::take(&mut self.without_evidence),
                 sent_before: self.quota.service.clock.now().plus_us(1),
                 received: Box::pin(evidence.clone().wait_until_received(self.produced_bytes)),
             });
@@ -446,8 +447,10 @@ impl StreamTask {
         let Some(AwaitedEvidence { buckets, sent_before, .. }) = self.awaited.take() else { return };
         let now = self.quota.service.clock.now();
         for index in buckets {
-            if let Some(key) = self.key_of(index) {
-                self.quota.divisions.record_ping_ack(key, &self.holder(index), sent_before, now);
+            if let Some(key) = self.key_of(index)
+                && self.quota.divisions.record_ping_ack(key, &self.holder(index), sent_before, now)
+            {
+                self.handle.lock().due.insert(index);
             }
         }
         self.await_evidence();
@@ -478,13 +481,19 @@ impl StreamTask {
             }
             BucketKind::Divided { key } => self.quota.divisions.assign(key, &self.holder(index), now),
         };
+        let needs_evidence = match kind {
+            BucketKind::Divided { key } => {
+                assignment.is_some() || self.quota.divisions.awaits_ping(key, &self.holder(index))
+            }
+            BucketKind::Open { .. } | BucketKind::Refused => false,
+        };
+        if needs_evidence {
+            self.without_evidence.insert(index);
+        }
         if let Some(assignment) = assignment {
             self.quota.stats.assignments.add(1);
             if let Strategy::Tokens(tokens) = assignment.strategy {
                 self.quota.stats.assigned_hits.add(tokens.max.into());
-            }
-            if matches!(kind, BucketKind::Divided { .. }) {
-                self.assigned.insert(index);
             }
             push_assignment(response, &id, assignment);
         }

@@ -205,7 +205,7 @@ fn newcomers_get_a_share_after_a_proxy_died() {
 #[test]
 fn newcomers_of_small_limits_get_a_share_whatever_the_algorithm() {
     for seed in 0..200_u64 {
-        let mut random = StdRng::seed_from_u64(seed);
+        let mut random = SmallRng::seed_from_u64(seed);
         let (old, new) = (random.random_range(2..5_u32), random.random_range(1..4_u32));
         let seconds = [2, 5, 9, 19][random.random_range(0..4)];
         let hits = random.random_range(10..16) * (old + new);

@@ -147,16 +147,43 @@ fn silent_proxy_gets_neither_a_renewal_nor_more() {
     division.record_report(0, usage(1, 0, at(29)), at(29));
     assert_eq!(division.assign(0, at(29)), None, "it lasts for 31 s");
     request_and_grant_all(&mut division, at(35));
-    assert_eq!(division.assign(0, at(35)), None, "it may stand still");
+    division.record_ping_ack(0, at(29), at(35));
+    assert_eq!(division.assign(0, at(35)), None, "it may stand still behind something that replies to PINGs");
     division.record_report(0, usage(1, 0, at(35)), at(35));
     assert!(division.assign(0, at(35)).is_some());
     // A rate: other replicas leave more to this one.
     let (mut division, _) = division_with_one_proxy(Unit::Second);
     division.record_report(0, usage(5, 0, at(5)), at(5));
     request_and_grant_all(&mut division, at(11));
+    division.record_ping_ack(0, at(5), at(11));
     assert_eq!(division.assign(0, at(11)), None);
     division.record_report(0, usage(5, 0, at(11)), at(11));
     assert!(division.assign(0, at(11)).is_some());
+}
+
+#[test]
+fn proxy_that_was_not_heard_lately_is_told_nothing_before_it_replies_to_a_ping() {
+    // It stands still perhaps: what is sent then is begun late, so its part would go to others as much later.
+    let later = at(5).plus_us(SECOND_US / 3);
+    for unit in [Unit::Day, Unit::Second] {
+        let (mut division, part) = division_with_one_proxy(unit);
+        division.record_report(0, usage(0, 0, at(5)), at(5));
+        division.join(2, true, at(5));
+        division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(5) }, at(5));
+        division.holders[0].demand.take_sample(part * 10, SECOND_US);
+        division.holders[1].demand.take_sample(part * 10, SECOND_US);
+        let before = division.holders[0].sent.map(|sent| sent.latest_end());
+        assert_eq!(division.assign(0, later), None);
+        assert!(division.holders[0].awaits_ping, "{unit:?}: the other has nothing");
+        let reserved = division.pools[0].reserved_by(0, &division.holders[0]);
+        assert_eq!((division.holders[0].sent.map(|sent| sent.latest_end()), reserved), (before, part));
+        division.record_ping_ack(0, later, later);
+        assert!(division.assign(0, later).is_some(), "{unit:?}");
+        assert!(!division.holders[0].awaits_ping);
+        // Nothing to tell needs no PING.
+        assert_eq!(division.assign(0, later.plus_us(SECOND_US)), None);
+        assert!(!division.holders[0].awaits_ping);
+    }
 }
 
 #[test]
@@ -164,6 +191,7 @@ fn silent_proxy_is_denied_what_it_used_up() {
     let (mut division, part) = division_with_one_proxy(Unit::Day);
     division.record_report(0, usage(part, 1, at(29)), at(29));
     request_and_grant_all(&mut division, at(35));
+    division.record_ping_ack(0, at(29), at(35));
     assert_eq!(division.assign(0, at(35)).map(|assignment| assignment.strategy), Some(Strategy::Deny));
 }
 
@@ -470,6 +498,7 @@ fn silent_proxy_whose_assignment_may_have_lapsed_is_told_nothing() {
     division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
     division.record_report(1, usage(0, 1000, at(58)), at(58));
     request_and_grant_all(&mut division, at(58));
+    division.record_ping_ack(0, at(49), at(58));
     let told = division.assign(0, at(58)).expect("the other has too little");
     assert!(matches!(told.strategy, Strategy::Tokens(tokens) if u64::from(tokens.max) < part), "{told:?}");
     // The same a second later: without an assignment, a smaller bucket would be a full one.
@@ -480,6 +509,7 @@ fn silent_proxy_whose_assignment_may_have_lapsed_is_told_nothing() {
     division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(55) }, at(55));
     division.record_report(1, usage(0, 1000, at(58)), at(58));
     request_and_grant_all(&mut division, at(59));
+    division.record_ping_ack(0, at(49), at(59));
     assert_eq!(division.assign(0, at(59)), None);
 }
 
@@ -550,6 +580,7 @@ fn bucket_begins_anew_at_a_proxy_that_may_have_the_same_tokens_with_another_inte
         division.join(1, true, START);
         division.holders[0].has_unknown_assignment = has_unknown_assignment;
         request_and_grant_all(&mut division, START);
+        division.record_ping_ack(0, START, START);
         division.assign(0, START).expect("it has nothing of this division")
     };
     assert!(assign_first(true).starts_full);
