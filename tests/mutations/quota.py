@@ -26,7 +26,7 @@ RELOADS = ["lib:limit::division::model::reloads"]
 DIVISION = [STEPS, *BOUNDS, *RELOADS, *USE]
 # Without those that need an Envoy.
 SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports"]
-STREAMS = ["lib:serve::quota", *SUITE]
+STREAMS = ["lib:serve::quota", *SUITE, "quota::proxy_that_stands_still", "quota::changed_rule"]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
     ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,

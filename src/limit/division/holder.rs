@@ -19,7 +19,7 @@ const ALIVE_US: u64 = 5_500_000;
 const HEARD_FOR_US: u64 = 300_000;
 /// Longest time after the sending at which a proxy that does not acknowledge an assignment is expected to begin it, in
 /// microseconds: it may stand still meanwhile.
-pub(super) const LATE_START_US: u64 = 10_000_000;
+const LATE_START_US: u64 = 10_000_000;
 /// Shortest time that a demand is measured over, in microseconds.
 pub(super) const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.

@@ -2,12 +2,12 @@
 //! long. Replicas whose load moved away give their hold back.
 
 use super::*;
-use crate::limit::division::holder::{LATE_START_US, MARGIN_US};
+use crate::limit::division::holder::MARGIN_US;
 use crate::limit::division::ledger::RATE_TTL_S;
 
-/// Longest time that an assignment of a rate stays in use after its stream is lost, or its proxy stood still or died
-/// before it acknowledged the last one.
-const LONGEST_USE_US: u64 = RATE_TTL_S as u64 * 1_000_000 + LATE_START_US + MARGIN_US;
+/// Longest time that an assignment of a rate stays in use after its stream is lost, or its proxy died: it has
+/// acknowledged the last one, because nothing is sent to it after that.
+const LONGEST_USE_US: u64 = RATE_TTL_S as u64 * 1_000_000 + MARGIN_US;
 
 /// A limit of `hits` in `seconds`, and who asks for it: the first proxy for twice as much, others once in 5 s.
 struct Contention {

@@ -261,6 +261,7 @@ fn idle_proxy_gives_its_hits_back_before_its_bucket_is_abandoned() {
     let Retirement::Assign(assignment) = division.retire(0, at(5)) else { panic!("it has {part} hits") };
     let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
     assert_eq!((tokens.max, assignment.starts_full), (1, false));
+    division.record_ping_ack(0, at(5), at(6));
     assert_eq!(division.retire(0, at(6)), Retirement::Wait, "it may have used more before that");
     division.record_report(0, usage(0, 0, at(10)), at(10));
     assert_eq!((division.retire(0, at(10)), division.reserved(0)), (Retirement::Done, 1));
