@@ -22,7 +22,7 @@ use crate::base::threads;
 use crate::settings::decision_log::{DecisionLogSettings, SinkSettings, TOLLKEEPER_DECISION_LOG};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::setting::AnySetting as _;
-use crate::store::client::redis::connect_options::find_settings_with_unusable_files;
+use crate::store::client::redis::connect::find_settings_with_unusable_files;
 
 /// Destination of the lines of the log.
 #[derive(Debug)]

@@ -6,10 +6,9 @@ use crate::decide::Decider;
 use crate::limit::StoreFailurePolicy;
 use crate::serve::health::Health;
 use crate::store::client::tokens::{TokenStats, token_stats};
-use crate::store::stats::region_notice::RegionNotice;
 use crate::store::stats::{
-    CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionStats, SharedStoreStats,
-    StoreServerStats,
+    CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionNotice, RegionStats,
+    SharedStoreStats, StoreServerStats,
 };
 use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 
