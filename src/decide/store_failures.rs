@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::selection::SelectedLimit;
 use crate::base::clock::Time;
-use crate::base::scheduler_lag::SCHEDULER_LAG;
+use crate::base::threads::SCHEDULER_LAG;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::request::Hits;
 use crate::store::error::ChargeError;

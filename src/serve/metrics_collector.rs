@@ -19,7 +19,7 @@ use self::quota::emit_quota;
 use self::service::emit_service;
 use self::store::emit_store;
 use crate::base::clock::Clock;
-use crate::base::scheduler_lag::SCHEDULER_LAG;
+use crate::base::threads::SCHEDULER_LAG;
 use crate::rules::live::LiveRules;
 use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;

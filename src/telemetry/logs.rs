@@ -21,8 +21,8 @@ use tracing_subscriber::reload::{self, Handle};
 
 use crate::base::clock::{Clock, Time};
 use crate::base::named_enum::named_enum;
-use crate::base::printable_text::{escape_unprintable_json, quote_as_json, truncate_to_bytes};
 use crate::base::sharded::lock_ignoring_poison;
+use crate::base::text::{escape_unprintable_json, quote_as_json, truncate_to_bytes};
 use crate::telemetry::http2_refusals::build_refusal_layer;
 use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
 

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::base::printable_text::{replace_unprintable, truncate_to_bytes};
 use crate::base::sharded::lock_ignoring_poison;
+use crate::base::text::{replace_unprintable, truncate_to_bytes};
 
 /// Maximum number of lines that are kept.
 pub const MAX_KEPT_LINES: usize = 100;

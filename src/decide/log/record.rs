@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::header::HeaderRecord;
-use crate::base::printable_text::escape_unprintable_json_lines;
+use crate::base::text::escape_unprintable_json_lines;
 use crate::limit::RegionLossPolicy;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::algorithm::Algorithm;

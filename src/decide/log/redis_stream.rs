@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use serde::de::IgnoredAny;
 
-use crate::base::printable_text::escape_unprintable_json;
+use crate::base::text::escape_unprintable_json;
 use crate::store::client::redis::resp::{Reply, reply_bytes, reply_text};
 
 /// Field of an entry that has the record.

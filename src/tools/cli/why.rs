@@ -16,7 +16,7 @@ use super::request_flags::{parse_descriptor, parse_duration};
 use super::traffic_input::{build_progress_bar, read_stream_settings};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitDescriptor;
-use crate::base::printable_text::{escape_unprintable, to_pretty_json};
+use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
 use crate::decide::log::redis_stream::input::{EntryRange, StreamInput};

@@ -14,7 +14,7 @@ use super::token_request::{
     CredentialRenewalFailure, FetchOutcome, Token, TokenError, build_request, call, encode_form, read_token_file,
     text_field, xml_text,
 };
-use crate::base::text_encoding::{percent_encode, to_hex};
+use crate::base::text::{percent_encode, to_hex};
 use crate::settings::cloud_identity::{AwsCredentialSource, AwsIamSettings, ContainerAuthorization};
 use crate::settings::secret::Secret;
 

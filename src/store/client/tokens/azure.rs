@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::google::parse_access_token;
 use super::token_request::{Token, TokenError, build_request, call, encode_form, read_token_file};
-use crate::base::text_encoding::percent_encode;
+use crate::base::text::percent_encode;
 use crate::settings::cloud_identity::{EntraSettings, EntraTokenSource};
 use crate::settings::secret::Secret;
 

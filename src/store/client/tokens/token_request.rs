@@ -17,8 +17,7 @@ use serde_json::Value;
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
-use crate::base::printable_text::truncate_and_escape;
-use crate::base::text_encoding::percent_encode;
+use crate::base::text::{percent_encode, truncate_and_escape};
 use crate::settings::pem::load_system_roots;
 use crate::settings::secret::Secret;
 
