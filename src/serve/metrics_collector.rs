@@ -28,7 +28,7 @@ use crate::serve::health::Health;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{ExceededLimit, OutgoingTlsConnection, StatsByListener};
-use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 
 /// Collects all metrics of the process.
 #[derive(Clone, Debug)]

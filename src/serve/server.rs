@@ -84,8 +84,7 @@ use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::otlp::{self, OtlpSpanExporter};
 use crate::telemetry::otlp_metrics::BlockingMetricExporter;
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::traces::Tracer;
-use crate::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue};
+use crate::telemetry::traces::{ExportThreadContext, SpanQueue, Tracer};
 
 /// Runs the server until a signal or an error ends it.
 ///

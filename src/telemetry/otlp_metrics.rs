@@ -28,8 +28,8 @@ use tonic::metadata::{MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use ureq::Agent;
 
-use super::metrics::family::{Family, Label, MetricKind, MetricValue, Series};
 use super::metrics::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot};
+use super::metrics::{Family, Label, MetricKind, MetricValue, Series};
 use super::otlp::{self, OtlpError, OtlpOptions, OtlpProtocol};
 use crate::base::clock::Time;
 use crate::base::text::truncate_and_escape;

@@ -10,7 +10,7 @@ use crate::store::stats::{
     CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionNotice, RegionStats,
     SharedStoreStats, StoreServerStats,
 };
-use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the store.
 pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMut(Family)) {

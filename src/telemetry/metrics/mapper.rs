@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 
-use super::family::MetricKind;
+use super::MetricKind;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::text::truncate_and_escape;
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::base::threads;
 use crate::decide::log::record::RecordedVerdict;
 use crate::settings::collector::CollectorSettings;
-use crate::telemetry::otlp_logs::{BlockingLogExporter, ExportedLog, Severity};
+use crate::telemetry::otlp::{BlockingLogExporter, ExportedLog, Severity};
 
 /// Writer of logs to a collector.
 #[derive(Debug)]
