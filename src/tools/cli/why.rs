@@ -19,7 +19,7 @@ use crate::base::pb::RateLimitDescriptor;
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::decide::log::reader::{ReadError, RecordReader};
 use crate::decide::log::record::{DescriptorRecord, LimitRecord, RecordedVerdict};
-use crate::decide::log::redis_stream::input::{EntryRange, StreamInput};
+use crate::decide::log::redis_stream::{EntryRange, StreamInput};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
