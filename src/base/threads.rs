@@ -1,5 +1,5 @@
-//! Threads and tasks: priority, CPU time, a task's budget of work, and the lateness of this process: how long a task that
-//! is due waits for a thread.
+//! Threads and tasks: priority, CPU time, a task's budget of work, and the lateness of this process: how long a task
+//! that is due waits for a thread.
 //!
 //! tokio gives a task a budget for each of its polls, and every operation of tokio consumes one unit. A task that does
 //! much work per operation consumes more units here; its next operation of tokio yields once none is left.

@@ -3,9 +3,9 @@
 //! Records are built after a decision and cannot change it. A decision that is not logged costs a hash of each key if
 //! the log samples keys and, if the sample contains one of them, the verdicts on its descriptors.
 //!
-//! A line at the level debug shows each descriptor with the rule that matched it, its limits and its verdict. It has the
-//! values of the decision log's form, so that values that are hashed there are not readable here. Text of the request is
-//! bounded here; the log escapes it.
+//! A line at the level debug shows each descriptor with the rule that matched it, its limits and its verdict. It has
+//! the values of the decision log's form, so that values that are hashed there are not readable here. Text of the
+//! request is bounded here; the log escapes it.
 
 use std::fmt::Write as _;
 

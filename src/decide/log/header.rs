@@ -1,5 +1,5 @@
-//! Headers of the decision log: the settings and rules from which a tool repeats the decisions that follow, and the rule
-//! set that a tool compiles from them.
+//! Headers of the decision log: the settings and rules from which a tool repeats the decisions that follow, and the
+//! rule set that a tool compiles from them.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;

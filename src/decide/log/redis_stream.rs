@@ -2,8 +2,8 @@
 //! the records of a stream from begin to end, as the lines of a file.
 //!
 //! The sink `redis:STREAM` writes them. The input reads the entries that the stream has at the start, in parts, and
-//! leaves them there. `consumer_group` reads a stream as a consumer group, which shares the entries among its consumers.
-//! Other programs may write to a stream too: nothing in an entry is trusted.
+//! leaves them there. `consumer_group` reads a stream as a consumer group, which shares the entries among its
+//! consumers. Other programs may write to a stream too: nothing in an entry is trusted.
 
 pub(crate) mod consumer_group;
 

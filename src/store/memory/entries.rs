@@ -4,12 +4,12 @@
 //! outside the entries, and the entry has their index. The remaining bytes are the inputs of expiry and eviction, so
 //! that neither needs the limit.
 //!
-//! The index has 32 bits per slot, about 5.3 bytes per entry; it grows by a quarter instead of doubling. Open addressing
-//! with linear probing: a slot has the index of an entry and eight bits of its hash, so that a probe reads the entry
-//! only if those bits agree. Library tables double, so that an entry costs up to twice as much, and they need one byte
-//! more per slot. A rebuild reads the hashes from the entries in order. The slots are in segments of one size. One block
-//! that is replaced by a larger one leaves memory behind until the allocator reuses it: 2 to 12 bytes per entry with
-//! four threads.
+//! The index has 32 bits per slot, about 5.3 bytes per entry; it grows by a quarter instead of doubling. Open
+//! addressing with linear probing: a slot has the index of an entry and eight bits of its hash, so that a probe reads
+//! the entry only if those bits agree. Library tables double, so that an entry costs up to twice as much, and they need
+//! one byte more per slot. A rebuild reads the hashes from the entries in order. The slots are in segments of one size.
+//! One block that is replaced by a larger one leaves memory behind until the allocator reuses it: 2 to 12 bytes per
+//! entry with four threads.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;

@@ -1,5 +1,5 @@
-//! Strict fixed windows with INCRBY and EXPIRE, on the keys of envoyproxy/ratelimit; their refunds, and whether a server
-//! runs the script of refunds.
+//! Strict fixed windows with INCRBY and EXPIRE, on the keys of envoyproxy/ratelimit; their refunds, and whether a
+//! server runs the script of refunds.
 //!
 //! Both programs can so share one Redis during a migration, and a Redis or a user without scripts can be used. The key
 //! holds the start of the window by this process's clock, in whole seconds, and nothing of the limit. The charges of a
@@ -16,8 +16,8 @@
 //! below 0.
 //!
 //! Whether scripts run: a user or a proxy may forbid them. The first refund learns it from the reply and later ones do
-//! without, until the next attempt. A wrong guess is harmless: both ways keep counts at 0 or above, also if replicas mix
-//! them.
+//! without, until the next attempt. A wrong guess is harmless: both ways keep counts at 0 or above, also if replicas
+//! mix them.
 //!
 //! Redirections: work that is done is not repeated at the next node, so nothing is counted twice. While a slot
 //! migrates, each key is at one node or the other, so each step begins at the owner of the slot.

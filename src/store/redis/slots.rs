@@ -2,10 +2,10 @@
 //! `explain`: who holds how many.
 //!
 //! Releases are repeated until Redis has made them: of rejected requests, of candidates, and those whose call Redis
-//! failed to decide. Envoy does not report the end of a request that it knows to be rejected, so nothing else would free
-//! its slots before their time is over. As a release, what is given back twice is given back once. If the call that
-//! acquires them was not answered, Redis may make it after they were given back, so all is given back once more at the
-//! end. Unused hits of leases return in `eventual::local_admission`, those of grants in `regions::grants`.
+//! failed to decide. Envoy does not report the end of a request that it knows to be rejected, so nothing else would
+//! free its slots before their time is over. As a release, what is given back twice is given back once. If the call
+//! that acquires them was not answered, Redis may make it after they were given back, so all is given back once more at
+//! the end. Unused hits of leases return in `eventual::local_admission`, those of grants in `regions::grants`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

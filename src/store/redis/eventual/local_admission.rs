@@ -1,9 +1,9 @@
 //! Local admission of charges on eventual descriptors, the leases that calls request on the way, and the end of leases.
 //!
-//! Each lease is added to the reaper when it is granted, with the call that its return needs. A task ends expired leases
-//! in groups and returns their unused hits to Redis in the background: the returns of a group are sent together, and the
-//! next group is sent after their replies. Hits that cannot be returned in time, or whose return fails, stay charged.
-//! The number of outstanding leases is bounded; no more are requested above it.
+//! Each lease is added to the reaper when it is granted, with the call that its return needs. A task ends expired
+//! leases in groups and returns their unused hits to Redis in the background: the returns of a group are sent together,
+//! and the next group is sent after their replies. Hits that cannot be returned in time, or whose return fails, stay
+//! charged. The number of outstanding leases is bounded; no more are requested above it.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
