@@ -5,12 +5,10 @@
 pub mod clock;
 pub(crate) mod named_enum;
 pub mod go_syntax;
-pub mod printable_text;
-pub(crate) mod text_encoding;
+pub mod text;
 pub(crate) mod text_table;
 pub mod random;
-pub mod threads;
 pub mod write_coalescing;
 pub mod sharded;
-pub mod scheduler_lag;
+pub mod threads;
 pub mod pb;

@@ -17,17 +17,14 @@ pub mod counter_commands;
 mod store_failures;
 mod outcome;
 mod slot_answers;
-mod answer;
 mod charge;
 mod metrics;
 mod candidates;
 mod decided_request;
-mod debug_line;
 pub mod results;
 pub mod store_totals;
 mod status;
 mod metadata;
-mod request_headers;
 mod merge;
 pub mod quota_buckets;
 

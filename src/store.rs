@@ -27,6 +27,8 @@ use futures_util::future::Either;
 use smallvec::SmallVec;
 
 use self::charge::{ChargeContext, CommitMode};
+use self::client::memcache::protocol::MemcacheError;
+use self::client::redis::connect;
 use self::decision_demand::DecisionDemand;
 use self::error::{ChargeError, CounterCommandError};
 use self::fallback::Fallback;
@@ -46,8 +48,6 @@ use crate::settings::counters::KeyFormat;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::store::StoreSettings;
 use crate::store::charge::{ChargeResults, DeferredOutcomes, LimitAdmissions, StoreOutcome};
-use crate::store::client::memcache::error::MemcacheError;
-use crate::store::client::redis::connect_options;
 use crate::store::client::redis::error::RedisError;
 use crate::store::redis::key::OwnedCounterPath;
 use crate::store::redis::scan::KeyScanResult;
@@ -589,7 +589,7 @@ pub fn find_settings_with_unusable_files(settings: &StoreSettings) -> Vec<Unusab
         StoreSettings::Memory => Vec::new(),
         StoreSettings::Redis(redis) => {
             let deployments = [Some(&redis.main), redis.per_second.as_ref()].into_iter().flatten();
-            deployments.flat_map(connect_options::find_settings_with_unusable_files).collect()
+            deployments.flat_map(connect::find_settings_with_unusable_files).collect()
         }
         StoreSettings::Memcache(memcache) => {
             memcache.tls.as_ref().and_then(|tls| tls.build_client_config().err()).into_iter().collect()

@@ -25,8 +25,7 @@ use tollkeeper::serve::grpc::call_head::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
-use tollkeeper::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue, SpanQueueOptions};
-use tollkeeper::telemetry::traces::{TraceSampler, Tracer};
+use tollkeeper::telemetry::traces::{ExportThreadContext, SpanQueue, SpanQueueOptions, TraceSampler, Tracer};
 
 use self::kit::fixtures::load_shop_rules;
 use self::kit::grpc::rate_limit_request;

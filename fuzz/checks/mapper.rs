@@ -2,7 +2,7 @@
 //!
 //! Input: the name as the last line, the file before it.
 
-use tollkeeper::telemetry::metrics::family::MetricKind;
+use tollkeeper::telemetry::metrics::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
 pub(crate) fn check(data: &[u8]) {

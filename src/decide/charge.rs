@@ -10,9 +10,8 @@
 
 use smallvec::SmallVec;
 
-use super::answer::{Answer, combine_verdicts};
 use super::decision::DecisionContext;
-use super::outcome::{DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdicts};
+use super::outcome::{Answer, DescriptorOutcome, FailedCharge, LimitRejection, LimitVerdicts, combine_verdicts};
 use super::selection::{RequestWithSelections, Selection};
 use super::store_failures::{FailedChargeCounters, FailurePolicies};
 use crate::limit::StoreFailurePolicy;

@@ -3,19 +3,20 @@
 //! [`record`] and [`header`] are the format, [`reader`] reads it. [`DecisionLog`] selects and encodes, a [`queue`] per
 //! sink decouples decisions from I/O, and a `writer` per sink writes.
 //!
+//! A decision is logged if, for one of its descriptors, the rule or else the settings ask for its verdict, and the
+//! sample contains the descriptor's key. The sample is a share of all keys, by a hash that all processes compute alike,
+//! so that the log has all of a sampled key's decisions or none.
+//!
 //! A record is encoded once, in the thread of its decision, into a buffer that the thread reuses, and copied to the
 //! queue of each sink. Sinks never hold up a decision: a full queue drops the record.
 
 pub mod header;
 pub mod record;
 mod encode;
-pub mod convert;
 pub mod reader;
 pub mod redis_stream;
-pub mod selection;
 pub mod value_form;
 pub mod queue;
-pub mod recorded_rules;
 mod sink;
 mod writer;
 
@@ -27,11 +28,12 @@ use std::time::{Duration, Instant};
 
 use self::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use self::record::DecisionRecord;
-use self::selection::KeySample;
 use self::value_form::ValueForm;
 use self::writer::SinkWriterHandle;
 use crate::base::clock::Clock;
 use crate::base::random::random_u64;
+use crate::limit::counter_path::CounterPath;
+use crate::rules::rule::RuleLogging;
 use crate::settings::Settings;
 use crate::settings::decision_log::{DecisionLogSettings, LoggedDecisionKinds, SinkSettings};
 use crate::settings::problem::UnusableSetting;
@@ -218,5 +220,54 @@ pub fn check_sinks_and_build_value_form(settings: &DecisionLogSettings) -> Resul
         Ok(values) if problems.is_empty() => Ok(values),
         Ok(_) => Err(problems),
         Err(problem) => Err(problems.into_iter().chain([problem]).collect()),
+    }
+}
+
+/// Facts about a decision by which it is selected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DecisionFacts {
+    /// The request was rejected.
+    pub rejected: bool,
+    /// The request was admitted, and a limit in shadow mode was exceeded.
+    pub shadow: bool,
+    /// A failure policy decided, or there is no decision.
+    pub error: bool,
+}
+
+impl DecisionFacts {
+    /// True if a descriptor asks for the decision: by its rule's choice, or by the settings if it has none.
+    pub fn is_decision_selected(self, rule: Option<RuleLogging>, settings: LoggedDecisionKinds) -> bool {
+        match rule {
+            Some(RuleLogging::All) => true,
+            Some(RuleLogging::Rejected) => self.rejected,
+            Some(RuleLogging::None) => false,
+            None => {
+                settings.all
+                    || settings.rejected && self.rejected
+                    || settings.shadow && self.shadow
+                    || settings.errors && self.error
+            }
+        }
+    }
+}
+
+/// Sample of keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KeySample {
+    /// Share of all keys, 0 to 1.
+    pub share: f64,
+}
+
+impl KeySample {
+    /// True if the sample contains the key of a descriptor. A larger share contains the keys of every smaller one.
+    pub fn contains(self, path: &CounterPath<'_>) -> bool {
+        const HASH_RANGE: f64 = (1_u64 << 53) as f64;
+        if self.share >= 1.0 {
+            return true;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
+        {
+            self.share > 0.0 && ((path.hash_for_sampling() >> 11) as f64) < self.share * HASH_RANGE
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The strictest policy of the hard limits decides for these, and that of the quotas for the quotas: a quota rejects
 //! only together with all others, so its policy must not replace that of the limits beside it. Limits in shadow mode do
-//! not count. `outcome` and `status` turn the policy into a verdict and a retry time; `answer` says which verdict wins.
+//! not count. `outcome` and `status` turn the policy into a verdict and a retry time; `outcome` says which verdict
+//! wins.
 //!
 //! Every failed charge counts, also where its policy answered without an error. The first failure of each kind is
 //! logged at once; after that, one line per kind every 10 s, with the policy that decided and advice for the operator.
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::selection::SelectedLimit;
 use crate::base::clock::Time;
-use crate::base::scheduler_lag::SCHEDULER_LAG;
+use crate::base::threads::SCHEDULER_LAG;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::request::Hits;
 use crate::store::error::ChargeError;

@@ -76,7 +76,7 @@ pub struct RedisClockReport {
 /// Something that restricts a region.
 #[derive(Clone, Debug, Serialize)]
 pub struct RegionNoticeReport {
-    /// `misconfigured`, or a name of a [`RegionNotice`](crate::store::stats::region_notice::RegionNotice).
+    /// `misconfigured`, or a name of a [`RegionNotice`](crate::store::stats::RegionNotice).
     pub notice: &'static str,
     /// Meaning, and what to do.
     pub text: String,

@@ -26,7 +26,6 @@ pub mod global_window;
 pub mod global_bucket;
 pub mod ban_state;
 pub mod slots;
-pub mod request_reservation;
 pub mod state;
 pub mod reservation_charge;
 

@@ -5,12 +5,14 @@
 //! a second: it takes a walk over all. [`MAX_RESERVATIONS`] bounds the table. `lua/reservations.lua` does the same in
 //! Redis.
 
+use super::reservation::{
+    MAX_RESERVATIONS, OwnReservation, ReservationMark, ReservationPolicy, ReservationView, ReservedHits,
+    UnsettledPolicy,
+};
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;
-use crate::limit::algorithm::request_reservation::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
 use crate::limit::algorithm::state::State;
-use crate::limit::reservation::{MAX_RESERVATIONS, ReservationPolicy, UnsettledPolicy};
 use crate::limit::slot::{HolderId, SlotId, SlotToken, SlotUse, TOMBSTONE_US};
 use crate::limit::slot_table::{SWEEP_INTERVAL_US, SlotSummary, SummarizedSlot};
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::base::printable_text::{replace_unprintable_char, truncate_and_escape};
+use crate::base::text::{replace_unprintable_char, truncate_and_escape};
 use crate::rules::acknowledged_warnings::AcknowledgedLines;
 use crate::rules::rule::SourceLocation;
 

@@ -1,6 +1,6 @@
 //! A rule file with one limit, or a plan with one: what pages and tools print, to be pasted into a rule file.
 
-use crate::base::printable_text::escape_unprintable_json;
+use crate::base::text::escape_unprintable_json;
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::DelayPolicy;
 use crate::limit::{GlobalScope, Limit};

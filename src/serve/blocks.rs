@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::base::clock::{Clock, Time};
 use crate::base::random::random_u64_pair;
 use crate::decide::blocks::{Block, MAX_BLOCKS};
-use crate::decide::log::convert::encode_text_or_base64;
+use crate::decide::log::record::encode_text_or_base64;
 use crate::serve::grpc::service::RateLimitService;
 use crate::settings::store::StoreSettings;
 use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConnection};

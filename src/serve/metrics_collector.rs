@@ -19,7 +19,7 @@ use self::quota::emit_quota;
 use self::service::emit_service;
 use self::store::emit_store;
 use crate::base::clock::Clock;
-use crate::base::scheduler_lag::SCHEDULER_LAG;
+use crate::base::threads::SCHEDULER_LAG;
 use crate::rules::live::LiveRules;
 use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
@@ -28,7 +28,7 @@ use crate::serve::health::Health;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{ExceededLimit, OutgoingTlsConnection, StatsByListener};
-use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 
 /// Collects all metrics of the process.
 #[derive(Clone, Debug)]

@@ -46,8 +46,7 @@ use self::startup::StartupResources;
 use self::statsd_thread::StatsdThreadHandle;
 use self::table_changes::TableFollowers;
 use crate::base::clock::{Clock, Time};
-use crate::base::scheduler_lag::measure_task_lag;
-use crate::base::threads;
+use crate::base::threads::{self, measure_task_lag};
 use crate::decide::Decider;
 use crate::decide::log::value_form::ValueForm;
 use crate::decide::log::{DecisionLog, LogHeaderContext};
@@ -85,8 +84,7 @@ use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::otlp::{self, OtlpSpanExporter};
 use crate::telemetry::otlp_metrics::BlockingMetricExporter;
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::traces::Tracer;
-use crate::telemetry::traces::span_queue::{ExportThreadContext, SpanQueue};
+use crate::telemetry::traces::{ExportThreadContext, SpanQueue, Tracer};
 
 /// Runs the server until a signal or an error ends it.
 ///

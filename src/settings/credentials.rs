@@ -1,7 +1,7 @@
 //! User and password of a server, from a variable, a file or a URL.
 //!
 //! Credentials are never shown, not even by `Debug`: with one colon too many, part of a password becomes the user.
-//! Files are named, not read; connections read them (`store::client::redis::connect_options`).
+//! Files are named, not read; connections read them (`store::client::redis::connect`).
 
 use std::fmt;
 use std::path::PathBuf;

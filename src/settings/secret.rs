@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::base::printable_text::truncate_and_escape;
+use crate::base::text::truncate_and_escape;
 
 /// A text that neither `Display` nor `Debug` reveals.
 #[derive(Clone, PartialEq, Eq)]

@@ -18,9 +18,8 @@ use super::value::{Choice, WordTable};
 use super::values::Values;
 use crate::base::named_enum::named_enum;
 use crate::telemetry::otlp::OtlpProtocol;
-use crate::telemetry::traces::TraceSampler;
 use crate::telemetry::traces::propagation::PropagationFormats;
-use crate::telemetry::traces::span_queue::SpanQueueOptions;
+use crate::telemetry::traces::{SpanQueueOptions, TraceSampler};
 
 const ZERO_TO_ONE: FloatRange = FloatRange::new(0.0, 1.0);
 const UP_TO_AN_HOUR_MS: IntRange = IntRange::new(1, 3_600_000);

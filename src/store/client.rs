@@ -6,8 +6,7 @@
 pub(crate) mod deadline;
 pub mod pipeline;
 pub(crate) mod connect;
-pub(crate) mod server_state;
-pub(crate) mod supervisor;
+pub(crate) mod supervised_server;
 pub mod tokens;
 pub mod redis;
 pub mod memcache;

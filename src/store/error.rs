@@ -1,6 +1,6 @@
 //! Reasons why a store did not decide a charge, or did not run an operator's command.
 
-use crate::store::client::memcache::error::MemcacheError;
+use super::client::memcache::protocol::MemcacheError;
 use crate::store::client::redis::error::RedisError;
 
 /// Error of a charge whose counter could not be added: every counter that was sampled for eviction is over its limit.

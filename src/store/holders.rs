@@ -16,7 +16,7 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::base::clock::{Time, to_micros};
-use crate::base::printable_text::remove_unprintable;
+use crate::base::text::remove_unprintable;
 use crate::limit::slot::HolderId;
 
 /// Default of `TOLLKEEPER_HOLDER_TIMEOUT`.

@@ -1,12 +1,12 @@
 //! Counters in memcached, shared by all replicas: strict fixed windows that count rejected hits.
 //!
-//! A charge is one increment at the server that holds its key, and the number that the increment returns decides. The
-//! window is that of this process's clock. Every charge ends by its deadline, with an outcome or an error. A counter is
-//! lost when memcached evicts it, restarts or leaves the list of servers.
+//! A charge is one increment at the server that holds its key. The number that the increment returns decides, so
+//! concurrent charges are exact. A missing key is added; if another charge added it first, this one increments it. A
+//! command without a reply is never repeated, because it may have run. The window is that of this process's clock.
+//! Every charge ends by its deadline, with an outcome or an error. A counter is lost when memcached evicts it, restarts
+//! or leaves the list of servers.
 
-mod command_stats;
 mod counter_key;
-mod counting;
 
 use std::num::NonZeroU32;
 use std::slice;
@@ -17,30 +17,27 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use self::command_stats::CommandStats;
 use self::counter_key::{CounterKey, MemcacheKeyScheme};
-use self::counting::MemcacheCounter;
 use super::charge::{
     CallDeadlines, ChargeContext, ChargeResults, CommitMode, DecidedBy, DetachOnDrop, OwnedCharge, OwnedCounter,
     StoreOutcome, set_span_server, start_call_span,
 };
+use super::client::deadline::timeout_with_grace;
+use super::client::memcache::ServerList;
+use super::client::memcache::protocol::{MemcacheError, MemcacheReply, parse_number};
+use super::client::memcache::server::{MemcacheConnectOptions, MemcacheServer};
 use super::fallback::Fallback;
 use super::health::{HealthReading, StoreHealth};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
-use super::stats::{ChargeStats, PoolStats, SharedStoreStats, StoreServerStats};
+use super::stats::{ChargeStats, CommandCount, PoolStats, SharedStoreStats, StoreServerStats};
 use super::window_key::ExpiryJitter;
-use crate::base::clock::Time;
+use crate::base::clock::{Clock, Time};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};
-use crate::limit::charge::Charge;
+use crate::limit::charge::{Charge, MAX_COUNT};
 use crate::limit::request::Hits;
 use crate::limit::{Consistency, StoreFailurePolicy};
 use crate::settings::memcache::MemcacheSettings;
-use crate::store::client::deadline::timeout_with_grace;
-use crate::store::client::memcache::connect::MemcacheConnectOptions;
-use crate::store::client::memcache::error::MemcacheError;
-use crate::store::client::memcache::reply::MemcacheReply;
-use crate::store::client::memcache::server_list::ServerList;
 use crate::telemetry::traces::SpanRef;
 
 /// Outcome of one charge.
@@ -326,5 +323,190 @@ impl MemcacheCall {
             true => charge_together(&limits, &mut states.clone(), self.now, self.charge.request),
             false => charge_together(&limits, states, self.now, self.charge.request),
         }
+    }
+}
+
+/// Number of times that a missing key is added; more are needed only if the server drops what it stores.
+const MAX_ADD_ATTEMPTS: usize = 3;
+
+/// A counter at its server.
+struct MemcacheCounter<'a> {
+    server: Arc<MemcacheServer>,
+    key: &'a CounterKey,
+    deadline: Instant,
+    stats: &'a CommandStats,
+}
+
+impl MemcacheCounter<'_> {
+    /// Counts hits, or reads the count for a peek; returns the count before.
+    ///
+    /// # Errors
+    /// The server failed, or the value is not a number.
+    async fn count_hits(&self, hits: Hits) -> Result<u64, MemcacheError> {
+        match hits {
+            Hits::Peek | Hits::Charge(0) | Hits::Refund(0) => self.read_count().await,
+            Hits::Charge(hits) => Ok(count_before(self.charge_hits(hits).await?, hits)),
+            Hits::Refund(hits) => self.refund_hits(hits).await,
+        }
+    }
+
+    async fn read_count(&self) -> Result<u64, MemcacheError> {
+        let outcome = self.server.call(&[b"get", &self.key.bytes], self.deadline).await;
+        self.stats.record_get(&outcome);
+        match outcome? {
+            MemcacheReply::Missing => Ok(0),
+            MemcacheReply::Value(value) => parse_number(&value).ok_or(MemcacheError::WrongType),
+            _ => Err(MemcacheError::BadReply),
+        }
+    }
+
+    /// Returns the count after the charge.
+    async fn charge_hits(&self, hits: u64) -> Result<u64, MemcacheError> {
+        for _ in 0..MAX_ADD_ATTEMPTS {
+            if let Some(after) = self.send_incr_or_decr(b"incr", hits).await? {
+                self.trim_to_max(after, hits).await;
+                return Ok(after);
+            }
+            if self.add_key(hits).await? {
+                return Ok(hits);
+            }
+        }
+        Err(MemcacheError::NoWrites)
+    }
+
+    /// Lowers a count above its maximum, by this charge's hits at most. All charges together so leave the maximum: a
+    /// count never wraps, and envoyproxy/ratelimit can read it.
+    async fn trim_to_max(&self, after: u64, hits: u64) {
+        let excess = after.saturating_sub(self.key.max_count).min(hits);
+        if excess > 0 {
+            // The charge is counted; if this fails, a later one lowers the count.
+            let _untrimmed = self.send_incr_or_decr(b"decr", excess).await;
+        }
+    }
+
+    /// Returns the count before the refund, as far as the reply tells: a decrement stops at 0.
+    async fn refund_hits(&self, hits: u64) -> Result<u64, MemcacheError> {
+        Ok(match self.send_incr_or_decr(b"decr", hits).await? {
+            None => 0,
+            Some(after) => after.saturating_add(hits),
+        })
+    }
+
+    /// Returns the count after `incr` or `decr`; `None` if the key is missing.
+    async fn send_incr_or_decr(&self, verb: &[u8], hits: u64) -> Result<Option<u64>, MemcacheError> {
+        let hits = hits.to_string();
+        let outcome = self.server.call(&[verb, &self.key.bytes, hits.as_bytes()], self.deadline).await;
+        self.stats.record_increment_or_decrement(&outcome);
+        match outcome? {
+            MemcacheReply::Missing => Ok(None),
+            MemcacheReply::Number(after) => Ok(Some(after)),
+            _ => Err(MemcacheError::BadReply),
+        }
+    }
+
+    /// Adds the key; returns false if it exists.
+    async fn add_key(&self, hits: u64) -> Result<bool, MemcacheError> {
+        let value = hits.min(self.key.max_count).to_string();
+        let expiration = self.key.expiration_s(Clock::System.now().as_micros() / 1_000_000).to_string();
+        let length = value.len().to_string();
+        let words: [&[u8]; 6] =
+            [b"add", &self.key.bytes, b"0", expiration.as_bytes(), length.as_bytes(), value.as_bytes()];
+        let outcome = self.server.call(&words, self.deadline).await;
+        self.stats.record_add(&outcome);
+        match outcome? {
+            MemcacheReply::Stored => Ok(true),
+            MemcacheReply::NotStored => Ok(false),
+            _ => Err(MemcacheError::BadReply),
+        }
+    }
+}
+
+/// Returns the count before an increment. A count that wrapped counts as the maximum: it was far above any limit.
+const fn count_before(after: u64, hits: u64) -> u64 {
+    match after.checked_sub(hits) {
+        Some(before) if before < MAX_COUNT => before,
+        _ => MAX_COUNT,
+    }
+}
+
+/// Commands since the start, by outcome.
+#[derive(Debug, Default)]
+struct CommandStats {
+    increments: OutcomeCounts,
+    adds: OutcomeCounts,
+    gets: OutcomeCounts,
+}
+
+/// Outcomes of one command.
+#[derive(Debug, Default)]
+struct OutcomeCounts {
+    success: AtomicU64,
+    /// The key is missing, or for `add` exists.
+    miss: AtomicU64,
+    error: AtomicU64,
+}
+
+impl CommandStats {
+    /// Counts an increment or a decrement.
+    fn record_increment_or_decrement(&self, outcome: &Result<MemcacheReply, MemcacheError>) {
+        self.increments.record(outcome);
+    }
+
+    /// Counts an `add`.
+    fn record_add(&self, outcome: &Result<MemcacheReply, MemcacheError>) {
+        self.adds.record(outcome);
+    }
+
+    /// Counts a `get` of one key.
+    fn record_get(&self, outcome: &Result<MemcacheReply, MemcacheError>) {
+        self.gets.record(outcome);
+    }
+
+    /// Counts by command and outcome.
+    fn counts(&self) -> Vec<CommandCount> {
+        let Self { increments, adds, gets } = self;
+        let count = |name, code, count| CommandCount { name, code: Some(code), count };
+        let [gets_found, gets_missed, gets_failed] = gets.load();
+        let [added, not_stored, adds_failed] = adds.load();
+        let [incremented, missed, increments_failed] = increments.load();
+        let found = gets_found + gets_missed;
+        vec![
+            count("memcache.multiget", "success", found),
+            count("memcache.multiget", "error", gets_failed),
+            count("memcache.increment", "success", incremented),
+            count("memcache.increment", "miss", missed),
+            count("memcache.increment", "error", increments_failed),
+            count("memcache.add", "success", added),
+            count("memcache.add", "error", adds_failed),
+            count("memcache.add", "not_stored", not_stored),
+            CommandCount { name: "memcache.keys_requested", code: None, count: found + gets_failed },
+            CommandCount { name: "memcache.keys_found", code: None, count: gets_found },
+        ]
+    }
+}
+
+impl OutcomeCounts {
+    fn record(&self, outcome: &Result<MemcacheReply, MemcacheError>) {
+        let count = match outcome {
+            Ok(MemcacheReply::Missing | MemcacheReply::NotStored) => &self.miss,
+            Ok(_) => &self.success,
+            Err(_) => &self.error,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> [u64; 3] {
+        [&self.success, &self.miss, &self.error].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_COUNT, count_before};
+
+    #[test]
+    fn wrapped_count_is_the_maximum() {
+        assert_eq!([count_before(3, 3), count_before(10, 3)], [0, 7]);
+        assert_eq!([count_before(2, 3), count_before(0, 1), count_before(u64::MAX, 1)], [MAX_COUNT; 3]);
     }
 }

@@ -8,17 +8,15 @@
 //! its limit used, but never one that is over its limit. Clients that rotate values therefore cannot evict a counter
 //! that rejects them.
 
-mod entry;
-mod index;
+mod entries;
 mod shard;
-mod reservations;
 mod slots;
 
 use std::sync::{Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use self::reservations::{ReservationContext, ReservationTables};
+use self::shard::reservations::{ReservationContext, ReservationTables};
 use self::shard::{MemoryShard, ban_key};
 use self::slots::{SlotChargeOptions, SlotRoom, SlotTables};
 use super::charge::LimitAdmissions;

@@ -1,14 +1,21 @@
-//! The log: one event per line on stderr, as text or JSON.
+//! The log: one event per line on stderr, as text or JSON; and its last warnings and errors, for operators who do not
+//! read it.
 //!
 //! Keys and level names are those of envoyproxy/ratelimit's log: `@timestamp`, `level`, `@message` in JSON; `time`,
 //! `level`, `msg` in text; then the other fields. Lines of the audit log have the field `target`, by which they are
 //! found. No message or field can end its line, start another or send escape sequences to a terminal: unprintable
 //! characters are escaped, and values longer than [`MAX_VALUE_BYTES`] are cut. Spans are not logged; they are for
 //! traces. The level can be changed while the process runs, and disabled events stay as cheap as from the start.
+//!
+//! Of the audit log no line is kept among the last warnings and errors: such lines have descriptors of requests, and
+//! clients without the token cause them at any rate. Memory is bounded by the number of lines and the size of each.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::sync::{Mutex, OnceLock};
 
+use serde::Serialize;
+use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Metadata, Subscriber};
@@ -19,12 +26,11 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::reload::{self, Handle};
 
+use super::http2_refusals::build_refusal_layer;
 use crate::base::clock::{Clock, Time};
 use crate::base::named_enum::named_enum;
-use crate::base::printable_text::{escape_unprintable_json, quote_as_json, truncate_to_bytes};
 use crate::base::sharded::lock_ignoring_poison;
-use crate::telemetry::http2_refusals::build_refusal_layer;
-use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
+use crate::base::text::{escape_unprintable_json, quote_as_json, replace_unprintable, truncate_to_bytes};
 
 /// Maximum length of a message or field value in bytes; the rest is cut.
 pub const MAX_VALUE_BYTES: usize = 16 * 1024;
@@ -186,7 +192,7 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut line = EventLine { message: String::new(), fields: serde_json::Map::new() };
+        let mut line = EventLine { message: String::new(), fields: Map::new() };
         if event.metadata().target() == AUDIT_TARGET {
             line.fields.insert("target".to_owned(), AUDIT_TARGET.into());
         }
@@ -221,7 +227,7 @@ fn level_name(metadata: &Metadata<'_>) -> &'static str {
 /// Message and fields of an event.
 struct EventLine {
     message: String,
-    fields: serde_json::Map<String, serde_json::Value>,
+    fields: Map<String, Value>,
 }
 
 impl EventLine {
@@ -244,8 +250,8 @@ impl EventLine {
         let mut line = format!("time=\"{time}\" level={level} msg={}", quote_as_json(&self.message));
         for (name, value) in &self.fields {
             let value = match value {
-                serde_json::Value::String(text) if needs_no_quotes(text) => text.clone(),
-                serde_json::Value::String(text) => quote_as_json(text),
+                Value::String(text) if needs_no_quotes(text) => text.clone(),
+                Value::String(text) => quote_as_json(text),
                 other => other.to_string(),
             };
             // Writing to a String does not fail.
@@ -255,7 +261,7 @@ impl EventLine {
     }
 
     fn format_json(self, time: String, level: &str) -> String {
-        let mut object = serde_json::Map::with_capacity(3 + self.fields.len());
+        let mut object = Map::with_capacity(3 + self.fields.len());
         object.insert("@timestamp".into(), time.into());
         object.insert("level".into(), level.into());
         object.insert("@message".into(), self.message.into());
@@ -263,12 +269,12 @@ impl EventLine {
             let name = if object.contains_key(&name) { format!("fields.{name}") } else { name };
             object.insert(name, value);
         }
-        escape_unprintable_json(&serde_json::Value::Object(object).to_string()).into_owned()
+        escape_unprintable_json(&Value::Object(object).to_string()).into_owned()
     }
 
-    fn insert_field(&mut self, field: &Field, value: serde_json::Value) {
+    fn insert_field(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
-            ("message", serde_json::Value::String(text)) => self.message = text,
+            ("message", Value::String(text)) => self.message = text,
             (name, value) => drop(self.fields.insert(name.to_owned(), value)),
         }
     }
@@ -312,4 +318,118 @@ fn cut_value(text: &str) -> String {
 /// True if a value needs no quotes.
 fn needs_no_quotes(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-._/@^+:".contains(c))
+}
+
+/// Maximum number of lines that are kept.
+pub const MAX_KEPT_LINES: usize = 100;
+/// Maximum size of a message, of a field, and of all fields of a line in bytes.
+const MAX_TEXT_BYTES: usize = 2048;
+
+/// A warning or an error of the log.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LoggedProblem {
+    /// Time of the last occurrence, RFC 3339 in UTC.
+    pub time: String,
+    /// `warning`, `error` or `fatal`.
+    pub level: &'static str,
+    /// Module that logged it.
+    pub target: &'static str,
+    /// Message.
+    pub message: String,
+    /// Fields.
+    pub fields: Map<String, Value>,
+    /// Number of times that it was logged in a row.
+    pub times: u64,
+}
+
+/// The last warnings and errors, the oldest first.
+#[derive(Debug, Default)]
+pub struct RecentProblems(Mutex<VecDeque<LoggedProblem>>);
+
+/// The last warnings and errors that this process logged.
+pub static RECENT_PROBLEMS: RecentProblems = RecentProblems(Mutex::new(VecDeque::new()));
+
+impl RecentProblems {
+    /// Adds a line, with texts cut to their maximum size.
+    pub fn add_line(&self, mut problem: LoggedProblem) {
+        problem.message = sanitize_and_cut_text(&problem.message);
+        let mut room = MAX_TEXT_BYTES;
+        let fields = std::mem::take(&mut problem.fields);
+        for (name, value) in fields {
+            let value = value.as_str().map(|text| Value::from(sanitize_and_cut_text(text))).unwrap_or(value);
+            let size = name.len() + value.as_str().map_or(20, str::len);
+            let Some(left) = room.checked_sub(size) else { break };
+            room = left;
+            problem.fields.insert(name, value);
+        }
+        let mut lines = lock_ignoring_poison(&self.0);
+        if let Some(last) = lines.back_mut()
+            && (last.level, &last.message, &last.fields) == (problem.level, &problem.message, &problem.fields)
+        {
+            last.times += 1;
+            last.time = problem.time;
+            return;
+        }
+        if lines.len() >= MAX_KEPT_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(problem);
+    }
+
+    /// Returns the lines, the oldest first.
+    pub fn copy_lines(&self) -> Vec<LoggedProblem> {
+        lock_ignoring_poison(&self.0).iter().cloned().collect()
+    }
+}
+
+/// Replaces unprintable characters of `text` but line feeds, and cuts it to [`MAX_TEXT_BYTES`].
+fn sanitize_and_cut_text(text: &str) -> String {
+    let start = truncate_to_bytes(text, MAX_TEXT_BYTES);
+    let mut bounded = replace_unprintable(start);
+    if start.len() < text.len() {
+        bounded.push_str("...");
+    }
+    bounded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(message: &str) -> LoggedProblem {
+        let fields = [("huge".to_owned(), Value::from("x".repeat(100_000))), ("more".to_owned(), Value::from("y"))];
+        LoggedProblem {
+            time: "2026-01-01T00:00:00Z".to_owned(),
+            level: "warning",
+            target: "tollkeeper",
+            message: message.to_owned(),
+            fields: fields.into_iter().collect(),
+            times: 1,
+        }
+    }
+
+    #[test]
+    fn lines_are_bounded_in_number_and_size() {
+        let recent = RecentProblems::default();
+        for index in 0..1000 {
+            recent.add_line(problem(&format!("{index} {}", "z".repeat(100_000))));
+        }
+        let lines = recent.copy_lines();
+        assert_eq!(lines.len(), MAX_KEPT_LINES);
+        assert!(lines[0].message.starts_with("900 ") && lines[99].message.starts_with("999 "));
+        let bytes: usize = lines.iter().map(|line| serde_json::to_string(line).unwrap().len()).sum();
+        assert!(bytes < MAX_KEPT_LINES * (2 * MAX_TEXT_BYTES + 300), "{bytes}");
+    }
+
+    #[test]
+    fn equal_lines_in_a_row_are_one() {
+        let recent = RecentProblems::default();
+        for _ in 0..500 {
+            recent.add_line(problem("a\u{1b}[31m"));
+        }
+        recent.add_line(problem("b"));
+        let lines = recent.copy_lines();
+        let shown: Vec<_> = lines.iter().map(|line| (line.message.as_str(), line.times)).collect();
+        assert_eq!(shown, [("a\u{fffd}[31m", 500), ("b", 1)]);
+    }
 }

@@ -28,11 +28,11 @@ use tonic::metadata::{MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use ureq::Agent;
 
-use super::metrics::family::{Family, Label, MetricKind, MetricValue, Series};
 use super::metrics::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot};
+use super::metrics::{Family, Label, MetricKind, MetricValue, Series};
 use super::otlp::{self, OtlpError, OtlpOptions, OtlpProtocol};
 use crate::base::clock::Time;
-use crate::base::printable_text::truncate_and_escape;
+use crate::base::text::truncate_and_escape;
 
 /// Maximum number of data points in a request; collectors accept 4 MiB by default.
 const MAX_POINTS_PER_REQUEST: usize = 5_000;

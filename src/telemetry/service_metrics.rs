@@ -15,7 +15,7 @@ use super::metrics::striped_counters::StripedCounters;
 use super::recently_created_keys::RecentlyCreatedKeys;
 use super::top_keys::TopKeys;
 use super::unmatched_descriptors::UnmatchedDescriptors;
-use crate::base::text_encoding::to_hex;
+use crate::base::text::to_hex;
 
 /// Secret keys of a hash function that all replicas use, so that their numbers of distinct keys can be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,12 +10,12 @@ use std::hash::Hasher as _;
 
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use super::sampling::{SampledStatistic, weight_if_sampled};
 use super::top_keys::space_saving::SpaceSaving;
+use super::top_keys::{SampledStatistic, weight_if_sampled};
 use crate::base::clock::Time;
-use crate::base::printable_text::truncate_to_bytes;
 use crate::base::random::random_u64_pair;
 use crate::base::sharded::{Sharded, lower_half};
+use crate::base::text::truncate_to_bytes;
 
 /// Length of a window in seconds; the current one and the one before it are shown.
 pub const WINDOW_S: u64 = 300;

@@ -9,7 +9,7 @@ use super::recommend::results::{CurvePoint, RecommendationResults};
 use super::simulate::results::{
     LimitResults, RejectedKeyResults, SimulationResults, TimelineResults, list_changed_limits_first,
 };
-use crate::base::printable_text::replace_unprintable;
+use crate::base::text::replace_unprintable;
 
 /// Limits with a plot of their own.
 const MAX_LIMIT_PLOTS: usize = 20;

@@ -15,10 +15,8 @@ use tollkeeper::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::base::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use tollkeeper::decide::Decider;
-use tollkeeper::decide::log;
-use tollkeeper::decide::log::header::RuleSetRecord;
-use tollkeeper::decide::log::recorded_rules;
-use tollkeeper::decide::log::{DecisionLog, LogHeaderContext};
+use tollkeeper::decide::log::header::{self, RuleSetRecord};
+use tollkeeper::decide::log::{self, DecisionLog, LogHeaderContext};
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{CompiledRules, RuleText, compile_texts};
 use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
@@ -82,11 +80,8 @@ impl TestService {
             })
             .collect();
         let compiled = compile_texts(&sources, &self.options).unwrap_or_else(|found| panic!("{found}"));
-        let recorded = recorded_rules::build_rule_set_record(
-            &SourceRules::Texts(sources.into()),
-            None,
-            &self.options.rule_defaults,
-        );
+        let recorded =
+            header::build_rule_set_record(&SourceRules::Texts(sources.into()), None, &self.options.rule_defaults);
         self.replace(compiled, recorded);
     }
 

@@ -19,9 +19,9 @@ use tollkeeper::serve::grpc::call_head::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::health::{Health, HealthRequirements};
 use tollkeeper::serve::metrics_collector::MetricsCollector;
-use tollkeeper::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 use tollkeeper::telemetry::metrics::statsd::{StatsdEncoder, StatsdFormat};
+use tollkeeper::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 use tonic::Code;
 
 use crate::kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};

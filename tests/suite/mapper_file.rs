@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::telemetry::metrics::family::MetricKind;
+use tollkeeper::telemetry::metrics::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
 /// First line of the error for an invalid file.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tollkeeper::decide::log::recorded_rules;
+use tollkeeper::decide::log::header;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::{Consistency, Limit, Overshoot, StoreFailurePolicy};
@@ -404,10 +404,10 @@ fn decision_log_records_the_defaults_with_the_rules() {
         RuleText { name: "rules.yaml".into(), bytes: rule(DAILY).into_bytes(), documents: DocumentSelection::All };
     let rules = SourceRules::Texts(vec![rules].into());
     let shared = defaults("defaults: {shop: {algorithm: token_bucket}}").unwrap();
-    let without = recorded_rules::build_rule_set_record(&rules, None, &RuleDefaults::default());
-    let record = recorded_rules::build_rule_set_record(&rules, None, &shared);
+    let without = header::build_rule_set_record(&rules, None, &RuleDefaults::default());
+    let record = header::build_rule_set_record(&rules, None, &shared);
     assert_ne!(record.id, without.id);
-    let read = recorded_rules::decode_recorded_rules(record).unwrap();
+    let read = header::decode_recorded_rules(record).unwrap();
     let options = CompileOptions { rule_defaults: Arc::new(read.defaults), ..CompileOptions::default() };
     let domains = read.rules.compile(&options).unwrap().domains;
     assert_eq!(limits(&domains)[0].limit.algorithm(), Algorithm::TokenBucket);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tollkeeper::base::clock::{Clock, Time};
-use tollkeeper::base::printable_text;
+use tollkeeper::base::text;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
@@ -59,7 +59,7 @@ fn hostile_text() -> impl Strategy<Value = String> {
 
 #[test]
 fn set_is_the_stated_one() {
-    let all = ('\0'..=char::MAX).filter(|c| printable_text::is_unprintable(*c));
+    let all = ('\0'..=char::MAX).filter(|c| text::is_unprintable(*c));
     assert_eq!(all.collect::<Vec<_>>(), unprintable());
 }
 
@@ -67,25 +67,25 @@ proptest! {
     #[test]
     fn functions_leave_no_unprintable_character(hostile in hostile_text(), max in 0_usize..30) {
         let safe = [
-            printable_text::escape_unprintable(&hostile),
-            printable_text::truncate_and_escape(&hostile, max),
-            printable_text::quote_as_json(&hostile),
-            printable_text::remove_unprintable(&hostile).into_owned(),
-            hostile.chars().map(printable_text::replace_unprintable_char).collect(),
+            text::escape_unprintable(&hostile),
+            text::truncate_and_escape(&hostile, max),
+            text::quote_as_json(&hostile),
+            text::remove_unprintable(&hostile).into_owned(),
+            hostile.chars().map(text::replace_unprintable_char).collect(),
         ];
-        safe.iter().for_each(|safe| assert!(!safe.chars().any(printable_text::is_unprintable), "{safe:?}"));
-        prop_assert_eq!(serde_json::from_str::<String>(&printable_text::quote_as_json(&hostile)).unwrap(), hostile.clone());
-        assert_printable("replace_unprintable", &printable_text::replace_unprintable(&hostile));
+        safe.iter().for_each(|safe| assert!(!safe.chars().any(text::is_unprintable), "{safe:?}"));
+        prop_assert_eq!(serde_json::from_str::<String>(&text::quote_as_json(&hostile)).unwrap(), hostile.clone());
+        assert_printable("replace_unprintable", &text::replace_unprintable(&hostile));
     }
 
     #[test]
     fn json_decodes_to_the_same_values(hostile in hostile_text()) {
         let value = json!({ (hostile.clone()): [1, hostile, null], "more": {"\t": "\r\n"} });
         for json in [value.to_string(), format!("\t{}\r\n", serde_json::to_string_pretty(&value).unwrap())] {
-            let printable = printable_text::escape_unprintable_json(&json);
+            let printable = text::escape_unprintable_json(&json);
             assert_printable("JSON", &printable);
             prop_assert_eq!(&serde_json::from_str::<Value>(&printable).unwrap(), &value);
-            prop_assert_eq!(&*printable_text::escape_unprintable_json_lines(json.as_bytes()), printable.as_bytes());
+            prop_assert_eq!(&*text::escape_unprintable_json_lines(json.as_bytes()), printable.as_bytes());
         }
     }
 

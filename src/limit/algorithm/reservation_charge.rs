@@ -3,13 +3,13 @@
 //! See [`reservation`](crate::limit::reservation) for the cases.
 
 use super::fixed_window::window_bounds;
-use super::request_reservation::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
 use super::state::{CounterWithReservations, State};
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult};
 use crate::limit::request::Hits;
+use crate::limit::reservation::{OwnReservation, ReservationMark, ReservationView, ReservedHits};
 use crate::limit::slot::{SlotAction, SlotChange, SlotToken, SlotUse, TOMBSTONE_US};
 
 impl State {

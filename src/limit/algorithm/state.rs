@@ -10,9 +10,9 @@ use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCh
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
-use crate::limit::algorithm::request_reservation::ReservationView;
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit, effective_time};
+use crate::limit::reservation::ReservationView;
 use crate::limit::slot::SlotUse;
 
 macro_rules! define_state {

@@ -11,7 +11,7 @@ use super::value_pattern::MatchKind;
 use super::wildcard::WildcardPattern;
 use super::{EntryOrder, SourceLocation};
 use crate::base::named_enum::{named_enum, serialize_by_name};
-use crate::base::printable_text::truncate_and_escape;
+use crate::base::text::truncate_and_escape;
 use crate::limit::request::Entry;
 
 /// Maximum number of nodes that are compared for one difference.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::resource::RuleResource;
-use crate::base::printable_text::truncate_to_bytes;
+use crate::base::text::truncate_to_bytes;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{CompiledRules, compile_documents};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use prost_types::Any;
 
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node, Status};
-use crate::base::printable_text::{escape_unprintable, truncate_to_bytes};
+use crate::base::text::{escape_unprintable, truncate_to_bytes};
 
 /// Type of the resources.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";

@@ -12,8 +12,8 @@ use super::findings::{FleetFindingKind, find_problems_of_view, format_minute_of_
 use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};
 use super::view::FleetView;
 use crate::base::clock::Time;
-use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
-use crate::base::scheduler_lag::SCHEDULER_LAG;
+use crate::base::text::{escape_unprintable, truncate_and_escape};
+use crate::base::threads::SCHEDULER_LAG;
 use crate::rules::rule::near_miss::MissReason;
 use crate::rules::rule::set::CompiledRule;
 use crate::serve::metrics_collector::MetricsCollector;

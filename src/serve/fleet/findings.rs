@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::summary::ReplicaSummary;
 use super::view::{FleetView, GoneReplica};
 use crate::base::clock::Time;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 
 /// A finding about replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]

@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use super::summary::MAX_SUMMARY_BYTES;
 use crate::base::clock::{Time, to_micros};
 use crate::settings::redis::deployment::DeploymentSettings;
-use crate::store::client::redis::connect_options::ConnectOptions;
+use crate::store::client::redis::connect::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;

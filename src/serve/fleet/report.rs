@@ -15,7 +15,7 @@ use super::summary::{
 };
 use super::view::{FleetView, GoneReplica};
 use crate::base::clock::Time;
-use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
+use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;

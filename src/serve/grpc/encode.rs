@@ -15,7 +15,7 @@ use tonic::Code as GrpcCode;
 use super::decode::TooManyDescriptors;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::base::pb::{HeaderValue, RateLimitResponse};
-use crate::base::printable_text::remove_unprintable;
+use crate::base::text::remove_unprintable;
 use crate::decide::decision::{CurrentLimit, DecideError, Decision, Header, ReportedStatus};
 
 /// Maximum nesting of maps and lists in dynamic metadata; deeper ones are sent as null.

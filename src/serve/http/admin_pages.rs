@@ -15,7 +15,7 @@ use super::app_state::AppState;
 use super::page_builder::Page;
 use super::proto_json;
 use super::response::{respond_no_rules, respond_pretty_json, respond_text};
-use crate::base::printable_text::to_pretty_json;
+use crate::base::text::to_pretty_json;
 use crate::decide::counter_commands::RuleRef;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;

@@ -16,7 +16,7 @@ use super::app_state::AppState;
 use super::response::{respond_internal_error, respond_pretty_json};
 use crate::base::clock::{Time, to_micros};
 use crate::base::go_syntax::parse_unsigned_duration;
-use crate::base::printable_text::{escape_unprintable, replace_unprintable};
+use crate::base::text::{escape_unprintable, replace_unprintable};
 use crate::decide::blocks::{Block, MAX_BLOCKS};
 use crate::limit::period::MAX_PERIOD_US;
 use crate::serve::blocks::{BlockedEntry, ChangeBlocksError, EntryBytes};

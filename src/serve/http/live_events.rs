@@ -14,8 +14,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::page_builder::PageBuilder;
 use super::token_attempts::client_network;
-use crate::base::printable_text::escape_unprintable_json;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::base::text::escape_unprintable_json;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::report::live::{LiveReport, LiveTotals};
 

@@ -12,8 +12,8 @@ use axum::routing::get;
 use super::app_state::{AppState, PrometheusPageConfig};
 use super::page_builder::{Page, PageBuilder};
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::telemetry::metrics::family::{MetricValue, Series};
 use crate::telemetry::metrics::prometheus::TextPage;
+use crate::telemetry::metrics::{MetricValue, Series};
 
 /// State of the page for Prometheus.
 #[derive(Clone)]

@@ -16,7 +16,7 @@ use serde_json::{Deserializer, Serializer};
 
 use super::strict_json::StrictJson;
 use crate::base::pb::{self, RateLimitRequest, RateLimitResponse};
-use crate::base::printable_text::escape_unprintable_json;
+use crate::base::text::escape_unprintable_json;
 
 /// Error of a conversion.
 #[derive(Debug, thiserror::Error)]

@@ -21,7 +21,7 @@ use super::app_state::AppState;
 use super::page_builder::Page;
 use super::page_query::{CountsPageQuery, PageQuery};
 use super::response::{respond_metrics_off, respond_no_rules, respond_text};
-use crate::base::printable_text::to_pretty_json;
+use crate::base::text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::quota::page::{QuotaReport, ReportScope};

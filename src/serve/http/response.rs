@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde::Serialize;
 
-use crate::base::printable_text::to_pretty_json;
+use crate::base::text::to_pretty_json;
 
 /// Plain text.
 pub(super) fn respond_text(status: StatusCode, body: impl Into<Body>) -> Response {

@@ -9,7 +9,7 @@ use axum::response::Response;
 use super::app_state::AppState;
 use super::page_builder::Page;
 use super::response::{respond_error, respond_internal_error, respond_text};
-use crate::base::printable_text::{escape_unprintable, to_pretty_json};
+use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::rules::rule::rlconfig;
 use crate::serve::report::problems::ProblemsReport;
 

@@ -8,9 +8,9 @@ use crate::limit::Consistency;
 use crate::rules::live::LiveRules;
 use crate::rules::rule::set::CompiledLimit;
 use crate::serve::grpc::service::RateLimitService;
-use crate::telemetry::metrics::family::{Family, Label, MetricKind, MetricValue, Series};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat, LimitStats};
+use crate::telemetry::metrics::{Family, Label, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of limits. Series of rules start at 0; series named by requests appear with their first count.
 pub(super) fn emit_limits(service: &RateLimitService, path_label: bool, emit: &mut dyn FnMut(Family)) {

@@ -2,7 +2,7 @@
 
 use crate::serve::quota::service::QuotaService;
 use crate::serve::quota::stats::Count;
-use crate::telemetry::metrics::family::Family;
+use crate::telemetry::metrics::Family;
 
 /// Emits the metrics of the quota service.
 pub(super) fn emit_quota(quota: Option<&QuotaService>, emit: &mut dyn FnMut(Family)) {

@@ -2,10 +2,10 @@
 
 use crate::decide::log::{DecisionLog, RecordCounts};
 use crate::serve::grpc::service::RateLimitService;
-use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 use crate::telemetry::otlp_metrics::METRIC_EXPORT_COUNTS;
 use crate::telemetry::service_metrics::ServiceMetrics;
-use crate::telemetry::traces::span_queue::{SpanCountsByOutcome, SpanQueue};
+use crate::telemetry::traces::{SpanCountsByOutcome, SpanQueue};
 
 /// Emits the metrics of requests, decisions and spans.
 pub(super) fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Family)) {

@@ -6,12 +6,11 @@ use crate::decide::Decider;
 use crate::limit::StoreFailurePolicy;
 use crate::serve::health::Health;
 use crate::store::client::tokens::{TokenStats, token_stats};
-use crate::store::stats::region_notice::RegionNotice;
 use crate::store::stats::{
-    CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionStats, SharedStoreStats,
-    StoreServerStats,
+    CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionNotice, RegionStats,
+    SharedStoreStats, StoreServerStats,
 };
-use crate::telemetry::metrics::family::{Family, MetricKind, MetricValue, Series};
+use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 
 /// Emits the metrics of the store.
 pub(super) fn emit_store(decider: &Decider, health: &Health, emit: &mut dyn FnMut(Family)) {

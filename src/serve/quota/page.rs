@@ -9,7 +9,7 @@ use super::divisions::{BucketOfStream, KeyDivision, division_key};
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::decision::DecisionContext;
 use crate::decide::explain::{ExplainedProxyShares, LimitShareReport, ProxyShareReport};

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::rules::live::RuleProblem;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::store::stats::StoreServerStats;
-use crate::telemetry::recent_problems::{LoggedProblem, RECENT_PROBLEMS};
+use crate::telemetry::logs::{LoggedProblem, RECENT_PROBLEMS};
 
 /// Warnings, errors and failures of this process.
 #[derive(Clone, Debug, Serialize)]

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::domain_names::DomainsByMetricName;
 use super::{Format, SearchWords};
 use crate::base::clock::Time;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::limit::Limit;
 use crate::limit::algorithm::CapacityRuleKey;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Format;
 use super::domain_names::{DomainsByMetricName, UnenforcedMode};
 use crate::base::clock::Time;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::key_text::KeyEntry;
 use crate::telemetry::metrics::limit_stats::LimitName;

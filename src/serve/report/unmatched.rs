@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Format;
 use super::top::parse_shown_entries;
 use crate::base::clock::Time;
-use crate::base::printable_text::{escape_unprintable, truncate_and_escape};
+use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::key_text::KeyEntry;
 use crate::rules::rule::near_miss::{MissReason, NearMiss, PossibleEntry};

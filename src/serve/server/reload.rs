@@ -17,8 +17,7 @@ use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::decide::log::DecisionLog;
-use crate::decide::log::header::RuleSetRecord;
-use crate::decide::log::recorded_rules;
+use crate::decide::log::header::{self, RuleSetRecord};
 use crate::rules::compile::CompiledRules;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};
@@ -280,7 +279,7 @@ impl RuleApplier {
         let accepted = self.lock_last_accepted().accepted.clone();
         if let Some(AcceptedRules { rules, version, paths }) = accepted {
             let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
-            let recorded = recorded_rules::build_rule_set_record(&rules, version.as_deref(), &defaults);
+            let recorded = header::build_rule_set_record(&rules, version.as_deref(), &defaults);
             let from = RuleSetOrigin {
                 names: rules.source_names(),
                 version,
@@ -317,7 +316,7 @@ impl RuleApplier {
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
                 self.reject_update_with_lines(&texts, problems)
             })?;
-        let recorded = recorded_rules::build_rule_set_record(&rules, version.as_deref(), &defaults);
+        let recorded = header::build_rule_set_record(&rules, version.as_deref(), &defaults);
         let (names, texts) = (rules.source_names(), rules.copy_texts());
         let from = RuleSetOrigin { names, version: version.clone(), texts, options };
         let replacement = RuleSetReplacement { compiled, from, recorded, paths: Arc::clone(&paths) };
@@ -355,7 +354,7 @@ impl RuleApplier {
         let reports = tables.table_reports();
         drop(tables);
         rules.id = recorded.id.as_str().into();
-        rules.contents_hash = recorded_rules::hash_documents_without_names(&recorded.documents).into();
+        rules.contents_hash = header::hash_documents_without_names(&recorded.documents).into();
         if let Some(log) = &self.log {
             log.write_header(Some(recorded));
         }

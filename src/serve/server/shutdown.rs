@@ -22,7 +22,7 @@ use crate::serve::grpc::service::RateLimitService;
 use crate::serve::quota::service::QuotaService;
 use crate::settings::process::ShutdownSettings;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
-use crate::telemetry::traces::span_queue::SpanQueue;
+use crate::telemetry::traces::SpanQueue;
 
 /// Time for clients to read their last responses and to close.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);

@@ -10,7 +10,6 @@ pub mod resp;
 pub mod hash_slot;
 pub mod server_clock;
 pub mod connection;
-pub(crate) mod connect_options;
 pub(crate) mod connect;
 pub(crate) mod health_check;
 pub mod deployment_context;

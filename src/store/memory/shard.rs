@@ -5,12 +5,11 @@
 //! entries grow by a chunk at a time, the index by a quarter.
 
 mod holds;
-mod reservations;
+pub(super) mod reservations;
 
 use smallvec::SmallVec;
 
-use super::entry::{CounterEntry, seconds_rounded_down};
-use super::index::{EntryIndex, MAX_ENTRIES};
+use super::entries::{CounterEntry, EntryIndex, MAX_ENTRIES, seconds_rounded_down};
 use crate::base::clock::Time;
 use crate::base::sharded::PrehashedMap;
 use crate::limit::Limit;

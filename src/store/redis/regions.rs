@@ -98,8 +98,6 @@ pub mod region_notices;
 mod heartbeat;
 pub mod grant_encoding;
 pub mod demand;
-mod grant_stats;
-mod unused_hits;
 pub(super) mod grants;
 pub mod resets;
 
@@ -109,24 +107,22 @@ use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
 
 use self::calls::{ClockOffsets, GLOBAL_REDIS_TIMEOUT, GlobalRedisHealthCheck, compute_global_view};
-use self::grant_stats::GrantCounts;
-use self::grants::{GrantRequest, GrantRequestQueue, GrantWorker};
+use self::grants::{GrantRequest, GrantRequestQueue, GrantWorker, UnusedHitReturner};
 use self::heartbeat::RegionHeartbeat;
 use self::region_notices::collect_region_notices;
 use self::resets::{GlobalResetClient, RegionCounterToReset};
 use self::standing::RegionStanding;
-use self::unused_hits::UnusedHitReturner;
 use super::deployments::Deployments;
 use crate::limit::algorithm::region::{GlobalRedisView, RegionHitsBySource};
 use crate::settings::redis::RedisSettings;
 use crate::settings::redis::regions::RegionSettings;
-use crate::store::client::redis::connect_options::ConnectOptions;
+use crate::store::client::redis::connect::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::server_clock::{ClockJumps, InstantRange};
-use crate::store::stats::{RegionStats, ServerClockStats};
+use crate::store::stats::{GrantCounts, RegionStats, ServerClockStats};
 
 /// Longest time after sending for which a call's view of global time holds. A call that runs later has no view; one
 /// that runs earlier allows for an unnoticed jump of this length.

@@ -1,4 +1,5 @@
-//! Slots and number of the replicas that share the limits.
+//! Slots and number of the replicas that share the limits: what this replica knows of them, the argument and reply of
+//! `lua/replicas.lua`, and the heartbeat that calls it.
 //!
 //! A replica that holds one of R slots may use a share of eventual limits. Redis assigns slots by its own clock, for
 //! 30 s from each renewal; no replica's wall clock matters. Claim: **in any span of one period, at most one replica
@@ -14,17 +15,31 @@
 //!
 //! Assumptions: clocks run at one rate, the clock of Redis does not jump ahead, and Redis does not lose a claim. The
 //! number of live replicas tunes the size of leases; no promise depends on it.
-
-pub mod claim_call;
-pub(super) mod heartbeat;
+//!
+//! The heartbeat renews the claim on a slot every 10 s. No charge waits for it. A failure only lets the slot expire; it
+//! opens no breaker. The script is always sent as text, because it is sent too rarely for its size to matter.
 
 use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
+use bytes::{BufMut, Bytes, BytesMut};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
-use self::claim_call::ClaimReply;
-use crate::base::clock::{Time, to_micros};
+use super::key;
+use super::script::{put_time, replicas_script};
+use crate::base::clock::{Clock, Time, to_micros};
+use crate::base::random::random_u64_pair;
+use crate::base::sharded::lock_ignoring_poison;
+use crate::limit::algorithm::stored_state::MalformedReply;
+use crate::store::client::redis::deployment::Deployment;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::resp::reply_bytes;
+use crate::store::fallback::ReplicaCount;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Duration of a claim after it was sent; `lua/replicas.lua` has the same.
 pub const CLAIM_DURATION: Duration = Duration::from_secs(30);
@@ -127,6 +142,234 @@ impl ReplicaMembership {
         let last_reply = self.last_reply.load();
         if let Some(reply) = &*last_reply {
             self.last_reply.store(Some(LastReply { slot: None, ..**reply }.into()));
+        }
+    }
+}
+
+/// Random identity of a process, different from all others, earlier ones included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerId(pub [u8; 16]);
+
+impl OwnerId {
+    /// Creates a new identity.
+    pub fn random() -> Self {
+        let (first, second) = random_u64_pair();
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&first.to_le_bytes());
+        id[8..].copy_from_slice(&second.to_le_bytes());
+        Self(id)
+    }
+}
+
+/// Action on a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimAction {
+    /// Makes or renews the claim.
+    Claim,
+    /// Ends the claim, because the process stops.
+    Release,
+}
+
+/// Reply of the script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimReply {
+    /// Time of Redis.
+    pub now: Time,
+    /// Slot of the process, from 0 on; `None`: all are taken, or claims under another number of slots still run.
+    pub slot: Option<u32>,
+    /// End of the claim before the process's own; 0 if there was none.
+    pub previous_end: Time,
+    /// Number of live processes, with and without a slot.
+    pub live: u32,
+    /// Number of slots that applies in Redis.
+    pub slots: u32,
+}
+
+/// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
+pub fn replica_registry_key(prefix: &str) -> Bytes {
+    let mut key = key::key_head(prefix);
+    key.extend_from_slice(b"replicas}");
+    key.freeze()
+}
+
+/// Encodes the argument of the script. The claim is made at `now`, or at the server's own time if `now` is `None`.
+pub fn encode_claim_argument(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
+    let mut argument = BytesMut::with_capacity(40);
+    put_time(&mut argument, now);
+    argument.put_i64_le(i64::from(slots));
+    argument.put_i64_le(i64::from(action == ClaimAction::Release));
+    argument.put_slice(&owner.0);
+    argument.freeze()
+}
+
+/// Decodes the reply of the script.
+///
+/// # Errors
+/// The script cannot have returned this reply.
+pub fn decode_claim_reply(reply: &[u8]) -> Result<ClaimReply, MalformedReply> {
+    let (words, []) = reply.as_chunks::<8>() else { return Err(MalformedReply) };
+    let &[now, slot, previous_end, live, slots] = words else { return Err(MalformedReply) };
+    let time = |word| u64::try_from(i64::from_le_bytes(word)).map(Time::from_micros).map_err(|_| MalformedReply);
+    let count = |word| u32::try_from(i64::from_le_bytes(word)).map_err(|_| MalformedReply);
+    let slot = if i64::from_le_bytes(slot) == -1 { None } else { Some(count(slot)?) };
+    Ok(ClaimReply {
+        now: time(now)?,
+        slot,
+        previous_end: time(previous_end)?,
+        live: count(live)?,
+        slots: count(slots)?,
+    })
+}
+
+/// Time between a reply and the next renewal.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+/// Time between a failure and the next attempt.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Upper bound on the wait for a reply.
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
+/// Shortest time between two equal log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Handle to the heartbeat task, which runs from [`ReplicaHeartbeat::start`] until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ReplicaHeartbeat {
+    state: Arc<HeartbeatState>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct HeartbeatState {
+    replicas: Arc<ReplicaMembership>,
+    /// Notified to renew the claim at once.
+    renew_now: Notify,
+    deployment: Arc<Deployment>,
+    key: Bytes,
+    owner: OwnerId,
+    /// Receives the number of live replicas.
+    live_count: Option<ReplicaCount>,
+    mismatch_log: LogThrottle,
+    failure_log: LogThrottle,
+}
+
+impl ReplicaHeartbeat {
+    /// Creates a heartbeat that is not started. The registry is in `deployment`; `live_count` receives the number of
+    /// live replicas.
+    pub(crate) fn new(
+        replicas: Arc<ReplicaMembership>,
+        deployment: &Arc<Deployment>,
+        prefix: &str,
+        live_count: Option<ReplicaCount>,
+    ) -> Self {
+        let state = HeartbeatState {
+            replicas,
+            renew_now: Notify::new(),
+            deployment: Arc::clone(deployment),
+            key: replica_registry_key(prefix),
+            owner: OwnerId::random(),
+            live_count,
+            mismatch_log: LogThrottle::every(LOG_INTERVAL),
+            failure_log: LogThrottle::every(LOG_INTERVAL),
+        };
+        Self { state: Arc::new(state), task: Mutex::default() }
+    }
+
+    /// Returns the state that the replies update.
+    pub(crate) fn replica_membership(&self) -> &ReplicaMembership {
+        &self.state.replicas
+    }
+
+    /// Claims a slot now and from then on; renews the claim now if it is started. Must be called within a tokio
+    /// runtime.
+    pub(crate) fn start(&self) {
+        let mut task = lock_ignoring_poison(&self.task);
+        if task.is_some() {
+            self.state.renew_now.notify_one();
+        } else {
+            let state = Arc::clone(&self.state);
+            *task = Some(tokio::spawn(async move { state.renew_repeatedly().await }));
+        }
+    }
+
+    /// Stops the heartbeat and releases the slot. Takes up to 500 ms; does nothing if it is not started.
+    pub(crate) async fn stop(&self) {
+        let task = lock_ignoring_poison(&self.task).take();
+        if let Some(task) = task {
+            task.abort();
+            // No reply is recorded once the task has ended.
+            let _aborted = task.await;
+            self.state.replicas.end_slot_use();
+            // If this fails, the claim expires.
+            let _failed = self.state.send_claim(ClaimAction::Release).await;
+        }
+    }
+}
+
+impl Drop for ReplicaHeartbeat {
+    fn drop(&mut self) {
+        let task = self.task.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            task.abort();
+        }
+    }
+}
+
+impl HeartbeatState {
+    async fn renew_repeatedly(&self) {
+        loop {
+            let sent = Instant::now();
+            let pause = match self.send_claim(ClaimAction::Claim).await {
+                Ok(reply) => {
+                    self.record_reply(&reply, sent);
+                    RENEWAL_INTERVAL
+                }
+                Err(error) => {
+                    self.log_failure(error);
+                    RETRY_INTERVAL
+                }
+            };
+            let _elapsed = timeout(pause, self.renew_now.notified()).await;
+        }
+    }
+
+    async fn send_claim(&self, action: ClaimAction) -> Result<ClaimReply, RedisError> {
+        let deadline = Instant::now() + REPLY_TIMEOUT;
+        let argument = encode_claim_argument(self.owner, self.replicas.slot_count().get(), action, None);
+        let script = replicas_script();
+        let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
+        let reply = self.deployment.call_key_unrecorded(&self.key, &words, deadline).await?;
+        reply_bytes(&reply).and_then(|reply| decode_claim_reply(reply).ok()).ok_or(RedisError::BadReply)
+    }
+
+    fn record_reply(&self, reply: &ClaimReply, sent: Instant) {
+        let previous_slot = self.replicas.slot();
+        self.replicas.record_reply(reply, sent, Instant::now());
+        if let (Some(live_count), Some(live)) = (&self.live_count, NonZeroU32::new(reply.live)) {
+            live_count.set_count(live);
+        }
+        let configured = self.replicas.slot_count().get();
+        if reply.slots != configured {
+            if let Some(suppressed) = self.mismatch_log.allow(Clock::System.now()) {
+                tracing::warn!(
+                    configured,
+                    other_replicas = reply.slots,
+                    suppressed,
+                    "TOLLKEEPER_MAX_REPLICAS differs between replicas: {configured} here, {} in running replicas; this \
+                     replica uses no share of eventual limits until they have stopped",
+                    reply.slots
+                );
+            }
+        } else if reply.slot != previous_slot {
+            tracing::info!(slot = reply.slot, live = reply.live, "replica slot changed");
+        }
+    }
+
+    /// Logs failures that an operator can fix and that no other log line reports.
+    fn log_failure(&self, error: RedisError) {
+        let is_reported_here =
+            matches!(error, RedisError::WrongType | RedisError::BadReply | RedisError::Misconfigured);
+        if is_reported_here && let Some(suppressed) = self.failure_log.allow(Clock::System.now()) {
+            let key = String::from_utf8_lossy(&self.key);
+            tracing::warn!(%key, %error, suppressed, "cannot claim a replica slot: replicas are not counted");
         }
     }
 }

@@ -114,7 +114,7 @@ pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) ->
     scripts[set].get_or_init(|| Script::new(compose_several_counters_script(used, parts())))
 }
 
-/// Returns the script that changes a hold on a counter; `holds` encodes its argument and decodes its reply.
+/// Returns the script that changes a hold on a counter; `prepared_call` encodes its argument and decodes its reply.
 pub fn hold_script(counting: CountingMethod) -> &'static Script {
     static SCRIPTS: [OnceLock<Script>; COUNTING_METHOD_COUNT] = [const { OnceLock::new() }; COUNTING_METHOD_COUNT];
     SCRIPTS[counting as usize].get_or_init(|| Script::new(expand_with_counting(counting, "--> adjust_hold")))
@@ -133,8 +133,7 @@ macro_rules! define_scripts {
 }
 
 define_scripts! {
-    /// Returns the script that assigns slots to replicas; `replicas::claim_call` encodes its argument and decodes its
-    /// reply.
+    /// Returns the script that assigns slots to replicas; `replicas` encodes its argument and decodes its reply.
     replicas_script = "replicas", expand_with_shared_parts;
     /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
     /// `regions::grant_encoding` encodes its argument.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::family::Label;
+use super::Label;
 use super::striped_counters::StripedCounters;
 use crate::telemetry::hyperloglog::HyperLogLog;
 

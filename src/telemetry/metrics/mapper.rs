@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex};
 use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 
-use super::family::MetricKind;
-use crate::base::printable_text::truncate_and_escape;
+use super::MetricKind;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::base::text::truncate_and_escape;
 
 /// Mapping of statsd names, read from a file.
 #[derive(Debug)]

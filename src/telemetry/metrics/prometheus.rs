@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-use super::family::{Family, Label, MetricKind, MetricValue, Series};
 use super::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot};
 use super::mapper::Mapper;
+use super::{Family, Label, MetricKind, MetricValue, Series};
 
 /// Options of the page for Prometheus.
 #[derive(Debug, Default)]

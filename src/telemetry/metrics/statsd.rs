@@ -10,8 +10,8 @@ use std::io;
 
 use regex::Regex;
 
-use super::family::{Family, MetricValue};
 use super::histogram::{BUCKET_BOUNDS_US, HistogramSnapshot};
+use super::{Family, MetricValue};
 
 /// Encodes families and remembers what one server has received.
 #[derive(Debug)]

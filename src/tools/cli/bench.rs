@@ -17,8 +17,8 @@ use super::print::{
 use super::request_flags::{RequestArgs, parse_duration};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitRequest;
-use crate::base::printable_text::{escape_unprintable, to_pretty_json};
 use crate::base::random::random_u64;
+use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::serve::http::proto_json::request_from_json;
 use crate::settings::address::ConnectAddress;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::{PageRequest, format_json_as_line, send_page_request};
 use super::print::{CommandOutcome, escape_and_shorten, fail_if_unwritten, print_error, print_to_stdout};
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::serve::blocks::BlockedEntry;
 use crate::serve::http::block_pages::{BlockList, ShownBlock};

@@ -18,7 +18,7 @@ use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_response::rate_limit::Unit;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::limit::period::period_in_words;
 use crate::serve::http::proto_json::response_to_json;

@@ -17,7 +17,7 @@ use self::envoy_files::{CheckedEnvoyFiles, EnvoyFiles};
 use self::missing_releases::{MissingReleaseWarning, MissingReleases};
 use super::print::{CommandOutcome, fail_if_unwritten, format_with_noun, print_to_stdout};
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
-use crate::base::printable_text::{escape_unprintable, to_pretty_json};
+use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};

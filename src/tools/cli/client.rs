@@ -23,7 +23,7 @@ use super::print::{CommandOutcome, fail_if_unwritten, format_micros, print_error
 use crate::base::clock::to_micros;
 use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
-use crate::base::printable_text::{escape_unprintable, escape_unprintable_json};
+use crate::base::text::{escape_unprintable, escape_unprintable_json};
 use crate::settings::address::ConnectAddress;
 use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, finish_tls_client_config};
 use crate::settings::secret::Secret;

@@ -12,7 +12,7 @@ use std::{fs, io};
 use super::go_flags::{self, Flag};
 use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use super::rule_files::{self, CheckedRules, TableFiles};
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::value_set_files::{SetFileText, SetFiles};

@@ -17,7 +17,7 @@ use self::stderr_messages::{EventsError, StderrPrinter};
 use self::stdin_acknowledgements::{Acknowledger, OutstandingRecords};
 use super::print::{CommandOutcome, print_error};
 use super::traffic_input::read_stream_settings;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::decide::log::redis_stream::consumer_group::{ConsumerName, GroupConsumer};
 use crate::settings::decision_log::RedisStreamSettings;
 

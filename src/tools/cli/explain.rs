@@ -14,7 +14,7 @@ use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
-use crate::base::printable_text::{escape_unprintable, to_pretty_json};
+use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{
     ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedProxyShares, ExplainedSlots,
     ExplainedTablePlan, Explanation,

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use crate::base::go_syntax::parse_bool;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 
 /// A flag of a tool.
 pub(super) struct Flag {

@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use crate::base::printable_text::truncate_and_escape;
+use crate::base::text::truncate_and_escape;
 use crate::tools::simulate::results::compute_share;
 
 /// Writes text to standard output.

@@ -2,7 +2,7 @@
 
 use super::client::{fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
 use super::print::CommandOutcome;
-use crate::base::text_encoding::percent_encode;
+use crate::base::text::percent_encode;
 use crate::serve::quota::page::QuotaReport;
 use crate::settings::address::ConnectAddress;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::print::print_error;
 use crate::base::clock::Time;
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::value_set_files::SetFiles;
 use crate::rules::compile::{CompiledRules, RuleText, compile_texts};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::print::{CommandOutcome, print_error};
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::rules::files::RuleFilesLocation;
 use crate::rules::files::watch::WatchTiming;
 use crate::rules::source::{FilesConfig, SourceConfig};

@@ -15,7 +15,7 @@ use super::traffic_input::{
     CommandFailure, build_progress_bar, check_table_names, compile_rules, list_limit_paths, open_traffic,
     parse_memory_size, parse_table_argument, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
-use crate::base::printable_text::{escape_unprintable, to_pretty_json};
+use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;

@@ -5,7 +5,7 @@
 
 use super::client::{fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
 use super::print::CommandOutcome;
-use crate::base::text_encoding::percent_encode;
+use crate::base::text::percent_encode;
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
 use crate::serve::report::rules;
 use crate::serve::report::top::{TopReport, TopTextContent};

@@ -6,7 +6,7 @@ use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter, RuntimeFlag, Un
 use super::config_node::ConfigNode;
 use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
-use crate::base::printable_text::truncate_and_escape;
+use crate::base::text::truncate_and_escape;
 
 /// Maximum length of a name in a message, in characters.
 const MAX_NAME_CHARS: usize = 100;

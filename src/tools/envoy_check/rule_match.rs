@@ -8,7 +8,7 @@ use super::config_node::ConfigNode;
 use super::descriptors::LimitEntry;
 use super::finding::{EnvoyCheck, EnvoyFindings};
 use crate::base::clock::to_micros;
-use crate::base::printable_text::truncate_and_escape;
+use crate::base::text::truncate_and_escape;
 use crate::limit::DEFAULT_ENVOY_TIMEOUT_US;
 use crate::rules::rule::near_miss::PossibleEntry;
 use crate::rules::rule::set::{DomainRules, RuleSet};

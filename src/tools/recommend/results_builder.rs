@@ -8,7 +8,7 @@ use super::results::{
     ExistingLimitResults, RecommendationResults, RecordedRejections, RejectionGoalResults, SmallestLimit,
     TrafficBasisResults, VerifiedFigures,
 };
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::limit::Consistency;
 use crate::rules::rule::decompile::RulePath;
 use crate::rules::rule_yaml::{LimitToPaste, format_plan_yaml, format_rule_yaml};

@@ -12,13 +12,12 @@ use super::recorded_request::{RecordedAnswer, RecordedDescriptor, RecordedPlan, 
 use super::replayer::RecordedHeader;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::decide::log::convert::hits_from_number;
-use crate::decide::log::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
+use crate::decide::log::header::{self, HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use crate::decide::log::reader::RecordReader;
 use crate::decide::log::record::{
     DecisionRecord, DecisionSource, DescriptorRecord, EntryRecord, Record, RecordText, RecordedVerdict, SlotRecord,
+    hits_from_number,
 };
-use crate::decide::log::recorded_rules;
 use crate::limit::period::Period;
 use crate::limit::request::Hits;
 use crate::rules::compile::options::CompileOptions;
@@ -107,7 +106,7 @@ impl RecordConverter {
             behaviour: Arc::new(behaviour),
             rules,
             rules_id: id.into(),
-            options: recorded_rules::build_compile_options(&settings),
+            options: header::build_compile_options(&settings),
             sample: settings.sample,
             is_complete: settings.when.iter().any(|when| when == "all"),
             hashed_values: settings.values == "hashed",
@@ -303,7 +302,7 @@ fn convert_answer(record: &DecisionRecord<'_>) -> Option<RecordedAnswer> {
 
 impl RuleSetCache {
     fn find_or_compile(&self, rules: &RuleSetRecord, settings: &SettingsRecord) -> Result<Arc<RuleSet>, String> {
-        let options = recorded_rules::build_compile_options(settings);
+        let options = header::build_compile_options(settings);
         let key = format!("{} {options:?}", rules.id);
         let mut known = lock_ignoring_poison(&self.0);
         if let Some(compiled) = known.get(&key) {
@@ -313,8 +312,8 @@ impl RuleSetCache {
             return Err(format!("the traffic has more than {MAX_RULE_SETS} rule sets (replay fewer files)"));
         }
         let with_errors = |problems: String| format!("the recorded rules have errors: {problems}");
-        let source = recorded_rules::decode_recorded_rules(rules.clone())
-            .map_err(|problems| with_errors(problems.join("; ")))?;
+        let source =
+            header::decode_recorded_rules(rules.clone()).map_err(|problems| with_errors(problems.join("; ")))?;
         let options = CompileOptions { rule_defaults: Arc::new(source.defaults), ..options };
         let compiled = source.rules.compile(&options).map_err(|problems| with_errors(problems.to_string()))?;
         let mut compiled = RuleSet::new(compiled.domains);

@@ -19,7 +19,7 @@ use super::row_reader::{RowError, RowReader};
 use crate::base::clock::Time;
 use crate::decide::log::reader::{ReadError, RecordReader, decompress_input};
 use crate::decide::log::record::Record;
-use crate::decide::log::redis_stream::input::{EntryRange, StreamInput};
+use crate::decide::log::redis_stream::{EntryRange, StreamInput};
 use crate::settings::decision_log::RedisStreamSettings;
 use crate::settings::decisions::DecisionSettings;
 

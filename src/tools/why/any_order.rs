@@ -5,8 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::decide::log::header::HeaderRecord;
-use crate::decide::log::recorded_rules::{build_compile_options, decode_recorded_rules};
+use crate::decide::log::header::{HeaderRecord, build_compile_options, decode_recorded_rules};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::EntryOrder;
 

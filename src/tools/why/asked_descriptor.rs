@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use smallvec::SmallVec;
 
-use crate::base::printable_text::first_chars_if_longer;
+use crate::base::text::first_chars_if_longer;
 use crate::decide::log::record::{DescriptorRecord, EntryRecord};
 use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;

@@ -4,7 +4,6 @@ use std::num::NonZeroU16;
 
 use proptest::prelude::*;
 use smallvec::smallvec;
-use tollkeeper::decide::log::convert::{hits_from_number, hits_to_number};
 use tollkeeper::decide::log::header::{
     HeaderReason, HeaderRecord, RuleDocumentFormat, RuleDocumentRecord, RuleSetRecord, SettingsRecord,
 };
@@ -12,7 +11,7 @@ use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{
     BlockRecord, DecisionRecord, DecisionSource, DescriptorRecord, DropReason, DroppedCountRecord, EntryRecord,
     FORMAT_VERSION, GlobalScopeRecord, LimitRecord, LimitResultRecord, OverrideRecord, Record, RecordedVerdict,
-    RuleRecord, SlotRecord,
+    RuleRecord, SlotRecord, hits_from_number, hits_to_number,
 };
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::StoreFailurePolicy;

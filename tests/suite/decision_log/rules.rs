@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
-use tollkeeper::decide::log::header::RuleSetRecord;
-use tollkeeper::decide::log::recorded_rules;
+use tollkeeper::decide::log::header::{self, RuleSetRecord};
 use tollkeeper::rules::compile::RuleText;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
@@ -30,11 +29,11 @@ fn lines(rules: SourceRules) -> Vec<String> {
 
 /// Asserts that the record, read from its JSON, gives the same rules. Returns its id.
 fn assert_round_trip(rules: SourceRules) -> String {
-    let record = recorded_rules::build_rule_set_record(&rules, Some("7"), &RuleDefaults::default());
+    let record = header::build_rule_set_record(&rules, Some("7"), &RuleDefaults::default());
     let json = serde_json::to_string(&record).unwrap();
     let read: RuleSetRecord = serde_json::from_str(&json).unwrap();
     assert_eq!(read, record);
-    assert_eq!(lines(recorded_rules::decode_recorded_rules(read).unwrap().rules), lines(rules));
+    assert_eq!(lines(header::decode_recorded_rules(read).unwrap().rules), lines(rules));
     record.id
 }
 
@@ -67,7 +66,7 @@ fn rule_files_and_resources_are_recorded_without_loss() {
 #[test]
 fn damaged_rules_are_errors() {
     let record =
-        |json: &str| recorded_rules::decode_recorded_rules(serde_json::from_str(json).unwrap()).unwrap_err().join("\n");
+        |json: &str| header::decode_recorded_rules(serde_json::from_str(json).unwrap()).unwrap_err().join("\n");
     let document = |rest: &str| format!(r#"{{"id":"","documents":[{{"name":"n",{rest}}}]}}"#);
     assert_eq!(record(&document(r#""format":"yaml""#)), "n: the document has no contents");
     let found = record(&document(r#""format":"xds","base64":"?""#));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tempfile::tempdir;
-use tollkeeper::decide::log::selection::KeySample;
+use tollkeeper::decide::log::KeySample;
 use tollkeeper::decide::log::value_form::ValueForm;
 use tollkeeper::limit::counter_path;
 use tollkeeper::limit::request::Entry;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use tollkeeper::telemetry::metrics::family::MetricKind;
+use tollkeeper::telemetry::metrics::MetricKind;
 use tollkeeper::telemetry::metrics::mapper::Mapper;
 
 use super::{SHOP, Watched, send_traffic, with_prometheus, with_rules};

@@ -28,7 +28,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
-use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, StoredLease};
+use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, StoredLease};
 use tollkeeper::store::redis::script::{
     CallTime, ReplyContext, ScriptOutcome, encode_charges, encode_global_redis_view, replay_charges, script_for_limits,
 };

@@ -15,9 +15,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_arguments::{
-    LeaseArguments, LeasePurpose, OwnLease, StoredLease, build_full_refund,
-};
+use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, OwnLease, StoredLease, build_full_refund};
 use tollkeeper::store::redis::script::{CallTime, ReplyContext, encode_charges, replay_charges, script_for_countings};
 
 use super::agreement::Redis;

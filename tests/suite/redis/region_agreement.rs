@@ -21,7 +21,7 @@ use tollkeeper::limit::period::Period;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_arguments::StoredLease;
+use tollkeeper::store::redis::eventual::StoredLease;
 use tollkeeper::store::redis::regions::grant_encoding::encode_prepaid_hits_grant;
 use tollkeeper::store::redis::script::{ReplyContext, region_bucket_grant_script, replay_charges};
 

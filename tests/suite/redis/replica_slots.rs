@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
-use tollkeeper::store::redis::Redis;
-use tollkeeper::store::redis::replicas::claim_call::{self, ClaimAction, ClaimReply, OwnerId};
-use tollkeeper::store::redis::replicas::{CLAIM_DURATION, ReplicaMembership};
-use tollkeeper::store::redis::script;
+use tollkeeper::store::redis::replicas::{self, CLAIM_DURATION, ClaimAction, ClaimReply, OwnerId, ReplicaMembership};
+use tollkeeper::store::redis::{Redis, script};
 
 use crate::kit::fixtures::{load_shop_rules, shop_request};
 use crate::kit::redis::cluster::Cluster;
@@ -52,11 +50,11 @@ impl Table {
     }
 
     fn try_claim(&mut self, owner: u8, slots: u32, action: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
-        let argument = claim_call::encode_claim_argument(OwnerId([owner + 1; 16]), slots, action, now);
+        let argument = replicas::encode_claim_argument(OwnerId([owner + 1; 16]), slots, action, now);
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
-        Ok(claim_call::decode_claim_reply(&reply).expect("the reply can be read"))
+        Ok(replicas::decode_claim_reply(&reply).expect("the reply can be read"))
     }
 
     fn claim(&mut self, owner: u8, slots: u32, action: ClaimAction) -> ClaimReply {
@@ -241,10 +239,10 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
     let claim_live = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
-        let argument = claim_call::encode_claim_argument(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
+        let argument = replicas::encode_claim_argument(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
-        claim_call::decode_claim_reply(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
+        replicas::decode_claim_reply(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
     };
     let counted: Vec<u32> = (0..1003).map(|number| claim_live(&mut table, number)).collect();
     let expected: Vec<u32> = (0..1003).map(|number| 1 + (number + 1).min(1000)).collect();
@@ -280,8 +278,8 @@ fn foreign_value_is_left_alone() {
 
 #[test]
 fn registry_key_differs_from_all_counter_keys() {
-    assert_eq!(claim_call::replica_registry_key(""), "tk1:{replicas}");
-    assert_eq!(claim_call::replica_registry_key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
+    assert_eq!(replicas::replica_registry_key(""), "tk1:{replicas}");
+    assert_eq!(replicas::replica_registry_key("prod:{x}"), "prod:\\7bx\\7dtk1:{replicas}");
 }
 
 /// Waits until a store counts this many live replicas; it renews at once instead of after ten seconds.

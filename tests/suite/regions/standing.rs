@@ -18,7 +18,7 @@ use tollkeeper::store::redis::regions::standing::{
     CUT_OFF_AFTER, CallTimes, ClockAndConnectionEvents, OwnRegionSettings, RegionConflictKind, RegionFindings,
     RegionStanding, ReportedRegionCounts,
 };
-use tollkeeper::store::stats::region_notice::RegionNotice;
+use tollkeeper::store::stats::RegionNotice;
 
 use super::membership::START;
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
-use tollkeeper::decide::log::recorded_rules;
+use tollkeeper::decide::log::header;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::source::SourceRules;
@@ -87,7 +87,7 @@ fn limit_of_a_control_plane_slides_if_the_defaults_say_so() {
         let service = TestService::new([("LOG_LEVEL", "error")], Time::from_micros(1_000 * minute_us - 1_000_000));
         let options = CompileOptions { rule_defaults: Arc::new(defaults), ..CompileOptions::default() };
         let rules = SourceRules::Resources(parse_resources(vec![resource(&config)]).unwrap());
-        let recorded = recorded_rules::build_rule_set_record(&rules, None, &options.rule_defaults);
+        let recorded = header::build_rule_set_record(&rules, None, &options.rule_defaults);
         service.replace(rules.compile(&options).unwrap(), recorded);
         let request = || TestRequest::new("shop").descriptor(&[("user", "ann")]);
         let count = || (0..20).filter(|_| !service.decide(&request()).unwrap().over_limit()).count();

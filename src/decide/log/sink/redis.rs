@@ -22,7 +22,7 @@ use crate::decide::log::header::{HeaderReason, HeaderRecord};
 use crate::decide::log::queue::LostRecords;
 use crate::decide::log::redis_stream::{EntryId, parse_entries};
 use crate::settings::decision_log::RedisStreamSettings;
-use crate::store::client::redis::connect_options::ConnectOptions;
+use crate::store::client::redis::connect::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;

@@ -1,11 +1,16 @@
-//! Text protocol of memcached, as a pipelined connection uses it.
+//! Text protocol of memcached: commands, replies decoded within bounds, and errors: their kinds and advice, and the
+//! meaning of error replies.
+//!
+//! A server may be broken or hostile: a length is checked before anything of that size is kept, and a line has a
+//! maximum length.
 
 use std::io;
 
-use bytes::{BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::reply::{self, MAX_VALUE_BYTES, MemcacheReply};
-use crate::store::client::pipeline::{NoMergeableCall, WireProtocol};
+use crate::base::named_enum::named_enum;
+use crate::store::client::connect::{CallErrorKind, ConnectError};
+use crate::store::client::pipeline::{NoMergeableCall, PipelineError, WireProtocol};
 
 /// Text protocol of memcached. The last word of `add` is the value; keys must hold neither spaces nor control bytes.
 #[derive(Debug)]
@@ -36,7 +41,7 @@ impl WireProtocol for MemcacheProtocol {
     }
 
     fn decode(input: &mut BytesMut) -> io::Result<Option<MemcacheReply>> {
-        reply::decode_reply(input)
+        decode_reply(input)
     }
 
     fn error_text(reply: &MemcacheReply) -> Option<&str> {
@@ -44,11 +49,215 @@ impl WireProtocol for MemcacheProtocol {
     }
 }
 
+/// Maximum size of a value, in bytes: the default of memcached. Counters have at most 20.
+pub const MAX_VALUE_BYTES: usize = 1 << 20;
+/// Maximum length of a line, in bytes: a key of 250 bytes, and numbers.
+const MAX_LINE_BYTES: usize = 1024;
+
+/// Reply to one command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemcacheReply {
+    /// The number after an increment or a decrement.
+    Number(u64),
+    /// The value of a key.
+    Value(Bytes),
+    /// The key does not exist.
+    Missing,
+    /// The value was stored.
+    Stored,
+    /// The key exists already.
+    NotStored,
+    /// The key was deleted.
+    Deleted,
+    /// The version of the server.
+    Version,
+    /// An error reply, with its text.
+    Error(String),
+}
+
+/// Removes the first reply from `input`; `None` while it is incomplete.
+///
+/// # Errors
+/// The bytes are no reply, or the reply is too long.
+pub fn decode_reply(input: &mut BytesMut) -> io::Result<Option<MemcacheReply>> {
+    let Some(end) = find_line_end(input)? else { return Ok(None) };
+    let line = &input[..end - 2];
+    if let Some(header) = line.strip_prefix(b"VALUE ") {
+        let length = parse_value_length(header)?;
+        return Ok(take_value(input, end, length)?.map(MemcacheReply::Value));
+    }
+    let reply = parse_line(line)?;
+    input.advance(end);
+    Ok(Some(reply))
+}
+
+/// Returns the index after the first line; `None` while it is incomplete.
+fn find_line_end(input: &[u8]) -> io::Result<Option<usize>> {
+    let received = &input[..input.len().min(MAX_LINE_BYTES)];
+    match memchr::memchr(b'\n', received) {
+        Some(at) if at > 0 && received[at - 1] == b'\r' => Ok(Some(at + 1)),
+        None if received.len() < MAX_LINE_BYTES => Ok(None),
+        Some(_) | None => Err(invalid_reply()),
+    }
+}
+
+/// Parses a reply of one line, other than the `VALUE` lines of a read.
+fn parse_line(line: &[u8]) -> io::Result<MemcacheReply> {
+    Ok(match line {
+        b"NOT_FOUND" | b"END" => MemcacheReply::Missing,
+        b"STORED" => MemcacheReply::Stored,
+        b"NOT_STORED" => MemcacheReply::NotStored,
+        b"DELETED" => MemcacheReply::Deleted,
+        _ if line.starts_with(b"VERSION ") => MemcacheReply::Version,
+        _ if line == b"ERROR" || line.starts_with(b"CLIENT_ERROR ") || line.starts_with(b"SERVER_ERROR ") => {
+            MemcacheReply::Error(String::from_utf8_lossy(line).into_owned())
+        }
+        _ => MemcacheReply::Number(parse_number(line).ok_or_else(invalid_reply)?),
+    })
+}
+
+/// Reads the length in `KEY FLAGS LENGTH`, which the number of a compare-and-swap may follow.
+fn parse_value_length(header: &[u8]) -> io::Result<usize> {
+    let length = header.split(|byte| *byte == b' ').nth(2).and_then(parse_number);
+    let length = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= MAX_VALUE_BYTES);
+    length.ok_or_else(invalid_reply)
+}
+
+/// Removes a value of `length` bytes that starts at `start`, and the lines around it.
+fn take_value(input: &mut BytesMut, start: usize, length: usize) -> io::Result<Option<Bytes>> {
+    const END: &[u8] = b"\r\nEND\r\n";
+    let value_end = start + length;
+    let Some(after) = input.get(value_end..) else { return Ok(None) };
+    if !END.starts_with(&after[..after.len().min(END.len())]) {
+        return Err(invalid_reply());
+    }
+    if after.len() < END.len() {
+        return Ok(None);
+    }
+    let mut reply = input.split_to(value_end + END.len());
+    reply.advance(start);
+    reply.truncate(length);
+    Ok(Some(reply.freeze()))
+}
+
+/// Parses a number of decimal digits; `None` for anything else and above 64 bits. A decrement leaves spaces at the end.
+pub fn parse_number(text: &[u8]) -> Option<u64> {
+    let digits = text.trim_ascii_end();
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    is_number.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
+}
+
+fn invalid_reply() -> io::Error {
+    io::Error::other("not a reply of memcached")
+}
+
+named_enum! {
+    /// Reason why memcached did not complete a call. Kinds that Redis has too have the same names.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+    pub enum MemcacheError {
+        /// No reply arrived before the deadline; the call may have run.
+        #[error("no answer in time")]
+        Timeout = "timeout",
+        /// The caller's deadline is too short for a call.
+        #[error("the caller leaves no time to ask")]
+        NoTime = "no_time",
+        /// No connection is open, the breaker is open, or no server is known.
+        #[error("not connected")]
+        Unreachable = "unreachable",
+        /// The connection closed before the reply; the call may have run.
+        #[error("the connection broke")]
+        Broken = "broken",
+        /// The server cannot store values.
+        #[error("the server takes no writes")]
+        NoWrites = "no_writes",
+        /// The value is not a number.
+        #[error("the key holds a value that is no number")]
+        WrongType = "wrong_type",
+        /// The reply is invalid, or an error that the client does not know.
+        #[error("an invalid reply")]
+        BadReply = "bad_reply",
+        /// The server or the connection needs other settings.
+        #[error("the server does not serve this client")]
+        Misconfigured = "misconfigured",
+        /// Too many calls wait for one server.
+        #[error("too many calls are queued")]
+        Overloaded = "overloaded",
+        /// The limit needs more than an increment.
+        #[error("memcache cannot count such a limit")]
+        Unsupported = "unsupported",
+    }
+}
+
+impl MemcacheError {
+    /// Setting or server property that an operator should check.
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Timeout => "TOLLKEEPER_STORE_TIMEOUT bounds the wait",
+            Self::NoTime => "its deadline (grpc-timeout) must leave more than 5 ms",
+            Self::Unreachable | Self::Broken => "see the preceding connection errors",
+            Self::NoWrites => "its memory (-m) may be full",
+            Self::WrongType => "CACHE_KEY_PREFIX separates keys from those of other programs",
+            Self::BadReply => "is it memcached 1.4 or newer?",
+            Self::Misconfigured => "see the preceding errors for the setting",
+            Self::Overloaded => "the server cannot keep up with the load",
+            Self::Unsupported => {
+                "memcache counts strict fixed windows that count rejected hits, one for each descriptor"
+            }
+        }
+    }
+
+    /// Parses the text of an error reply.
+    pub fn from_reply(text: &str) -> Self {
+        let message = text.split_once(' ').map_or("", |(_, message)| message);
+        if message.contains("non-numeric") {
+            Self::WrongType
+        } else if message.contains("out of memory") {
+            Self::NoWrites
+        } else if message.contains("unauthenticated") {
+            Self::Misconfigured
+        } else {
+            Self::BadReply
+        }
+    }
+}
+
+impl CallErrorKind for MemcacheError {
+    const TIMEOUT_KIND: Self = Self::Timeout;
+    const BROKEN_CONNECTION_KIND: Self = Self::Broken;
+    const MISCONFIGURED_KIND: Self = Self::Misconfigured;
+
+    fn concerns_whole_server(self) -> bool {
+        matches!(self, Self::Timeout | Self::Broken | Self::NoWrites | Self::Misconfigured)
+    }
+
+    fn is_misconfiguration(self) -> bool {
+        self == Self::Misconfigured
+    }
+}
+
+/// Reason why a server cannot be used.
+pub(crate) type MemcacheConnectError = ConnectError<MemcacheError>;
+
+impl From<PipelineError> for MemcacheError {
+    fn from(error: PipelineError) -> Self {
+        match error {
+            PipelineError::Timeout => Self::Timeout,
+            PipelineError::Broken => Self::Broken,
+            PipelineError::Overloaded => Self::Overloaded,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use bytes::BytesMut;
+    use bytes::{Bytes, BytesMut};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
-    use super::{MemcacheProtocol, WireProtocol};
+    use super::{
+        MAX_LINE_BYTES, MAX_VALUE_BYTES, MemcacheError, MemcacheProtocol, MemcacheReply, WireProtocol, decode_reply,
+        parse_number,
+    };
 
     #[test]
     fn commands_are_lines_and_add_has_a_value() {
@@ -57,5 +266,86 @@ mod tests {
         MemcacheProtocol::encode(&mut out, &[b"add", b"k", b"0", b"60", b"2", b"12"]);
         MemcacheProtocol::encode(&mut out, &[b"version"]);
         assert_eq!(out, &b"incr k 2\r\nadd k 0 60 2\r\n12\r\nversion\r\n"[..]);
+    }
+
+    fn decode(text: &[u8]) -> Result<Option<MemcacheReply>, String> {
+        decode_reply(&mut BytesMut::from(text)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn replies_are_decoded() {
+        for (text, reply) in [
+            (&b"42\r\n"[..], MemcacheReply::Number(42)),
+            (b"9 \r\n", MemcacheReply::Number(9)),
+            (b"18446744073709551615\r\n", MemcacheReply::Number(u64::MAX)),
+            (b"NOT_FOUND\r\n", MemcacheReply::Missing),
+            (b"END\r\n", MemcacheReply::Missing),
+            (b"STORED\r\n", MemcacheReply::Stored),
+            (b"NOT_STORED\r\n", MemcacheReply::NotStored),
+            (b"DELETED\r\n", MemcacheReply::Deleted),
+            (b"VERSION 1.6.18\r\n", MemcacheReply::Version),
+            (b"ERROR\r\n", MemcacheReply::Error("ERROR".to_owned())),
+            (b"CLIENT_ERROR \xff\r\n", MemcacheReply::Error("CLIENT_ERROR \u{fffd}".to_owned())),
+            (b"VALUE k 0 2\r\n42\r\nEND\r\n", MemcacheReply::Value(Bytes::from_static(b"42"))),
+            (b"VALUE k 0 0 7\r\n\r\nEND\r\n", MemcacheReply::Value(Bytes::new())),
+            (b"VALUE k 0 5\r\nEND\r\n\r\nEND\r\n", MemcacheReply::Value(Bytes::from_static(b"END\r\n"))),
+        ] {
+            assert_eq!(decode(text), Ok(Some(reply)), "{}", text.escape_ascii());
+            // Cut anywhere, it is incomplete.
+            for end in 0..text.len() {
+                assert_eq!(decode(&text[..end]), Ok(None), "{}", text[..end].escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn invalid_and_oversized_replies_are_errors() {
+        let long_line = [b'1'; MAX_LINE_BYTES];
+        let huge = format!("VALUE k 0 {}\r\n", MAX_VALUE_BYTES + 1);
+        for text in [
+            &b"HTTP/1.1 400 Bad Request\r\n"[..],
+            b"\r\n",
+            b"\n",
+            b"-1\r\n",
+            b"+1\r\n",
+            b"18446744073709551616\r\n",
+            b"VALUE k 0\r\n",
+            b"VALUE k 0 -1\r\n",
+            b"VALUE k 0 99999999999999999999\r\n",
+            b"VALUE k 0 2\r\n422\r\nEND\r\n",
+            b"VALUE k 0 1\r\n1\r\nVALUE",
+            huge.as_bytes(),
+            &long_line,
+        ] {
+            assert!(decode(text).is_err(), "{}", text.escape_ascii());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_refused_and_never_grow(bytes in vec(any::<u8>(), 0..200)) {
+            let mut input = BytesMut::from(&bytes[..]);
+            while let Ok(Some(_)) = decode_reply(&mut input) {}
+            prop_assert!(input.len() <= bytes.len());
+        }
+
+        #[test]
+        fn numbers_are_parsed_with_spaces_behind(value: u64, spaces in 0..5_usize) {
+            prop_assert_eq!(parse_number(format!("{value}{}", " ".repeat(spaces)).as_bytes()), Some(value));
+        }
+    }
+
+    #[test]
+    fn error_replies_have_kinds() {
+        for (text, kind) in [
+            ("CLIENT_ERROR cannot increment or decrement non-numeric value", MemcacheError::WrongType),
+            ("SERVER_ERROR out of memory storing object", MemcacheError::NoWrites),
+            ("SERVER_ERROR out of memory in incr", MemcacheError::NoWrites),
+            ("CLIENT_ERROR unauthenticated", MemcacheError::Misconfigured),
+            ("CLIENT_ERROR bad command line format", MemcacheError::BadReply),
+            ("ERROR", MemcacheError::BadReply),
+        ] {
+            assert_eq!(MemcacheError::from_reply(text), kind, "{text}");
+        }
     }
 }

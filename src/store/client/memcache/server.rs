@@ -1,21 +1,23 @@
-//! One memcached server: its connections and its circuit breaker.
+//! One memcached server: how its connections are opened (socket, TLS and a first command), and its circuit breaker.
 //!
 //! Background tasks keep the connections open; calls wait only for the first connection. While the breaker is open,
 //! calls fail at once, and a task checks the server ten times a second. A command is sent once. Commands on one key use
 //! one connection, so they run in the order of their calls.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::connect::{self, MemcacheConnectOptions, MemcacheConnection};
-use super::error::{MemcacheConnectError, MemcacheError};
-use super::reply::MemcacheReply;
+use super::protocol::{MemcacheConnectError, MemcacheError, MemcacheProtocol, MemcacheReply};
 use crate::settings::endpoint::Endpoint;
-use crate::store::client::connect::Connected;
+use crate::settings::store_tls::StoreTls;
+use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
 use crate::store::client::deadline::timeout_with_grace;
-use crate::store::client::server_state::{ServerLogNames, ServerState};
-use crate::store::client::supervisor::{ConnectFileHashes, SupervisedHandle, SupervisedServer};
+use crate::store::client::pipeline::Pipeline;
+use crate::store::client::supervised_server::{
+    ConnectFileHashes, ServerLogNames, ServerState, SupervisedHandle, SupervisedServer,
+};
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.
 #[derive(Debug)]
@@ -106,15 +108,15 @@ impl MemcacheServer {
 
 /// State of a server, and the options of its connections.
 #[derive(Debug)]
-pub(super) struct MemcacheServerState {
-    pub(super) server: ServerState<MemcacheConnection>,
+struct MemcacheServerState {
+    server: ServerState<MemcacheConnection>,
     options: Arc<MemcacheConnectOptions>,
     opened_connections_total: AtomicU64,
 }
 
 impl MemcacheServerState {
     /// Creates the state of the server at `endpoint`, without connections.
-    pub(super) fn new(endpoint: Endpoint, options: Arc<MemcacheConnectOptions>) -> Self {
+    fn new(endpoint: Endpoint, options: Arc<MemcacheConnectOptions>) -> Self {
         let on_failure = "`on_store_error` decides";
         let names =
             ServerLogNames { program: "memcached", files: "certificates", setting: None, on_failure, decides: true };
@@ -140,10 +142,101 @@ impl SupervisedServer for MemcacheServerState {
     }
 
     async fn connect(&self) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-        connect::connect(&self.server.endpoint, &self.options).await
+        connect(&self.server.endpoint, &self.options).await
     }
 
     async fn check_health(&self, connection: &MemcacheConnection) -> Result<(), MemcacheConnectError> {
-        connect::check_server_answers(connection, Some(Instant::now() + self.options.call_timeout)).await
+        check_server_answers(connection, Some(Instant::now() + self.options.call_timeout)).await
+    }
+}
+
+/// Open connection to a server.
+pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
+
+/// Upper bound on connecting, the TLS handshake included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {
+    tls_settings: TlsAdviceTexts {
+        prefix: "MEMCACHE",
+        address: "MEMCACHE_HOST_PORT",
+        plaintext: "unset MEMCACHE_TLS",
+        server: "memcached",
+    },
+    plaintext_probe: PlaintextProbe { command: b"version\r\n", replies: b"VEC" },
+    server_lacks_tls: "the server speaks no TLS: unset MEMCACHE_TLS",
+    server_needs_tls: "the server speaks TLS: set MEMCACHE_TLS=true",
+};
+
+/// Options of connections to all servers.
+#[derive(Clone, Debug)]
+pub(crate) struct MemcacheConnectOptions {
+    /// TLS; `None` for plaintext.
+    pub(crate) tls: Option<StoreTls>,
+    /// Number of connections to each server.
+    pub(crate) connections: usize,
+    /// Upper bound on the first command of a connection, the same as on a call.
+    pub(crate) call_timeout: Duration,
+}
+
+impl MemcacheConnectOptions {
+    /// Hash of the files that connecting reads, to detect changes; `None` if connecting reads none.
+    pub(crate) fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
+        ConnectFileHashes::of_files(None, self.tls.iter().flat_map(StoreTls::certificate_paths))
+    }
+}
+
+/// Connects to a server and checks that it answers.
+///
+/// # Errors
+/// The server cannot be reached in time, or is no memcached; the text names the setting to check.
+pub(crate) async fn connect(
+    endpoint: &Endpoint,
+    options: &MemcacheConnectOptions,
+) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
+    CONNECT_ADVICE
+        .connect_with_advice(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options))
+        .await
+}
+
+async fn open_connection(
+    endpoint: &Endpoint,
+    options: &MemcacheConnectOptions,
+) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
+    let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
+    let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
+    let uses_tls = tls.is_some();
+    let socket_error = |error: &io::Error| CONNECT_ADVICE.socket_error(error, uses_tls);
+    let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
+    let (connection, closed) = Pipeline::open(stream);
+    match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {
+        Ok(()) => Ok(Connected { connection, closed }),
+        Err(error) if error.kind == MemcacheError::Broken => {
+            let reason = closed.await.unwrap_or_else(|_| io::Error::other(error.text));
+            Err(socket_error(&reason))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Checks that a server answers, by its deadline if it has one.
+pub(crate) async fn check_server_answers(
+    connection: &MemcacheConnection,
+    deadline: Option<Instant>,
+) -> Result<(), MemcacheConnectError> {
+    match connection.call(&[b"version"], None, deadline).await {
+        Ok(MemcacheReply::Version) => Ok(()),
+        Ok(MemcacheReply::Error(text)) => {
+            let kind = match MemcacheError::from_reply(&text) {
+                MemcacheError::BadReply => MemcacheError::Broken,
+                kind => kind,
+            };
+            Err(MemcacheConnectError { kind, text })
+        }
+        Ok(_) => Err(MemcacheConnectError { kind: MemcacheError::BadReply, text: "not a memcached".to_owned() }),
+        Err(error) => {
+            let kind = MemcacheError::from(error);
+            Err(MemcacheConnectError { kind, text: kind.to_string() })
+        }
     }
 }

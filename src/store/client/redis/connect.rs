@@ -1,17 +1,239 @@
-//! Opening of connections: socket, TLS and credentials.
+//! Opening of connections: options (credentials, TLS, database, timeout), the socket, and the login.
+//!
+//! Files with credentials and certificates are read for each connection, so that rotating them needs no restart.
 
-use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fs, io};
 
 use rustls::ClientConfig;
 use smallvec::SmallVec;
 use tokio::time::timeout;
 
-use super::connect_options::{AuthCredentials, ConnectOptions};
 use super::connection::{Connection, ErrorWithText, error_kind, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
+use crate::settings::credentials::{CredentialFile, Credentials};
 use crate::settings::endpoint::Endpoint;
+use crate::settings::problem::UnusableSetting;
+use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
 use crate::settings::store_tls::StoreTls;
 use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
+use crate::store::client::supervised_server::ConnectFileHashes;
+use crate::store::client::tokens::TokenSource;
+
+/// Upper bound on a connection attempt, regardless of REDIS_TIMEOUT.
+///
+/// The kernel backs off SYN retransmits exponentially; a new attempt finds a recovered server sooner.
+const MAX_CONNECT_TIME: Duration = Duration::from_secs(1);
+/// Upper bound on a connection attempt to a distant server: TCP, TLS and login are up to five round trips.
+const MAX_DISTANT_CONNECT_TIME: Duration = Duration::from_secs(5);
+/// Upper bound on a query of discovery, and on connecting for it.
+const DISCOVERY_QUERY_TIMEOUT: Duration = Duration::from_millis(400);
+/// Upper bound on a query of a distant server.
+const DISTANT_DISCOVERY_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Options of connections to the servers of a deployment, or to its sentinels.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectOptions {
+    /// Environment variable that names the servers, for messages.
+    pub(crate) setting: &'static str,
+    /// True for sentinels, which have their own credentials.
+    pub(crate) is_sentinel: bool,
+    /// Credentials for AUTH.
+    pub(crate) credentials: Credentials,
+    /// Source of the tokens, if the credentials are an identity.
+    pub(super) tokens: Option<Arc<TokenSource>>,
+    /// TLS options; `None` for plaintext.
+    pub(crate) tls: Option<StoreTls>,
+    /// Database to SELECT; `None` for database 0.
+    pub(crate) database: Option<u8>,
+    /// Upper bound on connecting, TLS handshake and login included.
+    pub(crate) connect_timeout: Duration,
+    /// Upper bound on a query of discovery, and on connecting for it.
+    pub(crate) query_timeout: Duration,
+    /// Consequence of a failing server, for logs.
+    pub(crate) on_failure: &'static str,
+    /// Decisions need the servers.
+    pub(crate) decides: bool,
+}
+
+/// User and password for AUTH.
+struct AuthCredentials {
+    /// User; `None` for the default user.
+    user: Option<String>,
+    password: String,
+}
+
+impl ConnectOptions {
+    /// Returns the options for the servers of a deployment.
+    pub(crate) fn new(settings: &DeploymentSettings) -> Self {
+        Self {
+            setting: settings.setting,
+            is_sentinel: false,
+            credentials: settings.credentials.clone(),
+            tokens: find_token_source(&settings.credentials),
+            tls: settings.tls.clone(),
+            database: (settings.database != 0).then_some(settings.database),
+            connect_timeout: settings.connect_timeout.min(MAX_CONNECT_TIME),
+            query_timeout: DISCOVERY_QUERY_TIMEOUT,
+            on_failure: "`on_store_error` decides",
+            decides: true,
+        }
+    }
+
+    /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
+    pub(crate) fn for_noncritical_servers(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
+        Self { on_failure, decides: false, ..Self::new(settings) }
+    }
+
+    /// Returns the options for servers in other parts of the world, which no decision waits for.
+    pub(crate) fn for_distant_servers(settings: &DeploymentSettings) -> Self {
+        Self {
+            connect_timeout: settings.connect_timeout.min(MAX_DISTANT_CONNECT_TIME),
+            query_timeout: DISTANT_DISCOVERY_QUERY_TIMEOUT,
+            on_failure: "this region gets no grants",
+            ..Self::new(settings)
+        }
+    }
+
+    /// Returns the options for the sentinels of the same deployment.
+    pub(super) fn for_sentinels(&self, credentials: &Credentials) -> Self {
+        let (credentials, tokens) = (credentials.clone(), find_token_source(credentials));
+        Self { is_sentinel: true, credentials, tokens, database: None, ..self.clone() }
+    }
+
+    /// Names the settings that hold the credentials, for messages.
+    pub(crate) fn auth_setting(&self) -> &'static str {
+        match &self.credentials {
+            Credentials::File(file) => return file.setting,
+            Credentials::Identity(identity) => return identity.setting,
+            Credentials::None | Credentials::Inline { .. } => {}
+        }
+        match (self.setting, self.is_sentinel) {
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", false) => {
+                "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_DECISION_LOG_REDIS_URL"
+            }
+            ("TOLLKEEPER_DECISION_LOG_REDIS_URL", true) => {
+                "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in \
+                 TOLLKEEPER_DECISION_LOG_REDIS_URL"
+            }
+            (URL_FLAG, false) => "TOLLKEEPER_DECISION_LOG_REDIS_AUTH, its _FILE or the password in --url",
+            (URL_FLAG, true) => "TOLLKEEPER_DECISION_LOG_REDIS_SENTINEL_AUTH, its _FILE or the password in --url",
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", false) => {
+                "TOLLKEEPER_GLOBAL_REDIS_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+            }
+            ("TOLLKEEPER_GLOBAL_REDIS_URL", true) => {
+                "TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH, its _FILE or the password in TOLLKEEPER_GLOBAL_REDIS_URL"
+            }
+            ("REDIS_PERSECOND_URL", false) => "REDIS_PERSECOND_AUTH or the password in REDIS_PERSECOND_URL",
+            ("REDIS_PERSECOND_URL", true) => "REDIS_PERSECOND_SENTINEL_AUTH or the password in REDIS_PERSECOND_URL",
+            (_, false) => "REDIS_AUTH or the password in REDIS_URL",
+            (_, true) => "REDIS_SENTINEL_AUTH or the password in REDIS_URL",
+        }
+    }
+
+    /// Reads the credentials; a file holds `password` or `user:password`, and white space at its end is ignored. Waits
+    /// for the first token of an identity, at most as long as a connection attempt may take.
+    ///
+    /// # Errors
+    /// The file cannot be read, or there is no token yet.
+    async fn read_auth_credentials(&self) -> Result<Option<AuthCredentials>, RedisConnectError> {
+        match &self.credentials {
+            Credentials::None => Ok(None),
+            Credentials::Inline { user, password } => {
+                Ok(Some(AuthCredentials { user: user.clone(), password: password.reveal().to_owned() }))
+            }
+            Credentials::File(CredentialFile { setting, path }) => {
+                let text = read_trimmed_file(path).map_err(|error| {
+                    RedisConnectError::misconfigured(format!("{setting}: cannot read {}: {error}", path.display()))
+                })?;
+                Ok(Some(match text.split_once(':') {
+                    Some((user, password)) if !user.is_empty() => {
+                        AuthCredentials { user: Some(user.to_owned()), password: password.to_owned() }
+                    }
+                    Some((_, password)) => AuthCredentials { user: None, password: password.to_owned() },
+                    None => AuthCredentials { user: None, password: text },
+                }))
+            }
+            Credentials::Identity(identity) => {
+                let token = match &self.tokens {
+                    Some(source) => source.wait_for_token(self.connect_timeout).await,
+                    None => None,
+                };
+                let Some(token) = token else {
+                    let reason =
+                        self.last_token_renewal_error().unwrap_or_else(|| "its source has not answered yet".to_owned());
+                    let text = format!("{}: there is no token: {reason}", identity.setting);
+                    return Err(RedisConnectError::misconfigured(text));
+                };
+                let password = token.password.reveal().to_owned();
+                Ok(Some(AuthCredentials { user: token.user.clone(), password }))
+            }
+        }
+    }
+
+    /// Returns the settings whose files cannot be used to connect.
+    fn find_settings_with_unusable_files(&self) -> Vec<UnusableSetting> {
+        let credentials = match &self.credentials {
+            Credentials::File(CredentialFile { setting, path }) => {
+                read_trimmed_file(path).err().map(|error| UnusableSetting {
+                    setting,
+                    shown: path.display().to_string(),
+                    what: format!("it cannot be read: {error}"),
+                })
+            }
+            Credentials::None | Credentials::Inline { .. } | Credentials::Identity(_) => None,
+        };
+        let tls = self.tls.as_ref().and_then(|tls| tls.build_client_config().err());
+        credentials.into_iter().chain(tls).collect()
+    }
+
+    /// Hashes of the files that connecting reads, to detect changes; `None` if connecting reads none.
+    pub(crate) fn hash_connect_files(&self) -> Option<ConnectFileHashes> {
+        let credentials = match &self.credentials {
+            Credentials::File(file) => Some(&file.path),
+            Credentials::None | Credentials::Inline { .. } | Credentials::Identity(_) => None,
+        };
+        let certificates = self.tls.iter().flat_map(StoreTls::certificate_paths);
+        match &self.tokens {
+            Some(source) => {
+                let token = source.last_token();
+                let password = token.as_ref().map_or("", |token| token.password.reveal());
+                Some(ConnectFileHashes::of_token(password, certificates))
+            }
+            None => ConnectFileHashes::of_files(credentials, certificates),
+        }
+    }
+
+    /// Text of the last failure to renew the token; `None` without tokens or without a failure.
+    fn last_token_renewal_error(&self) -> Option<String> {
+        self.tokens.as_ref()?.last_error()
+    }
+}
+
+/// Returns the settings whose files cannot be used to connect to a deployment, now or later.
+pub(crate) fn find_settings_with_unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
+    let servers = ConnectOptions::new(settings);
+    let sentinels = match &settings.topology {
+        TopologySettings::Sentinel { credentials, .. } => Some(servers.for_sentinels(credentials)),
+        TopologySettings::Single(_) | TopologySettings::Cluster(_) => None,
+    };
+    [Some(servers), sentinels].iter().flatten().flat_map(ConnectOptions::find_settings_with_unusable_files).collect()
+}
+
+/// Returns the source of the tokens of an identity.
+fn find_token_source(credentials: &Credentials) -> Option<Arc<TokenSource>> {
+    match credentials {
+        Credentials::Identity(identity) => Some(TokenSource::for_identity(identity)),
+        Credentials::None | Credentials::Inline { .. } | Credentials::File(_) => None,
+    }
+}
+
+fn read_trimmed_file(path: &Path) -> io::Result<String> {
+    let text = fs::read_to_string(path)?;
+    Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
+}
 
 const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {
     tls_settings: TlsAdviceTexts {

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::error::{RedisError, ReplyError, sanitize_error_text};
 use super::resp::{Reply, decode_reply, write_command};
-use crate::base::text_encoding::to_hex;
+use crate::base::text::to_hex;
 use crate::store::client::pipeline::{ByteStream, ClosedReceiver, MergeableCall, Pipeline, WireProtocol};
 
 /// RESP2.

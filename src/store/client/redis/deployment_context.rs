@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::connect_options::ConnectOptions;
+use super::connect::ConnectOptions;
 use super::hash_slot::prepare_hash_tags;
 use super::health_check::{HealthCheck, OptionalCommands};
 use super::server_clock::ClockJumps;

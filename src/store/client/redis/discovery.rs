@@ -9,8 +9,7 @@ use std::time::Duration;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::connect;
-use super::connect_options::ConnectOptions;
+use super::connect::{self, ConnectOptions};
 use super::connection::{Connection, error_kind, send_with_error_text};
 use super::deployment::{Deployment, SlotRange, Topology};
 use super::deployment_context::{DeploymentContext, DeploymentOptions};

@@ -4,7 +4,7 @@
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
 
 use crate::base::named_enum::named_enum;
-use crate::base::printable_text::first_chars_if_longer;
+use crate::base::text::first_chars_if_longer;
 use crate::store::client::connect::{CallErrorKind, ConnectError};
 use crate::store::client::pipeline::PipelineError;
 

@@ -9,8 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connect;
-use super::connect_options::ConnectOptions;
+use super::connect::{self, ConnectOptions};
 use super::connection::Connection;
 use super::deployment::Deployment;
 use super::deployment_context::DeploymentOptions;
@@ -21,7 +20,7 @@ use super::node::Node;
 use super::resp::{Reply, is_reply_too_large};
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::connect::Connected;
-use crate::store::client::supervisor::{ConnectFileHashes, FILE_CHECK_INTERVAL};
+use crate::store::client::supervised_server::{ConnectFileHashes, FILE_CHECK_INTERVAL};
 
 /// Upper bound on the search for the server, in addition to that on a connection attempt.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use tokio::time::{sleep, timeout};
 
-use super::connect_options::ConnectOptions;
+use super::connect::ConnectOptions;
 use super::connection::{Connection, MergeableScriptCall, error_reply_as_error, send_command};
 use super::deployment_context::DeploymentContext;
 use super::error::{RedisConnectError, RedisError, ReplyError};
@@ -24,8 +24,9 @@ use crate::settings::endpoint::Endpoint;
 use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::{connect, health_check};
-use crate::store::client::server_state::{ServerLogNames, ServerState};
-use crate::store::client::supervisor::{ConnectFileHashes, RECONNECT_AFTER, SupervisedHandle, SupervisedServer};
+use crate::store::client::supervised_server::{
+    ConnectFileHashes, RECONNECT_AFTER, ServerLogNames, ServerState, SupervisedHandle, SupervisedServer,
+};
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Client of one server; dropping it closes its connections once their pending commands are done.

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::{CallReport, LeaseTicket, StoredLease};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{HitExpiry, fixed_window};
 use crate::limit::period::Unit;
 use crate::limit::{Consistency, Limit, Overshoot};
 use crate::store::charge::OwnedCounter;
-use crate::store::redis::eventual::{CallReport, LeaseTicket};
-use crate::store::redis::lease_arguments::StoredLease;
 
 /// A day in microseconds.
 const DAY_US: u64 = 86_400_000_000;

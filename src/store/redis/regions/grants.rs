@@ -1,29 +1,37 @@
-//! Grant requests: a charge that leaves little opens one, and the process that made the charge answers it here.
+//! Grant requests, and the return of unused hits.
 //!
-//! A request passes three steps, in the background: the demand on the counter ([`demand`](super::demand)), a grant of
-//! the global Redis, and the region's counter, which takes the grant. The counter takes a grant once, so one that is
-//! lost, late or repeated wastes hits and doubles none. If this process stops meanwhile, the counter opens a new
-//! request, which another process gets. Unused hits of a sliding window go back ([`unused_hits`](super::unused_hits)).
+//! A charge that leaves little opens a request, and the process that made the charge answers it here. A request passes
+//! three steps, in the background: the demand on the counter ([`demand`](super::demand)), a grant of the global Redis,
+//! and the region's counter, which takes the grant. The counter takes a grant once, so one that is lost, late or
+//! repeated wastes hits and doubles none. If this process stops meanwhile, the counter opens a new request, which
+//! another process gets.
+//!
+//! *Unused hits*: a sliding_window_counter counts the hits of a window in the next one too, used or not. So shortly
+//! before the window ends, the process that gave a grant to the counter takes out of it what is left, and returns that
+//! to the global Redis. The region's counter gives the hits up first, then the global one takes them back: a process
+//! that stops in between wastes them.
 
-use std::sync::Arc;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::sleep_until;
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::demand::{BucketDemand, WindowDemand, jittered_pause_us};
 use super::grant_encoding::{self, GlobalBucketAction, GlobalWindowAction};
-use super::grant_stats::GrantCounts;
 use super::standing::{RegionStanding, ReportedRegionCounts};
-use super::unused_hits::{DueHitReturn, UnusedHitReturner};
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
-use crate::limit::algorithm::global_window::GlobalWindowParameters;
+use crate::limit::algorithm::global_window::{GlobalWindowParameters, ReturnedHits};
 use crate::limit::algorithm::region::GlobalRedisView;
 use crate::limit::algorithm::region_bucket::{BucketCounts, PrepaidHitsGrant};
 use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
@@ -38,6 +46,7 @@ use crate::store::redis::key::global_key;
 use crate::store::redis::script::{
     global_bucket_script, global_window_script, region_bucket_grant_script, region_grant_script,
 };
+use crate::store::stats::GrantCounts;
 
 /// Upper bound on requests that wait to be sent; further ones are dropped, and opened again by their counters.
 const MAX_WAITING_REQUESTS: usize = 65_536;
@@ -261,6 +270,133 @@ impl GrantWorker {
     }
 }
 
+/// Upper bound on counters whose unused hits are returned; those of others stay charged until they expire.
+const MAX_COUNTERS: usize = 100_000;
+/// Upper bound on returns that wait for answers.
+const MAX_RETURNS_IN_FLIGHT: usize = 256;
+
+/// Hits of a counter that may be left when their window ends.
+#[derive(Clone, Debug)]
+struct DueHitReturn {
+    key: Bytes,
+    limit: Limit,
+    window: u64,
+    /// Epoch of the grant.
+    epoch: Time,
+    /// Time of the return.
+    at: Instant,
+}
+
+/// Returns unused hits to the global Redis, by a schedule.
+#[derive(Debug)]
+pub(super) struct UnusedHitReturner {
+    global: Arc<Deployment>,
+    region: Arc<Deployment>,
+    counts: Arc<GrantCounts>,
+    schedule: Mutex<ReturnSchedule>,
+    added: Notify,
+}
+
+impl UnusedHitReturner {
+    /// Creates an empty schedule.
+    pub(super) fn new(global: Arc<Deployment>, region: Arc<Deployment>, counts: Arc<GrantCounts>) -> Self {
+        Self { global, region, counts, schedule: Mutex::default(), added: Notify::new() }
+    }
+
+    /// Schedules a return; drops it if there is no room.
+    fn schedule_return(&self, unused: DueHitReturn) {
+        self.lock_schedule().add(unused);
+        self.added.notify_one();
+    }
+
+    /// Makes each return at its time; runs until it is dropped.
+    pub(super) async fn run(&self) {
+        loop {
+            let next = self.lock_schedule().next_due_at();
+            tokio::select! {
+                () = self.added.notified() => {}
+                () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {
+                    let due = self.lock_schedule().take_due(Some(Instant::now()));
+                    self.return_all(due).await;
+                }
+            }
+        }
+    }
+
+    /// Makes all returns now, because the process stops.
+    pub(super) async fn return_all_now(&self) {
+        let due = self.lock_schedule().take_due(None);
+        self.return_all(due).await;
+    }
+
+    async fn return_all(&self, due: Vec<DueHitReturn>) {
+        stream::iter(due).for_each_concurrent(MAX_RETURNS_IN_FLIGHT, |unused| self.return_unused_hits(unused)).await;
+    }
+
+    async fn return_unused_hits(&self, unused: DueHitReturn) {
+        let argument = grant_encoding::encode_hits_return(unused.limit.period_us() / 1000, unused.window);
+        let call = SingleKeyScriptCall::new(region_grant_script(), &unused.key, &argument);
+        let taken = call.run(&self.region, BreakerRecording::Unrecorded, Instant::now() + REGION_REDIS_TIMEOUT).await;
+        let taken = taken.ok().and_then(|taken| reply_integer(&taken.reply)).and_then(|hits| u64::try_from(hits).ok());
+        let Some(hits) = taken.filter(|hits| *hits > 0) else { return };
+        let key = global_key(&unused.key);
+        let purpose = GlobalWindowAction::Return(ReturnedHits { window: unused.window, hits, epoch: unused.epoch });
+        let argument =
+            grant_encoding::encode_global_window_call(GlobalWindowParameters::from_limit(&unused.limit), purpose, None);
+        let call = SingleKeyScriptCall::new(global_window_script(), &key, &argument);
+        let answer = call.run(&self.global, BreakerRecording::Recorded, Instant::now() + GLOBAL_REDIS_TIMEOUT).await;
+        let reply =
+            answer.ok().and_then(|answer| grant_encoding::decode_global_window_reply(reply_bytes(&answer.reply)?).ok());
+        let returned = reply.map_or(0, |reply| reply.hits);
+        self.counts.add_returned_hits(returned);
+        self.counts.add_wasted_hits(hits - returned.min(hits));
+    }
+
+    fn lock_schedule(&self) -> MutexGuard<'_, ReturnSchedule> {
+        lock_ignoring_poison(&self.schedule)
+    }
+}
+
+/// Returns in the order of their times, one for each counter and window.
+#[derive(Debug, Default)]
+struct ReturnSchedule {
+    by_time: BinaryHeap<Reverse<(Instant, Bytes, u64)>>,
+    grants: HashMap<(Bytes, u64), LastGrant>,
+}
+
+/// Limit and epoch of the last grant to a counter in a window.
+#[derive(Clone, Copy, Debug)]
+struct LastGrant {
+    limit: Limit,
+    epoch: Time,
+}
+
+impl ReturnSchedule {
+    fn add(&mut self, unused: DueHitReturn) {
+        let DueHitReturn { key, limit, window, epoch, at } = unused;
+        let last = LastGrant { limit, epoch };
+        if self.grants.len() < MAX_COUNTERS && self.grants.insert((key.clone(), window), last).is_none() {
+            self.by_time.push(Reverse((at, key, window)));
+        }
+    }
+
+    fn next_due_at(&self) -> Option<Instant> {
+        self.by_time.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    /// Removes the returns that are due at `now`; all if it is `None`.
+    fn take_due(&mut self, now: Option<Instant>) -> Vec<DueHitReturn> {
+        let mut due = Vec::new();
+        while self.next_due_at().is_some_and(|at| now.is_none_or(|now| at <= now)) {
+            let Some(Reverse((at, key, window))) = self.by_time.pop() else { break };
+            if let Some(LastGrant { limit, epoch }) = self.grants.remove(&(key.clone(), window)) {
+                due.push(DueHitReturn { key, limit, window, epoch, at });
+            }
+        }
+        due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicI64, Ordering};
@@ -268,13 +404,13 @@ mod tests {
     use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
     use tokio::net::{TcpListener, TcpStream};
 
-    use super::super::connect_to_global_redis;
-    use super::super::standing::{ClockAndConnectionEvents, OwnRegionSettings};
     use super::*;
     use crate::base::clock::Clock;
     use crate::settings::Settings;
     use crate::settings::store::StoreSettings;
     use crate::store::client::redis::server_clock::ClockJumps;
+    use crate::store::redis::regions::connect_to_global_redis;
+    use crate::store::redis::regions::standing::{ClockAndConnectionEvents, OwnRegionSettings};
 
     /// Offset of the stub's clock, in microseconds.
     static OFFSET_US: AtomicI64 = AtomicI64::new(0);

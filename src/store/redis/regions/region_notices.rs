@@ -11,7 +11,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::server_clock::process_time_us;
-use crate::store::stats::region_notice::RegionNotice;
+use crate::store::stats::RegionNotice;
 use crate::telemetry::log_throttle::LogThrottle;
 
 /// Shortest time between two equal log lines.

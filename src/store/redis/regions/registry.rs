@@ -26,7 +26,7 @@ use crate::base::clock::Time;
 use crate::base::random::random_u64;
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use crate::store::redis::key;
-use crate::store::redis::replicas::claim_call::OwnerId;
+use crate::store::redis::replicas::OwnerId;
 use crate::store::redis::script::put_time;
 
 /// Maximum length of a region's name in bytes, as in the settings.

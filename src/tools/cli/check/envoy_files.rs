@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::base::printable_text::escape_unprintable;
+use crate::base::text::escape_unprintable;
 use crate::rules::diagnostic::{Diagnostic, format_excerpt};
 use crate::rules::rule::set::RuleSet;
 use crate::rules::yaml::text;

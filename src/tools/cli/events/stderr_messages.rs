@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::args::Args;
-use crate::base::printable_text::escape_unprintable;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::base::text::escape_unprintable;
 use crate::decide::log::redis_stream::{EntryId, UnusableRecord};
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::key_connection::KeyCommandError;

@@ -8,7 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult, JointLimit, MAX_COUNT};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, StoredLease};
+use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, StoredLease};
 
 /// Results of a charge's limits.
 pub(in crate::redis) type ChargeResults = SmallVec<[ChargeResult; 1]>;

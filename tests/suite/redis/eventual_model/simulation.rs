@@ -13,8 +13,9 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge};
 use tollkeeper::store::redis::eventual::budget::EventualDescriptor;
-use tollkeeper::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
-use tollkeeper::store::redis::lease_arguments::{LeaseArguments, LeasePurpose, OwnLease, build_full_refund};
+use tollkeeper::store::redis::eventual::{
+    AdmitContext, CallReport, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease, build_full_refund,
+};
 use tollkeeper::store::stats::EventualHitTotals;
 
 use super::ledger::{By, Use};

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
-use tollkeeper::store::redis::replicas::claim_call::{ClaimAction, ClaimReply};
-use tollkeeper::store::redis::replicas::{CLAIM_DURATION, ReplicaMembership};
+use tollkeeper::store::redis::replicas::{CLAIM_DURATION, ClaimAction, ClaimReply, ReplicaMembership};
 
 use super::{SECOND, START, Table};
 use crate::kit::redis as servers;

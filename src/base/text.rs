@@ -1,4 +1,5 @@
-//! Text made safe and short for people: unprintable characters are escaped, replaced or removed.
+//! Text made safe and short for people: unprintable characters are escaped, replaced or removed. Also bytes as text:
+//! hexadecimal digits, and the percent-encoding of URLs and forms.
 //!
 //! Names, values and messages come from clients, files and other servers. A terminal acts on control characters, and
 //! marks of writing direction show a text in another order than it has. [`is_unprintable`] is the one set of such
@@ -142,4 +143,24 @@ pub fn to_pretty_json(value: &impl Serialize) -> serde_json::Result<String> {
 fn push_json_escape(json: &mut String, c: char) {
     // Writing to a String does not fail.
     let _ = write!(json, "\\u{:04x}", u32::from(c));
+}
+
+/// Returns bytes as lower-case hexadecimal digits.
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _infallible = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Encodes everything but letters, digits, `-`, `_`, `.` and `~` as `%XX`, as queries, forms and AWS need it.
+pub(crate) fn percent_encode(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len() + 16), |mut encoded, byte| {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            let _infallible = write!(encoded, "%{byte:02X}");
+        }
+        encoded
+    })
 }

@@ -1,10 +1,11 @@
-//! Releases of slots and reservations that nothing waits for, until Redis has made them: of rejected requests, of
-//! candidates, and those whose call Redis failed to decide.
+//! Slots in Redis outside of charges: releases of slots and reservations that nothing waits for, and sums of them for
+//! `explain`: who holds how many.
 //!
-//! Envoy does not report the end of a request that it knows to be rejected, so nothing else would free its slots before
-//! their time is over. As a release, what is given back twice is given back once. If the call that acquires them was
-//! not answered, Redis may make it after they were given back, so all is given back once more at the end. Unused hits
-//! of leases return in `eventual::lease_reaper`, those of grants in `regions::unused_hits`.
+//! Releases are repeated until Redis has made them: of rejected requests, of candidates, and those whose call Redis
+//! failed to decide. Envoy does not report the end of a request that it knows to be rejected, so nothing else would
+//! free its slots before their time is over. As a release, what is given back twice is given back once. If the call
+//! that acquires them was not answered, Redis may make it after they were given back, so all is given back once more at
+//! the end. Unused hits of leases return in `eventual::local_admission`, those of grants in `regions::grants`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +16,18 @@ use smallvec::SmallVec;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, sleep_until};
 
+use super::key::reservations_key;
 use super::{ChargeOutcome, Redis};
-use crate::base::clock::Clock;
+use crate::base::clock::{Clock, Time};
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeRequest, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::Entry;
-use crate::limit::slot::SlotUse;
+use crate::limit::slot::{HolderId, SlotUse};
+use crate::limit::slot_table::{SlotSummary, SummarizedSlot};
 use crate::store::charge::ChargeContext;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::redis::resp::{Reply, reply_bytes};
 
 /// Time for which it is tried again, as releases are, unless the process ends before. No call to Redis is on its way
 /// for longer (`TOMBSTONE_US`).
@@ -141,4 +146,55 @@ impl Redis {
             left.retain(|_| fails.next().unwrap_or(false));
         }
     }
+}
+
+/// Maximum number of slots that a summary looks at.
+const MAX_SUMMARIZED_SLOTS: usize = 10_000;
+
+impl Redis {
+    /// Sums up to about 10 000 slots or reservations of the limit at `index` of a charge.
+    ///
+    /// # Errors
+    /// Redis failed, or its user may not run HSCAN.
+    pub async fn summarize_slots(
+        &self,
+        charge: &Charge<'_>,
+        index: usize,
+        now: Time,
+        deadline: Instant,
+    ) -> Result<SlotSummary, RedisError> {
+        let call = self.prepare_call(charge, self.keys.counter_set_id(charge, now), None, now);
+        let is_of_reservations = charge.counters[index].limit.reservations().is_some();
+        let key = call.command.keys().get(index).ok_or(RedisError::Misconfigured)?;
+        let key = &if is_of_reservations { reservations_key(key) } else { key.clone() };
+        let (mut cursor, mut slots) = (b"0".to_vec(), Vec::new());
+        loop {
+            let words: [&[u8]; 5] = [b"HSCAN", key, &cursor, b"COUNT", b"1000"];
+            let reply = call.deployment.client.call_key_unrecorded(key, &words, deadline).await?;
+            cursor = decode_slot_page(&reply, &mut slots).ok_or(RedisError::BadReply)?;
+            if cursor == b"0" || slots.len() >= MAX_SUMMARIZED_SLOTS {
+                break;
+            }
+        }
+        let holders = self.fallback().slot_holders();
+        let summary = SlotSummary::new(slots.into_iter(), now, &|holder| holders.is_dead(holder, now));
+        Ok(SlotSummary { is_partial: cursor != b"0", is_of_reservations, ..summary })
+    }
+}
+
+/// Appends the slots of a page of a hash that `lua/slots.lua` or `lua/reservations.lua` wrote; returns the cursor of
+/// the next one.
+fn decode_slot_page(reply: &Reply, slots: &mut Vec<SummarizedSlot>) -> Option<Vec<u8>> {
+    let Reply::Array(parts) = reply else { return None };
+    let [cursor, Reply::Array(fields)] = &**parts else { return None };
+    for pair in fields.chunks_exact(2) {
+        let [field, value] = pair else { return None };
+        let (field, value) = (reply_bytes(field)?, reply_bytes(value)?);
+        if field.len() == 16 {
+            let word = |at: usize| Some(u64::from_le_bytes(*value.get(at..)?.first_chunk()?));
+            let seats = u32::from_le_bytes(*value.get(24..)?.first_chunk()?);
+            slots.push(SummarizedSlot { holder: HolderId(word(8)?), expires: Time::from_micros(word(16)?), seats });
+        }
+    }
+    Some(reply_bytes(cursor)?.to_vec())
 }
