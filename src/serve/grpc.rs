@@ -4,11 +4,9 @@
 //! `encode` stand the pipeline's own types: the code that decides does not know protobuf. `/json` and the `call`
 //! subcommand use the same messages.
 
-pub mod call_head;
-mod message;
+pub mod call;
 pub mod decode;
 pub mod encode;
-mod spans;
 pub mod service;
 pub mod health;
 

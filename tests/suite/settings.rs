@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tollkeeper::limit::StoreFailurePolicy;
-use tollkeeper::serve::server::sockets::listen_tcp;
+use tollkeeper::serve::server::listeners::listen_tcp;
 use tollkeeper::settings::address::{Address, Host};
 use tollkeeper::settings::credentials::{CredentialFile, Credentials};
 use tollkeeper::settings::decisions::LimitHeaderNames;

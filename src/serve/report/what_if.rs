@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::domain_names::DomainsByMetricName;
+use super::DomainsByMetricName;
 use super::rule_text::{format_rule_as_file, rule_limits};
 use super::top::parse_shown_entries;
 use crate::base::clock::Time;

@@ -1,11 +1,12 @@
-//! TLS of a listener, reloaded when its certificate files change.
+//! TLS of a listener, reloaded when its certificate files change; verifies the certificates of clients.
 //!
 //! The files are read every second and compared by content, so it does not matter how they are replaced: by rename, by
 //! a swapped symlink, or in place. A change is applied after two equal reads in a row, completely or not at all: if the
 //! files do not fit together, the previous certificate stays and a line is logged. Open connections keep their
 //! certificate, and sessions are not resumed across a change.
-
-mod san_verifier;
+//!
+//! Certificates of clients are verified by the configured authorities, and optionally by a DNS name. The system's
+//! authorities are not trusted, because they sign certificates for everyone.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,8 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use rustls::ServerConfig;
-use rustls::crypto::ring;
+use rustls::client::verify_server_name;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{DistinguishedName, Error, RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{Accept, TlsAcceptor};
 
@@ -23,7 +28,8 @@ use super::certificate_expiry::ExpiryWarning;
 use crate::base::clock::Clock;
 use crate::settings::pem::{PemFile, parse_not_after};
 use crate::settings::problem::UnusableSetting;
-use crate::settings::tls::ListenerTls;
+use crate::settings::store_tls::forward_signature_checks;
+use crate::settings::tls::{ClientAuth, ListenerTls, RequiredSan};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 
@@ -131,7 +137,7 @@ impl PemContents {
             .map_err(|error| tls.certificate.file_error(error))?;
         let builder = match (&tls.clients, &self.client_authorities) {
             (Some(clients), Some(pem)) => {
-                builder.with_client_cert_verifier(san_verifier::build_client_verifier(clients, pem, provider)?)
+                builder.with_client_cert_verifier(build_client_verifier(clients, pem, provider)?)
             }
             _ => builder.with_no_client_auth(),
         };
@@ -161,4 +167,50 @@ fn fingerprint_files(pem: &Result<PemContents, UnusableSetting>) -> blake3::Hash
         Err(problem) => add(problem.to_string().as_bytes()),
     }
     hasher.finalize()
+}
+
+/// Verifier of client certificates. `pem` holds the authorities.
+fn build_client_verifier(
+    clients: &ClientAuth,
+    pem: &[u8],
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, UnusableSetting> {
+    let mut roots = RootCertStore::empty();
+    clients.authorities.add_ca_certificates(pem, &mut roots)?;
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    let verifier = verifier.map_err(|error| clients.authorities.file_error(error))?;
+    let Some(RequiredSan { setting, name }) = &clients.san else { return Ok(verifier) };
+    let name = ServerName::try_from(name.clone()).map_err(|_| UnusableSetting {
+        setting,
+        shown: name.clone(),
+        what: "not a DNS name".to_owned(),
+    })?;
+    Ok(Arc::new(SanVerifier { verifier, name }))
+}
+
+/// Accepts certificates whose subject alternative names contain `name`; the subject's common name does not count.
+#[derive(Debug)]
+struct SanVerifier {
+    verifier: Arc<dyn ClientCertVerifier>,
+    name: ServerName<'static>,
+}
+
+impl ClientCertVerifier for SanVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.verifier.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
+        // rustls matches alternative names of clients and servers by the same rules.
+        verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
+        Ok(verified)
+    }
+
+    forward_signature_checks!();
 }

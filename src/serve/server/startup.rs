@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use super::certificate_expiry::{self, find_expired_certificate};
 use super::error::StartupError;
-use super::listener_addresses;
+use super::listeners;
 use super::listeners::GuardsByListener;
-use super::otlp_metrics_thread::build_metric_exporter;
+use super::metrics_threads::build_metric_exporter;
 use crate::base::threads;
 use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
@@ -52,7 +52,7 @@ impl StartupResources {
         settings: &Settings,
         stats: &Arc<StatsByListener>,
     ) -> Result<Self, Vec<StartupError>> {
-        let mut errors = listener_addresses::find_address_problems(settings);
+        let mut errors = listeners::find_address_problems(settings);
         let guards =
             GuardsByListener::load_guards_and_certificates(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
