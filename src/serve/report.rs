@@ -10,7 +10,6 @@
 
 pub mod history;
 pub mod live;
-pub mod problems;
 pub mod rules;
 pub mod rule_text;
 pub mod top;

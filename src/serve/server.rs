@@ -11,8 +11,7 @@
 
 pub mod error;
 mod admission;
-mod certificate_expiry;
-mod reloading_tls;
+mod tls;
 mod coalesced_writer;
 mod inbound_frames;
 mod http2;
@@ -32,7 +31,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::certificate_expiry::watch_expiry_of_presented_certificates;
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
 use self::metrics_threads::{OtlpMetricsThread, StatsdThreadHandle};
@@ -40,6 +38,7 @@ use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
 use self::table_changes::TableFollowers;
+use self::tls::watch_expiry_of_presented_certificates;
 use crate::base::clock::{Clock, Time};
 use crate::base::scheduler_lag::measure_task_lag;
 use crate::base::threads;

@@ -41,7 +41,7 @@ use super::admission::{
 };
 use super::coalesced_writer::CoalescedWriter;
 use super::http2::{GracefulConnection, Http2Server};
-use super::reloading_tls::{ReloadingTls, log_handshake_failure};
+use super::tls::{ReloadingTls, log_handshake_failure};
 use crate::base::random::random_fraction;
 use crate::serve::http::admin_token::ClientAddress;
 use crate::settings::client_limits::ClientLimits;

@@ -23,7 +23,7 @@ use super::admission::{AdmissionLimits, ListenerKind};
 use super::connection::{ConnectionPolicy, ListenerGuards};
 use super::error::StartupError;
 use super::http2::Http2Server;
-use super::reloading_tls::ReloadingTls;
+use super::tls::ReloadingTls;
 use crate::serve::grpc::health::GrpcHealth;
 use crate::serve::grpc::service::ShouldRateLimitMethod;
 use crate::serve::http::app_state::AppState;

@@ -14,9 +14,8 @@ use tokio::sync::{Notify, SetOnce};
 use super::connect::{CallErrorKind, ConnectError};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::settings::endpoint::Endpoint;
-use crate::telemetry::log_throttle::ErrorDedup;
-use crate::telemetry::log_throttle::LogThrottle;
+use crate::settings::address::Endpoint;
+use crate::telemetry::log_throttle::{ErrorDedup, LogThrottle};
 
 /// Minimum time between two log lines of one kind.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::connect::{self, MemcacheConnectOptions, MemcacheConnection};
 use super::error::{MemcacheConnectError, MemcacheError};
 use super::reply::MemcacheReply;
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::store::client::connect::Connected;
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::server_state::{ServerLogNames, ServerState};

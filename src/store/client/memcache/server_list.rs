@@ -15,7 +15,7 @@ use super::connect::MemcacheConnectOptions;
 use super::error::MemcacheError;
 use super::server::MemcacheServer;
 use super::srv_records::query_srv_records;
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::settings::memcache::MemcacheServers;
 use crate::store::client::deadline::timeout_with_grace;
 use crate::telemetry::log_throttle::ErrorDedup;

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use super::connect_options::{AuthCredentials, ConnectOptions};
 use super::connection::{Connection, ErrorWithText, error_kind, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
-use crate::settings::endpoint::Endpoint;
-use crate::settings::store_tls::StoreTls;
+use crate::settings::address::Endpoint;
+use crate::settings::tls::StoreTls;
 use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
 
 const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {

@@ -12,7 +12,7 @@ use super::error::RedisConnectError;
 use crate::settings::credentials::{CredentialFile, Credentials};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
-use crate::settings::store_tls::StoreTls;
+use crate::settings::tls::StoreTls;
 use crate::store::client::supervisor::ConnectFileHashes;
 use crate::store::client::tokens::TokenSource;
 
