@@ -168,7 +168,7 @@ impl OpenLevel {
 ///
 /// # Errors
 /// A descriptor is not protobuf, or they nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
-pub fn decode_descriptors(encoded: Vec<Bytes>) -> Result<Vec<DescriptorSpec>, String> {
+fn decode_descriptors(encoded: Vec<Bytes>) -> Result<Vec<DescriptorSpec>, String> {
     let (mut level, mut levels) = (OpenLevel::new(encoded, None), Vec::new());
     loop {
         let Some(next) = level.waiting.next() else {

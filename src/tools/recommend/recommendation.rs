@@ -403,7 +403,7 @@ fn find_peak_use(sequence: &ChargeSequence, period_us: u64) -> u64 {
 
 /// Smallest limit (`requests_per_unit` or capacity) of each key that rejects nothing of it, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SmallestLimitByKey(Vec<u64>);
+struct SmallestLimitByKey(Vec<u64>);
 
 /// Number of a key that every limit rejects.
 const ADMITTED_BY_NO_LIMIT: u64 = u64::MAX;
@@ -468,7 +468,7 @@ pub fn find_smallest_admitting_all(
 /// Finds the smallest number for each key, on all processors.
 ///
 /// `first` are the numbers to try first, one for each sequence.
-pub fn find_smallest_limit_admitting_each_key(
+fn find_smallest_limit_admitting_each_key(
     demand: &LimitDemand,
     first: &[u32],
     max: u32,
@@ -503,12 +503,12 @@ pub fn find_smallest_limit_admitting_each_key(
 
 impl SmallestLimitByKey {
     /// Number of keys that a limit of `number` rejects at least once.
-    pub fn count_rejected_keys(&self, number: u32) -> u64 {
+    fn count_rejected_keys(&self, number: u32) -> u64 {
         (self.0.len() - self.0.partition_point(|smallest| *smallest <= u64::from(number))) as u64
     }
 
     /// Returns the smallest number that rejects at most `allowed` keys; `None` if there is none.
-    pub fn find_smallest_rejecting_at_most_keys(&self, allowed: u64) -> Option<u32> {
+    fn find_smallest_rejecting_at_most_keys(&self, allowed: u64) -> Option<u32> {
         let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
         match self.0.len().checked_sub(allowed).filter(|kept| *kept > 0) {
             Some(kept) => u32::try_from(self.0[kept - 1]).ok(),
@@ -517,17 +517,12 @@ impl SmallestLimitByKey {
     }
 
     /// The numbers of all keys that have one, ascending.
-    pub fn smallest_numbers(&self) -> impl DoubleEndedIterator<Item = u32> {
+    fn smallest_numbers(&self) -> impl DoubleEndedIterator<Item = u32> {
         self.0.iter().filter_map(|number| u32::try_from(*number).ok())
     }
 
     /// Number of keys.
-    pub fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.0.len()
-    }
-
-    /// True without keys.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }

@@ -423,7 +423,7 @@ impl KeyRejectionTallies {
 }
 
 /// Maximum number of spans.
-pub const MAX_SPANS: usize = 120;
+const MAX_SPANS: usize = 120;
 /// Length of the first spans, in microseconds.
 const INITIAL_SPAN_US: u64 = 1_000_000;
 
