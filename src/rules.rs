@@ -7,8 +7,6 @@
 pub mod child_list;
 pub mod plan_table;
 pub mod rule;
-pub mod rule_yaml;
-pub mod acknowledged_warnings;
 pub mod diagnostic;
 pub mod key_table;
 pub mod yaml;

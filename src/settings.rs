@@ -1,21 +1,22 @@
 //! The settings of the process, read from its environment.
 //!
-//! Each group of variables is one file, which declares them as typed constants, and reads and checks them; `groups`
-//! lists the groups. `Settings` is what the program uses, validated and by concern; `Settings::from_env` is the only
-//! way from one to the other and reports all problems at once. A variable without effect gets a notice. Rule files
-//! given on the command line are not settings, and neither is anything that can change while the process runs.
+//! Each group of variables is one file, which declares them as typed constants, and reads and checks them;
+//! `environment` lists the groups. `Settings` is what the program uses, validated and by concern; `Settings::from_env`
+//! is the only way from one to the other and reports all problems at once. A variable without effect gets a notice.
+//! Rule files given on the command line are not settings, and neither is anything that can change while the process
+//! runs.
+//!
+//! [`Settings::presented_certificates`] collects the certificates that this process presents to servers.
 
-pub mod address;
 pub mod secret;
 pub mod problem;
+pub mod address;
 pub mod value;
 pub mod setting;
 pub mod pem;
 mod values;
 pub mod cloud_identity;
 pub mod credentials;
-pub mod endpoint;
-pub mod store_tls;
 pub mod tls;
 pub mod listeners;
 pub mod grpc;
@@ -35,9 +36,7 @@ pub mod otlp_metrics;
 pub mod decision_log;
 pub mod store;
 pub mod fleet;
-pub mod groups;
-mod environment;
-pub mod presented_certificates;
+pub mod environment;
 pub mod report;
 pub mod documentation;
 
@@ -45,19 +44,20 @@ use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
 use client_limits::ClientLimits;
+use collector::CollectorSettings;
 use counters::{ConcurrentLimitSettings, MemoryStoreSettings};
 use decision_log::{
-    DecisionLogSettings, HashKey, TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE,
+    DecisionLogSettings, HashKey, SinkSettings, TOLLKEEPER_DECISION_LOG_HASH_KEY, TOLLKEEPER_DECISION_LOG_HASH_KEY_FILE,
 };
 use decisions::{DecisionSettings, TOLLKEEPER_ON_STORE_ERROR};
-use environment::Environment;
+use environment::{Environment, SETTING_GROUPS};
 use fleet::FleetSettings;
-use groups::SETTING_GROUPS;
 use grpc::GrpcSettings;
 use listeners::{AdminToken, Listeners, TOLLKEEPER_ADMIN_TOKEN, TOLLKEEPER_ADMIN_TOKEN_FILE};
 use logs::LogSettings;
 use metrics::MetricsSettings;
 use otlp_metrics::OtlpMetricsSettings;
+use pem::{ClientCertificate, PemFile};
 use problem::{Notice, SettingsError};
 use process::{ShutdownSettings, TOLLKEEPER_WORKER_THREADS};
 use rules::RuleSettings;
@@ -66,6 +66,8 @@ use store::{StoreSettings, requested_backend};
 use tracing::TracingSettings;
 use values::{EnvironmentFindings, Values};
 use xds::XdsSettings;
+
+use crate::telemetry::listener_stats::OutgoingTlsConnection;
 
 /// All settings, by concern.
 #[derive(Clone, Debug, PartialEq)]
@@ -195,4 +197,54 @@ impl Settings {
         values.ignore_settings_with_unmet_requirements(&SETTING_GROUPS);
         (settings, environment.sort_and_complete_findings(values.into_findings()))
     }
+}
+
+/// Certificate that this process presents to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PresentedCertificate {
+    /// Connection that presents it.
+    pub client: OutgoingTlsConnection,
+    /// File with the certificate.
+    pub file: PemFile,
+    /// True if each new connection reads the file; otherwise the start reads it once.
+    pub is_read_again: bool,
+}
+
+impl Settings {
+    /// Returns the certificates that this process presents: one to Redis, one to memcached, and so on.
+    pub fn presented_certificates(&self) -> Vec<PresentedCertificate> {
+        let log = self.decision_log.as_ref();
+        let deployments =
+            self.store.redis_deployments().chain(log.into_iter().flat_map(DecisionLogSettings::redis_deployments));
+        // All Redis servers get the same certificate.
+        let redis = deployments.filter_map(|deployment| deployment.tls.as_ref()?.client.as_ref()).next();
+        let memcached = match &self.store {
+            StoreSettings::Memcache(memcache) => memcache.tls.as_ref().and_then(|tls| tls.client.as_ref()),
+            StoreSettings::Redis(_) | StoreSettings::Memory => None,
+        };
+        let xds = self.xds.as_ref().and_then(|xds| xds.tls.as_ref()?.client.as_ref());
+        let traces = self.tracing.as_ref().and_then(|tracing| collector_certificate(&tracing.collector));
+        let logs = log.into_iter().flat_map(|log| &log.sinks).find_map(|sink| match sink {
+            SinkSettings::Otlp(collector) => collector_certificate(collector),
+            SinkSettings::Stdout | SinkSettings::File(_) | SinkSettings::Redis(_) => None,
+        });
+        let metrics = self.otlp_metrics.as_ref().and_then(|metrics| collector_certificate(&metrics.collector));
+        let presented = [
+            (OutgoingTlsConnection::Redis, redis, true),
+            (OutgoingTlsConnection::Memcached, memcached, true),
+            (OutgoingTlsConnection::Xds, xds, true),
+            (OutgoingTlsConnection::OtlpTraces, traces, false),
+            (OutgoingTlsConnection::OtlpLogs, logs, false),
+            (OutgoingTlsConnection::OtlpMetrics, metrics, false),
+        ];
+        let presented = presented.into_iter().filter_map(|(client, certificate, is_read_again)| {
+            Some(PresentedCertificate { client, file: certificate?.certificate.clone(), is_read_again })
+        });
+        presented.collect()
+    }
+}
+
+/// Returns the certificate for a collector, if the connection has TLS.
+fn collector_certificate(collector: &CollectorSettings) -> Option<&ClientCertificate> {
+    collector.tls.client.as_ref().filter(|_| collector.endpoint.starts_with("https://"))
 }

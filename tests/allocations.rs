@@ -21,7 +21,7 @@ use prost::Message as _;
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper::base::pb::codec::encode_grpc_frame;
-use tollkeeper::serve::grpc::call_head::CallHead;
+use tollkeeper::serve::grpc::call::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;

@@ -11,7 +11,7 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
-use tollkeeper::settings::endpoint::Endpoint;
+use tollkeeper::settings::address::Endpoint;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::discovery::parse_slot_ranges;
 use tollkeeper::store::client::redis::error::ReplyError;

@@ -10,10 +10,9 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::expression::check_expression;
-use tollkeeper::rules::rule::match_pattern::{MatchPattern, Operator};
 use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::rule::value_pattern::ValuePattern;
+use tollkeeper::rules::rule::value_pattern::{MatchPattern, Operator, ValuePattern};
 use tollkeeper::rules::rule::{
     Domain, MatchingOptions, OverLimitBody, OverrideDefaults, Rule, RuleAllowance, RuleLimit, RuleNode, SourceLocation,
 };

@@ -13,12 +13,9 @@ pub mod value_set_files;
 pub mod options;
 pub mod lints;
 mod match_pattern;
-mod any_order;
-mod hidden_rules;
-mod replaced_names;
-mod limit_spec;
+mod domain_lints;
+mod limit_defaults;
 mod memcache;
-mod rule_defaults;
 mod domain;
 pub mod limit;
 pub(crate) mod plans;
@@ -30,9 +27,8 @@ use std::vec;
 
 use crate::limit::period::Unit;
 use crate::limit::slot::{RELEASE_KEY, SLOT_KEY};
-use crate::rules::acknowledged_warnings::AcknowledgedLines;
 use crate::rules::child_list::ChildList;
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
+use crate::rules::diagnostic::{AcknowledgedLines, Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
@@ -41,7 +37,7 @@ use crate::rules::rule::value_pattern::{ValuePattern, has_star};
 use crate::rules::rule::{Domain, EntryOrder, OverLimitBody, Rule, RuleAllowance, RuleNode, SourceLocation};
 use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
-use limit_spec::DomainSettings;
+use limit_defaults::DomainSettings;
 use options::CompileOptions;
 use plans::{CompiledPlan, CompiledRateLimit, PathKey, PlanRuleCompiler, PlansAndTables, RulePlace};
 
@@ -283,7 +279,7 @@ fn source_location(file: &Arc<str>, at: Position) -> SourceLocation {
 fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &mut Diagnostics) {
     let DomainBuilder { domain, matching, plans, .. } = builder;
     if domain.matching.order == EntryOrder::Any {
-        any_order::sort_rules(domain, found);
+        domain::sort_rules(domain, found);
     }
     if domain.follows_streams() {
         report_keys_reserved_for_streams(domain, found);
@@ -292,8 +288,8 @@ fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &
     if has_errors {
         return;
     }
-    hidden_rules::warn_about_hidden_rules(domain, found);
-    replaced_names::warn_about_unknown_names(domain, plans, found);
+    domain_lints::warn_about_hidden_rules(domain, found);
+    domain_lints::warn_about_unknown_names(domain, plans, found);
     let steps =
         if domain.matching.backtrack { max_backtracking_steps(&domain.descriptors, domain.matching) } else { 0 };
     if steps > MAX_BACKTRACKING_STEPS

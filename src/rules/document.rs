@@ -5,7 +5,6 @@
 //! keys are for `compile`.
 
 pub mod value;
-mod mistakes;
 pub mod fields;
 pub mod defaults;
 pub mod matching;

@@ -4,14 +4,9 @@
 //! A set is complete or fails as a whole: a file is never left out because it failed. The readable part of a failed set
 //! is for `check` only. Contents are not interpreted here.
 
-pub(in crate::rules) mod contents;
 mod fs_events;
 pub mod read;
-mod search_result;
-pub mod value_set_files;
-pub mod stamps;
-mod walk;
-mod wakeup;
+pub mod walk;
 pub mod watch;
 
 use std::io;

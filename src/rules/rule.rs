@@ -9,12 +9,9 @@
 pub mod network;
 pub mod value_set;
 pub mod expression;
-pub mod match_pattern;
 pub mod value_pattern;
-mod operators;
 pub(crate) mod patterns;
 pub mod backtracking_bound;
-mod backtracking;
 pub mod entry_order;
 pub mod matching;
 pub mod metric_names;
@@ -29,6 +26,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use self::value_pattern::{MatchKind, ValuePattern};
 use crate::base::named_enum::named_enum;
 use crate::limit::active::ActiveTimes;
@@ -40,6 +39,9 @@ use crate::rules::child_list::{ChildList, HasChildren};
 
 /// Index of a node in the compiled tree.
 pub(crate) type NodeId = u32;
+
+/// Nodes that match an entry.
+type MatchingNodes = SmallVec<[NodeId; 8]>;
 
 /// Location in the rule files, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]

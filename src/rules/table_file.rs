@@ -14,11 +14,10 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
-use super::files::contents::open_regular_file;
-use super::files::stamps::FileStamp;
+use super::files::read::open_regular_file;
+use super::files::walk::FileStamp;
 use super::files::{MAX_TABLE_BYTES, PathProblem};
-use super::plan_table::row::RowValue;
-use super::plan_table::{PlanTable, RowError};
+use super::plan_table::{PlanTable, RowError, RowValue};
 
 /// Maximum length of a line of JSON, in bytes.
 const MAX_LINE_BYTES: u64 = 64 << 10;

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message, find_similar_name};
 use super::files::PathProblem;
-use super::files::stamps::{FileStamp, FileStamps};
+use super::files::walk::{FileStamp, FileStamps};
 use super::plan_table::PlanTable;
 use super::plan_table::live::{BoundTable, LiveTable, TableStats};
 use super::plan_table::row_cache::RowCache;

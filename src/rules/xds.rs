@@ -1,15 +1,13 @@
 //! Rules of a control plane, over xDS.
 //!
 //! One stream to the aggregated discovery service, State of the World, carries all rules. `client` keeps it open,
-//! `subscription` is its protocol, `resource` and `descriptors` decode what it brings, `refused_domains` sorts out
-//! domains that cannot be used, and `status` tells what happened.
+//! `subscription` is its protocol, `resource` decodes what it brings, `refused_domains` sorts out domains that cannot
+//! be used, and `status` tells what happened.
 
 pub mod status;
 pub mod subscription;
-pub mod descriptors;
 pub mod resource;
 pub mod refused_domains;
-pub mod retry;
 pub mod connect;
 pub mod cache;
 pub mod client;

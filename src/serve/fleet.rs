@@ -7,13 +7,10 @@
 pub mod summary;
 pub mod authentication;
 mod redis_client;
-pub mod merge_rejected_keys;
-pub mod merge_busiest_keys;
-pub mod merge_limit_counts;
+pub mod merge_keys;
 pub mod view;
 mod replica_summary_builder;
 mod reset_announcements;
-mod worker;
 pub mod member;
 pub mod findings;
 mod rejection_rise;

@@ -1,14 +1,12 @@
 //! The rate limit service over gRPC: decodes protobuf into requests and encodes decisions into protobuf.
 //!
-//! `service` answers `ShouldRateLimit`; tonic's services, built here, answer all other methods. Between `decode` and
-//! `encode` stand the pipeline's own types: the code that decides does not know protobuf. `/json` and the `call`
-//! subcommand use the same messages.
+//! `call` checks a call and reads its message. `service` answers `ShouldRateLimit`; tonic's services, built here,
+//! answer all other methods. Between `decode` and `encode` stand the pipeline's own types: the code that decides does
+//! not know protobuf. `/json` and the `call` subcommand use the same messages.
 
-pub mod call_head;
-mod message;
+pub mod call;
 pub mod decode;
 pub mod encode;
-mod spans;
 pub mod service;
 pub mod health;
 

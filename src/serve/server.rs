@@ -10,22 +10,17 @@
 //! shutdown timeout. A second signal ends the process at once.
 
 pub mod error;
-pub mod sockets;
-mod listener_addresses;
 mod admission;
-mod certificate_expiry;
-mod reloading_tls;
+mod tls;
 mod coalesced_writer;
 mod inbound_frames;
-mod memory_accounted_bodies;
 mod http2;
 mod connection;
-mod listeners;
-mod otlp_metrics_thread;
+pub mod listeners;
 pub mod startup;
 mod table_changes;
 mod reload;
-mod statsd_thread;
+mod metrics_threads;
 mod shutdown;
 
 use std::io;
@@ -36,15 +31,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::certificate_expiry::watch_expiry_of_presented_certificates;
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
-use self::otlp_metrics_thread::OtlpMetricsThread;
+use self::metrics_threads::{OtlpMetricsThread, StatsdThreadHandle};
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;
-use self::statsd_thread::StatsdThreadHandle;
 use self::table_changes::TableFollowers;
+use self::tls::watch_expiry_of_presented_certificates;
 use crate::base::clock::{Clock, Time};
 use crate::base::threads::{self, measure_task_lag};
 use crate::decide::Decider;
@@ -64,9 +58,9 @@ use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::{Health, HealthRequirements};
 use crate::serve::http::app_state::{AppState, PrometheusPageConfig};
 use crate::serve::http::browser_protection::AllowedHosts;
-use crate::serve::http::inspection_pages::record_history_each_minute;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
+use crate::serve::http::report_pages::record_history_each_minute;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::service::QuotaService;
 use crate::settings::Settings;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 
-use super::endpoint::{Endpoint, percent_decode};
+use super::address::{Endpoint, percent_decode};
 use super::pem::{ClientCertificate, PemFile, load_system_roots};
 use super::problem::UnusableSetting;
 use crate::telemetry::otlp::{OtlpClientCertificate, OtlpOptions, OtlpProtocol, OtlpTls};

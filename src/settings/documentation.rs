@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::groups::{self, SETTING_GROUPS};
+use super::environment::{self, SETTING_GROUPS};
 use super::setting::{AnySetting, SettingGroup, Support};
 
 /// Formats the environment section of `--help`: by group, `NAME=default`, and below it the help of the setting.
@@ -108,7 +108,7 @@ impl InfixVariants {
     /// Returns the setting that `setting` repeats, if it is one of these.
     fn find_base_setting(&self, setting: &dyn AnySetting) -> Option<&'static dyn AnySetting> {
         let name = setting.name().replacen(self.infix, "", 1);
-        groups::all_settings().find(|base| name != setting.name() && base.name() == name)
+        environment::all_settings().find(|base| name != setting.name() && base.name() == name)
     }
 
     /// Formats the list of the variants in a group; empty if it has none.

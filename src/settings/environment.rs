@@ -1,13 +1,59 @@
-//! The environment as written: which known variables are set, and which unknown ones look meant for this program.
+//! The environment variables: all that this program knows, those that are set, and unknown ones that look meant for it.
 //!
-//! Other unknown names are ignored.
+//! Known are those of envoyproxy/ratelimit, and its own (`TOLLKEEPER_...`). Each group is one file, which declares its
+//! settings and reads them. Only that file knows their defaults. The groups and their settings are in the order of the
+//! documentation. Other unknown names are ignored.
 
 use std::ffi::OsString;
 
-use super::groups;
 use super::problem::Notice;
-use super::setting::AnySetting;
+use super::setting::{AnySetting, SettingGroup};
 use super::values::{EnvironmentFindings, Variable};
+use super::{
+    client_limits, cloud_identity, counters, decision_log, decisions, fleet, grpc, listeners, logs, memcache, metrics,
+    otlp_metrics, process, redis, rules, tls, tracing, xds,
+};
+
+/// All groups of settings.
+pub static SETTING_GROUPS: [&SettingGroup; 19] = [
+    &listeners::GROUP,
+    &grpc::GROUP,
+    &client_limits::GROUP,
+    &tls::GROUP,
+    &rules::GROUP,
+    &decisions::GROUP,
+    &counters::GROUP,
+    &process::GROUP,
+    &logs::GROUP,
+    &decision_log::GROUP,
+    &metrics::GROUP,
+    &fleet::GROUP,
+    &tracing::GROUP,
+    &otlp_metrics::GROUP,
+    &xds::GROUP,
+    &redis::GROUP,
+    &redis::regions::GROUP,
+    &cloud_identity::GROUP,
+    &memcache::GROUP,
+];
+
+/// Iterates over all settings, group by group.
+pub fn all_settings() -> impl Iterator<Item = &'static dyn AnySetting> {
+    SETTING_GROUPS.iter().flat_map(|group| group.settings.iter().copied())
+}
+
+/// Finds the setting called `name`, or the family that `name` belongs to; an exact name takes precedence.
+pub fn find_setting(name: &str) -> Option<&'static dyn AnySetting> {
+    all_settings()
+        .find(|setting| setting.name() == name)
+        .or_else(|| all_settings().find(|setting| setting.info().covers_variable(name)))
+}
+
+/// Returns the position of the setting for the variable `name`, for sorting.
+pub(crate) fn setting_position(name: &str) -> Option<usize> {
+    let found = find_setting(name)?;
+    all_settings().position(|setting| setting.name() == found.name())
+}
 
 /// The variables of an environment, by name; of two with one name the first counts.
 #[derive(Clone, Default)]
@@ -33,7 +79,7 @@ impl Environment {
         for (name, value) in vars {
             // Known names are printable ASCII, and a notice about an unknown one must fit on a line.
             let Some(name) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_graphic())) else { continue };
-            match groups::find_setting(name) {
+            match find_setting(name) {
                 Some(setting) => {
                     if environment.known.iter().all(|other| other.name != name) {
                         let text = value.into_string().ok();
@@ -44,9 +90,7 @@ impl Environment {
                 None => environment.unknown.extend(UnknownVariable::detect_meant_for_tollkeeper(name)),
             }
         }
-        environment
-            .known
-            .sort_by_cached_key(|variable| (groups::setting_position(&variable.name), variable.name.clone()));
+        environment.known.sort_by_cached_key(|variable| (setting_position(&variable.name), variable.name.clone()));
         environment.unknown.sort_by(|a, b| a.name.cmp(&b.name));
         environment
     }
@@ -54,10 +98,10 @@ impl Environment {
     /// Sorts findings in the order of the documentation, and adds notices about ignored and unknown variables.
     pub(crate) fn sort_and_complete_findings(&self, mut findings: EnvironmentFindings) -> EnvironmentFindings {
         let EnvironmentFindings { problems, ignored, notices, .. } = &mut findings;
-        problems.sort_by_key(|problem| groups::setting_position(&problem.name));
+        problems.sort_by_key(|problem| setting_position(&problem.name));
         problems.dedup();
         notices.extend(ignored.iter().map(|ignored| Notice::no_effect(ignored.name, ignored.why)));
-        notices.sort_by_key(|notice| groups::setting_position(&notice.name));
+        notices.sort_by_key(|notice| setting_position(&notice.name));
         notices.dedup();
         for variable in &self.unknown {
             let guess = variable.nearest.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
@@ -73,7 +117,7 @@ impl UnknownVariable {
     fn detect_meant_for_tollkeeper(name: &str) -> Option<Self> {
         let own = name.strip_prefix("TOLLKEEPER_");
         let nearest =
-            own.and_then(|rest| groups::find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));
+            own.and_then(|rest| find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));
         (own.is_some() || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest })
     }
 }
@@ -88,7 +132,7 @@ fn nearest_known_name(name: &str) -> Option<&'static str> {
     }
     let max_edits = if name.len() < MIN_TWO_EDITS_NAME_LENGTH { 1 } else { 2 };
     let upper = name.to_ascii_uppercase();
-    let names = groups::all_settings().filter(|setting| !setting.info().is_variable_family()).map(AnySetting::name);
+    let names = all_settings().filter(|setting| !setting.info().is_variable_family()).map(AnySetting::name);
     let candidates = names.filter(|name| name.len() >= MIN_FUZZY_NAME_LENGTH);
     let near = candidates.map(|name| (strsim::osa_distance(&upper, name), name));
     near.filter(|(edits, _)| *edits <= max_edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)

@@ -8,12 +8,12 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::address::Endpoint;
 use super::counters::{BACKEND_TYPE, KeyFormat, OverLimitCacheSettings, read_expiration_jitter, read_key_prefix};
-use super::endpoint::Endpoint;
 use super::problem::InvalidSetting;
 use super::redis::{TOLLKEEPER_KEY_FORMAT, TOLLKEEPER_REPLICAS, TOLLKEEPER_STORE_TIMEOUT};
 use super::setting::{AnySetting as _, RequiredValue, Requirement, settings};
-use super::store_tls::{StoreTls, StoreTlsVariables};
+use super::tls::{StoreTls, StoreTlsVariables};
 use super::value::text::TextList;
 use super::values::Values;
 

@@ -21,7 +21,7 @@ use super::counters::{KeyFormat, OverLimitCacheSettings, read_expiration_jitter,
 use super::credentials::CredentialVariables;
 use super::secret::Secret;
 use super::setting::{Condition, RequiredValue, Requirement, Support, settings};
-use super::store_tls::StoreTlsVariables;
+use super::tls::StoreTlsVariables;
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::value::text::SecretUrl;
 use super::values::Values;

@@ -6,11 +6,10 @@ use std::ffi::OsString;
 
 use serde::Serialize;
 
-use super::Settings;
 use super::environment::Environment;
-use super::groups;
 use super::setting::Support;
 use super::values::{EnvironmentFindings, Variable, VariableEffect};
+use super::{Settings, environment};
 
 /// A variable of the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,8 +76,8 @@ pub struct EffectiveSetting {
 pub fn list_effective_settings(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<EffectiveSetting> {
     let variables = report_variables(vars);
     let mut all = Vec::with_capacity(variables.len());
-    for setting in groups::all_settings() {
-        let is_own = |name: &str| groups::find_setting(name).is_some_and(|other| other.name() == setting.name());
+    for setting in environment::all_settings() {
+        let is_own = |name: &str| environment::find_setting(name).is_some_and(|other| other.name() == setting.name());
         let set: Vec<_> = variables.iter().filter(|variable| is_own(&variable.name)).collect();
         if set.is_empty() && !setting.info().is_variable_family() {
             let (name, value) = (setting.name().to_owned(), setting.default_text());
@@ -112,7 +111,7 @@ pub fn report_variables(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec
         disposition: Disposition::Invalid { what: problem.what.clone(), fix: problem.fix.clone() },
     });
     let mut known: Vec<_> = known.chain(missing).collect();
-    known.sort_by_key(|variable| groups::setting_position(&variable.name));
+    known.sort_by_key(|variable| environment::setting_position(&variable.name));
     let unknown = environment.unknown.iter().map(|variable| ReportedVariable {
         name: variable.name.clone(),
         value: None,

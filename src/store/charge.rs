@@ -27,7 +27,7 @@ use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::stored_state::MAX_LUA_INTEGER;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::slot::SlotUse;
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::telemetry::traces::{Span, SpanKind, SpanRef};
 
 /// Upper bound on the charges of one call; other clients of the server wait while a script runs.

@@ -2,11 +2,8 @@
 //!
 //! The load speaks `ShouldRateLimit` to any server of that service, and knows nothing of its implementation.
 
-pub mod key_space;
-pub mod request_template;
-pub mod server_usage;
+pub mod requests;
 pub mod connection;
 pub mod measurements;
 pub mod load_generator;
-pub mod accuracy;
 pub mod results;

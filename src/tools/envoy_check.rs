@@ -14,7 +14,6 @@ mod bootstrap;
 mod clusters;
 mod filters;
 mod slots;
-mod quota;
 mod rule_match;
 
 use std::collections::BTreeMap;
@@ -84,7 +83,7 @@ fn check_document(root: &ConfigNode<'_, '_>, rules: Option<&RuleSet>, found: &mu
     for manager in &bootstrap.managers {
         filters::check_manager(manager, &bootstrap, found);
         slots::check_manager(manager, &bootstrap, found);
-        quota::check_manager(manager, found);
+        filters::check_quota_filters(manager, found);
     }
     filters::check_network_filters(&bootstrap, found);
     clusters::check_clusters(&bootstrap, found);

@@ -5,10 +5,8 @@
 //! bounded whatever the traffic is: keys are counted exactly up to a bound and estimated above it, and the keys of the
 //! lists come from sketches.
 
-pub mod timeline;
 pub mod tally;
 pub mod simulation;
 pub mod results;
 pub mod warnings;
 pub mod fail_condition;
-pub mod condition_judge;

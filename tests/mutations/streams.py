@@ -17,10 +17,10 @@ SEPARATE, ANSWER = "src/decide/slot_entries.rs", "src/decide/slot_answers.rs"
 HOLDERS, MEMORY, SERVICE = "src/store/holders.rs", "src/store/memory/slots.rs", "src/serve/grpc/service.rs"
 TEXTS = "src/limit/slot.rs"
 CHARGE, OPEN = "src/limit/algorithm/reservation_charge.rs", "src/limit/reservation_table.rs"
-SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/reservations.rs"
+SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/shard/reservations.rs"
 STORE = "src/store/memory.rs"
 DECIDE_CHARGE, SELECTION = "src/decide/charge.rs", "src/decide/selection.rs"
-GIVE_BACK = "src/store/redis/slot_give_back.rs"
+GIVE_BACK = "src/store/redis/slots.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 SLOTS = ["slots::protocol::memory", "slots::memory", "slots::table"]
 SLOTS_IN_REDIS = ["slots::protocol::redis", "slots::agreement::script_agrees_with_the_table"]

@@ -8,9 +8,8 @@ use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use serde_json::Value;
 use tollkeeper::base::pb::RateLimitRequest;
-use tollkeeper::tools::bench::accuracy::{CounterAccuracy, TimedVerdict, measure_accuracy};
-use tollkeeper::tools::bench::key_space::KeySpace;
-use tollkeeper::tools::bench::request_template::{PlaceholderValues, RequestMix, RequestTemplate};
+use tollkeeper::tools::bench::requests::{KeySpace, PlaceholderValues, RequestMix, RequestTemplate};
+use tollkeeper::tools::bench::results::{CounterAccuracy, TimedVerdict, measure_accuracy};
 
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::tollkeeper::{PROGRAM, Setup, inherited_env, with_rules};

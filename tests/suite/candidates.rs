@@ -8,7 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::decide::explain::Explanation;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
-use tollkeeper::serve::report::domain_names::DomainsByMetricName;
+use tollkeeper::serve::report::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{LimitReport, RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::store::Store;

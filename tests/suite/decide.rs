@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::pb::RateLimitDescriptor;
-use tollkeeper::serve::grpc::call_head::CallHead;
+use tollkeeper::serve::grpc::call::CallHead;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::health::{Health, HealthRequirements};
 use tollkeeper::serve::metrics_collector::MetricsCollector;

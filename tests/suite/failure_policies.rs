@@ -16,9 +16,9 @@ use tollkeeper::serve::grpc::health::GrpcHealth;
 use tollkeeper::serve::health::{Health, HealthRequirements};
 use tollkeeper::serve::http::app_state::AppState;
 use tollkeeper::serve::http::browser_protection::AllowedHosts;
+use tollkeeper::serve::http::build_http_router;
 use tollkeeper::serve::http::live_events::LiveEvents;
 use tollkeeper::serve::http::page_builder::PageBuilder;
-use tollkeeper::serve::http::routes;
 use tollkeeper::serve::metrics_collector::MetricsCollector;
 use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
@@ -408,7 +408,7 @@ fn health_follows_the_store_as_configured() {
         let port = runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
             let port = listener.local_addr().unwrap().port();
-            tokio::spawn(async move { axum::serve(listener, routes::build_http_router(site)).await });
+            tokio::spawn(async move { axum::serve(listener, build_http_router(site)).await });
             port
         });
         for ((lost, misconfigured), expected) in STATES.into_iter().zip(expected) {

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use ::tollkeeper::base::clock::Time;
-use ::tollkeeper::serve::grpc::call_head::CallHead;
+use ::tollkeeper::serve::grpc::call::CallHead;
 use ::tollkeeper::serve::grpc::service::ShouldRateLimitMethod;
 use axum::http::{HeaderMap, HeaderName};
 use bytes::Bytes;

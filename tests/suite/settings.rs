@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tollkeeper::limit::StoreFailurePolicy;
-use tollkeeper::serve::server::sockets::listen_tcp;
-use tollkeeper::settings::address::{Address, Host};
+use tollkeeper::serve::server::listeners::listen_tcp;
+use tollkeeper::settings::address::{Address, Endpoint, Host};
 use tollkeeper::settings::credentials::{CredentialFile, Credentials};
 use tollkeeper::settings::decisions::LimitHeaderNames;
-use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::listeners::GrpcListenAddress;
 use tollkeeper::settings::problem::Notice;
 use tollkeeper::settings::report::{Disposition, ReportedVariable, report_variables};
@@ -22,7 +21,7 @@ use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::settings::value::SettingValue;
 use tollkeeper::settings::value::number::ByteSize;
 use tollkeeper::settings::value::text::{TextList, TextMap};
-use tollkeeper::settings::{Settings, documentation, groups};
+use tollkeeper::settings::{Settings, documentation, environment};
 use tollkeeper::telemetry::logs;
 
 mod identities;
@@ -200,7 +199,7 @@ const PEER: &[(&str, &str)] = &[
 #[test]
 fn every_variable_of_envoyproxy_ratelimit_is_known_with_its_default() {
     for (name, default) in PEER {
-        let setting = groups::find_setting(name).unwrap_or_else(|| panic!("{name} is not in a group"));
+        let setting = environment::find_setting(name).unwrap_or_else(|| panic!("{name} is not in a group"));
         assert_eq!(setting.default_text(), *default, "{name}");
     }
 }
@@ -227,8 +226,8 @@ const PROPOSED: [&str; 16] = [
 
 #[test]
 fn settings_table_has_unique_names_and_typed_defaults() {
-    let names: Vec<&str> = groups::all_settings().map(|setting| setting.name()).collect();
-    for (i, setting) in groups::all_settings().enumerate() {
+    let names: Vec<&str> = environment::all_settings().map(|setting| setting.name()).collect();
+    for (i, setting) in environment::all_settings().enumerate() {
         let (name, help) = (setting.name(), setting.info().help);
         assert!(!names[..i].contains(&name), "{name} twice");
         let is_own = name.starts_with("TOLLKEEPER_") || name.starts_with("OTEL_");
@@ -843,7 +842,7 @@ fn secrets_are_never_shown() {
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hunter2"),
         ("DD_API_KEY", "hunter2"),
     ] {
-        let setting = groups::find_setting(name).unwrap();
+        let setting = environment::find_setting(name).unwrap();
         let parsed = setting.validate(value);
         let result = Settings::from_env(os(&[(name, value)]));
         let text = format!(
@@ -916,11 +915,11 @@ fn taken_port_is_an_error() {
 #[test]
 fn help_names_every_setting_under_its_group() {
     let help = documentation::format_environment_help();
-    for setting in groups::all_settings() {
+    for setting in environment::all_settings() {
         let assignment = format!("\n  {}={}", setting.name(), setting.default_text());
         assert!(help.contains(&assignment), "{}", setting.name());
     }
-    for group in groups::SETTING_GROUPS {
+    for group in environment::SETTING_GROUPS {
         assert!(help.lines().any(|line| line == format!("{}:", group.title)), "{}", group.title);
     }
     assert!(help.contains("source of the rules: files, or a control plane over xDS (FILE or GRPC_XDS_SOTW)"));
@@ -930,8 +929,8 @@ fn help_names_every_setting_under_its_group() {
 #[test]
 fn twins_for_limits_per_second_accept_the_same_values() {
     let mut twins = 0;
-    for twin in groups::all_settings().filter(|setting| setting.name().contains("_PERSECOND_")) {
-        let base = groups::find_setting(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
+    for twin in environment::all_settings().filter(|setting| setting.name().contains("_PERSECOND_")) {
+        let base = environment::find_setting(&twin.name().replacen("_PERSECOND", "", 1)).unwrap();
         assert_eq!(
             (twin.type_name(), twin.allowed_values_text()),
             (base.type_name(), base.allowed_values_text()),

@@ -12,7 +12,7 @@ use tollkeeper::base::text;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
-use tollkeeper::serve::report::domain_names::DomainsByMetricName;
+use tollkeeper::serve::report::DomainsByMetricName;
 use tollkeeper::serve::report::rules::{RuleUsageReport, RulesQuery};
 use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};

@@ -9,11 +9,11 @@
 
 use std::sync::Arc;
 
-use super::limit_spec::{
+use super::limit_defaults::{
     CompiledLimitEntry, DEFAULT_CONCURRENT_MAX_DURATION_US, DomainSettings, fill_in_limit_defaults, has_same_counter,
 };
 use super::options::CompileOptions;
-use super::{lints, memcache, rule_defaults};
+use super::{limit_defaults, lints, memcache};
 use crate::limit::active::ActiveTimes;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::period::{Period, Unit};
@@ -173,7 +173,7 @@ pub(super) fn compile_limits(
         check_against_other_limits(reader, &entry, &compiled, &field_path);
         compiled.push(entry);
     }
-    rule_defaults::apply_rule_defaults(reader, &mut compiled, scope, field_path);
+    limit_defaults::apply_rule_defaults(reader, &mut compiled, scope, field_path);
     for CompiledLimitEntry { limit, written, .. } in compiled.iter().filter(|entry| !entry.written.unreadable) {
         let field_path = written.index.map_or(*field_path, |index| field_path.with_index(index));
         lints::warn_about_limit(reader, written, &limit.limit, scope, &field_path);

@@ -6,7 +6,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::limit_spec::DomainSettings;
+use super::limit_defaults::DomainSettings;
 use super::options::CompileOptions;
 use crate::limit::{DEFAULT_ENVOY_TIMEOUT_US, Limit};
 use crate::rules::diagnostic::escape_for_message;
@@ -14,8 +14,8 @@ use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::rules::rule::RuleNode;
 use crate::rules::rule::expression::{Expressions, MAX_AUTOMATA_WITHOUT_WARNING};
-use crate::rules::rule::match_pattern::Operator;
 use crate::rules::rule::network::{Network, NetworkError};
+use crate::rules::rule::value_pattern::Operator;
 use crate::rules::rule::value_pattern::{MatchKind, ValuePattern};
 use crate::rules::rule::wildcard::{WildcardPattern, max_tried_patterns};
 use crate::rules::yaml::Position;

@@ -8,8 +8,8 @@ use crate::rules::diagnostic::{Diagnostic, escape_for_message};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::matching::{MatchSpec, OperatorSpec, SetSpec};
 use crate::rules::rule::expression::check_expression;
-use crate::rules::rule::match_pattern::{MatchPattern, Operator, SetFile};
 use crate::rules::rule::network::Network;
+use crate::rules::rule::value_pattern::{MatchPattern, Operator, SetFile};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Compiles a `match`. One that cannot be used is reported, and replaced by a pattern that equals no other.

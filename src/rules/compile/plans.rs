@@ -13,8 +13,7 @@ use super::limit;
 use crate::rules::diagnostic::{escape_for_message, find_similar_name};
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, PlanChoiceSpec, PlanSpec, TableSpec};
-use crate::rules::plan_table::is_table_file;
-use crate::rules::plan_table::row::is_valid_plan_or_table_name;
+use crate::rules::plan_table::{is_table_file, is_valid_plan_or_table_name};
 use crate::rules::rule::{
     OverLimitBody, PlanChoices, Rule, RuleAllowance, RulePlan, SourceLocation, TableDeclaration, TableSource,
 };

@@ -2,7 +2,7 @@
 //!
 //! A new key is a row of this table and of [that of all keys](crate::rules::key_table). The compiler then asks for the
 //! reader of its value (`read`), its place among the defaults that are tried (`compile::rule_defaults`), and its value
-//! for limits of requests (`compile::limit`). What it means for a limit is for `compile::limit_spec` to say.
+//! for limits of requests (`compile::limit`). What it means for a limit is for `compile::limit_defaults` to say.
 
 use std::sync::Arc;
 

@@ -8,18 +8,16 @@ mod times;
 use std::sync::Arc;
 
 use super::defaults::{DefaultableKey, DefaultableKeys};
-use super::fields::{DocumentReader, Field, FieldPath};
-use super::mistakes::detect_non_rule_file;
+use super::fields::{DocumentReader, Field, FieldPath, detect_non_rule_file};
 use super::value::{self, InvalidValue};
 use super::{DescriptorSpec, Document, PlanChoiceSpec, PlanSpec, RateLimitEntry, RateLimitSpec, TableSpec};
 use crate::limit::algorithm::Algorithm;
 use crate::limit::{RegionLossPolicy, StoreFailurePolicy};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::key_table::{ConsistencyWord, MAX_OVER_LIMIT_BODY_BYTES, ScopeWord, Section, ValueKind};
-use crate::rules::plan_table::row::is_valid_plan_or_table_name;
+use crate::rules::plan_table::is_valid_plan_or_table_name;
 use crate::rules::rule::RuleLogging;
-use crate::rules::yaml::scalar::{Scalar, ScalarValue};
-use crate::rules::yaml::{Spanned, YamlContent, YamlNode};
+use crate::rules::yaml::{Scalar, ScalarValue, Spanned, YamlContent, YamlNode};
 
 /// Reads a document. Reports a `root` that is not a mapping and returns `None`.
 pub fn read_document(reader: &mut DocumentReader<'_>, root: &YamlNode<'_>) -> Option<Document> {

@@ -9,8 +9,7 @@ use crate::base::go_syntax::{DurationError, parse_unsigned_duration};
 use crate::limit::Overshoot;
 use crate::limit::period::MAX_PERIOD_US;
 use crate::rules::diagnostic::escape_for_message;
-use crate::rules::yaml::scalar::{Scalar, ScalarValue};
-use crate::rules::yaml::{YamlContent, YamlNode};
+use crate::rules::yaml::{Scalar, ScalarValue, YamlContent, YamlNode};
 
 /// Reason why a value is invalid, and a valid one to write.
 #[derive(Clone, Debug, PartialEq, Eq)]

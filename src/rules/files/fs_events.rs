@@ -1,4 +1,4 @@
-//! Watches on the directories of the rule files, and the events that may change these files.
+//! Watches on the directories of the rule files, and the events that wake the watching thread.
 //!
 //! Only directories are watched, never files: a replaced file has a new inode, and only its directory reports that. For
 //! every path on which the rule files depend, each directory on the path is watched for the next name, through symbolic
@@ -12,14 +12,13 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 
-use super::search_result::WatchedPath;
-use super::wakeup::Wakeup;
+use super::walk::WatchedPath;
 use crate::base::sharded::lock_ignoring_poison;
 
 /// The inotify watches that are placed now.
@@ -190,4 +189,41 @@ fn split_path_components(path: &Path) -> impl Iterator<Item = OsString> {
         Component::ParentDir => Some(OsString::from("..")),
         Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
     })
+}
+
+/// Reasons for which the thread was woken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct WakeReason {
+    /// An event may have changed the files.
+    pub(super) changed: bool,
+    /// A reload was requested.
+    pub(super) reload: bool,
+    /// The thread is to end.
+    pub(super) stop: bool,
+}
+
+/// Condition variable with the reasons since the last wake-up. Any number of them wake the thread once.
+#[derive(Debug, Default)]
+pub(super) struct Wakeup {
+    reason: Mutex<WakeReason>,
+    condition: Condvar,
+}
+
+impl Wakeup {
+    /// Wakes the thread; `set` adds the reason.
+    pub(super) fn notify(&self, set: impl FnOnce(&mut WakeReason)) {
+        set(&mut lock_ignoring_poison(&self.reason));
+        self.condition.notify_one();
+    }
+
+    /// Waits for a reason, or until `deadline`. A stop stays set.
+    pub(super) fn wait_until(&self, deadline: Instant) -> WakeReason {
+        let is_quiet = |reason: &mut WakeReason| !(reason.changed || reason.reload || reason.stop);
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let waited = self.condition.wait_timeout_while(lock_ignoring_poison(&self.reason), timeout, is_quiet);
+        let (mut reason, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let woken_by = *reason;
+        *reason = WakeReason { stop: woken_by.stop, ..WakeReason::default() };
+        woken_by
+    }
 }

@@ -1,16 +1,33 @@
-//! Reading of rule files.
+//! Reading of rule files, and of the files with values that they name: `match: { in: { file: blocked.txt } }`.
 //!
 //! Anyone who can write to the directory may put anything there, so nothing blocks and everything is bounded: only
 //! regular files are opened, and sizes, counts and depths have limits.
+//!
+//! The name of a file with values is relative to the directory of the rule file, and leads nowhere above it: rules may
+//! come from people who must not read other files of the machine, and messages show lines. Links are followed, because
+//! a mounted ConfigMap consists of links; whoever can put a link there can also put a file there. Only `.txt` and
+//! `.list` files can be named, so that no rule file becomes a set. A set is not read as rules, whatever names count as
+//! rule files.
 
-use super::contents::read_contents;
-use super::search_result::{FileSearchResult, FoundFile, WatchedPath};
-use super::value_set_files::SetFilesRead;
-use super::walk::search_location;
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use memchr::memmem;
+use rustix::fs::OFlags;
+
+use super::walk::{FileSearchResult, FoundFile, WatchedPath, search_location};
 use super::{
     MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, RuleFile, RuleFileSet, RuleFileSetFailure,
     RuleFileSetResult, RuleFilesLocation,
 };
+use crate::rules::compile::value_set_files::SetFileText;
+use crate::rules::diagnostic::Diagnostics;
+use crate::rules::yaml::parse::parse_documents;
+use crate::rules::yaml::{DocumentSelection, YamlContent, YamlNode, text};
 
 /// Reads all rule files of `location`. Blocks on disk I/O, so do not call it on an async worker thread.
 ///
@@ -64,5 +81,201 @@ fn enforce_total_size(scan: &mut FileSearchResult) {
     if let Some(file) = past {
         scan.errors.push(PathError::new(&file.path, PathProblem::TotalTooLarge));
         scan.found.clear();
+    }
+}
+
+/// Returns the bytes of a regular file, of which at most `bytes_left` may be read.
+pub(super) fn read_contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
+    let file = open_regular_file(path)?;
+    let size = file.metadata().map_err(|error| PathProblem::from(&error))?.len();
+    check_size(size, bytes_left)?;
+    // One byte more than allowed shows that the file has grown; the capacity is bounded by the check above.
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    file.take(MAX_FILE_BYTES.min(bytes_left) + 1).read_to_end(&mut bytes).map_err(|error| PathProblem::from(&error))?;
+    check_size(bytes.len() as u64, bytes_left)?;
+    Ok(bytes)
+}
+
+/// Opens a regular file.
+///
+/// The type is checked before, because opening a device may have an effect, and after, because the path may lead
+/// elsewhere by then. Without O_NONBLOCK, a FIFO in between would block.
+pub(in crate::rules) fn open_regular_file(path: &Path) -> Result<File, PathProblem> {
+    check_is_regular_file(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let file =
+        OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| PathProblem::from(&error))?;
+    check_is_regular_file(&file.metadata().map_err(|error| PathProblem::from(&error))?)?;
+    Ok(file)
+}
+
+fn check_is_regular_file(metadata: &fs::Metadata) -> Result<(), PathProblem> {
+    let file_type = metadata.file_type();
+    match () {
+        () if file_type.is_file() => Ok(()),
+        () if file_type.is_dir() => Err(PathProblem::NotAFile("a directory")),
+        () if file_type.is_fifo() => Err(PathProblem::NotAFile("a FIFO")),
+        () if file_type.is_socket() => Err(PathProblem::NotAFile("a socket")),
+        () => Err(PathProblem::NotAFile("a device")),
+    }
+}
+
+fn check_size(size: u64, bytes_left: u64) -> Result<(), PathProblem> {
+    if size > MAX_FILE_BYTES {
+        return Err(PathProblem::FileTooLarge(size));
+    }
+    if size > bytes_left { Err(PathProblem::TotalTooLarge) } else { Ok(()) }
+}
+
+/// Maximum number of files with sets.
+pub const MAX_SET_FILES: usize = 1000;
+/// Maximum length of the name of a file with a set, in bytes.
+const MAX_SET_FILE_NAME_BYTES: usize = 255;
+
+/// Files with sets that were read, and their paths.
+#[derive(Debug, Default)]
+struct SetFilesRead {
+    texts: Vec<SetFileText>,
+    paths: Vec<PathBuf>,
+}
+
+impl SetFilesRead {
+    /// Reads the files that `files` name, of which at most `bytes_left` bytes. Takes those that were read as rule files
+    /// out of `files`.
+    fn read(files: &mut Vec<RuleFile>, mut bytes_left: u64) -> Self {
+        let mut named: Vec<(Arc<str>, String, Result<PathBuf, String>)> = Vec::new();
+        for file in files.iter() {
+            for name in find_set_file_names(&file.bytes) {
+                let path = resolve_set_file_path(&file.path, &name);
+                named.push((Arc::clone(&file.name), name, path));
+            }
+        }
+        let mut read = Self::default();
+        let mut contents: HashMap<PathBuf, Result<Arc<[u8]>, String>> = HashMap::new();
+        for (rule_file, name, path) in named {
+            let (shown, of_file) = match path {
+                Err(problem) => (name.clone(), Err(problem)),
+                Ok(path) if contents.len() == MAX_SET_FILES && !contents.contains_key(&path) => {
+                    (name.clone(), Err(format!("there are more than {MAX_SET_FILES} such files")))
+                }
+                Ok(path) => {
+                    let of_file = contents.entry(path.clone()).or_insert_with(|| {
+                        let of_file = take_or_read_contents(files, &path, bytes_left);
+                        bytes_left -= of_file.as_ref().map_or(0, |bytes| bytes.len() as u64);
+                        of_file
+                    });
+                    (path.to_string_lossy().into_owned(), of_file.clone())
+                }
+            };
+            let text = SetFileText { rule_file, name: name.into(), path: shown.into(), contents: of_file };
+            read.texts.push(text);
+        }
+        read.paths = contents.into_keys().collect();
+        read.paths.sort_unstable();
+        read
+    }
+
+    /// Paths whose change may change a set.
+    fn paths_to_watch(&self) -> Vec<WatchedPath> {
+        self.paths.iter().map(|path| WatchedPath::Followed(path.clone())).collect()
+    }
+}
+
+/// Returns the contents of a file of a set. If it was read as a rule file, it is no longer one.
+fn take_or_read_contents(files: &mut Vec<RuleFile>, path: &Path, bytes_left: u64) -> Result<Arc<[u8]>, String> {
+    match files.iter().position(|file| file.path == path) {
+        Some(index) => Ok(files.remove(index).bytes.into()),
+        None => read_contents(path, bytes_left).map(Arc::from).map_err(|problem| problem.to_string()),
+    }
+}
+
+/// Returns the path of the file with a set that the rule file at `rule_file` names, or why it cannot be named.
+fn resolve_set_file_path(rule_file: &Path, name: &str) -> Result<PathBuf, String> {
+    let path = Path::new(name);
+    let is_below = path.components().all(|component| matches!(component, Component::Normal(_)));
+    if name.is_empty() || name.len() > MAX_SET_FILE_NAME_BYTES || name.contains(|c: char| c.is_control() || c == '#') {
+        return Err("it is not a name of a file".to_owned());
+    }
+    if !is_below {
+        return Err("it leads out of the directory of the rule file".to_owned());
+    }
+    if path.extension().is_none_or(|extension| extension != "txt" && extension != "list") {
+        return Err("its name does not end in .txt or .list".to_owned());
+    }
+    Ok(rule_file.parent().unwrap_or(Path::new("")).join(path))
+}
+
+/// Returns the names of files with sets in the text of a rule file, each once; none of a text that cannot be read.
+fn find_set_file_names(bytes: &[u8]) -> Vec<String> {
+    let Ok(text) = text::decode_text(bytes) else { return Vec::new() };
+    // Most rule files have none, and are not parsed here.
+    if ["match", "file"].iter().any(|word| memmem::find(text.as_bytes(), word.as_bytes()).is_none()) {
+        return Vec::new();
+    }
+    // Problems are reported by the compiler.
+    let documents = parse_documents(&text, DocumentSelection::All, &"".into(), &mut Diagnostics::default());
+    let mut names: Vec<String> = Vec::new();
+    let mut waiting: Vec<&YamlNode<'_>> = documents.iter().collect();
+    while let Some(node) = waiting.pop() {
+        if let YamlContent::List(list) =
+            find_mapping_value(node, "descriptors").map_or(&node.content, |list| &list.content)
+        {
+            waiting.extend(list.iter());
+        }
+        let operators = find_mapping_value(node, "match");
+        let operators = operators.and_then(|operators| find_mapping_value(operators, "not").or(Some(operators)));
+        for operator in ["in", "cidr"] {
+            let file =
+                operators.and_then(|operators| find_mapping_value(find_mapping_value(operators, operator)?, "file"));
+            if let Some(name) = file.and_then(YamlNode::as_scalar).map(|name| name.text())
+                && !names.iter().any(|known| known == name)
+            {
+                names.push(name.to_owned());
+            }
+        }
+    }
+    names
+}
+
+fn find_mapping_value<'n, 'a>(node: &'n YamlNode<'a>, key: &str) -> Option<&'n YamlNode<'a>> {
+    let YamlContent::Map(map) = &node.content else { return None };
+    map.iter().find(|(name, _)| name.as_scalar().is_some_and(|name| name.text() == key)).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_where_the_compiler_reads_them() {
+        let text = "
+domain: d
+descriptors:
+  - key: a
+    match: { in: { file: a.txt } }
+    descriptors:
+      - key: b
+        match: { not: { cidr: { file: lists/b.list } } }
+      - { key: c, match: { in: { file: a.txt } }, metadata: { match: { in: { file: no.txt } } } }
+---
+domain: e
+descriptors: [{ key: d, match: { cidr: { file: e.txt } } }]
+";
+        let mut names = find_set_file_names(text.as_bytes());
+        names.sort();
+        assert_eq!(names, ["a.txt", "e.txt", "lists/b.list"]);
+        assert!(find_set_file_names(b"match: { file: [").is_empty());
+    }
+
+    #[test]
+    fn names_stay_below_the_directory_of_the_rule_file() {
+        let resolve = |name: &str| resolve_set_file_path(Path::new("/rules/shop/a.yaml"), name);
+        assert_eq!(resolve("lists/b.txt"), Ok(PathBuf::from("/rules/shop/lists/b.txt")));
+        assert_eq!(resolve_set_file_path(Path::new("a.yaml"), "b.list"), Ok(PathBuf::from("b.list")));
+        for name in
+            ["", "/etc/passwd", "/etc/a.txt", "../a.txt", "x/../../a.txt", "a.yaml", "a", "a.json", "a\n.txt", "a#.txt"]
+        {
+            assert!(resolve(name).is_err(), "{name}");
+        }
     }
 }

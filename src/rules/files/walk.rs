@@ -1,18 +1,23 @@
-//! Search for the rule files of a location, without reading them.
+//! Search for the rule files of a location, without reading them: its result, and the stamps of the files found.
 //!
 //! One search serves `--config` and the `RUNTIME_*` directories; they differ only in the names that count. Symbolic
 //! links are followed. A directory whose name starts with `..` is never entered: a mounted Kubernetes ConfigMap keeps
 //! its versions there and links to their files from above. A search also records the paths on which its result depends,
 //! for the watcher.
+//!
+//! A stamp changes when a file does. Tables are large, so they are compared by stamp and read only when it differs. A
+//! replaced file has another inode, and a file that is written in place another time or size.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
+use std::hash::Hash as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::search_result::{FileSearchResult, FoundFile, WatchedPath};
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+
 use super::{MAX_ERRORS, MAX_FILES, PathError, PathProblem, RuleFilesLocation};
 use crate::rules::plan_table::is_table_file;
 
@@ -285,5 +290,102 @@ fn problem_of_path(path: &Path, error: &std::io::Error) -> PathProblem {
     match PathProblem::from(error) {
         PathProblem::Missing if path.is_symlink() => PathProblem::Dangling,
         problem => problem,
+    }
+}
+
+/// A path on which the result of a search depends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WatchedPath {
+    /// Path that was followed to its end, or as far as it exists.
+    Followed(PathBuf),
+    /// Directory in which every entry matters.
+    Listed(PathBuf),
+}
+
+/// Rule files that a search found, its errors and warnings, and the paths to watch.
+#[derive(Debug, Default)]
+pub(super) struct FileSearchResult {
+    pub(super) found: Vec<FoundFile>,
+    pub(super) errors: Vec<PathError>,
+    pub(super) warnings: Vec<PathError>,
+    /// Paths whose change may change the result.
+    pub(super) watched: Vec<WatchedPath>,
+}
+
+/// A rule file that was found.
+#[derive(Debug)]
+pub(super) struct FoundFile {
+    pub(super) name: Arc<str>,
+    pub(super) path: PathBuf,
+    /// Size in bytes when the file was found; it may have grown since.
+    pub(super) size: u64,
+}
+
+impl FileSearchResult {
+    /// Sorts the files by name, and keeps one file of each name.
+    ///
+    /// Of two files with one name the later one in the search stays, as in envoyproxy/ratelimit. Under `--config` the
+    /// two are the same file, given twice.
+    fn sort_and_deduplicate(&mut self) {
+        self.found.sort_by(|a, b| (&a.name, &a.path).cmp(&(&b.name, &b.path)));
+        let warnings = &mut self.warnings;
+        self.found.dedup_by(|later, kept| {
+            if later.name != kept.name {
+                return false;
+            }
+            std::mem::swap(later, kept);
+            if later.path != kept.path {
+                warnings.push(PathError::new(&later.path, PathProblem::Hidden(kept.path.clone())));
+            }
+            true
+        });
+    }
+}
+
+/// Identity, size and time of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileStamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    /// Stamp of a file with this metadata.
+    pub fn from_metadata(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// Stamps of all files of a search, or why a file has none.
+#[derive(Clone, Debug, Default)]
+pub struct FileStamps(pub Vec<(PathBuf, Result<FileStamp, PathProblem>)>);
+
+impl FileStamps {
+    /// Takes the stamps of the files that a search found.
+    pub(super) fn from_search(scan: FileSearchResult) -> Self {
+        let stamp = |path: PathBuf| {
+            let metadata = fs::metadata(&path).map_err(|error| PathProblem::from(&error));
+            (path, metadata.map(|metadata| FileStamp::from_metadata(&metadata)))
+        };
+        let errors = scan.errors.into_iter().map(|error| (error.path, Err(error.problem)));
+        let mut stamps: Vec<_> = scan.found.into_iter().map(|found| stamp(found.path)).chain(errors).collect();
+        stamps.sort_by(|one, other| one.0.cmp(&other.0));
+        Self(stamps)
+    }
+
+    /// Hashes the stamps, so that two different results practically never have the same hash.
+    pub(super) fn fingerprint(&self) -> u128 {
+        let mut hasher = SipHasher13::new();
+        self.0.hash(&mut hasher);
+        hasher.finish128().as_u128()
     }
 }

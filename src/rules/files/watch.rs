@@ -18,12 +18,9 @@ use std::time::{Duration, Instant};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use tokio::sync::watch;
 
-use super::fs_events::FsWatches;
+use super::fs_events::{FsWatches, WakeReason, Wakeup};
 use super::read::{FilesRead, read_found_files};
-use super::search_result::{FileSearchResult, WatchedPath};
-use super::stamps::FileStamps;
-use super::wakeup::{WakeReason, Wakeup};
-use super::walk::search_location;
+use super::walk::{FileSearchResult, FileStamps, WatchedPath, search_location};
 use super::{RuleFileSetResult, RuleFilesLocation};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;

@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwapOption;
 
-use super::row::{FoundRow, PackedRow};
 use super::row_cache::RowCache;
-use super::{NamedPlan, PlanTable};
+use super::{FoundRow, NamedPlan, PackedRow, PlanTable};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::HashKeys;
-use super::row::{FoundRow, RowTextError, RowValue};
+use super::{FoundRow, HashKeys, RowTextError, RowValue};
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded};
 
 /// Memory of a row beside its value, in bytes: its place in a map, and the allocation of the value.

@@ -1,10 +1,17 @@
-//! Converts compiled rules back to their tree form, for tools that change them.
+//! Compiled rules back in the form of rule files: as a tree, for tools that change them, and as YAML.
+//!
+//! The YAML is a rule file with one limit, or a plan with one: what pages and tools print, to be pasted into a rule
+//! file.
 
 use std::sync::Arc;
 
 use super::set::RuleSet;
-use super::value_pattern::ValuePattern;
+use super::value_pattern::{MatchPattern, Operator, ValuePattern};
 use super::{Domain, Rule, RuleNode, SourceLocation};
+use crate::base::text::escape_unprintable_json;
+use crate::limit::active::ActiveTimes;
+use crate::limit::algorithm::DelayPolicy;
+use crate::limit::{GlobalScope, Limit};
 
 /// Descriptors that lead to a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,4 +97,156 @@ impl RuleSet {
         };
         RuleDescriptor { key: text(key), value, share_threshold: node.share_threshold }
     }
+}
+
+/// A limit for a rule file, in the form that the user is given to paste.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitToPaste<'a> {
+    /// The limit.
+    pub limit: &'a Limit,
+    /// Name; empty for none.
+    pub name: &'a str,
+    /// Times at which it is active; `None`: always.
+    pub active: Option<ActiveTimes>,
+    /// `max_wait` in microseconds, if it is written.
+    pub max_wait_us: Option<u64>,
+    /// Shadow mode of the limit itself.
+    pub shadow_mode: bool,
+}
+
+/// Formats the rule file. Other keys of the rule are absent.
+pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String {
+    let (mut text, indent) = format_descriptors(entries);
+    text += &format!("{indent}rate_limit:\n");
+    for (key, value) in list_limit_fields(pasted) {
+        text += &format!("{indent}  {key}: {value}\n");
+    }
+    text
+}
+
+/// Formats the domain and the descriptors down to the rule, with the indentation of the keys of the last.
+fn format_descriptors(entries: &RulePath) -> (String, String) {
+    let mut text = format!("domain: {}\n", quote_for_yaml(&entries.domain));
+    let mut indent = String::new();
+    for RuleDescriptor { key, value, share_threshold } in &entries.entries {
+        text += &format!("{indent}descriptors:\n{indent}- key: {}\n", quote_for_yaml(key));
+        indent += "  ";
+        match value {
+            ValuePattern::Any => {}
+            ValuePattern::Exact(value) | ValuePattern::Wildcard(value) => {
+                text += &format!("{indent}value: {}\n", quote_for_yaml(value));
+            }
+            ValuePattern::Match(pattern) => text += &format!("{indent}match: {}\n", format_match(pattern)),
+        }
+        if *share_threshold {
+            text += &format!("{indent}share_threshold: true\n");
+        }
+    }
+    (text, indent)
+}
+
+/// Formats a limit as a mapping on one line: a value of `rate_limit`, or an item of its list.
+pub fn format_limit_on_one_line(pasted: LimitToPaste<'_>) -> String {
+    // A plain text with a comma or a colon would end in braces.
+    let is_plain = |value: &str| !value.starts_with(['{', '[', '"']) && value.contains([',', ':']);
+    let fields = list_limit_fields(pasted).into_iter().map(|(key, value)| match is_plain(&value) {
+        true => format!("{key}: {}", serde_json::Value::from(value)),
+        false => format!("{key}: {value}"),
+    });
+    format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+}
+
+/// Formats the rule file with these limits, each as [`format_limit_on_one_line`] has it. Other keys are absent.
+pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[String]) -> String {
+    let (mut text, indent) = format_descriptors(entries);
+    text += &format!("{indent}rate_limit:\n");
+    limits.iter().for_each(|limit| text += &format!("{indent}- {limit}\n"));
+    text
+}
+
+/// Formats the rule file of a plan with one limit. Other plans and keys of the plan are absent.
+pub fn format_plan_yaml(entries: &RulePath, plan: &str, pasted: LimitToPaste<'_>) -> String {
+    let mut text = format!("domain: {}\nplans:\n  {}:\n", quote_for_yaml(&entries.domain), quote_for_yaml(plan));
+    for (key, value) in list_limit_fields(pasted) {
+        text += &format!("    {key}: {value}\n");
+    }
+    text
+}
+
+/// Formats the value of a `match`, on one line.
+fn format_match(pattern: &MatchPattern) -> String {
+    let list = |items: Vec<String>| format!("[{}]", items.join(", "));
+    // Quoted: a comma or a colon would end a plain text in brackets.
+    let quote = |text: &str| escape_unprintable_json(&serde_json::Value::from(text).to_string()).into_owned();
+    let file = |name: &str| format!("{{ file: {} }}", quote(name));
+    let (operator, operand) = match &pattern.operator {
+        Operator::In(values) => ("in", list(values.iter().map(|value| quote(value)).collect())),
+        Operator::InFile(set) => ("in", file(&set.name)),
+        Operator::Cidr(networks) => {
+            ("cidr", list(networks.iter().map(|network| quote(&network.to_string())).collect()))
+        }
+        Operator::CidrFile(set) => ("cidr", file(&set.name)),
+        Operator::Regex(expression) => ("regex", quote(expression)),
+    };
+    match pattern.negated {
+        true => format!("{{ not: {{ {operator}: {operand} }} }}"),
+        false => format!("{{ {operator}: {operand} }}"),
+    }
+}
+
+fn list_limit_fields(
+    LimitToPaste { limit, name, active, max_wait_us, shadow_mode }: LimitToPaste<'_>,
+) -> Vec<(&'static str, String)> {
+    let period = limit.period();
+    let mut keys = Vec::new();
+    if !name.is_empty() {
+        keys.push(("name", quote_for_yaml(name)));
+    }
+    keys.push(("unit", period.unit().name().to_owned()));
+    if period.multiplier() != 1 {
+        keys.push(("unit_multiplier", period.multiplier().to_string()));
+    }
+    keys.push(("requests_per_unit", limit.requests_per_unit().to_string()));
+    let properties = limit.algorithm().properties();
+    // Also the default one: defaults of rules may name another.
+    keys.push(("algorithm", limit.algorithm().name().to_owned()));
+    if let Some(window) = limit.calendar_windows() {
+        keys.push(("window", window.spec().to_string()));
+    }
+    if let Some(ban) = limit.ban() {
+        keys.push(("ban", ban.to_string()));
+    }
+    if let Some(reservations) = limit.reservations() {
+        keys.push(("reservations", reservations.to_string()));
+    }
+    if let Some(active) = active {
+        keys.push(("active", active.spec().to_string()));
+    }
+    if let Some(key) = properties.capacity.rule_file_key() {
+        keys.push((key, limit.capacity().to_string()));
+    }
+    if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != DelayPolicy::Never) {
+        let text = match max_wait_us {
+            whole if whole.is_multiple_of(1_000_000) => format!("{}s", whole / 1_000_000),
+            whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),
+            micros => format!("{micros}us"),
+        };
+        keys.push(("max_wait", text));
+    }
+    keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys));
+    if shadow_mode {
+        keys.push(("shadow_mode", "true".to_owned()));
+    }
+    keys
+}
+
+/// Quotes text that YAML would read otherwise, and escapes what a terminal would. JSON strings are YAML strings.
+fn quote_for_yaml(text: &str) -> String {
+    let is_plain = text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
+        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
+    if is_plain {
+        return text.to_owned();
+    }
+    escape_unprintable_json(&serde_json::Value::from(text).to_string()).into_owned()
 }

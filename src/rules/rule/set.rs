@@ -17,9 +17,8 @@ use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
 use super::backtracking_bound::count_repeated_keys;
-use super::match_pattern::MatchPattern;
 use super::patterns::{Patterns, PatternsBuilder};
-use super::value_pattern::{MatchKind, ValuePattern};
+use super::value_pattern::{MatchKind, MatchPattern, ValuePattern};
 use super::{
     Domain, EntryOrder, MatchingOptions, NodeId, OWN_LIMIT_NAME, OverrideDefaults, PlanChoices, Rule, RuleAllowance,
     RuleNode, RulePlan, SourceLocation, TableDeclaration, UnitOverrideDefaults,
@@ -30,7 +29,7 @@ use crate::limit::period::Unit;
 use crate::limit::request::Entry;
 use crate::limit::{Limit, StoreFailurePolicy};
 use crate::rules::plan_table::live::{LiveTable, PlanSource, RowLookUpResult};
-use crate::rules::plan_table::row::{FoundRow, OwnLimit};
+use crate::rules::plan_table::{FoundRow, OwnLimit};
 use crate::telemetry::metrics::limit_registry::{LimitRegistry, OVERFLOW_NAME};
 use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 

@@ -3,13 +3,11 @@
 //! A trace takes the same steps as matching and also inspects siblings. It serves `explain`, so it may be slow; its
 //! lists are bounded.
 
-use super::NodeId;
-use super::SourceLocation;
-use super::match_pattern::Operator;
 use super::network::NumericIpAddress;
 use super::set::{CompiledRule, DomainRules, RuleSet};
-use super::value_pattern::MatchKind;
+use super::value_pattern::{MatchKind, Operator};
 use super::wildcard::WildcardPattern;
+use super::{NodeId, SourceLocation};
 use crate::limit::request::Entry;
 
 /// Path of a descriptor through the rule tree.

@@ -1,12 +1,21 @@
-//! What a descriptor of a rule file matches in an entry: the pattern of its value, and the kind of match that it gives.
+//! What a descriptor of a rule file matches in an entry: the pattern of its value, with the pattern of a `match`, and
+//! the kind of match that it gives.
 //!
 //! A new kind of pattern is a variant of [`ValuePattern`], which holds what it compares with, and one of [`MatchKind`],
 //! which has its rank among siblings. No `match` on them has a `_` arm, so the compiler lists the places that must know
 //! a new one.
+//!
+//! A [`MatchPattern`] is one operator, negated or not. Its text names it in `/rlconfig`, metrics and keys of shared
+//! counters: `in(GET, HEAD)`, `cidr(10.0.0.0/8)`, `not_regex(/v[0-9]+)`. Two patterns of one level have different texts
+//! unless they match the same values. Long ones are cut and end in a hash. That of a set from a file has the file's
+//! name, so it stays when the file changes.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
-use super::match_pattern::MatchPattern;
+use super::expression::compile_and_match_expression;
+use super::network::{Network, NetworkSet, NumericIpAddress};
+use super::value_set::ValueSet;
 use crate::base::named_enum::named_enum;
 
 /// Values of an entry that a descriptor matches.
@@ -92,5 +101,163 @@ impl MatchKind {
             Self::Wildcard | Self::Match => true,
             Self::Exact | Self::Any => false,
         }
+    }
+}
+
+/// Pattern of a `match`.
+#[derive(Clone, Debug)]
+pub struct MatchPattern {
+    /// What it compares values with.
+    pub operator: Operator,
+    /// It matches the values that the operator does not.
+    pub negated: bool,
+    /// Text in names.
+    text: Arc<str>,
+}
+
+/// Operator of a `match`.
+#[derive(Clone, Debug)]
+pub enum Operator {
+    /// The value is one of these; ascending and distinct.
+    In(Arc<[Box<str>]>),
+    /// The value is in this file.
+    InFile(SetFile<ValueSet>),
+    /// The value is an address in one of these networks; ascending and distinct.
+    Cidr(Arc<[Network]>),
+    /// The value is an address in a network of this file.
+    CidrFile(SetFile<NetworkSet>),
+    /// The expression matches the whole value.
+    Regex(Arc<str>),
+}
+
+/// Set that a file contains.
+#[derive(Debug)]
+pub struct SetFile<T> {
+    /// Name of the file as the rule has it.
+    pub name: Arc<str>,
+    /// Contents.
+    pub set: Arc<T>,
+}
+
+impl<T> Clone for SetFile<T> {
+    fn clone(&self) -> Self {
+        Self { name: Arc::clone(&self.name), set: Arc::clone(&self.set) }
+    }
+}
+
+/// Two patterns are equal if their texts are.
+impl PartialEq for MatchPattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for MatchPattern {}
+
+/// Maximum length of a text, without the hash of a cut one, in bytes.
+const MAX_TEXT_BYTES: usize = 100;
+
+impl MatchPattern {
+    /// Creates a pattern. Lists must be sorted and distinct, expressions valid.
+    pub fn new(operator: Operator, negated: bool) -> Self {
+        let not = if negated { "not_" } else { "" };
+        let text = match &operator {
+            Operator::In(values) => format!("{not}in({})", join_bounded(values.iter().map(|value| quote_value(value)))),
+            Operator::InFile(file) => format!("{not}in(file {})", file.name),
+            Operator::Cidr(networks) => format!("{not}cidr({})", join_bounded(networks.iter().map(Network::to_string))),
+            Operator::CidrFile(file) => format!("{not}cidr(file {})", file.name),
+            Operator::Regex(expression) => format!("{not}regex({})", cut_text(expression)),
+        };
+        Self { operator, negated, text: text.into() }
+    }
+
+    /// Text in names.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns `true` if the pattern matches the value. A look-up in an index is faster.
+    pub fn matches(&self, value: &[u8]) -> bool {
+        let contains = match &self.operator {
+            Operator::In(values) => values.binary_search_by(|one| one.as_bytes().cmp(value)).is_ok(),
+            Operator::InFile(file) => file.set.contains(value),
+            Operator::Cidr(networks) => NumericIpAddress::from_value(value)
+                .is_some_and(|address| networks.iter().copied().collect::<NetworkSet>().contains(address)),
+            Operator::CidrFile(file) => {
+                NumericIpAddress::from_value(value).is_some_and(|address| file.set.contains(address))
+            }
+            Operator::Regex(expression) => compile_and_match_expression(expression, value),
+        };
+        contains != self.negated
+    }
+}
+
+/// Joins items by `, `; a list that is too long is cut and ends in its length and a hash.
+fn join_bounded(items: impl ExactSizeIterator<Item = String>) -> String {
+    let count = items.len();
+    let (mut text, mut is_cut) = (String::new(), false);
+    let mut hasher = blake3::Hasher::new();
+    for item in items {
+        hasher.update(&(item.len() as u64).to_le_bytes()).update(item.as_bytes());
+        let separator = if text.is_empty() { "" } else { ", " };
+        is_cut |= text.len() + separator.len() + item.len() > MAX_TEXT_BYTES;
+        if !is_cut {
+            text += separator;
+            text += &item;
+        }
+    }
+    if is_cut {
+        let separator = if text.is_empty() { "" } else { ", " };
+        // Writing to a string does not fail. An item with a space is quoted, so none looks like this.
+        let _ = write!(text, "{separator}{count} in all #{}", &hasher.finalize().to_hex()[..16]);
+    }
+    text
+}
+
+fn cut_text(text: &str) -> String {
+    if text.len() <= MAX_TEXT_BYTES {
+        return text.to_owned();
+    }
+    let end = (0..=MAX_TEXT_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}... #{}", &text[..end], &blake3::hash(text.as_bytes()).to_hex()[..16])
+}
+
+/// Quotes a value that could be taken for several, or for none.
+fn quote_value(value: &str) -> String {
+    let is_plain = |c: char| !c.is_whitespace() && !c.is_control() && !",()\"\\".contains(c);
+    if !value.is_empty() && value.chars().all(is_plain) {
+        return value.to_owned();
+    }
+    serde_json::Value::from(value).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(values: &[&str]) -> String {
+        MatchPattern::new(Operator::In(values.iter().map(|value| Box::from(*value)).collect()), false).text().to_owned()
+    }
+
+    #[test]
+    fn texts_are_readable_distinct_and_bounded() {
+        assert_eq!(list(&["GET", "HEAD"]), "in(GET, HEAD)");
+        assert_eq!(list(&["GET, HEAD"]), "in(\"GET, HEAD\")");
+        assert_eq!(list(&[""]), "in(\"\")");
+        let many: Vec<String> = (0..1000).map(|at| format!("value-{at:04}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let (long, other) = (list(&many), list(&[&many[..999], &["x"]].concat()));
+        assert!(long.starts_with("in(value-0000, ") && long.contains(", 1000 in all #") && long.len() < 150, "{long}");
+        assert_ne!(long, other);
+        let wide = list(&[&"x".repeat(500)]);
+        assert!(wide.starts_with("in(1 in all #"), "{wide}");
+        let regex = |text: &str| MatchPattern::new(Operator::Regex(text.into()), true).text().to_owned();
+        assert_eq!(regex("/v[0-9]+"), "not_regex(/v[0-9]+)");
+        assert!(regex(&"é".repeat(500)).len() < 150);
+        let networks = ["10.0.0.0/8", "2001:db8::/32"].map(|text| Network::parse(text).expect("a network"));
+        assert_eq!(
+            MatchPattern::new(Operator::Cidr(Arc::new(networks)), false).text(),
+            "cidr(10.0.0.0/8, 2001:db8::/32)"
+        );
     }
 }

@@ -11,8 +11,7 @@ use std::collections::HashMap;
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use smallvec::SmallVec;
 
-use super::NodeId;
-use super::operators::MatchingNodes;
+use super::{MatchingNodes, NodeId};
 
 /// Largest number of wildcards with one prefix that are tried without an automaton.
 const MAX_WILDCARDS_WITHOUT_AUTOMATON: usize = 4;

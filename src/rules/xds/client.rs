@@ -2,6 +2,9 @@
 //!
 //! Decisions of the protocol are in `subscription`; this is its I/O. A lost stream changes no rule. While a refusal
 //! waits for its time, further responses are read.
+//!
+//! The first delay after a stream that was answered is `XDS_CLIENT_BACKOFF_INITIAL_INTERVAL`; each further one is twice
+//! as long, up to the maximum. They are randomized, so that replicas do not connect at the same time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +21,6 @@ use super::cache::{CachedResources, ResourceCache};
 use super::connect::{ResolveHost, append_causes, connect_to_control_plane};
 use super::refused_domains::{AppliedUpdate, UpdateResult, format_refusal};
 use super::resource::{self, RuleResource};
-use super::retry::RetryDelays;
 use super::status::StreamStatus;
 use super::subscription::{Reaction, Subscription};
 use crate::base::clock::Clock;
@@ -26,7 +28,7 @@ use crate::base::pb::xds::aggregated_discovery_service_client::AggregatedDiscove
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
 use crate::base::random::random_fraction;
 use crate::rules::diagnostic::escape_for_message;
-use crate::settings::xds::XdsSettings;
+use crate::settings::xds::{XdsBackoff, XdsSettings};
 use crate::telemetry::log_throttle::ErrorDedup;
 
 /// Time without a response on a new stream after which a warning is logged.
@@ -280,4 +282,37 @@ fn describe_status(status: &Status) -> String {
         code => format!("{code}: {}", status.message()),
     };
     append_causes(text, std::error::Error::source(status))
+}
+
+/// Lower bound of a delay, so that no setting makes the client spin.
+const MIN_DELAY: Duration = Duration::from_millis(100);
+
+/// Delays between streams.
+#[derive(Debug)]
+pub struct RetryDelays {
+    backoff: XdsBackoff,
+    /// Delay before randomization.
+    next: Duration,
+}
+
+impl RetryDelays {
+    /// Delays by these settings.
+    pub const fn new(backoff: XdsBackoff) -> Self {
+        Self { backoff, next: backoff.initial }
+    }
+
+    /// Starts from the first delay again.
+    pub const fn reset(&mut self) {
+        self.next = self.backoff.initial;
+    }
+
+    /// Returns the next delay. `random` is in 0 to 1.
+    pub fn next_delay(&mut self, random: f64) -> Duration {
+        let XdsBackoff { initial, max, random_factor, jitter } = self.backoff;
+        let max = max.max(MIN_DELAY);
+        let delay = self.next.min(max);
+        self.next = delay.max(initial).saturating_mul(2).min(max);
+        let factor = if jitter { random_factor.mul_add(random.mul_add(2.0, -1.0), 1.0) } else { 1.0 };
+        Duration::try_from_secs_f64(delay.as_secs_f64() * factor).unwrap_or(max).clamp(MIN_DELAY, max)
+    }
 }

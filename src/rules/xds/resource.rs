@@ -4,18 +4,27 @@
 //! be decoded. It becomes the document that the same rules in YAML become, without positions; the compiler does the
 //! rest. Resources come in random order, so they are sorted by name and domain. Fields that the messages lack pass
 //! unnoticed.
+//!
+//! Descriptors are decoded one level at a time. The decoder of protobuf recurses, and so refuses messages that nest
+//! deeper than 100 levels. Conditions that must all hold are one descriptor below another, and Envoy Gateway allows
+//! more than a thousand of them in a rule: 8 selectors of up to 128 headers. Therefore descriptors below a descriptor
+//! are read as bytes, which are the same on the wire, and decoded in a loop with a bound of its own. `metadata` keeps
+//! the bound of the decoder.
 
 use std::sync::Arc;
+use std::vec;
 
 use bytes::Bytes;
-use prost::Message as _;
-use prost_types::Any;
+use prost::Message;
+use prost_types::value::Kind;
+use prost_types::{Any, Struct};
 
-use super::descriptors::{PartlyDecodedRateLimitConfig, decode_descriptors};
 use super::subscription::TYPE_URL;
+use crate::base::pb::xds::{RateLimitPolicy, RateLimitUnit};
+use crate::limit::period::Unit;
 use crate::rules::compile::NamedDocument;
 use crate::rules::diagnostic::escape_for_message;
-use crate::rules::document::Document;
+use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Encoded rules of a domain. Clones share them.
@@ -93,4 +102,150 @@ impl RuleResource {
         let document = Document { domain: Some(domain), descriptors: descriptors.into(), ..Document::default() };
         Ok(NamedDocument { file: Arc::clone(&self.name), document })
     }
+}
+
+/// Maximum number of descriptors from the outermost to the innermost one.
+pub const MAX_DESCRIPTOR_DEPTH: usize = 2048;
+
+/// `RateLimitConfig` with encoded descriptors.
+#[derive(Clone, PartialEq, Message)]
+pub struct PartlyDecodedRateLimitConfig {
+    /// Name of the resource.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Domain.
+    #[prost(string, tag = "2")]
+    pub domain: String,
+    /// Outermost descriptors, each a [`DescriptorFields`].
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub descriptors: Vec<Bytes>,
+}
+
+/// `RateLimitDescriptor` with encoded descriptors below it.
+#[derive(Clone, PartialEq, Message)]
+pub struct DescriptorFields {
+    /// Key.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    /// Value.
+    #[prost(string, tag = "2")]
+    pub value: String,
+    /// Limit, if there is one.
+    #[prost(message, optional, tag = "3")]
+    pub rate_limit: Option<RateLimitPolicy>,
+    /// Descriptors below, each a [`DescriptorFields`].
+    #[prost(bytes = "bytes", repeated, tag = "4")]
+    pub descriptors: Vec<Bytes>,
+    /// The limit is in shadow mode.
+    #[prost(bool, tag = "5")]
+    pub shadow_mode: bool,
+    /// Metric names contain the values of the request.
+    #[prost(bool, tag = "6")]
+    pub detailed_metric: bool,
+    /// The limit is a quota.
+    #[prost(bool, tag = "7")]
+    pub quota_mode: bool,
+    /// Metadata for responses.
+    #[prost(message, optional, tag = "8")]
+    pub metadata: Option<Struct>,
+}
+
+/// Descriptors of one level that are being decoded.
+struct OpenLevel {
+    waiting: vec::IntoIter<Bytes>,
+    decoded: Vec<DescriptorSpec>,
+    /// Descriptor that they are below; `None` for the outermost ones.
+    above: Option<DescriptorSpec>,
+}
+
+impl OpenLevel {
+    fn new(encoded: Vec<Bytes>, above: Option<DescriptorSpec>) -> Self {
+        Self { decoded: Vec::with_capacity(encoded.len()), waiting: encoded.into_iter(), above }
+    }
+}
+
+/// Decodes the outermost descriptors of a resource with all below them.
+///
+/// # Errors
+/// A descriptor is not protobuf, or they nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
+fn decode_descriptors(encoded: Vec<Bytes>) -> Result<Vec<DescriptorSpec>, String> {
+    let (mut level, mut levels) = (OpenLevel::new(encoded, None), Vec::new());
+    loop {
+        let Some(next) = level.waiting.next() else {
+            let (Some(mut descriptor), Some(above)) = (level.above.take(), levels.pop()) else {
+                return Ok(level.decoded);
+            };
+            let done = std::mem::replace(&mut level, above);
+            descriptor.descriptors = done.decoded.into();
+            level.decoded.push(descriptor);
+            continue;
+        };
+        let mut fields = DescriptorFields::decode(next).map_err(|error| error.to_string())?;
+        let below = std::mem::take(&mut fields.descriptors);
+        let descriptor = convert_descriptor(level.decoded.len(), fields);
+        if below.is_empty() {
+            level.decoded.push(descriptor);
+            continue;
+        }
+        // The level of `below` is that of the outermost descriptors, 1, plus one for each level above it.
+        if levels.len() + 2 > MAX_DESCRIPTOR_DEPTH {
+            return Err(format!("descriptors nest deeper than {MAX_DESCRIPTOR_DEPTH} levels"));
+        }
+        levels.push(std::mem::replace(&mut level, OpenLevel::new(below, Some(descriptor))));
+    }
+}
+
+fn convert_descriptor(index: usize, fields: DescriptorFields) -> DescriptorSpec {
+    DescriptorSpec {
+        index,
+        key: with_unknown_position(fields.key),
+        value: fields.value,
+        rate_limit: fields.rate_limit.map_or(RateLimitSpec::None, |policy| {
+            RateLimitSpec::One(with_unknown_position(Box::new(convert_policy(policy))))
+        }),
+        shadow_mode: fields.shadow_mode,
+        quota_mode: fields.quota_mode,
+        detailed_metric: fields.detailed_metric,
+        metadata: fields.metadata.map(struct_to_json),
+        ..DescriptorSpec::default()
+    }
+}
+
+fn convert_policy(policy: RateLimitPolicy) -> RateLimitEntry {
+    RateLimitEntry {
+        unit: Some(with_unknown_position(unit_name(policy.unit))),
+        requests_per_unit: with_unknown_position(policy.requests_per_unit),
+        unlimited: policy.unlimited,
+        name: with_unknown_position(policy.name),
+        replaces: policy.replaces.into_iter().map(|replaced| with_unknown_position(replaced.name)).collect(),
+        ..RateLimitEntry::default()
+    }
+}
+
+/// Returns the name of a unit as in YAML; that of an unknown one is no unit, which the compiler reports.
+fn unit_name(unit: i32) -> String {
+    match Unit::from_protobuf_number(unit) {
+        Some(known) => known.name().to_owned(),
+        None if unit == RateLimitUnit::Unknown as i32 => RateLimitUnit::Unknown.as_str_name().to_owned(),
+        None => unit.to_string(),
+    }
+}
+
+fn struct_to_json(fields: Struct) -> serde_json::Map<String, serde_json::Value> {
+    fields.fields.into_iter().map(|(name, value)| (name, value_to_json(value.kind))).collect()
+}
+
+fn value_to_json(value: Option<Kind>) -> serde_json::Value {
+    match value {
+        None | Some(Kind::NullValue(_)) => serde_json::Value::Null,
+        Some(Kind::NumberValue(number)) => number.into(),
+        Some(Kind::StringValue(text)) => text.into(),
+        Some(Kind::BoolValue(flag)) => flag.into(),
+        Some(Kind::StructValue(fields)) => struct_to_json(fields).into(),
+        Some(Kind::ListValue(list)) => list.values.into_iter().map(|value| value_to_json(value.kind)).collect(),
+    }
+}
+
+fn with_unknown_position<T>(value: T) -> Spanned<T> {
+    Spanned { value, at: Position::default() }
 }

@@ -13,8 +13,7 @@ use std::sync::Arc;
 
 use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, StructureStyle, Tag};
 
-use super::scalar::Scalar;
-use super::{DocumentSelection, Position, YamlContent, YamlEntry, YamlNode};
+use super::{DocumentSelection, Position, Scalar, YamlContent, YamlEntry, YamlNode};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
 
 /// Maximum depth of nested nodes, including aliases: 127 levels of descriptors.

@@ -1,27 +1,36 @@
-//! This replica as a member of the fleet: it publishes its summary, and reads those of all.
+//! This replica as a member of the fleet: a thread publishes its summary and reads those of the others.
 
 use std::io;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Builder;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
-use tokio::time::{interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::authentication::AuthenticationKey;
-use super::redis_client::PUBLISH_INTERVAL;
-use super::replica_summary_builder::{ReplicaFacts, ReplicaSummaryBuilder, build_view_of_this_replica};
+use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
+use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};
+use super::replica_summary_builder::{
+    ReplicaFacts, ReplicaSummaryBuilder, build_own_summary, build_view_of_this_replica,
+};
 use super::reset_announcements;
-use super::summary::PublishedKeyForm;
-use super::view::FleetView;
-use super::worker::{FleetWorker, FleetWorkerHandle};
+use super::reset_announcements::ResetReader;
+use super::summary::{PublishedKeyForm, ReplicaSummary};
+use super::view::{FleetView, FleetViewBuilder};
+use crate::base::clock::{Clock, Time, to_micros};
 use crate::base::random::random_u64_pair;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::base::threads;
 use crate::limit::request::Request;
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::health::Health;
 use crate::serve::quota::service::QuotaService;
-use crate::settings::fleet::FleetSettings;
-use crate::settings::fleet::TopKeyValueForm;
+use crate::settings::fleet::{FleetRedis, FleetSettings, TopKeyValueForm};
+use crate::store::client::redis::error::RedisError;
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::service_metrics::{HashSeed, ServiceMetrics};
 
 /// Time for which a view of the fleet is cached.
 const VIEW_LIFETIME: Duration = Duration::from_secs(5);
@@ -153,4 +162,323 @@ fn make_incarnation_id() -> String {
 /// Name of this host; in Kubernetes the name of the pod.
 fn read_host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Round trip beyond which a reply does not tell the time.
+const MAX_CLOCK_UNCERTAINTY: Duration = Duration::from_millis(250);
+/// Upper bound on publishing a summary.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(3);
+/// Upper bound on reading all summaries. A page waits for both bounds at most.
+const READ_ALL_SUMMARIES_TIMEOUT: Duration = Duration::from_secs(4);
+/// Number of summaries after which a brief one is published, and the index is cleared of replicas that are forgotten.
+const PUBLICATIONS_PER_CLEANUP: u64 = 12;
+/// Upper bound on withdrawing the summary.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Shortest time between two equal log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// Time without a failure to publish from which on old summaries tell that other replicas are gone. After an outage of
+/// Redis each of them needs two intervals to publish again.
+const GONE_GRACE_AFTER_OUTAGE: Duration = Duration::from_secs(12);
+/// Number of requests that may wait.
+const MAX_QUEUED_REQUESTS: usize = 16;
+
+/// Reset that other replicas have to be told about.
+#[derive(Debug)]
+struct ResetAnnouncement {
+    message: Vec<u8>,
+    is_told: oneshot::Sender<bool>,
+}
+
+/// Handle to the thread, which ends when it is dropped.
+#[derive(Debug)]
+struct FleetWorkerHandle {
+    requests: mpsc::Sender<oneshot::Sender<FleetView>>,
+    announcements: mpsc::Sender<ResetAnnouncement>,
+    /// Apart from the requests: a stop waits for none of them.
+    stops: mpsc::Sender<oneshot::Sender<()>>,
+}
+
+/// State of the thread.
+#[derive(Debug)]
+struct FleetWorker {
+    exchange: Arc<FleetRedisClient>,
+    publications: u64,
+    /// Time of the first summary after which publishing has not failed; `None` after a failure.
+    publishing_since: Option<Instant>,
+    collector: Arc<Mutex<ReplicaSummaryBuilder>>,
+    incarnation: String,
+    key: Option<AuthenticationKey>,
+    /// Time of Redis less that of this process, in microseconds.
+    clock_offset_us: i64,
+    failure_log: LogThrottle,
+}
+
+impl FleetWorkerHandle {
+    /// Has the thread read the summaries of all replicas; `None` if the thread has ended.
+    async fn request_fleet_view(&self) -> Option<FleetView> {
+        let (reply, view) = oneshot::channel();
+        self.requests.send(reply).await.ok()?;
+        view.await.ok()
+    }
+
+    /// Tells all replicas that counters were reset; returns false if Redis failed.
+    async fn announce_counter_reset(&self, message: Vec<u8>) -> bool {
+        let (is_told, done) = oneshot::channel();
+        let sent = self.announcements.send(ResetAnnouncement { message, is_told }).await;
+        sent.is_ok() && done.await.unwrap_or(false)
+    }
+
+    /// Withdraws the summary of this replica, and ends the thread, whatever it does.
+    async fn stop(&self) {
+        let (reply, done) = oneshot::channel();
+        let stop = async {
+            if self.stops.send(reply).await.is_ok() {
+                let _ = done.await;
+            }
+        };
+        // If this fails, the summary expires, and others show this replica as gone.
+        let _ = timeout(STOP_TIMEOUT, stop).await;
+    }
+}
+
+impl FleetWorker {
+    /// Starts the thread.
+    fn start(
+        redis: FleetRedis,
+        key: Option<AuthenticationKey>,
+        collector: Arc<Mutex<ReplicaSummaryBuilder>>,
+    ) -> io::Result<FleetWorkerHandle> {
+        let (sender, requests) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let (announcements, announced) = mpsc::channel(MAX_QUEUED_REQUESTS);
+        let (stops, stopped) = mpsc::channel(1);
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let incarnation = build_own_summary(&collector, 0).incarnation;
+        let run = move || {
+            threads::lower_thread_priority();
+            runtime.block_on(async move {
+                let exchange = Arc::new(FleetRedisClient::start(&redis.deployment, &redis.key_prefix));
+                let service = Arc::clone(lock_ignoring_poison(&collector).service());
+                tokio::spawn(ResetReader::start(&redis).follow_resets(service, key.clone()));
+                // Apart from the worker, so that no reset waits until a thousand summaries are read.
+                tokio::spawn(announce_counter_resets(Arc::clone(&exchange), key.clone(), announced));
+                let worker = Self {
+                    exchange,
+                    publications: 0,
+                    publishing_since: None,
+                    collector,
+                    incarnation,
+                    key,
+                    clock_offset_us: 0,
+                    failure_log: LogThrottle::every(LOG_INTERVAL),
+                };
+                worker.run_until_stopped(requests, stopped).await;
+            });
+        };
+        thread::Builder::new().name("fleet".to_owned()).spawn(run)?;
+        Ok(FleetWorkerHandle { requests: sender, announcements, stops })
+    }
+
+    /// Works until it is told to stop or the handle is dropped. A stop cancels what runs: publishing or reading may
+    /// take seconds, and the process ends before.
+    async fn run_until_stopped(
+        self,
+        requests: mpsc::Receiver<oneshot::Sender<FleetView>>,
+        mut stops: mpsc::Receiver<oneshot::Sender<()>>,
+    ) {
+        let (exchange, incarnation) = (Arc::clone(&self.exchange), self.incarnation.clone());
+        let stopped = tokio::select! {
+            biased;
+            stopped = stops.recv() => stopped,
+            () = self.publish_and_serve_requests(requests) => None,
+        };
+        if let Some(reply) = stopped {
+            let _ = timeout(STOP_TIMEOUT, exchange.withdraw_summary(&incarnation)).await;
+            let _ = reply.send(());
+        }
+    }
+
+    async fn publish_and_serve_requests(mut self, mut requests: mpsc::Receiver<oneshot::Sender<FleetView>>) {
+        let mut ticks = interval(PUBLISH_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                // However often others read, this replica publishes.
+                biased;
+                _ = ticks.tick() => {
+                    self.lock_collector().record_decision_totals();
+                    let published = timeout(PUBLISH_TIMEOUT, self.publish_summary()).await;
+                    match published.unwrap_or(Err(RedisError::Timeout)) {
+                        Ok(()) => _ = self.publishing_since.get_or_insert_with(Instant::now),
+                        Err(error) => {
+                            self.publishing_since = None;
+                            self.log_publish_failure(error);
+                        }
+                    }
+                }
+                request = requests.recv() => match request {
+                    Some(reply) => {
+                        let view = self.read_fleet_view().await;
+                        let _ = reply.send(view);
+                    }
+                    None => return,
+                },
+            }
+        }
+    }
+
+    async fn publish_summary(&mut self) -> Result<(), RedisError> {
+        let now = self.synchronize_clock().await?;
+        let is_cleanup = self.publications.is_multiple_of(PUBLICATIONS_PER_CLEANUP);
+        if is_cleanup {
+            self.agree_on_distinct_key_seed().await?;
+        }
+        let mut summary = build_own_summary(&self.collector, self.clock_offset_us);
+        if is_cleanup {
+            self.publish_brief_summary(&summary).await?;
+        }
+        let sealed = encode_summary(&summary, self.key.as_ref()).or_else(|| {
+            // The estimate of its size was wrong: the figures without names and keys always fit.
+            summary.limits_left_out += summary.limits.len();
+            summary.limits.clear();
+            summary.keys.clear();
+            summary.minutes.clear();
+            summary.names.clear();
+            summary.domain_bytes.clear();
+            encode_summary(&summary, self.key.as_ref())
+        });
+        match sealed {
+            Some(sealed) => self.exchange.publish_summary(&self.incarnation, &sealed, now).await?,
+            None => return Ok(()),
+        }
+        if is_cleanup {
+            self.exchange.remove_outdated_replicas(now).await?;
+        }
+        self.publications += 1;
+        Ok(())
+    }
+
+    /// Publishes what others show of this replica once it is gone.
+    async fn publish_brief_summary(&self, summary: &ReplicaSummary) -> Result<(), RedisError> {
+        match encode_summary(&summary.without_lists(), self.key.as_ref()) {
+            Some(sealed) => self.exchange.publish_brief_summary(&self.incarnation, &sealed).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the seed of distinct keys from Redis, or restores it there if Redis lost it.
+    async fn agree_on_distinct_key_seed(&mut self) -> Result<(), RedisError> {
+        let own = self.lock_collector().metrics().distinct_key_seed();
+        let proposal = own.unwrap_or_else(|| {
+            let (first, second) = random_u64_pair();
+            HashSeed(first, second)
+        });
+        match self.exchange.get_or_set_distinct_key_seed(proposal).await {
+            Ok(seed) => self.with_metrics(|metrics| metrics.set_distinct_key_seed(seed)),
+            // Another program wrote the key. Everything but the numbers of distinct keys adds up without it.
+            Err(RedisError::WrongType | RedisError::BadReply) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Asks Redis for its time, and sets the minutes of rejected keys by it.
+    async fn synchronize_clock(&mut self) -> Result<Time, RedisError> {
+        let RedisTime { redis, uncertainty } = self.exchange.read_redis_time().await?;
+        let now = Clock::System.now();
+        let at_redis = redis.plus_us(to_micros(uncertainty));
+        let (ahead, behind) = (at_redis.since_us(now), now.since_us(at_redis));
+        let measured = i64::try_from(ahead).unwrap_or(i64::MAX) - i64::try_from(behind).unwrap_or(i64::MAX);
+        if is_better_clock_offset(measured, uncertainty, self.clock_offset_us) {
+            self.clock_offset_us = measured;
+            self.with_metrics(|metrics| {
+                metrics.top_keys.set_redis_clock_offset(measured);
+                metrics.busiest_keys.set_redis_clock_offset(measured);
+            });
+        }
+        Ok(redis)
+    }
+
+    async fn read_fleet_view(&mut self) -> FleetView {
+        match timeout(READ_ALL_SUMMARIES_TIMEOUT, self.read_all_summaries()).await.unwrap_or(Err(RedisError::Timeout)) {
+            Ok(view) => view,
+            Err(error) => {
+                let cause = self.describe_cause(error);
+                build_view_of_this_replica(&self.collector, self.clock_offset_us, format!("Redis: {error} ({cause})"))
+            }
+        }
+    }
+
+    async fn read_all_summaries(&mut self) -> Result<FleetView, RedisError> {
+        let now = self.synchronize_clock().await?;
+        let mut view = FleetViewBuilder::new(build_own_summary(&self.collector, self.clock_offset_us), now);
+        let key = self.key.as_ref();
+        let beyond =
+            self.exchange.read_all_summaries(now, |id, sealed| view.add_published_summary(id, sealed, key)).await?;
+        view.record_replicas_beyond_maximum(beyond);
+        if self.publishing_since.is_some_and(|since| since.elapsed() >= GONE_GRACE_AFTER_OUTAGE) {
+            self.exchange.read_gone_summaries(now, |gone| view.add_gone_replica(gone, key)).await?;
+        }
+        Ok(view.finish_view(None))
+    }
+
+    fn with_metrics(&self, with: impl FnOnce(&ServiceMetrics)) {
+        with(self.lock_collector().metrics());
+    }
+
+    fn lock_collector(&self) -> MutexGuard<'_, ReplicaSummaryBuilder> {
+        lock_ignoring_poison(&self.collector)
+    }
+
+    /// Cause of an error, free of secrets.
+    fn describe_cause(&self, error: RedisError) -> String {
+        match error {
+            // The bound for decisions is another.
+            RedisError::Timeout => "Redis is slow, frozen or unreachable".to_owned(),
+            _ => self.exchange.configuration_error().unwrap_or_else(|| error.advice().to_owned()),
+        }
+    }
+
+    fn log_publish_failure(&self, error: RedisError) {
+        if let Some(suppressed) = self.failure_log.allow(Clock::System.now()) {
+            let cause = self.describe_cause(error);
+            tracing::warn!(%error, cause, suppressed, "cannot publish to the fleet: /fleet shows this replica only");
+        }
+    }
+}
+
+/// Returns true if a measured clock offset is to replace the last one: it is exact, or it refutes the last one, after
+/// a clock jumped.
+const fn is_better_clock_offset(measured_us: i64, uncertainty: Duration, last_us: i64) -> bool {
+    let uncertainty_us = uncertainty.as_micros();
+    uncertainty_us <= MAX_CLOCK_UNCERTAINTY.as_micros() || measured_us.abs_diff(last_us) as u128 > uncertainty_us
+}
+
+/// Tells other replicas about resets, one after the other, until the handle is dropped.
+async fn announce_counter_resets(
+    exchange: Arc<FleetRedisClient>,
+    key: Option<AuthenticationKey>,
+    mut announced: mpsc::Receiver<ResetAnnouncement>,
+) {
+    while let Some(ResetAnnouncement { message, is_told }) = announced.recv().await {
+        let told = match add_authentication_code(&message, key.as_ref()) {
+            Some(sealed) => exchange.announce_counter_reset(&sealed).await.is_ok(),
+            None => false,
+        };
+        let _ = is_told.send(told);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::is_better_clock_offset;
+
+    #[test]
+    fn inexact_clock_offset_counts_only_if_it_refutes_the_last() {
+        assert!(is_better_clock_offset(5, Duration::from_millis(1), 0));
+        assert!(!is_better_clock_offset(400_000, Duration::from_millis(500), 0));
+        // The clock of the host jumped by an hour.
+        assert!(is_better_clock_offset(3_600_000_000, Duration::from_millis(500), 0));
+    }
 }

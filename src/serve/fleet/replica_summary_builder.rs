@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::merge_busiest_keys::MAX_BUSY_KEYS;
+use super::merge_keys::MAX_BUSY_KEYS;
 use super::summary::*;
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Time, to_micros};

@@ -9,21 +9,19 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::findings::{FleetFinding, abbreviate_hash, find_problems_of_view, format_minute_of_day, is_silent};
-use super::merge_limit_counts::MergedLimitCounts;
 use super::summary::{
     BlocksSummary, DecisionsByVerdict, LatencySummary, PublishedKeyForm, ReplicaSummary, RulesSummary, StoreSummary,
 };
-use super::view::{FleetView, GoneReplica};
+use super::view::{FleetView, GoneReplica, MergedLimitCounts};
 use crate::base::clock::Time;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::decide::blocks::Block;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::quota::page::QuotaTotals;
-use crate::serve::report::domain_names::DomainsByMetricName;
 use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
-use crate::serve::report::{Format, SearchWords};
+use crate::serve::report::{DomainsByMetricName, Format, SearchWords};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_bound_us;
 use crate::telemetry::metrics::limit_stats::is_at_or_below_prefix;

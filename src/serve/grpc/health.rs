@@ -14,7 +14,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{self, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use super::call_head::SLOT_HOLDER_HEADER;
+use super::call::SLOT_HOLDER_HEADER;
 use super::service::RateLimitService;
 use crate::base::pb::rate_limit_service_server::SERVICE_NAME;
 use crate::serve::health::Health;

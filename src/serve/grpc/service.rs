@@ -1,4 +1,4 @@
-//! `ShouldRateLimit`: one request, one response.
+//! `ShouldRateLimit`: one request, one response, one span.
 //!
 //! [`ShouldRateLimitMethod`] reads the message of a call and frames the response, without tonic's router, boxed futures
 //! and boxed bodies, which cost more than the decision. [`RateLimitService`] answers a decoded request, also for
@@ -7,7 +7,11 @@
 //! An immediate store (the memory store) completes its charges in the call that makes them, so a decision by it never
 //! waits. Any other decision waits no longer than the caller's deadline and the store's timeout allow, and keeps its
 //! rules meanwhile. A response that a leaky bucket delays sleeps here, after the rules were released, and costs a
-//! timer. Errors get their gRPC codes in `encode` and become statuses here. The trace of a call is read here too.
+//! timer. Errors get their gRPC codes in `encode` and become statuses here.
+//!
+//! The trace of a call is read here, and the attributes of its span are recorded. Their names follow OpenTelemetry's
+//! conventions where there are any: `rpc.*` as of their release candidate. Descriptors are recorded only if the
+//! operator asks for them, because keys and values may identify persons.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,11 +24,9 @@ use hyper::body::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::Status;
 
-use super::call_head::CallHead;
+use super::call::{CallHead, MessageReader};
 use super::decode;
 use super::encode::{AnswerError, ResponseWithDelay};
-use super::message::MessageReader;
-use super::spans;
 use crate::base::clock::{Clock, to_micros};
 use crate::base::pb::codec::{self, encode_grpc_frame};
 use crate::base::pb::rate_limit_response::Code;
@@ -208,7 +210,7 @@ impl RateLimitService {
         let mut span =
             self.start_request_span(RATE_LIMIT_METHOD_NAME, |name| head.headers.get(name).map(HeaderValue::as_bytes));
         if let Some(span) = &mut span {
-            spans::record_call_start(span);
+            record_call_start(span);
         }
         let terms = CallContext { deadline, span: span.as_ref(), head: Some(head) };
         let TimedAnswer { answer, took } = self.answer_and_time(request, terms).await;
@@ -216,7 +218,7 @@ impl RateLimitService {
             self.decider.metrics.calls.observe(took);
         }
         if let Some(span) = span {
-            spans::record_call_end(span, answer.as_ref().err());
+            record_call_end(span, answer.as_ref().err());
         }
         answer.map_err(|error| Status::new(error.grpc_code(), error.to_string()))
     }
@@ -263,7 +265,7 @@ impl RateLimitService {
             let separated =
                 rules.as_deref().filter(|_| shows_descriptors).and_then(|loaded| separate(loaded).unwrap_or_default());
             let shown = separated.as_deref().map_or(request, |separated| &separated.request);
-            spans::record_decision(span, shown, &decided, shows_descriptors);
+            record_decision(span, shown, &decided, shows_descriptors);
         }
         match decided {
             Ok(ResponseWithDelay { response, delay: Duration::ZERO }) => TimedAnswer { answer: Ok(response), took },
@@ -380,5 +382,68 @@ impl<'a> DelayedResponseGuard<'a> {
 impl Drop for DelayedResponseGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+const STATUS_CODE_ATTRIBUTE: &str = "rpc.response.status_code";
+
+/// Maximum number of descriptors recorded of a request.
+const MAX_RECORDED_DESCRIPTORS: usize = 16;
+
+/// Records what is known at the start of a call.
+fn record_call_start(span: &mut Span) {
+    span.set_attribute("rpc.system.name", "grpc");
+    span.set_attribute("rpc.method", RATE_LIMIT_METHOD_NAME);
+    // Replaced when the call ends; stays if the caller gives up before.
+    span.set_attribute(STATUS_CODE_ATTRIBUTE, "CANCELLED");
+}
+
+/// Records the end of a call.
+fn record_call_end(mut span: Span, error: Option<&AnswerError>) {
+    let code = error.map_or("OK", |error| grpc_code_name(error.grpc_code()));
+    span.replace_attribute(STATUS_CODE_ATTRIBUTE, code);
+    match error {
+        // A fault of the caller is not a server error.
+        Some(error) if error.grpc_code() != tonic::Code::InvalidArgument => span.set_error(code, error.to_string()),
+        Some(_) | None => {}
+    }
+}
+
+/// Name of a code that calls end with.
+const fn grpc_code_name(code: tonic::Code) -> &'static str {
+    match code {
+        tonic::Code::Ok => "OK",
+        tonic::Code::InvalidArgument => "INVALID_ARGUMENT",
+        tonic::Code::Unavailable => "UNAVAILABLE",
+        _ => "UNKNOWN",
+    }
+}
+
+/// Records a decision.
+fn record_decision(
+    mut span: Span,
+    request: &Request<'_>,
+    decided: &Result<ResponseWithDelay, AnswerError>,
+    shows_descriptors: bool,
+) {
+    span.set_text_attribute("tollkeeper.domain", request.domain);
+    span.set_attribute("tollkeeper.descriptors", i64::try_from(request.descriptors.len()).unwrap_or(i64::MAX));
+    if shows_descriptors {
+        let descriptors = request.descriptors.iter().take(MAX_RECORDED_DESCRIPTORS).map(ToString::to_string);
+        span.set_text_attribute("tollkeeper.request", &descriptors.collect::<Vec<_>>().join("; "));
+    }
+    match decided {
+        Ok(ResponseWithDelay { response, delay }) => {
+            let code = match response.overall_code() {
+                Code::OverLimit => "OVER_LIMIT",
+                Code::Ok => "OK",
+                Code::Unknown => "UNKNOWN",
+            };
+            span.set_attribute("tollkeeper.code", code);
+            if !delay.is_zero() {
+                span.set_attribute("tollkeeper.hold_ms", i64::try_from(delay.as_millis()).unwrap_or(i64::MAX));
+            }
+        }
+        Err(error) => span.set_error(grpc_code_name(error.grpc_code()), error.to_string()),
     }
 }

@@ -19,7 +19,7 @@ use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::decide::explain::Explanation;
 use crate::limit::request::Descriptor;
-use crate::rules::xds::descriptors::MAX_DESCRIPTOR_DEPTH;
+use crate::rules::xds::resource::MAX_DESCRIPTOR_DEPTH;
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use crate::settings::decisions::DecisionSettings;

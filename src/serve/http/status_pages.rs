@@ -1,17 +1,22 @@
-//! Pages about the process: health, loaded rules and the store.
+//! Pages about the process: health, loaded rules, the store, and what is wrong (`/problems`).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri};
 use axum::response::Response;
+use serde::Serialize;
 
 use super::app_state::AppState;
 use super::page_builder::Page;
 use super::response::{respond_error, respond_internal_error, respond_text};
 use crate::base::text::{escape_unprintable, to_pretty_json};
+use crate::rules::live::RuleProblem;
 use crate::rules::rule::rlconfig;
-use crate::serve::report::problems::ProblemsReport;
+use crate::serve::metrics_collector::MetricsCollector;
+use crate::store::stats::StoreServerStats;
+use crate::telemetry::logs::{LoggedProblem, RECENT_PROBLEMS};
 
 /// Header of `/rlconfig`: version of the rules at their source.
 const RULES_VERSION_HEADER: HeaderName = HeaderName::from_static("x-tollkeeper-rules-version");
@@ -66,4 +71,53 @@ pub(super) async fn show_store(State(state): State<AppState>, uri: Uri) -> Respo
     let service = Arc::clone(&state.collector.service);
     let build = move || to_pretty_json(&service.decider.build_store_totals()).ok().map(Page::json);
     state.pages.respond_with_page(&uri, build).await
+}
+
+/// Warnings, errors and failures of this process.
+#[derive(Clone, Debug, Serialize)]
+struct ProblemsReport {
+    /// Last warnings and errors of the log, the oldest first.
+    log: Vec<LoggedProblem>,
+    /// Errors of the last attempt to load rules, if it failed, with the lines around each.
+    diagnostics: Vec<RuleProblem>,
+    /// Charges that the store failed to decide, by kind of failure.
+    failed_charges: BTreeMap<&'static str, u64>,
+    /// The same charges by the failure policy that decided.
+    decided_by_policy: BTreeMap<&'static str, u64>,
+    /// False if no charge reaches the store.
+    store_available: bool,
+    /// Servers of the store.
+    servers: Vec<StoreServerReport>,
+}
+
+/// A server of the store, and whether its circuit breaker is open.
+#[derive(Clone, Debug, Serialize)]
+struct StoreServerReport {
+    /// Address.
+    address: String,
+    /// True while calls fail at once because the server failed too often.
+    is_breaker_open: bool,
+}
+
+impl ProblemsReport {
+    /// Computes the report of this moment.
+    fn new(collector: &MetricsCollector) -> Self {
+        let service = &collector.service;
+        let store = service.decider.build_store_totals();
+        let mut servers = service.decider.store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
+        servers.sort_unstable();
+        servers.dedup_by(|a, b| a.address == b.address);
+        let report = |server: StoreServerStats| StoreServerReport {
+            address: server.address,
+            is_breaker_open: server.is_breaker_open,
+        };
+        Self {
+            log: RECENT_PROBLEMS.copy_lines(),
+            diagnostics: service.rules.last_problems(),
+            failed_charges: store.failed_charges,
+            decided_by_policy: store.decided_by_policy,
+            store_available: !collector.health.is_store_lost(),
+            servers: servers.into_iter().map(report).collect(),
+        }
+    }
 }

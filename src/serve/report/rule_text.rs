@@ -6,9 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::rules::live::{LoadedRules, NumberedLine};
+use crate::rules::rule::decompile::{LimitToPaste, format_limit_on_one_line, format_rule_file_with_limits};
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::rules::rule::{RuleAllowance, RuleLimit, SourceLocation};
-use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line, format_rule_file_with_limits};
 
 /// Query of `/rule_text`.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::domain_names::DomainsByMetricName;
-use super::{Format, SearchWords};
+use super::{DomainsByMetricName, Format, SearchWords};
 use crate::base::clock::Time;
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};

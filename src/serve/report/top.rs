@@ -7,8 +7,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Format;
-use super::domain_names::{DomainsByMetricName, UnenforcedMode};
+use super::{DomainsByMetricName, Format, UnenforcedMode};
 use crate::base::clock::Time;
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::domain_names::DomainsByMetricName;
+use super::DomainsByMetricName;
 use super::rule_text::{format_rule_as_file, rule_limits};
 use super::top::parse_shown_entries;
 use crate::base::clock::Time;
@@ -23,9 +23,9 @@ use crate::limit::{Limit, Scope};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{RuleText, compile_texts};
 use crate::rules::live::LoadedRules;
+use crate::rules::rule::decompile::{LimitToPaste, format_limit_on_one_line};
 use crate::rules::rule::set::CompiledRule;
 use crate::rules::rule::{RuleAllowance, RuleLimit};
-use crate::rules::rule_yaml::{LimitToPaste, format_limit_on_one_line};
 use crate::rules::yaml::DocumentSelection;
 use crate::telemetry::metrics::limit_stats::LimitStats;
 use crate::telemetry::top_keys::{KEPT_MINUTES, RejectedKeysInMinute, TopKeys};

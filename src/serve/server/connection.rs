@@ -5,6 +5,10 @@
 //! client can delay: the TLS handshake, the first request, the head of an HTTP/1 request, reading of a page; `http2`
 //! has those of keepalive pings, and `admission` the limits on connections. The handshake runs in the connection's own
 //! task, so a slow one does not delay `accept`.
+//!
+//! Bytes of bodies over HTTP count towards the limits of `admission` while they are in memory. Without a bound, clients
+//! that ask for large pages and read nothing would fill it. The data of a response carries its count: hyper drops it
+//! when it is written, or when the connection ends.
 
 use std::convert::Infallible;
 use std::future;
@@ -12,14 +16,16 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::http::uri::Authority;
 use axum::http::{Request, Response, StatusCode, Version, header};
 use axum::response::IntoResponse as _;
 use axum::serve::Listener;
-use axum::{BoxError, Router};
-use hyper::body::{Body, Incoming};
+use axum::{BoxError, Router, body};
+use bytes::{Buf, Bytes};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::{self, Builder};
@@ -35,8 +41,7 @@ use super::admission::{
 };
 use super::coalesced_writer::CoalescedWriter;
 use super::http2::{GracefulConnection, Http2Server};
-use super::memory_accounted_bodies::{MemoryAccountedRequestBody, MemoryAccountedResponseBody};
-use super::reloading_tls::{ReloadingTls, log_handshake_failure};
+use super::tls::{ReloadingTls, log_handshake_failure};
 use crate::base::random::random_fraction;
 use crate::serve::http::admin_token::ClientAddress;
 use crate::settings::client_limits::ClientLimits;
@@ -341,4 +346,105 @@ fn add_jitter(age: Duration) -> Duration {
 async fn wait_for_stop(stopping: &mut watch::Receiver<bool>) {
     // An error means that the sender was dropped, which also ends the process.
     let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+/// Request body that adds each frame to the buffered bytes, and fails when a limit on them is reached.
+///
+/// Handlers gather the bytes, so they count until the body is dropped.
+#[derive(Debug)]
+struct MemoryAccountedRequestBody {
+    body: Incoming,
+    received: BufferedBytes,
+    /// Set when a limit is exceeded.
+    is_refused: Arc<AtomicBool>,
+}
+
+/// Response body whose bytes are counted already, and stay counted until hyper has written or dropped its data.
+#[derive(Debug)]
+struct MemoryAccountedResponseBody {
+    body: body::Body,
+    buffered: Option<Arc<BufferedBytes>>,
+}
+
+/// Frame data of a response, which keeps the bytes of the response counted until it is dropped.
+#[derive(Debug)]
+struct MemoryAccountedData {
+    bytes: Bytes,
+    _buffered: Option<Arc<BufferedBytes>>,
+}
+
+impl MemoryAccountedRequestBody {
+    /// Body whose bytes are added to `received`; `is_refused` is set when they exceed a limit.
+    const fn new(body: Incoming, received: BufferedBytes, is_refused: Arc<AtomicBool>) -> Self {
+        Self { body, received, is_refused }
+    }
+}
+
+impl MemoryAccountedResponseBody {
+    /// Body whose bytes are in `buffered` already. With `buffered: None` they are not counted.
+    fn new(body: body::Body, buffered: Option<BufferedBytes>) -> Self {
+        Self { body, buffered: buffered.map(Arc::new) }
+    }
+}
+
+impl Body for MemoryAccountedRequestBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(context)) else { return Poll::Ready(None) };
+        let frame = frame?;
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        if let Err(limit) = self.received.add_bytes(length) {
+            self.received.connection().record_refusal(limit);
+            self.is_refused.store(true, Ordering::Relaxed);
+            return Poll::Ready(Some(Err("too many bytes of requests and responses in progress".into())));
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Body for MemoryAccountedResponseBody {
+    type Data = MemoryAccountedData;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<MemoryAccountedData>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let buffered = self.buffered.clone();
+        let count = |frame: Frame<Bytes>| frame.map_data(|bytes| MemoryAccountedData { bytes, _buffered: buffered });
+        Poll::Ready(frame.map(|frame| frame.map(count)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Buf for MemoryAccountedData {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
 }

@@ -5,11 +5,10 @@
 //! request is converted to an `http::Request` and passed to the router.
 //!
 //! A request is dropped when the client resets its stream or the connection ends. Keepalive pings, and the limits of h2
-//! on resets and small DATA frames, are here too; those on SETTINGS and GOAWAY are in `settings_goaway_limit`.
+//! on resets and small DATA frames, are here too; those on SETTINGS and GOAWAY are in `frame_filter`.
 
 mod in_flight;
-mod request_body;
-mod response;
+mod stream;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -33,11 +32,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::in_flight::InFlightRequests;
-use self::request_body::{RequestBody, build_too_many_bytes_status};
-use self::response::{ResponseData, send_grpc_message, send_head, send_streamed_response};
+use self::stream::{
+    RequestBody, ResponseData, build_too_many_bytes_status, send_grpc_message, send_head, send_streamed_response,
+};
 use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
-use crate::serve::grpc::call_head::{CallHead, InvalidCallHead};
+use crate::serve::grpc::call::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::ShouldRateLimitMethod;
 use crate::serve::quota::evidence::{ConnectionPings, DeliveryEvidence};
 use crate::serve::quota::method::{STREAM_PATH, StreamPeer};

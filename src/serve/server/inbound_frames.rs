@@ -2,7 +2,7 @@
 //!
 //! h2 reads all bytes that have arrived before it hands out a single request. Here reading pauses after
 //! [`READ_BYTES_PER_TURN`], until the requests among them have been started and other connections had their turn.
-//! Reading ends at more SETTINGS and GOAWAY frames than `settings_goaway_limit.rs` allows.
+//! Reading ends at more SETTINGS and GOAWAY frames than `frame_filter` allows.
 //!
 //! h2 resets a stream whose `:authority` is not one of a URI, such as the name of an Istio cluster, and ends the
 //! connection if the headers of one call are far too large. Envoy then lets requests through without a limit. No answer
@@ -11,7 +11,6 @@
 //! Frames that need no change are not copied: they are inspected in the buffer of the caller. A header block that is
 //! changed, or that was not read in one piece, goes through a buffer of its own, frame by frame.
 
-mod settings_goaway_limit;
 mod frame_filter;
 mod hpack_filter;
 

@@ -22,7 +22,7 @@ use crate::rules::compile::CompiledRules;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::defaults_file::{self, DefaultsStatus, DefaultsWatch};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics};
-use crate::rules::files::stamps::FileStamps;
+use crate::rules::files::walk::FileStamps;
 use crate::rules::files::watch::{FileSetReceiver, FileWatcher, WatchReloader, WatchTiming};
 use crate::rules::files::{RuleFileSetResult, RuleFilesLocation};
 use crate::rules::live::{LiveRules, RuleProblem, RuleSetOrigin};

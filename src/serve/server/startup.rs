@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use super::certificate_expiry::{self, find_expired_certificate};
 use super::error::StartupError;
-use super::listener_addresses;
+use super::listeners;
 use super::listeners::GuardsByListener;
-use super::otlp_metrics_thread::build_metric_exporter;
+use super::metrics_threads::build_metric_exporter;
+use super::tls::{self, find_expired_certificate};
 use crate::base::threads;
 use crate::decide::log;
 use crate::decide::log::value_form::ValueForm;
@@ -52,7 +52,7 @@ impl StartupResources {
         settings: &Settings,
         stats: &Arc<StatsByListener>,
     ) -> Result<Self, Vec<StartupError>> {
-        let mut errors = listener_addresses::find_address_problems(settings);
+        let mut errors = listeners::find_address_problems(settings);
         let guards =
             GuardsByListener::load_guards_and_certificates(settings, stats).map_err(|unusable| errors.extend(unusable));
         let metrics = &settings.metrics;
@@ -117,7 +117,7 @@ pub fn find_file_warnings(settings: &Settings) -> Vec<UnusableSetting> {
         listeners.into_iter().flatten().filter_map(|tls| find_expired_certificate(&tls.certificate, "clients")),
     );
     unusable.extend(settings.presented_certificates().iter().filter_map(|presented| {
-        find_expired_certificate(&presented.file, certificate_expiry::name_rejecting_servers(presented.client))
+        find_expired_certificate(&presented.file, tls::name_rejecting_servers(presented.client))
     }));
     unusable.extend(settings.xds.as_ref().and_then(xds::find_unusable_tls_file));
     unusable.extend(settings.rules.defaults.as_deref().and_then(defaults_file::find_unusable_file));

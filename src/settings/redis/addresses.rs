@@ -5,8 +5,8 @@
 //! may be a mistyped password. Text without a meaning, such as an unknown query, is an error.
 
 use crate::base::named_enum::named_enum;
+use crate::settings::address::{Endpoint, REDIS_ADDRESS_HINT, percent_decode};
 use crate::settings::credentials::Credentials;
-use crate::settings::endpoint::{Endpoint, REDIS_ADDRESS_HINT, percent_decode};
 use crate::settings::problem::InvalidSetting;
 use crate::settings::secret::Secret;
 use crate::settings::setting::{AnySetting as _, Setting};

@@ -8,10 +8,10 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use super::addresses::{AddressVariables, Addresses, DeploymentKind, RedisAddress, SocketKind};
+use crate::settings::address::Endpoint;
 use crate::settings::credentials::{CredentialVariables, Credentials};
-use crate::settings::endpoint::Endpoint;
 use crate::settings::setting::{AnySetting as _, Setting};
-use crate::settings::store_tls::{StoreTls, StoreTlsVariables};
+use crate::settings::tls::{StoreTls, StoreTlsVariables};
 use crate::settings::value::text::SecretUrl;
 use crate::settings::values::Values;
 

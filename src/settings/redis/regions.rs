@@ -16,7 +16,7 @@ use crate::settings::cloud_identity::{
 use crate::settings::credentials::CredentialVariables;
 use crate::settings::secret::Secret;
 use crate::settings::setting::{AnySetting as _, RequiredValue, Requirement, settings};
-use crate::settings::store_tls::StoreTlsVariables;
+use crate::settings::tls::StoreTlsVariables;
 use crate::settings::value::number::{DurationRange, IntRange};
 use crate::settings::value::text::{SecretUrl, TextList};
 use crate::settings::values::Values;

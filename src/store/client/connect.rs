@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::pipeline::{ByteStream, ClosedReceiver};
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 
 /// Connection that is ready for commands.
 #[derive(Debug)]

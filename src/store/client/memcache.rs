@@ -23,7 +23,7 @@ use self::protocol::MemcacheError;
 use self::server::{MemcacheConnectOptions, MemcacheServer};
 use self::srv_records::query_srv_records;
 use super::deadline::timeout_with_grace;
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::settings::memcache::MemcacheServers;
 use crate::telemetry::log_throttle::ErrorDedup;
 

@@ -24,7 +24,7 @@ use super::connect::{CallErrorKind, ConnectError, Connected, io_error_text};
 use super::pipeline::ClosedReceiver;
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::telemetry::log_throttle::{ErrorDedup, LogThrottle};
 
 /// Minimum time between two log lines of one kind.

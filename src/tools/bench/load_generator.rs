@@ -3,7 +3,7 @@
 //! A closed loop sends the next call when the previous one is answered, and finds the maximum throughput of a server.
 //! An open loop sends calls when they are due, whatever happens to earlier ones; its latencies count from the due time,
 //! so a server that pauses for a second is charged with every call of that second (no coordinated omission).
-//! `connection` makes a call, with its timeout and errors; `accuracy` judges verdicts.
+//! `connection` makes a call, with its timeout and errors; `results` judges verdicts.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,10 +16,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
 use super::connection::{BenchConnection, BenchTarget, CallError};
-use super::key_space::KeySpace;
-use super::measurements::{DescriptorVerdict, LimitInResponse, LoadMeasurements, MAX_VERDICT_EVENTS, UsageSpan};
-use super::request_template::{PlaceholderValues, RequestMix};
-use super::server_usage::{ResourceUsage, UsageSource};
+use super::measurements::{
+    DescriptorVerdict, LimitInResponse, LoadMeasurements, MAX_VERDICT_EVENTS, ResourceUsage, UsageSource, UsageSpan,
+};
+use super::requests::{KeySpace, PlaceholderValues, RequestMix};
 use crate::base::clock::{Clock, to_micros};
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};

@@ -24,12 +24,10 @@ use crate::serve::http::proto_json::request_from_json;
 use crate::settings::address::ConnectAddress;
 use crate::settings::value::number::DurationRange;
 use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
-use crate::tools::bench::key_space::KeySpace;
 use crate::tools::bench::load_generator::{self, LoadPlan, LoadProgress, LoadRunError};
-use crate::tools::bench::measurements::VerdictCounts;
-use crate::tools::bench::request_template::{RequestMix, RequestTemplate};
+use crate::tools::bench::measurements::{UsageSource, VerdictCounts};
+use crate::tools::bench::requests::{KeySpace, RequestMix, RequestTemplate};
 use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage, StatedLimit};
-use crate::tools::bench::server_usage::UsageSource;
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,5 @@
 //! `events`: prints the records of a decision log's stream, as one consumer of a group.
 
-mod stdin_acknowledgements;
 pub(super) mod args;
 mod record_printer;
 mod stderr_messages;
@@ -12,9 +11,8 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::args::{AckTrigger, Args};
-use self::record_printer::RecordPrinter;
+use self::record_printer::{Acknowledger, OutstandingRecords, RecordPrinter};
 use self::stderr_messages::{EventsError, StderrPrinter};
-use self::stdin_acknowledgements::{Acknowledger, OutstandingRecords};
 use super::print::{CommandOutcome, print_error};
 use super::traffic_input::read_stream_settings;
 use crate::base::text::escape_unprintable;

@@ -24,8 +24,7 @@ use crate::tools::html_report::render_simulation;
 use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
-use crate::tools::simulate::condition_judge::{ConditionJudge, MinFidelity};
-use crate::tools::simulate::fail_condition::FailCondition;
+use crate::tools::simulate::fail_condition::{ConditionJudge, FailCondition, MinFidelity};
 use crate::tools::simulate::results::{
     ConditionResult, LimitFigures, LimitResults, RejectedKeyResults, ReplaySpeed, ReplayTotals, SimulationResults,
     TimelineResults, VerdictChangeResults, compute_share, list_changed_limits_first,

@@ -25,11 +25,10 @@ use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
-use crate::tools::why::ban_history::BanFacts;
+use crate::tools::why::bans_and_slots::{BanFacts, HeldSlot, HeldSlots};
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
 use crate::tools::why::rejection::{NeverPassesReason, Remedy, format_decider, format_limit, format_limit_origin};
 use crate::tools::why::results::{DecisionWithRemedies, LimitRemedies, WhyResults};
-use crate::tools::why::slot_history::{HeldSlot, HeldSlots};
 use crate::tools::why::time_range::{AskedTime, TimeRange};
 
 /// Arguments of `why`.

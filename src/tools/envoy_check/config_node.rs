@@ -6,8 +6,7 @@
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use crate::rules::yaml::scalar::ScalarValue;
-use crate::rules::yaml::{Position, YamlContent, YamlNode};
+use crate::rules::yaml::{Position, ScalarValue, YamlContent, YamlNode};
 
 /// Prefix of the type URLs of messages.
 const TYPE_URL_PREFIX: &str = "type.googleapis.com/";

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::config_node::ConfigNode;
 use crate::base::named_enum::{named_enum, serialize_by_name};
-use crate::rules::acknowledged_warnings::AcknowledgedLines;
+use crate::rules::diagnostic::AcknowledgedLines;
 
 /// Maximum number of findings that are kept.
 const MAX_FINDINGS: usize = 1000;

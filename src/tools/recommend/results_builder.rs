@@ -10,8 +10,7 @@ use super::results::{
 };
 use crate::base::text::escape_unprintable;
 use crate::limit::Consistency;
-use crate::rules::rule::decompile::RulePath;
-use crate::rules::rule_yaml::{LimitToPaste, format_plan_yaml, format_rule_yaml};
+use crate::rules::rule::decompile::{LimitToPaste, RulePath, format_plan_yaml, format_rule_yaml};
 use crate::tools::replay::replayer::CounterLosses;
 use crate::tools::simulate::results::compute_share;
 use crate::tools::simulate::simulation::LogProperties;

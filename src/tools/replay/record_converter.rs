@@ -21,7 +21,7 @@ use crate::decide::log::record::{
 use crate::limit::period::Period;
 use crate::limit::request::Hits;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::plan_table::row::OwnLimit;
+use crate::rules::plan_table::OwnLimit;
 use crate::rules::rule::OWN_LIMIT_NAME;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::decisions::DecisionSettings;

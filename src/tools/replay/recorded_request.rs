@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::base::clock::Time;
 use crate::limit::request::{Descriptor, Entry, Hits, LimitOverride, Request};
 use crate::limit::slot::SlotUse;
-use crate::rules::plan_table::row::OwnLimit;
+use crate::rules::plan_table::OwnLimit;
 use crate::rules::rule::set::RuleSet;
 
 /// A recorded request.

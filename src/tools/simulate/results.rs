@@ -3,8 +3,7 @@
 use serde::Serialize;
 
 use super::simulation::{KeyWithRejectingLimit, RuleReplay, Simulation, Verification};
-use super::tally::{LimitLabel, LimitTally, RejectionRun, ReplayTally};
-use super::timeline::Timeline;
+use super::tally::{LimitLabel, LimitTally, RejectionRun, ReplayTally, Timeline};
 use crate::telemetry::top_keys::space_saving::SpaceSaving;
 use crate::tools::replay::source::SourceSummary;
 

@@ -1,18 +1,23 @@
 //! Collection of the decisions on one descriptor, in bounded memory, from logs in any order.
+//!
+//! The rules in the headers of the logs say under which rule sets the asked domain takes entries in any order. The
+//! service sorts such entries before it decides and logs them, so the log never has the order of the request.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::any_order::EntryOrderByRuleSet;
 use super::asked_descriptor::{AskedDescriptor, Likeness, NearestDescriptors, format_entries};
-use super::ban_history::BanHistory;
+use super::bans_and_slots::{BanHistory, SlotHistory};
 use super::rejection;
-use super::slot_history::SlotHistory;
 use super::time_range::{TimeRange, format_time};
 use crate::decide::log::header::{HeaderReason, HeaderRecord, SettingsRecord};
+use crate::decide::log::header::{build_compile_options, decode_recorded_rules};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
+use crate::rules::compile::options::CompileOptions;
+use crate::rules::rule::EntryOrder;
 
 /// Maximum number of different causes that are counted by name.
 const MAX_CAUSES: usize = 100;
@@ -387,5 +392,34 @@ impl LogHeaderFacts {
     pub(super) fn clear_rule_changes(&mut self) {
         self.changes.clear();
         self.more_changes = 0;
+    }
+}
+
+/// Maximum number of rule sets that are compiled; under others entries have the order of the rules.
+const MAX_RULE_SETS: usize = 1000;
+
+/// Order of entries in the asked domain, by the id of the rule set.
+#[derive(Debug, Default)]
+struct EntryOrderByRuleSet(HashMap<String, EntryOrder>);
+
+impl EntryOrderByRuleSet {
+    /// Takes note of the rules of a header. Rules that cannot be compiled here count as those with one order.
+    fn add_header(&mut self, header: &HeaderRecord, domain: &str) {
+        let Some(rules) = &header.rules else { return };
+        if self.0.contains_key(&rules.id) || self.0.len() == MAX_RULE_SETS {
+            return;
+        }
+        let order = decode_recorded_rules(rules.clone()).ok().and_then(|recorded| {
+            let rule_defaults = Arc::new(recorded.defaults);
+            let options = CompileOptions { rule_defaults, ..build_compile_options(&header.settings) };
+            let compiled = recorded.rules.compile(&options).ok()?;
+            Some(compiled.domains.iter().find(|known| *known.name == *domain)?.matching.order)
+        });
+        self.0.insert(rules.id.clone(), order.unwrap_or_default());
+    }
+
+    /// Order of entries under a rule set.
+    fn entry_order_under(&self, rules: &str) -> EntryOrder {
+        self.0.get(rules).copied().unwrap_or_default()
     }
 }

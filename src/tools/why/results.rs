@@ -2,10 +2,9 @@
 
 use serde::Serialize;
 
-use super::ban_history::BanFacts;
+use super::bans_and_slots::{BanFacts, HeldSlots};
 use super::descriptor_history::{AskedDecision, DescriptorHistory, RuleChange};
 use super::rejection::{RejectingLimit, Remedy, limit_rejected_hits, list_remedies_for_block_or_policy};
-use super::slot_history::HeldSlots;
 use super::time_range::format_time;
 use crate::decide::log::header::SettingsRecord;
 use crate::decide::log::record::{DecisionRecord, RecordedVerdict};

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tollkeeper::limit::request::Entry;
 use tollkeeper::rules::rule::Domain;
-use tollkeeper::rules::rule::match_pattern::{MatchPattern, Operator};
 use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::rule::value_pattern::ValuePattern;
+use tollkeeper::rules::rule::value_pattern::{MatchPattern, Operator, ValuePattern};
 
 use super::{DOMAIN, Situation, Walk, many_rules};
 

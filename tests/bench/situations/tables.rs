@@ -2,8 +2,7 @@
 
 use std::hint::black_box;
 
-use tollkeeper::rules::plan_table::PlanTable;
-use tollkeeper::rules::plan_table::row::RowValue;
+use tollkeeper::rules::plan_table::{PlanTable, RowValue};
 
 use super::{Situation, Walk};
 

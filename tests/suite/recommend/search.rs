@@ -6,8 +6,9 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
-use tollkeeper::tools::recommend::recommendation::{FixedLimitFields, LimitFamily};
-use tollkeeper::tools::recommend::smallest_limit::{SearchRange, admits_all, find_smallest_admitting_all};
+use tollkeeper::tools::recommend::recommendation::{
+    FixedLimitFields, LimitFamily, SearchRange, admits_all, find_smallest_admitting_all,
+};
 
 /// Largest limit of the scan.
 const MAX: u32 = 60;

@@ -3,13 +3,12 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
-use tollkeeper::settings::counters::KeyFormat;
-use tollkeeper::settings::counters::OverLimitCacheSettings;
-use tollkeeper::settings::endpoint::Endpoint;
+use tollkeeper::settings::address::Endpoint;
+use tollkeeper::settings::counters::{KeyFormat, OverLimitCacheSettings};
 use tollkeeper::settings::memcache::{MemcacheServers, MemcacheSettings};
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
 use tollkeeper::settings::store::StoreSettings;
-use tollkeeper::settings::store_tls::StoreTls;
+use tollkeeper::settings::tls::StoreTls;
 
 use super::{Vars, notices, problems, read, tcp};
 

@@ -4,17 +4,17 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::Command;
 use std::time::Duration;
 
+use tollkeeper::settings::address::Endpoint;
 use tollkeeper::settings::counters::{KeyFormat, OverLimitCacheSettings};
 use tollkeeper::settings::credentials::Credentials;
-use tollkeeper::settings::endpoint::Endpoint;
 use tollkeeper::settings::pem::{ClientCertificate, PemFile};
 use tollkeeper::settings::redis::deployment::{DeploymentSettings, TopologySettings};
 use tollkeeper::settings::redis::{RedisSettings, TableLookupSettings};
 use tollkeeper::settings::report::{Disposition, report_variables};
 use tollkeeper::settings::secret::Secret;
 use tollkeeper::settings::store::StoreSettings;
-use tollkeeper::settings::store_tls::StoreTls;
-use tollkeeper::settings::{Settings, documentation, groups};
+use tollkeeper::settings::tls::StoreTls;
+use tollkeeper::settings::{Settings, documentation, environment};
 
 use super::{PEER, Vars, credential_file, notices, os, problems, read, tcp};
 use crate::kit::repository;
@@ -43,7 +43,7 @@ fn inline(user: Option<&str>, password: &str) -> Credentials {
 fn any_redis_setting_selects_redis() {
     assert_eq!(read(&[]).store, StoreSettings::Memory);
     for (name, _) in PEER.iter().filter(|(name, _)| name.starts_with("REDIS_")) {
-        let setting = groups::find_setting(name).unwrap();
+        let setting = environment::find_setting(name).unwrap();
         let value = match setting.default_text() {
             none if none.is_empty() => "/x".to_owned(),
             default => default,
@@ -511,7 +511,7 @@ fn all_output(vars: Vars<'_>) -> String {
         Err(error) => error.to_string(),
     };
     let (name, value) = vars[0];
-    let setting = groups::find_setting(name).unwrap();
+    let setting = environment::find_setting(name).unwrap();
     let parsed = setting.validate(value);
     format!("{words} {result:?} {:?} {parsed:?} {}", report_variables(os(vars)), setting.format_for_message(value))
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollkeeper::rules::xds::retry::RetryDelays;
+use tollkeeper::rules::xds::client::RetryDelays;
 use tollkeeper::settings::xds::XdsBackoff;
 
 const fn backoff(initial_ms: u64, max_ms: u64, random_factor: f64, jitter: bool) -> XdsBackoff {

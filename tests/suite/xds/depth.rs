@@ -12,9 +12,10 @@ use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitP
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
-use tollkeeper::rules::xds::descriptors::{DescriptorFields, MAX_DESCRIPTOR_DEPTH, PartlyDecodedRateLimitConfig};
 use tollkeeper::rules::xds::refused_domains::compile_resources;
-use tollkeeper::rules::xds::resource::{RuleResource, parse_resources};
+use tollkeeper::rules::xds::resource::{
+    DescriptorFields, MAX_DESCRIPTOR_DEPTH, PartlyDecodedRateLimitConfig, RuleResource, parse_resources,
+};
 
 use super::{accepted, client_of, facts};
 use crate::kit::http;

@@ -12,8 +12,7 @@ use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, Field, FieldPath};
 use crate::rules::document::value::{InvalidValue, parse_duration_us};
 use crate::rules::key_table::Section;
-use crate::rules::yaml::scalar::Scalar;
-use crate::rules::yaml::{Spanned, YamlContent};
+use crate::rules::yaml::{Scalar, Spanned, YamlContent};
 
 impl DocumentReader<'_> {
     pub(super) fn read_window(

@@ -1,14 +1,16 @@
-//! Finds header blocks in the frames of HTTP/2 (RFC 9113, 4.1 and 6.2) and filters them; counts the frames.
+//! Finds header blocks in the frames of HTTP/2 (RFC 9113, 4.1 and 6.2) and filters them; limits SETTINGS and GOAWAY.
 //!
 //! Frames that need no change pass in place. A header block that is changed, or that was not read in one piece, goes
 //! through a buffer: at most one frame that is not complete, and the part of a filtered block that does not fill one.
 //! Malformed frames pass unchanged, for h2 to report.
+//!
+//! h2 visits each open stream for a SETTINGS or GOAWAY frame and does not bound these frames. A few are allowed here,
+//! and more in proportion to the requests.
 
 use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::ReadBuf;
 
 use super::hpack_filter::{HeaderBlockFilter, needs_filtering};
-use super::settings_goaway_limit::{FrameCounts, HEADERS_FRAME_TYPE};
 
 /// Length of the connection preface in bytes, before the first frame.
 const PREFACE_BYTES: usize = 24;
@@ -264,6 +266,43 @@ impl<'p> HeaderBlockFragment<'p> {
     }
 }
 
+/// Maximum number of SETTINGS and GOAWAY frames of a connection without requests.
+const MAX_SETTINGS_AND_GOAWAY_FRAMES: u64 = 64;
+/// Number of requests that allow one more SETTINGS or GOAWAY frame.
+const REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME: u64 = 64;
+
+/// Kind of a frame that opens a request, or ends it with trailers.
+const HEADERS_FRAME_TYPE: u8 = 1;
+const SETTINGS_FRAME_TYPE: u8 = 4;
+const GOAWAY_FRAME_TYPE: u8 = 7;
+
+/// Numbers of requests, and of SETTINGS and GOAWAY frames, on a connection.
+#[derive(Debug, PartialEq, Eq)]
+struct FrameCounts {
+    requests: u64,
+    all_stream_frames: u64,
+}
+
+impl FrameCounts {
+    const fn new() -> Self {
+        Self { requests: 0, all_stream_frames: 0 }
+    }
+
+    /// Counts a frame of this kind.
+    const fn count_frame(&mut self, kind: u8) {
+        match kind {
+            HEADERS_FRAME_TYPE => self.requests += 1,
+            SETTINGS_FRAME_TYPE | GOAWAY_FRAME_TYPE => self.all_stream_frames += 1,
+            _ => {}
+        }
+    }
+
+    /// True if there were more SETTINGS and GOAWAY frames than allowed.
+    const fn exceeds_limit(&self) -> bool {
+        self.all_stream_frames > MAX_SETTINGS_AND_GOAWAY_FRAMES + self.requests / REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -367,5 +406,26 @@ mod tests {
             // An interrupted block gets an empty frame, and a value that is cut off an error mark.
             prop_assert!(whole.0.len() <= 2 * bytes.len(), "{} of {}", whole.0.len(), bytes.len());
         }
+    }
+
+    #[test]
+    fn client_may_change_its_settings_now_and_then() {
+        let mut counts = FrameCounts::new();
+        for _ in 0..10_000 {
+            (0..REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME).for_each(|_| counts.count_frame(HEADERS_FRAME_TYPE));
+            counts.count_frame(SETTINGS_FRAME_TYPE);
+            assert!(!counts.exceeds_limit());
+        }
+    }
+
+    #[test]
+    fn settings_and_goaway_frames_without_requests_are_bounded() {
+        let mut counts = FrameCounts::new();
+        for kind in [SETTINGS_FRAME_TYPE, GOAWAY_FRAME_TYPE].into_iter().cycle().take(64) {
+            counts.count_frame(kind);
+        }
+        assert!(!counts.exceeds_limit());
+        counts.count_frame(GOAWAY_FRAME_TYPE);
+        assert!(counts.exceeds_limit());
     }
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::protocol::{MemcacheConnectError, MemcacheError, MemcacheProtocol, MemcacheReply};
-use crate::settings::endpoint::Endpoint;
-use crate::settings::store_tls::StoreTls;
+use crate::settings::address::Endpoint;
+use crate::settings::tls::StoreTls;
 use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::pipeline::Pipeline;

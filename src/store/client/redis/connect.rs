@@ -13,11 +13,11 @@ use tokio::time::timeout;
 
 use super::connection::{Connection, ErrorWithText, error_kind, send_with_error_text};
 use super::error::{RedisConnectError, RedisError, ReplyError};
+use crate::settings::address::Endpoint;
 use crate::settings::credentials::{CredentialFile, Credentials};
-use crate::settings::endpoint::Endpoint;
 use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
-use crate::settings::store_tls::StoreTls;
+use crate::settings::tls::StoreTls;
 use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
 use crate::store::client::supervised_server::ConnectFileHashes;
 use crate::store::client::tokens::TokenSource;

@@ -22,7 +22,7 @@ use super::node::Node;
 use super::resp::Reply;
 use super::server_clock::{ClockJumps, InstantRange, OffsetInterval};
 use crate::base::sharded::lock_ignoring_poison;
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::deadline::timeout_with_grace;
 

@@ -16,7 +16,7 @@ use super::deployment_context::{DeploymentContext, DeploymentOptions};
 use super::error::{RedisConnectError, RedisError};
 use super::hash_slot::HASH_SLOTS;
 use super::resp::{Reply, reply_integer, reply_text};
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::telemetry::log_throttle::ErrorDedup;

@@ -20,7 +20,7 @@ use super::health_check::OptionalCommands;
 use super::resp::{Reply, reply_integer};
 use super::server_clock::{ClockReading, ServerClock, process_time_us};
 use crate::base::clock::Clock;
-use crate::settings::endpoint::Endpoint;
+use crate::settings::address::Endpoint;
 use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::{connect, health_check};

@@ -1,18 +1,21 @@
-//! Warnings about rules that no request reaches, because other rules of their level match first.
+//! Warnings that need the whole domain: rules that no request reaches, and `replaces` of unknown names.
 //!
-//! Only what can be decided is reported: a wildcard that an earlier one covers, lists and networks that earlier
-//! patterns contain, everything behind `*`. Without backtracking, also a rule below a less exact match, for the values
-//! of a more exact one that has other rules below.
+//! A rule is not reached if other rules of its level match first. Only what can be decided is reported: a wildcard that
+//! an earlier one covers, lists and networks that earlier patterns contain, everything behind `*`. Without
+//! backtracking, also a rule below a less exact match, for the values of a more exact one that has other rules below.
+//!
+//! A name in `replaces` may be that of a limit in another file, so it is looked for in all limits of the domain.
 
 use std::collections::{HashMap, HashSet};
 
+use super::plans::CompiledPlan;
 use crate::limit::request::Entry;
-use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
-use crate::rules::rule::match_pattern::{MatchPattern, Operator};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message, find_similar_name};
 use crate::rules::rule::network::{Network, NetworkIndex};
 use crate::rules::rule::patterns::{Patterns, PatternsBuilder};
 use crate::rules::rule::value_pattern::{MatchKind, ValuePattern};
-use crate::rules::rule::{Domain, RuleNode};
+use crate::rules::rule::value_pattern::{MatchPattern, Operator};
+use crate::rules::rule::{Domain, Rule, RuleNode};
 
 /// Maximum number of pairs of rules of one level that are compared for rules below.
 const MAX_COMPARED_PAIRS: usize = 1_000_000;
@@ -201,4 +204,41 @@ fn may_be_meant_instead_of(own: &RuleNode, other: &RuleNode) -> bool {
     own.composite_key() == other.composite_key()
         || (own.key == other.key && own.match_kind() == MatchKind::Any)
         || (own.key == other.key && own.value.pattern_text() == "*")
+}
+
+/// Maximum number of unknown names for which a similar one is searched.
+const MAX_SEARCHED_NAMES: usize = 100;
+
+/// Warns about each name that a rule replaces and no limit has.
+pub(super) fn warn_about_unknown_names(domain: &Domain, plans: &[CompiledPlan], found: &mut Diagnostics) {
+    let rules = rules_below(&domain.descriptors);
+    if rules.iter().all(|rule| rule.replaces.is_empty()) {
+        return;
+    }
+    let of_plans = plans.iter().flat_map(CompiledPlan::limit_names);
+    let known: HashSet<&str> = rules.iter().flat_map(|rule| rule.allowance.limit_names()).chain(of_plans).collect();
+    let mut searched = 0;
+    for rule in rules {
+        for name in rule.replaces.iter().filter(|name| !known.contains(&***name)) {
+            let message =
+                format!("`replaces` names '{}', and no limit of this domain has that name", escape_for_message(name));
+            searched += 1;
+            let near = (searched <= MAX_SEARCHED_NAMES).then(|| find_similar_name(name, known.iter().copied()));
+            let hint = match near.flatten() {
+                Some(near) => format!("did you mean `{}`?", escape_for_message(near)),
+                None => "give the limit that it replaces this `name`, or remove it".to_owned(),
+            };
+            found.push(Diagnostic::at_location(Severity::Warning, &rule.location, message, hint));
+        }
+    }
+}
+
+fn rules_below(nodes: &[RuleNode]) -> Vec<&Rule> {
+    let mut rules = Vec::new();
+    let mut waiting: Vec<&RuleNode> = nodes.iter().collect();
+    while let Some(node) = waiting.pop() {
+        rules.extend(&node.rule);
+        waiting.extend(node.descriptors.iter());
+    }
+    rules
 }

@@ -1,7 +1,7 @@
-//! Rejected keys of all replicas, from the sketches in their summaries.
+//! Rejected keys of all replicas, from the sketches in their summaries, and keys with most hits, from the estimates.
 //!
-//! A summary tells for each minute the counts of some keys, as bounds, and a *floor*: no other key had more hits. So in
-//! one minute, over all summaries, a key has
+//! For rejected keys, a summary tells for each minute the counts of some keys, as bounds, and a *floor*: no other key
+//! had more hits. So in one minute, over all summaries, a key has
 //!
 //! - at least the sum of its lower bounds, and
 //! - at most the sum of its upper bounds, plus the floors of the summaries that lack it.
@@ -10,6 +10,9 @@
 //! floor by, if it does: the key's *excess*. See Agarwal et al., "Mergeable summaries", 2013, section 3. If there are
 //! too many keys, those with the smallest excess are dropped; from then on, their largest excess is added to that of
 //! every key that is new or missing, because it may be one of those dropped.
+//!
+//! A replica publishes its busiest keys of ten minutes, so their sum over replicas is an estimate too: a replica where
+//! a key is not among the busiest has no part in it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -201,17 +204,77 @@ fn has_valid_counts(minute: &RejectedKeysMinuteSummary, keys: &[Option<MergedRej
         .all(|count| keys.get(count.key).is_some_and(Option::is_some) && count.at_least <= count.at_most)
 }
 
+/// Maximum number of keys of one summary; replicas publish no more.
+pub const MAX_BUSY_KEYS: usize = 50;
+/// Maximum number of keys of all summaries.
+const MAX_MERGED_KEYS: usize = 10_000;
+/// Maximum length of a name or text in bytes; replicas publish shorter ones.
+const MAX_TEXT_BYTES: usize = 1024;
+
+/// Busiest keys of several replicas.
+#[derive(Debug, Default)]
+pub struct MergedBusiestKeys {
+    hits: HashMap<BusyKeyId, u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct BusyKeyId {
+    limit: LimitName,
+    text: String,
+    has_plain_values: bool,
+}
+
+impl MergedBusiestKeys {
+    /// Adds the busiest keys of a summary, without those that refer to no name, or whose name or text is too long.
+    pub fn add_summary(&mut self, summary: &ReplicaSummary) {
+        for busy in summary.busy.iter().take(MAX_BUSY_KEYS) {
+            let Some(name) = summary.names.get(busy.name) else { continue };
+            if name.len() > MAX_TEXT_BYTES || busy.text.len() > MAX_TEXT_BYTES {
+                continue;
+            }
+            let limit = LimitName::from_published(name, summary.domain_bytes.get(busy.name).copied());
+            let has_plain_values = summary.values == PublishedKeyForm::Plain;
+            let id = BusyKeyId { limit, text: busy.text.clone(), has_plain_values };
+            if self.hits.len() < MAX_MERGED_KEYS || self.hits.contains_key(&id) {
+                let sum = self.hits.entry(id).or_default();
+                *sum = sum.saturating_add(busy.hits);
+            }
+        }
+    }
+
+    /// Returns the keys of limits that `filter` accepts, the busiest first.
+    pub fn snapshot(&self, filter: impl Fn(&LimitName) -> bool) -> TopKeysSnapshot {
+        let mut keys: Vec<RejectedKey> = self
+            .hits
+            .iter()
+            .filter(|(id, _)| filter(&id.limit))
+            .map(|(id, hits)| RejectedKey {
+                limit: Arc::new(id.limit.clone()),
+                text: id.text.as_str().into(),
+                has_plain_values: id.has_plain_values,
+                at_least: *hits,
+                at_most: *hits,
+                in_bursts: 0,
+                largest_burst: 0,
+            })
+            .collect();
+        keys.sort_by(|a, b| (b.at_least, &a.text, &a.limit).cmp(&(a.at_least, &b.text, &b.limit)));
+        TopKeysSnapshot { keys, max_missed: 0 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
-    use super::{MAX_KEYS_PER_MINUTE, MergedRejectedKeys};
+    use super::{MAX_BUSY_KEYS, MAX_KEYS_PER_MINUTE, MergedBusiestKeys, MergedRejectedKeys};
     use crate::base::clock::Time;
     use crate::serve::fleet::replica_summary_builder::{ListedLimitNames, add_rejected_keys};
     use crate::serve::fleet::summary::{
-        RejectedKeyCountSummary, RejectedKeySummary, RejectedKeysMinuteSummary, ReplicaSummary,
+        BusyKeySummary, PublishedKeyForm, RejectedKeyCountSummary, RejectedKeySummary, RejectedKeysMinuteSummary,
+        ReplicaSummary,
     };
     use crate::telemetry::metrics::limit_stats::{LimitName, LimitStats};
     use crate::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
@@ -318,5 +381,34 @@ mod tests {
         let mut merged = MergedRejectedKeys::default();
         assert!(merged.add_summary(&far, FIRST));
         assert!(merged.snapshot(FIRST, 1, |_| true).keys.is_empty());
+    }
+
+    /// Summary of these busiest keys, as (name, text, hits).
+    fn busy_summary(keys: &[(usize, &str, u64)]) -> ReplicaSummary {
+        let busy =
+            keys.iter().map(|(name, text, hits)| BusyKeySummary { name: *name, text: (*text).into(), hits: *hits });
+        ReplicaSummary {
+            names: vec!["shop.user".to_owned(), "shop.path".to_owned()],
+            domain_bytes: vec![4, 4],
+            busy: busy.collect(),
+            values: PublishedKeyForm::Plain,
+            ..ReplicaSummary::default()
+        }
+    }
+
+    #[test]
+    fn hits_of_a_key_are_added_up_and_hostile_entries_are_left_out() {
+        let mut merged = MergedBusiestKeys::default();
+        merged.add_summary(&busy_summary(&[(0, "user=ann", 5), (1, "path=/", 7), (9, "user=eve", 1)]));
+        merged.add_summary(&busy_summary(&[(0, "user=ann", 4), (0, &"x".repeat(5000), u64::MAX)]));
+        let many: Vec<_> = (0..MAX_BUSY_KEYS + 9).map(|_| (0, "user=bob", 1)).collect();
+        merged.add_summary(&busy_summary(&many));
+        let rows = |filter: fn(&str) -> bool| -> Vec<(String, u64)> {
+            let snapshot = merged.snapshot(|name| filter(name.as_str()));
+            snapshot.keys.iter().map(|key| (key.text.to_string(), key.at_least)).collect()
+        };
+        let row = |text: &str, hits| (text.to_owned(), hits);
+        assert_eq!(rows(|_| true), [row("user=bob", 50), row("user=ann", 9), row("path=/", 7)]);
+        assert_eq!(rows(|name| name == "shop.path"), [row("path=/", 7)]);
     }
 }
