@@ -5,6 +5,7 @@
 //! module, as deep as there are files. Code for tests only does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use syn::visit::{self, Visit};
 
@@ -128,18 +129,17 @@ fn cycles(graph: &BTreeMap<String, Imports>) -> Vec<String> {
     found
 }
 
-/// The imports of each module in `src`, without those of `lib.rs`.
-pub(super) fn of_all_modules() -> BTreeMap<String, Imports> {
+/// The imports of each module in `src`, without those of `lib.rs`. Parsing takes a while, so all tests share them.
+pub(super) static IMPORTS: LazyLock<BTreeMap<String, Imports>> = LazyLock::new(|| {
     let mut graph = imports(&modules());
     graph.remove("");
     graph
-}
+});
 
 #[test]
 fn modules_do_not_import_each_other_in_a_circle() {
-    let graph = of_all_modules();
-    assert!(graph.len() > 100, "only {} modules were found", graph.len());
-    assert_none("import cycles", &cycles(&graph));
+    assert!(IMPORTS.len() > 100, "only {} modules were found", IMPORTS.len());
+    assert_none("import cycles", &cycles(&IMPORTS));
 }
 
 #[test]

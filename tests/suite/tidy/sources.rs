@@ -11,7 +11,6 @@ use super::{Text, texts};
 pub(super) struct Source {
     /// Path from the root of the repository.
     pub(super) name: String,
-    pub(super) text: String,
     pub(super) syntax: syn::File,
 }
 
@@ -22,7 +21,7 @@ pub(super) fn sources(directory: &str) -> Vec<Source> {
 
 fn parse(text: Text) -> Source {
     let syntax = syn::parse_file(&text.content).unwrap_or_else(|error| panic!("{}: {error}", text.name));
-    Source { name: text.name, text: text.content, syntax }
+    Source { name: text.name, syntax }
 }
 
 /// First line of a syntax node, from 1.
