@@ -1,9 +1,8 @@
 //! What a holder is told: a new assignment, the same one again, or nothing.
 //!
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
-//! it is surely in force: after that, the same bucket would be a full one. A proxy that was not heard
-//! lately must reply to a PING before it is told anything; one that has not reported lately is told only to take less, or
-//! to deny.
+//! it is surely in force: after that, the same bucket would be a full one. A proxy that was not heard lately must reply
+//! to a PING before it is told anything; one that has not reported lately is told only to take less, or to deny.
 
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
