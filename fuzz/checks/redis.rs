@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
@@ -90,10 +90,11 @@ fn replay_all(bytes: &[u8]) {
     let alone = kinds.clone().map(|kind| SmallVec::from_iter([counted(kind)]));
     let together = [kinds.map(counted).collect()];
     let last = Time::from_micros(1 << 53);
-    let wide = GlobalRedisView { valid_until: last, can_request: true, cut_off: true, ..GlobalRedisView::UNKNOWN };
+    let wide =
+        GlobalTimeAndStanding { valid_until: last, can_request: true, cut_off: true, ..GlobalTimeAndStanding::UNKNOWN };
     let arguments = [
         ReplyContext::default(),
-        ReplyContext { has_leases: true, view: Some(&GlobalRedisView::UNKNOWN) },
+        ReplyContext { has_leases: true, view: Some(&GlobalTimeAndStanding::UNKNOWN) },
         ReplyContext { has_leases: false, view: Some(&wide) },
     ];
     for counters in alone.chain(together) {

@@ -205,7 +205,7 @@ impl TotalHold {
 
     /// Returns the hold if it lasts at `now`. If it has ended, the capacity that it took is charged to the bucket.
     #[must_use]
-    pub fn settle_if_ended(self, limit: &Limit, state: &mut State, now: Time) -> Option<Self> {
+    pub fn keep_or_settle(self, limit: &Limit, state: &mut State, now: Time) -> Option<Self> {
         let at = state.effective_charge_time(limit, now);
         if self.until.since_us(at) > longest_hold_us(limit) {
             // The clock was set back.
@@ -296,7 +296,7 @@ struct HoldingReplica {
 }
 
 impl CounterHolds {
-    /// Sum of what is held. It may have ended: see [`TotalHold::settle_if_ended`].
+    /// Sum of what is held. It may have ended: see [`TotalHold::keep_or_settle`].
     pub const fn total_hold(&self) -> Option<TotalHold> {
         self.total
     }
@@ -324,7 +324,7 @@ impl CounterHolds {
         now: Time,
     ) -> HoldAnswer {
         let StateWithLimit { limit, state } = counter;
-        let lasting = self.total.and_then(|hold| hold.settle_if_ended(limit, state, now));
+        let lasting = self.total.and_then(|hold| hold.keep_or_settle(limit, state, now));
         let is_settled = self.total.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
         let RemovedHolds { mut own, number, ended_capacity } = self.remove_own_and_ended(limit, holder, at);

@@ -10,7 +10,7 @@ use super::charge::{DecidedBy, StoreOutcome};
 use crate::base::clock::to_micros;
 use crate::base::go_syntax::DurationText;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::limit::algorithm::region::RegionHitsBySource;
+use crate::limit::algorithm::region::RegionHitsByAllotment;
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
 
 /// Statistics of a store since the start of the process.
@@ -133,7 +133,7 @@ pub struct GrantTotals {
     /// Unused hits that went back to the global Redis.
     pub returned: u64,
     /// Hits that the region's counters admitted for this process, by what they were admitted from.
-    pub used: RegionHitsBySource,
+    pub used: RegionHitsByAllotment,
     /// Microseconds since the last grant; `None` before the first.
     pub last_grant_us: Option<u64>,
 }
@@ -278,8 +278,8 @@ impl GrantCounts {
     }
 
     /// Adds hits that a call admitted.
-    pub(crate) fn add_used_hits(&self, admitted: RegionHitsBySource) {
-        let RegionHitsBySource { grant, reserve, cut_off_allowance } = admitted;
+    pub(crate) fn add_used_hits(&self, admitted: RegionHitsByAllotment) {
+        let RegionHitsByAllotment { grant, reserve, cut_off_allowance } = admitted;
         let counts = [
             (&self.used_grant, grant),
             (&self.used_reserve, reserve),
@@ -300,7 +300,7 @@ impl GrantCounts {
             granted: load(&self.granted),
             wasted: load(&self.wasted),
             returned: load(&self.returned),
-            used: RegionHitsBySource {
+            used: RegionHitsByAllotment {
                 grant: load(&self.used_grant),
                 reserve: load(&self.used_reserve),
                 cut_off_allowance: load(&self.used_cut_off_allowance),

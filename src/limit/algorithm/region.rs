@@ -33,7 +33,7 @@ pub const GRANT_ANSWER_TIMEOUT_US: u64 = 3_000_000;
 /// region's clock runs within the bounds that the process expects. A call that runs at another time (a clock jumped, or
 /// another server answers) knows nothing about global time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GlobalRedisView {
+pub struct GlobalTimeAndStanding {
     /// Time of the region's Redis from which the offset holds.
     pub valid_from: Time,
     /// Time of the region's Redis until which the offset holds, exclusive; 0: the clock is unknown.
@@ -57,7 +57,7 @@ pub(super) struct GlobalTimeInterval {
     pub(super) hi: u64,
 }
 
-impl GlobalRedisView {
+impl GlobalTimeAndStanding {
     /// View of a process that has measured nothing.
     pub const UNKNOWN: Self = Self {
         valid_from: Time::from_micros(0),
@@ -86,7 +86,7 @@ impl GlobalRedisView {
     }
 }
 
-impl Default for GlobalRedisView {
+impl Default for GlobalTimeAndStanding {
     fn default() -> Self {
         Self::UNKNOWN
     }
@@ -123,7 +123,7 @@ const fn tumbling_period_us(period_us: u64) -> u64 {
 ///
 /// The difference of a counter's use before and after a call, at the time of the call, is what the call admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RegionHitsBySource {
+pub struct RegionHitsByAllotment {
     /// Granted hits; of a token bucket all hits while the last grant lasts.
     pub grant: u64,
     /// Hits of the part that the region always has.
@@ -132,7 +132,7 @@ pub struct RegionHitsBySource {
     pub cut_off_allowance: u64,
 }
 
-impl RegionHitsBySource {
+impl RegionHitsByAllotment {
     /// Returns the hits that were admitted since `before`; refunded hits do not count.
     #[must_use]
     pub const fn minus_hits_before(self, before: Self) -> Self {
@@ -144,7 +144,7 @@ impl RegionHitsBySource {
     }
 }
 
-impl AddAssign for RegionHitsBySource {
+impl AddAssign for RegionHitsByAllotment {
     fn add_assign(&mut self, other: Self) {
         self.grant += other.grant;
         self.reserve += other.reserve;
@@ -160,7 +160,7 @@ pub struct RegionState<C> {
     /// Counts of the windows or of the bucket, and the grant cycle.
     pub counts: Box<C>,
     /// View of the call; not stored.
-    pub view: Box<GlobalRedisView>,
+    pub view: Box<GlobalTimeAndStanding>,
 }
 
 /// Counts that the region's Redis stores after the time of the last charge.
@@ -258,7 +258,7 @@ impl GrantCycle {
 pub(super) struct RegionCall {
     pub(super) now: Time,
     pub(super) period_us: u64,
-    pub(super) view: GlobalRedisView,
+    pub(super) view: GlobalTimeAndStanding,
     /// Global time; `None` if it is unknown, or lies where the counts cannot use it.
     pub(super) global: Option<GlobalTimeInterval>,
     /// Cut-off allowance in hits per tumbling period.
@@ -268,7 +268,7 @@ pub(super) struct RegionCall {
 }
 
 impl RegionCall {
-    pub(super) fn new(limit: &Limit, view: GlobalRedisView, stored: CutOffAllowanceUse, now: Time) -> Self {
+    pub(super) fn new(limit: &Limit, view: GlobalTimeAndStanding, stored: CutOffAllowanceUse, now: Time) -> Self {
         let period_us = limit.period_us();
         let is_unusable =
             (view.parts_unusable && limit.is_cut_off_allowance_part_of_limit()) || view.is_outside_validity(now);

@@ -37,8 +37,8 @@
 
 use super::leaky_level::clamp_us;
 use super::region::{
-    self, GlobalTimeInterval, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsBySource,
-    RegionState, StoredRegionCounts,
+    self, GlobalTimeInterval, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter,
+    RegionHitsByAllotment, RegionState, StoredRegionCounts,
 };
 use super::stored_state::{MalformedReply, ReplyReader};
 use crate::base::clock::Time;
@@ -177,11 +177,11 @@ impl State {
     }
 
     /// Returns the hits used at `now`, since the last grant and in the tumbling period of the cut-off allowance.
-    pub(super) fn region_hits_by_source(&self, limit: &Limit, now: Time) -> RegionHitsBySource {
+    pub(super) fn region_hits_by_allotment(&self, limit: &Limit, now: Time) -> RegionHitsByAllotment {
         let bucket = RegionBucket::at_request_time(limit, self, now);
         let RegionBucket { call, counts, .. } = bucket;
         let (grant, reserve) = if bucket.is_last_grant_valid() { (counts.spent, 0) } else { (0, counts.spent) };
-        RegionHitsBySource { grant, reserve, cut_off_allowance: call.cut_off.used }
+        RegionHitsByAllotment { grant, reserve, cut_off_allowance: call.cut_off.used }
     }
 }
 

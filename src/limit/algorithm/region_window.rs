@@ -9,7 +9,7 @@
 //! Numbers are whole hits, so nothing is rounded.
 
 use super::region::{
-    self, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsBySource, RegionState,
+    self, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsByAllotment, RegionState,
     StoredRegionCounts,
 };
 use super::stored_state::{MalformedReply, ReplyReader};
@@ -139,9 +139,9 @@ impl State {
     }
 
     /// Returns the hits used at `now`.
-    pub(super) fn region_hits_by_source(&self, limit: &Limit, now: Time) -> RegionHitsBySource {
+    pub(super) fn region_hits_by_allotment(&self, limit: &Limit, now: Time) -> RegionHitsByAllotment {
         let RegionWindow { call, counts, .. } = RegionWindow::at_request_time(limit, self, now);
-        RegionHitsBySource {
+        RegionHitsByAllotment {
             grant: counts.granted_total.saturating_sub(counts.granted),
             reserve: counts.reserve_used,
             cut_off_allowance: call.cut_off.used,

@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use super::region::{GlobalRedisView, RegionHitsBySource};
+use super::region::{GlobalTimeAndStanding, RegionHitsByAllotment};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -245,7 +245,7 @@ impl State {
     }
 
     /// View of the global Redis that the last call on a region's counter had; `None` of another counter.
-    fn global_view_mut(&mut self) -> Option<&mut GlobalRedisView> {
+    fn global_view_mut(&mut self) -> Option<&mut GlobalTimeAndStanding> {
         match self {
             Self::RegionWindow(state) => Some(&mut state.view),
             Self::RegionBucket(state) => Some(&mut state.view),
@@ -254,7 +254,7 @@ impl State {
     }
 
     /// Sets the view of the call that charges this state, if a region counts it.
-    pub fn set_global_view(&mut self, view: &GlobalRedisView) {
+    pub fn set_global_view(&mut self, view: &GlobalTimeAndStanding) {
         if let Some(own) = self.global_view_mut() {
             *own = *view;
         }
@@ -294,11 +294,11 @@ impl State {
     }
 
     /// Returns the hits of a region's counter that are used at `now`; nothing of another counter.
-    pub fn region_hits_by_source(&self, limit: &Limit, now: Time) -> RegionHitsBySource {
+    pub fn region_hits_by_allotment(&self, limit: &Limit, now: Time) -> RegionHitsByAllotment {
         match self {
-            Self::RegionWindow(state) => state.region_hits_by_source(limit, now),
-            Self::RegionBucket(state) => state.region_hits_by_source(limit, now),
-            _ => RegionHitsBySource::default(),
+            Self::RegionWindow(state) => state.region_hits_by_allotment(limit, now),
+            Self::RegionBucket(state) => state.region_hits_by_allotment(limit, now),
+            _ => RegionHitsByAllotment::default(),
         }
     }
 

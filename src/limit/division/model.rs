@@ -240,7 +240,7 @@ impl Model {
     fn charge_rls(&mut self) {
         self.asked_rls += 1;
         let now = Time::from_micros(self.now);
-        let hold = self.held.total_hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
+        let hold = self.held.total_hold().and_then(|hold| hold.keep_or_settle(&self.limit, &mut self.state, now));
         if hold.is_none() {
             self.held.clear_total();
         }

@@ -314,7 +314,7 @@ impl RuleApplier {
         let CompiledSnapshot { compiled, rules, refused } =
             snapshot.compile_with_error_lines(&options).map_err(|CompileFailure { diagnostics, problems }| {
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
-                self.reject_update_with_lines(&texts, problems)
+                self.reject_update_with_problems(&texts, problems)
             })?;
         let recorded = header::build_rule_set_record(&rules, version.as_deref(), &defaults);
         let (names, texts) = (rules.source_names(), rules.copy_texts());
@@ -322,7 +322,7 @@ impl RuleApplier {
         let replacement = RuleSetReplacement { compiled, from, recorded, paths: Arc::clone(&paths) };
         self.replace_rules(replacement, &defaults).map_err(|found| {
             let texts: Vec<_> = found.errors().iter().map(ToString::to_string).collect();
-            self.reject_update_with_lines(&texts, found.errors().iter().map(to_rule_problem).collect())
+            self.reject_update_with_problems(&texts, found.errors().iter().map(to_rule_problem).collect())
         })?;
         if !refused.is_empty() {
             let errors: Vec<_> = refused.iter().flat_map(|domain| domain.error.lines().map(str::to_owned)).collect();
@@ -406,11 +406,11 @@ impl RuleApplier {
 
     /// Logs and records why a set, or some domains of it, were rejected. Returns the text of the problems.
     fn reject_update(&self, problems: &[String]) -> String {
-        self.reject_update_with_lines(problems, Vec::new())
+        self.reject_update_with_problems(problems, Vec::new())
     }
 
     /// Rejects a set, with the lines of its files.
-    fn reject_update_with_lines(&self, problems: &[String], in_files: Vec<RuleProblem>) -> String {
+    fn reject_update_with_problems(&self, problems: &[String], in_files: Vec<RuleProblem>) -> String {
         for problem in problems.iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::error!("Error loading new configuration: {problem}");
         }

@@ -12,7 +12,7 @@ use super::regions::grants::GrantRequest;
 use super::regions::resets::RegionCounterToReset;
 use super::script::{RegionEffects, encode_global_redis_view};
 use crate::base::clock::Time;
-use crate::limit::algorithm::region::GlobalRedisView;
+use crate::limit::algorithm::region::GlobalTimeAndStanding;
 use crate::limit::algorithm::state::State;
 use crate::store::charge::OwnedCharge;
 use crate::store::client::redis::error::RedisError;
@@ -26,7 +26,7 @@ pub(super) struct GlobalLimitHooks(Arc<GlobalGrantClient>);
 
 /// View of the global Redis, and the argument that tells it.
 pub(super) struct EncodedGlobalView {
-    pub(super) view: GlobalRedisView,
+    pub(super) view: GlobalTimeAndStanding,
     pub(super) argument: [u8; 40],
 }
 

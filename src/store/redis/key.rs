@@ -233,7 +233,7 @@ pub fn leases_key(counter_key: &[u8]) -> Bytes {
 const REGION_MARK: &[u8] = b":region_";
 
 /// Returns true for the key of a counter that a region counts; `head` is the start of its keys.
-pub(super) fn is_region_key(head: &[u8], key: &[u8]) -> bool {
+pub(super) fn is_counted_in_region(head: &[u8], key: &[u8]) -> bool {
     key.starts_with(head) && find_region_mark(key).is_some()
 }
 

@@ -113,7 +113,7 @@ use self::region_notices::collect_region_notices;
 use self::resets::{GlobalResetClient, RegionCounterToReset};
 use self::standing::RegionStanding;
 use super::deployments::Deployments;
-use crate::limit::algorithm::region::{GlobalRedisView, RegionHitsBySource};
+use crate::limit::algorithm::region::{GlobalTimeAndStanding, RegionHitsByAllotment};
 use crate::settings::redis::RedisSettings;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::connect::ConnectOptions;
@@ -205,19 +205,19 @@ impl GlobalGrantClient {
         key_slot: impl FnOnce() -> u16,
         period_us: u64,
         within: InstantRange,
-    ) -> GlobalRedisView {
+    ) -> GlobalTimeAndStanding {
         let within = InstantRange { until: within.until.min(within.from + MAX_GLOBAL_TIME_VALIDITY), ..within };
         let offsets = region.clock().offset(within).and_then(|region| {
             let global = self.client.clock_offset(key_slot, within)?;
             Some(ClockOffsets { region, global })
         });
-        let view = offsets.map_or(GlobalRedisView::UNKNOWN, |offsets| compute_global_view(offsets, within));
+        let view = offsets.map_or(GlobalTimeAndStanding::UNKNOWN, |offsets| compute_global_view(offsets, within));
         self.standing.restrict_view(view, period_us, within.from)
     }
 
     /// Returns true if this region may use its own part of limits with this period, in microseconds.
     pub(super) fn may_use_region_parts(&self, period_us: u64) -> bool {
-        !self.standing.restrict_view(GlobalRedisView::UNKNOWN, period_us, Instant::now()).parts_unusable
+        !self.standing.restrict_view(GlobalTimeAndStanding::UNKNOWN, period_us, Instant::now()).parts_unusable
     }
 
     /// Requests a grant in the background.
@@ -226,7 +226,7 @@ impl GlobalGrantClient {
     }
 
     /// Counts hits that a call admitted.
-    pub(super) fn count_admitted_hits(&self, admitted: RegionHitsBySource) {
+    pub(super) fn count_admitted_hits(&self, admitted: RegionHitsByAllotment) {
         self.counts.add_used_hits(admitted);
     }
 

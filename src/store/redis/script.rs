@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::region::{GlobalRedisView, RegionHitsBySource};
+use crate::limit::algorithm::region::{GlobalTimeAndStanding, RegionHitsByAllotment};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge};
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
@@ -353,7 +353,7 @@ pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
 
 /// Encodes the view of the global Redis, an argument of calls on global limits that `lua/regions/region_window.lua`
 /// documents.
-pub fn encode_global_redis_view(view: &GlobalRedisView) -> [u8; 40] {
+pub fn encode_global_redis_view(view: &GlobalTimeAndStanding) -> [u8; 40] {
     let flags = i64::from(view.can_request) + 2 * i64::from(view.cut_off) + 4 * i64::from(view.parts_unusable);
     let numbers = [time_word(view.valid_from), time_word(view.valid_until), view.offset_lo, view.offset_hi, flags];
     let mut argument = [0; 40];
@@ -477,7 +477,7 @@ pub struct RegionEffects {
     /// Indices of the counters on which the call opened a grant request. Their states describe it.
     pub requesting_counters: Vec<usize>,
     /// Hits that the call admitted.
-    pub used: RegionHitsBySource,
+    pub used: RegionHitsByAllotment,
 }
 
 /// What a call had beside its charges, which decides how its reply is read.
@@ -486,7 +486,7 @@ pub struct ReplyContext<'c> {
     /// The call concerns leases, so the reply ends with the lent hits.
     pub has_leases: bool,
     /// View of the global Redis; needed by countings of regions.
-    pub view: Option<&'c GlobalRedisView>,
+    pub view: Option<&'c GlobalTimeAndStanding>,
 }
 
 /// Repeats the charges of a call on the states in its script's reply.
@@ -524,7 +524,7 @@ pub fn replay_charges(
     }
     let regions = context.view.map(|_| RegionCountersBefore::new(counters, &states, now));
     let terms = ReplayInputs { now, lent };
-    holds.retain(|(index, hold)| hold.settle_if_ended(&counters[*index].limit, &mut states[*index], now).is_some());
+    holds.retain(|(index, hold)| hold.keep_or_settle(&counters[*index].limit, &mut states[*index], now).is_some());
     let results = match holds.is_empty() {
         true => charges.iter().map(|charge| replay_charge(charge, &mut states, terms)).collect(),
         false => charges.iter().map(|charge| replay_held_charge(charge, &mut states, &holds, terms)).collect(),
@@ -537,7 +537,7 @@ pub fn replay_charges(
 struct RegionCountersBefore {
     /// Open grant request of each counter.
     requests: SmallVec<[u64; 4]>,
-    used: RegionHitsBySource,
+    used: RegionHitsByAllotment,
 }
 
 impl RegionCountersBefore {
@@ -560,9 +560,12 @@ impl RegionCountersBefore {
 }
 
 /// Returns the hits that all counters of regions have used at `now`.
-fn sum_region_hits_used(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionHitsBySource {
-    let mut used = RegionHitsBySource::default();
-    counters.iter().zip(states).for_each(|(counter, state)| used += state.region_hits_by_source(&counter.limit, now));
+fn sum_region_hits_used(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionHitsByAllotment {
+    let mut used = RegionHitsByAllotment::default();
+    counters
+        .iter()
+        .zip(states)
+        .for_each(|(counter, state)| used += state.region_hits_by_allotment(&counter.limit, now));
     used
 }
 

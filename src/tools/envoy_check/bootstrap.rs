@@ -53,7 +53,7 @@ pub(super) struct Bootstrap<'n, 'a> {
 pub(super) struct ConnectionManager<'n, 'a> {
     pub(super) node: ConfigNode<'n, 'a>,
     /// Its rate limit filters, in their order.
-    pub(super) filters: Vec<HttpFilter<'n, 'a>>,
+    pub(super) filters: Vec<RateLimitFilter<'n, 'a>>,
     /// Its quota filters.
     pub(super) quota_filters: Vec<ConfigNode<'n, 'a>>,
     /// Items of virtual hosts and routes, and of their RateLimitPerRoute.
@@ -88,7 +88,7 @@ pub(super) struct UnclaimedPerRoute<'n, 'a> {
 
 /// A rate limit filter of a connection manager.
 #[derive(Debug)]
-pub(super) struct HttpFilter<'n, 'a> {
+pub(super) struct RateLimitFilter<'n, 'a> {
     /// The filter in its list.
     pub(super) listed: ConfigNode<'n, 'a>,
     /// Its configuration.
@@ -163,7 +163,7 @@ impl<'n, 'a> FoundParts<'n, 'a> {
 impl<'n, 'a> ConnectionManager<'n, 'a> {
     fn read(node: ConfigNode<'n, 'a>, routes: &HashMap<&'n str, ConfigNode<'n, 'a>>) -> Self {
         let listed = node.items("http_filters");
-        let filters = listed.iter().filter_map(HttpFilter::read).take(MAX_CHECKED_FILTERS).collect();
+        let filters = listed.iter().filter_map(RateLimitFilter::read).take(MAX_CHECKED_FILTERS).collect();
         let quota_filters = listed.iter().filter_map(|filter| filter.typed_config(QUOTA_FILTER_TYPE)).collect();
         let dynamic = node.field_at(&["rds", "route_config_name"]).and_then(|name| name.as_text());
         let own_routes = node.field("route_config");
@@ -250,7 +250,7 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
 
     /// Returns the descriptors that a filter sends: its own, else those of its stage, except on routes with a
     /// RateLimitPerRoute; and those of a RateLimitPerRoute under its name.
-    pub(super) fn entries_of(&self, filter: &HttpFilter<'n, 'a>) -> Vec<LimitEntry<'n, 'a>> {
+    pub(super) fn entries_of(&self, filter: &RateLimitFilter<'n, 'a>) -> Vec<LimitEntry<'n, 'a>> {
         let has_own = !filter.entries.is_empty();
         let of_routes = self.route_entries.iter().filter(|entry| match entry.place {
             LimitPlace::PerRoute => entry.of_filter == Some(filter.name),
@@ -262,7 +262,7 @@ impl<'n, 'a> ConnectionManager<'n, 'a> {
     }
 }
 
-impl<'n, 'a> HttpFilter<'n, 'a> {
+impl<'n, 'a> RateLimitFilter<'n, 'a> {
     fn read(listed: &ConfigNode<'n, 'a>) -> Option<Self> {
         let node = listed.typed_config(HTTP_FILTER_TYPE)?;
         Some(Self {

@@ -1,6 +1,6 @@
 //! Checks of the services that filters call, and of their clusters.
 
-use super::bootstrap::{Bootstrap, HttpFilter};
+use super::bootstrap::{Bootstrap, RateLimitFilter};
 use super::config_node::ConfigNode;
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
 
@@ -70,7 +70,7 @@ fn find_services<'n, 'a>(bootstrap: &Bootstrap<'n, 'a>) -> Vec<ServiceUse<'n, 'a
     services
 }
 
-fn has_long_calls(filter: &HttpFilter<'_, '_>) -> bool {
+fn has_long_calls(filter: &RateLimitFilter<'_, '_>) -> bool {
     filter.node.seconds("timeout").is_some_and(|seconds| seconds >= LONG_TIMEOUT_S)
 }
 

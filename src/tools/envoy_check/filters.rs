@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter, RuntimeFlag, UnclaimedPerRoute};
+use super::bootstrap::{Bootstrap, ConnectionManager, RateLimitFilter, RuntimeFlag, UnclaimedPerRoute};
 use super::config_node::ConfigNode;
 use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
@@ -124,7 +124,11 @@ fn check_route_entries(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFin
 }
 
 /// Hints at a timeout that is not written; slots have checks of their own.
-fn hint_at_missing_timeout(filter: &HttpFilter<'_, '_>, entries: &[LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
+fn hint_at_missing_timeout(
+    filter: &RateLimitFilter<'_, '_>,
+    entries: &[LimitEntry<'_, '_>],
+    found: &mut EnvoyFindings,
+) {
     if filter.node.field("timeout").is_some() || entries.iter().any(LimitEntry::is_release) {
         return;
     }

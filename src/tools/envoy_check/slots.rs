@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::bootstrap::{Bootstrap, ConnectionManager, HttpFilter};
+use super::bootstrap::{Bootstrap, ConnectionManager, RateLimitFilter};
 use super::config_node::ConfigNode;
 use super::descriptors::{Action, LimitEntry, RELEASE_KEY, SLOT_KEY};
 use super::finding::{EnvoyCheck, EnvoyFindings};
@@ -23,7 +23,7 @@ const HOLDER_METADATA_KEY: &str = "x-tollkeeper-holder";
 struct SlotFilter<'m, 'n, 'a> {
     /// Place among the rate limit filters of the manager.
     index: usize,
-    filter: &'m HttpFilter<'n, 'a>,
+    filter: &'m RateLimitFilter<'n, 'a>,
     entries: Vec<LimitEntry<'n, 'a>>,
 }
 
@@ -61,7 +61,7 @@ fn find_filters<'m, 'n, 'a>(
     manager: &'m ConnectionManager<'n, 'a>,
     is_of_kind: fn(&LimitEntry<'n, 'a>) -> bool,
 ) -> Vec<SlotFilter<'m, 'n, 'a>> {
-    let of_filter = |(index, filter): (usize, &'m HttpFilter<'n, 'a>)| {
+    let of_filter = |(index, filter): (usize, &'m RateLimitFilter<'n, 'a>)| {
         let entries: Vec<_> = manager.entries_of(filter).into_iter().filter(is_of_kind).collect();
         (!entries.is_empty()).then_some(SlotFilter { index, filter, entries })
     };
@@ -179,7 +179,7 @@ fn append_text(node: &ConfigNode<'_, '_>, text: &mut String) {
 }
 
 /// Checks that health checks are heartbeats of the holder that the filter names.
-fn check_holder(filter: &HttpFilter<'_, '_>, bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
+fn check_holder(filter: &RateLimitFilter<'_, '_>, bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
     let Some(service) = filter.grpc_service() else { return };
     let named = service.field_at(&["envoy_grpc", "cluster_name"]).and_then(|name| name.as_text());
     let Some(cluster) = named.and_then(|name| bootstrap.clusters.get(name)) else { return };

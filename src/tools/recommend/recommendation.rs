@@ -79,7 +79,7 @@ pub struct Recommendation {
 #[derive(Clone, Copy, Debug)]
 pub struct SmallestLimitOfFamily {
     /// Family that was searched.
-    pub family: LimitFamily,
+    pub family: LimitTemplate,
     /// The limit; `None`: none rejects so few keys.
     pub limit: Option<Limit>,
     /// Keys that it rejects.
@@ -109,7 +109,7 @@ pub fn recommend_limits(
     let (covered, left_out): (Vec<Period>, Vec<Period>) = others.partition(|period| period.micros() <= span_us);
     let periods: Vec<Period> = [present].into_iter().chain(covered).collect();
     let (mut uses, mut candidates, mut curve) = (Vec::new(), Vec::new(), Vec::new());
-    let families: Vec<Vec<LimitFamily>> = periods.iter().map(|period| list_limit_families(asked, *period)).collect();
+    let families: Vec<Vec<LimitTemplate>> = periods.iter().map(|period| list_limit_families(asked, *period)).collect();
     let of = families.iter().map(Vec::len).sum();
     for (period, families) in periods.iter().zip(families) {
         let peaks = find_peak_use_by_sequence(demand, period.micros());
@@ -160,13 +160,13 @@ fn count_rejected_keys(demand: &LimitDemand, limit: &Limit) -> u64 {
 }
 
 /// Lists the families of limits to search for one period, those of the rule's own algorithm first.
-fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily> {
+fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitTemplate> {
     let limit = &asked.limit;
     let own = limit.algorithm();
     let mut algorithms: Vec<Algorithm> = vec![own];
     algorithms.extend(Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != own));
     let own_factor = limit.capacity().div_ceil(limit.requests_per_unit().max(1)).max(1);
-    let family = |algorithm: Algorithm, capacity_factor: u32| LimitFamily {
+    let family = |algorithm: Algorithm, capacity_factor: u32| LimitTemplate {
         algorithm,
         period,
         capacity_factor,
@@ -198,12 +198,12 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitFamily
 
 impl PeriodSearch<'_> {
     /// Finds the smallest `requests_per_unit` of each key, at the largest capacity of the family.
-    fn find_smallest_limit_admitting_each_key(&self, family: &LimitFamily) -> SmallestLimitByKey {
+    fn find_smallest_limit_admitting_each_key(&self, family: &LimitTemplate) -> SmallestLimitByKey {
         let limit_of = |number| family.build_limit(number, None);
         find_smallest_limit_admitting_each_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
     }
 
-    fn find_smallest_limit(&self, family: LimitFamily, by_key: &SmallestLimitByKey) -> SmallestLimitOfFamily {
+    fn find_smallest_limit(&self, family: LimitTemplate, by_key: &SmallestLimitByKey) -> SmallestLimitOfFamily {
         let rejects_all =
             SmallestLimitOfFamily { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
         let Some(requests) = by_key.find_smallest_rejecting_at_most_keys(self.allowed) else { return rejects_all };
@@ -299,7 +299,7 @@ impl From<&SmallestLimitOfFamily> for SmallestLimit {
 
 /// Limits of one algorithm, period and capacity factor, which differ in `requests_per_unit` and capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LimitFamily {
+pub struct LimitTemplate {
     /// Algorithm.
     pub algorithm: Algorithm,
     /// Period.
@@ -325,7 +325,7 @@ pub struct FixedLimitFields {
     pub log_max: u32,
 }
 
-impl LimitFamily {
+impl LimitTemplate {
     /// Builds the limit of `requests_per_unit`; `capacity` of a bucket or queue replaces the largest of the family.
     ///
     /// `None` if a limit cannot be so large.

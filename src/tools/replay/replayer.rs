@@ -135,14 +135,14 @@ struct ReplayedProcess {
     id: Arc<str>,
     behaviour: Arc<DecisionSettings>,
     /// Rules of its last header; `None` before any header.
-    loaded: Option<LoadedRules>,
+    loaded: Option<RecordedProcessRules>,
     /// Counters of its own; `None`: it shares those of all.
     own: Option<Box<CounterSet>>,
 }
 
 /// Rules that a header of a process has.
 #[derive(Clone, Debug)]
-struct LoadedRules {
+struct RecordedProcessRules {
     id: Arc<str>,
     /// `None` if the process had loaded none.
     rules: Option<Arc<RuleSet>>,
@@ -174,7 +174,7 @@ impl Replayer {
         let index = self.find_or_add_process(&header.process)?;
         let process = &mut self.processes[index];
         process.behaviour = Arc::clone(&header.behaviour);
-        process.loaded = Some(LoadedRules { id: Arc::clone(&header.rules_id), rules: header.rules.clone() });
+        process.loaded = Some(RecordedProcessRules { id: Arc::clone(&header.rules_id), rules: header.rules.clone() });
         if let Some(rules) = &header.rules {
             self.rule_sets.insert(Arc::clone(&header.rules_id), Arc::clone(rules));
         }
@@ -289,7 +289,7 @@ struct UnknownRules;
 
 /// Finds the rules that decided a request; `None` if its process had none. `loaded` are those of the process.
 fn find_recorded_rules<'r>(
-    loaded: Option<&'r LoadedRules>,
+    loaded: Option<&'r RecordedProcessRules>,
     recorded: &'r RecordedRequest,
     rule_sets: &'r HashMap<Arc<str>, Arc<RuleSet>>,
 ) -> Result<Option<&'r RuleSet>, UnknownRules> {

@@ -144,7 +144,7 @@ impl World {
         match *event {
             Event::Charge(hits) => {
                 let lasting =
-                    self.held.total_hold().and_then(|hold| hold.settle_if_ended(&self.limit, &mut self.state, now));
+                    self.held.total_hold().and_then(|hold| hold.keep_or_settle(&self.limit, &mut self.state, now));
                 if lasting.is_none() {
                     self.held.clear_total();
                 }
@@ -345,7 +345,7 @@ fn hits_of_a_dead_holder_stay_held_until_the_end_and_return_once() {
         let one = ChargeRequest::new(Hits::Charge(1), 0);
         let admits = |at: Time| {
             let mut state = state.clone();
-            let lasting = held.total_hold().and_then(|hold| hold.settle_if_ended(&limit, &mut state, at));
+            let lasting = held.total_hold().and_then(|hold| hold.keep_or_settle(&limit, &mut state, at));
             state.charge(&lasting.map_or(limit, |hold| hold.lower_limit(&limit)), at, one).admitted
         };
         // A bucket refills one token in 0.6 s, a window ends, a sliding window is weighed in the next one.

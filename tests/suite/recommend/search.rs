@@ -7,7 +7,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::tools::recommend::demand::{ChargeSequence, RecordedCharge};
 use tollkeeper::tools::recommend::recommendation::{
-    FixedLimitFields, LimitFamily, SearchRange, admits_all, find_smallest_admitting_all,
+    FixedLimitFields, LimitTemplate, SearchRange, admits_all, find_smallest_admitting_all,
 };
 
 /// Largest limit of the scan.
@@ -39,7 +39,7 @@ proptest! {
             for max_wait_us in [None, can_wait.then_some(250_000)] {
                 let fixed_keys = FixedLimitFields { max_wait_us, calendar_months: false, window: None, ban: None, log_max: 10_000 };
                 let period = Period::new(Unit::Second, 1).unwrap();
-                let family = LimitFamily { algorithm, period, capacity_factor: factor, fixed_keys };
+                let family = LimitTemplate { algorithm, period, capacity_factor: factor, fixed_keys };
                 let admitted_from = |limit_of: &dyn Fn(u32) -> Option<tollkeeper::limit::Limit>| {
                     let admitted: Vec<bool> = (0..=MAX).map(|n| admits_all(&limit_of(n).unwrap(), &sequence)).collect();
                     prop_assert!(admitted.is_sorted(), "{algorithm}: a larger limit rejects more: {admitted:?}");

@@ -16,7 +16,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::sliding_window_log::LoggedHits;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{
@@ -369,7 +369,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         now: Time,
-        clock: Option<&GlobalRedisView>,
+        clock: Option<&GlobalTimeAndStanding>,
     ) -> RedisResult<ScriptOutcome> {
         let (seconds, rest) = (now.as_micros() / 1_000_000, now.as_micros() % 1_000_000);
         let time = [seconds.to_string(), rest.to_string()];
@@ -410,7 +410,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         now: Option<Time>,
-        clock: Option<&GlobalRedisView>,
+        clock: Option<&GlobalTimeAndStanding>,
     ) -> RedisResult<ScriptOutcome> {
         if let (ScriptForm::ServerTime | ScriptForm::Merged, Some(now)) = (self.form, now) {
             return self.call_at_server_time(keys, charges, now, clock);
@@ -441,7 +441,7 @@ impl Redis {
         keys: &[String],
         charges: &[OwnedCharge],
         lent: StoredLease,
-        clock: &GlobalRedisView,
+        clock: &GlobalTimeAndStanding,
         now: Time,
     ) -> ScriptOutcome {
         let record = format!("{}:leases", keys[0]);

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 use tollkeeper::limit::algorithm::state::State;
@@ -231,13 +231,18 @@ impl Step {
 
 impl Call {
     /// Clock of the call, if global time is `offset_us` ahead of the region's.
-    fn clock(&self, now: Time, offset_us: i64, period_us: i64) -> GlobalRedisView {
+    fn clock(&self, now: Time, offset_us: i64, period_us: i64) -> GlobalTimeAndStanding {
         let [can_request, cut_off, parts_unusable] = self.flags;
         let from_now = |off| Time::from_micros(now.as_micros().saturating_add_signed(off));
         let thousandths = |part: i64| offset_us + period_us / 1000 * part;
         let (offset_lo, offset_hi, from_us, until_us) = match self.clock {
             ClockKind::Unknown => {
-                return GlobalRedisView { can_request, cut_off, parts_unusable, ..GlobalRedisView::UNKNOWN };
+                return GlobalTimeAndStanding {
+                    can_request,
+                    cut_off,
+                    parts_unusable,
+                    ..GlobalTimeAndStanding::UNKNOWN
+                };
             }
             ClockKind::Known { below, above, from_us, until_us } => {
                 (thousandths(below), thousandths(above), from_us, until_us)
@@ -250,7 +255,7 @@ impl Call {
         };
         let valid = [from_us, until_us].map(from_now);
         let [valid_from, valid_until] = valid;
-        GlobalRedisView { valid_from, valid_until, offset_lo, offset_hi, can_request, cut_off, parts_unusable }
+        GlobalTimeAndStanding { valid_from, valid_until, offset_lo, offset_hi, can_request, cut_off, parts_unusable }
     }
 }
 
@@ -274,7 +279,7 @@ impl Grant {
         state: &region_bucket::State,
         limit: &Limit,
         now: Time,
-        clock: &GlobalRedisView,
+        clock: &GlobalTimeAndStanding,
     ) -> PrepaidHitsGrant {
         let left_us = limit.period_us() / 100 * self.low;
         PrepaidHitsGrant {
@@ -376,7 +381,7 @@ fn encoded(last: Time, counts: &WindowCounts) -> Vec<u8> {
 }
 
 /// State of a key: a script returns it as it is stored.
-fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalRedisView) -> State {
+fn stored(redis: &mut Redis, name: &str, counter: OwnedCounter, clock: &GlobalTimeAndStanding) -> State {
     let Some(value) = redis.query::<Option<Vec<u8>>>(&[b"GET", name.as_bytes()]) else {
         let mut empty = State::empty(counter.limit.counting_method());
         empty.set_global_view(clock);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::store::client::redis::server_clock::{InstantRange, OffsetInterval, process_time_us};
 use tollkeeper::store::redis::regions::calls::{ClockOffsets, compute_global_view};
 
@@ -62,5 +62,5 @@ fn clock_before_1970_is_unknown() {
     let now = Instant::now();
     let far = OffsetInterval { lo_us: -(1 << 60), hi_us: -(1 << 60) };
     let within = InstantRange { from: now, until: now };
-    assert_eq!(compute_global_view(ClockOffsets { region: far, global: far }, within), GlobalRedisView::UNKNOWN);
+    assert_eq!(compute_global_view(ClockOffsets { region: far, global: far }, within), GlobalTimeAndStanding::UNKNOWN);
 }

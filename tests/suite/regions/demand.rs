@@ -11,7 +11,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, GlobalBucketParameters};
 use tollkeeper::limit::algorithm::global_window::{self, GlobalWindowParameters, ReturnedHits};
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::region::MIN_GRANT_REQUEST_INTERVAL_US;
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
@@ -177,12 +177,19 @@ impl Simulation {
     }
 
     /// Clock of a process of a region, which has measured the round trip only.
-    fn clock(&self, region: usize) -> GlobalRedisView {
+    fn clock(&self, region: usize) -> GlobalTimeAndStanding {
         let half = i64::try_from(self.delay_us / 2).expect("it is small");
         let (valid_from, valid_until) = (Time::from_micros(0), Time::from_micros(1 << 53));
         let (offset_lo, offset_hi) = (-half, half);
         let can_request = !(region == 0 && self.is_first_cut);
-        GlobalRedisView { valid_from, valid_until, offset_lo, offset_hi, can_request, ..GlobalRedisView::UNKNOWN }
+        GlobalTimeAndStanding {
+            valid_from,
+            valid_until,
+            offset_lo,
+            offset_hi,
+            can_request,
+            ..GlobalTimeAndStanding::UNKNOWN
+        }
     }
 
     fn send(&mut self, after_us: u64, message: Message) {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};
 use tollkeeper::limit::counter_path::CounterPath;
@@ -182,7 +182,7 @@ fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
         let request = ChargeRequest::new(Hits::Charge(100), 0);
         let command = OwnedCharge::new(SmallVec::from_iter([counter]), request);
         let mut state = State::empty(limit.counting_method());
-        state.set_global_view(&GlobalRedisView { valid_until: NOW.plus_us(1), ..GlobalRedisView::UNKNOWN });
+        state.set_global_view(&GlobalTimeAndStanding { valid_until: NOW.plus_us(1), ..GlobalTimeAndStanding::UNKNOWN });
         let results = [(); 2].map(|()| state.charge(&limit, NOW, request));
         assert!(!results[1].admitted && results[1].retry_after_us.is_some(), "{results:?}");
         let at = Instant::now();

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use smallvec::{SmallVec, smallvec};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
@@ -17,7 +17,7 @@ use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, R
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualDescriptor, LocalBudget};
 use tollkeeper::store::redis::eventual::table::EventualTable;
-use tollkeeper::store::redis::eventual::{AdmitContext, CallReport, LeaseTicket, LocalDecision};
+use tollkeeper::store::redis::eventual::{AdmitContext, EventualCallOutcome, LeaseTicket, LocalDecision};
 
 const PERIOD_US: u64 = 2_000_000;
 /// Global time minus the time of the region's Redis.
@@ -142,15 +142,15 @@ impl Region {
         *self.admitted.entry(self.window()).or_default() += hits;
     }
 
-    fn clock(&self, below_us: u64, above_us: u64) -> GlobalRedisView {
+    fn clock(&self, below_us: u64, above_us: u64) -> GlobalTimeAndStanding {
         let offset = |us: u64| i64::try_from(us).unwrap();
-        GlobalRedisView {
+        GlobalTimeAndStanding {
             valid_until: Time::from_micros(REGION_START_US + self.elapsed_us + 1),
             offset_lo: offset(OFFSET_US) - offset(below_us),
             offset_hi: offset(OFFSET_US + above_us),
             can_request: true,
             cut_off: self.cut_off,
-            ..GlobalRedisView::UNKNOWN
+            ..GlobalTimeAndStanding::UNKNOWN
         }
     }
 
@@ -217,7 +217,7 @@ impl Region {
                 if leased > 0 {
                     self.record.push((now.plus_us(self.descriptor.budget.lease_record_lifetime_us()), leased));
                 }
-                let report = CallReport { sent: at, now, states: smallvec![self.state.clone()], leased };
+                let report = EventualCallOutcome { sent: at, now, states: smallvec![self.state.clone()], leased };
                 self.elapsed_us += back_us;
                 let (table, tickets) = &mut self.processes[process];
                 if let Some(ticket) = table.record_report(&self.descriptor, report) {

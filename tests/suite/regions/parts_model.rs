@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::store::client::redis::server_clock::{
     ClockJumps, ClockReading, InstantRange, ServerClock, process_time_us,
 };
@@ -194,7 +194,7 @@ impl World {
                 break;
             }
         }
-        if !process.standing.restrict_view(GlobalRedisView::UNKNOWN, PERIOD * SECOND, at).parts_unusable {
+        if !process.standing.restrict_view(GlobalTimeAndStanding::UNKNOWN, PERIOD * SECOND, at).parts_unusable {
             self.used.insert((name, list, redis), self.second);
         }
     }

@@ -8,7 +8,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region::GRANT_ANSWER_TIMEOUT_US;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::region_bucket::{BucketCounts, PrepaidHitsGrant};
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
@@ -84,13 +84,13 @@ impl RegionCounter {
     fn advance(&mut self, event: &Event) {
         self.now = self.now.plus_us(event.after_us);
         let around = |us: i64| Time::from_micros(self.now.as_micros().saturating_add_signed(us));
-        self.state.set_global_view(&GlobalRedisView {
+        self.state.set_global_view(&GlobalTimeAndStanding {
             valid_from: around(-1),
             valid_until: around(1),
             offset_lo: self.offset_us - event.below_us,
             offset_hi: self.offset_us + event.above_us,
             can_request: true,
-            ..GlobalRedisView::UNKNOWN
+            ..GlobalTimeAndStanding::UNKNOWN
         });
     }
 
@@ -218,8 +218,8 @@ proptest! {
         for event in &events {
             counter.now = counter.now.plus_us(event.after_us);
             let valid_from = counter.now.plus_us(1);
-            let jumped = GlobalRedisView { valid_from, valid_until: valid_from.plus_us(9), ..GlobalRedisView::UNKNOWN };
-            counter.state.set_global_view(if is_jump { &jumped } else { &GlobalRedisView::UNKNOWN });
+            let jumped = GlobalTimeAndStanding { valid_from, valid_until: valid_from.plus_us(9), ..GlobalTimeAndStanding::UNKNOWN };
+            counter.state.set_global_view(if is_jump { &jumped } else { &GlobalTimeAndStanding::UNKNOWN });
             let Action::Charge(hits) = event.action else { continue };
             let hits = hits % 3 + 1;
             let now_us = counter.now.as_micros();
@@ -347,9 +347,15 @@ proptest! {
 }
 
 /// Clock of a call at `now`, when global time is exactly `offset_us` later.
-fn exact_clock(now: Time, offset_us: i64) -> GlobalRedisView {
+fn exact_clock(now: Time, offset_us: i64) -> GlobalTimeAndStanding {
     let (valid_from, valid_until) = (now, now.plus_us(1));
-    GlobalRedisView { valid_from, valid_until, offset_lo: offset_us, offset_hi: offset_us, ..GlobalRedisView::UNKNOWN }
+    GlobalTimeAndStanding {
+        valid_from,
+        valid_until,
+        offset_lo: offset_us,
+        offset_hi: offset_us,
+        ..GlobalTimeAndStanding::UNKNOWN
+    }
 }
 
 #[test]
@@ -363,7 +369,7 @@ fn jump_of_the_regions_clock_refills_no_tokens() {
             assert!(counter.charge(Hits::Charge(10)).admitted, "all that the region always has");
             counter.now = Time::from_micros(counter.now.as_micros().saturating_add_signed(jump_us));
             if !is_known_at_once {
-                counter.state.set_global_view(&GlobalRedisView::UNKNOWN);
+                counter.state.set_global_view(&GlobalTimeAndStanding::UNKNOWN);
                 assert!(!counter.charge(Hits::Charge(1)).admitted, "{jump_us}");
             }
             counter.state.set_global_view(&exact_clock(counter.now, -jump_us));
@@ -383,12 +389,12 @@ fn tokens_spent_at_an_unknown_time_do_not_refill_twice() {
     counter.state.set_global_view(&exact_clock(counter.now, 0));
     assert!(counter.charge(Hits::Charge(1)).admitted);
     counter.now = counter.now.plus_us(10 * PERIOD_US);
-    counter.state.set_global_view(&GlobalRedisView::UNKNOWN);
+    counter.state.set_global_view(&GlobalTimeAndStanding::UNKNOWN);
     assert!(counter.charge(Hits::Charge(9)).admitted);
     // Known to half a period at first, then exactly.
     for offset_lo in [-5_000_000, 0] {
         counter.now = counter.now.plus_us(1);
-        counter.state.set_global_view(&GlobalRedisView { offset_lo, ..exact_clock(counter.now, 0) });
+        counter.state.set_global_view(&GlobalTimeAndStanding { offset_lo, ..exact_clock(counter.now, 0) });
         assert!(!counter.charge(Hits::Charge(2)).admitted, "they were spent 2 us ago");
     }
 }
@@ -402,7 +408,7 @@ fn period_meets_two_loss_allowances_however_clocks_drift() {
     let limit = limit(Algorithm::FixedWindow, RegionLossPolicy::Share);
     for length in [PERIOD_US, DRIFTED_PERIOD_US] {
         let mut counter = RegionCounter::new(limit, 0);
-        counter.state.set_global_view(&GlobalRedisView::UNKNOWN);
+        counter.state.set_global_view(&GlobalTimeAndStanding::UNKNOWN);
         let start = counter.now;
         let mut admitted: Vec<u64> = Vec::new();
         // Of the first period, one hit at its start and the others at its end; then all at the start of each.
@@ -429,13 +435,13 @@ fn only_an_allowance_that_is_a_part_of_the_limit_needs_the_other_regions() {
         [Algorithm::FixedWindow, Algorithm::TokenBucket].into_iter().flat_map(|it| cases.map(|case| (it, case)))
     {
         let mut counter = RegionCounter::new(limit(algorithm, policy), 0);
-        let mut admitted = |view: GlobalRedisView| {
+        let mut admitted = |view: GlobalTimeAndStanding| {
             counter.state.set_global_view(&view);
             (0..400).filter(|_| counter.charge(Hits::Charge(1)).admitted).count()
         };
-        let in_doubt = GlobalRedisView { cut_off: true, parts_unusable: true, ..GlobalRedisView::UNKNOWN };
+        let in_doubt = GlobalTimeAndStanding { cut_off: true, parts_unusable: true, ..GlobalTimeAndStanding::UNKNOWN };
         let valid_from = Time::from_micros(START_US + 1);
-        let displaced = GlobalRedisView { valid_from, valid_until: valid_from.plus_us(9), ..in_doubt };
+        let displaced = GlobalTimeAndStanding { valid_from, valid_until: valid_from.plus_us(9), ..in_doubt };
         assert_eq!(admitted(displaced), 0, "{algorithm:?} {policy:?}: a clock jumped");
         assert_eq!(admitted(in_doubt), expected, "{algorithm:?} {policy:?}");
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::GlobalRedisView;
+use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::settings::redis::regions::DEFAULT_REGION_LEASE;
 use tollkeeper::store::client::redis::deployment_context::ConnectionOpenings;
 use tollkeeper::store::client::redis::server_clock::{
@@ -285,7 +285,7 @@ impl Region {
         clock.record(&ClockReading { within: InstantRange { from, until: from }, server });
     }
 
-    fn restrict_view(&self, period_us: u64, at: Instant) -> GlobalRedisView {
+    fn restrict_view(&self, period_us: u64, at: Instant) -> GlobalTimeAndStanding {
         self.standing.restrict_view(VIEW, period_us, at)
     }
 
@@ -298,13 +298,13 @@ impl Region {
     }
 }
 
-const VIEW: GlobalRedisView = GlobalRedisView { valid_until: START, ..GlobalRedisView::UNKNOWN };
-const FREE: GlobalRedisView = GlobalRedisView { can_request: true, ..VIEW };
+const VIEW: GlobalTimeAndStanding = GlobalTimeAndStanding { valid_until: START, ..GlobalTimeAndStanding::UNKNOWN };
+const FREE: GlobalTimeAndStanding = GlobalTimeAndStanding { can_request: true, ..VIEW };
 
 #[test]
 fn region_is_cut_off_five_seconds_after_the_last_answer() {
     let region = Region::new();
-    let nothing = GlobalRedisView { cut_off: true, parts_unusable: true, ..VIEW };
+    let nothing = GlobalTimeAndStanding { cut_off: true, parts_unusable: true, ..VIEW };
     assert_eq!(region.restrict_view(MINUTE, region.start), nothing);
     assert_eq!(region.notices(0), [RegionNotice::CutOff { parts_left: None }, RegionNotice::LeaseEnded]);
     region.identity(&identity(1, NEVER, false), 0);
@@ -315,7 +315,7 @@ fn region_is_cut_off_five_seconds_after_the_last_answer() {
     assert_eq!(region.restrict_view(MINUTE, region.start + CUT_OFF_AFTER), FREE);
     assert_eq!(region.notices(5), []);
     let cut_off = region.start + CUT_OFF_AFTER + Duration::from_micros(1);
-    assert_eq!(region.restrict_view(MINUTE, cut_off), GlobalRedisView { cut_off: true, ..VIEW });
+    assert_eq!(region.restrict_view(MINUTE, cut_off), GlobalTimeAndStanding { cut_off: true, ..VIEW });
     region.standing.record_global_answer_time(process_time_us(region.at(7)));
     assert_eq!(region.restrict_view(MINUTE, cut_off), FREE, "a grant is an answer too");
 }
@@ -328,7 +328,7 @@ fn cut_off_region_loses_its_parts_when_its_lease_ends() {
     let [RegionNotice::CutOff { parts_left: Some(left) }] = notices[..] else { panic!("{notices:?}") };
     assert!((3530..3540).contains(&left.as_secs()), "{left:?}");
     assert!(notices[0].to_string().contains("end in 59m (TOLLKEEPER_REGION_LEASE)"), "{}", notices[0]);
-    let cut_off = GlobalRedisView { cut_off: true, parts_unusable: true, ..VIEW };
+    let cut_off = GlobalTimeAndStanding { cut_off: true, parts_unusable: true, ..VIEW };
     assert_eq!(region.restrict_view(MINUTE, region.at(3597)), cut_off, "a thousandth earlier");
     assert_eq!(region.notice_names(3597), ["cut_off", "lease_ended"]);
 }
@@ -345,7 +345,7 @@ fn conflict_takes_the_parts_and_leaves_the_grants() {
         region.registry(&reply, 10);
         assert_eq!(
             region.restrict_view(MINUTE, region.at(11)),
-            GlobalRedisView { parts_unusable: true, ..FREE },
+            GlobalTimeAndStanding { parts_unusable: true, ..FREE },
             "{notice}"
         );
         assert_eq!(region.notice_names(11), [notice]);
@@ -394,7 +394,7 @@ fn jump_of_the_global_clock_stops_grants_for_a_period() {
     region.read(&region.global_clock, 2, 1001);
     region.read(&region.global_clock, 3, 1005);
     region.registry(&registry(NEVER, both()), 60);
-    let resting = GlobalRedisView { cut_off: true, ..GlobalRedisView::UNKNOWN };
+    let resting = GlobalTimeAndStanding { cut_off: true, ..GlobalTimeAndStanding::UNKNOWN };
     assert_eq!(region.restrict_view(MINUTE, region.at(60)), resting);
     assert!(region.standing.global_clock_jumped_recently(MINUTE, region.at(60)));
     assert_eq!(region.notice_names(60), ["global_clock_jumped"]);
@@ -424,7 +424,7 @@ fn jump_of_the_region_clock_lets_the_parts_rest() {
     region.read(&region.region_clock, 0, 1000);
     region.read(&region.region_clock, 1, 1130);
     region.registry(&registry(NEVER, both()), 60);
-    assert_eq!(region.restrict_view(MINUTE, region.at(60)), GlobalRedisView { parts_unusable: true, ..FREE });
+    assert_eq!(region.restrict_view(MINUTE, region.at(60)), GlobalTimeAndStanding { parts_unusable: true, ..FREE });
     assert_eq!(region.notice_names(60), ["region_clock_jumped"]);
     assert_eq!(region.restrict_view(MINUTE, region.at(62)), FREE);
     // What the region's Redis was told by another process.
@@ -463,7 +463,7 @@ fn jump_of_one_clock_hides_none_of_another() {
     region.read(&region.global_clock, 2, 1002);
     region.read(&region.region_clock, 3, 1102);
     region.read(&region.global_clock, 4, 1004);
-    assert_eq!(region.restrict_view(MINUTE, region.at(4)), GlobalRedisView { parts_unusable: true, ..FREE });
+    assert_eq!(region.restrict_view(MINUTE, region.at(4)), GlobalTimeAndStanding { parts_unusable: true, ..FREE });
     assert_eq!(region.region_clock_jumps(), 1, "the jump is counted once");
 }
 

@@ -174,7 +174,7 @@ impl ClockOffsetEstimate {
     }
 
     /// Returns the upper bound on the difference between two estimates that contradict each other, in microseconds.
-    fn jump_bound_us(&self, other: &Self) -> u64 {
+    fn max_jump_us(&self, other: &Self) -> u64 {
         let at_us = self.at_us.max(other.at_us);
         let (own, other) = (self.offset_at(at_us), other.offset_at(at_us));
         own.lo_us.abs_diff(other.hi_us).max(own.hi_us.abs_diff(other.lo_us))
@@ -227,7 +227,7 @@ impl ServerClock {
             let known = self.estimate.load();
             if let Some(known) = known.as_ref() {
                 let Some(combined) = known.combined(&next) else {
-                    let jump_us = known.jump_bound_us(&next);
+                    let jump_us = known.max_jump_us(&next);
                     // Later readings are compared with this one. It is void too, because it was sent before the notice.
                     self.jumps.record(jump_us, next.at_us);
                     self.estimate.store(Some(Arc::new(next)));

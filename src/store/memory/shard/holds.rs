@@ -140,7 +140,7 @@ impl MemoryShard {
     ) -> (SmallVec<[Option<TotalHold>; 4]>, SmallVec<[Limit; 4]>) {
         let lower = |(slot, state): (&CounterLookup<'_>, &mut State)| {
             let limit = slot.joint_limit.limit;
-            let hold = self.holds.get(&slot.key).and_then(|held| held.total_hold()?.settle_if_ended(limit, state, now));
+            let hold = self.holds.get(&slot.key).and_then(|held| held.total_hold()?.keep_or_settle(limit, state, now));
             (hold, hold.map_or(*limit, |hold| hold.lower_limit(limit)))
         };
         slots.iter().zip(states).map(lower).unzip()

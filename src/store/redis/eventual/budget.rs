@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{CallReport, LeaseTicket, StoredLease};
+use super::{EventualCallOutcome, LeaseTicket, StoredLease};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{HitExpiry, fixed_window};
@@ -102,7 +102,12 @@ impl LocalBudget {
     }
 
     /// Creates the ticket of a lease that the reported call charged.
-    pub(super) fn issue_ticket(&self, serial: u64, counters: &[OwnedCounter], report: &CallReport) -> LeaseTicket {
+    pub(super) fn issue_ticket(
+        &self,
+        serial: u64,
+        counters: &[OwnedCounter],
+        report: &EventualCallOutcome,
+    ) -> LeaseTicket {
         let life_us = self.lease_life_us(counters, &report.states, report.now);
         let return_span_us = self.lease_record_lifetime_us();
         let recorded = StoredLease { end: report.now.plus_us(return_span_us), hits: report.leased };

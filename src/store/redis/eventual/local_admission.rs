@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::budget::{DescriptorId, EventualDescriptor, LocalBudget, can_be_lent};
 use super::table::EventualTable;
-use super::{AdmitContext, CallReport, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease};
+use super::{AdmitContext, EventualCallOutcome, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::charge::ChargeRequest;
@@ -123,7 +123,12 @@ impl LocalAdmission {
     }
 
     /// Records the report of a call, and the lease that it requested, if any.
-    pub(crate) fn record_call_report(&self, call: &PreparedCall, mut report: CallReport, lease: Option<LeaseReply>) {
+    pub(crate) fn record_call_report(
+        &self,
+        call: &PreparedCall,
+        mut report: EventualCallOutcome,
+        lease: Option<LeaseReply>,
+    ) {
         let Some(descriptor) = &call.eventual else { return };
         // A shadow limit without room was not charged; nothing may be returned to it.
         let is_charged_everywhere = lease.as_ref().is_some_and(|lease| lease.results.iter().all(|it| it.admitted));

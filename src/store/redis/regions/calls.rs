@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use crate::base::clock::Time;
-use crate::limit::algorithm::region::GlobalRedisView;
+use crate::limit::algorithm::region::GlobalTimeAndStanding;
 use crate::store::client::redis::connection::Script;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::{RedisError, ReplyError};
@@ -135,17 +135,19 @@ pub struct ClockOffsets {
 
 /// Returns the view of global time for a call that is sent and answered `within` a range, also if the region's clock
 /// has jumped and still shows a time at which the call may run; unknown if a time would be before 1970.
-pub fn compute_global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalRedisView {
+pub fn compute_global_view(offsets: ClockOffsets, within: InstantRange) -> GlobalTimeAndStanding {
     let ClockOffsets { region, global } = offsets;
     let time = |us: i64| u64::try_from(us).ok().map(Time::from_micros);
     let valid_from = time(round_down_us(process_time_us(within.from).saturating_add(region.lo_us), TIME_GRAIN_US));
     // Exclusive.
     let valid_until = process_time_us(within.until).saturating_add(region.hi_us).saturating_add(1);
     let valid_until = time(round_up_us(valid_until, TIME_GRAIN_US));
-    let (Some(valid_from), Some(valid_until)) = (valid_from, valid_until) else { return GlobalRedisView::UNKNOWN };
+    let (Some(valid_from), Some(valid_until)) = (valid_from, valid_until) else {
+        return GlobalTimeAndStanding::UNKNOWN;
+    };
     // A jump that keeps the time within these bounds is not noticed before the reply.
     let unnoticed_us = i64::try_from(valid_until.since_us(valid_from)).unwrap_or(i64::MAX);
-    GlobalRedisView {
+    GlobalTimeAndStanding {
         valid_from,
         valid_until,
         offset_lo: round_down_us(
@@ -153,7 +155,7 @@ pub fn compute_global_view(offsets: ClockOffsets, within: InstantRange) -> Globa
             OFFSET_GRAIN_US,
         ),
         offset_hi: round_up_us(global.hi_us.saturating_sub(region.lo_us).saturating_add(unnoticed_us), OFFSET_GRAIN_US),
-        ..GlobalRedisView::UNKNOWN
+        ..GlobalTimeAndStanding::UNKNOWN
     }
 }
 

@@ -32,7 +32,7 @@ use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
 use crate::limit::algorithm::global_window::{GlobalWindowParameters, ReturnedHits};
-use crate::limit::algorithm::region::GlobalRedisView;
+use crate::limit::algorithm::region::GlobalTimeAndStanding;
 use crate::limit::algorithm::region_bucket::{BucketCounts, PrepaidHitsGrant};
 use crate::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use crate::limit::algorithm::state::State;
@@ -63,7 +63,7 @@ pub(crate) struct GrantRequest {
     limit: Limit,
     /// Counts after the charge.
     counts: RegionCounts,
-    view: GlobalRedisView,
+    view: GlobalTimeAndStanding,
     /// Time of the charge, by the region's Redis.
     now: Time,
 }

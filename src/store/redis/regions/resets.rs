@@ -25,7 +25,7 @@ use crate::store::client::redis::connection::Script;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::resp::{reply_bytes, reply_integer};
-use crate::store::redis::key::{self, global_key, is_region_key};
+use crate::store::redis::key::{self, global_key, is_counted_in_region};
 use crate::store::redis::script::{
     global_bucket_script, global_resets_script, global_window_script, put_time, region_reset_script,
 };
@@ -139,7 +139,7 @@ impl GlobalResetClient {
         let ResetsReply { newest, resets, .. } =
             self.call_reset_list(&argument, Instant::now() + GLOBAL_REDIS_TIMEOUT).await?;
         let own = resets.into_iter().filter(|ListedReset { counter, .. }| {
-            counter.period_ms <= MAX_PERIOD_MS && is_region_key(&self.key_head, &counter.key)
+            counter.period_ms <= MAX_PERIOD_MS && is_counted_in_region(&self.key_head, &counter.key)
         });
         let outcomes: Vec<Result<(), RedisError>> = stream::iter(own)
             .map(|reset| self.apply_one_reset(reset))

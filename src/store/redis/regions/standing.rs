@@ -44,7 +44,7 @@ use arc_swap::ArcSwap;
 
 use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionIdentity, RegionRedisId, RegistryReply};
 use crate::base::clock::{Time, to_micros};
-use crate::limit::algorithm::region::GlobalRedisView;
+use crate::limit::algorithm::region::GlobalTimeAndStanding;
 use crate::settings::redis::regions::{DEFAULT_REGION_LEASE, RegionSettings};
 use crate::store::client::redis::deployment_context::ConnectionOpenings;
 use crate::store::client::redis::server_clock::{ClockJumps, process_time_us};
@@ -518,17 +518,17 @@ impl RegionStanding {
     }
 
     /// Adds what the region may do at `at` to the view of a call on limits with periods up to `period_us`.
-    pub fn restrict_view(&self, view: GlobalRedisView, period_us: u64, at: Instant) -> GlobalRedisView {
+    pub fn restrict_view(&self, view: GlobalTimeAndStanding, period_us: u64, at: Instant) -> GlobalTimeAndStanding {
         let (findings, at_us) = (self.findings.load(), process_time_us(at));
         if self.longest_period_us.load(Ordering::Relaxed) < period_us {
             self.longest_period_us.fetch_max(period_us, Ordering::Relaxed);
         }
         let parts_unusable = !self.may_use_region_parts(&findings, period_us, at_us);
         if at_us < usable_after_jump_us(self.global_jumped_at_us(&findings), period_us) {
-            return GlobalRedisView { cut_off: true, parts_unusable, ..GlobalRedisView::UNKNOWN };
+            return GlobalTimeAndStanding { cut_off: true, parts_unusable, ..GlobalTimeAndStanding::UNKNOWN };
         }
         let may_ask = self.has_global_connection(at) && findings.identity.is_some() && findings.missing.is_some();
-        GlobalRedisView { can_request: may_ask, cut_off: !may_ask, parts_unusable, ..view }
+        GlobalTimeAndStanding { can_request: may_ask, cut_off: !may_ask, parts_unusable, ..view }
     }
 
     fn may_use_region_parts(&self, findings: &RegionFindings, period_us: u64, at_us: i64) -> bool {

@@ -10,7 +10,7 @@ use tollkeeper::limit::RegionLossPolicy;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::global_bucket::{self, GlobalBucketParameters};
 use tollkeeper::limit::algorithm::global_window::{self, GlobalWindowParameters, ReturnedHits};
-use tollkeeper::limit::algorithm::region::{CutOffAllowanceUse, GlobalRedisView, GrantCycle};
+use tollkeeper::limit::algorithm::region::{CutOffAllowanceUse, GlobalTimeAndStanding, GrantCycle};
 use tollkeeper::limit::algorithm::region_bucket::PrepaidHitsGrant;
 use tollkeeper::limit::algorithm::region_window::HitsGrant;
 use tollkeeper::limit::algorithm::state::State;
@@ -196,7 +196,7 @@ enum Event {
     /// A charge or refund runs in the region's Redis.
     Execute {
         from: Sender,
-        clock: GlobalRedisView,
+        clock: GlobalTimeAndStanding,
         hits: Hits,
     },
     Reply {
@@ -217,7 +217,7 @@ enum Event {
     /// An answer is given to the region's counter.
     Give {
         region: usize,
-        clock: GlobalRedisView,
+        clock: GlobalTimeAndStanding,
         answer: Answer,
     },
     /// Unused hits of a window leave the region's counter.
@@ -412,14 +412,15 @@ impl World {
     }
 
     /// Returns the clock that the process passes with a call it sends now.
-    fn clock_of_call(&self, region: usize, replica: usize) -> GlobalRedisView {
+    fn clock_of_call(&self, region: usize, replica: usize) -> GlobalTimeAndStanding {
         let from = self.instant(region, replica);
         let within = InstantRange { from, until: from + STORE_TIMEOUT };
         let replica = &self.regions[region].replicas[replica];
         let offsets = replica.region_clock.offset(within).zip(replica.global_clock.offset(within));
         let clock = offsets.map(|(region, global)| compute_global_view(ClockOffsets { region, global }, within));
         let period_us = u64::try_from(PERIOD_US).expect("it is positive");
-        let mut clock = replica.standing.restrict_view(clock.unwrap_or(GlobalRedisView::UNKNOWN), period_us, from);
+        let mut clock =
+            replica.standing.restrict_view(clock.unwrap_or(GlobalTimeAndStanding::UNKNOWN), period_us, from);
         if self.plan.is(Breakage::ExactClock) {
             let middle = i64::midpoint(clock.offset_lo, clock.offset_hi);
             (clock.offset_lo, clock.offset_hi) = (middle, middle);
@@ -464,7 +465,7 @@ impl World {
         self.tally.requests += 1;
     }
 
-    fn execute(&mut self, from: Sender, clock: &GlobalRedisView, hits: Hits) {
+    fn execute(&mut self, from: Sender, clock: &GlobalTimeAndStanding, hits: Hits) {
         let region = &mut self.regions[from.region];
         let now = region.clock.time(self.now_us);
         region.state.set_global_view(clock);
@@ -579,7 +580,7 @@ impl World {
         }
     }
 
-    fn give(&mut self, index: usize, clock: &GlobalRedisView, answer: Answer) {
+    fn give(&mut self, index: usize, clock: &GlobalTimeAndStanding, answer: Answer) {
         let region = &mut self.regions[index];
         region.state.set_global_view(clock);
         let open_grant_request_id = region.state.open_grant_request_id();
