@@ -190,7 +190,7 @@ impl Decider {
             results.iter().flatten().any(|result| result.after > 0).then_some(())?;
             let entries = path.entries.iter().enumerate().map(|(index, [key, value])| {
                 let is_pattern = path.shared.contains(&index);
-                let value = if is_pattern { value.into() } else { form.encode_value(&Entry { key, value }) };
+                let value = if is_pattern { value.into() } else { form.shown_value(&Entry { key, value }) };
                 [&**key, &*value].map(|bytes| String::from_utf8_lossy(bytes).into_owned())
             });
             let entries = entries.collect();

@@ -47,7 +47,7 @@ pub(super) fn write_entries_text(text: &mut Vec<u8>, path: &CounterPath<'_>, for
         is_exact &= append_escaped(text, entry.key);
         if shared.is_some() || !matches!(form, ValueForm::Omitted) {
             text.push(b'=');
-            is_exact &= append_escaped(text, &shared.map_or_else(|| form.encode_value(entry), Cow::Borrowed));
+            is_exact &= append_escaped(text, &shared.map_or_else(|| form.shown_value(entry), Cow::Borrowed));
         }
         if text.len() > MAX_KEY_TEXT_BYTES {
             is_exact = false;
@@ -107,7 +107,7 @@ fn hash_path_to_hex(path: &CounterPath<'_>, form: &ValueForm) -> String {
     let mut hasher = blake3::Hasher::new();
     for (index, entry) in path.entries.iter().enumerate() {
         let shared = path.shared.iter().find(|(shared, _)| *shared == index).map(|(_, pattern)| *pattern);
-        let value = shared.map_or_else(|| form.encode_value(entry), Cow::Borrowed);
+        let value = shared.map_or_else(|| form.shown_value(entry), Cow::Borrowed);
         for part in [entry.key, &value] {
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }

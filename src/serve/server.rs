@@ -20,7 +20,7 @@ pub mod listeners;
 pub mod startup;
 mod table_changes;
 mod reload;
-mod metrics_threads;
+mod metrics_push_threads;
 mod shutdown;
 
 use std::io;
@@ -33,7 +33,7 @@ use tokio::task::JoinSet;
 
 use self::error::ServerError;
 use self::listeners::{BoundListeners, StartSummary};
-use self::metrics_threads::{OtlpMetricsThread, StatsdThreadHandle};
+use self::metrics_push_threads::{OtlpMetricsThread, StatsdThreadHandle};
 use self::reload::{ReloadTrigger, RuleApplier, RuleUpdater};
 use self::shutdown::DrainingServer;
 use self::startup::StartupResources;

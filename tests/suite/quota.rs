@@ -205,7 +205,7 @@ fn proxy_that_stands_still_is_told_nothing_until_it_goes_on() {
     let page = || http::get(server.debug_port(), "/quota?format=text").send().text();
     let has_first = |page: &str| page.contains(&format!("{max} tokens, {max} per 1 s"));
     assert!(has_first(&page()), "{}", page());
-    let resume = proxy.stop();
+    let resume = proxy.stall();
     // Until then it counts as heard.
     std::thread::sleep(Duration::from_millis(400));
     let rules = RULES.replace("requests_per_unit: 80", "requests_per_unit: 20");

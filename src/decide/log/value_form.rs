@@ -55,7 +55,7 @@ impl ValueForm {
     }
 
     /// Value of an entry in this form; empty if it is left out.
-    pub fn encode_value<'a>(&self, entry: &Entry<'a>) -> Cow<'a, [u8]> {
+    pub fn shown_value<'a>(&self, entry: &Entry<'a>) -> Cow<'a, [u8]> {
         match self {
             Self::Plain => Cow::Borrowed(entry.value),
             Self::Hashed(key) => Cow::Owned(hash_value(key, entry).into_bytes()),

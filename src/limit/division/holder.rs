@@ -15,8 +15,8 @@ pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
 const SILENT_AFTER_US: u64 = 11_000_000;
 /// Time for which a report shows that a proxy is alive, in microseconds.
 const ALIVE_US: u64 = 5_500_000;
-/// Time for which a report, or the reply to a PING, shows that a proxy does not stand still, in microseconds.
-const HEARD_FOR_US: u64 = 300_000;
+/// Time without a report and without the reply to a PING after which a proxy may stand still, in microseconds.
+const STALLED_AFTER_US: u64 = 300_000;
 /// Longest time after the sending at which a proxy that does not acknowledge an assignment is expected to begin it, in
 /// microseconds: it may stand still meanwhile.
 const LATE_START_US: u64 = 10_000_000;
@@ -233,8 +233,8 @@ pub struct ShareHolder<K> {
     pub(super) received: Time,
     /// Time of the last report, or reply to a PING.
     heard: Time,
-    /// There is something to send, once the proxy replies to a PING.
-    pub awaits_ping: bool,
+    /// Something was not sent, because the proxy may stand still: it is sent once the proxy replied to a PING.
+    pub withheld_until_ping_reply: bool,
     /// Hits were denied since the report before the last.
     pub was_denied: bool,
     /// All hits were denied, and there were some: whatever the proxy was assigned is used up or over.
@@ -263,7 +263,7 @@ impl<K> ShareHolder<K> {
             reported: now,
             received: now,
             heard: Time::default(),
-            awaits_ping: false,
+            withheld_until_ping_reply: false,
             was_denied: false,
             is_empty: false,
             sent: None,
@@ -284,10 +284,15 @@ impl<K> ShareHolder<K> {
         now.since_us(self.reported) < ALIVE_US
     }
 
-    /// True if something may be sent: the proxy does not stand still. If not, a PING must be sent first.
-    pub(super) fn may_be_told(&mut self, now: Time) -> bool {
-        self.awaits_ping = now.since_us(self.heard) > HEARD_FOR_US;
-        !self.awaits_ping
+    /// True if the proxy may stand still: it was not heard lately. A PING must be answered before anything is sent.
+    fn may_be_stalled(&self, now: Time) -> bool {
+        now.since_us(self.heard) > STALLED_AFTER_US
+    }
+
+    /// Withholds what was to be sent now from a proxy that may stand still; returns whether it was withheld.
+    pub(super) fn withhold_if_stalled(&mut self, now: Time) -> bool {
+        self.withheld_until_ping_reply = self.may_be_stalled(now);
+        self.withheld_until_ping_reply
     }
 
     /// Records that the proxy replied to a PING.

@@ -161,7 +161,7 @@ impl RuleUpdater {
                     let Some(update) = update else { return };
                     let applier = self.applier.clone();
                     let result = applier.run_on_low_priority_thread(move |applier| applier.apply_update(update)).await;
-                    let result = result.unwrap_or_else(|failure| Err(self.applier.reject_update(&[failure])));
+                    let result = result.unwrap_or_else(|failure| Err(self.applier.record_rejection(&[failure])));
                     self.source.report_result(&result);
                     self.watch_tables();
                 }
@@ -302,9 +302,9 @@ impl RuleApplier {
 
     /// Compiles an update and replaces the rules, or rejects it with all its errors.
     fn apply_update(&self, update: RuleUpdate) -> UpdateResult {
-        let snapshot = update.map_err(|errors| self.reject_update(&errors))?;
+        let snapshot = update.map_err(|errors| self.record_rejection(&errors))?;
         if snapshot.rules.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
-            return Err(self.reject_update(&snapshot.warnings));
+            return Err(self.record_rejection(&snapshot.warnings));
         }
         snapshot.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let defaults = self.defaults.as_ref().map(|status| status.defaults()).unwrap_or_default();
@@ -314,7 +314,7 @@ impl RuleApplier {
         let CompiledSnapshot { compiled, rules, refused } =
             snapshot.compile_with_error_lines(&options).map_err(|CompileFailure { diagnostics, problems }| {
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
-                self.reject_update_with_problems(&texts, problems)
+                self.record_rejection_with_file_lines(&texts, problems)
             })?;
         let recorded = header::build_rule_set_record(&rules, version.as_deref(), &defaults);
         let (names, texts) = (rules.source_names(), rules.copy_texts());
@@ -322,11 +322,11 @@ impl RuleApplier {
         let replacement = RuleSetReplacement { compiled, from, recorded, paths: Arc::clone(&paths) };
         self.replace_rules(replacement, &defaults).map_err(|found| {
             let texts: Vec<_> = found.errors().iter().map(ToString::to_string).collect();
-            self.reject_update_with_problems(&texts, found.errors().iter().map(to_rule_problem).collect())
+            self.record_rejection_with_file_lines(&texts, found.errors().iter().map(to_rule_problem).collect())
         })?;
         if !refused.is_empty() {
             let errors: Vec<_> = refused.iter().flat_map(|domain| domain.error.lines().map(str::to_owned)).collect();
-            self.reject_update(&errors);
+            self.record_rejection(&errors);
         }
         let resources = match &rules {
             SourceRules::Resources(resources) => resources.clone(),
@@ -405,12 +405,12 @@ impl RuleApplier {
     }
 
     /// Logs and records why a set, or some domains of it, were rejected. Returns the text of the problems.
-    fn reject_update(&self, problems: &[String]) -> String {
-        self.reject_update_with_problems(problems, Vec::new())
+    fn record_rejection(&self, problems: &[String]) -> String {
+        self.record_rejection_with_file_lines(problems, Vec::new())
     }
 
     /// Rejects a set, with the lines of its files.
-    fn reject_update_with_problems(&self, problems: &[String], in_files: Vec<RuleProblem>) -> String {
+    fn record_rejection_with_file_lines(&self, problems: &[String], in_files: Vec<RuleProblem>) -> String {
         for problem in problems.iter().take(MAX_LOGGED_PROBLEMS) {
             tracing::error!("Error loading new configuration: {problem}");
         }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::error::ServerError;
-use super::metrics_threads::{OtlpMetricsThread, StatsdThreadHandle};
+use super::metrics_push_threads::{OtlpMetricsThread, StatsdThreadHandle};
 use crate::decide::log::DecisionLog;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::grpc::health::GrpcHealth;

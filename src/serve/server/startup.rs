@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::error::StartupError;
 use super::listeners;
 use super::listeners::GuardsByListener;
-use super::metrics_threads::build_metric_exporter;
+use super::metrics_push_threads::build_metric_exporter;
 use super::tls::{self, find_expired_certificate};
 use crate::base::threads;
 use crate::decide::log;

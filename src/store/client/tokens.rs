@@ -5,7 +5,7 @@
 //! the next attempt comes after a delay that doubles. Connections wait for the first token only within the time limit
 //! of a connection attempt. Nothing here prints a token or a key.
 
-mod token_request;
+mod token_fetch;
 mod aws;
 mod google;
 mod azure;
@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use self::aws::AwsTokenSigner;
-use self::token_request::{CredentialRenewalFailure, FetchOutcome, Token, TokenError};
+use self::token_fetch::{CredentialRenewalFailure, FetchOutcome, Token, TokenError};
 use crate::base::clock::Clock;
 use crate::base::random::random_fraction;
 use crate::base::threads::lower_thread_priority;

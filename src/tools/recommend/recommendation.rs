@@ -1,6 +1,6 @@
 //! Recommendation from the demand on a limit: use of the keys, smallest limits, and the one to paste.
 //!
-//! A search finds the smallest limit of a family: limits of one algorithm and period that differ in one number. It
+//! A search finds the smallest limit of a template: limits of one algorithm and period that differ in one number. It
 //! begins at the peak use, the most hits of a counter in any span of one period, less refunds, and replays the demand
 //! through the algorithm.
 //!
@@ -68,18 +68,18 @@ pub struct Recommendation {
     /// Periods that the traffic does not cover.
     pub left_out_periods: Vec<LeftOutPeriod>,
     /// Smallest limits, the recommended one first.
-    pub candidates: Vec<SmallestLimitOfFamily>,
-    /// Rejected keys by `requests_per_unit`, for the first family with a limit, at its largest capacity.
+    pub candidates: Vec<SmallestLimitOfTemplate>,
+    /// Rejected keys by `requests_per_unit`, for the first template with a limit, at its largest capacity.
     pub curve: Vec<CurvePoint>,
     /// The traffic is shorter than the period of the rule.
     pub is_short: bool,
 }
 
-/// Smallest limit of a family that keeps the goal.
+/// Smallest limit of a template that keeps the goal.
 #[derive(Clone, Copy, Debug)]
-pub struct SmallestLimitOfFamily {
+pub struct SmallestLimitOfTemplate {
     /// Family that was searched.
-    pub family: LimitTemplate,
+    pub template: LimitTemplate,
     /// The limit; `None`: none rejects so few keys.
     pub limit: Option<Limit>,
     /// Keys that it rejects.
@@ -109,16 +109,17 @@ pub fn recommend_limits(
     let (covered, left_out): (Vec<Period>, Vec<Period>) = others.partition(|period| period.micros() <= span_us);
     let periods: Vec<Period> = [present].into_iter().chain(covered).collect();
     let (mut uses, mut candidates, mut curve) = (Vec::new(), Vec::new(), Vec::new());
-    let families: Vec<Vec<LimitTemplate>> = periods.iter().map(|period| list_limit_families(asked, *period)).collect();
-    let of = families.iter().map(Vec::len).sum();
-    for (period, families) in periods.iter().zip(families) {
+    let templates: Vec<Vec<LimitTemplate>> =
+        periods.iter().map(|period| list_limit_templates(asked, *period)).collect();
+    let of = templates.iter().map(Vec::len).sum();
+    for (period, templates) in periods.iter().zip(templates) {
         let peaks = find_peak_use_by_sequence(demand, period.micros());
         uses.push(summarize_peak_use(*period, &find_peak_use_by_key(demand, &peaks)));
         let first = peaks.iter().map(|peak| u32::try_from(*peak).unwrap_or(u32::MAX)).collect();
         let search = PeriodSearch { demand, allowed, first };
-        for family in families {
-            let by_key = search.find_smallest_limit_admitting_each_key(&family);
-            let found = search.find_smallest_limit(family, &by_key);
+        for template in templates {
+            let by_key = search.find_smallest_limit_admitting_each_key(&template);
+            let found = search.find_smallest_limit(template, &by_key);
             if curve.is_empty() && found.limit.is_some() {
                 curve = build_rejection_curve(&by_key);
             }
@@ -159,14 +160,14 @@ fn count_rejected_keys(demand: &LimitDemand, limit: &Limit) -> u64 {
     rejected.iter().filter(|rejected| **rejected).count() as u64
 }
 
-/// Lists the families of limits to search for one period, those of the rule's own algorithm first.
-fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitTemplate> {
+/// Lists the templates of limits to search for one period, those of the rule's own algorithm first.
+fn list_limit_templates(asked: &ExistingLimit, period: Period) -> Vec<LimitTemplate> {
     let limit = &asked.limit;
     let own = limit.algorithm();
     let mut algorithms: Vec<Algorithm> = vec![own];
     algorithms.extend(Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != own));
     let own_factor = limit.capacity().div_ceil(limit.requests_per_unit().max(1)).max(1);
-    let family = |algorithm: Algorithm, capacity_factor: u32| LimitTemplate {
+    let template = |algorithm: Algorithm, capacity_factor: u32| LimitTemplate {
         algorithm,
         period,
         capacity_factor,
@@ -191,44 +192,44 @@ fn list_limit_families(asked: &ExistingLimit, period: Period) -> Vec<LimitTempla
                 .chain(TRIED_CAPACITY_FACTORS.into_iter().filter(|one| *one != own_factor))
                 .collect(),
         };
-        factors.into_iter().map(move |factor| family(algorithm, factor)).collect::<Vec<_>>()
+        factors.into_iter().map(move |factor| template(algorithm, factor)).collect::<Vec<_>>()
     };
     algorithms.into_iter().flat_map(with_factors).collect()
 }
 
 impl PeriodSearch<'_> {
-    /// Finds the smallest `requests_per_unit` of each key, at the largest capacity of the family.
-    fn find_smallest_limit_admitting_each_key(&self, family: &LimitTemplate) -> SmallestLimitByKey {
-        let limit_of = |number| family.build_limit(number, None);
-        find_smallest_limit_admitting_each_key(self.demand, &self.first, family.max_requests_per_unit(), limit_of)
+    /// Finds the smallest `requests_per_unit` of each key, at the largest capacity of the template.
+    fn find_smallest_limit_admitting_each_key(&self, template: &LimitTemplate) -> SmallestLimitByKey {
+        let limit_of = |number| template.build_limit(number, None);
+        find_smallest_limit_admitting_each_key(self.demand, &self.first, template.max_requests_per_unit(), limit_of)
     }
 
-    fn find_smallest_limit(&self, family: LimitTemplate, by_key: &SmallestLimitByKey) -> SmallestLimitOfFamily {
+    fn find_smallest_limit(&self, template: LimitTemplate, by_key: &SmallestLimitByKey) -> SmallestLimitOfTemplate {
         let rejects_all =
-            SmallestLimitOfFamily { family, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
+            SmallestLimitOfTemplate { template, limit: None, rejected_keys: by_key.count_rejected_keys(u32::MAX) };
         let Some(requests) = by_key.find_smallest_rejecting_at_most_keys(self.allowed) else { return rejects_all };
-        if !family.has_capacity_key() {
-            let limit = family.build_limit(requests, None);
-            return SmallestLimitOfFamily { family, limit, rejected_keys: by_key.count_rejected_keys(requests) };
+        if !template.has_capacity_key() {
+            let limit = template.build_limit(requests, None);
+            return SmallestLimitOfTemplate { template, limit, rejected_keys: by_key.count_rejected_keys(requests) };
         }
-        let largest = requests.saturating_mul(family.capacity_factor).max(1);
-        let limit_of = |capacity| family.build_limit(requests, Some(capacity));
+        let largest = requests.saturating_mul(template.capacity_factor).max(1);
+        let limit_of = |capacity| template.build_limit(requests, Some(capacity));
         let by_key = find_smallest_limit_admitting_each_key(self.demand, &self.first, largest, limit_of);
         // A capacity below 1 does not exist; 0 means that no key needs one.
         let Some(capacity) = by_key.find_smallest_rejecting_at_most_keys(self.allowed).map(|capacity| capacity.max(1))
         else {
             return rejects_all;
         };
-        let limit = family.build_limit(requests, Some(capacity));
-        SmallestLimitOfFamily { family, limit, rejected_keys: by_key.count_rejected_keys(capacity) }
+        let limit = template.build_limit(requests, Some(capacity));
+        SmallestLimitOfTemplate { template, limit, rejected_keys: by_key.count_rejected_keys(capacity) }
     }
 }
 
 /// Keeps the first of equal limits with a capacity, then moves the first candidate that has a limit to the front.
-fn deduplicate_and_order_candidates(candidates: &mut Vec<SmallestLimitOfFamily>) {
+fn deduplicate_and_order_candidates(candidates: &mut Vec<SmallestLimitOfTemplate>) {
     let mut seen: Vec<Limit> = Vec::new();
     candidates.retain(|candidate| {
-        let Some(limit) = candidate.limit.filter(|_| candidate.family.has_capacity_key()) else { return true };
+        let Some(limit) = candidate.limit.filter(|_| candidate.template.has_capacity_key()) else { return true };
         let is_new = !seen.contains(&limit);
         seen.push(limit);
         is_new
@@ -276,19 +277,19 @@ fn thin_out_points(points: Vec<CurvePoint>) -> Vec<CurvePoint> {
         .collect()
 }
 
-impl From<&SmallestLimitOfFamily> for SmallestLimit {
-    fn from(candidate: &SmallestLimitOfFamily) -> Self {
-        let SmallestLimitOfFamily { family, limit, rejected_keys } = candidate;
+impl From<&SmallestLimitOfTemplate> for SmallestLimit {
+    fn from(candidate: &SmallestLimitOfTemplate) -> Self {
+        let SmallestLimitOfTemplate { template, limit, rejected_keys } = candidate;
         let capacity = |kind: CapacityRuleKey| {
             limit.filter(|limit| limit.algorithm().properties().capacity == kind).map(|limit| limit.capacity())
         };
         Self {
-            algorithm: family.algorithm.name(),
-            period: family.period.to_string(),
+            algorithm: template.algorithm.name(),
+            period: template.period.to_string(),
             requests_per_unit: limit.map(|limit| limit.requests_per_unit()),
             bucket_size: capacity(CapacityRuleKey::BucketSize),
             queue_size: capacity(CapacityRuleKey::QueueSize),
-            capacity_factor: family.has_capacity_key().then_some(family.capacity_factor),
+            capacity_factor: template.has_capacity_key().then_some(template.capacity_factor),
             rejected_keys: *rejected_keys,
             rejected_keys_share: 0.0,
             verified: None,
@@ -326,7 +327,7 @@ pub struct FixedLimitFields {
 }
 
 impl LimitTemplate {
-    /// Builds the limit of `requests_per_unit`; `capacity` of a bucket or queue replaces the largest of the family.
+    /// Builds the limit of `requests_per_unit`; `capacity` of a bucket or queue replaces the largest of the template.
     ///
     /// `None` if a limit cannot be so large.
     pub fn build_limit(&self, requests_per_unit: u32, capacity: Option<u32>) -> Option<Limit> {
@@ -352,7 +353,7 @@ impl LimitTemplate {
         self.algorithm.properties().capacity.rule_file_key().is_some()
     }
 
-    /// Largest `requests_per_unit` of the family.
+    /// Largest `requests_per_unit` of the template.
     pub fn max_requests_per_unit(&self) -> u32 {
         if self.algorithm.properties().keeps_hit_log() { self.fixed_keys.log_max } else { u32::MAX }
     }

@@ -83,7 +83,7 @@ impl Proxy {
 
     /// Lets the proxy stand still until the returned sender is dropped: nothing that was sent to it is read or replied
     /// to.
-    pub(crate) fn stop(&self) -> std::sync::mpsc::Sender<()> {
+    pub(crate) fn stall(&self) -> std::sync::mpsc::Sender<()> {
         let (resume, resumed) = std::sync::mpsc::channel();
         // Blocks the only thread that serves the connection. An error is the signal.
         self.runtime.spawn(async move { resumed.recv().is_err() });

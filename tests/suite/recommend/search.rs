@@ -39,7 +39,7 @@ proptest! {
             for max_wait_us in [None, can_wait.then_some(250_000)] {
                 let fixed_keys = FixedLimitFields { max_wait_us, calendar_months: false, window: None, ban: None, log_max: 10_000 };
                 let period = Period::new(Unit::Second, 1).unwrap();
-                let family = LimitTemplate { algorithm, period, capacity_factor: factor, fixed_keys };
+                let template = LimitTemplate { algorithm, period, capacity_factor: factor, fixed_keys };
                 let admitted_from = |limit_of: &dyn Fn(u32) -> Option<tollkeeper::limit::Limit>| {
                     let admitted: Vec<bool> = (0..=MAX).map(|n| admits_all(&limit_of(n).unwrap(), &sequence)).collect();
                     prop_assert!(admitted.is_sorted(), "{algorithm}: a larger limit rejects more: {admitted:?}");
@@ -48,9 +48,9 @@ proptest! {
                     prop_assert_eq!(found, scanned, "{}", algorithm);
                     Ok(())
                 };
-                admitted_from(&|n| family.build_limit(n, None))?;
-                if family.has_capacity_key() {
-                    admitted_from(&|capacity| family.build_limit(20, Some(capacity)))?;
+                admitted_from(&|n| template.build_limit(n, None))?;
+                if template.has_capacity_key() {
+                    admitted_from(&|capacity| template.build_limit(20, Some(capacity)))?;
                 }
             }
         }

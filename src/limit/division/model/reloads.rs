@@ -12,14 +12,14 @@ struct Bound {
     /// Limits of the counter, with the time until which they may be in use.
     limits: Vec<(Limit, u64)>,
     /// Hits that the counter of the last limit admits beside those of the counter before it.
-    of_another_counter: u64,
+    room_of_new_counter: u64,
     level: f64,
     most_above: f64,
 }
 
 impl Bound {
     fn new(limit: Limit) -> Self {
-        Self { limits: vec![(limit, u64::MAX)], of_another_counter: 0, level: 0.0, most_above: f64::MIN }
+        Self { limits: vec![(limit, u64::MAX)], room_of_new_counter: 0, level: 0.0, most_above: f64::MIN }
     }
 
     fn replace(&mut self, limit: Limit, now: u64) {
@@ -37,9 +37,9 @@ impl Bound {
         if self.limits.len() < known {
             // What passed by the former limit is no excess of this one.
             self.level = self.level.min(capacity);
-            self.of_another_counter = 0;
+            self.room_of_new_counter = 0;
         }
-        let capacity = capacity + self.of_another_counter as f64;
+        let capacity = capacity + self.room_of_new_counter as f64;
         let per_us =
             limits().map(|limit| limit.hits as f64 / (limit.period_s as f64 * 1e6)).fold(0.0, f64::max) * 1.0005;
         self.level = (self.level - per_us * STEP_US as f64).max(0.0) + hits as f64;
@@ -99,7 +99,7 @@ impl Reloading {
     fn change_period(&mut self, limit: Limit) {
         let now = Time::from_micros(self.model.now);
         self.bounds[0].replace(limit, self.model.now);
-        self.bounds[0].of_another_counter = DividedLimit::new(&limit).capacity;
+        self.bounds[0].room_of_new_counter = DividedLimit::new(&limit).capacity;
         (self.model.limit, self.model.state, self.model.held) =
             (limit, State::empty_for(&limit), CounterHolds::default());
         let replica = &mut self.model.replicas[0];

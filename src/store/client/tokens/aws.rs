@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use ring::digest::{SHA256, digest};
 use ring::hmac::{HMAC_SHA256, Key, sign};
 
-use super::token_request::{
+use super::token_fetch::{
     CredentialRenewalFailure, FetchOutcome, Token, TokenError, build_request, call, encode_form, read_token_file,
     text_field, xml_text,
 };

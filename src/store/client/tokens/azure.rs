@@ -7,7 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
 
 use super::google::parse_access_token;
-use super::token_request::{Token, TokenError, build_request, call, encode_form, read_token_file};
+use super::token_fetch::{Token, TokenError, build_request, call, encode_form, read_token_file};
 use crate::base::text::percent_encode;
 use crate::settings::cloud_identity::{EntraSettings, EntraTokenSource};
 use crate::settings::secret::Secret;

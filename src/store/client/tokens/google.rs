@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::token_request::{MAX_LIFETIME_S, Token, TokenError, build_request, call, seconds_field, text_field};
+use super::token_fetch::{MAX_LIFETIME_S, Token, TokenError, build_request, call, seconds_field, text_field};
 use crate::settings::secret::Secret;
 
 const SERVICE_NAME: &str = "the metadata server of Google Cloud";

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::budget::{DescriptorId, EventualDescriptor, LocalBudget, can_be_lent};
 use super::table::EventualTable;
-use super::{AdmitContext, EventualCallOutcome, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease};
+use super::{AdmitContext, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease, RedisStateReport};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::charge::ChargeRequest;
@@ -126,7 +126,7 @@ impl LocalAdmission {
     pub(crate) fn record_call_report(
         &self,
         call: &PreparedCall,
-        mut report: EventualCallOutcome,
+        mut report: RedisStateReport,
         lease: Option<LeaseReply>,
     ) {
         let Some(descriptor) = &call.eventual else { return };
