@@ -93,7 +93,7 @@ impl RuleResource {
     /// Decodes the rules.
     ///
     /// # Errors
-    /// The rules are not protobuf, or nest deeper than [`super::descriptors::MAX_DESCRIPTOR_DEPTH`].
+    /// The rules are not protobuf, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
     pub fn decode(&self) -> Result<NamedDocument, String> {
         let decoded = PartlyDecodedRateLimitConfig::decode(self.encoded.clone()).map_err(|error| error.to_string());
         let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors));
