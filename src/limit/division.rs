@@ -46,9 +46,9 @@
 //! which it was acknowledged, and ten seconds later than it was sent until then (`holder::Sent::latest_end`); the hold
 //! in the store lasts as long. Lent hits end ten seconds before a window does, or last beyond it. What is sent to a
 //! proxy that stands still keeps its part from others for longer. So one that was not heard in the last 300 ms is told
-//! something only after it replied to a PING (`holder::ShareHolder::withhold_if_stalled`); and no more than before if
-//! it has not reported for 5.5 s, because something between may reply for it. Not covered: a proxy that stands still
-//! for more than ten seconds after it was sent something; its part may pass once more.
+//! something only after it replied to a PING (`holder::ShareHolder::defer_send_if_maybe_stalled`); and no more than
+//! before if it has not reported for 5.5 s, because something between may reply for it. Not covered: a proxy that
+//! stands still for more than ten seconds after it was sent something; its part may pass once more.
 
 pub mod assignment;
 pub mod divided_limit;

@@ -107,7 +107,7 @@ RUST = [
     (LEDGER, "(AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),",
      "(AssignmentForm::Rate, false) => if $0 { 0 } else { self.limit.refill_us().saturating_sub(MARGIN_US) },",
      [("take before give", "the hold of a window's rate ends with the assignment")]),
-    (HOLDER, "now.since_us(self.heard) > STALLED_AFTER_US", "now.since_us(self.heard) > STALLED_AFTER_US && !$0",
+    (HOLDER, "now.since_us(self.heard) > MAYBE_STALLED_AFTER_US", "now.since_us(self.heard) > MAYBE_STALLED_AFTER_US && !$0",
      [("silent proxy", "one that may stand still is told something before it replies to a PING")]),
     (STREAM, "                self.handle.lock().due.insert(index);", "                if !$0 { self.handle.lock().due.insert(index); }",
      [("silent proxy", "nothing is told after it replied to a PING")]),

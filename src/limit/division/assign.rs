@@ -49,9 +49,9 @@ struct RateBucket {
 
 impl<K> Division<K> {
     /// Returns what to tell the holder at `index`; `None`: nothing, or nothing before its proxy replied to a PING
-    /// ([`ShareHolder::withheld_until_ping_reply`]). It must be sent before anything else happens to the division.
+    /// ([`ShareHolder::send_deferred_until_ping_reply`]). It must be sent before anything else happens to the division.
     pub fn assign(&mut self, index: usize, now: Time) -> Option<Assignment> {
-        self.holders.get_mut(index)?.withheld_until_ping_reply = false;
+        self.holders.get_mut(index)?.send_deferred_until_ping_reply = false;
         self.update_levels(now);
         match self.pools.iter().any(|pool| pool.limit.form == AssignmentForm::Rate) {
             true => self.assign_rates(index, now),
@@ -62,7 +62,7 @@ impl<K> Division<K> {
     /// Returns an assignment of everything or nothing, for a time without the store; `None` if the holder has it.
     pub fn assign_blanket(&mut self, index: usize, strategy: Strategy, ttl_s: u32, now: Time) -> Option<Assignment> {
         let holder = self.holders.get_mut(index)?;
-        holder.withheld_until_ping_reply = false;
+        holder.send_deferred_until_ping_reply = false;
         if holder.is_surely_in_force(now) && holder.sent.is_some_and(|sent| sent.strategy == strategy) {
             return holder.renew(ttl_s, now);
         }
@@ -77,7 +77,7 @@ impl<K> Division<K> {
     /// forgets the bucket with what it did not report.
     pub fn retire(&mut self, index: usize, now: Time) -> Retirement {
         let Some(holder) = self.holders.get_mut(index) else { return Retirement::Done };
-        holder.withheld_until_ping_reply = false;
+        holder.send_deferred_until_ping_reply = false;
         let has_lent = self.pools.iter().any(|pool| pool.limit.form == AssignmentForm::Lent);
         if !has_lent || holder.outstanding <= 1 {
             return Retirement::Done;
@@ -484,7 +484,7 @@ impl<K> ShareHolder<K> {
 
     /// Records a new assignment; `None` if nothing may be sent now.
     fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Option<Assignment> {
-        if self.withhold_if_stalled(now) {
+        if self.defer_send_if_maybe_stalled(now) {
             return None;
         }
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
@@ -514,7 +514,7 @@ impl<K> ShareHolder<K> {
         let sent = self.sent?;
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_due = sent.ends.since_us(now) <= renew_before_us(ttl_s) && ends > sent.ends.plus_us(MARGIN_US);
-        if !is_due || self.withhold_if_stalled(now) {
+        if !is_due || self.defer_send_if_maybe_stalled(now) {
             return None;
         }
         let sent = self.sent.as_mut()?;

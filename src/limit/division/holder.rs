@@ -16,7 +16,7 @@ const SILENT_AFTER_US: u64 = 11_000_000;
 /// Time for which a report shows that a proxy is alive, in microseconds.
 const ALIVE_US: u64 = 5_500_000;
 /// Time without a report and without the reply to a PING after which a proxy may stand still, in microseconds.
-const STALLED_AFTER_US: u64 = 300_000;
+const MAYBE_STALLED_AFTER_US: u64 = 300_000;
 /// Longest time after the sending at which a proxy that does not acknowledge an assignment is expected to begin it, in
 /// microseconds: it may stand still meanwhile.
 const LATE_START_US: u64 = 10_000_000;
@@ -234,7 +234,7 @@ pub struct ShareHolder<K> {
     /// Time of the last report, or reply to a PING.
     heard: Time,
     /// Something was not sent, because the proxy may stand still: it is sent once the proxy replied to a PING.
-    pub withheld_until_ping_reply: bool,
+    pub send_deferred_until_ping_reply: bool,
     /// Hits were denied since the report before the last.
     pub was_denied: bool,
     /// All hits were denied, and there were some: whatever the proxy was assigned is used up or over.
@@ -263,7 +263,7 @@ impl<K> ShareHolder<K> {
             reported: now,
             received: now,
             heard: Time::default(),
-            withheld_until_ping_reply: false,
+            send_deferred_until_ping_reply: false,
             was_denied: false,
             is_empty: false,
             sent: None,
@@ -286,13 +286,13 @@ impl<K> ShareHolder<K> {
 
     /// True if the proxy may stand still: it was not heard lately. A PING must be answered before anything is sent.
     fn may_be_stalled(&self, now: Time) -> bool {
-        now.since_us(self.heard) > STALLED_AFTER_US
+        now.since_us(self.heard) > MAYBE_STALLED_AFTER_US
     }
 
     /// Withholds what was to be sent now from a proxy that may stand still; returns whether it was withheld.
-    pub(super) fn withhold_if_stalled(&mut self, now: Time) -> bool {
-        self.withheld_until_ping_reply = self.may_be_stalled(now);
-        self.withheld_until_ping_reply
+    pub(super) fn defer_send_if_maybe_stalled(&mut self, now: Time) -> bool {
+        self.send_deferred_until_ping_reply = self.may_be_stalled(now);
+        self.send_deferred_until_ping_reply
     }
 
     /// Records that the proxy replied to a PING.

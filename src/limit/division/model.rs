@@ -416,7 +416,7 @@ impl Model {
         while let Some((_, sent)) = proxy.acknowledgements.pop_front_if(|(at, _)| *at <= self.now) {
             if let Some(at) = division.holders.iter().position(|holder| holder.key == proxy_index) {
                 division.record_ping_ack(at, Time::from_micros(sent), now);
-                if division.holders[at].withheld_until_ping_reply {
+                if division.holders[at].send_deferred_until_ping_reply {
                     due.insert(proxy_index);
                 }
             }
@@ -430,7 +430,7 @@ impl Model {
         let division = &mut self.replicas[index].division;
         let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) else { return };
         let assignment = division.assign(at, Time::from_micros(now_us));
-        if assignment.is_some() || division.holders[at].withheld_until_ping_reply {
+        if assignment.is_some() || division.holders[at].send_deferred_until_ping_reply {
             let proxy = &mut self.proxies[proxy];
             let at = proxy.inbox.back().map_or(0, |(_, at, _)| *at).max(now_us + delay);
             proxy.inbox.push_back((now_us, at, assignment));

@@ -85,7 +85,7 @@ pub enum TraceEnd<'r> {
 pub const MAX_NEAR_MISSES: usize = 16;
 
 /// What is known when siblings are compared with an entry.
-struct ComparedEntry<'a> {
+struct MismatchContext<'a> {
     key: &'a [u8],
     value: &'a [u8],
     composite: &'a [u8],
@@ -133,7 +133,7 @@ impl RuleSet {
             self.nodes[parent as usize].children.iter().filter(|child| matched.is_none_or(|(node, _)| node != **child));
         let matching = self.find_matching_children(parent, entry);
         let context =
-            ComparedEntry { key: entry.key, value: entry.value, composite: &composite, matching: &matching, matched };
+            MismatchContext { key: entry.key, value: entry.value, composite: &composite, matching: &matching, matched };
         // Nodes with the entry's key come first, in file order; only as many are kept as are listed.
         let (mut near, mut far, mut count) = (Vec::new(), Vec::new(), 0);
         for child in siblings {
@@ -156,7 +156,7 @@ impl RuleSet {
         }
     }
 
-    fn classify_mismatch(&self, child: NodeId, context: &ComparedEntry<'_>) -> MismatchReason {
+    fn classify_mismatch(&self, child: NodeId, context: &MismatchContext<'_>) -> MismatchReason {
         let node = &self.nodes[child as usize];
         let has_key = node.composite.get(..node.key_length) == Some(context.key);
         let place = |id: NodeId| context.matching.iter().position(|(candidate, _)| *candidate == id);

@@ -164,7 +164,7 @@ impl Divisions {
         let record = |entry: &mut KeyDivision| {
             let index = entry.find(holder)?;
             entry.division.record_ping_ack(index, sent_before, now);
-            Some(entry.division.holders[index].withheld_until_ping_reply)
+            Some(entry.division.holders[index].send_deferred_until_ping_reply)
         };
         let waited = self.with(key, record).flatten().unwrap_or(false);
         self.schedule(key, now);
@@ -172,9 +172,9 @@ impl Divisions {
     }
 
     /// True if there is something to tell a holder once its proxy replied to a PING.
-    pub(super) fn withheld_until_ping_reply(&self, key: u128, holder: &BucketOfStream) -> bool {
+    pub(super) fn send_deferred_until_ping_reply(&self, key: u128, holder: &BucketOfStream) -> bool {
         let awaits =
-            |entry: &mut KeyDivision| Some(entry.division.holders[entry.find(holder)?].withheld_until_ping_reply);
+            |entry: &mut KeyDivision| Some(entry.division.holders[entry.find(holder)?].send_deferred_until_ping_reply);
         self.with(key, awaits).flatten().unwrap_or(false)
     }
 

@@ -85,7 +85,7 @@ pub(super) struct StreamTask {
     produced_bytes: u64,
     /// Buckets that need evidence beyond that which is waited for: because of an assignment in a later response, or
     /// before one is sent.
-    needing_delivery_evidence: BTreeSet<u32>,
+    buckets_for_next_evidence: BTreeSet<u32>,
     /// Evidence that is waited for.
     awaited: Option<AwaitedEvidence>,
 }
@@ -112,7 +112,7 @@ impl StreamTask {
         Self {
             evidence,
             produced_bytes: 0,
-            needing_delivery_evidence: BTreeSet::new(),
+            buckets_for_next_evidence: BTreeSet::new(),
             awaited: None,
             quota,
             handle,
@@ -434,9 +434,9 @@ impl StreamTask {
     /// Begins to wait for evidence that the last response was received, if a bucket needs it.
     fn await_evidence(&mut self) {
         let Some(evidence) = &self.evidence else { return };
-        if self.awaited.is_none() && !self.needing_delivery_evidence.is_empty() {
+        if self.awaited.is_none() && !self.buckets_for_next_evidence.is_empty() {
             self.awaited = Some(AwaitedEvidence {
-                buckets: std::mem::take(&mut self.needing_delivery_evidence),
+                buckets: std::mem::take(&mut self.buckets_for_next_evidence),
                 sent_before: self.quota.service.clock.now().plus_us(1),
                 received: Box::pin(evidence.clone().wait_until_received(self.produced_bytes)),
             });
@@ -483,12 +483,12 @@ impl StreamTask {
         };
         let needs_delivery_evidence = match kind {
             BucketKind::Divided { key } => {
-                assignment.is_some() || self.quota.divisions.withheld_until_ping_reply(key, &self.holder(index))
+                assignment.is_some() || self.quota.divisions.send_deferred_until_ping_reply(key, &self.holder(index))
             }
             BucketKind::Open { .. } | BucketKind::Refused => false,
         };
         if needs_delivery_evidence {
-            self.needing_delivery_evidence.insert(index);
+            self.buckets_for_next_evidence.insert(index);
         }
         if let Some(assignment) = assignment {
             self.quota.stats.assignments.add(1);

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::task::coop::has_budget_remaining;
 
-use super::eventual::RedisStateReport;
+use super::eventual::DescriptorStateReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
 use super::prepared_call::PreparedCall;
 use super::script::ScriptOutcome;
@@ -152,7 +152,7 @@ impl RedisCallSender {
                 .iter()
                 .for_each(|(index, hold)| hold.count_as_used(&charge.counters[*index].limit, &mut states[*index]));
         }
-        let report = RedisStateReport { sent, now, states, leased: 0 };
+        let report = DescriptorStateReport { sent, now, states, leased: 0 };
         self.update_fallback(call, charges, &report);
         if let Some(local) = local_admission {
             local.record_call_report(call, report, lease);
@@ -171,7 +171,7 @@ impl RedisCallSender {
     }
 
     /// Copies the reported states to the fallback counters, for limits that use these while Redis is away.
-    fn update_fallback(&self, call: &PreparedCall, charges: &ChargeBatch, report: &RedisStateReport) {
+    fn update_fallback(&self, call: &PreparedCall, charges: &ChargeBatch, report: &DescriptorStateReport) {
         let Some(last) = charges.last() else { return };
         let uses_fallback =
             |counter: &OwnedCounter| !counter.shadow && counter.limit.on_store_error() == StoreFailurePolicy::Local;

@@ -124,7 +124,7 @@ pub enum LocalDecision {
 
 /// Report of Redis on a descriptor: the outcome of one call.
 #[derive(Clone, Debug)]
-pub struct RedisStateReport {
+pub struct DescriptorStateReport {
     /// Time of sending the call.
     pub sent: Instant,
     /// Time of Redis.

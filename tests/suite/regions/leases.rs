@@ -17,7 +17,7 @@ use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, R
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualDescriptor, LocalBudget};
 use tollkeeper::store::redis::eventual::table::EventualTable;
-use tollkeeper::store::redis::eventual::{AdmitContext, LeaseTicket, LocalDecision, RedisStateReport};
+use tollkeeper::store::redis::eventual::{AdmitContext, DescriptorStateReport, LeaseTicket, LocalDecision};
 
 const PERIOD_US: u64 = 2_000_000;
 /// Global time minus the time of the region's Redis.
@@ -217,7 +217,7 @@ impl Region {
                 if leased > 0 {
                     self.record.push((now.plus_us(self.descriptor.budget.lease_record_lifetime_us()), leased));
                 }
-                let report = RedisStateReport { sent: at, now, states: smallvec![self.state.clone()], leased };
+                let report = DescriptorStateReport { sent: at, now, states: smallvec![self.state.clone()], leased };
                 self.elapsed_us += back_us;
                 let (table, tickets) = &mut self.processes[process];
                 if let Some(ticket) = table.record_report(&self.descriptor, report) {

@@ -174,15 +174,15 @@ fn proxy_that_was_not_heard_lately_is_told_nothing_before_it_replies_to_a_ping()
         division.holders[1].demand.take_sample(part * 10, SECOND_US);
         let before = division.holders[0].sent.map(|sent| sent.latest_end());
         assert_eq!(division.assign(0, later), None);
-        assert!(division.holders[0].withheld_until_ping_reply, "{unit:?}: the other has nothing");
+        assert!(division.holders[0].send_deferred_until_ping_reply, "{unit:?}: the other has nothing");
         let reserved = division.pools[0].reserved_by(0, &division.holders[0]);
         assert_eq!((division.holders[0].sent.map(|sent| sent.latest_end()), reserved), (before, part));
         division.record_ping_ack(0, later, later);
         assert!(division.assign(0, later).is_some(), "{unit:?}");
-        assert!(!division.holders[0].withheld_until_ping_reply);
+        assert!(!division.holders[0].send_deferred_until_ping_reply);
         // Nothing to tell needs no PING.
         assert_eq!(division.assign(0, later.plus_us(SECOND_US)), None);
-        assert!(!division.holders[0].withheld_until_ping_reply);
+        assert!(!division.holders[0].send_deferred_until_ping_reply);
     }
 }
 
@@ -193,7 +193,7 @@ fn proxy_needs_no_ping_once_it_has_what_was_withheld() {
     division.record_report(0, usage(5, 0, at(5)), at(5));
     let tell = |division: &mut Division<u32>, strategy: Strategy, now: Time| {
         let assignment = division.assign_blanket(0, strategy, RATE_TTL_S, now);
-        (assignment.is_some(), division.holders[0].withheld_until_ping_reply)
+        (assignment.is_some(), division.holders[0].send_deferred_until_ping_reply)
     };
     assert_eq!(tell(&mut division, Strategy::Deny, at(6)), (false, true));
     division.record_ping_ack(0, at(6), at(6));
@@ -203,11 +203,13 @@ fn proxy_needs_no_ping_once_it_has_what_was_withheld() {
     // An idle one.
     let (mut division, _) = division_with_one_proxy(Unit::Day);
     division.record_report(0, usage(0, 0, at(5)), at(5));
-    assert!(matches!(division.retire(0, at(6)), Retirement::Wait) && division.holders[0].withheld_until_ping_reply);
+    assert!(
+        matches!(division.retire(0, at(6)), Retirement::Wait) && division.holders[0].send_deferred_until_ping_reply
+    );
     division.record_ping_ack(0, at(6), at(6));
     assert!(matches!(division.retire(0, at(6)), Retirement::Assign(_)));
     assert_eq!(division.retire(0, at(7)), Retirement::Wait);
-    assert!(!division.holders[0].withheld_until_ping_reply);
+    assert!(!division.holders[0].send_deferred_until_ping_reply);
 }
 
 #[test]

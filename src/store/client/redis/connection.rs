@@ -212,7 +212,7 @@ impl MergeableCall<Reply> for MergeableScriptCall {
             Reply::Array(parts) if parts.len() == calls + 1 => {
                 let mut parts = parts.into_iter();
                 let Some(Reply::BulkString(head)) = parts.next() else { return vec![Reply::Null; calls] };
-                parts.map(|part| join_reply_head_and_part(&head, part)).collect()
+                parts.map(|part| build_reply_of_merged_call(&head, part)).collect()
             }
             Reply::Error(_) => vec![reply; calls],
             // No script returns this; a call that gets it fails.
@@ -222,7 +222,7 @@ impl MergeableCall<Reply> for MergeableScriptCall {
 }
 
 /// Returns the reply to one of the merged calls: the head that all have, then its own part.
-fn join_reply_head_and_part(head: &[u8], part: Reply) -> Reply {
+fn build_reply_of_merged_call(head: &[u8], part: Reply) -> Reply {
     let Reply::BulkString(rest) = part else { return part };
     let mut reply = BytesMut::with_capacity(head.len() + rest.len());
     reply.extend_from_slice(head);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{LeaseTicket, RedisStateReport, StoredLease};
+use super::{DescriptorStateReport, LeaseTicket, StoredLease};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{HitExpiry, fixed_window};
@@ -106,7 +106,7 @@ impl LocalBudget {
         &self,
         serial: u64,
         counters: &[OwnedCounter],
-        report: &RedisStateReport,
+        report: &DescriptorStateReport,
     ) -> LeaseTicket {
         let life_us = self.lease_life_us(counters, &report.states, report.now);
         let return_span_us = self.lease_record_lifetime_us();

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::budget::{DescriptorId, EventualDescriptor, LocalBudget, can_be_lent};
 use super::table::EventualTable;
-use super::{AdmitContext, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease, RedisStateReport};
+use super::{AdmitContext, DescriptorStateReport, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::charge::ChargeRequest;
@@ -126,7 +126,7 @@ impl LocalAdmission {
     pub(crate) fn record_call_report(
         &self,
         call: &PreparedCall,
-        mut report: RedisStateReport,
+        mut report: DescriptorStateReport,
         lease: Option<LeaseReply>,
     ) {
         let Some(descriptor) = &call.eventual else { return };

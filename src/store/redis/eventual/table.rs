@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::budget::{DescriptorId, EventualDescriptor, LocalBudget};
-use super::{AdmitContext, LeaseTicket, LocalDecision, OwnLease, RedisStateReport, StoredLease};
+use super::{AdmitContext, DescriptorStateReport, LeaseTicket, LocalDecision, OwnLease, StoredLease};
 use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::algorithm::state::{State, charge_together};
@@ -118,7 +118,7 @@ impl EventualTable {
     }
 
     /// Records a report of Redis. A lease in it can be used until [`EventualTable::end_lease`].
-    pub fn record_report(&self, descriptor: &EventualDescriptor, report: RedisStateReport) -> Option<LeaseTicket> {
+    pub fn record_report(&self, descriptor: &EventualDescriptor, report: DescriptorStateReport) -> Option<LeaseTicket> {
         let &EventualDescriptor { id, ref budget, ref counters } = descriptor;
         let mut shard = self.shards.lock_shard(upper_half(id.path));
         let (sent, leased) = (report.sent, report.leased);
@@ -400,7 +400,7 @@ impl EventualEntry {
     }
 
     /// Records a report of Redis, and the lease that came with it. The report that was sent last wins.
-    fn record_report(&mut self, counters: &[OwnedCounter], report: RedisStateReport, ticket: Option<LeaseTicket>) {
+    fn record_report(&mut self, counters: &[OwnedCounter], report: DescriptorStateReport, ticket: Option<LeaseTicket>) {
         self.requested_ahead = None;
         self.used = self.used.max(report.sent);
         if self.last_report.is_none_or(|last| last.sent <= report.sent) {

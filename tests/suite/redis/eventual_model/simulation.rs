@@ -14,7 +14,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge};
 use tollkeeper::store::redis::eventual::budget::EventualDescriptor;
 use tollkeeper::store::redis::eventual::{
-    AdmitContext, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease, RedisStateReport,
+    AdmitContext, DescriptorStateReport, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease,
     build_full_refund,
 };
 use tollkeeper::store::stats::EventualHitTotals;
@@ -381,7 +381,9 @@ impl<'p> World<'p> {
         }
         let leased = if lease.as_ref().is_some_and(passed) { leased } else { 0 };
         let it = &mut self.replicas[who.replica];
-        if let Some(leased) = it.eventual.record_report(&descriptor, RedisStateReport { sent, now, states, leased }) {
+        if let Some(leased) =
+            it.eventual.record_report(&descriptor, DescriptorStateReport { sent, now, states, leased })
+        {
             it.out.push((key, leased));
             let end = u64::try_from(leased.end.saturating_duration_since(it.base).as_micros()).unwrap() + plan.start;
             let checked_at = end.max(self.now) + self.chance.below(OFTEN);
