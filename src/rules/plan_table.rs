@@ -334,18 +334,18 @@ impl fmt::Display for OwnLimit {
 /// unit, 27 for the multiplier and 32 for the hits. The longest period has fewer than 2^25 seconds.
 const USED_BIT: u64 = 1;
 const OWN_LIMIT_BIT: u64 = 2;
-const UNIT_SHIFT: u32 = 2;
-const MULTIPLIER_SHIFT: u32 = 5;
+const PERIOD_UNIT_SHIFT: u32 = 2;
+const PERIOD_MULTIPLIER_SHIFT: u32 = 5;
 const HITS_SHIFT: u32 = 32;
 
 impl PackedRow {
     /// Packs the row; never 0.
     fn pack(self) -> u64 {
         match self {
-            Self::Plan(index) => USED_BIT | u64::from(index) << UNIT_SHIFT,
+            Self::Plan(index) => USED_BIT | u64::from(index) << PERIOD_UNIT_SHIFT,
             Self::Own(OwnLimit { requests_per_unit, period }) => {
-                let unit = (period.unit() as u64) << UNIT_SHIFT;
-                let multiplier = u64::from(period.multiplier()) << MULTIPLIER_SHIFT;
+                let unit = (period.unit() as u64) << PERIOD_UNIT_SHIFT;
+                let multiplier = u64::from(period.multiplier()) << PERIOD_MULTIPLIER_SHIFT;
                 USED_BIT | OWN_LIMIT_BIT | unit | multiplier | u64::from(requests_per_unit) << HITS_SHIFT
             }
         }
@@ -355,10 +355,10 @@ impl PackedRow {
     #[expect(clippy::cast_possible_truncation, reason = "each part has as many bits as it is masked to")]
     fn unpack(row: u64) -> Self {
         if row & OWN_LIMIT_BIT == 0 {
-            return Self::Plan((row >> UNIT_SHIFT) as u16);
+            return Self::Plan((row >> PERIOD_UNIT_SHIFT) as u16);
         }
-        let unit = Unit::ALL.get((row >> UNIT_SHIFT & 0b111) as usize).copied().unwrap_or(Unit::Second);
-        let multiplier = (row >> MULTIPLIER_SHIFT) as u32 & ((1 << (HITS_SHIFT - MULTIPLIER_SHIFT)) - 1);
+        let unit = Unit::ALL.get((row >> PERIOD_UNIT_SHIFT & 0b111) as usize).copied().unwrap_or(Unit::Second);
+        let multiplier = (row >> PERIOD_MULTIPLIER_SHIFT) as u32 & ((1 << (HITS_SHIFT - PERIOD_MULTIPLIER_SHIFT)) - 1);
         let period = Period::new(unit, multiplier).unwrap_or(const { Period::new(Unit::Second, 1).expect("a second") });
         Self::Own(OwnLimit { requests_per_unit: (row >> HITS_SHIFT) as u32, period })
     }

@@ -96,10 +96,8 @@ class RlsLoad:
 
 
 async def measure_before(options, server):
-    """RLS calls before there is a stream: what the others are compared with. Returns their CPU per second too."""
-    meter, began = Meter(server), time.monotonic()
-    row = await RlsLoad(options, server, QUIET_S).row("before")
-    return row, meter.cpu_spent() / (time.monotonic() - began)
+    """RLS calls before there is a stream: what the others are compared with."""
+    return await RlsLoad(options, server, QUIET_S).row("before")
 
 
 class Meter:
@@ -119,7 +117,7 @@ class Meter:
 async def run_streams(options, server, streams, buckets):
     """Proxies with buckets of their own; returns the measured row."""
     channels = [open_channel(server) for _ in range(max(1, streams // 50))]
-    before, rls_cpu = await measure_before(options, server)
+    before = await measure_before(options, server)
     meter = Meter(server)
     opened = [Stream(channels[number % len(channels)], [user(f"{streams}-{number}-{one}") for one in range(buckets)])
               for number in range(streams)]
@@ -133,22 +131,32 @@ async def run_streams(options, server, streams, buckets):
     opening = await rls.row("while they come")
     seconds = max(15, min(60, options.seconds))
     rls = RlsLoad(options, server, seconds)
-    steady = Meter(server)
-    end = time.monotonic() + seconds
+    # Then the same reports without RLS calls, to tell what a report costs.
+    alone = asyncio.ensure_future(measure_alone(server, rls, seconds))
+    end = time.monotonic() + 2 * seconds + REPORT_S
     await asyncio.gather(*(stream.run(end, REPORT_S * number / streams) for number, stream in enumerate(opened)))
-    cpu = steady.cpu_spent()
-    steady_rls = await rls.row("meanwhile")
+    steady_rls, cpu, cpu_alone = await alone
     for channel in channels:
         await channel.close()
     all_buckets = streams * buckets
     return {
         "run": f"{streams} streams x {buckets} buckets", "first answer, all buckets, s": round(ready_s, 2),
-        "RSS per bucket, bytes": growth // all_buckets, "CPU per second, s": round(cpu / seconds, 3),
-        # Without that of RLS calls.
-        "CPU per report, us": round(1e6 * (cpu / seconds - rls_cpu) * REPORT_S / streams),
+        "RSS per bucket, bytes": growth // all_buckets, "CPU per second, s": round(cpu, 3),
+        "CPU per report, us": round(1e6 * cpu_alone * REPORT_S / streams),
         **before, **opening, **steady_rls,
         "peak RSS growth, MiB": round(meter.rss_growth() / 2**20, 1),
     }
+
+
+async def measure_alone(server, rls, seconds):
+    """Waits for the RLS calls beside the reports, then measures as long without them. Returns the row of the calls, and
+    the CPU per second with and without them."""
+    meter, began = Meter(server), time.monotonic()
+    row = await rls.row("meanwhile")
+    cpu = meter.cpu_spent() / (time.monotonic() - began)
+    meter, began = Meter(server), time.monotonic()
+    await asyncio.sleep(seconds)
+    return row, cpu, meter.cpu_spent() / (time.monotonic() - began)
 
 
 async def hostile_ids(channel, count=1_000_000):
@@ -248,7 +256,7 @@ async def run_hostile(options, server):
            for name, messages in HOSTILE_MESSAGES.items()},
     }
     honest_channel = open_channel(server)
-    rows.append({"run": "hostile: none yet", **(await measure_before(options, server))[0]})
+    rows.append({"run": "hostile: none yet", **await measure_before(options, server)})
     print_row(options, rows[-1])
     for name, attack in kinds.items():
         meter = Meter(server)

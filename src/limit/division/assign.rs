@@ -264,7 +264,7 @@ impl<K> Division<K> {
             rate.change_to(*share, Some(now), old_end);
             rate.note_releases(&mut self.next_release);
         }
-        self.note_idle_refill();
+        self.lower_unowned_refill();
     }
 
     /// True if these shares are most of what a patient proxy wants.

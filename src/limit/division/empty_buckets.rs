@@ -12,7 +12,7 @@ pub(super) struct EmptyBuckets {
     /// Tokens to fill, as a share of the limit.
     pub(super) share: u64,
     /// Least refill that nobody has had since `filled_until`.
-    idle_refill: u64,
+    unowned_refill: u64,
     filled_until: Time,
     /// What was filled of the next hit, in shares x microseconds.
     filled: u128,
@@ -27,8 +27,8 @@ impl EmptyBuckets {
     }
 
     /// Records that `refill` belongs to nobody now.
-    pub(super) fn note_idle_refill(&mut self, refill: u64) {
-        self.idle_refill = self.idle_refill.min(refill);
+    pub(super) fn lower_unowned_refill(&mut self, refill: u64) {
+        self.unowned_refill = self.unowned_refill.min(refill);
     }
 
     /// Fills with what nobody had until `now`; the full limit is there again in `refill_us`.
@@ -39,7 +39,7 @@ impl EmptyBuckets {
             self.filled = 0;
             return;
         }
-        self.filled += u128::from(self.idle_refill) * u128::from(idle_us);
+        self.filled += u128::from(self.unowned_refill) * u128::from(idle_us);
         let refill_us = u128::from(refill_us.max(1));
         let full = u64::try_from(self.filled / refill_us).unwrap_or(u64::MAX);
         self.filled %= refill_us;
@@ -47,15 +47,15 @@ impl EmptyBuckets {
     }
 
     /// Begins to fill with `refill`, which nobody has from now on.
-    pub(super) fn restart(&mut self, refill: u64) {
-        self.idle_refill = refill;
+    pub(super) fn set_unowned_refill(&mut self, refill: u64) {
+        self.unowned_refill = refill;
     }
 
     /// Time at which all is full; `None`: nothing is empty, or nothing fills it.
     pub(super) fn full_at(&self, refill_us: u64) -> Option<Time> {
         let left = (u128::from(self.share) * u128::from(refill_us)).saturating_sub(self.filled);
-        let left_us = left.div_ceil(u128::from(self.idle_refill.max(1)));
-        let is_filling = self.share > 0 && self.idle_refill > 0;
+        let left_us = left.div_ceil(u128::from(self.unowned_refill.max(1)));
+        let is_filling = self.share > 0 && self.unowned_refill > 0;
         is_filling.then(|| self.filled_until.plus_us(u64::try_from(left_us).unwrap_or(u64::MAX)))
     }
 }

@@ -231,7 +231,7 @@ pub struct ShareHolder<K> {
     pub reported: Time,
     /// Time that the last report counts as received at.
     pub(super) received: Time,
-    /// Time of the last report, or reply to a PING.
+    /// Last time at which the proxy is known to have run: of a report, or of a reply to a PING.
     heard: Time,
     /// Something was not sent, because the proxy may stand still: it is sent once the proxy replied to a PING.
     pub send_deferred_until_ping_reply: bool,
@@ -295,9 +295,9 @@ impl<K> ShareHolder<K> {
         self.send_deferred_until_ping_reply
     }
 
-    /// Records that the proxy replied to a PING.
-    pub(super) fn record_ping_reply(&mut self, now: Time) {
-        self.heard = self.heard.max(now);
+    /// Records that the proxy ran at `at`.
+    pub fn record_proxy_ran(&mut self, at: Time) {
+        self.heard = self.heard.max(at);
     }
 
     /// Records a report: its demand, its denials and its time. A demand is measured over a second or more, so reports
@@ -317,7 +317,7 @@ impl<K> ShareHolder<K> {
         self.was_denied = usage.denied > 0;
         self.reported = now;
         self.received = usage.received;
-        self.heard = self.heard.max(usage.received);
+        self.record_proxy_ran(usage.received);
         self.reports = self.reports.saturating_add(1);
     }
 

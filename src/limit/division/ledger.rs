@@ -425,7 +425,7 @@ impl<K> Division<K> {
     /// Records that the proxy acknowledged, at `now`, a PING that followed all that was sent before `sent_before`.
     pub fn record_ping_ack(&mut self, index: usize, sent_before: Time, now: Time) {
         let Some(holder) = self.holders.get_mut(index) else { return };
-        holder.record_ping_reply(now);
+        holder.record_proxy_ran(now);
         if let Some(sent) = &mut holder.sent {
             sent.record_receipt(sent_before, now);
         }
@@ -567,7 +567,7 @@ impl<K> Division<K> {
         let NumberedHits { used, number } = pool.take_used();
         // What is used and not in this request stays held until it is in one.
         let wanted = pool.limit.held_amount(wanted.saturating_add(pool.used));
-        self.note_idle_refill();
+        self.lower_unowned_refill();
         Some(PoolRequest { used, number, wanted, for_us, demand })
     }
 
@@ -587,7 +587,7 @@ impl<K> Division<K> {
         if pool.limit.form == AssignmentForm::Lent {
             pool.held = pool.held.saturating_sub(pool.used);
         }
-        self.note_idle_refill();
+        self.lower_unowned_refill();
         self.levelled = None;
     }
 

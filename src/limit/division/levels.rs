@@ -116,7 +116,7 @@ impl<K> Division<K> {
         for index in 0..self.pools.len() {
             let idle = self.free_share(index);
             let pool = &mut self.pools[index];
-            pool.empty_buckets.restart(idle);
+            pool.empty_buckets.set_unowned_refill(idle);
             if let Some(full) = pool.empty_buckets.full_at(pool.limit.refill_us()) {
                 // Who waits for a part of them gets it before all is full.
                 let soon = now.plus_us(MARGIN_US.max(pool.limit.refill_us() / 8));
@@ -127,10 +127,10 @@ impl<K> Division<K> {
     }
 
     /// Records for each rate what refill belongs to nobody, after that may have become less.
-    pub(super) fn note_idle_refill(&mut self) {
+    pub(super) fn lower_unowned_refill(&mut self) {
         for index in 0..self.pools.len() {
             let idle = self.free_share(index);
-            self.pools[index].empty_buckets.note_idle_refill(idle);
+            self.pools[index].empty_buckets.lower_unowned_refill(idle);
         }
     }
 }

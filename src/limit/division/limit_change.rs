@@ -28,7 +28,7 @@ impl<K> Division<K> {
             }
         }
         self.drop_surplus_of_empty_buckets();
-        self.note_idle_refill();
+        self.lower_unowned_refill();
         self.levelled = None;
     }
 

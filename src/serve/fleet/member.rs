@@ -289,7 +289,7 @@ impl FleetWorker {
         let stopped = tokio::select! {
             biased;
             stopped = stops.recv() => stopped,
-            () = self.publish_and_serve_requests(requests) => None,
+            () = self.publish_and_answer_view_requests(requests) => None,
         };
         if let Some(reply) = stopped {
             let _ = timeout(STOP_TIMEOUT, exchange.withdraw_summary(&incarnation)).await;
@@ -297,7 +297,7 @@ impl FleetWorker {
         }
     }
 
-    async fn publish_and_serve_requests(mut self, mut requests: mpsc::Receiver<oneshot::Sender<FleetView>>) {
+    async fn publish_and_answer_view_requests(mut self, mut requests: mpsc::Receiver<oneshot::Sender<FleetView>>) {
         let mut ticks = interval(PUBLISH_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

@@ -207,7 +207,7 @@ fn has_valid_counts(minute: &RejectedKeysMinuteSummary, keys: &[Option<MergedRej
 /// Maximum number of keys of one summary; replicas publish no more.
 pub const MAX_BUSY_KEYS: usize = 50;
 /// Maximum number of keys of all summaries.
-const MAX_MERGED_KEYS: usize = 10_000;
+const MAX_MERGED_BUSY_KEYS: usize = 10_000;
 /// Maximum length of a name or text in bytes; replicas publish shorter ones.
 const MAX_TEXT_BYTES: usize = 1024;
 
@@ -235,7 +235,7 @@ impl MergedBusiestKeys {
             let limit = LimitName::from_published(name, summary.domain_bytes.get(busy.name).copied());
             let has_plain_values = summary.values == PublishedKeyForm::Plain;
             let id = BusyKeyId { limit, text: busy.text.clone(), has_plain_values };
-            if self.hits.len() < MAX_MERGED_KEYS || self.hits.contains_key(&id) {
+            if self.hits.len() < MAX_MERGED_BUSY_KEYS || self.hits.contains_key(&id) {
                 let sum = self.hits.entry(id).or_default();
                 *sum = sum.saturating_add(busy.hits);
             }

@@ -178,10 +178,11 @@ impl Divisions {
         self.with(key, awaits).flatten().unwrap_or(false)
     }
 
-    /// Returns what to tell a holder.
-    pub(super) fn assign(&self, key: u128, holder: &BucketOfStream, now: Time) -> Option<Assignment> {
+    /// Returns what to tell a holder, whose proxy ran at `heard`.
+    pub(super) fn assign(&self, key: u128, holder: &BucketOfStream, heard: Time, now: Time) -> Option<Assignment> {
         let assignment = self.with(key, |entry| {
             let index = entry.find(holder)?;
+            entry.division.holders[index].record_proxy_ran(heard);
             if entry.has_failed && !entry.is_local && entry.is_hold_ending(now) {
                 let strategy = match entry.counters.strictest_failure_policy() {
                     StoreFailurePolicy::Allow => Strategy::Allow,
@@ -196,9 +197,13 @@ impl Divisions {
         assignment.flatten()
     }
 
-    /// Takes back what an idle holder has, step by step.
-    pub(super) fn retire(&self, key: u128, holder: &BucketOfStream, now: Time) -> Retirement {
-        let retire = |entry: &mut KeyDivision| Some(entry.division.retire(entry.find(holder)?, now));
+    /// Takes back what an idle holder has, whose proxy ran at `heard`, step by step.
+    pub(super) fn retire(&self, key: u128, holder: &BucketOfStream, heard: Time, now: Time) -> Retirement {
+        let retire = |entry: &mut KeyDivision| {
+            let index = entry.find(holder)?;
+            entry.division.holders[index].record_proxy_ran(heard);
+            Some(entry.division.retire(index, now))
+        };
         self.with(key, retire).flatten().unwrap_or(Retirement::Done)
     }
 

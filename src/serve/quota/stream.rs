@@ -78,6 +78,9 @@ pub(super) struct StreamTask {
     unwanted: Vec<BucketId>,
     /// Number of the rules that the buckets were matched by.
     rules_version: u64,
+    /// Last time at which the proxy is known to have run. The end of the work on a report counts: that work would
+    /// else make a proxy with many buckets look as if it stood still.
+    heard: Time,
     /// Time since when a response waits for the proxy.
     unread_since: Option<Instant>,
     evidence: Option<DeliveryEvidence>,
@@ -120,6 +123,7 @@ impl StreamTask {
             buckets: Buckets::default(),
             unwanted: Vec::new(),
             rules_version: 0,
+            heard: Time::default(),
             unread_since: None,
         }
     }
@@ -209,6 +213,7 @@ impl StreamTask {
             }
         }
         self.take_usages(usages, now).await;
+        self.heard = self.heard.max(self.quota.earliest_arrival(self.quota.service.clock.now()));
         let mut state = self.handle.lock();
         state.reports += 1;
         state.last_report = now;
@@ -446,6 +451,7 @@ impl StreamTask {
     fn take_evidence(&mut self) {
         let Some(AwaitedEvidence { buckets, sent_before, .. }) = self.awaited.take() else { return };
         let now = self.quota.service.clock.now();
+        self.heard = self.heard.max(now);
         for index in buckets {
             if let Some(key) = self.key_of(index)
                 && self.quota.divisions.record_ping_ack(key, &self.holder(index), sent_before, now)
@@ -473,13 +479,13 @@ impl StreamTask {
                 is_due.then_some(Assignment { strategy: Strategy::Allow, starts_full: false, ttl_s: OPEN_TTL_S })
             }
             BucketKind::Divided { key } if is_idle => {
-                match self.quota.divisions.retire(key, &self.holder(index), now) {
+                match self.quota.divisions.retire(key, &self.holder(index), self.heard, now) {
                     Retirement::Assign(assignment) => Some(assignment),
                     Retirement::Wait => None,
                     Retirement::Done => return self.abandon(index, &id, response, now),
                 }
             }
-            BucketKind::Divided { key } => self.quota.divisions.assign(key, &self.holder(index), now),
+            BucketKind::Divided { key } => self.quota.divisions.assign(key, &self.holder(index), self.heard, now),
         };
         let needs_delivery_evidence = match kind {
             BucketKind::Divided { key } => {
@@ -613,30 +619,48 @@ fn log_indivisible_limit(rule: &str, reason: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::pb::rlqs::RateLimitQuotaUsageReports;
+    use crate::base::pb::rlqs::bucket_id::BucketEntry;
     use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
     use crate::decide::Decider;
-    use crate::rules::live::LiveRules;
+    use crate::rules::compile::options::CompileOptions;
+    use crate::rules::compile::{RuleText, compile_texts};
+    use crate::rules::live::{LiveRules, RuleSetOrigin};
+    use crate::rules::rule::set::RuleSet;
+    use crate::rules::yaml::DocumentSelection;
     use crate::serve::grpc::service::RateLimitService;
     use crate::settings::Settings;
     use crate::store::memory::MemoryStore;
 
-    #[tokio::test]
-    async fn bucket_without_requests_is_abandoned_after_a_minute() {
+    const START: Time = Time::from_secs(1_800_000_000);
+
+    /// A task whose stream has `rules`, if any; its clock stands at [`START`].
+    fn start_task(rules: Option<&str>) -> StreamTask {
         let variables = [("TOLLKEEPER_RLQS".into(), "true".into())];
         let (settings, _) = Settings::from_env(variables.into_iter()).expect("it is valid");
         let decider = Decider::new(MemoryStore::new(1 << 20).into(), settings.decisions, Arc::default());
-        let clock = Clock::manual(Time::from_secs(1_800_000_000));
-        let service = RateLimitService::new(clock, Arc::new(LiveRules::default()), decider);
+        let service = RateLimitService::new(Clock::manual(START), Arc::new(LiveRules::default()), decider);
+        if let Some(rules) = rules {
+            let documents = DocumentSelection::FirstOnly;
+            let text = RuleText { name: "rules.yaml".into(), bytes: rules.into(), documents };
+            let compiled = compile_texts(&[text], &CompileOptions::default()).expect("good rules");
+            let set = RuleSet::from_domains(compiled.domains, &service.decider.metrics.limits);
+            service.rules.replace_rules(set, RuleSetOrigin::default(), START);
+        }
         let quota = QuotaService::start(Arc::new(service), settings.grpc.quota.expect("it is on"));
         let handle = quota.open_stream(String::new(), true);
-        let mut task = StreamTask::new(Arc::clone(&quota), handle, None);
-        let start = quota.service.clock.now();
+        StreamTask::new(quota, handle, None)
+    }
+
+    #[tokio::test]
+    async fn bucket_without_requests_is_abandoned_after_a_minute() {
+        let mut task = start_task(None);
         let usage = |allowed| {
             let usage = BucketQuotaUsage { bucket_id: Some(BucketId::default()), ..BucketQuotaUsage::default() };
             vec![Box::new(BucketQuotaUsage { num_requests_allowed: allowed, ..usage })]
         };
         let mut is_abandoned = async |allowed: u64, second: u64| {
-            let now = start.plus_us(second * 1_000_000);
+            let now = START.plus_us(second * 1_000_000);
             task.take_usages(usage(allowed), now).await;
             let mut response = RateLimitQuotaResponse::default();
             task.add_actions(0, &mut response, now);
@@ -646,6 +670,33 @@ mod tests {
         assert!(!is_abandoned(1, 40).await);
         assert!(!is_abandoned(0, 99).await, "59 s after the last request");
         assert!(is_abandoned(0, 100).await);
-        assert_eq!(quota.stats.bucket_count(), 0);
+        assert_eq!(task.quota.stats.bucket_count(), 0);
+    }
+
+    #[tokio::test]
+    async fn time_that_a_report_takes_to_work_through_is_no_silence_of_its_proxy() {
+        let rules = "domain: quota\ndescriptors:\n- {key: user, rate_limit: {unit: minute, requests_per_unit: 600}}";
+        let mut task = start_task(Some(rules));
+        let quota = Arc::clone(&task.quota);
+        let usage = |user: usize| {
+            let bucket = vec![BucketEntry { key: "user".into(), value: user.to_string().into() }];
+            BucketQuotaUsage { bucket_id: Some(BucketId { bucket }), num_requests_allowed: 1, ..Default::default() }
+        };
+        let bucket_quota_usages = (0..=BUCKETS_PER_TURN).map(usage).collect();
+        let report = RateLimitQuotaUsageReports { domain: "quota".to_owned(), bucket_quota_usages };
+        // The time passes between two turns of the work.
+        let taken = tokio::join!(biased; task.take_report(report.encode_to_vec().into()), async {
+            quota.service.clock.set(START.plus_us(400_000));
+        });
+        taken.0.expect("it is a report");
+        let now = quota.service.clock.now();
+        assert_eq!(now.since_us(START), 400_000);
+        let mut response = RateLimitQuotaResponse::default();
+        task.add_actions(0, &mut response, now);
+        assert_eq!(response.bucket_action.len(), 1, "the first bucket of the report");
+        // Without a sign of life for as long again, it is asked for one first.
+        task.add_actions(1, &mut response, now.plus_us(400_000));
+        assert_eq!(response.bucket_action.len(), 1, "{response:?}");
+        assert!(task.buckets_for_next_evidence.contains(&1));
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Connected<C> {
 }
 
 /// Advice for connections to one kind of server.
-pub(crate) struct ConnectAdvice {
+pub(crate) struct TlsMismatchAdvice {
     /// Names of the settings that advice about a failed TLS handshake mentions.
     pub(crate) tls_settings: TlsAdviceTexts,
     /// Command that the server answers in plaintext.
@@ -39,7 +39,7 @@ pub(crate) struct ConnectAdvice {
     pub(crate) server_needs_tls: &'static str,
 }
 
-impl ConnectAdvice {
+impl TlsMismatchAdvice {
     /// Runs `open` for at most `limit`. Explains a failure that comes of a difference in TLS.
     pub(crate) async fn connect_with_advice<T, K: CallErrorKind>(
         &self,
@@ -48,10 +48,10 @@ impl ConnectAdvice {
         limit: Duration,
         open: impl Future<Output = Result<T, ConnectError<K>>>,
     ) -> Result<T, ConnectError<K>> {
-        let late = || Err(ConnectError { kind: K::TIMEOUT_KIND, text: "no answer in time".to_owned() });
+        let late = || Err(ConnectError { kind: K::TIMEOUT, text: "no answer in time".to_owned() });
         match timeout(limit, open).await.unwrap_or_else(|_| late()) {
             // A server with the other protocol closes the connection or waits for more, which looks like an outage.
-            Err(error) if error.kind == K::TIMEOUT_KIND || error.kind == K::BROKEN_CONNECTION_KIND => {
+            Err(error) if error.kind == K::TIMEOUT || error.kind == K::BROKEN_CONNECTION => {
                 let advice = match detect_tls_mismatch(endpoint, uses_tls, &self.plaintext_probe).await {
                     None => return Err(error),
                     Some(TlsMismatch::ServerLacksTls) => self.server_lacks_tls,
@@ -68,7 +68,7 @@ impl ConnectAdvice {
         let text = io_error_text(error);
         match self.tls_settings.handshake_failure_advice(error).filter(|_| uses_tls) {
             Some(advice) => ConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
-            None => ConnectError { kind: K::BROKEN_CONNECTION_KIND, text },
+            None => ConnectError { kind: K::BROKEN_CONNECTION, text },
         }
     }
 }
@@ -76,11 +76,11 @@ impl ConnectAdvice {
 /// Reason of a failed call to one kind of server.
 pub(crate) trait CallErrorKind: Copy + PartialEq + Display + Send + Sync + 'static {
     /// No reply arrived before the deadline.
-    const TIMEOUT_KIND: Self;
+    const TIMEOUT: Self;
     /// The connection closed before the reply.
-    const BROKEN_CONNECTION_KIND: Self;
+    const BROKEN_CONNECTION: Self;
     /// The server or the connection needs other settings.
-    const MISCONFIGURED_KIND: Self;
+    const MISCONFIGURED: Self;
 
     /// Returns true if the error concerns the whole server, not one key or slot.
     fn concerns_whole_server(self) -> bool;
@@ -101,7 +101,7 @@ pub(crate) struct ConnectError<K> {
 impl<K: CallErrorKind> ConnectError<K> {
     /// Creates an error that an operator must fix.
     pub(crate) const fn misconfigured(text: String) -> Self {
-        Self { kind: K::MISCONFIGURED_KIND, text }
+        Self { kind: K::MISCONFIGURED, text }
     }
 }
 

@@ -151,7 +151,7 @@ impl<C> ServerState<C> {
     /// Records a configuration error; any other error but a timeout clears it.
     pub(crate) fn update_misconfiguration<K: CallErrorKind>(&self, error: &ConnectError<K>) {
         // A slow server may still be misconfigured.
-        if error.kind != K::TIMEOUT_KIND {
+        if error.kind != K::TIMEOUT {
             let text = || Arc::new(format!("{}: {}", self.endpoint, error.text));
             self.misconfigured.store(error.kind.is_misconfiguration().then(text));
         }

@@ -98,12 +98,12 @@ impl RedisCallSender {
         charges: ChargeBatch,
         deadline: Instant,
     ) -> DetachOnDrop<CallOutcome> {
-        DetachOnDrop::new(send_first_call(self.guard_in_flight(&call), call, charges, deadline))
+        DetachOnDrop::new(send_leader_call(self.guard_in_flight(&call), call, charges, deadline))
     }
 
     /// Sends the call of a leader in a task; no caller waits for its results.
     pub(super) fn spawn_call(self: &Arc<Self>, call: PreparedCall, charges: ChargeBatch, deadline: Instant) {
-        tokio::spawn(send_first_call(self.guard_in_flight(&call), call, charges, deadline));
+        tokio::spawn(send_leader_call(self.guard_in_flight(&call), call, charges, deadline));
     }
 
     fn guard_in_flight(self: &Arc<Self>, call: &PreparedCall) -> InFlightGuard {
@@ -204,7 +204,7 @@ impl Drop for InFlightGuard {
     clippy::manual_async_fn,
     reason = "the future of an `async fn` would hold its arguments twice: as passed, and as moved into its body"
 )]
-fn send_first_call(
+fn send_leader_call(
     mut guard: InFlightGuard,
     call: PreparedCall,
     mut charges: ChargeBatch,
@@ -213,14 +213,14 @@ fn send_first_call(
     async move {
         let results = guard.calls.send_call(&call, &mut charges, deadline).await;
         if let Some(batch) = guard.take_followers() {
-            tokio::spawn(send_next_calls(guard, call, batch));
+            tokio::spawn(send_follower_calls(guard, call, batch));
         }
         results
     }
 }
 
 /// Sends calls until there are no followers left.
-async fn send_next_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: FollowerBatch) {
+async fn send_follower_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: FollowerBatch) {
     loop {
         let deadline = Instant::now() + guard.calls.timeout;
         // A counter can be busy for long; the time of the leader is outdated.

@@ -117,7 +117,7 @@ impl ReplicaMembership {
 
     /// Records a reply, with the times at which its request was sent and it was received. Replies must be recorded in
     /// the order of their requests.
-    pub fn record_reply(&self, reply: &ClaimReply, sent: Instant, received: Instant) {
+    pub fn record_claim_reply(&self, reply: &ClaimReply, sent: Instant, received: Instant) {
         let known = self.last_reply.load().as_ref().and_then(|last| last.slot);
         let slot = reply.slot.map(|number| {
             let until = sent + CLAIM_DURATION;
@@ -342,7 +342,7 @@ impl HeartbeatState {
 
     fn record_reply(&self, reply: &ClaimReply, sent: Instant) {
         let previous_slot = self.replicas.slot();
-        self.replicas.record_reply(reply, sent, Instant::now());
+        self.replicas.record_claim_reply(reply, sent, Instant::now());
         if let (Some(live_count), Some(live)) = (&self.live_count, NonZeroU32::new(reply.live)) {
             live_count.set_count(live);
         }

@@ -1,7 +1,7 @@
 //! `events`: prints the records of a decision log's stream, as one consumer of a group.
 
 pub(super) mod args;
-mod record_printer;
+mod record_consumer;
 mod stderr_messages;
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::args::{AckTrigger, Args};
-use self::record_printer::{Acknowledger, OutstandingRecords, RecordPrinter};
+use self::record_consumer::{Acknowledger, OutstandingRecords, RecordConsumer};
 use self::stderr_messages::{EventsError, StderrPrinter};
 use super::print::{CommandOutcome, print_error};
 use super::traffic_input::read_stream_settings;
@@ -63,7 +63,7 @@ async fn consume_stream(args: &Args, settings: &RedisStreamSettings) -> Result<(
             args.claim_after / 3,
         )
     });
-    let mut delivery = RecordPrinter::new(args, reader, consumer, outstanding, Arc::clone(&messages));
+    let mut delivery = RecordConsumer::new(args, reader, consumer, outstanding, Arc::clone(&messages));
     let outcome = {
         let acknowledge = async {
             match &mut acknowledgements {

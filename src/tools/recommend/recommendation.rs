@@ -13,7 +13,7 @@ use std::num::NonZero;
 use std::thread;
 
 use super::demand::{ChargeSequence, ExistingLimit, LimitDemand};
-use super::results::{CurvePoint, LeftOutPeriod, PeakUseResults, SmallestLimit};
+use super::results::{CurvePoint, PeakUseResults, SmallestLimit, UntriedPeriod};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;
 use crate::limit::algorithm::{Algorithm, CapacityRuleKey};
@@ -66,7 +66,7 @@ pub struct Recommendation {
     /// Peak use, by period.
     pub uses: Vec<PeakUseResults>,
     /// Periods that the traffic does not cover.
-    pub left_out_periods: Vec<LeftOutPeriod>,
+    pub left_out_periods: Vec<UntriedPeriod>,
     /// Smallest limits, the recommended one first.
     pub candidates: Vec<SmallestLimitOfTemplate>,
     /// Rejected keys by `requests_per_unit`, for the first template with a limit, at its largest capacity.
@@ -130,7 +130,7 @@ pub fn recommend_limits(
     deduplicate_and_order_candidates(&mut candidates);
     let left_out = left_out
         .into_iter()
-        .map(|period| LeftOutPeriod { period: period.to_string(), reason: "longer than the traffic".to_owned() });
+        .map(|period| UntriedPeriod { period: period.to_string(), reason: "longer than the traffic".to_owned() });
     Recommendation {
         allowed,
         rejected_now: count_rejected_keys(demand, &asked.limit),

@@ -21,7 +21,7 @@ pub struct RecommendationResults {
     #[serde(rename = "use")]
     pub uses: Vec<PeakUseResults>,
     /// Periods that were left out.
-    pub left_out_periods: Vec<LeftOutPeriod>,
+    pub left_out_periods: Vec<UntriedPeriod>,
     /// Smallest limits, the recommended one first.
     pub limits: Vec<SmallestLimit>,
     /// Trade-off of the recommended algorithm and period.
@@ -126,7 +126,7 @@ pub struct PeakUseResults {
 
 /// Period that was not searched.
 #[derive(Clone, Debug, Serialize)]
-pub struct LeftOutPeriod {
+pub struct UntriedPeriod {
     /// Period.
     pub period: String,
     /// Reason.

@@ -132,7 +132,7 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     let micro = Duration::from_micros(1);
     let period = 60 * SECOND;
     assert!(!first.may_use_share(period, received));
-    first.record_reply(&table.claim(0, 1, ClaimAction::Claim), sent, received);
+    first.record_claim_reply(&table.claim(0, 1, ClaimAction::Claim), sent, received);
     assert!(!first.may_use_share(0, received - micro));
     assert!(first.may_use_share(u64::MAX, received), "it never had a holder");
     assert!(first.may_use_share(period, sent + CLAIM_DURATION - micro));
@@ -147,14 +147,18 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     table.pass(CLAIM_DURATION + Duration::from_secs(10));
     let received = sent + CLAIM_DURATION + Duration::from_secs(11);
     let mut renewed = received - Duration::from_secs(1);
-    second.record_reply(&table.claim(1, 1, ClaimAction::Claim), renewed, received);
+    second.record_claim_reply(&table.claim(1, 1, ClaimAction::Claim), renewed, received);
     let due = received + Duration::from_secs(50);
     while renewed + CLAIM_DURATION <= due {
         assert!(second.may_use_share(10 * SECOND, received));
         assert!(!second.may_use_share(10 * SECOND + 1, received));
         table.pass(Duration::from_secs(10));
         renewed += Duration::from_secs(10);
-        second.record_reply(&table.claim(1, 1, ClaimAction::Claim), renewed, renewed + Duration::from_millis(300));
+        second.record_claim_reply(
+            &table.claim(1, 1, ClaimAction::Claim),
+            renewed,
+            renewed + Duration::from_millis(300),
+        );
     }
     assert!(!second.may_use_share(period, due - micro));
     assert!(second.may_use_share(period, due));

@@ -442,26 +442,26 @@ fn empty_buckets_are_filled_by_refill_that_nobody_has() {
     let mut empty = EmptyBuckets::default();
     empty.fill(refill_us, START);
     empty.add(Part { refill: 0, bucket: 20 }, 0, refill_us);
-    empty.restart(5);
+    empty.set_unowned_refill(5);
     empty.fill(refill_us, at(10));
     assert_eq!(empty.share, 15);
     // Some was handed out meanwhile, and came back.
-    empty.note_idle_refill(2);
-    empty.note_idle_refill(9);
+    empty.lower_unowned_refill(2);
+    empty.lower_unowned_refill(9);
     empty.fill(refill_us, at(15));
     assert_eq!(empty.share, 14);
     // Without a refill, nothing is filled.
-    empty.restart(0);
+    empty.set_unowned_refill(0);
     empty.fill(refill_us, at(100));
     assert_eq!((empty.share, empty.full_at(refill_us)), (14, None));
     // Less than a hit is kept for the next time.
-    empty.restart(1);
+    empty.set_unowned_refill(1);
     empty.fill(refill_us, at(109));
     assert_eq!((empty.share, empty.full_at(refill_us)), (14, Some(at(240))));
     empty.fill(refill_us, at(110));
     assert_eq!(empty.share, 13);
     // What is added later gains nothing from the time before.
-    empty.restart(100);
+    empty.set_unowned_refill(100);
     empty.fill(refill_us, at(1000));
     empty.fill(refill_us, at(2000));
     empty.add(Part { refill: 5, bucket: 6 }, 0, refill_us);

@@ -222,9 +222,9 @@ impl MemcacheError {
 }
 
 impl CallErrorKind for MemcacheError {
-    const TIMEOUT_KIND: Self = Self::Timeout;
-    const BROKEN_CONNECTION_KIND: Self = Self::Broken;
-    const MISCONFIGURED_KIND: Self = Self::Misconfigured;
+    const TIMEOUT: Self = Self::Timeout;
+    const BROKEN_CONNECTION: Self = Self::Broken;
+    const MISCONFIGURED: Self = Self::Misconfigured;
 
     fn concerns_whole_server(self) -> bool {
         matches!(self, Self::Timeout | Self::Broken | Self::NoWrites | Self::Misconfigured)

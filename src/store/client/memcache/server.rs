@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use super::protocol::{MemcacheConnectError, MemcacheError, MemcacheProtocol, MemcacheReply};
 use crate::settings::address::Endpoint;
 use crate::settings::tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
+use crate::store::client::connect::{
+    Connected, PlaintextProbe, TlsAdviceTexts, TlsMismatchAdvice, connect_to_endpoint,
+};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::pipeline::Pipeline;
 use crate::store::client::supervised_server::{
@@ -156,7 +158,7 @@ pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
 /// Upper bound on connecting, the TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {
+const CONNECT_ADVICE: TlsMismatchAdvice = TlsMismatchAdvice {
     tls_settings: TlsAdviceTexts {
         prefix: "MEMCACHE",
         address: "MEMCACHE_HOST_PORT",

@@ -18,7 +18,9 @@ use crate::settings::credentials::{CredentialFile, Credentials};
 use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
 use crate::settings::tls::StoreTls;
-use crate::store::client::connect::{ConnectAdvice, Connected, PlaintextProbe, TlsAdviceTexts, connect_to_endpoint};
+use crate::store::client::connect::{
+    Connected, PlaintextProbe, TlsAdviceTexts, TlsMismatchAdvice, connect_to_endpoint,
+};
 use crate::store::client::supervised_server::ConnectFileHashes;
 use crate::store::client::tokens::TokenSource;
 
@@ -235,7 +237,7 @@ fn read_trimmed_file(path: &Path) -> io::Result<String> {
     Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
 }
 
-const CONNECT_ADVICE: ConnectAdvice = ConnectAdvice {
+const CONNECT_ADVICE: TlsMismatchAdvice = TlsMismatchAdvice {
     tls_settings: TlsAdviceTexts {
         prefix: "REDIS",
         address: "REDIS_URL",

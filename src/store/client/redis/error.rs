@@ -78,9 +78,9 @@ impl RedisError {
 }
 
 impl CallErrorKind for RedisError {
-    const TIMEOUT_KIND: Self = Self::Timeout;
-    const BROKEN_CONNECTION_KIND: Self = Self::Broken;
-    const MISCONFIGURED_KIND: Self = Self::Misconfigured;
+    const TIMEOUT: Self = Self::Timeout;
+    const BROKEN_CONNECTION: Self = Self::Broken;
+    const MISCONFIGURED: Self = Self::Misconfigured;
 
     fn concerns_whole_server(self) -> bool {
         matches!(

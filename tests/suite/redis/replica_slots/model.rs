@@ -181,7 +181,7 @@ impl<'t> World<'t> {
         let sent_at = self.at(sent);
         let process = &mut self.processes[who];
         process.flight = None;
-        process.replicas.record_reply(&reply, sent_at, received);
+        process.replicas.record_claim_reply(&reply, sent_at, received);
         if let Some(slot) = reply.slot {
             let until = sent + u64::try_from(CLAIM_DURATION.as_micros()).unwrap();
             let slots = process.replicas.slot_count().get();
