@@ -45,7 +45,7 @@ use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
 use self::slot_entries::{RequestAndSlotUses, warn_about_literal_formatter};
 use self::store_failures::FailedChargeCounters;
-use self::table_rows::RedisRowReader;
+use self::table_rows::PlanRowReader;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
@@ -75,7 +75,7 @@ pub struct Decider {
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
     failures: FailedChargeCounters,
-    row_reader: RedisRowReader,
+    row_reader: PlanRowReader,
 }
 
 impl Decider {
@@ -89,13 +89,13 @@ impl Decider {
             blocks: Blocks::default(),
             key_values: ValueForm::Plain,
             failures: FailedChargeCounters::default(),
-            row_reader: RedisRowReader::new(TableLookupSettings::default().unknown_reads_per_s),
+            row_reader: PlanRowReader::new(TableLookupSettings::default().unknown_reads_per_s),
         }
     }
 
     /// Sets the maximum number of look-ups of unknown values in tables in Redis, per second.
     pub fn set_max_unknown_row_reads_per_s(&mut self, per_s: u32) {
-        self.row_reader = RedisRowReader::new(per_s);
+        self.row_reader = PlanRowReader::new(per_s);
     }
 
     /// Decides a request, by the context's deadline.
@@ -111,7 +111,7 @@ impl Decider {
         let is_release = separated.as_deref().is_some_and(RequestAndSlotUses::is_release);
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
-            return Box::pin(self.apply_refunds_and_reject_blocked(context, request, uses, blocked)).await;
+            return Box::pin(self.reject_blocked_request_after_refunds(context, request, uses, blocked)).await;
         }
         let ordered = context.request_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
@@ -170,7 +170,7 @@ impl Decider {
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
             let decided =
-                Box::pin(self.apply_refunds_and_reject_blocked(context, request, uses, blocked)).now_or_never();
+                Box::pin(self.reject_blocked_request_after_refunds(context, request, uses, blocked)).now_or_never();
             return decided.unwrap_or(Err(DecideError::Store));
         }
         let ordered = context.request_with_ordered_entries(request);
@@ -204,7 +204,7 @@ impl Decider {
 
     /// Rejects a request with blocked entries. Only hits that it refunds reach counters.
     #[cold]
-    async fn apply_refunds_and_reject_blocked<'r>(
+    async fn reject_blocked_request_after_refunds<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,

@@ -30,7 +30,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Reader of rows for all decisions of this process.
 #[derive(Debug)]
-pub(super) struct RedisRowReader {
+pub(super) struct PlanRowReader {
     permits: Arc<Semaphore>,
     /// Reads in flight, by table and value; each ends when its sender is dropped.
     pending: Arc<Mutex<HashMap<PendingReadKey, watch::Receiver<()>>>>,
@@ -68,7 +68,7 @@ impl ReadBudget {
     }
 }
 
-impl RedisRowReader {
+impl PlanRowReader {
     /// A reader that reads so many unknown values per second.
     pub(super) fn new(unknown_reads_per_s: u32) -> Self {
         Self {

@@ -26,7 +26,7 @@ impl EmptyBuckets {
         self.share = self.share.saturating_add(empty);
     }
 
-    /// Records that `refill` belongs to nobody now.
+    /// Records that `refill` belongs to nobody now. The time since the last filling counts with the least of these.
     pub(super) fn lower_unowned_refill(&mut self, refill: u64) {
         self.unowned_refill = self.unowned_refill.min(refill);
     }
@@ -46,7 +46,7 @@ impl EmptyBuckets {
         self.share = self.share.saturating_sub(full);
     }
 
-    /// Begins to fill with `refill`, which nobody has from now on.
+    /// Begins to fill with `refill`, which nobody has from now on; the time until now must be filled first.
     pub(super) fn set_unowned_refill(&mut self, refill: u64) {
         self.unowned_refill = refill;
     }

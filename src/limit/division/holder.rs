@@ -232,7 +232,7 @@ pub struct ShareHolder<K> {
     /// Time that the last report counts as received at.
     pub(super) received: Time,
     /// Last time at which the proxy is known to have run: of a report, or of a reply to a PING.
-    heard: Time,
+    proxy_last_ran: Time,
     /// Something was not sent, because the proxy may stand still: it is sent once the proxy replied to a PING.
     pub send_deferred_until_ping_reply: bool,
     /// Hits were denied since the report before the last.
@@ -262,7 +262,7 @@ impl<K> ShareHolder<K> {
             reports: 0,
             reported: now,
             received: now,
-            heard: Time::default(),
+            proxy_last_ran: Time::default(),
             send_deferred_until_ping_reply: false,
             was_denied: false,
             is_empty: false,
@@ -286,7 +286,7 @@ impl<K> ShareHolder<K> {
 
     /// True if the proxy may stand still: it was not heard lately. A PING must be answered before anything is sent.
     fn may_be_stalled(&self, now: Time) -> bool {
-        now.since_us(self.heard) > MAYBE_STALLED_AFTER_US
+        now.since_us(self.proxy_last_ran) > MAYBE_STALLED_AFTER_US
     }
 
     /// Withholds what was to be sent now from a proxy that may stand still; returns whether it was withheld.
@@ -297,7 +297,7 @@ impl<K> ShareHolder<K> {
 
     /// Records that the proxy ran at `at`.
     pub fn record_proxy_ran(&mut self, at: Time) {
-        self.heard = self.heard.max(at);
+        self.proxy_last_ran = self.proxy_last_ran.max(at);
     }
 
     /// Records a report: its demand, its denials and its time. A demand is measured over a second or more, so reports

@@ -178,11 +178,17 @@ impl Divisions {
         self.with(key, awaits).flatten().unwrap_or(false)
     }
 
-    /// Returns what to tell a holder, whose proxy ran at `heard`.
-    pub(super) fn assign(&self, key: u128, holder: &BucketOfStream, heard: Time, now: Time) -> Option<Assignment> {
+    /// Returns what to tell a holder, whose proxy last ran at `proxy_last_ran`.
+    pub(super) fn assign(
+        &self,
+        key: u128,
+        holder: &BucketOfStream,
+        proxy_last_ran: Time,
+        now: Time,
+    ) -> Option<Assignment> {
         let assignment = self.with(key, |entry| {
             let index = entry.find(holder)?;
-            entry.division.holders[index].record_proxy_ran(heard);
+            entry.division.holders[index].record_proxy_ran(proxy_last_ran);
             if entry.has_failed && !entry.is_local && entry.is_hold_ending(now) {
                 let strategy = match entry.counters.strictest_failure_policy() {
                     StoreFailurePolicy::Allow => Strategy::Allow,
@@ -197,11 +203,11 @@ impl Divisions {
         assignment.flatten()
     }
 
-    /// Takes back what an idle holder has, whose proxy ran at `heard`, step by step.
-    pub(super) fn retire(&self, key: u128, holder: &BucketOfStream, heard: Time, now: Time) -> Retirement {
+    /// Takes back what an idle holder has, whose proxy last ran at `proxy_last_ran`, step by step.
+    pub(super) fn retire(&self, key: u128, holder: &BucketOfStream, proxy_last_ran: Time, now: Time) -> Retirement {
         let retire = |entry: &mut KeyDivision| {
             let index = entry.find(holder)?;
-            entry.division.holders[index].record_proxy_ran(heard);
+            entry.division.holders[index].record_proxy_ran(proxy_last_ran);
             Some(entry.division.retire(index, now))
         };
         self.with(key, retire).flatten().unwrap_or(Retirement::Done)

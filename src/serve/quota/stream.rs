@@ -80,7 +80,7 @@ pub(super) struct StreamTask {
     rules_version: u64,
     /// Last time at which the proxy is known to have run. The end of the work on a report counts: that work would
     /// else make a proxy with many buckets look as if it stood still.
-    heard: Time,
+    proxy_last_ran: Time,
     /// Time since when a response waits for the proxy.
     unread_since: Option<Instant>,
     evidence: Option<DeliveryEvidence>,
@@ -123,7 +123,7 @@ impl StreamTask {
             buckets: Buckets::default(),
             unwanted: Vec::new(),
             rules_version: 0,
-            heard: Time::default(),
+            proxy_last_ran: Time::default(),
             unread_since: None,
         }
     }
@@ -213,7 +213,7 @@ impl StreamTask {
             }
         }
         self.take_usages(usages, now).await;
-        self.heard = self.heard.max(self.quota.earliest_arrival(self.quota.service.clock.now()));
+        self.proxy_last_ran = self.proxy_last_ran.max(self.quota.earliest_arrival(self.quota.service.clock.now()));
         let mut state = self.handle.lock();
         state.reports += 1;
         state.last_report = now;
@@ -451,7 +451,7 @@ impl StreamTask {
     fn take_evidence(&mut self) {
         let Some(AwaitedEvidence { buckets, sent_before, .. }) = self.awaited.take() else { return };
         let now = self.quota.service.clock.now();
-        self.heard = self.heard.max(now);
+        self.proxy_last_ran = self.proxy_last_ran.max(now);
         for index in buckets {
             if let Some(key) = self.key_of(index)
                 && self.quota.divisions.record_ping_ack(key, &self.holder(index), sent_before, now)
@@ -479,13 +479,15 @@ impl StreamTask {
                 is_due.then_some(Assignment { strategy: Strategy::Allow, starts_full: false, ttl_s: OPEN_TTL_S })
             }
             BucketKind::Divided { key } if is_idle => {
-                match self.quota.divisions.retire(key, &self.holder(index), self.heard, now) {
+                match self.quota.divisions.retire(key, &self.holder(index), self.proxy_last_ran, now) {
                     Retirement::Assign(assignment) => Some(assignment),
                     Retirement::Wait => None,
                     Retirement::Done => return self.abandon(index, &id, response, now),
                 }
             }
-            BucketKind::Divided { key } => self.quota.divisions.assign(key, &self.holder(index), self.heard, now),
+            BucketKind::Divided { key } => {
+                self.quota.divisions.assign(key, &self.holder(index), self.proxy_last_ran, now)
+            }
         };
         let needs_delivery_evidence = match kind {
             BucketKind::Divided { key } => {

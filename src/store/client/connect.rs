@@ -28,7 +28,7 @@ pub(crate) struct Connected<C> {
 }
 
 /// Advice for connections to one kind of server.
-pub(crate) struct TlsMismatchAdvice {
+pub(crate) struct TlsFailureDiagnosis {
     /// Names of the settings that advice about a failed TLS handshake mentions.
     pub(crate) tls_settings: TlsAdviceTexts,
     /// Command that the server answers in plaintext.
@@ -39,9 +39,9 @@ pub(crate) struct TlsMismatchAdvice {
     pub(crate) server_needs_tls: &'static str,
 }
 
-impl TlsMismatchAdvice {
+impl TlsFailureDiagnosis {
     /// Runs `open` for at most `limit`. Explains a failure that comes of a difference in TLS.
-    pub(crate) async fn connect_with_advice<T, K: CallErrorKind>(
+    pub(crate) async fn connect_or_diagnose<T, K: CallErrorKind>(
         &self,
         endpoint: &Endpoint,
         uses_tls: bool,

@@ -213,14 +213,14 @@ fn send_leader_call(
     async move {
         let results = guard.calls.send_call(&call, &mut charges, deadline).await;
         if let Some(batch) = guard.take_followers() {
-            tokio::spawn(send_follower_calls(guard, call, batch));
+            tokio::spawn(send_follower_batches(guard, call, batch));
         }
         results
     }
 }
 
-/// Sends calls until there are no followers left.
-async fn send_follower_calls(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: FollowerBatch) {
+/// Sends a call for each batch of followers, until there are none left.
+async fn send_follower_batches(mut guard: InFlightGuard, mut call: PreparedCall, mut batch: FollowerBatch) {
     loop {
         let deadline = Instant::now() + guard.calls.timeout;
         // A counter can be busy for long; the time of the leader is outdated.

@@ -1,7 +1,7 @@
 //! `events`: prints the records of a decision log's stream, as one consumer of a group.
 
 pub(super) mod args;
-mod record_consumer;
+mod record_printer;
 mod stderr_messages;
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::args::{AckTrigger, Args};
-use self::record_consumer::{Acknowledger, OutstandingRecords, RecordConsumer};
+use self::record_printer::{Acknowledger, GroupRecordPrinter, OutstandingRecords};
 use self::stderr_messages::{EventsError, StderrPrinter};
 use super::print::{CommandOutcome, print_error};
 use super::traffic_input::read_stream_settings;
@@ -51,19 +51,20 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
 async fn consume_stream(args: &Args, settings: &RedisStreamSettings) -> Result<(), EventsError> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let consumer = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));
-    let reader = GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer.clone() });
+    let consumer_name = args.consumer.clone().unwrap_or_else(|| format!("{}-{}", host(), process::id()));
+    let group_consumer =
+        GroupConsumer::start(settings, ConsumerName { group: args.group.clone(), consumer: consumer_name.clone() });
     let messages = Arc::new(StderrPrinter::new(args));
     let outstanding = Arc::new(OutstandingRecords::default());
     let mut acknowledgements = (args.ack == AckTrigger::Stdin).then(|| {
         Acknowledger::start(
-            reader.open_another_connection(),
+            group_consumer.open_another_connection(),
             Arc::clone(&outstanding),
             Arc::clone(&messages),
             args.claim_after / 3,
         )
     });
-    let mut delivery = RecordConsumer::new(args, reader, consumer, outstanding, Arc::clone(&messages));
+    let mut printer = GroupRecordPrinter::new(args, group_consumer, consumer_name, outstanding, Arc::clone(&messages));
     let outcome = {
         let acknowledge = async {
             match &mut acknowledgements {
@@ -76,10 +77,10 @@ async fn consume_stream(args: &Args, settings: &RedisStreamSettings) -> Result<(
             _ = interrupt.recv() => Ok(()),
             _ = terminate.recv() => Ok(()),
             outcome = acknowledge => outcome,
-            outcome = delivery.print_until_end() => outcome,
+            outcome = printer.print_until_end() => outcome,
         }
     };
-    delivery.acknowledge_at_end().await;
+    printer.acknowledge_at_end().await;
     messages.print_unprinted_totals();
     outcome
 }

@@ -13,7 +13,7 @@ use super::protocol::{MemcacheConnectError, MemcacheError, MemcacheProtocol, Mem
 use crate::settings::address::Endpoint;
 use crate::settings::tls::StoreTls;
 use crate::store::client::connect::{
-    Connected, PlaintextProbe, TlsAdviceTexts, TlsMismatchAdvice, connect_to_endpoint,
+    Connected, PlaintextProbe, TlsAdviceTexts, TlsFailureDiagnosis, connect_to_endpoint,
 };
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::pipeline::Pipeline;
@@ -158,7 +158,7 @@ pub(crate) type MemcacheConnection = Pipeline<MemcacheProtocol>;
 /// Upper bound on connecting, the TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const CONNECT_ADVICE: TlsMismatchAdvice = TlsMismatchAdvice {
+const TLS_FAILURE_DIAGNOSIS: TlsFailureDiagnosis = TlsFailureDiagnosis {
     tls_settings: TlsAdviceTexts {
         prefix: "MEMCACHE",
         address: "MEMCACHE_HOST_PORT",
@@ -196,8 +196,8 @@ pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &MemcacheConnectOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-    CONNECT_ADVICE
-        .connect_with_advice(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options))
+    TLS_FAILURE_DIAGNOSIS
+        .connect_or_diagnose(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options))
         .await
 }
 
@@ -208,7 +208,7 @@ async fn open_connection(
     let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
-    let socket_error = |error: &io::Error| CONNECT_ADVICE.socket_error(error, uses_tls);
+    let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls);
     let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {

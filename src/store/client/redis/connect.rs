@@ -19,7 +19,7 @@ use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
 use crate::settings::tls::StoreTls;
 use crate::store::client::connect::{
-    Connected, PlaintextProbe, TlsAdviceTexts, TlsMismatchAdvice, connect_to_endpoint,
+    Connected, PlaintextProbe, TlsAdviceTexts, TlsFailureDiagnosis, connect_to_endpoint,
 };
 use crate::store::client::supervised_server::ConnectFileHashes;
 use crate::store::client::tokens::TokenSource;
@@ -237,7 +237,7 @@ fn read_trimmed_file(path: &Path) -> io::Result<String> {
     Ok(text.trim_end_matches(['\n', '\r', ' ', '\t']).to_owned())
 }
 
-const CONNECT_ADVICE: TlsMismatchAdvice = TlsMismatchAdvice {
+const TLS_FAILURE_DIAGNOSIS: TlsFailureDiagnosis = TlsFailureDiagnosis {
     tls_settings: TlsAdviceTexts {
         prefix: "REDIS",
         address: "REDIS_URL",
@@ -262,7 +262,7 @@ pub(crate) async fn connect(
     let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let open = open_connection(endpoint, options, tls, credentials);
-    CONNECT_ADVICE.connect_with_advice(endpoint, uses_tls, options.connect_timeout, open).await
+    TLS_FAILURE_DIAGNOSIS.connect_or_diagnose(endpoint, uses_tls, options.connect_timeout, open).await
 }
 
 async fn open_connection(
@@ -272,14 +272,15 @@ async fn open_connection(
     credentials: Option<AuthCredentials>,
 ) -> Result<Connected<Connection>, RedisConnectError> {
     let uses_tls = tls.is_some();
-    let stream =
-        connect_to_endpoint(endpoint, tls).await.map_err(|error| CONNECT_ADVICE.socket_error(&error, uses_tls))?;
+    let stream = connect_to_endpoint(endpoint, tls)
+        .await
+        .map_err(|error| TLS_FAILURE_DIAGNOSIS.socket_error(&error, uses_tls))?;
     let (connection, closed) = Connection::on_boxed_stream(stream);
     match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err((ReplyError::Failed(RedisError::Broken), text)) => {
             let reason = closed.await.unwrap_or_else(|_| io::Error::other(text));
-            Err(CONNECT_ADVICE.socket_error(&reason, uses_tls))
+            Err(TLS_FAILURE_DIAGNOSIS.socket_error(&reason, uses_tls))
         }
         Err((error, text)) => Err(login_error(&error, text, options)),
     }

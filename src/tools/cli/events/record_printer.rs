@@ -58,7 +58,7 @@ struct PendingPass {
 }
 
 /// Reads records as a consumer of the group, and prints them to standard output.
-pub(super) struct RecordConsumer<'a> {
+pub(super) struct GroupRecordPrinter<'a> {
     args: &'a Args,
     consumer: GroupConsumer,
     consumer_name: String,
@@ -72,7 +72,7 @@ pub(super) struct RecordConsumer<'a> {
     next_pass: Instant,
 }
 
-impl<'a> RecordConsumer<'a> {
+impl<'a> GroupRecordPrinter<'a> {
     pub(super) fn new(
         args: &'a Args,
         consumer: GroupConsumer,
