@@ -78,6 +78,22 @@ fn report_within_a_second_of_the_sending_confirms_nothing() {
 }
 
 #[test]
+fn report_within_a_second_of_a_new_bucket_does_not_bound_what_passed_before_it() {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
+    grant(&mut division, 60, at(5));
+    let assignment = division.assign(0, at(5)).expect("it has little left");
+    let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
+    division.record_ping_ack(0, at(6), at(5));
+    let soon = at(5).plus_us(SECOND_US / 2);
+    division.record_report(0, usage(0, 0, soon), soon);
+    // The two that were left passed before the new bucket came, and after the report that was on its way.
+    division.record_report(0, usage(2, 0, at(10)), at(10));
+    assert_eq!(division.reserved(0), u64::from(tokens.max));
+}
+
+#[test]
 fn what_is_given_back_is_not_handed_out_while_the_store_is_asked() {
     let (mut division, _) = division_with_one_proxy(Unit::Second);
     // The proxy gives up most, and that has rested.
