@@ -1,10 +1,16 @@
-//! Buckets of one stream: their ids, what limits them, and when they were used.
+//! Buckets of one stream: their ids, what limits them, and when they were used; warnings of those that get no quota.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::base::clock::Time;
+use super::messages::UnassignableReason;
+use crate::base::clock::{Clock, Time};
+use crate::telemetry::log_throttle::LogThrottle;
+
+/// Interval between log lines of one kind.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Buckets of one stream. A bucket keeps its index until it is removed.
 #[derive(Debug, Default)]
@@ -88,5 +94,49 @@ impl Buckets {
     pub(super) fn indices(&self) -> Vec<u32> {
         let slots = self.slots.iter().zip(0_u32..);
         slots.filter(|(slot, _)| slot.is_some()).map(|(_, index)| index).collect()
+    }
+}
+
+/// Warns that a bucket cannot be answered.
+pub(super) fn log_unassignable_bucket(peer: &str, domain: &str, reason: UnassignableReason) {
+    static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
+        let reason = match reason {
+            UnassignableReason::NotUtf8 => "it is not UTF-8, and an Envoy resets a stream that has it",
+            UnassignableReason::TooLong => "it has more than 64 pairs or 4096 bytes",
+        };
+        tracing::warn!(
+            peer,
+            domain,
+            suppressed,
+            "a bucket is neither limited nor abandoned, because of its id: {reason}"
+        );
+    }
+}
+
+/// Warns that a stream has more buckets than there is room for.
+pub(super) fn log_too_many_buckets(peer: &str, domain: &str, buckets: usize) {
+    static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
+        tracing::warn!(
+            peer,
+            domain,
+            buckets,
+            suppressed,
+            "new buckets are abandoned, so `no_assignment_behavior` decides their requests: there are too many (raise \
+             TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM or TOLLKEEPER_RLQS_MAX_BUCKETS, or name buckets by fewer values)"
+        );
+    }
+}
+
+/// Warns that a limit cannot be divided.
+pub(super) fn log_indivisible_limit(rule: &str, reason: &str) {
+    static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
+        tracing::warn!(
+            rule,
+            suppressed,
+            "no quota is assigned, so `no_assignment_behavior` decides: the limit cannot be divided among proxies: {reason}"
+        );
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Status, Streaming};
 
-use super::bucket::{BucketKind, Buckets};
+use super::bucket::{BucketKind, Buckets, log_indivisible_limit, log_too_many_buckets, log_unassignable_bucket};
 use super::divisions::{BucketOfStream, MAX_HOLDERS_PER_KEY, division_key};
 use super::evidence::DeliveryEvidence;
 use super::messages::{
@@ -27,7 +27,7 @@ use super::messages::{
 };
 use super::service::QuotaService;
 use super::stream_handle::StreamHandle;
-use crate::base::clock::{Clock, Time};
+use crate::base::clock::Time;
 use crate::base::pb::codec::GRPC_FRAME_HEAD_BYTES;
 use crate::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
 use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
@@ -36,7 +36,6 @@ use crate::decide::quota_buckets::{BucketLimits, ReportedHits};
 use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::holder::Usage;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
-use crate::telemetry::log_throttle::LogThrottle;
 
 /// Buckets that are worked on between two yields.
 const BUCKETS_PER_TURN: usize = 64;
@@ -62,8 +61,6 @@ const MAX_READING_PAUSE: Duration = Duration::from_secs(1);
 const MAX_RESPONSE_TIME: Duration = Duration::from_millis(200);
 /// Interval of housekeeping.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval between log lines of one kind.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Sends responses.
 pub(super) type ResponseSender = Sender<Result<RateLimitQuotaResponse, Status>>;
@@ -577,50 +574,10 @@ fn entries_as_refs(id: &BucketId) -> SmallVec<[Entry<'_>; 4]> {
     id.bucket.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
 }
 
-fn log_unassignable_bucket(peer: &str, domain: &str, reason: UnassignableReason) {
-    static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
-    if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
-        let reason = match reason {
-            UnassignableReason::NotUtf8 => "it is not UTF-8, and an Envoy resets a stream that has it",
-            UnassignableReason::TooLong => "it has more than 64 pairs or 4096 bytes",
-        };
-        tracing::warn!(
-            peer,
-            domain,
-            suppressed,
-            "a bucket is neither limited nor abandoned, because of its id: {reason}"
-        );
-    }
-}
-
-fn log_too_many_buckets(peer: &str, domain: &str, buckets: usize) {
-    static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
-    if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
-        tracing::warn!(
-            peer,
-            domain,
-            buckets,
-            suppressed,
-            "new buckets are abandoned, so `no_assignment_behavior` decides their requests: there are too many (raise \
-             TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM or TOLLKEEPER_RLQS_MAX_BUCKETS, or name buckets by fewer values)"
-        );
-    }
-}
-
-fn log_indivisible_limit(rule: &str, reason: &str) {
-    static THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
-    if let Some(suppressed) = THROTTLE.allow(Clock::System.now()) {
-        tracing::warn!(
-            rule,
-            suppressed,
-            "no quota is assigned, so `no_assignment_behavior` decides: the limit cannot be divided among proxies: {reason}"
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::clock::Clock;
     use crate::base::pb::rlqs::RateLimitQuotaUsageReports;
     use crate::base::pb::rlqs::bucket_id::BucketEntry;
     use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
