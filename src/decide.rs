@@ -111,7 +111,7 @@ impl Decider {
         let is_release = separated.as_deref().is_some_and(RequestAndSlotUses::is_release);
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
-            return Box::pin(self.reject_blocked_request_after_refunds(context, request, uses, blocked)).await;
+            return Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).await;
         }
         let ordered = context.request_with_ordered_entries(request);
         let request = ordered.as_deref().unwrap_or(request);
@@ -170,7 +170,7 @@ impl Decider {
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
             let decided =
-                Box::pin(self.reject_blocked_request_after_refunds(context, request, uses, blocked)).now_or_never();
+                Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).now_or_never();
             return decided.unwrap_or(Err(DecideError::Store));
         }
         let ordered = context.request_with_ordered_entries(request);
@@ -202,9 +202,9 @@ impl Decider {
         self.blocks.find_for_request(request, context.store.now).filter(|_| !self.behaviour.shadow_mode)
     }
 
-    /// Rejects a request with blocked entries. Only hits that it refunds reach counters.
+    /// Rejects a request with blocked entries. Only the refunds that it asks for itself reach counters.
     #[cold]
-    async fn reject_blocked_request_after_refunds<'r>(
+    async fn reject_blocked_but_apply_its_refunds<'r>(
         &'r self,
         context: DecisionContext<'r>,
         request: &Request<'_>,

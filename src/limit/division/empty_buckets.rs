@@ -27,7 +27,7 @@ impl EmptyBuckets {
     }
 
     /// Records that `refill` belongs to nobody now. The time since the last filling counts with the least of these.
-    pub(super) fn lower_unowned_refill(&mut self, refill: u64) {
+    pub(super) fn lower_unowned_refill_to(&mut self, refill: u64) {
         self.unowned_refill = self.unowned_refill.min(refill);
     }
 

@@ -130,7 +130,7 @@ impl<K> Division<K> {
     pub(super) fn lower_unowned_refill(&mut self) {
         for index in 0..self.pools.len() {
             let idle = self.free_share(index);
-            self.pools[index].empty_buckets.lower_unowned_refill(idle);
+            self.pools[index].empty_buckets.lower_unowned_refill_to(idle);
         }
     }
 }

@@ -462,8 +462,8 @@ fn empty_buckets_are_filled_by_refill_that_nobody_has() {
     empty.fill(refill_us, at(10));
     assert_eq!(empty.share, 15);
     // Some was handed out meanwhile, and came back.
-    empty.lower_unowned_refill(2);
-    empty.lower_unowned_refill(9);
+    empty.lower_unowned_refill_to(2);
+    empty.lower_unowned_refill_to(9);
     empty.fill(refill_us, at(15));
     assert_eq!(empty.share, 14);
     // Without a refill, nothing is filled.
