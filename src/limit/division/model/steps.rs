@@ -27,6 +27,16 @@ fn division_with_one_proxy(unit: Unit) -> (Division<u32>, u64) {
     (division, tokens.max.into())
 }
 
+/// A division whose one proxy reported at 5 s that two hits are left of its part, while the store has more; returns the
+/// part too.
+fn division_with_two_hits_left() -> (Division<u32>, u64) {
+    let (mut division, part) = division_with_one_proxy(Unit::Day);
+    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
+    request_and_grant_all(&mut division, at(5));
+    grant(&mut division, 60, at(5));
+    (division, part)
+}
+
 /// Asks a store that grants everything; returns what was asked.
 fn request_and_grant_all(division: &mut Division<u32>, now: Time) -> Option<PoolRequest> {
     let request = division.next_pool_request(0, now)?;
@@ -79,10 +89,7 @@ fn report_within_a_second_of_the_sending_confirms_nothing() {
 
 #[test]
 fn report_within_a_second_of_a_new_bucket_does_not_bound_what_passed_before_it() {
-    let (mut division, part) = division_with_one_proxy(Unit::Day);
-    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
-    request_and_grant_all(&mut division, at(5));
-    grant(&mut division, 60, at(5));
+    let (mut division, _) = division_with_two_hits_left();
     let assignment = division.assign(0, at(5)).expect("it has little left");
     let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
     division.record_ping_ack(0, at(6), at(5));
@@ -558,10 +565,7 @@ fn silent_proxy_whose_assignment_may_have_lapsed_is_told_nothing() {
 
 #[test]
 fn nearly_empty_bucket_is_replaced() {
-    let (mut division, part) = division_with_one_proxy(Unit::Day);
-    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
-    request_and_grant_all(&mut division, at(5));
-    grant(&mut division, 60, at(5));
+    let (mut division, part) = division_with_two_hits_left();
     // The two that are left may be one and a bit: a raise by the ratio would give half of what is reserved for it.
     let assignment = division.assign(0, at(5)).expect("it has two hits left");
     let Strategy::Tokens(tokens) = assignment.strategy else { panic!("{assignment:?}") };
@@ -570,10 +574,7 @@ fn nearly_empty_bucket_is_replaced() {
 
 #[test]
 fn smaller_limit_leaves_no_more_than_it_free() {
-    let (mut division, part) = division_with_one_proxy(Unit::Day);
-    division.record_report(0, usage(part - 2, 0, at(5)), at(5));
-    request_and_grant_all(&mut division, at(5));
-    grant(&mut division, 60, at(5));
+    let (mut division, _) = division_with_two_hits_left();
     assert!(division.free_share(0) > 20);
     division.change_limits([DividedLimit::new(&limit(Algorithm::FixedWindow, 20, Unit::Day, None))]);
     assert!(division.free_share(0) + division.reserved(0) <= 20, "{} free", division.free_share(0));
