@@ -5,8 +5,8 @@
 //! [`Clock::Manual`] is for tests and simulation.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
@@ -14,6 +14,17 @@ use jiff::Timestamp;
 /// Converts a duration to whole microseconds, rounded down; clamped to 64 bits (half a million years).
 pub fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Interval of a background task; in debug builds a part of it, so that tests need not wait as long: the interval divided by
+/// the variable `TOLLKEEPER_TEST_PACE`, a whole number from 1 on (1 without it). Intervals and lifetimes that depend on each
+/// other must all be passed through here, so that their ratios stay.
+pub fn pace(interval: Duration) -> Duration {
+    static PACE: LazyLock<u32> = LazyLock::new(|| {
+        let variable = std::env::var("TOLLKEEPER_TEST_PACE");
+        variable.ok().and_then(|pace| pace.parse().ok()).filter(|pace| *pace > 0).unwrap_or(1)
+    });
+    if cfg!(debug_assertions) { interval / *PACE } else { interval }
 }
 
 /// Point in time, in microseconds since the Unix epoch.

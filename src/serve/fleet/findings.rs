@@ -1,12 +1,13 @@
 //! Findings about the fleet: what one replica does and others do not.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::summary::ReplicaSummary;
 use super::view::{FleetView, GoneReplica};
-use crate::base::clock::Time;
+use crate::base::clock::{Time, pace, to_micros};
 use crate::base::text::escape_unprintable;
 
 /// A finding about replicas.
@@ -56,8 +57,8 @@ const MIN_CALLS_OF_BUSY_REPLICA: u64 = 100;
 const MIN_OBSERVATION_FOR_NO_TRAFFIC_US: u64 = 30_000_000;
 /// Smallest share of decisions by failure policy that is reported, in percent; fewer are single lost calls.
 const MIN_FAILURE_POLICY_PERCENT: u64 = 1;
-/// Time without a summary that is reported, in microseconds: two are missing.
-const MAX_SILENCE_US: u64 = 12_000_000;
+/// Time without a summary that is reported: two are missing.
+const MAX_SILENCE: Duration = Duration::from_secs(12);
 /// Time after the start in which a replica may still connect to the store, in microseconds.
 const STARTUP_GRACE_US: u64 = 10_000_000;
 /// Number of characters of a hash of rules that are shown.
@@ -172,8 +173,8 @@ fn find_most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r s
 }
 
 /// True for a replica that published nothing for a while and may have died; `now` is the time of Redis.
-pub(super) const fn is_silent(replica: &ReplicaSummary, now: Time) -> bool {
-    now.as_micros().saturating_sub(replica.published_us) >= MAX_SILENCE_US
+pub(super) fn is_silent(replica: &ReplicaSummary, now: Time) -> bool {
+    now.as_micros().saturating_sub(replica.published_us) >= to_micros(pace(MAX_SILENCE))
 }
 
 fn find_not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding> {
@@ -332,7 +333,7 @@ fn find_replicas_with_different_key_forms(replicas: &[ReplicaSummary]) -> Option
 #[cfg(test)]
 mod tests {
     use super::{FleetFindingKind, GoneReplica, find_differences, find_gone_replicas, find_problems};
-    use crate::base::clock::Time;
+    use crate::base::clock::{Time, pace, to_micros};
     use crate::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary, StoreSummary};
 
     const NOW: Time = Time::from_secs(61);
