@@ -1,4 +1,6 @@
 //! The program: runs the command line and returns its exit code.
+//!
+//! Decides: the allocator (mimalloc).
 
 use std::process::ExitCode;
 

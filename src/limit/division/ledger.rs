@@ -1,6 +1,11 @@
 //! Ledger of one key: hits held of its limits, those that holders have, and those that are free.
 //!
 //! `serve::quota::divisions` bounds the number of holders.
+//!
+//! Decides: hits that are held, lent and free; what a newcomer wants, with how much headroom (`want`).
+//! Decides: hits reported above an assignment (charged).
+//! Decides: TTL of an assignment near the end of a window (`WINDOW_END_GUARD_US`); what remains of a lost stream.
+//! Decides: what to ask of the store (`next_pool_request`).
 
 use smallvec::SmallVec;
 
