@@ -1,4 +1,7 @@
 //! Addresses to listen on, and who may use the debug listener.
+//!
+//! Decides: ports of the listeners; which address is local, so that reflection is on.
+//! Decides: the shortest admin token (`MIN_TOKEN_BYTES`).
 
 use std::path::PathBuf;
 

@@ -1,6 +1,9 @@
 //! Destinations and labels of metrics.
 //!
 //! Prometheus, statsd and DogStatsD can be used together: Prometheus scrapes, the other two get metrics sent.
+//!
+//! Decides: path and format of metrics; `EXTRA_TAGS`, mogrifiers and tags that are wrong; the interval of statsd.
+//! Decides: what is off with `DISABLE_STATS` and `TOLLKEEPER_TOP_KEYS=0`; how many keys are kept.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,7 @@
 //! The store of the counters: this process, Redis or memcached.
+//!
+//! Decides: which store is chosen (memory, Redis, memcached).
+//! Decides: which variables have no effect with it (`requested_backend`).
 
 use std::num::NonZeroU16;
 
