@@ -3,6 +3,8 @@
 //!
 //! A server may be broken or hostile: a length is checked before anything of that size is kept, and a line has a
 //! maximum length.
+//!
+//! Decides: what a malformed, too large or not numeric memcached reply means; which errors concern the whole server.
 
 use std::io;
 
