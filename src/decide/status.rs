@@ -2,6 +2,9 @@
 //!
 //! The status of a descriptor with several limits shows one of them. A failure of the store becomes a status by the
 //! rule's failure policy.
+//!
+//! Decides: the status of a descriptor: which limit it names (longest wait, least left), remaining hits.
+//! Decides: reset time (`duration_until_reset`), Retry-After, delay.
 
 use std::cmp::{Ordering, Reverse};
 
