@@ -1,4 +1,8 @@
 //! This replica as a member of the fleet: a thread publishes its summary and reads those of the others.
+//!
+//! Decides: the name of a replica (`read_host_name`).
+//! Decides: how old the view may be (`VIEW_LIFETIME`), how long Redis may take (`VIEW_TIMEOUT`, `PUBLISH_TIMEOUT`.
+//! Decides: `READ_ALL_SUMMARIES_TIMEOUT`); by whose clock `/fleet` and `/top` tell times (`synchronize_clock`).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
