@@ -11,7 +11,8 @@
 //! Decides: which limit and headers a response shows.
 //! Decides: headers of all descriptors (`LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED`).
 //! Decides: headers for the upstream and the client, and how many limits they name (`MAX_LISTED_EXCEEDED_LIMITS`).
-//! Decides: what SHADOW_MODE changes in an answer (`;shadow`); Retry-After: rounding, absence, after a block.
+//! Decides: what SHADOW_MODE changes in an answer (`;shadow`).
+//! Decides: Retry-After: rounded to whole seconds, at least 1, none, after a block.
 //! Decides: the body of a rejection (`over_limit_body`) if several reject; the delay of a request with several.
 //! Decides: characters of a limit's name in a header (`encode_limit_name`); the answer of a block.
 

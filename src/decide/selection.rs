@@ -6,7 +6,8 @@
 //!
 //! Decides: whether an override takes precedence, and which `defaults` apply to it (`build_override_limit`).
 //! Decides: what `replaces` takes away at a request; limits that are not active; that candidates are kept apart.
-//! Decides: of which limits a release frees; the warning that hits reported after a peek are lost.
+//! Decides: of which limits a release frees a slot, also if plan or active times changed meanwhile.
+//! Decides: the warning that hits reported after a peek are lost.
 
 use std::ops::Deref;
 use std::sync::{Arc, Once};

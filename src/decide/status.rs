@@ -3,8 +3,9 @@
 //! The status of a descriptor with several limits shows one of them. A failure of the store becomes a status by the
 //! rule's failure policy.
 //!
-//! Decides: the status of a descriptor: which limit it names (longest wait, least left), remaining hits.
-//! Decides: reset time (`duration_until_reset`), Retry-After, delay.
+//! Decides: the status of a descriptor.
+//! Decides: also if another limit of its list rejects: which limit it names (longest wait, least left).
+//! Decides: remaining hits, reset time (`duration_until_reset`), Retry-After, delay.
 
 use std::cmp::{Ordering, Reverse};
 

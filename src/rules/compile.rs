@@ -11,7 +11,7 @@
 //!
 //! Decides: what a bad rule file does (all errors at once, no rule of it loads).
 //! Decides: two files with one domain (`MERGE_DOMAIN_CONFIG`).
-//! Decides: a rule twice in a domain (`report_duplicate_descriptor`).
+//! Decides: a rule twice in a domain, also `{ key: a_b }` beside `{ key: a, value: b }`.
 //! Decides: reserved keys (`slot`, `release`), an empty key or domain.
 //! Decides: `value` beside `match`, `rate_limit` beside `plan`, bodies and `over_limit_content_type`.
 //! Decides: where `share_threshold` is an error; too much backtracking.

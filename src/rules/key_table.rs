@@ -3,7 +3,7 @@
 //! The reader rejects keys that are not in the table, the JSON Schema is generated from it, and tests compare the code
 //! and `config/reference.yaml` with it. In a wrong section, a key of envoyproxy/ratelimit (`peer`) is ignored.
 //!
-//! Decides: which keys a rule file may have, where, with which defaults and maxima (`Count`, body); `did you mean`.
+//! Decides: keys of a rule file: where, defaults, largest numbers (`concurrent`, `requests_per_unit`); `did you mean`.
 
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;

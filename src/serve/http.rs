@@ -4,8 +4,8 @@
 //! `metrics_pages`.
 //!
 //! Decides: which pages there are, on which listener; methods (405), unknown paths (404).
-//! Decides: size of a body, also of `/json`; the time for a request (`REQUEST_TIMEOUT`, 408).
-//! Decides: that `/livez` depends on nothing.
+//! Decides: size of a body, also of `/json`, `/block`, `/reset`, `/log_level`.
+//! Decides: the time for a request (`REQUEST_TIMEOUT`, 408); that `/livez` depends on nothing.
 
 pub mod proto_json;
 mod response;

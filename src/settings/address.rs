@@ -6,7 +6,7 @@
 //!
 //! Errors about servers' URLs never repeat the text, because any part of it may be a mistyped password.
 //!
-//! Decides: how HOST:PORT and `unix:PATH` are read; `%XX` in a URL (`percent_decode`).
+//! Decides: how `--addr`, HOST:PORT and `unix:PATH` are read; `%XX` in a URL (`percent_decode`).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -2,8 +2,10 @@
 //!
 //! Prometheus, statsd and DogStatsD can be used together: Prometheus scrapes, the other two get metrics sent.
 //!
-//! Decides: path and format of metrics; `EXTRA_TAGS`, mogrifiers and tags that are wrong; the interval of statsd.
-//! Decides: what is off with `DISABLE_STATS` and `TOLLKEEPER_TOP_KEYS=0`; how many keys are kept.
+//! Decides: path and format of metrics.
+//! Decides: `EXTRA_TAGS`, mogrifiers and tags that are wrong: a key twice, an empty item (`a,,b`).
+//! Decides: the interval of statsd; what is off with `DISABLE_STATS` and `TOLLKEEPER_TOP_KEYS=0`.
+//! Decides: how many keys are kept.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -5,7 +5,7 @@
 //! chunks at once. It is woken for the first line and for many lines; in between lines gather for a
 //! moment, so that most decisions wake no thread.
 //!
-//! Decides: what a full queue drops; batches of a sink.
+//! Decides: what a full queue drops (a destination that is too slow or closed); batches of a sink.
 
 use std::collections::VecDeque;
 use std::io;

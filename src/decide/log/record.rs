@@ -6,7 +6,7 @@
 //! the fields, and a test compares both. Text is borrowed, when writing from the request and when reading from the
 //! line.
 //!
-//! Decides: what a line of the decision log holds; text that is not UTF-8 (base64).
+//! Decides: what a line of the decision log holds (`time_us`, `duration_us`); text that is not UTF-8 (base64).
 
 use std::borrow::Cow;
 

@@ -2,7 +2,8 @@
 //!
 //! Decides: the name of a replica (`read_host_name`).
 //! Decides: how old the view may be (`VIEW_LIFETIME`), how long Redis may take (`VIEW_TIMEOUT`, `PUBLISH_TIMEOUT`.
-//! Decides: `READ_ALL_SUMMARIES_TIMEOUT`); by whose clock `/fleet` and `/top` tell times (`synchronize_clock`).
+//! Decides: `READ_ALL_SUMMARIES_TIMEOUT`).
+//! Decides: by whose clock `/fleet` and `/top` tell times, and when a measured offset counts (`synchronize_clock`).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};

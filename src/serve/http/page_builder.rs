@@ -4,7 +4,7 @@
 //! kept for a second, so that many who ask for it cost no more than one. Pages that take little are always new: they
 //! cost less than the connection that they come over.
 //!
-//! Decides: how many pages are built at once, how many wait, and how old one may be.
+//! Decides: how many pages are built at once (`/metrics` too), how many wait, and how old one may be.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -9,8 +9,9 @@
 //! [`UNCOUNTED_BYTES_PER_BODY`] are counted, so the usual call touches no counter of bytes.
 //!
 //! Decides: what one client address, or all together, may have in connections, requests and bytes.
-//! Decides: which addresses are one (IPv6 /64, `address_key`); health probes and `Watch` streams.
-//! Decides: status and Retry-After of a refusal; files that may be open (`RLIMIT_NOFILE`).
+//! Decides: which addresses are one (IPv6 /64, IPv4-mapped).
+//! Decides: how many health checks (probes) and `Watch` streams a connection may have.
+//! Decides: status and Retry-After of a refusal; that the limit of open files is raised at the start (RLIMIT_NOFILE).
 //! Decides: how often refusals are logged; what counts as in progress, quota streams too.
 
 use std::collections::HashMap;

@@ -12,7 +12,7 @@
 //!
 //! Decides: when a connection is closed: age and jitter, idleness, slow handshake.
 //! Decides: HTTP/1 on the gRPC port, HTTP/2 on an HTTP port; which `Host` is valid (`has_valid_host`).
-//! Decides: HTTP clients that read nothing (`TimeoutWriter`, `MemoryAccountedResponseBody`).
+//! Decides: HTTP clients that read nothing (`TOLLKEEPER_HEAD_TIMEOUT`, `TimeoutWriter`, `MemoryAccountedResponseBody`).
 //! Decides: no file descriptor left for `accept`; streams of an HTTP/2 connection over HTTP; GOAWAY.
 
 use std::convert::Infallible;

@@ -9,7 +9,7 @@
 //!
 //! Decides: calls that a client resets (`run_until_reset`); reset streams and small DATA frames.
 //! Decides: keepalive pings (`KeepAlive`); long header values (`remove_long_header_values`).
-//! Decides: how a refused call is answered (`refuse_call`, `grpc-status`).
+//! Decides: how a refused call is answered (`grpc-status`, `grpc-message`, `%XX`).
 
 mod in_flight;
 mod stream;

@@ -5,7 +5,7 @@
 //! no problem, two listeners of this process with one port are. A wildcard address listens on IPv4 and IPv6 with one
 //! dual-stack socket.
 //!
-//! Decides: how sockets are opened: IPv4 and IPv6, backlog, Unix sockets, TCP_NODELAY.
+//! Decides: how sockets are opened: IPv4 and IPv6, backlog, TCP_NODELAY, mode of a Unix socket, a stale one.
 //! Decides: two listeners with one port (`find_address_problems`); the warning about open debug pages without TLS.
 //! Decides: the line "serving".
 

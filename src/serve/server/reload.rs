@@ -5,7 +5,8 @@
 //! `TOLLKEEPER_RULE_DEFAULTS` the accepted rules are kept, and compiled again when that file changes.
 //!
 //! Decides: that a bad load keeps the old rules, and an empty one (`keep_rules_if_empty`).
-//! Decides: whether a start waits for rules (no); how many problems a load logs (`MAX_LOGGED_PROBLEMS`).
+//! Decides: whether a start waits for rules, or for a control plane (no).
+//! Decides: how many problems a load logs (`MAX_LOGGED_PROBLEMS`).
 
 use std::collections::HashSet;
 use std::io;

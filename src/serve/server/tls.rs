@@ -13,7 +13,8 @@
 //! the start is not read again.
 //!
 //! Decides: TLS versions, ALPN, client certificates and their names (`SanVerifier`); when a new certificate is used.
-//! Decides: one that does not fit its key; the warning of an expired one (`ExpiryWarning`); failed handshakes.
+//! Decides: one that does not fit its key; the warning of an expired one (`ExpiryWarning`).
+//! Decides: failed handshakes (plaintext on a TLS port); that sessions are not resumed across a change.
 
 use std::io;
 use std::net::SocketAddr;

@@ -10,7 +10,7 @@
 //!
 //! Decides: when a server is given up (circuit breaker), asked again (`RETRY_INTERVAL`).
 //! Decides: reconnected (`RECONNECT_AFTER`); which connection of the pool takes a call.
-//! Decides: when a lost connection is opened again, or logs in again; that a start does not wait for a store.
+//! Decides: when a lost connection is opened again, or logs in again; that the process starts while Redis is away.
 //! Decides: how often its failures are logged.
 
 use std::future::Future;

@@ -2,7 +2,8 @@
 //!
 //! Rows of another format are sorted by time within `MAX_UNSORTED_REQUESTS`.
 //!
-//! Decides: that a replay reads all of its traffic (no `--from`); how far rows may be out of order (`ReorderBuffer`).
+//! Decides: that a replay reads all of its traffic (no `--from`, `--to`).
+//! Decides: how far rows may be out of order (`ReorderBuffer`).
 
 use std::cmp;
 use std::collections::BinaryHeap;
