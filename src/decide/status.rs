@@ -3,9 +3,9 @@
 //! The status of a descriptor with several limits shows one of them. A failure of the store becomes a status by the
 //! rule's failure policy.
 //!
-//! Decides: the status of a descriptor.
-//! Decides: also if another limit of its list rejects: which limit it names (longest wait, least left).
-//! Decides: remaining hits, reset time (`duration_until_reset`), Retry-After, delay.
+//! Decides: the status of a descriptor, also if another limit of its list rejects.
+//! Decides: which limit it names (longest wait, least share left).
+//! Decides: remaining hits, reset (`duration_until_reset`), Retry-After and delay of a descriptor.
 
 use std::cmp::{Ordering, Reverse};
 

@@ -8,9 +8,8 @@
 //!
 //! The value of a row ([`RowValue`]) is the name of a plan, or a limit such as `500/minute`.
 //!
-//! Decides: look-up of a value's plan.
-//! Decides: rows of a table: how many, how long, twice or empty (`add_row`), their text (`500/minute`.
-//! Decides: `RowValue::parse`); names of plans and tables.
+//! Decides: look-up of a value's plan; rows of a table: how many, how long, twice or empty (`add_row`).
+//! Decides: text of a row (`500/minute`, `RowValue::parse`); names of plans and tables.
 
 pub mod row_cache;
 pub mod live;

@@ -1,7 +1,7 @@
 //! The store of the counters: this process, Redis or memcached.
 //!
-//! Decides: which store is chosen (memory, Redis, memcached).
-//! Decides: which variables have no effect with it (`requested_backend`).
+//! Decides: which store is chosen (memory, Redis, memcached, `requested_backend`).
+//! Decides: which variables have no effect with it.
 
 use std::num::NonZeroU16;
 

@@ -2,7 +2,7 @@
 //! about what a region may do.
 //!
 //! Decides: the latency of the store: from the charge to its outcome, waiting included.
-//! Decides: no request that this process answers alone; which charges are abandoned.
+//! Decides: not of answers that this process gives alone; which charges are abandoned.
 //! Decides: words of region notices (`RegionNotice`).
 
 use std::fmt;

@@ -7,8 +7,8 @@
 //! one log record per line, with the line as its body. Its exporter has a connection of its own, and sends again after
 //! an error that passes, so that the collector may get a record twice; `process` and `seq` tell.
 //!
-//! Decides: how long a record waits for others (batch, compressed or not), when it is flushed (each batch.
-//! Decides: never fsync); severity of a record over OTLP.
+//! Decides: how long a record waits for others (batch, compressed or not).
+//! Decides: when it is flushed (each batch, never fsync); severity of a record over OTLP.
 
 mod file;
 mod redis;

@@ -1,7 +1,7 @@
 //! Findings about the fleet: what one replica does and others do not.
 //!
-//! Decides: which findings there are between replicas: different rules or settings, clocks that differ.
-//! Decides: a silent one (`is_silent`, 12 s).
+//! Decides: which findings there are between replicas; when rules, settings or clocks differ.
+//! Decides: when a replica is silent (12 s).
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,7 @@
 //! This replica as a member of the fleet: a thread publishes its summary and reads those of the others.
 //!
-//! Decides: the name of a replica (`read_host_name`).
-//! Decides: how old the view may be (`VIEW_LIFETIME`), how long Redis may take (`VIEW_TIMEOUT`, `PUBLISH_TIMEOUT`.
-//! Decides: `READ_ALL_SUMMARIES_TIMEOUT`).
+//! Decides: the name of a replica (`read_host_name`); how old the view may be (`VIEW_LIFETIME`).
+//! Decides: how long Redis may take for the fleet (`VIEW_TIMEOUT`, `PUBLISH_TIMEOUT`, `READ_ALL_SUMMARIES_TIMEOUT`).
 //! Decides: by whose clock `/fleet` and `/top` tell times, and when a measured offset counts (`synchronize_clock`).
 
 use std::io;

@@ -6,8 +6,7 @@
 //! `connection` makes a call, with its timeout and errors; `results` judges verdicts.
 //!
 //! Decides: from when the latency of a call of `bench` counts.
-//! Decides: a server that does not listen (`bench` ends), a lost connection (errors, opened again).
-//! Decides: Ctrl-C (prints nothing).
+//! Decides: `bench` and a server that does not listen (it ends), a lost connection (errors), Ctrl-C (prints nothing).
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,8 +6,8 @@
 //! since the last login, and is replaced if that fails or certificates have changed; a connection that cannot be
 //! replaced stays, and the next attempt comes later each time.
 //!
-//! Decides: how connections of their own follow a failover and log in again: blocks, tables.
-//! Decides: streams of the decision log; how often a command is sent (`MAX_SENDS`).
+//! Decides: how connections of their own (blocks, tables, streams, `events`) follow a failover, and log in again.
+//! Decides: how often a command is sent (`MAX_SENDS`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
