@@ -7,9 +7,10 @@
 //! replace a verdict.
 //!
 //! Decides: what rejects: hard limit, quota (`quota_mode`), shadow mode, policy.
-//! Decides: which wins: a rejection by a counter, `error` or another policy (`combine_verdicts`).
+//! Decides: which wins: a rejection by a counter, `error`, `deny`, `allow` (`combine_verdicts`).
 //! Decides: the answer if no rule or no active limit matches, or the domain is unknown.
-//! Decides: when a rejected request could pass (`retry_after_us`), also after a policy (`POLICY_RETRY_AFTER_S`).
+//! Decides: when a rejected request could pass (Retry-After, `retry_after_us`).
+//! Decides: also after a policy (`POLICY_RETRY_AFTER_S`).
 
 use super::selection::{SelectedLimit, Selection};
 use super::store_failures::FailurePolicies;

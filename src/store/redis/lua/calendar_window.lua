@@ -7,7 +7,7 @@
 -- second after the end of the window.
 -- The end that a window was opened with holds until it is reached, whatever the caller's calendar says.
 --
--- Decides: when the key of a calendar window expires.
+-- Decides: when the key of a calendar window expires (TTL).
 
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24

@@ -5,7 +5,7 @@
 -- Charges: limit, capacity (places), wait (longest delay, in microseconds).
 -- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
 --
--- Decides: when the key of a leaky bucket expires.
+-- Decides: when the key of a leaky bucket expires (TTL).
 
 --: load
 local bytes = 32

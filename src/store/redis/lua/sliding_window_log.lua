@@ -5,7 +5,7 @@
 -- Variables: expired (number of elements before the window), held (hits in the window as found). Of the held hits,
 -- those from `dropped` to `kept` remain; `new` hits follow them.
 --
--- Decides: when the key of a sliding window log expires.
+-- Decides: when the key of a sliding window log expires (TTL).
 
 --: load
 local read = redis.pcall('LRANGE', key, '0', '1')
