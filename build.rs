@@ -5,6 +5,9 @@
 //! `Entry.value` as bytes, because Envoy puts raw header bytes there; the set says `string`, as Envoy's own files do,
 //! so that requests written as text need no base64. On the wire both are the same. The service of quotas is not in the
 //! set: its streams are no use to tools, and its lists of entries are maps elsewhere.
+//!
+//! Decides: keys and values as bytes, domains as UTF-8 (prost).
+//! Decides: the messages that reflection shows, with keys and values as `string`.
 
 use std::collections::HashSet;
 use std::error::Error;

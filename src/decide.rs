@@ -4,6 +4,11 @@
 //! selected for a request as a whole, because a rule may replace others of the same request. Then all descriptors are
 //! charged together, and their verdicts merge. A failure of the store becomes a verdict by the rule's failure policy
 //! here and nowhere else.
+//!
+//! Decides: an empty domain or list of descriptors (INVALID_ARGUMENT).
+//! Decides: the answer while no rules are loaded (`check_request_and_get_rules`).
+//! Decides: which requests a block rejects: over RLS, no release, none in shadow mode (`find_block`).
+//! Decides: the log of requests without a decision (`log_undecided_request`).
 
 pub mod decision;
 pub mod log;

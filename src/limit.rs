@@ -2,6 +2,11 @@
 //!
 //! A [`LimitSpec`] is a limit as written; a [`Limit`] is a limit as the algorithms use it. [`Limit::new`] is the only
 //! way from one to the other, so a `Limit` is always valid and no algorithm checks it again.
+//!
+//! Decides: which limits are valid; default of `count_rejected`, `bucket_size` and `queue_size`.
+//! Decides: a log over `TOLLKEEPER_LOG_MAX`; which limits can be eventual (`NotEventual`).
+//! Decides: the share of `local` (`fallback_share`); that a `reserve` has a hit for each region.
+//! Decides: which policies for a failed store there are (`StoreFailurePolicy`).
 
 pub mod request;
 pub mod slot;

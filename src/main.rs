@@ -1,4 +1,6 @@
 //! The program: runs the command line and returns its exit code.
+//!
+//! Decides: the allocator (mimalloc); `Cargo.toml` says that a panic ends the process.
 
 use std::process::ExitCode;
 

@@ -7,6 +7,9 @@
 //! runs.
 //!
 //! [`Settings::presented_certificates`] collects the certificates that this process presents to servers.
+//!
+//! Decides: that all problems are reported at once.
+//! Decides: which certificates are read again (`is_read_again`) and watched for their end.
 
 pub mod secret;
 pub mod problem;

@@ -3,6 +3,9 @@
 //! Callers use the verbs of [`Store`] and do not know which backend answers. A memory store is *immediate*: it
 //! completes every operation without waiting, and needs neither a future nor a deadline. Any other store answers by the
 //! caller's deadline.
+//!
+//! Decides: that nothing is charged when no time is left; how many replicas divide a share at the start.
+//! Decides: which stores can hold hits for RLQS.
 
 pub mod client;
 pub mod error;

@@ -3,6 +3,8 @@
 //! [`Time`] is a point in microseconds since the Unix epoch. A [`Clock`] is read once for each decision, where the
 //! request arrives, and the value is passed down; no other code of the decision path reads the time of day.
 //! [`Clock::Manual`] is for tests and simulation.
+//!
+//! Decides: how a time is written by commands and pages: UTC, microseconds since the Unix epoch inside.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,6 +3,8 @@
 //! The settings of envoyproxy/ratelimit and its command-line tools are written in it, and rule files use it for
 //! durations. These functions parse text and know no setting and no file. Sizes, maps and lists are not Go's and are
 //! not here.
+//!
+//! Decides: which text is a duration, an integer or a boolean (`1h30m`, `0x10`, `t`) in settings and flags.
 
 use std::fmt;
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //! Columns are as wide as their widest cell on a terminal, where a Chinese character takes two columns and a combining
 //! mark none. Nothing is wrapped or cut, so that output is the same in a terminal, a pipe and a log. Cells must be
 //! escaped and have no line breaks.
+//!
+//! Decides: alignment of columns in printed tables, wide characters included.
 
 use unicode_width::UnicodeWidthStr as _;
 

@@ -6,6 +6,8 @@
 //!
 //! [`measure_task_lag`] sleeps for short times and records how late it wakes. A process without enough CPU, or with a
 //! thread that blocks, is late; a slow server or network is not.
+//!
+//! Decides: which threads have a lower priority; how late a due task ran (lag, `process_late_ms`).
 
 use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};

@@ -4,6 +4,9 @@
 //! relaxed load. Blocks end by the clock of this process. A refund is never rejected, also beside a descriptor that is,
 //! and SHADOW_MODE rejects nothing. Keys and values are bytes, as in requests.
 //! Sharing blocks between replicas is for `serve::blocks`.
+//!
+//! Decides: what a blocked value is, how many there may be, when a block ends.
+//! Decides: for how many domains blocked requests are counted (`MAX_COUNTED_DOMAINS`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

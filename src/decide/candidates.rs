@@ -4,6 +4,8 @@
 //! when the answer is ready are recorded by a task. A dry run does not concern candidates, nor does a rejection by any
 //! other limit: a looser candidate would otherwise see only the hits that a stricter limit has admitted. A charge that
 //! fails is counted as an error of the candidate.
+//!
+//! Decides: when a candidate is charged, also if the store fails or another limit rejects; its rejected keys.
 
 use std::sync::Arc;
 

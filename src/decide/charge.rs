@@ -7,6 +7,10 @@
 //! an exceeded limit are *held back*: they only peek. Counters may change between the two, and a descriptor may be
 //! admitted from a lease that the dry run does not see. If the request passes after all, the descriptors held back are
 //! charged, so that no hit is admitted without a charge.
+//!
+//! Decides: whether other descriptors are charged if one is rejected (`STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT`).
+//! Decides: peeks under `local`; that SHADOW_MODE holds no charge back.
+//! Decides: a release that the store fails to make (`decide_failed_release`).
 
 use smallvec::SmallVec;
 

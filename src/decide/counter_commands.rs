@@ -2,6 +2,9 @@
 //!
 //! Redis lists its keys. The memory store keeps hashes only, so there the keys of recently created counters are used.
 //! Either way each counter is peeked at, as `explain` does, and nothing is charged.
+//!
+//! Decides: which counters `/reset` deletes (bans too; slots and holds stay), and a rule's page lists.
+//! Decides: a descriptor without a rule; how long both may take (`REDIS_CALL_TIMEOUT`).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

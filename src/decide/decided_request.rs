@@ -6,6 +6,9 @@
 //! A line at the level debug shows each descriptor with the rule that matched it, its limits and its verdict. It has
 //! the values of the decision log's form, so that values that are hashed there are not readable here. Text of the
 //! request is bounded here; the log escapes it.
+//!
+//! Decides: which descriptors and verdicts of a decision are logged; times and trace id of a record.
+//! Decides: the line of a decision at `LOG_LEVEL=debug`, of how many descriptors (`MAX_DESCRIPTORS`).
 
 use std::fmt::Write as _;
 

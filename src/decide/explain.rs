@@ -2,6 +2,8 @@
 //!
 //! It selects limits as a decision does and peeks at the same store, so that it cannot disagree with the decision. Text
 //! of the request is included as it came; the code that prints it escapes it.
+//!
+//! Decides: that `/explain` peeks; how many Envoys it shows (`MAX_EXPLAINED_HOLDERS`).
 
 use std::borrow::Cow;
 use std::cmp::Reverse;

@@ -2,6 +2,8 @@
 //!
 //! Two paths have two texts. `,`, `=` and `\` inside keys and values are escaped by `\`. A text that is cut, or that
 //! replaces bytes that are not UTF-8, ends in `,#` and a hash of the whole path, which no entry looks like.
+//!
+//! Decides: how a key is written in reports, plain or hashed, and when it is cut.
 
 use std::borrow::Cow;
 use std::sync::Arc;

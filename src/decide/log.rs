@@ -9,6 +9,10 @@
 //!
 //! A record is encoded once, in the thread of its decision, into a buffer that the thread reuses, and copied to the
 //! queue of each sink. Sinks never hold up a decision: a full queue drops the record.
+//!
+//! Decides: which decisions are written to the decision log, of which keys (sample).
+//! Decides: that a dropped record has a number (`seq`); the random `process` of a record.
+//! Decides: when a header is written again after a reload.
 
 pub mod header;
 pub mod record;

@@ -7,6 +7,14 @@
 //! name which limits a request exceeded although it passes: limits in shadow mode, quotas while others have room, and
 //! any limit under SHADOW_MODE. It may then answer with less instead of failing later. Names come from rules, so they
 //! are made safe for a header, and their number and length are bounded.
+//!
+//! Decides: which limit and headers a response shows.
+//! Decides: headers of all descriptors (`LIMIT_ALL_DESCRIPTORS_HEADERS_ENABLED`).
+//! Decides: headers for the upstream and the client, and how many limits they name (`MAX_LISTED_EXCEEDED_LIMITS`).
+//! Decides: what SHADOW_MODE changes in an answer (`;shadow`).
+//! Decides: Retry-After: rounded to whole seconds, at least 1, none, after a block.
+//! Decides: the body of a rejection (`over_limit_body`) if several reject; the delay of a request with several.
+//! Decides: characters of a limit's name in a header (`encode_limit_name`); the answer of a block.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

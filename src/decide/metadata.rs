@@ -2,6 +2,9 @@
 //! rejected.
 //!
 //! Everything is copied, so that merging never changes a rule. The token of a slot is added in `slot_answers`.
+//!
+//! Decides: the dynamic metadata for Envoy; which `metadata` of rules is sent if several match or one rejects.
+//! Decides: names in `over_limit`.
 
 use std::sync::Arc;
 

@@ -4,6 +4,9 @@
 //! the limit contributes to both `within_limit` and `over_limit`; where rejected hits do not count, a rejected charge
 //! is over as a whole. Hits that another limit of the list rejects are neither within the limit nor over it. Beside
 //! them each decision counts once under its verdict. Recording changes no counter.
+//!
+//! Decides: when hits count as within, near or over a limit (`NEAR_LIMIT_RATIO`), or as rejected by the local cache.
+//! Decides: which rejections count in `/top`: shadow mode too, no peeks, no `deny`; the hash of distinct keys.
 
 use std::sync::Arc;
 

@@ -5,6 +5,12 @@
 //! quotas reject it only together, so each kind has a verdict of its own. The quotas of one descriptor must all have
 //! room; quotas reject the request only if there are any, and no descriptor with quotas has room. A failure policy may
 //! replace a verdict.
+//!
+//! Decides: what rejects: hard limit, quota (`quota_mode`), shadow mode, policy.
+//! Decides: which wins: a rejection by a counter, `error`, `deny`, `allow` (`combine_verdicts`).
+//! Decides: the answer if no rule or no active limit matches, or the domain is unknown.
+//! Decides: when a rejected request could pass (Retry-After, `retry_after_us`).
+//! Decides: also after a policy (`POLICY_RETRY_AFTER_S`).
 
 use super::selection::{SelectedLimit, Selection};
 use super::store_failures::FailurePolicies;

@@ -4,6 +4,9 @@
 //! ordinary decisions, one of the hits that passed and one of those that were denied, with metrics, candidates and
 //! records as any other. They charge nothing that the proxy's assignment stands for; limits in shadow mode and
 //! candidates, which no assignment stands for, are charged here.
+//!
+//! Decides: what limits a bucket of RLQS, also unlimited, in shadow mode or without a rule.
+//! Decides: what becomes of its reports; SHADOW_MODE over RLQS.
 
 use smallvec::SmallVec;
 

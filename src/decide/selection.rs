@@ -3,6 +3,11 @@
 //! A limit that came with the request takes precedence over the rules if its period is valid; otherwise it is ignored
 //! and the rules decide. A rule may replace named limits of the same request, on any descriptor. Candidates are kept
 //! apart from the limits that decide, so that nothing that decides can see them.
+//!
+//! Decides: whether an override takes precedence, and which `defaults` apply to it (`build_override_limit`).
+//! Decides: what `replaces` takes away at a request; limits that are not active; that candidates are kept apart.
+//! Decides: of which limits a release frees a slot, also if plan or active times changed meanwhile.
+//! Decides: the warning that hits reported after a peek are lost.
 
 use std::ops::Deref;
 use std::sync::{Arc, Once};

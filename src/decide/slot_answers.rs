@@ -3,6 +3,9 @@
 //! A call that is rejected by a limit of another descriptor gives back the slots and reservations that it took: its
 //! answer says `-`, so Envoy will not. If the store did not answer in time and a policy rejects, nobody knows whether a
 //! slot was taken: the call gives it back all the same, and the answer says `?`, so that a release frees what there is.
+//!
+//! Decides: the token of a slot in an answer (`-`, `?`), also of a blocked request.
+//! Decides: who gives slots and reservations back that another descriptor's limit rejects.
 
 use super::Decider;
 use super::decision::{Decision, DecisionContext};

@@ -3,6 +3,8 @@
 //! In a domain with a `concurrent` limit or `reservations` they are taken off before anything else sees the request, so
 //! they are in no metric, key or log. A descriptor with `release` frees the slots of its concurrent limits, settles the
 //! reservations of others with its hits, and charges nothing else.
+//!
+//! Decides: which entries identify a stream (`slot`, `release`), and which values are refused.
 
 use std::time::Duration;
 

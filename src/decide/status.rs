@@ -2,6 +2,10 @@
 //!
 //! The status of a descriptor with several limits shows one of them. A failure of the store becomes a status by the
 //! rule's failure policy.
+//!
+//! Decides: the status of a descriptor, also if another limit of its list rejects.
+//! Decides: which limit it names (longest wait, least share left).
+//! Decides: remaining hits, reset (`duration_until_reset`), Retry-After and delay of a descriptor.
 
 use std::cmp::{Ordering, Reverse};
 

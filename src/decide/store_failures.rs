@@ -7,6 +7,10 @@
 //!
 //! Every failed charge counts, also where its policy answered without an error. The first failure of each kind is
 //! logged at once; after that, one line per kind every 10 s, with the policy that decided and advice for the operator.
+//!
+//! Decides: which policy decides if the store fails (`on_store_error`): of a rule, of the environment.
+//! Decides: none in shadow mode; refunds, peeks and releases if the store fails; the strictest of several.
+//! Decides: the line `store failed`: what it advises, how often, when this process is blamed (`process_late_ms`).
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,6 @@
 //! The `/store` page: charges since the start, for operators.
+//!
+//! Decides: what `/store` shows, and since when.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

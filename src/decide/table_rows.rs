@@ -3,6 +3,9 @@
 //! A value is read once, however many requests wait for it; each waits for half of the time that it has, so that the
 //! other half is left for its charge. Then the last known row decides, else the default plan. Reads in flight are
 //! bounded, and so are reads of unknown values in a second: made-up values cost Redis no more than that.
+//!
+//! Decides: when a row of a table in Redis is read, how long a request waits.
+//! Decides: how many unknown values are read each second (`ReadBudget`); what decides meanwhile.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

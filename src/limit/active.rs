@@ -5,6 +5,9 @@
 //! a span begins.
 //!
 //! [`ActiveTimes`] is interned and remembers until when its last answer holds, so a decision costs a comparison.
+//!
+//! Decides: when a limit is active, also with two spans at once.
+//! Decides: which texts are weekdays or ranges of days (`fri-mon`).
 
 use std::collections::HashMap;
 use std::fmt;

@@ -10,6 +10,9 @@
 //! A new algorithm is a row of this table and of that of countings below it, a module of the same name here, and a
 //! Lua file of the same name in `src/store/redis/lua/`. All else follows from the tables. The module's `State`
 //! implements `StoredState`, so the compiler names what it lacks.
+//!
+//! Decides: the default algorithm (`fixed_window`); which keys apply to an algorithm.
+//! Decides: which algorithms cannot be eventual, and why.
 
 pub(crate) mod leaky_level;
 pub mod stored_state;

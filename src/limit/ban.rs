@@ -1,6 +1,8 @@
 //! `ban` of a limit: how long a client that exceeded it is banned, and after how many rejections.
 //!
 //! What a ban does is in [`ban_state`](crate::limit::algorithm::ban_state).
+//!
+//! Decides: the longest ban, and the most rejections (`after`) before one.
 
 use std::fmt;
 use std::num::NonZeroU64;

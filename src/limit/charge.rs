@@ -8,6 +8,10 @@
 //!
 //! A counter's time never runs backwards: an algorithm works at the later of `now` and the last charge. A last charge
 //! more than a period ahead of `now` means that a clock was wrong, and the state is discarded.
+//!
+//! Decides: what a peek, a refund and a rejected hit change (`state_change`).
+//! Decides: the longest delay (`max_wait`, the caller's deadline).
+//! Decides: a clock that runs backwards or jumps (`effective_time`); remaining hits at most 2^32 - 1.
 
 use smallvec::SmallVec;
 

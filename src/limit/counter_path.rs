@@ -3,6 +3,9 @@
 //! A path is the domain and the entries of a descriptor, with a pattern in place of a shared value, and the name of a
 //! candidate limit. Two paths never share a counter: every part of a key is delimited, and the secret of the hash keeps
 //! clients from choosing two values that collide.
+//!
+//! Decides: the hash of a counter's path and its secret.
+//! Decides: the hash of the decision log's sample, equal in all replicas (`hash_for_sampling`).
 
 use std::hash::Hasher;
 use std::sync::LazyLock;

@@ -49,6 +49,8 @@
 //! something only after it replied to a PING (`holder::ShareHolder::defer_send_if_maybe_stalled`); and no more than
 //! before if it has not reported for 5.5 s, because something between may reply for it. Not covered: a proxy that
 //! stands still for more than ten seconds after it was sent something; its part may pass once more.
+//!
+//! Decides: why proxies over RLQS never admit more than the limit: the proof.
 
 pub mod assignment;
 pub mod divided_limit;

@@ -11,6 +11,11 @@
 //!
 //! Everything here is pure. `store::memory` keeps [`CounterHolds`] beside a counter; in Redis `lua/hold.lua` does the
 //! same arithmetic, and [`TotalHold`] follows the state of the counter.
+//!
+//! Decides: which hits may be held; hits of a holder that dies.
+//! Decides: which limits cannot be divided among proxies (`reason_against_holds`).
+//! Decides: how many replicas may hold hits of a counter (`MAX_HOLDING_REPLICAS`).
+//! Decides: the life of a hold without renewal (`MAX_HOLD_US`).
 
 use smallvec::SmallVec;
 

@@ -2,6 +2,8 @@
 //!
 //! A unit is one row of a table. Units have fixed lengths: a month is 30 days and a year 365 days. Only fixed windows
 //! of months can follow the calendar instead.
+//!
+//! Decides: which units and multipliers there are; the length of a month (30 days) and of a year.
 
 use std::fmt;
 

@@ -5,6 +5,9 @@
 //!
 //! The amounts are here: reserve, allowance, lifetime of prepaid hits. `algorithm::region` counts with them, and
 //! `store::redis::regions` asks for grants.
+//!
+//! Decides: a region's reserve (the rule's, divided equally); the cut-off allowance (`on_region_loss`).
+//! Decides: the life of prepaid hits; which share of `max_overshoot` is for regions, prepaid hits and clocks.
 
 use std::fmt;
 use std::num::NonZeroU16;

@@ -3,6 +3,8 @@
 //! Entry keys and values are bytes: Envoy forwards raw header bytes, and a value that is not UTF-8 is limited like any
 //! other. Protobuf, JSON and command lines are converted to this form on arrival, so the decision path does not know
 //! their origin. A request without a domain or descriptors can be built; `decide` rejects it as invalid.
+//!
+//! Decides: how many hits a request may have (`MAX_HITS`).
 
 use std::fmt;
 

@@ -28,6 +28,10 @@
 //! that later: the window of the charge, or for a bucket its level. The level at the charge, less what can have been
 //! refilled or given back since, is a lower bound on the level at any time since; tokens below that bound were never
 //! refilled, so they can be given back. A log drops its oldest hits, which leave it first.
+//!
+//! Decides: what a request reserves.
+//! Decides: what its end settles: above the estimate, twice, too late, by another token, by `?`.
+//! Decides: how many open reservations a counter may have.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};

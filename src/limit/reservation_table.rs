@@ -4,6 +4,9 @@
 //! two are looked for when hits are lacking, if the rule then gives them back, or when the table is full, at most once
 //! a second: it takes a walk over all. [`MAX_RESERVATIONS`] bounds the table. `lua/reservations.lua` does the same in
 //! Redis.
+//!
+//! Decides: when an estimate that was never settled is given back (`unsettled: return`).
+//! Decides: bytes of a reservation (`ENTRY_BYTES`).
 
 use super::reservation::{
     MAX_RESERVATIONS, OwnReservation, ReservationMark, ReservationPolicy, ReservationView, ReservedHits,

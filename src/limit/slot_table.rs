@@ -6,6 +6,9 @@
 //! releases are counted. So a limit with room costs a look-up. `lua/slots.lua` does the same in Redis.
 //!
 //! A table never kills a slot because the limit was lowered: no new one is admitted until enough were freed.
+//!
+//! Decides: when a slot is over (`max_duration`, dead holder), and when that is noticed; how many tombstones are kept.
+//! Decides: bytes of a slot (`ENTRY_BYTES`); the summary of slots in `/explain`.
 
 use std::collections::BTreeMap;
 

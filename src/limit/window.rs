@@ -8,6 +8,8 @@
 //! [`CalendarWindows`] are interned with the period of their limit, so that a [`Limit`](crate::limit::Limit) stays
 //! `Copy` and a reload keeps what it has. They remember the window of now and the next one: only the first question
 //! after the end of a window asks the calendar.
+//!
+//! Decides: on which day a window of a time zone begins; a `month_day` that a month lacks.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -8,6 +8,13 @@
 //!
 //! The work is linear in the size of the texts: siblings are compared by hash, and strings are moved from the document
 //! into the rules. Rules without an error are complete, so `RuleSet::new` checks nothing.
+//!
+//! Decides: what a bad rule file does (all errors at once, no rule of it loads).
+//! Decides: two files with one domain (`MERGE_DOMAIN_CONFIG`).
+//! Decides: a rule twice in a domain, also `{ key: a_b }` beside `{ key: a, value: b }`.
+//! Decides: reserved keys (`slot`, `release`), an empty key or domain.
+//! Decides: `value` beside `match`, `rate_limit` beside `plan`, bodies and `over_limit_content_type`.
+//! Decides: where `share_threshold` is an error; too much backtracking.
 
 pub mod value_set_files;
 pub mod options;

@@ -2,6 +2,8 @@
 //!
 //! A file that cannot be used changes nothing: the last usable one stays. At the start there is none, and the built-in
 //! defaults apply, because without a rate limit service Envoy would admit everything.
+//!
+//! Decides: what a bad file of `TOLLKEEPER_RULE_DEFAULTS` does, and when it is read again.
 
 use std::io;
 use std::path::{Path, PathBuf};

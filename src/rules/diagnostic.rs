@@ -8,6 +8,9 @@
 //!
 //! A comment `# check: ok, REASON` at the end of a line, or alone in the lines above it, acknowledges the warnings of
 //! that line: its author has read them and wants what is written. Errors cannot be acknowledged.
+//!
+//! Decides: how many errors and warnings are kept and shown, with which lines.
+//! Decides: which warnings `# check: ok` acknowledges (`AcknowledgedLines`).
 
 use std::collections::HashSet;
 use std::fmt;

@@ -3,6 +3,8 @@
 //! [`read`] returns the bytes of all files, or every reason why it cannot; [`watch`] repeats that when files change.
 //! A set is complete or fails as a whole: a file is never left out because it failed. The readable part of a failed set
 //! is for `check` only. Contents are not interpreted here.
+//!
+//! Decides: how many rule files, and how large; words and fixes for a path that cannot be read (`PathProblem`).
 
 mod fs_events;
 pub mod read;

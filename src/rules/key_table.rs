@@ -1,8 +1,9 @@
 //! The table of keys of a rule file: sections, type, default and description of each.
 //!
-//! The reader rejects keys that are not in the table, the JSON Schema is generated from it, and tests compare
-//! `config/reference.yaml` and the defaults of the code with it. In a section to which it does not belong, a key of
-//! envoyproxy/ratelimit (`peer`) is ignored with a warning, as there; a key of tollkeeper is an error.
+//! The reader rejects keys that are not in the table, the JSON Schema is generated from it, and tests compare the code
+//! and `config/reference.yaml` with it. In a wrong section, a key of envoyproxy/ratelimit (`peer`) is ignored.
+//!
+//! Decides: keys of a rule file: where, defaults, largest numbers (`concurrent`, `requests_per_unit`); `did you mean`.
 
 use crate::base::named_enum::named_enum;
 use crate::limit::algorithm::Algorithm;

@@ -2,6 +2,8 @@
 //!
 //! A reload replaces all rules or none. A decision loads the rules once and keeps them until it is made, so no decision
 //! sees half a change. Loading them takes no lock.
+//!
+//! Decides: whether a load changed the rules (`have_same_texts`); how many loads are remembered.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};

@@ -7,6 +7,9 @@
 //! rule set; its rows are replaced as a whole while requests are decided. No file is read here.
 //!
 //! The value of a row ([`RowValue`]) is the name of a plan, or a limit such as `500/minute`.
+//!
+//! Decides: look-up of a value's plan; rows of a table: how many, how long, twice or empty (`add_row`).
+//! Decides: text of a row (`500/minute`, `RowValue::parse`); names of plans and tables.
 
 pub mod row_cache;
 pub mod live;

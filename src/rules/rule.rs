@@ -5,6 +5,8 @@
 //! key; it backtracks only in domains that ask for it. Each step is a hash probe, whatever the number of rules.
 //!
 //! The types of this file are checked rules in tree form; `RuleSet::new` compiles them and cannot fail.
+//!
+//! Decides: names of a second limit and of a plan's limits (`limit_suffix`).
 
 pub mod network;
 pub mod value_set;

@@ -3,6 +3,8 @@
 //! The file has the keys of `defaults` in a rule file, by domain and by unit. A value of a rule, or of the `defaults`
 //! of its rule file, takes precedence; then come those of the domain and unit, the domain, `*` and the unit, and `*`.
 //! The file is read as a whole or not at all.
+//!
+//! Decides: which entry of `TOLLKEEPER_RULE_DEFAULTS` applies to a rule; the largest file.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 //! Generated from the table of keys, with one definition for each section. It is stricter than the reader where that
 //! helps (it marks keys that would be ignored), and looser where a schema cannot express a rule (contradictions between
 //! keys). `tollkeeper check` is authoritative.
+//!
+//! Decides: what an editor completes and checks (JSON Schema).
 
 use serde_json::{Map, Value, json};
 

@@ -3,6 +3,8 @@
 //! A [`RuleSource`] delivers [`RuleUpdate`]s and receives the result of each. The reloader and the pages that show
 //! rules do not know the kind of source. A new kind is a variant of [`SourceConfig`], [`RuleSource`] and
 //! [`SourceReloader`]; every `match` here is exhaustive.
+//!
+//! Decides: a control plane's empty answer; what SIGHUP does with rules over xDS; which lines `/problems` shows.
 
 use std::io;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 //! A file is read row by row, so that its text is never in memory as a whole. All problems are reported, each with its
 //! line; a file with a problem is not used at all. Values may be any bytes in CSV, as in requests; other columns and
 //! fields are ignored.
+//!
+//! Decides: how the rows of a file of a table are read (bad rows).
 
 use std::borrow::Cow;
 use std::fmt;

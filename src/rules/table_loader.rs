@@ -3,6 +3,9 @@
 //! A file is read only when its stamp has changed, whether the rules or the file itself are reloaded. The last good
 //! rows of a file stay while it has errors. Rules are refused if a table of theirs was never good, or names a plan that
 //! they lack. All this happens on the thread that applies rules.
+//!
+//! Decides: when a table is read again; which rows stay after an error; unknown plans, tables in Redis without Redis.
+//! Decides: bad lines of a table in `/rlconfig/status`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -6,6 +6,8 @@
 //! Plain scalars follow YAML 1.1 as gopkg.in/yaml.v2 implements it, because existing rule files rely on it. `yes` and
 //! `on` are booleans; `0x10`, `010`, `0b1` and `1_000` are whole numbers; `~` and an empty scalar are null. Dates and
 //! sexagesimal numbers are text. A scalar that is quoted, or tagged `!!str`, is always text.
+//!
+//! Decides: whether `1`, `yes` or `010` is a number, a boolean or text (`resolve_plain_scalar`).
 
 pub mod parse;
 pub mod text;

@@ -5,6 +5,9 @@
 //! everywhere within a second, and a restart keeps it. A replica that loses Redis keeps the blocks that it knows until
 //! they end, and writes them back if Redis lost its data. With counters in memory or memcached, blocks are of this
 //! process only.
+//!
+//! Decides: a value blocked again with another end (the later call wins).
+//! Decides: how replicas share blocks, when one is too many; blocks while Redis is away.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //! `call` checks a call and reads its message. `service` answers `ShouldRateLimit`; tonic's services, built here,
 //! answer all other methods. Between `decode` and `encode` stand the pipeline's own types: the code that decides does
 //! not know protobuf. `/json` and the `call` subcommand use the same messages.
+//!
+//! Decides: which gRPC methods are offered; reflection.
 
 pub mod call;
 pub mod decode;

@@ -3,6 +3,8 @@
 //! Healthy: not draining, and rules and store are there if the settings require them. A lost store alone does not make
 //! the process unhealthy by default, because that would restart all replicas at once. Ready: healthy, rules are loaded,
 //! the store is configured correctly, and it is reachable if a rule, or the defaults of a domain, need it.
+//!
+//! Decides: whether the process is healthy and ready (`/readyz`), without rules or without its store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,6 +2,10 @@
 //!
 //! The routes of the HTTP listener and of the debug listener are built here; that of the Prometheus listener is in
 //! `metrics_pages`.
+//!
+//! Decides: which pages there are, on which listener; methods (405), unknown paths (404).
+//! Decides: size of a body, also of `/json`, `/block`, `/reset`, `/log_level`.
+//! Decides: the time for a request (`REQUEST_TIMEOUT`, 408); that `/livez` depends on nothing.
 
 pub mod proto_json;
 mod response;

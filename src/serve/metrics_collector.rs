@@ -3,6 +3,9 @@
 //! Prometheus, statsd and `/stats` get the same families, built one at a time. Each part of the process keeps its own
 //! statistics; the collector reads them and keeps none. Collecting takes a few locks, each for a moment. Metrics of
 //! requests, decisions, spans and the process are here, those of limits, quotas and the store in files of their own.
+//!
+//! Decides: which metrics there are, with which labels, which go to statsd (`with_statsd_name`); CPU, memory, version.
+//! Decides: failed charges (`build_error_family`).
 
 mod limits;
 mod quota;

@@ -8,6 +8,9 @@
 //! need an answer. On SIGTERM or SIGINT the process reports that it is unhealthy and serves on for the drain period, so
 //! that load balancers notice. Then connections are asked to close and requests in flight are finished, up to the
 //! shutdown timeout. A second signal ends the process at once.
+//!
+//! Decides: the order of a start, without rules too; which signals end the process or reload (SIGTERM twice, SIGHUP).
+//! Decides: when expired counters of memory are removed; the warning of evictions; plain or hashed keys in reports.
 
 pub mod error;
 mod admission;

@@ -5,6 +5,8 @@
 //! To a client, the wildcard means this machine.
 //!
 //! Errors about servers' URLs never repeat the text, because any part of it may be a mistyped password.
+//!
+//! Decides: how `--addr`, HOST:PORT and `unix:PATH` are read; `%XX` in a URL (`percent_decode`).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,4 +1,6 @@
 //! Limits on connections and requests, so that one client cannot starve the others.
+//!
+//! Decides: defaults of what one client may have in connections, requests and bytes; size of headers over HTTP.
 
 use std::time::Duration;
 

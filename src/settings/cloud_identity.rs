@@ -3,6 +3,8 @@
 //! A deployment names the cloud and the user; where its credentials come from is read from the variables of that cloud,
 //! with their standard names, which a pod or machine already has. They are read only for a deployment that asks for
 //! them. The first source that is set counts, in the order of AWS's own libraries.
+//!
+//! Decides: which identity of a cloud is used (IAM, Entra), and in which order.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,4 +1,6 @@
 //! Settings of a connection to an OpenTelemetry collector, without the variables: `tracing` reads these.
+//!
+//! Decides: headers, URL (`%20`) and compression for a collector; that CAs of a file replace those of the system.
 
 use std::time::Duration;
 

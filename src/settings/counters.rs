@@ -1,4 +1,8 @@
 //! Counters, in this process, Redis or memcached: the settings that do not depend on which of them has the counters.
+//!
+//! Decides: bytes and shards of counters in memory.
+//! Decides: which windows are in the over-limit cache, and its size (`LOCAL_CACHE_SIZE_IN_BYTES`).
+//! Decides: the longest `CACHE_KEY_PREFIX`.
 
 use std::time::Duration;
 

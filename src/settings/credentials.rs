@@ -2,6 +2,8 @@
 //!
 //! Credentials are never shown, not even by `Debug`: with one colon too many, part of a password becomes the user.
 //! Files are named, not read; connections read them (`store::client::redis::connect`).
+//!
+//! Decides: which user and password are used, and which wins: variable, file or URL.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,7 @@
 //! Decision log: destinations, and the decisions and values that it contains.
+//!
+//! Decides: files, sizes, streams and batches of the decision log.
+//! Decides: the secret that hashes values and authenticates replicas (`TOLLKEEPER_DECISION_LOG_HASH_KEY`).
 
 use std::fs::File;
 use std::io::Read;

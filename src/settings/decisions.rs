@@ -1,4 +1,8 @@
 //! Modes that override the rules, the contents of responses, and the failure policy.
+//!
+//! Decides: names of rate limit headers (`RateLimit-Limit`, `X-RateLimit-Limit`).
+//! Decides: which names are refused (`RESERVED_REQUEST_HEADERS`).
+//! Decides: default policy of a failed store, `SHADOW_MODE`, `QUOTA_MODE`.
 
 use super::metrics::NEAR_LIMIT_RATIO;
 use super::rules::{TOLLKEEPER_LOG_MAX, USE_CALENDAR_MONTH_RATE_LIMIT};

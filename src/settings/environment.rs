@@ -3,6 +3,9 @@
 //! Known are those of envoyproxy/ratelimit, and its own (`TOLLKEEPER_...`). Each group is one file, which declares its
 //! settings and reads them. Only that file knows their defaults. The groups and their settings are in the order of the
 //! documentation. Other unknown names are ignored.
+//!
+//! Decides: whether a misspelled or unknown variable is noticed.
+//! Decides: which groups of variables there are (`SETTING_GROUPS`).
 
 use std::ffi::OsString;
 

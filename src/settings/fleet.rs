@@ -1,4 +1,6 @@
 //! View of all replicas, and the form of rejected keys in it.
+//!
+//! Decides: why a replica is in no fleet; plain or hashed values in reports (`TOLLKEEPER_TOP_VALUES`).
 
 use super::decision_log::{
     DecisionLogSettings, HashKey, LoggedValueForm, REQUIRES_HASHED_VALUES, TOLLKEEPER_DECISION_LOG_VALUES,

@@ -1,4 +1,8 @@
 //! Policy for gRPC connections: their age, pings and sizes.
+//!
+//! Decides: the largest message and header list; streams of a connection.
+//! Decides: age and grace of connections (`GRPC_MAX_CONNECTION_AGE_GRACE`); quota streams and buckets.
+//! Decides: who gets reflection.
 
 use std::time::Duration;
 

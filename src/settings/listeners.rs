@@ -1,4 +1,7 @@
 //! Addresses to listen on, and who may use the debug listener.
+//!
+//! Decides: ports of the listeners; who gets reflection without a setting (a local address).
+//! Decides: the shortest admin token (`MIN_TOKEN_BYTES`).
 
 use std::path::PathBuf;
 

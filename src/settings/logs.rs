@@ -1,4 +1,6 @@
 //! Level and format of the log.
+//!
+//! Decides: default level and format of the log.
 
 use super::setting::settings;
 use super::value::{Choice, WordTable};

@@ -2,6 +2,8 @@
 //!
 //! A list of servers keeps its order, and a server may be in it twice: both decide which server holds a key. Files are
 //! named, not read; connections read them.
+//!
+//! Decides: both or none of `MEMCACHE_HOST_PORT` and `MEMCACHE_SRV`; connections to a memcached server.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};

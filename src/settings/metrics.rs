@@ -1,6 +1,11 @@
 //! Destinations and labels of metrics.
 //!
 //! Prometheus, statsd and DogStatsD can be used together: Prometheus scrapes, the other two get metrics sent.
+//!
+//! Decides: path and format of metrics.
+//! Decides: `EXTRA_TAGS`, mogrifiers and tags that are wrong: a key twice, an empty item (`a,,b`).
+//! Decides: the interval of statsd; what is off with `DISABLE_STATS` and `TOLLKEEPER_TOP_KEYS=0`.
+//! Decides: how many keys are kept.
 
 use std::path::PathBuf;
 use std::time::Duration;

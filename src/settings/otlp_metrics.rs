@@ -1,4 +1,6 @@
 //! Export of metrics to an OpenTelemetry collector, off unless `OTEL_METRICS_EXPORTER` asks for it.
+//!
+//! Decides: interval and temporality of metrics over OTLP; `OTEL_EXPORTER_OTLP_HEADERS` of metrics.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -2,6 +2,8 @@
 //!
 //! Settings name the files; listeners and clients read them, repeatedly where certificates can be
 //! replaced. All errors have one form, `NAME=path: what`, where the name is the variable or flag that gave the path.
+//!
+//! Decides: how PEM files are read, also keys with a password; whether CAs of the system are trusted beside a file.
 
 use std::fmt::Display;
 use std::fs;

@@ -1,6 +1,8 @@
 //! What can be wrong with a setting, and what an operator should know about one.
 //!
 //! Texts complete `NAME=value: what; fix`, and never repeat text that may be secret.
+//!
+//! Decides: the wording of a wrong setting.
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! Shutdown and threads of the process.
+//!
+//! Decides: times of a shutdown: `TOLLKEEPER_DRAIN_PERIOD` longer than `TOLLKEEPER_SHUTDOWN_TIMEOUT`.
 
 use std::time::Duration;
 

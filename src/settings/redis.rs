@@ -2,6 +2,9 @@
 //!
 //! A setting that nothing reads, such as a certificate without TLS, is only ignored: an environment that works
 //! elsewhere must not fail here because of it.
+//!
+//! Decides: `TOLLKEEPER_STORE_TIMEOUT`, `REDIS_TIMEOUT`; the default `REDIS_POOL_SIZE`; password of the sentinels.
+//! Decides: health by `REDIS_HEALTH_CHECK_ACTIVE_CONNECTION`.
 
 pub mod addresses;
 pub mod deployment;

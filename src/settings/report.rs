@@ -1,6 +1,8 @@
 //! The effect of an environment, variable by variable: the data behind `check --env` and `/settings`.
 //!
 //! The report says what a start with the same environment would do, and comes from the same code: `values` decides.
+//!
+//! Decides: the disposition that `check --env` and `/settings` give a variable (ignored, without effect).
 
 use std::ffi::OsString;
 

@@ -1,4 +1,8 @@
 //! Location of the rules, and the defaults that they start from.
+//!
+//! Decides: the directory of rules (`RUNTIME_ROOT`, `--config`), its poll interval.
+//! Decides: health without rules (`FORCE_START_WITHOUT_INITIAL_CONFIG`, `HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`).
+//! Decides: `TOLLKEEPER_LOG_MAX`.
 
 use std::path::PathBuf;
 use std::time::Duration;

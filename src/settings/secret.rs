@@ -2,6 +2,8 @@
 //!
 //! Nothing that holds a secret can print it: [`Secret`] masks itself, and credentials in URLs are masked before they
 //! are shown. Shown text is short and on one line.
+//!
+//! Decides: how secrets are masked in messages, `/settings` and `check --env`.
 
 use std::fmt;
 

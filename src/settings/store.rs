@@ -1,4 +1,7 @@
 //! The store of the counters: this process, Redis or memcached.
+//!
+//! Decides: which store is chosen (memory, Redis, memcached, `requested_backend`).
+//! Decides: which variables have no effect with it.
 
 use std::num::NonZeroU16;
 

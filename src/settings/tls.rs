@@ -1,6 +1,9 @@
 //! TLS: of the gRPC and HTTP listeners, with the certificates that clients must present, and of connections to a store.
 //!
 //! Each connection to a store reads the certificate files again.
+//!
+//! Decides: when a listener speaks TLS, and which client names it demands; a certificate without its key.
+//! Decides: which certificate a Redis or memcached server must present, and whether its name is checked.
 
 use std::path::PathBuf;
 use std::sync::Arc;

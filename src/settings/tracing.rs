@@ -4,6 +4,10 @@
 //! envoyproxy/ratelimit's TRACING_ variables take precedence over OpenTelemetry's, and of those the ones for one signal
 //! over the general ones, as the OpenTelemetry specification requires. Headers of export requests are secrets and are
 //! not kept here: the exporter reads them from the environment itself.
+//!
+//! Decides: which of `TRACING_*`, `OTEL_EXPORTER_OTLP_TRACES_*` and `OTEL_EXPORTER_OTLP_*` wins.
+//! Decides: protocol (`OTEL_EXPORTER_OTLP_PROTOCOL`), URL and path of the collector; `service.name`.
+//! Decides: spans of an export (`read_queue_options`).
 
 use std::path::PathBuf;
 use std::time::Duration;

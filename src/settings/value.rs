@@ -2,6 +2,8 @@
 //!
 //! Each type parses its own text and says what is wrong and how to correct it. Syntax is Go's, because the environments
 //! of envoyproxy/ratelimit are written in it. Nothing here knows the name of a setting.
+//!
+//! Decides: that an empty variable is as if unset (`EMPTY_IS_UNSET`).
 
 pub mod number;
 pub mod text;

@@ -4,6 +4,9 @@
 //! still be checked. Whatever is found out on the way is collected here: problems, notices and ignored variables.
 //! `Variable::own_effect` is the one place that decides about a single variable, for the start and for `check --env`
 //! alike. The requirements (`only_with`), without which a setting has no effect, are applied here too.
+//!
+//! Decides: what a wrong variable does, or one that is not UTF-8 (`own_effect`).
+//! Decides: when a variable has no effect because of others (`only_with`).
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,4 +1,6 @@
 //! Control plane that sends the rules over xDS.
+//!
+//! Decides: the largest message over xDS; headers, node and TLS to a control plane.
 
 use std::path::PathBuf;
 use std::time::Duration;

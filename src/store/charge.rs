@@ -8,6 +8,9 @@
 //!
 //! Spans are named after OpenTelemetry's conventions for databases. A call has one span: a child of the first sampled
 //! request that it serves, with links to the others. Keys are not recorded, because they contain descriptor values.
+//!
+//! Decides: the deadline of a store call; how many charges one call may have (`MAX_CHARGES_PER_CALL`).
+//! Decides: spans of store calls.
 
 use std::fmt;
 use std::future::Future;

@@ -1,6 +1,8 @@
 //! Demand of decisions on counters of which this process holds a part: the division of a limit leaves them their part.
 //!
 //! Costs one load of a shared number for each request while nothing is held.
+//!
+//! Decides: how calls over RLS are counted as demand beside RLQS.
 
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,6 @@
 //! Reasons why a store did not decide a charge, or did not run an operator's command.
+//!
+//! Decides: kinds of store failures, and what a line `store failed` advises for each.
 
 use super::client::memcache::protocol::MemcacheError;
 use crate::store::client::redis::error::RedisError;

@@ -17,6 +17,9 @@
 //!
 //! Memory is bounded like that of [`MemoryStore`]. States without room are dropped, and charges without room are
 //! limited in its overflow shard.
+//!
+//! Decides: what a replica admits without Redis (`on_store_error: local`), also of a global limit.
+//! Decides: slots and held hits under `local`.
 
 use std::fmt;
 use std::num::NonZeroU32;

@@ -2,6 +2,9 @@
 //!
 //! A task that waits for changes is woken when the health changes, not for each report. A memory store is always
 //! healthy.
+//!
+//! Decides: how often the health of the store is reported, who wakes health checks.
+//! Decides: when a configuration error ends (`clear_misconfigured`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,6 +9,10 @@
 //!
 //! Silence counts only while somebody listens. After a process stood still, or its clock was set, the silence of each
 //! holder begins anew; with Redis, after no replica told what it heard. Else all slots would be free when it goes on.
+//!
+//! Decides: which Envoy is dead, and when its silence counts (`TOLLKEEPER_HOLDER_TIMEOUT`).
+//! Decides: how many Envoys there may be, and how much of a name is kept.
+//! Decides: the warning that an Envoy holds slots and sends no health checks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,6 +5,10 @@
 //! command without a reply is never repeated, because it may have run. The window is that of this process's clock.
 //! Every charge ends by its deadline, with an outcome or an error. A counter is lost when memcached evicts it, restarts
 //! or leaves the list of servers.
+//!
+//! Decides: which limits memcached counts.
+//! Decides: what a charge, peek or refund does in memcached, also if two replicas begin a counter.
+//! Decides: when memcached is said to be lost; the deadline of a call (`CallDeadlines`).
 
 mod counter_key;
 

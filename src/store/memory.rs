@@ -7,6 +7,10 @@
 //! If a shard is full, a new counter evicts one of a few random ones: an expired one, else the one with the least of
 //! its limit used, but never one that is over its limit. Clients that rotate values therefore cannot evict a counter
 //! that rejects them.
+//!
+//! Decides: how many shards memory has; the overflow shard that decides when memory is full (`local`).
+//! Decides: that two descriptors with one counter are charged in order; no look for collisions.
+//! Decides: what `/reset` deletes in memory.
 
 mod entries;
 mod shard;

@@ -11,6 +11,8 @@
 //! `LOCAL_CACHE_SIZE_IN_BYTES` asks for it; then only those whose rejections end at a fixed time. Of counters
 //! with a ban, only bans are cached that no try prolongs. A full cache
 //! drops what has expired, else the new entry. Reads no clock; callers pass the time.
+//!
+//! Decides: what is rejected without asking Redis, and for how long; what `LOCAL_CACHE_SIZE_IN_BYTES` changes.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -7,6 +7,10 @@
 //!
 //! [`Redis`] composes the parts: it groups the charges of a request, answers those that this process may decide
 //! ([`eventual`], [`OverLimitCache`]), and submits the others to `calls`.
+//!
+//! Decides: which charges of a request share a counter (`group_charges`); whose clock counts (`client_clock`).
+//! Decides: when Redis is said to be lost; what this process forgets at a `/reset`.
+//! Decides: how long the end waits for returned leases (`RETURN_LEASES_TIMEOUT`).
 
 pub mod eventual;
 mod calls;

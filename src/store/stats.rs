@@ -1,5 +1,9 @@
 //! Statistics of a store for metrics, `/store` and health: plain values, the counters behind some of them, and notices
 //! about what a region may do.
+//!
+//! Decides: the latency of the store: from the charge to its outcome, waiting included.
+//! Decides: not of answers that this process gives alone; which charges are abandoned.
+//! Decides: words of region notices (`RegionNotice`).
 
 use std::fmt;
 use std::sync::Mutex;

@@ -1,4 +1,7 @@
 //! Keys of envoyproxy/ratelimit: `<prefix><domain>_<key>_<value>_..._<start of the window in seconds>`.
+//!
+//! Decides: which limits and keys are shared with envoyproxy/ratelimit (`TOLLKEEPER_KEY_FORMAT`).
+//! Decides: how much later keys expire (`EXPIRATION_JITTER_MAX_SECONDS`).
 
 use std::time::Duration;
 

@@ -4,6 +4,8 @@
 //! nothing for it. A limit without a decision has no ring. Rings are of this process, start empty with it, and lose a
 //! limit that a reload removes. A limit for which there is no room has no counts, and none of before once there is. A
 //! clock that goes back clears them.
+//!
+//! Decides: what a limit's last hour has; of how many limits an hour is kept.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};

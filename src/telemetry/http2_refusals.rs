@@ -8,6 +8,8 @@
 //! This is the only file that knows texts of h2. They are no promise of h2: a new version may change them, and then
 //! refusals would no longer be counted. The test below provokes each refusal of `REFUSAL_MESSAGE_BEGINNINGS` on a
 //! connection of the h2 that is linked, and fails if one is not recognised.
+//!
+//! Decides: which calls that h2 refused by itself are counted, and as what.
 
 use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,6 +4,8 @@
 //! Registers are atomics that rarely change, so adding a key is usually one read. The estimator is Otmar Ertl's ("New
 //! cardinality estimation algorithms for HyperLogLog sketches", 2017, section 4), which needs no table of corrections.
 //! The standard error is 1.04 / sqrt(512), 4.6 %, at any count.
+//!
+//! Decides: how exact numbers of distinct keys are.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -3,6 +3,8 @@
 //!
 //! A connection above its limit is *rejected* on accept. A request, or a connection in use, is *refused* by one of the
 //! limits of [`ExceededLimit`]. Refusals of h2, which this program never sees, are in `http2_refusals`.
+//!
+//! Decides: when a connection counts as rejected, and a request as refused; what the log says of it (`explanation`).
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 

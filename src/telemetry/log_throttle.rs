@@ -14,6 +14,8 @@
 //!     tracing::warn!(suppressed, "limit in the request ignored: its unit is unknown");
 //! }
 //! ```
+//!
+//! Decides: how often the same line is logged; each caller has its interval.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -9,6 +9,9 @@
 //!
 //! Of the audit log no line is kept among the last warnings and errors: such lines have descriptors of requests, and
 //! clients without the token cause them at any rate. Memory is bounded by the number of lines and the size of each.
+//!
+//! Decides: which levels there are (`warn`, `warning`), and which lines appear; format of a line.
+//! Decides: the longest value in a line; `PUT /log_level`; how many lines `/problems` keeps (`MAX_KEPT_LINES`).
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};

@@ -3,6 +3,8 @@
 //! An exporter connects when it sends for the first time and reconnects by itself, so nothing waits for the collector.
 //! The OpenTelemetry library reads headers and compression from the environment. Logs are exported in the caller's
 //! thread.
+//!
+//! Decides: when the OTLP sink of the decision log gives up or sends again; the default `service.instance.id`.
 
 use std::io;
 use std::sync::{Arc, LazyLock};

@@ -3,6 +3,8 @@
 //! Metrics have the names, labels and bounds that Prometheus gets, because they are translated from the same families
 //! when they are exported; counting costs nothing more. The instruments of OpenTelemetry's SDK would count a second
 //! time, so only its messages are used. With delta temporality a count that did not arrive is part of the next one.
+//!
+//! Decides: which metrics go over OTLP; how many points a request has; when a count is sent again.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};

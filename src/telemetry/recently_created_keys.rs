@@ -4,6 +4,8 @@
 //! counters needs the text, so the most recent keys are kept in rings, sharded by limit, so that a busy limit does not
 //! evict the keys of all others. Recording a key reuses an old buffer; if two threads want the same shard, one key is
 //! not recorded.
+//!
+//! Decides: which counters of the memory store can be listed (`/counters`).
 
 use super::metrics::limit_stats::LimitStats;
 use crate::base::sharded::Sharded;

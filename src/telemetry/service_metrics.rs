@@ -3,6 +3,8 @@
 //! A decision adds to counters that were looked up when its rules were loaded; all other work is done when metrics are
 //! collected. Statistics of other parts stay with them and are read from there: failed charges (`redis_error`) with the
 //! store. `serve::grpc::service` says what is a `service_error`.
+//!
+//! Decides: the seed of distinct keys, which the fleet shares (`set_distinct_key_seed`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,6 +9,10 @@
 //! [`weight_if_sampled`] samples the request path, for statistics that are too costly to keep for each decision. Each
 //! thread takes its first [`OBSERVATIONS_BEFORE_SAMPLING`] whole, so that small numbers are exact, and then one of
 //! [`SAMPLED_WEIGHT`] at random, so that no pattern of the traffic is missed. Nothing is shared between threads.
+//!
+//! Decides: over how many minutes busy keys are counted (`KEPT_MINUTES`).
+//! Decides: which decisions are in the sample (`weight_if_sampled`); the longest text of a key.
+//! Decides: when a rejection is a burst (`MAX_BURST_SECONDS`).
 
 pub mod space_saving;
 

@@ -8,6 +8,9 @@
 //! Ending a span never waits: if the queue is full, the span is counted and dropped. An unreachable collector costs the
 //! spans and one log line per minute. Queued spans and spans being sent share one limit, so a collector that hangs
 //! cannot use more memory.
+//!
+//! Decides: which traces are sampled; how many spans wait for the collector (`SpanQueue`), links (`MAX_LINKS`).
+//! Decides: the longest text of a span (`MAX_TEXT_ATTRIBUTE_BYTES`).
 
 pub mod propagation;
 

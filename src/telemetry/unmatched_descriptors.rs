@@ -4,6 +4,8 @@
 //! path has the entries of one request as an example. Counts are sampled ([`weight_if_sampled`]), in two windows of
 //! [`WINDOW_S`] seconds, by [`SpaceSaving`] sketches of a fixed size. A thread that finds a shard locked leaves its
 //! descriptor out rather than wait.
+//!
+//! Decides: which unmatched descriptors are kept for `/unmatched`, how many, for how long.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hasher as _;

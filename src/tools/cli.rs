@@ -3,6 +3,8 @@
 //! One binary with several names. Called as `ratelimit` it serves and warns about unknown arguments; called as
 //! `config_check_cmd` or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name. Exit codes: 0 ok,
 //! 1 failed (`check` found problems), 2 invalid usage or settings.
+//!
+//! Decides: names of the program (`ratelimit`, `config_check_cmd`, `client_cmd`); which commands there are.
 
 mod print;
 mod request_flags;

@@ -6,6 +6,8 @@
 //!
 //! The file is read as Envoy reads it, in YAML or JSON, with names in `snake_case` or `lowerCamelCase`. What no check
 //! concerns is ignored, so a file of another version is no error. A configuration dump of a running Envoy works too.
+//!
+//! Decides: whether an Envoy file is YAML or JSON; several documents, an empty one.
 
 pub mod finding;
 mod config_node;

@@ -1,6 +1,8 @@
 //! Results of `simulate` and `recommend` as HTML pages: one file without scripts, with every value escaped.
 //!
 //! Plots are inline SVG. They contain numbers only, never text of the traffic.
+//!
+//! Decides: what the page of `--report` shows, its escapes; how many plots.
 
 use askama::Template;
 use plotters::prelude::*;

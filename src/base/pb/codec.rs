@@ -3,6 +3,9 @@
 //! Two bytes of a message, an empty descriptor, can need a hundred bytes of memory. Therefore the fields of a message
 //! and of its descriptors are counted before it is decoded. The decoder rejects bytes that are not protobuf. Compressed
 //! messages are decompressed before, within the size limit of messages.
+//!
+//! Decides: how many entries and fields a message may have (`MAX_MESSAGE_FIELDS`).
+//! Decides: refusal of bytes that are not protobuf; that gRPC responses are never compressed.
 
 use std::marker::PhantomData;
 

@@ -1,5 +1,8 @@
 //! Headers of the decision log: the settings and rules from which a tool repeats the decisions that follow, and the
 //! rule set that a tool compiles from them.
+//!
+//! Decides: which rules and value files a header holds (`MAX_RECORDED_SET_BYTES`).
+//! Decides: when two rule sets are equal: names of files do not count, comments do.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;

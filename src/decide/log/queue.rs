@@ -4,6 +4,8 @@
 //! the line and counts it. Lines wait in chunks, so that appending never moves those that wait. The writer takes all
 //! chunks at once. It is woken for the first line and for many lines; in between lines gather for a
 //! moment, so that most decisions wake no thread.
+//!
+//! Decides: what a full queue drops (a destination that is too slow or closed); batches of a sink.
 
 use std::collections::VecDeque;
 use std::io;

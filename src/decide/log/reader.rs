@@ -2,6 +2,9 @@
 //!
 //! Compression is recognized by the first bytes. A line that was cut off at the end of the input, as a crash leaves it,
 //! ends the log; every other invalid line is an error with its number. Records borrow from the current line.
+//!
+//! Decides: what a reader of the log ignores, which versions (`v`) it reads.
+//! Decides: how zstd and gzip are recognized (`decompress_input`); a line that is no record.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -5,6 +5,8 @@
 //! know; a change that old readers would misread raises [`FORMAT_VERSION`]. `docs/decision-log.schema.json` describes
 //! the fields, and a test compares both. Text is borrowed, when writing from the request and when reading from the
 //! line.
+//!
+//! Decides: what a line of the decision log holds (`time_us`, `duration_us`); text that is not UTF-8 (base64).
 
 use std::borrow::Cow;
 

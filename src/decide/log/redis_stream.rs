@@ -4,6 +4,8 @@
 //! The sink `redis:STREAM` writes them. The input reads the entries that the stream has at the start, in parts, and
 //! leaves them there. `consumer_group` reads a stream as a consumer group, which shares the entries among its
 //! consumers. Other programs may write to a stream too: nothing in an entry is trusted.
+//!
+//! Decides: how a stream of the decision log is read, and how often a read is tried again.
 
 pub(crate) mod consumer_group;
 

@@ -6,6 +6,9 @@
 //! The log of the process goes to standard error, so it does not mix with a sink to standard output. A collector gets
 //! one log record per line, with the line as its body. Its exporter has a connection of its own, and sends again after
 //! an error that passes, so that the collector may get a record twice; `process` and `seq` tell.
+//!
+//! Decides: how long a record waits for others (batch, compressed or not).
+//! Decides: when it is flushed (each batch, never fsync); severity of a record over OTLP.
 
 mod file;
 mod redis;

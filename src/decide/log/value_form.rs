@@ -2,6 +2,8 @@
 //!
 //! The hash is keyed, because an unkeyed one of a user name or an address is reversed by trying all of them. It covers
 //! the key of the entry, so that equal values under different keys have different hashes.
+//!
+//! Decides: whether values reach the log plain, hashed or left out; that none is cut.
 
 use std::borrow::Cow;
 

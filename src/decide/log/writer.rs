@@ -3,6 +3,8 @@
 //! It alone waits for the sink. Records that the queue dropped, and those that the sink did not take, are counted, and
 //! told in the log itself once it can be written again. A sink that never returns keeps its thread, and nothing else:
 //! a shutdown waits for it for a bounded time.
+//!
+//! Decides: failed writes of a sink, their log line, and the record of what was dropped (`"type":"dropped"`).
 
 use std::io;
 use std::sync::atomic::Ordering;

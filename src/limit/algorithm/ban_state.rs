@@ -5,6 +5,8 @@
 //! While the ban lasts, nothing is charged and no further try prolongs it, unless rejected hits count: then each try
 //! is counted as a rejected one is, and the ban ends a whole `for` after the last try. Peeks see the ban, refunds pass
 //! and leave it.
+//!
+//! Decides: when a ban begins and ends, what prolongs it; that refunds pass it.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;

@@ -3,6 +3,8 @@
 //! The count is that of fixed_window. The state also holds the end of its window, and the end holds until it is
 //! reached, whatever this process's calendar says: replicas with other zone data never open a second window inside a
 //! stored one.
+//!
+//! Decides: that the stored end of a window holds, whatever this replica's time zone data says.
 
 use super::fixed_window::CurrentWindow;
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};

@@ -9,6 +9,9 @@
 //!
 //! A window of months can follow the calendar in UTC. Months are then counted from the year 0, so that a multiplier of
 //! 3 gives quarters.
+//!
+//! Decides: when a window starts; calendar months in UTC; why `requests_per_unit: 0` rejects everything (no hit fits).
+//! Decides: what rejected hits and refunds change in a window.
 
 use jiff::Timestamp;
 use jiff::civil::Date;

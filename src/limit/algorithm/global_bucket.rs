@@ -10,6 +10,9 @@
 //!
 //! A region gets at most a quarter of the tokens at a time, so that several regions find some, whoever asks first.
 //! Tokens are whole; a fraction of one refills in units of which a token has as many as the period has microseconds.
+//!
+//! Decides: how many prepaid hits the global Redis grants to a region.
+//! Decides: the part kept back for regions that never reported.
 
 use super::global_window::part_for_reported_regions;
 use crate::base::clock::Time;

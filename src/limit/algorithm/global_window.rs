@@ -11,6 +11,9 @@
 //! A region spends a grant only while global time lies in the grant's window, so each hit is admitted in the window
 //! that counts it. There the weight of the previous window only falls. What a region returns before the window ends is
 //! free again.
+//!
+//! Decides: how many hits of a window the global Redis grants to a region.
+//! Decides: the part kept back for regions that never reported.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;

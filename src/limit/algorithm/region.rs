@@ -12,6 +12,9 @@
 //!   Redis. At most one is opened each second, whatever the number of callers. Rejected hits count as demand.
 //! - A grant answers the request that the counter has open, once. An answer that is repeated, or that comes after the
 //!   next request was opened, changes nothing: its hits are wasted, never doubled.
+//!
+//! Decides: when a region's counter asks for a grant, and again after no answer (`GRANT_ANSWER_TIMEOUT_US`).
+//! Decides: use of the cut-off allowance (`on_region_loss`); remaining hits of a global limit.
 
 use std::ops::AddAssign;
 

@@ -14,6 +14,9 @@
 //!
 //! What else a region's counter does: see [`super::region`]. Tokens are rounded down.
 //!
+//! Decides: what a region admits of a token bucket while global time is unknown: its own part.
+//! Decides: Retry-After while a grant may come; the order in which prepaid hits and own tokens are spent.
+//!
 //! # Stored numbers, in their order
 //!
 //! | Number | Meaning | Clock |

@@ -7,6 +7,9 @@
 //! spent, and a refund returns nothing. What else a region's counter does: see [`super::region`].
 //!
 //! Numbers are whole hits, so nothing is rounded.
+//!
+//! Decides: what a region admits of a window while global time is unknown: only the cut-off allowance.
+//! Decides: Retry-After while a grant may come, and after.
 
 use super::region::{
     self, GrantCycle, MIN_GRANT_REQUEST_INTERVAL_US, RegionCall, RegionCounter, RegionHitsByAllotment, RegionState,

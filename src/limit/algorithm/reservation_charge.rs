@@ -1,6 +1,9 @@
 //! Charges on a counter with reservations: a request reserves an estimate, a release settles it.
 //!
 //! See [`reservation`](crate::limit::reservation) for the cases.
+//!
+//! Decides: what settling a reservation gives back or charges; debt of a late or higher cost (`charge_debt`).
+//! Decides: how many reserved hits still count (`refundable_hits`).
 
 use super::fixed_window::window_bounds;
 use super::state::{CounterWithReservations, State};

@@ -7,6 +7,8 @@
 //!
 //! The algorithm assumes that the hits of the previous window were evenly spaced, so the weight can be too high or too
 //! low. A state has two counts only. The weight is rounded down: the one rounding in favour of the caller.
+//!
+//! Decides: weight of the previous window and its rounding; what a refund takes back first.
 
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;

@@ -7,6 +7,8 @@
 //! Hits of one instant share a record, so a log has at most `requests_per_unit` records, which is bounded when rules
 //! are compiled (10 000 by default). With `count_rejected`, rejected hits are recorded too, and the oldest are dropped:
 //! the log keeps as many of its newest hits as it held before, at least the limit.
+//!
+//! Decides: when a hit leaves the log; which entries of a log are dropped; that a refund takes the newest hits.
 
 use std::collections::VecDeque;
 

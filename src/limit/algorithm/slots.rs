@@ -7,6 +7,9 @@
 //! - A request whose slot exists passes at the limit too: it is a retried call, or an internal redirect of its stream.
 //! - A release frees the slot if it brings the slot's newest token, or if Envoy saw no answer; the latter leaves a
 //!   *tombstone*, so that a request that comes later cannot take the slot.
+//!
+//! Decides: how many seats a request takes; a stream that asks again for its slot; a request for more than the limit.
+//! Decides: a lowered concurrent limit; no slot in shadow mode when all are taken; what a release frees.
 
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;

@@ -2,6 +2,9 @@
 //!
 //! The enum and its dispatch are generated from the [table of countings](crate::limit::algorithm::CountingMethod), so
 //! an algorithm without a module, a `State`, `charge`, `admits` or a `StoredState` does not compile.
+//!
+//! Decides: whether the other limits of a descriptor are charged if one rejects (`charge_together`).
+//! Decides: bans and reservations under `local`.
 
 use smallvec::SmallVec;
 

@@ -1,6 +1,8 @@
 //! Operations on the state of one algorithm that stores need: how it is encoded, scaled and passed to scripts.
 //!
 //! Charging a state is not one of them: each algorithm has the functions `charge` and `admits` beside its `State`.
+//!
+//! Decides: how a level is scaled to the share of `local`, and rounded up (`ShareRatio`).
 
 use super::leaky_level::LevelParts;
 use crate::base::clock::Time;

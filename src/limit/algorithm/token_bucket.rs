@@ -6,6 +6,9 @@
 //!
 //! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
+//!
+//! Decides: the most tokens of a bucket, also after a refund or a lowered `bucket_size`.
+//! Decides: the debt that rejected hits leave; the wait of `max_wait`.
 
 use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};

@@ -3,6 +3,10 @@
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
 //! it is surely in force: after that, the same bucket would be a full one. A proxy that was not heard lately must reply
 //! to a PING before it is told anything; one that has not reported lately is told only to take less, or to deny.
+//!
+//! Decides: what a proxy gets over RLQS, and when it gets more; fewer hits than proxies; a change too small to tell.
+//! Decides: a rate as tokens and fill interval; when a proxy is denied all (`Strategy::Deny`).
+//! Decides: what a client that keeps its ratio of tokens is told.
 
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;

@@ -3,6 +3,8 @@
 //! Small differences between samples are noise, and are smoothed. A difference that chance does not explain is a change
 //! of the demand, which happened at some time within the sample: so the sample is a mean of the former demand and the
 //! new one, and the new one is further away. The sample after it has the new demand alone.
+//!
+//! Decides: how the demand of a proxy is measured from its reports.
 
 /// Time over which noise is smoothed, in microseconds.
 const SMOOTHING_US: u64 = 10_000_000;

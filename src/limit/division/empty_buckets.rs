@@ -2,6 +2,8 @@
 //!
 //! A proxy begins with a full bucket, so a part is handed out again only once it is full. Which refill fills it does
 //! not matter, as long as no proxy had it in that time.
+//!
+//! Decides: when a part of a bucket that a proxy gave up is full, and another may have it.
 
 use super::holder::Part;
 use crate::base::clock::Time;

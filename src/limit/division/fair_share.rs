@@ -2,6 +2,8 @@
 //!
 //! Water filling: all wants are filled to one level, the highest that the amount allows. What is left when all wants
 //! are filled is spread evenly.
+//!
+//! Decides: the fair part of each proxy (max-min).
 
 /// Result of filling wants from an amount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,8 @@
 //! A holder: one proxy's stream with a key, what it wants, and what it may still admit.
+//!
+//! Decides: the demand in a report: denied requests too, reports in quick succession, `time_elapsed` of 0.
+//! Decides: until when a late or not acknowledged assignment may be in use (`latest_end`).
+//! Decides: the margin for clocks and late deliveries (`MARGIN_US`); when a silent proxy is left out.
 
 use smallvec::SmallVec;
 

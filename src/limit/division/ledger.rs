@@ -1,6 +1,12 @@
 //! Ledger of one key: hits held of its limits, those that holders have, and those that are free.
 //!
 //! `serve::quota::divisions` bounds the number of holders.
+//!
+//! Decides: hits that are held, lent and free; what a newcomer wants, with how much headroom (`want`).
+//! Decides: hits reported above an assignment (charged).
+//! Decides: TTL of an assignment near the end of a window (`WINDOW_END_GUARD_US`).
+//! Decides: a proxy that loses its stream and opens another: what it had stays in use until its end.
+//! Decides: what to ask of the store (`next_pool_request`).
 
 use smallvec::SmallVec;
 

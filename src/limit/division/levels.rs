@@ -2,6 +2,8 @@
 //!
 //! They are computed from the demands of all holders, so they are kept for a while if there are many. Nothing is
 //! assigned here.
+//!
+//! Decides: how often fair parts are computed (`level_life_us`); how calls over RLS count in a division.
 
 use smallvec::SmallVec;
 

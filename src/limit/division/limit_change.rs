@@ -2,6 +2,8 @@
 //!
 //! A proxy keeps its tokens until it is told otherwise. They are another part of the new limit, and are booked as that:
 //! what was too small a part would be handed out to others too.
+//!
+//! Decides: what a changed rule does to the parts that proxies have of a limit.
 
 use super::divided_limit::DividedLimit;
 use super::ledger::Division;

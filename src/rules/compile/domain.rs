@@ -4,6 +4,9 @@
 //! that exempts its values. Descriptors with one key are sorted by kind and text, because their order means nothing
 //! either. The rules get the names of their sorted paths. Of patterns that meet at one level, the one that comes first
 //! in the files stays first.
+//!
+//! Decides: `defaults`, `matching`, plans and tables that differ between files of a domain.
+//! Decides: the order of rules with `order: any`, and one rule twice under it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

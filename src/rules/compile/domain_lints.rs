@@ -5,6 +5,8 @@
 //! backtracking, also a rule below a less exact match, for the values of a more exact one that has other rules below.
 //!
 //! A name in `replaces` may be that of a limit in another file, so it is looked for in all limits of the domain.
+//!
+//! Decides: which rules are said never to match (`warn_about_hidden_rules`); unknown names in `replaces`.
 
 use std::collections::{HashMap, HashSet};
 

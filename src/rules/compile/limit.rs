@@ -6,6 +6,12 @@
 //! A limit of a list with a `name` and a `shadow_mode` of its own is a *candidate* if the list has a limit without
 //! these: it is tried beside those that decide. Alone it is a limit in shadow mode: the response shows it, and its
 //! counter has no name.
+//!
+//! Decides: which limits may stand in one rule: a list, one `name` twice.
+//! Decides: one that another makes pointless (no warning); which keys may stand beside `unlimited` and `concurrent`.
+//! Decides: which limits of a list are candidates; what `replaces` may name; an unknown or missing unit, also over xDS.
+//! Decides: a `max_overshoot` above the limit; `scope: global` without `TOLLKEEPER_REGIONS`.
+//! Decides: that `shadow_mode` and `quota_mode` hold for own limits only.
 
 use std::sync::Arc;
 

@@ -4,6 +4,9 @@
 //! A limit is valid without the defaults of `TOLLKEEPER_RULE_DEFAULTS`. Each of them is tried, those with precedence
 //! first. One that would make the limit invalid, or undo a key with precedence, is left out with a warning. So no
 //! default makes a rule invalid.
+//!
+//! Decides: which default of a limit wins: the rule, its domain, `TOLLKEEPER_RULE_DEFAULTS`, the environment.
+//! Decides: which algorithm and values a limit has if none is named.
 
 use std::num::NonZeroU16;
 

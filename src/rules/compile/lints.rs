@@ -2,6 +2,9 @@
 //!
 //! Each is about a mistake that otherwise shows only in production. A correct file gets no warning, so that people do
 //! not learn to ignore them.
+//!
+//! Decides: which rules load with a warning; costly expressions; a too small `max_overshoot`.
+//! Decides: the warning of `scope: global` without effect; how many expressions one level may have.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

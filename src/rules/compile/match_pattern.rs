@@ -1,4 +1,6 @@
 //! Compiles the `match` of a descriptor.
+//!
+//! Decides: refusal of an empty list, a bad network or a bad expression in `match`.
 
 use std::sync::Arc;
 

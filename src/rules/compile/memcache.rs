@@ -2,6 +2,8 @@
 //!
 //! Memcache adds to a number and reads the sum, whatever the sum is. That counts a fixed window with its rejected hits,
 //! and nothing else.
+//!
+//! Decides: which rules memcached cannot count, and what the error says.
 
 use crate::limit::LimitSpec;
 use crate::limit::algorithm::Algorithm;

@@ -3,6 +3,9 @@
 //! The limits of a plan are compiled once for a domain, so an error in them is reported once; a rule with `plan` gets a
 //! copy of the limits of every plan. Each name is defined once in a domain, in any of its files. The files of tables
 //! are not read here.
+//!
+//! Decides: what a plan is (a number, a list, `unlimited`); which rules may name a plan or table.
+//! Decides: how many plans and tables a domain may have; where the file of a table may be; how long `keep` may be.
 
 use std::ops::RangeInclusive;
 use std::path::Path;

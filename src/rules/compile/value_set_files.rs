@@ -4,6 +4,8 @@
 //! networks a `#` begins a comment anywhere. A byte order mark and the blanks around an entry are left out, and lines
 //! may end in CR LF. Nothing of a file with a bad line takes effect. A set that a loaded rule has is not compiled
 //! again.
+//!
+//! Decides: what a file of values or networks may contain; how many entries (`MAX_SET_ENTRIES`), and how large.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

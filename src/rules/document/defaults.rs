@@ -3,6 +3,8 @@
 //! A new key is a row of this table and of [that of all keys](crate::rules::key_table). The compiler then asks for the
 //! reader of its value (`read`), its place among the defaults that are tried (`compile::rule_defaults`), and its value
 //! for limits of requests (`compile::limit`). What it means for a limit is for `compile::limit_defaults` to say.
+//!
+//! Decides: which keys `defaults` may have, and which of them contradict each other (`check_defaults`).
 
 use std::sync::Arc;
 

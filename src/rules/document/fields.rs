@@ -4,6 +4,9 @@
 //! linked list on the stack, so a path is formatted only for a diagnostic. [`DocumentReader::read_fields`] sorts the
 //! keys of a mapping into fields, keys to ignore as envoyproxy/ratelimit does, and errors. Keys of other rate limiters
 //! and files of another kind get hints.
+//!
+//! Decides: unknown keys; known keys in the wrong place (`report_misplaced_key`).
+//! Decides: keys of other rate limiters (`MISTAKEN_KEYS`); files of another kind (`detect_non_rule_file`).
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! `match` of a descriptor and `matching` of a document, as written.
+//!
+//! Decides: how many operators a `match` may have: one.
 
 use super::fields::{DocumentReader, Field, FieldPath};
 use crate::rules::key_table::{Section, ValueKind};

@@ -2,6 +2,9 @@
 //!
 //! One function for each kind of mapping loops over the keys of that section. A key whose value is null counts as not
 //! written, as in envoyproxy/ratelimit. A value that cannot be read is reported and left at its default.
+//!
+//! Decides: which type a key takes: `requests_per_unit: "10"`, `value: 404`, a key without a value.
+//! Decides: which text is a content type.
 
 mod times;
 

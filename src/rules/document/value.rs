@@ -2,6 +2,8 @@
 //!
 //! Durations are Go's (`150us`, `1h30m`), because every other setting of the service writes them so. Overshoots are a
 //! percentage or a count. Parsers here return what is wrong in words, without a section; the reader knows that.
+//!
+//! Decides: how durations, percentages, `max_overshoot` and `reserve` are written; their range.
 
 use std::fmt::Write as _;
 

@@ -6,6 +6,9 @@
 //! by their real paths; watches follow inodes, so they are placed again after every event that matters.
 //!
 //! Without events (no inotify, or its limits reached), polling notices all changes later.
+//!
+//! Decides: how a changed file is noticed behind links and swapped directories (ConfigMap).
+//! Decides: changes during a reload (`Wakeup`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};

@@ -8,6 +8,10 @@
 //! a mounted ConfigMap consists of links; whoever can put a link there can also put a file there. Only `.txt` and
 //! `.list` files can be named, so that no rule file becomes a set. A set is not read as rules, whatever names count as
 //! rule files.
+//!
+//! Decides: files that cannot be opened, FIFOs and devices (`open_regular_file`).
+//! Decides: whether one bad file stops the others.
+//! Decides: which files of values a rule may name (`resolve_set_file_path`), how many (`MAX_SET_FILES`).
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};

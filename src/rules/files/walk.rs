@@ -7,6 +7,10 @@
 //!
 //! A stamp changes when a file does. Tables are large, so they are compared by stamp and read only when it differs. A
 //! replaced file has another inode, and a file that is written in place another time or size.
+//!
+//! Decides: which files are read as rules: extensions, subdirectories, dotfiles, links, loops, depth.
+//! Decides: order and equal names of files; a missing or empty directory, also in `check`.
+//! Decides: when a table has changed (`FileStamps`).
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};

@@ -2,6 +2,8 @@
 //!
 //! Rows are bound to the plans of the rule set before they are used, so a look-up never fails. The statistics of a
 //! table live longer than a rule set. A table in Redis has no rows; its cache asks for them one by one.
+//!
+//! Decides: which rows of a table are in use while it is replaced.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

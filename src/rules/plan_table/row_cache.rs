@@ -4,6 +4,8 @@
 //! lifetime, because the last known row decides while Redis does not answer; they are only looked up again. Memory is
 //! bounded by two generations in each shard: when the young one is full it becomes the old one, whose rows are dropped
 //! next unless they are used. Nothing is read here.
+//!
+//! Decides: how long a row of Redis counts, when it is read again, and how many bytes are kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;

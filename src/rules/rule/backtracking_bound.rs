@@ -1,4 +1,6 @@
 //! Bound of the steps that a search with backtracking takes, computed from the rules alone.
+//!
+//! Decides: how many steps `backtrack` may take (`MAX_BACKTRACKING_STEPS`).
 
 use std::collections::HashMap;
 

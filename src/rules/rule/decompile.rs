@@ -2,6 +2,8 @@
 //!
 //! The YAML is a rule file with one limit, or a plan with one: what pages and tools print, to be pasted into a rule
 //! file.
+//!
+//! Decides: a compiled limit as YAML (`format_rule_yaml`).
 
 use std::sync::Arc;
 

@@ -10,6 +10,8 @@
 //! The entries of a quota's bucket never have an order, whatever the domain says: they get that of the rule for just
 //! these entries, so that a bucket and a descriptor share a counter. Of several such rules the first best match at each
 //! level counts.
+//!
+//! Decides: in which order entries match with `order: any`, a key twice; the order of entries of a quota's bucket.
 
 use smallvec::SmallVec;
 

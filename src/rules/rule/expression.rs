@@ -5,6 +5,8 @@
 //! exponentially, as those of many expressions with `.*` in front do: then the expressions are divided over several,
 //! down to one for each. A single expression whose automaton is too large does not compile. There is no other engine
 //! behind: the work of a look-up does not depend on what was looked up before, and values cannot make it slow.
+//!
+//! Decides: how `regex` matches; how large an expression may be.
 
 use std::error::Error as _;
 

@@ -10,6 +10,10 @@
 //! one depth and one parent, so it is tried at most once: a search takes at most as many steps as the compiler counted
 //! (`backtracking_bound`), whatever a descriptor contains. A domain with more than `MAX_BACKTRACKING_STEPS` does not
 //! compile.
+//!
+//! Decides: which of two rules matches: exact value, wildcard or `match`, bare key; empty keys and values.
+//! Decides: when the next match is tried (`backtrack`); a descriptor without entries (nothing).
+//! Decides: which values share a counter (`share_threshold`); when a descriptor is unmatched.
 
 use smallvec::SmallVec;
 

@@ -3,6 +3,8 @@
 //! The names are those of envoyproxy/ratelimit: the whole path as sent, or the value of one level in place of the
 //! rule's. A value with a shared counter does not appear; its pattern does. The number of names is bounded by
 //! telemetry.
+//!
+//! Decides: names of limits in metrics (`detailed_metric`, `value_to_metric`).
 
 use smallvec::SmallVec;
 

@@ -4,6 +4,8 @@
 //! too few or too many, a similar key, other values, another domain. The first difference that leads to a rule is the
 //! reason. Values may be unknown, as those of a header are in Envoy's configuration. It serves reports, so it may be
 //! slow; it compares at most `MAX_COMPARISONS` nodes for each difference.
+//!
+//! Decides: which rule a descriptor nearly matches, and what differs (`explain`, `/unmatched`, sandbox).
 
 use super::NodeId;
 use super::set::{CompiledNode, DomainRules, RuleSet};

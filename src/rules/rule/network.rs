@@ -2,6 +2,8 @@
 //!
 //! An IPv4-mapped IPv6 address or network (`::ffff:10.0.0.0/104`) is the IPv4 one. A value is an address if it is the
 //! whole text of one, without a port, brackets or a zone.
+//!
+//! Decides: how `cidr` matches, host bits, IPv4-mapped addresses (`::ffff:10.1.2.3`); the longest address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

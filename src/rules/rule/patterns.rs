@@ -5,6 +5,8 @@
 //! from a file is probed by itself, so that it is not copied. Negated patterns have an index of their own: the first
 //! that matches is the first that the look-up does not find, which takes at most as many steps as it finds. The index
 //! of wildcards is in `wildcard`.
+//!
+//! Decides: how `match` matches: `in`, `cidr`, `regex`, `not`; which pattern is first.
 
 use std::collections::HashMap;
 use std::sync::Arc;

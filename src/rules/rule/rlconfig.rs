@@ -3,6 +3,8 @@
 //! One line for each limit, in file order, a node before its children. The first limit of a rule is written as
 //! envoyproxy/ratelimit writes its only one. Keys that it lacks are appended only if they are not at their default, so
 //! that scripts which parse these lines keep working.
+//!
+//! Decides: how `/rlconfig` shows a limit.
 
 use super::set::RuleSet;
 use super::{Rule, RuleAllowance, RuleLimit};

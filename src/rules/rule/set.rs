@@ -4,6 +4,10 @@
 //! patterns of a node have indices of their own, and nodes with a `match` are not in the table: no value is found as
 //! one. The table uses SipHash with random keys, because clients choose the keys that are looked up. SipHash hashes a
 //! stream, so `key`, `_` and `value` are not joined before a look-up.
+//!
+//! Decides: which change of a rule starts its counter anew (`hash_limit_identity`, `epoch`).
+//! Decides: which plan a value has, a row's own limit (`CompiledPlans`).
+//! Decides: order of entries of a quota's bucket (`order_bucket_entries`).
 
 use std::borrow::Cow;
 use std::collections::HashMap;

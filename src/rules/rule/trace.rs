@@ -2,6 +2,8 @@
 //!
 //! A trace takes the same steps as matching and also inspects siblings. It serves `explain`, so it may be slow; its
 //! lists are bounded.
+//!
+//! Decides: which steps and near misses `explain` lists (`MAX_NEAR_MISSES`).
 
 use super::network::NumericIpAddress;
 use super::set::{CompiledRule, DomainRules, RuleSet};

@@ -9,6 +9,8 @@
 //! counters: `in(GET, HEAD)`, `cidr(10.0.0.0/8)`, `not_regex(/v[0-9]+)`. Two patterns of one level have different texts
 //! unless they match the same values. Long ones are cut and end in a hash. That of a set from a file has the file's
 //! name, so it stays when the file changes.
+//!
+//! Decides: which patterns can share a counter (`share_threshold`); the name of a `match` in metrics and keys.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

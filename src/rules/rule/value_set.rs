@@ -2,6 +2,8 @@
 //!
 //! All values are in one buffer; a hash table has their indices. The hash is SipHash with random keys, because clients
 //! choose the values that are looked up.
+//!
+//! Decides: how `in` matches.
 
 use std::hash::Hasher;
 

@@ -4,6 +4,8 @@
 //! distinct prefix length. Wildcards with the same prefix are indexed by another literal part, the rarest among them:
 //! an Aho-Corasick automaton finds in one pass over the text which of these parts it contains. So thousands of
 //! wildcards cost as much as one, unless they have all their literal parts in common; those are tried in file order.
+//!
+//! Decides: how `*` matches, also in the middle; the first of two wildcards.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -4,6 +4,8 @@
 //! the rest; the second one says who sent the resources, when, and which
 //! domains have those of an older version. A file that is damaged, or of another server or
 //! node, is not used. A failure to write concerns nothing else.
+//!
+//! Decides: rules at a start without control plane; a cache file that is damaged or cannot be written.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};

@@ -5,6 +5,9 @@
 //!
 //! The first delay after a stream that was answered is `XDS_CLIENT_BACKOFF_INITIAL_INTERVAL`; each further one is twice
 //! as long, up to the maximum. They are randomized, so that replicas do not connect at the same time.
+//!
+//! Decides: a control plane that is away, silent (`FIRST_RESPONSE_WARNING_DELAY`) or sends nonsense.
+//! Decides: pauses between attempts (`RetryDelays`); when the cache is written.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

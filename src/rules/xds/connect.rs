@@ -3,6 +3,8 @@
 //! Each connection resolves the name and reads the certificates again. If the name has several addresses, one that does
 //! not answer leaves time for the others. A dead server is found by TCP keepalive, not by HTTP/2 pings: servers
 //! end connections of clients that ping more often than every 5 minutes.
+//!
+//! Decides: how a dead control plane is noticed (TCP keepalive); when certificates for it are read.
 
 use std::error::Error;
 use std::io;

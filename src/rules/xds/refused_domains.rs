@@ -4,6 +4,8 @@
 //! that is refused keeps the rules that were accepted for it last, if there are any. The response is refused as a whole
 //! if no resource of it can be used, or if two resources are of one domain, because then the fault may be that of
 //! either.
+//!
+//! Decides: one domain that cannot be used, beside others; two resources with one domain.
 
 use std::collections::{HashMap, HashSet};
 use std::slice;

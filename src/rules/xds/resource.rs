@@ -10,6 +10,9 @@
 //! more than a thousand of them in a rule: 8 selectors of up to 128 headers. Therefore descriptors below a descriptor
 //! are read as bytes, which are the same on the wire, and decoded in a loop with a bound of its own. `metadata` keeps
 //! the bound of the decoder.
+//!
+//! Decides: how a descriptor over xDS becomes a rule: units, metadata, depth (`MAX_DESCRIPTOR_DEPTH`).
+//! Decides: a resource of another type.
 
 use std::sync::Arc;
 use std::vec;

@@ -6,6 +6,8 @@
 //! version that was accepted on the same stream. The first refusal is sent at once; a server answers it with the same
 //! resources at once, so the same content is refused again after a delay that grows. Content that is applied already is
 //! accepted at once, whatever its version and the order of resources.
+//!
+//! Decides: when an update is accepted (ACK) or refused (NACK); type URL, version and nonce of a request.
 
 use std::time::{Duration, Instant};
 

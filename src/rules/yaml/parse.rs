@@ -5,6 +5,9 @@
 //!
 //! The number of nodes that aliases expand to is bounded, because a walk over the tree visits them. Depth is bounded
 //! too, including aliases, so a walk can recurse. Merge keys are resolved, and of duplicate keys the last one counts.
+//!
+//! Decides: a key twice, `<<`, stray brackets, further documents.
+//! Decides: how deep YAML nests, and to how many nodes aliases expand (`MAX_ALIASED_NODES`).
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -2,6 +2,8 @@
 //!
 //! UTF-8 is accepted with or without a byte order mark, UTF-16 with one. YAML allows no control characters except tab
 //! and line breaks; a file with others is damaged or binary. The size is checked before anything is allocated.
+//!
+//! Decides: encodings and control characters of a rule file.
 
 use std::borrow::Cow;
 

@@ -1,6 +1,8 @@
 //! What is wrong now, in sentences: with this process, and between replicas.
 //!
 //! An alarm is a condition that holds at the time of the report. Nothing is kept, and none is acknowledged.
+//!
+//! Decides: which alarms a process has, and when: late process, certificate that ends, lost store.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

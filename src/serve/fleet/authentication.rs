@@ -2,6 +2,8 @@
 //!
 //! Replicas with a common secret authenticate their summaries, so that other users of the Redis can forge none. Without
 //! a secret the code is a row of dashes and anyone who can write to Redis can add a summary.
+//!
+//! Decides: summaries of other replicas that are not authentic (secret), or of another version.
 
 use super::summary::{MAX_SUMMARY_BYTES, ReplicaSummary, SUMMARY_VERSION};
 

@@ -1,4 +1,7 @@
 //! Findings about the fleet: what one replica does and others do not.
+//!
+//! Decides: which findings there are between replicas; when rules, settings or clocks differ.
+//! Decides: when a replica is silent (12 s).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,8 @@
 //! This replica as a member of the fleet: a thread publishes its summary and reads those of the others.
+//!
+//! Decides: the name of a replica (`read_host_name`); how old the view may be (`VIEW_LIFETIME`).
+//! Decides: how long Redis may take for the fleet (`VIEW_TIMEOUT`, `PUBLISH_TIMEOUT`, `READ_ALL_SUMMARIES_TIMEOUT`).
+//! Decides: by whose clock `/fleet` and `/top` tell times, and when a measured offset counts (`synchronize_clock`).
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};

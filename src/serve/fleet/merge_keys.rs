@@ -13,6 +13,8 @@
 //!
 //! A replica publishes its busiest keys of ten minutes, so their sum over replicas is an estimate too: a replica where
 //! a key is not among the busiest has no part in it.
+//!
+//! Decides: how busy keys are added up over replicas.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -4,6 +4,9 @@
 //! hash slot and the commands are plain, so any server, cluster or proxy will do. The connections are apart from those
 //! of the counters: whatever another user of this Redis writes here, no decision waits for it. Which replica is silent
 //! is decided in `findings`.
+//!
+//! Decides: how often a replica publishes, when it is gone, how many replicas there may be.
+//! Decides: how long resets are kept (`MAX_KEPT_RESETS`, `RESETS_LIFETIME_MS`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -9,6 +9,8 @@
 //! - The rise is there in the two minutes after the load: a limit that fills later, or a client that begins later, is
 //!   none of its consequences.
 //! - It still lasts, and the load was in the last half hour.
+//!
+//! Decides: when rejections rose after a load of rules (alarm).
 
 use std::sync::Arc;
 

@@ -1,6 +1,9 @@
 //! Summary of this replica, from the statistics that it keeps anyway.
 //!
 //! Counts are differences over the last minute or so, so a restart makes none negative.
+//!
+//! Decides: what a replica publishes about itself.
+//! Decides: over which time requests count, also after a restart (`summarize_recent_decisions`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,7 @@
 //! Report on the fleet: the body of `/fleet`, as data and as text.
+//!
+//! Decides: requests, verdicts and latency over replicas, without silent ones (`sum_recent_decisions`).
+//! Decides: parameters of `/fleet`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

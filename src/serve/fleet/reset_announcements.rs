@@ -3,6 +3,8 @@
 //! The replica that resets a counter adds the request to a stream in Redis. Each replica waits for the next entry with
 //! a blocking read, and drops what it caches about the same counters. An entry is only a hint: rejections are cached
 //! for a second at most anyway, and a forged one can drop caches, but neither counters nor shares.
+//!
+//! Decides: which replicas learn of a `POST /reset`, and how.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //! Readers ignore fields that they do not know; a change that old readers would misread raises [`SUMMARY_VERSION`].
 //! Names and keys are listed once and referred to by index. Anyone who can write to Redis can publish a summary, so a
 //! reader trusts no number and no index in it.
+//!
+//! Decides: fields and size of the summary that a replica publishes.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD_NO_PAD;

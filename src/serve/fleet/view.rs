@@ -2,6 +2,9 @@
 //!
 //! Replicas that are gone are marked as replaced if others began since. `redis_client` has the times after which a
 //! silent replica is gone, and the maximum number of replicas; `merge_keys` merges rejected and busiest keys.
+//!
+//! Decides: which replicas `/fleet` shows, in which order; two with one name.
+//! Decides: limits and distinct keys over replicas (`MergedCountsByLimit`).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};

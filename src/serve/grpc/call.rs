@@ -5,6 +5,10 @@
 //!
 //! Statuses are those of the gRPC protocol over HTTP/2 and of grpc-go. The HTTP status of a refused head keeps clients
 //! of other protocols from taking a gRPC error, whose usual status is 200, for success.
+//!
+//! Decides: which calls are refused before a decision: method, content type, `grpc-timeout` (`InvalidCallHead`).
+//! Decides: messages too long, compressed, cut short or missing (`MessageReader`).
+//! Decides: which Envoy a call comes from (`slot_holder`).
 
 use std::net::IpAddr;
 use std::time::Duration;

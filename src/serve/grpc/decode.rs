@@ -7,6 +7,10 @@
 //!
 //! [`decode_borrowed_request`] reads common messages without prost, which allocates for every list and string. It
 //! returns `None` for all others, but never a result that differs from prost's.
+//!
+//! Decides: how many descriptors a request may have.
+//! Decides: absent, zero or negative `hits_addend` (refund), of request or descriptor (`convert_hits`).
+//! Decides: a domain that is not UTF-8.
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 use smallvec::SmallVec;

@@ -5,6 +5,10 @@
 //! Envoy reads only `HeaderValue.value` and whole seconds. Control characters are removed from text that Envoy writes
 //! into headers. Metadata is cut where it nests too deep: protobuf parsers stop at 100 levels, and Envoy would treat
 //! the whole response as an error.
+//!
+//! Decides: gRPC code of a failed decision, also while no rules are loaded.
+//! Decides: how a limit is written in a status (unit, multiplier); which characters of a name or header reach Envoy.
+//! Decides: how deep metadata may nest.
 
 use std::time::Duration;
 

@@ -4,6 +4,9 @@
 //! receives every change; that of another name receives SERVICE_UNKNOWN and stays open, as the protocol demands. Watch
 //! streams are closed before the connections, because an open stream would delay the shutdown.
 //! `serve::server::admission` bounds their number.
+//!
+//! Decides: what gRPC health answers, for unknown names, `Watch` and during the drain (NOT_SERVING).
+//! Decides: heartbeats of Envoys.
 
 use std::sync::Arc;
 

@@ -12,6 +12,13 @@
 //! The trace of a call is read here, and the attributes of its span are recorded. Their names follow OpenTelemetry's
 //! conventions where there are any: `rpc.*` as of their release candidate. Descriptors are recorded only if the
 //! operator asks for them, because keys and values may identify persons.
+//!
+//! Decides: how long a decision may take without a deadline (`DEFAULT_CALLER_DEADLINE`).
+//! Decides: the longest delay of a response (`MAX_RESPONSE_DELAY`).
+//! Decides: margins before the caller's deadline (`STORE_ANSWER_MARGIN`, `DELAYED_RESPONSE_MARGIN`).
+//! Decides: a caller that goes away meanwhile: hits are not given back.
+//! Decides: a release whose caller gave up (`answer_release`, `MAX_RELEASE_TASKS_KIB`); `redis_error`, `service_error`.
+//! Decides: which calls have a span (health checks: none), what is in it (`MAX_RECORDED_DESCRIPTORS`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

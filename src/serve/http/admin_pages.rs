@@ -2,6 +2,9 @@
 //!
 //! All but `/settings` and reading the log level need the admin token and write a line to the audit log, which names
 //! the client, the page and the domain, rule or descriptors.
+//!
+//! Decides: `/log_level`; when `/reset` and `/counters` answer 404, how many counters are listed.
+//! Decides: what a reset says of other replicas; audit lines.
 
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;

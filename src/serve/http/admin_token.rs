@@ -3,6 +3,9 @@
 //! Tokens are compared by hash, so the time of the comparison reveals nothing. A token file is read on each request, so
 //! a new token is valid at once. Wrong tokens are bounded. Every request is logged with the client's address, rejected
 //! ones too; the token never is.
+//!
+//! Decides: how an admin token is compared, when its file is read, which status a refusal has.
+//! Decides: the audit log, and as whom (`AuthenticatedAdmin`).
 
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,6 @@
 //! State that all pages share.
+//!
+//! Decides: a bad file that maps metrics.
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -2,6 +2,8 @@
 //!
 //! All need the admin token, and each change writes a line to the audit log. Keys and values that are not UTF-8 are in
 //! base64, as in the decision log.
+//!
+//! Decides: what a request to block may say (`for`, `until`, lengths); unblocking without a block (404); audit lines.
 
 use axum::body::Bytes;
 use axum::extract::State;

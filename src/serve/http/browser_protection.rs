@@ -7,6 +7,9 @@
 //! - Another site can send requests without reading the response. They are refused by the headers that the browser adds
 //!   and no script can change.
 //! - Response headers forbid other sites to frame or embed a page, and the console to load anything else.
+//!
+//! Decides: who may open a debug page: `Host`, other sites, embedding; security headers.
+//! Decides: that no page is cached (`SECURITY_HEADERS`).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

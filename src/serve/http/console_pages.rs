@@ -1,6 +1,8 @@
 //! The console: one HTML page with its style and script, embedded in the binary.
 //!
 //! A browser gets it at `/`, by its `Accept` header; other clients get the list of pages as text.
+//!
+//! Decides: who gets the console at `/`, and who the list of pages.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,7 @@
 //! `/json` decides a request, `/explain` shows how it would be decided.
+//!
+//! Decides: HTTP status of `/json` (200, 429, 500), an empty body (400).
+//! Decides: how many descriptors and entries `/explain` takes.
 
 use std::fmt::Display;
 use std::sync::Arc;

@@ -2,6 +2,8 @@
 //!
 //! The sampler starts with the first subscriber and ends with the last, so nothing is computed without a subscriber. It
 //! computes one event a second on a low-priority thread. All subscribers share its text, and only the newest is kept.
+//!
+//! Decides: how many listeners `/live` may have.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,6 @@
 //! `/metrics` for Prometheus, and `/stats` for people.
+//!
+//! Decides: path and format of metrics; that they need no token.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

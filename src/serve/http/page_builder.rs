@@ -3,6 +3,8 @@
 //! A page about ten thousand rules takes tens of milliseconds, which must not delay decisions. A page that took long is
 //! kept for a second, so that many who ask for it cost no more than one. Pages that take little are always new: they
 //! cost less than the connection that they come over.
+//!
+//! Decides: how many pages are built at once (`/metrics` too), how many wait, and how old one may be.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

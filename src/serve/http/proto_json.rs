@@ -7,6 +7,8 @@
 //!
 //! prost-reflect lets the last of equal fields count and parses a number in a string as Rust does, so `"01"` would be 1
 //! and `"1.0"` an error. `StrictJson` wraps the deserializer and sees each key and value once, as it passes.
+//!
+//! Decides: which JSON `/json` accepts: numbers in strings, repeated fields (`StrictJson`).
 
 use std::borrow::Cow;
 use std::fmt;

@@ -5,6 +5,9 @@
 //! built by the page builder like metrics. The parameters of a page, with their defaults and maxima, are in the
 //! `...Query` beside its report; an invalid one is answered with status 400 before the page is built. The `/live`
 //! stream of a slow client skips events instead of queueing them, and ends when the process begins to stop.
+//!
+//! Decides: pages with `DISABLE_STATS` or without keys (503), and `/quota` without RLQS.
+//! Decides: unknown parameters (400, `PageQuery`); when a minute of history is recorded.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;

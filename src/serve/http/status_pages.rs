@@ -1,4 +1,7 @@
 //! Pages about the process: health, loaded rules, the store, and what is wrong (`/problems`).
+//!
+//! Decides: `/healthcheck`, `/readyz`, `/rlconfig` and `/rlconfig/status` without rules.
+//! Decides: the header with the version of the rules.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

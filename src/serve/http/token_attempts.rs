@@ -3,6 +3,8 @@
 //! While the bound is reached, no token is accepted, not even the right one: otherwise a client could go on guessing.
 //! Clients of this machine, such as `kubectl port-forward`, are bounded as one address and apart from the others, so
 //! that no other machine can lock operators out. The bound on all addresses also bounds the memory.
+//!
+//! Decides: how many wrong admin tokens are allowed.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

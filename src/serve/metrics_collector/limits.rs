@@ -1,4 +1,6 @@
 //! Metrics of limits.
+//!
+//! Decides: metrics of limits and their labels.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -1,4 +1,6 @@
 //! Metrics of the rate limit quota service; none if it is off.
+//!
+//! Decides: metrics of RLQS.
 
 use crate::serve::quota::service::QuotaService;
 use crate::serve::quota::stats::Count;

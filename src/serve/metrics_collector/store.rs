@@ -1,4 +1,6 @@
 //! Metrics of the store.
+//!
+//! Decides: metrics of the store, Redis and memcached.
 
 use std::time::Duration;
 

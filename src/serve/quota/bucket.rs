@@ -1,4 +1,6 @@
 //! Buckets of one stream: their ids, what limits them, and when they were used; warnings of those that get no quota.
+//!
+//! Decides: warnings of buckets that get no quota.
 
 use std::collections::HashMap;
 use std::time::Duration;

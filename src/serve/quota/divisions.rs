@@ -2,6 +2,10 @@
 //!
 //! A key has one call to the store in flight at most; what is used meanwhile goes with the next one. A key without
 //! holders gives back what it holds, once no assignment can be in use any more, and is forgotten then.
+//!
+//! Decides: how many proxies may share a key (`MAX_HOLDERS_PER_KEY`).
+//! Decides: when a proxy is told before its report (something becomes free).
+//! Decides: what is held of a counter for proxies, also while the store fails.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};

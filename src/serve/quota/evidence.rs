@@ -3,6 +3,8 @@
 //! A PING may overtake data that waits to be written. So the bytes of a stream are counted when h2 drops them, which it
 //! does once they are written, and a PING is asked for after that. Frames arrive in their order, so its reply proves
 //! that the data arrived. A proxy that is frozen or cut off replies to nothing.
+//!
+//! Decides: when a response on a quota stream is known to have arrived (PING).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

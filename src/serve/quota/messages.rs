@@ -2,6 +2,8 @@
 //!
 //! A report can have a hundred thousand buckets, so it is never decoded as a whole. Malformed pieces are errors of the
 //! stream; numbers that cannot be are clamped.
+//!
+//! Decides: which ids of buckets are refused; how an assignment is written.
 
 use bytes::{Buf as _, Bytes};
 use prost::Message;

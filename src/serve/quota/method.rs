@@ -1,4 +1,7 @@
 //! `StreamRateLimitQuotas` as a service of the gRPC listener.
+//!
+//! Decides: quota streams that are off; how large a report may be.
+//! Decides: which clients keep the ratio of their tokens (`keeps_ratio`).
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

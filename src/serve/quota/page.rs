@@ -1,4 +1,6 @@
 //! Report of streams and shares, for `/quota` and `tollkeeper quota`.
+//!
+//! Decides: parameters and figures of `/quota`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,6 @@
 //! The service: its streams, and its clock.
+//!
+//! Decides: a tollkeeper that stood still: which silence of proxies counts then.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,6 +3,11 @@
 //! A stream has a task of its own. It works through a report in pieces and yields between them. A response is built
 //! only when the last one was taken: a proxy that does not read costs one message, and gets what is due when it reads
 //! again.
+//!
+//! Decides: how many buckets a stream may have, how many streams, when a bucket is abandoned.
+//! Decides: why a quota stream ends (unread responses, two domains, malformed report, drain).
+//! Decides: buckets while no rules are loaded; what a changed rule does to open streams.
+//! Decides: the TTL of buckets without a limit.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

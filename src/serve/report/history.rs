@@ -2,6 +2,8 @@
 //!
 //! Times are of the process's clock, in seconds since the Unix epoch. The last minute still runs. A minute that is
 //! absent was not recorded: the process did not run, or its clock moved.
+//!
+//! Decides: what `/history` counts.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,8 @@
 //! Report of the last second: requests, verdicts, latency, store and rules.
 //!
 //! Counts are differences of two totals. All of them are statistics that are kept anyway.
+//!
+//! Decides: what `/live` counts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,6 +2,8 @@
 //!
 //! Only lines of loaded rules are shown, and without comments: a file may say more to those who edit it than to those
 //! who reach the debug listener.
+//!
+//! Decides: which lines of a file are a rule.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,6 +4,9 @@
 //! once, one that mostly rejects short bursts, which a token bucket would admit at the same long-term rate, a
 //! concurrent one whose slots are never released, reservations that are never settled, and a default that a limit
 //! cannot have. A finding is advice and names what it is based on.
+//!
+//! Decides: when `/rules` calls a limit useless or too low, or advises a token bucket (`advise_token_bucket`).
+//! Decides: slots that are never released; how many are shown.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

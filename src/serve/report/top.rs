@@ -2,6 +2,8 @@
 //!
 //! Counts have a lower and an upper bound, and `max_missed_hits` bounds the hits of every key that is not in the
 //! report. Limits in shadow mode are included with the hits that they would have rejected.
+//!
+//! Decides: over how many minutes `/top` and `tollkeeper top` count, what they print, and how many keys (`--most`).
 
 use std::collections::HashMap;
 

@@ -2,6 +2,8 @@
 //!
 //! Descriptors with the same domain and keys are one row. The reason is found when the report is made, from the example
 //! of the row and the rules of that moment; hidden values count as unknown.
+//!
+//! Decides: what `/unmatched` and `top --unmatched` print, and how many.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,6 +4,8 @@
 //! evenly over their minute and charged to the limit as it decides, beginning with nothing counted, so a limit with a
 //! longer period than the minutes that are known rejects at least what is said, and bursts within a minute are not
 //! seen.
+//!
+//! Decides: what another limit would have rejected (`/what_if`); which limits cannot be tried, and how many keys are.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,6 +7,12 @@
 //!
 //! Most requests and responses are small, and their number is limited; only their bytes above
 //! [`UNCOUNTED_BYTES_PER_BODY`] are counted, so the usual call touches no counter of bytes.
+//!
+//! Decides: what one client address, or all together, may have in connections, requests and bytes.
+//! Decides: which addresses are one (IPv6 /64, IPv4-mapped).
+//! Decides: how many health checks (probes) and `Watch` streams a connection may have.
+//! Decides: status and Retry-After of a refusal; that the limit of open files is raised at the start (RLIMIT_NOFILE).
+//! Decides: how often refusals are logged; what counts as in progress, quota streams too.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -5,6 +5,8 @@
 //!
 //! While the client does not take what is written, nothing is read from it either. Otherwise its further requests would
 //! pile up responses here.
+//!
+//! Decides: a client that does not read its responses: it is not read from.
 
 use std::io;
 use std::pin::Pin;

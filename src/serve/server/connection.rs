@@ -9,6 +9,11 @@
 //! Bytes of bodies over HTTP count towards the limits of `admission` while they are in memory. Without a bound, clients
 //! that ask for large pages and read nothing would fill it. The data of a response carries its count: hyper drops it
 //! when it is written, or when the connection ends.
+//!
+//! Decides: when a connection is closed: age and jitter, idleness, slow handshake.
+//! Decides: HTTP/1 on the gRPC port, HTTP/2 on an HTTP port; which `Host` is valid (`has_valid_host`).
+//! Decides: HTTP clients that read nothing (`TOLLKEEPER_HEAD_TIMEOUT`, `TimeoutWriter`, `MemoryAccountedResponseBody`).
+//! Decides: no file descriptor left for `accept`; streams of an HTTP/2 connection over HTTP; GOAWAY.
 
 use std::convert::Infallible;
 use std::future;

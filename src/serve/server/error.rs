@@ -1,4 +1,6 @@
 //! Errors that end the process: a setting that cannot be applied, a failed listener, an incomplete shutdown.
+//!
+//! Decides: what a start or stop that failed says.
 
 use std::io;
 use std::time::Duration;

@@ -6,6 +6,10 @@
 //!
 //! A request is dropped when the client resets its stream or the connection ends. Keepalive pings, and the limits of h2
 //! on resets and small DATA frames, are here too; those on SETTINGS and GOAWAY are in `frame_filter`.
+//!
+//! Decides: calls that a client resets (`run_until_reset`); reset streams and small DATA frames.
+//! Decides: keepalive pings (`KeepAlive`); long header values (`remove_long_header_values`).
+//! Decides: how a refused call is answered (`grpc-status`, `grpc-message`, `%XX`).
 
 mod in_flight;
 mod stream;

@@ -4,6 +4,10 @@
 //! with another process. The validation comes before any socket is opened: there, a port that another process uses is
 //! no problem, two listeners of this process with one port are. A wildcard address listens on IPv4 and IPv6 with one
 //! dual-stack socket.
+//!
+//! Decides: how sockets are opened: IPv4 and IPv6, backlog, TCP_NODELAY, mode of a Unix socket, a stale one.
+//! Decides: two listeners with one port (`find_address_problems`); the warning about open debug pages without TLS.
+//! Decides: the line "serving".
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs as _};

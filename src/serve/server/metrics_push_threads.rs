@@ -4,6 +4,9 @@
 //! per minute. The thread of statsd opens its socket (TCP or UDP) when it is first used and again after an error; it
 //! also removes metrics that are no longer used. `telemetry::metrics::statsd` builds its packets, `limit_registry` says
 //! which metrics are unused.
+//!
+//! Decides: intervals and failures of statsd and OTLP metrics.
+//! Decides: how long the end waits for them (`LAST_EXPORT_TIMEOUT`, `LAST_REPORT_TIMEOUT`); sweeps of unused series.
 
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket};

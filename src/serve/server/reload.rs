@@ -3,6 +3,10 @@
 //! Rules are compiled on a thread of their own, so a large set delays no decision. A set with errors is rejected as a
 //! whole, with every problem in the log, and the last good set stays. The outcome is reported to the source. With
 //! `TOLLKEEPER_RULE_DEFAULTS` the accepted rules are kept, and compiled again when that file changes.
+//!
+//! Decides: that a bad load keeps the old rules, and an empty one (`keep_rules_if_empty`).
+//! Decides: whether a start waits for rules, or for a control plane (no).
+//! Decides: how many problems a load logs (`MAX_LOGGED_PROBLEMS`).
 
 use std::collections::HashSet;
 use std::io;

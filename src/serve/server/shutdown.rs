@@ -3,6 +3,8 @@
 //! The shutdown does not wait for connections to close: a client that is frozen would keep the process until the
 //! timeout. It waits for delayed responses, and then a moment for clients to read them. Part of the timeout is reserved
 //! for the last work, which begins even if responses are still delayed.
+//!
+//! Decides: what happens at the end: drain, its times, decision log and spans; the end of `Watch` and of quota streams.
 
 use std::pin::pin;
 use std::sync::Arc;

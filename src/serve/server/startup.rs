@@ -3,6 +3,8 @@
 //! `serve` starts with it and `check --env` runs the same, so the two cannot disagree. All problems are reported at
 //! once, except a port in use: another process may hold it only for now, so it is found when the listeners open. Files
 //! that are read again later, such as a password for Redis, do not prevent the start: see [`find_file_warnings`].
+//!
+//! Decides: which files and addresses stop a start; what `check --env` tries of them.
 
 use std::sync::Arc;
 

@@ -11,6 +11,10 @@
 //! A listener warns of the expiry of its own certificate when it loads one. Connections to servers read their
 //! certificate for each connection, so a task reads the files beside them and warns; a certificate that is read once at
 //! the start is not read again.
+//!
+//! Decides: TLS versions, ALPN, client certificates and their names (`SanVerifier`); when a new certificate is used.
+//! Decides: one that does not fit its key; the warning of an expired one (`ExpiryWarning`).
+//! Decides: failed handshakes (plaintext on a TLS port); that sessions are not resumed across a change.
 
 use std::io;
 use std::net::SocketAddr;

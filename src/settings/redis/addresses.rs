@@ -3,6 +3,8 @@
 //!
 //! The syntax is that of envoyproxy/ratelimit, plus `rediss://`. Errors never repeat the text, because any part of it
 //! may be a mistyped password. Text without a meaning, such as an unknown query, is an error.
+//!
+//! Decides: how `REDIS_URL` is read for a single server, Sentinel and Cluster.
 
 use crate::base::named_enum::named_enum;
 use crate::settings::address::{Endpoint, REDIS_ADDRESS_HINT, percent_decode};

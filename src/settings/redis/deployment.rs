@@ -2,6 +2,8 @@
 //!
 //! Deployments differ only in their variables, so each is read by a list of variables. Contradictions are problems that
 //! name both variables. What is read is validated: addresses, names and credentials only need to be used.
+//!
+//! Decides: addresses, database and TLS of Redis that contradict each other; the largest pool.
 
 use std::fmt;
 use std::num::NonZeroUsize;

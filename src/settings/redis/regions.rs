@@ -1,4 +1,6 @@
 //! One limit over several regions: the regions, and the Redis that all of them reach.
+//!
+//! Decides: which names regions may have; what `TOLLKEEPER_REGIONS` needs.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;

@@ -1,6 +1,9 @@
 //! Booleans, numbers, durations and sizes, in Go's notation, within inclusive ranges.
 //!
 //! A size is a number of bytes, or a number with KiB, MiB or GiB.
+//!
+//! Decides: how durations, sizes, numbers and booleans of variables are written; what is out of range.
+//! Decides: white space around them.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;

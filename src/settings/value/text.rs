@@ -1,4 +1,6 @@
 //! Texts: plain ones, paths, lists, maps, header names, hosts, addresses and secrets.
+//!
+//! Decides: which texts are a header name (`HeaderName`) or a secret; white space around a text.
 
 use std::path::PathBuf;
 

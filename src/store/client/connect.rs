@@ -1,6 +1,9 @@
 //! Opening of connections: TCP, TLS and unix sockets within a time, and the explanation of failures.
 //!
 //! An error of connecting has a kind for decisions, and a text for operators that names the setting to check.
+//!
+//! Decides: TLS to a server: server name (SNI), words about TLS on one side only.
+//! Decides: TCP_USER_TIMEOUT that replaces a dead connection.
 
 use std::fmt::Display;
 use std::future::Future;

@@ -1,4 +1,6 @@
 //! Deadlines that let a reply which has arrived be processed first: a timeout, and the timer of a connection.
+//!
+//! Decides: how long a call to Redis may take (`TOLLKEEPER_STORE_TIMEOUT`, the caller's deadline).
 
 use std::future::Future;
 use std::pin::{Pin, pin};

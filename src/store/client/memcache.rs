@@ -6,6 +6,9 @@
 //! The client keeps connections to every server open and sends commands with a deadline, each once. It knows nothing of
 //! limits. `memcache-async`, the only public client that runs over any stream, allocates whatever length a server
 //! announces, so the few replies that counters need are decoded in `protocol`.
+//!
+//! Decides: which memcached server has a key (`server_index`).
+//! Decides: order, number (`MAX_SERVERS`) and refresh of the servers of an SRV record.
 
 pub mod protocol;
 pub(crate) mod server;

@@ -6,6 +6,8 @@
 //!
 //! A connection is never reused after an error: it closes, all pending commands fail, and its owner opens a new one. A
 //! command is sent once, and not at all if its caller is gone before it is written. The protocol is a parameter.
+//!
+//! Decides: how many calls and bytes may wait for a connection.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;

@@ -7,6 +7,11 @@
 //!
 //! [`SupervisedHandle`] starts the tasks and ends them when it is dropped. A kind of server implements
 //! [`SupervisedServer`].
+//!
+//! Decides: when a server is given up (circuit breaker), probed again (`RETRY_INTERVAL`).
+//! Decides: when connections are replaced (`RECONNECT_AFTER`); which connection of the pool takes a call.
+//! Decides: when a lost connection is opened again, or logs in again; that the process starts while Redis is away.
+//! Decides: how often its failures are logged.
 
 use std::future::Future;
 use std::ops::Deref;

@@ -4,6 +4,8 @@
 //! token that cannot be renewed stays, because the server may still accept it; the reason is logged and counted, and
 //! the next attempt comes after a delay that doubles. Connections wait for the first token only within the time limit
 //! of a connection attempt. Nothing here prints a token or a key.
+//!
+//! Decides: when a token of a cloud identity is renewed.
 
 mod token_fetch;
 mod aws;

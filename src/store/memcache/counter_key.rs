@@ -3,6 +3,8 @@
 //! A counter has one key for each window. In the format of envoyproxy/ratelimit that is its key; otherwise
 //! `<key in Redis>:<start of the window in seconds>`. A key that memcached or envoyproxy/ratelimit refuses (over 250
 //! bytes, spaces, control bytes) becomes `tkh:` and the 64 hexadecimal digits of its BLAKE3.
+//!
+//! Decides: key and life of a counter in memcached.
 
 use bytes::Bytes;
 

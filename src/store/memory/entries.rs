@@ -10,6 +10,9 @@
 //! one byte more per slot. A rebuild reads the hashes from the entries in order. The slots are in segments of one size.
 //! One block that is replaced by a larger one leaves memory behind until the allocator reuses it: 2 to 12 bytes per
 //! entry with four threads.
+//!
+//! Decides: how the table of a shard grows and shrinks; how many counters it may have (`MAX_ENTRIES`).
+//! Decides: bytes of a counter, and when it expires.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;

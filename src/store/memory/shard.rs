@@ -3,6 +3,9 @@
 //! Entries are stored densely in chunks; a hash index finds them by key. Removing an entry moves the last one into its
 //! slot, so that there are no holes: a sweep is a walk, and a random index is a random counter. Nothing doubles:
 //! entries grow by a chunk at a time, the index by a quarter.
+//!
+//! Decides: which counter is evicted when memory is full, and which never is (`evict_one`, `make_room`).
+//! Decides: a full shard in which nothing can be evicted; which expired counters a sweep removes.
 
 mod holds;
 pub(super) mod reservations;

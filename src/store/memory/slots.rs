@@ -3,6 +3,9 @@
 //! Tables are kept apart from other counters, because they grow with the slots in use: all tables together take up to a
 //! quarter of the store's capacity, beside it. A slot without room is refused, and the failure policy decides; a slot
 //! is never evicted, because it stands for a stream that goes on.
+//!
+//! Decides: charges of a descriptor beside a concurrent limit (`charge_with_slots`); how much memory slots may take.
+//! Decides: when a slot that nothing released counts as expired.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};

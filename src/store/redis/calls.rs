@@ -7,6 +7,9 @@
 //!
 //! A request waits for all its charges at once ([`PendingChargeGroups`]). A call also charges a lease if demand
 //! requires one, and its reply updates the caches of this process.
+//!
+//! Decides: which requests share one call on a counter, and how many wait.
+//! Decides: that a call goes on when its caller gives up; that held counters are not cached.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};

@@ -1,5 +1,8 @@
 //! Redis deployments that hold the counters, the choice between them, and the health check of their servers: a charge
 //! like those of the rules, on keys that expire.
+//!
+//! Decides: which descriptor goes to the per-second Redis (`deployment_for`).
+//! Decides: which command probes Redis, and what it must accept (`CounterProbe`).
 
 use std::sync::Arc;
 

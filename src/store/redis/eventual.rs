@@ -1,5 +1,7 @@
 //! Eventually consistent rules: most charges are answered from this process, within a stated bound.
 //!
+//! Decides: how much an eventual limit may overshoot, and why: the proof.
+//!
 //! # Terms
 //!
 //! - *Descriptor*: a set of limits that are charged together. It is eventual if all its limits are; one strict limit

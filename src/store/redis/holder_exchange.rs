@@ -3,6 +3,8 @@
 //! Each replica tells what it heard since its last call, and learns which holders no replica heard for the timeout, by
 //! the clock of Redis. Scripts that look for dead holders get the list as an argument, because the set has a hash slot
 //! of its own. Without an answer, the last list stays: a holder that died meanwhile keeps its slots for longer.
+//!
+//! Decides: how often replicas exchange what they heard of Envoys; whose `TOLLKEEPER_HOLDER_TIMEOUT` counts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -21,6 +21,9 @@
 //!
 //! Redirections: work that is done is not repeated at the next node, so nothing is counted twice. While a slot
 //! migrates, each key is at one node or the other, so each step begins at the owner of the slot.
+//!
+//! Decides: counting without scripts on keys of envoyproxy/ratelimit, refunds too.
+//! Decides: when scripts are tried again that a proxy or user rejected (`RefundScriptSupport`).
 
 use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -15,6 +15,9 @@
 //! - `<key of a counter>:holds` is the record of the holders of its hits.
 //!
 //! The format is public: other programs read it, and counters survive an upgrade. An incompatible format becomes `tk2`.
+//!
+//! Decides: a counter's key in Redis: hash tag, long or strange values, `CACHE_KEY_PREFIX`.
+//! Decides: which change of a limit starts a new key.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;

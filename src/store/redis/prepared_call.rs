@@ -6,6 +6,9 @@
 //! A call is sent again only if the reply proves that it did not run: the server lacks the script, or another node has
 //! the slot. A call belongs to its connection and not to its caller: if the caller gives up, the call continues, and
 //! what it charges stays charged.
+//!
+//! Decides: whether a call is sent again: after a broken connection never, after NOSCRIPT yes.
+//! Decides: what `/reset` deletes beside a counter.
 
 use std::slice;
 use std::sync::Arc;

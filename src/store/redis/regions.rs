@@ -1,5 +1,7 @@
 //! Limits over several regions: each region decides in its own Redis, from what the global Redis granted it.
 //!
+//! Decides: why regions together keep a global limit: the proof.
+//!
 //! # Terms
 //!
 //! - *Region*: replicas with one Redis, which decides their requests. n regions share a limit of L hits per period P.

@@ -18,6 +18,10 @@
 //!
 //! The heartbeat renews the claim on a slot every 10 s. No charge waits for it. A failure only lets the slot expire; it
 //! opens no breaker. The script is always sent as text, because it is sent too rarely for its size to matter.
+//!
+//! Decides: which replica slot and share this replica has (`OwnerId`).
+//! Decides: when a slot of a dead replica is free (`CLAIM_DURATION`), and its share usable (`may_use_share`).
+//! Decides: the number of replicas that divides `local`.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};

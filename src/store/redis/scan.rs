@@ -3,6 +3,8 @@
 //! Every node is scanned, a thousand keys at a time so that no node is held up, within bounds on keys and time. Keys
 //! whose path is truncated are only counted. The outcome says nothing about the health of a server: a user who may not
 //! run SCAN may still serve every rule.
+//!
+//! Decides: how many keys `/counters` visits in Redis.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -6,6 +6,9 @@
 //! free its slots before their time is over. As a release, what is given back twice is given back once. If the call
 //! that acquires them was not answered, Redis may make it after they were given back, so all is given back once more at
 //! the end. Unused hits of leases return in `eventual::local_admission`, those of grants in `regions::grants`.
+//!
+//! Decides: how long and how often a release or give-back is repeated (`REPEAT_TIME`, `FIRST_AND_LONGEST_PAUSE`).
+//! Decides: how many at once (`REPEAT_MEMORY_KIB`); how many slots `/explain` sums up (`MAX_SUMMARIZED_SLOTS`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,6 +3,8 @@
 //! A table is a hash from values to plans or limits, and a stream of the values whose rows changed. Both are in one
 //! hash slot. Operators write them; this process only reads. No counter has such a key, because the hash tag of a
 //! counter contains `|`.
+//!
+//! Decides: how rows of a table in Redis are read.
 
 use std::time::Instant;
 

@@ -3,6 +3,8 @@
 //! Buckets are dense below 20 ms, Envoy's default timeout, and include the default buckets of Prometheus, so dashboards
 //! made for those keep working. Counters are striped by thread, so that cores rarely write to the same cache line. A
 //! snapshot sums the stripes and can miss half of an observation made meanwhile.
+//!
+//! Decides: buckets of histograms.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -4,6 +4,8 @@
 //! and so by untrusted clients: limits sent with a request, values that a rule adds to its metric name, unknown
 //! domains. A setting bounds these; beyond it, hits are counted under the matched rule or under [`OVERFLOW_NAME`], and
 //! the overflow is counted. Series named by requests are removed after an hour without a change.
+//!
+//! Decides: how many series limits may have; when the series of an unused limit is removed (`MAX_IDLE_SWEEPS`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

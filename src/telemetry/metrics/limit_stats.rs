@@ -3,6 +3,8 @@
 //! Statistics are looked up when rules are loaded, so that a decision only adds to counters. A reload that keeps a rule
 //! keeps its statistics. Names are sanitized here, once: no name from a request or a rule file can end a statsd line or
 //! add a field to it.
+//!
+//! Decides: names of limits in metrics; replaced characters; since when distinct keys are counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,6 +7,8 @@
 //! the whole name: otherwise `over_limit` would match `over_limit_with_local_cache` too and count it twice.
 //!
 //! The number of mappings, the size of regular expressions, and the length of names and labels are bounded.
+//!
+//! Decides: how statsd names map to names and labels of Prometheus.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

@@ -2,6 +2,8 @@
 //!
 //! The `prometheus` crate writes the text. This module adds tags to series, and applies the operator's mapping of names
 //! if there is one. If the mapping gives two series the same name and labels, they are added up.
+//!
+//! Decides: names, tags and labels of Prometheus, and their escapes.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

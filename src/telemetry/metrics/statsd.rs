@@ -3,6 +3,8 @@
 //! Counters are sent as differences; unchanged counters are left out. A histogram is sent as one timing line per bucket
 //! that grew, with 1 / count as sample rate: receivers multiply by it, so a million calls take twenty lines. A report
 //! that could not be sent is merged into the next one. Sockets belong to the caller, `serve::server`.
+//!
+//! Decides: size of a statsd packet; time and sample rate of a line; tags and DogStatsD names (mogrifiers).
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

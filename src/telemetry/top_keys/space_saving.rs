@@ -7,6 +7,8 @@
 //!
 //! A heap finds the smallest counter. An addition to a counter leaves the heap as it is; a count in the heap is brought
 //! up to date when it is the smallest there.
+//!
+//! Decides: how exact the most rejected and the busiest keys are.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

@@ -2,6 +2,8 @@
 //!
 //! Headers come from untrusted clients. A header that violates its specification is ignored, parsing allocates nothing,
 //! and the first format that has a value wins. This process has no traced downstream calls, so contexts are only read.
+//!
+//! Decides: which headers continue a trace (`traceparent`, B3).
 
 use std::str::FromStr;
 

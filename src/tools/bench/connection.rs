@@ -1,4 +1,6 @@
 //! Connections of the load: gRPC over plain HTTP/2, so that generating load takes little CPU on the machine.
+//!
+//! Decides: timeout of a call of `bench`, and what is an error.
 
 use std::io;
 use std::sync::Arc;

@@ -4,6 +4,9 @@
 //! An open loop sends calls when they are due, whatever happens to earlier ones; its latencies count from the due time,
 //! so a server that pauses for a second is charged with every call of that second (no coordinated omission).
 //! `connection` makes a call, with its timeout and errors; `results` judges verdicts.
+//!
+//! Decides: from when the latency of a call of `bench` counts.
+//! Decides: `bench` and a server that does not listen (it ends), a lost connection (errors), Ctrl-C (prints nothing).
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};

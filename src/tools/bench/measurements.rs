@@ -1,6 +1,8 @@
 //! Measurements of a run: latencies, verdicts, errors, the verdict of each descriptor, and what the server used.
 //!
 //! CPU time and memory of the server are read from its process on this machine or from its metrics.
+//!
+//! Decides: how exact latencies of `bench` are; where CPU time and memory of the server come from (`measure_usage`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -3,6 +3,8 @@
 //! In keys and values of descriptors, `{key}` is a number from the key space, `{n}` the number of the request,
 //! `{random:N}` a random number below N, and `{run}` eight letters that differ in each run, for fresh counters. `{{` is
 //! a brace.
+//!
+//! Decides: which keys and requests `bench` sends (`KeySpace`, `RequestTemplate`).
 
 use std::fmt;
 use std::str::FromStr;

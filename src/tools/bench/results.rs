@@ -5,6 +5,8 @@
 //! Cloudflare's for its sliding counter (0.003 % of requests wrongly allowed or limited). The log follows its own
 //! verdicts, so an early difference can last for a period. A fixed window and a bucket promise something other than a
 //! log, and differ from it without being wrong.
+//!
+//! Decides: which verdicts of `bench` are right (`measure_accuracy`); which percentiles it prints, and how many errors.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::AddAssign;

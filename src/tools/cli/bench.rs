@@ -1,4 +1,6 @@
 //! `bench`: load-test a rate limit service, and measure the accuracy of its limits.
+//!
+//! Decides: options of `bench`, their defaults and ranges (`--streams`); its exit code: with errors 1.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};

@@ -2,6 +2,8 @@
 //!
 //! They call the debug listener of a running server with the admin token, which is read from the environment, so that
 //! no list of processes shows it. Keys and values that are not UTF-8 are in base64, as in the JSON of the server.
+//!
+//! Decides: options of `block`, `unblock` and `blocks`; from where they take the admin token.
 
 use std::fs::File;
 use std::io::Read as _;

@@ -2,6 +2,9 @@
 //!
 //! Requests go one after the other over one connection. A table shows the responses; of many, only those that differ
 //! from the previous one. `--json` writes each response as it arrives.
+//!
+//! Decides: default and range of `--count`; what `call` prints, of how many responses.
+//! Decides: its exit code (over the limit: 0).
 
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};

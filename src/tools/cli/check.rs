@@ -3,6 +3,9 @@
 //! Writes text for people or JSON for CI, with the same contents. The field names of the JSON are an interface. The
 //! variables of the environment and what they name are validated by the code that starts the server; the report has
 //! each variable that is set, and its effect on a start.
+//!
+//! Decides: when `check` fails (with warnings only: 0, `is_ok`); hints of `check --quota`.
+//! Decides: which settings `check --env` tries.
 
 mod envoy_files;
 mod missing_releases;

@@ -3,6 +3,9 @@
 //! A client of the service has one connection and one call at a time. Every error is one line with the address, the
 //! reason and a hint. TLS files are read and validated before connecting, so that a mistake in a flag is reported as
 //! such. The system's CA certificates are trusted beside those of a file.
+//!
+//! Decides: when a command uses TLS; how long it waits for a server, and what it says without an answer.
+//! Decides: how `--every` repeats (the screen is not cleared).
 
 use std::error::Error;
 use std::future::Future;

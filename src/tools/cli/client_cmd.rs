@@ -2,6 +2,8 @@
 //!
 //! Sends one request with one hit. The original splits descriptors at every `=` and rejects values that contain it;
 //! here the first `=` separates. TLS files without `-grpc-use-tls` are an error instead of a request in plaintext.
+//!
+//! Decides: flags of `client_cmd`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

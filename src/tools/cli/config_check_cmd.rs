@@ -3,6 +3,8 @@
 //! It checks the files directly in a directory, with any extension, in the order of their names, and reads the first
 //! document of each, and the sets and tables that they name. Unlike the original it reports all problems, and skips
 //! versions of a Kubernetes ConfigMap (`..data`). Warnings go to standard error.
+//!
+//! Decides: flags of `config_check_cmd`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,6 @@
 //! `events`: prints the records of a decision log's stream, as one consumer of a group.
+//!
+//! Decides: the default name of a consumer of `events` (HOST-PID, `consume_stream`).
 
 pub(super) mod args;
 mod record_printer;

@@ -2,6 +2,8 @@
 //!
 //! `-name value` or `-name=value`, with one dash or two; a switch has a value only after `=`. Flags end at `--` or at
 //! the first other argument; arguments after it are ignored with a warning.
+//!
+//! Decides: how flags of `client_cmd` and `config_check_cmd` are written (`-name value`).
 
 use std::ffi::OsString;
 

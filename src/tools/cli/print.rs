@@ -3,6 +3,8 @@
 //! A closed pipe, as after `head`, is neither an error nor a panic. Untrusted text (a value, the name of a file, the
 //! message of a server) is escaped first, so that it cannot control the terminal. There are no colours: output looks
 //! the same in a terminal, a pipe and a log.
+//!
+//! Decides: exit codes (0, 1, 2); a closed output (`head`).
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write as _};

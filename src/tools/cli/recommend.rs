@@ -1,4 +1,7 @@
 //! `recommend`: finds the smallest limits that reject few keys of recorded traffic.
+//!
+//! Decides: options of `recommend` and their defaults (`--memory`, `--max-keys`).
+//! Decides: which limits it refuses: concurrent, unlimited, plans, never charged; exit code 1 if no limit will do.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -3,6 +3,8 @@
 //!
 //! A descriptor is `key=value,key=value`, split at the first `=`; a backslash escapes `,`, `=` and `\`. A request file
 //! is needed for hits of a single descriptor, refunds, overrides, and values with control characters.
+//!
+//! Decides: how `--descriptor` and `--request` are read, also with a comma (`\,`).
 
 use std::fs::File;
 use std::io::{self, Read};

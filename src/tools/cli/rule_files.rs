@@ -3,6 +3,8 @@
 //! A file that cannot be read is a problem at line 1, and hides no problem of another file. The settings that change
 //! the meaning of rules come from the environment. Invalid ones are replaced by their defaults, so that rules can be
 //! checked on any machine.
+//!
+//! Decides: how a command reads rule files.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _};

@@ -1,4 +1,7 @@
 //! `serve`: runs the service.
+//!
+//! Decides: which source of rules is used: `--config`, `RUNTIME_*` or xDS (`choose_rule_source`).
+//! Decides: how many threads decide; exit codes of the server.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

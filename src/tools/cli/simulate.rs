@@ -1,4 +1,7 @@
 //! `simulate`: shows the effect that rules would have had on recorded traffic.
+//!
+//! Decides: options of `simulate`, their defaults (`--memory`, `--top`).
+//! Decides: several `--fail-if` (one suffices), an unknown limit in one.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,4 +1,7 @@
 //! Common parts of the commands that read recorded traffic: its files and streams, bounds, progress and errors.
+//!
+//! Decides: how traffic files are read, rotated ones too; the range of `--memory`, the size of `--map`.
+//! Decides: hashed values that rules match on.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Read as _};

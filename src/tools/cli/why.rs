@@ -1,4 +1,6 @@
 //! `why`: shows why requests with a descriptor were rejected, from decision logs.
+//!
+//! Decides: options of `why`: `--window`, `--max`; which logs `why --log` opens: no rotated files.
 
 use std::fmt::Write as _;
 use std::fs::File;

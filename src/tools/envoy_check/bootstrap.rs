@@ -2,6 +2,8 @@
 //! ask for limits, clusters, and the runtime.
 //!
 //! Connection managers are found wherever they stand, also in a configuration dump, because a listener can nest them.
+//!
+//! Decides: what of Envoy's configuration `check --envoy` looks at.
 
 use std::collections::HashMap;
 use std::rc::Rc;

@@ -1,4 +1,6 @@
 //! Checks of the services that filters call, and of their clusters.
+//!
+//! Decides: which clusters of the rate limit service `check --envoy` reports.
 
 use super::bootstrap::{Bootstrap, RateLimitFilter};
 use super::config_node::ConfigNode;

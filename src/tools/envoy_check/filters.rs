@@ -1,6 +1,8 @@
 //! Checks of filters and of the places of `rate_limits`: what is never sent, and what is sent otherwise than written.
 //!
 //! Of filters that get quotas over RLQS: what Envoy 1.40 ignores in them, and what crashes it.
+//!
+//! Decides: which filters and timeouts `check --envoy` reports.
 
 use std::collections::HashSet;
 

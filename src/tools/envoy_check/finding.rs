@@ -2,6 +2,9 @@
 //!
 //! A check has a name, a severity, a consequence and a fix; names are an interface of the JSON output. Findings are
 //! bounded like diagnostics: the first `MAX_FINDINGS` are kept, and the rest are counted.
+//!
+//! Decides: which checks of Envoy's configuration there are, and what each says.
+//! Decides: findings that `# check: ok` acknowledges.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

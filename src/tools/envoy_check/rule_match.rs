@@ -1,4 +1,6 @@
 //! Checks of what Envoy sends against rules: domains, and descriptors that no value makes match.
+//!
+//! Decides: which rules no filter of Envoy reaches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -2,6 +2,8 @@
 //!
 //! An item with an entry `slot` acquires; with `apply_on_stream_done` it releases. What goes wrong without each part
 //! was measured with Envoy 1.40 under cancelled requests, restarts and crashes.
+//!
+//! Decides: which filters for slots `check --envoy` reports (`failure_mode_deny`, release).
 
 use std::collections::HashSet;
 

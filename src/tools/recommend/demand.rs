@@ -2,6 +2,8 @@
 //!
 //! The decider matches each recorded request, as the server does, so that wildcards, shared values, overrides and
 //! `replaces` have their effect. The use of a key (p50, p90, ...) is computed in `recommendation`.
+//!
+//! Decides: whose charges `recommend` counts, and memory for them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

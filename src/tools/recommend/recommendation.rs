@@ -8,6 +8,10 @@
 //! the window algorithms hold the same state under both; a bucket or queue drains at least as fast under the larger
 //! limit, so its level is never higher, refunds included, and its capacity is never smaller. `count_rejected` plays
 //! no part, because nothing is rejected. So the share of keys with a rejection never grows with the limit.
+//!
+//! Decides: which limit `recommend` chooses.
+//! Decides: which periods (`CANDIDATE_UNITS`) and bucket sizes (`TRIED_CAPACITY_FACTORS`) it tries.
+//! Decides: what use per key is (`find_peak_use`); points of its curve (`MAX_CURVE_POINTS`).
 
 use std::num::NonZero;
 use std::thread;

@@ -1,4 +1,6 @@
 //! Figures of a recommendation from its parts.
+//!
+//! Decides: warnings of `recommend`.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,8 @@
 //! Verification: all traffic again, with the limits found as candidates beside the limits of the rule.
 //!
 //! A candidate is charged as if it were the only limit of its rule, so one replay verifies all of them.
+//!
+//! Decides: when a recommendation is `verified`.
 
 use std::sync::Arc;
 

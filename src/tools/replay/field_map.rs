@@ -2,6 +2,8 @@
 //!
 //! The mapping is a YAML file. Descriptors are built as Envoy builds them: an entry whose field is absent drops its
 //! descriptor, and a row without descriptors is no request.
+//!
+//! Decides: which times and hits of an access log are read (`--map`); a field that is absent.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -4,6 +4,8 @@
 //! that occurs again is in a file given twice; the record is left out. A low one after high ones, at an earlier time,
 //! is in a log whose parts are in the wrong order. Numbers are bits in chunks, so a complete log takes a bit per
 //! record.
+//!
+//! Decides: missing, repeated and late records of a log.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -4,6 +4,8 @@
 //! a log has the order in which a process decided; the heads of all files are compared by time, process and number. The
 //! clock of Redis is the common one: where only some records of a file have its time, the others are moved by as much
 //! as the clocks differed last.
+//!
+//! Decides: in which order the requests of several logs are replayed, and how many logs there may be.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

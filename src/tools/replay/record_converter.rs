@@ -1,6 +1,9 @@
 //! Records of a decision log as recorded requests, and its headers as settings and rules.
 //!
 //! Replicas share rules, and each file repeats them, so equal rule sets are compiled once for all files.
+//!
+//! Decides: what of a recorded decision is replayed: hits, peeks, overrides, slots; values that a log leaves out.
+//! Decides: decisions of a policy, share or block.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

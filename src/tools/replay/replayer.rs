@@ -3,6 +3,9 @@
 //! Counters are in memory. Processes that shared a Redis share counters here; a process that counted in its own memory
 //! has counters of its own, and starts with none. The store is bounded: it reports evictions, because they falsify a
 //! replay.
+//!
+//! Decides: with which rules a recorded decision is repeated (`find_recorded_rules`), by whose clock, with which store.
+//! Decides: evictions, and the end of a replay whose memory is full.
 
 use std::collections::HashMap;
 use std::sync::Arc;

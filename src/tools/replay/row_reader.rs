@@ -1,6 +1,8 @@
 //! Readers of rows: one JSON object on each line, or CSV with a line of headings.
 //!
 //! Only the fields of the mapping are kept. The format is recognized by the first character.
+//!
+//! Decides: whether an access log is JSON or CSV, what is absent in it (empty, `-`); the longest line.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,6 +1,9 @@
 //! One source of traffic: a decision log in a file or a stream, or rows of another format with a mapping.
 //!
 //! Rows of another format are sorted by time within `MAX_UNSORTED_REQUESTS`.
+//!
+//! Decides: that a replay reads all of its traffic (no `--from`, `--to`).
+//! Decides: how far rows may be out of order (`ReorderBuffer`).
 
 use std::cmp;
 use std::collections::BinaryHeap;

@@ -4,6 +4,8 @@
 //!
 //! A figure proves nothing if there was too little to compare with, if the replay does not repeat what was recorded, or
 //! if no request of the traffic concerns it. Such a condition neither passes nor fails.
+//!
+//! Decides: when `simulate --fail-if` fails, and when it refuses to judge (`find_judging_obstacle`).
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,6 @@
 //! Results of a simulation, collected from its tallies. The field names of the JSON are an interface.
+//!
+//! Decides: which limits `simulate` calls changed, and their order; the order of keys that it lists.
 
 use serde::Serialize;
 

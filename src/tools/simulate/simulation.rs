@@ -1,6 +1,9 @@
 //! One pass over the traffic: replays each request under the new rules and under those to compare with.
 //!
 //! Under the recorded rules, the replayed answers are compared with the recorded ones.
+//!
+//! Decides: when a replayed and a recorded decision agree (`Verification`).
+//! Decides: how many keys are told apart (`MAX_SKETCHED_KEYS`).
 
 use std::sync::Arc;
 

@@ -5,6 +5,9 @@
 //!
 //! A timeline counts in a bounded number of equal spans. They are one second long at first. Each time that the traffic
 //! reaches beyond the last one, neighbours are joined, so the length is a power of two in seconds.
+//!
+//! Decides: which figures of `simulate` are exact; spans of its timeline (`Timeline`, `MAX_SPANS`).
+//! Decides: which rejected keys it counts.
 
 use std::collections::HashMap;
 use std::sync::Arc;

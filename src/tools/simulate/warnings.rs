@@ -1,4 +1,7 @@
 //! Reasons why the figures of a simulation may differ from those of a server, or the replay from the record.
+//!
+//! Decides: why a simulation may differ from the server (`list_infidelity_reasons`).
+//! Decides: its warnings, such as descriptors that the new rules do not have.
 
 use super::results::{SimulationResults, compute_share};
 use super::simulation::{LogProperties, Simulation};

@@ -1,4 +1,6 @@
 //! The asked descriptor, compared with those of records; and those most like it, if the logs do not have it.
+//!
+//! Decides: which descriptor of a log is meant, and which are nearest.
 
 use std::collections::HashSet;
 

@@ -5,6 +5,8 @@
 //!
 //! A record says which slot it took or freed, so those that were taken and not freed before are known, until
 //! `max_duration`. The counter may know more: the logs lack requests whose callers gave up, and what came before them.
+//!
+//! Decides: which rejections began a ban, and which slots were held, by the logs.
 
 use std::collections::{BTreeMap, HashMap};
 

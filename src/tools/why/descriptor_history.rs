@@ -2,6 +2,8 @@
 //!
 //! The rules in the headers of the logs say under which rule sets the asked domain takes entries in any order. The
 //! service sorts such entries before it decides and logs them, so the log never has the order of the request.
+//!
+//! Decides: how many decisions `why` keeps (`keep_decision`); a domain with `order: any` (`EntryOrderByRuleSet`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -3,6 +3,9 @@
 //! Changes are computed from the record of the decision. A number is only given if the record proves it: the state of a
 //! counter holds the hits that were used, so `before` decides under any other limit too. It holds for a change at that
 //! moment; an earlier change would have admitted other hits before, which only a simulation tells.
+//!
+//! Decides: what `why` advises so that a request would have passed (`list_remedies`).
+//! Decides: who decided: a counter, share, lease, policy, block or proxy (`format_decider`).
 
 use std::time::Duration;
 

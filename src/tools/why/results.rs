@@ -1,4 +1,6 @@
 //! Results of `why`: the JSON that the command prints, and the basis of its text.
+//!
+//! Decides: why a descriptor is not in the logs.
 
 use serde::Serialize;
 

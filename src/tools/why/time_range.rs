@@ -1,4 +1,6 @@
 //! The asked time: an instant, or a time of day on the last day that the logs reach.
+//!
+//! Decides: which day `why --at 10:05` means; how `why` writes a time.
 
 use std::str::FromStr;
 

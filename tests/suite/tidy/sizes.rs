@@ -1,34 +1,13 @@
-//! Functions and files are short, and parameters have names.
+//! Files are short, and no room is larger than its budget.
 
-use super::sources::{each_function, line, sources};
-use super::{assert_none, texts};
+use std::collections::BTreeMap;
 
-/// Lines of a function, from its signature to its closing brace.
-const MAX_FUNCTION_LINES: usize = 60;
+use super::sources::module_path;
+use super::{Text, assert_none, declared_modules, texts};
+use crate::kit::{read, repository};
+
 /// Lines of a file in `src`, its tests included.
 const MAX_FILE_LINES: usize = 700;
-
-#[test]
-fn functions_are_short_and_no_parameter_is_a_tuple() {
-    let (mut too_long, mut with_tuple) = (Vec::new(), Vec::new());
-    for source in sources("src") {
-        each_function(&source.syntax, &mut |signature, lines| {
-            if lines > MAX_FUNCTION_LINES {
-                too_long.push(format!("{}:{}: {} has {lines} lines", source.name, line(signature), signature.ident));
-            }
-            let typed = signature.inputs.iter().filter_map(|input| match input {
-                syn::FnArg::Typed(typed) => Some(&typed.ty),
-                syn::FnArg::Receiver(_) => None,
-            });
-            // A conversion from a tuple has no choice: its trait says what it takes.
-            if signature.ident != "from" && typed.into_iter().any(|kind| is_tuple(kind)) {
-                with_tuple.push(format!("{}:{}: {}", source.name, line(signature), signature.ident));
-            }
-        });
-    }
-    assert_none("functions that are too long", &too_long);
-    assert_none("functions with a tuple as parameter: name a struct", &with_tuple);
-}
 
 #[test]
 fn files_are_short() {
@@ -39,11 +18,51 @@ fn files_are_short() {
     assert_none("files that are too long", &found);
 }
 
-fn is_tuple(kind: &syn::Type) -> bool {
-    match kind {
-        syn::Type::Tuple(tuple) => !tuple.elems.is_empty(),
-        syn::Type::Reference(reference) => is_tuple(&reference.elem),
-        syn::Type::Paren(inner) => is_tuple(&inner.elem),
-        _ => false,
+/// Number of lines that are neither blank nor a comment; inline tests count.
+fn count_code_lines(text: &Text) -> usize {
+    let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
+    text.content.lines().filter(is_code).count()
+}
+
+/// File with the lines of code that each room may have, in the order of `lib.rs`; it stands beside this one.
+fn budget_file() -> String {
+    file!().replace("sizes.rs", "budget.txt")
+}
+
+/// Rows `ROOM LINES` of the budget, without its comments.
+fn read_budget() -> Vec<(String, usize)> {
+    let budget = read(&repository(&budget_file()));
+    let rows = budget.lines().filter(|line| !line.starts_with('#'));
+    let parse = |row: &str| {
+        let (room, lines) = row.split_once(' ').unwrap_or_else(|| panic!("{row:?} is not ROOM LINES"));
+        (room.to_owned(), lines.parse().unwrap_or_else(|_| panic!("{lines:?} is no number of lines")))
+    };
+    rows.map(parse).collect()
+}
+
+#[test]
+fn rooms_keep_their_budget_of_lines() {
+    let budget = read_budget();
+    let rooms: Vec<_> = budget.iter().map(|(room, _)| room.clone()).collect();
+    assert_eq!(rooms, declared_modules("src/lib.rs"), "rooms in {} and in src/lib.rs", budget_file());
+    let mut used = BTreeMap::<String, usize>::new();
+    for text in texts("src", ".rs") {
+        if let Some(room) = module_path(&text.name).into_iter().next() {
+            *used.entry(room).or_default() += count_code_lines(&text);
+        }
     }
+    let mut found = Vec::new();
+    for (room, allowed) in &budget {
+        let lines = used[room];
+        println!("{room:9} {lines:6} lines of code, {allowed:6} allowed");
+        if lines > *allowed {
+            found.push(format!("{room}: {lines} lines of code, {allowed} allowed"));
+        }
+    }
+    let what = format!(
+        "rooms over their budget in {} (who needs more says in the commit what went for it; lower the figure when code \
+         goes)",
+        budget_file()
+    );
+    assert_none(&what, &found);
 }

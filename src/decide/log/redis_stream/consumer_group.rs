@@ -4,6 +4,8 @@
 //! entries of a consumer that died are claimed by another. The commands are those of Redis 5, so entries are claimed
 //! with XPENDING and XCLAIM in place of XAUTOCLAIM. A reply of XCLAIM leaves out entries that were trimmed from the
 //! stream; from Redis 7 on it also stops them from being pending, before that the caller does.
+//!
+//! Decides: reading a stream as a consumer of a group.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,6 +7,9 @@
 //! path that is no regular file, such as a pipe, is written as it is.
 //!
 //! Compressed, each write is a zstd frame of its own; frames in a row are a valid file.
+//!
+//! Decides: when a log file is rotated, how many are kept, their mode and compression; a full disk.
+//! Decides: the header of a new file.
 
 use std::borrow::Cow;
 use std::fs::{self, File, OpenOptions, Permissions};

@@ -6,6 +6,9 @@
 //! Trimming removes the oldest entries, headers among them, and readers need the rules of the decisions that remain. So
 //! a header is appended again once it is trimmed away. If the user may not read the stream, that is guessed from the
 //! number of entries written.
+//!
+//! Decides: how long a stream of the decision log is, how long a write may take, which rights it needs.
+//! Decides: how a trimmed stream keeps its header.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,4 +1,7 @@
 //! Reads the keys of a limit that concern time: `window`, `ban`, `reservations`, `max_duration`, `active`.
+//!
+//! Decides: which times keys take: `max_duration`, `settle_within`, times of day, weekdays, time zones.
+//! Decides: a `ban` of 0 or without `for`.
 
 use std::num::NonZeroU32;
 

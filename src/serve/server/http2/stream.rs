@@ -1,4 +1,8 @@
 //! One stream of HTTP/2: the body of its request, read within limits of time and bytes, and its response, written.
+//!
+//! Decides: how long a client may take to send a message (`RequestBody`).
+//! Decides: the end of a successful call (`send_grpc_message`).
+//! Decides: that reports of a quota stream keep a connection from idleness.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

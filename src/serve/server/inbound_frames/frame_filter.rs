@@ -6,6 +6,8 @@
 //!
 //! h2 visits each open stream for a SETTINGS or GOAWAY frame and does not bound these frames. A few are allowed here,
 //! and more in proportion to the requests.
+//!
+//! Decides: how many SETTINGS and GOAWAY frames a client may send (`FrameCounts`).
 
 use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::ReadBuf;

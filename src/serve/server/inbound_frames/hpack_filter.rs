@@ -9,6 +9,8 @@
 //!   the table. Such an entry empties the table, whatever its length.
 //!
 //! A block that is malformed, or names `:authority` by an entry of the table, passes unchanged, for h2 to judge.
+//!
+//! Decides: headers that are too long or not valid for h2: which are replaced, what gets 431.
 
 /// Maximum length of a value, as it is encoded. A Huffman code has at most 30 bits for one byte, so each longer value
 /// exceeds the table when it is decoded.

@@ -3,6 +3,9 @@
 //!
 //! A server may be broken or hostile: a length is checked before anything of that size is kept, and a line has a
 //! maximum length.
+//!
+//! Decides: what a malformed or too large memcached reply means, or a key that holds no number.
+//! Decides: which errors concern the whole server.
 
 use std::io;
 

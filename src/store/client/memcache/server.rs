@@ -3,6 +3,9 @@
 //! Background tasks keep the connections open; calls wait only for the first connection. While the breaker is open,
 //! calls fail at once, and a task checks the server ten times a second. A command is sent once. Commands on one key use
 //! one connection, so they run in the order of their calls.
+//!
+//! Decides: which connection takes a command of memcached: by key, so that commands keep their order.
+//! Decides: how a memcached server is probed.
 
 use std::io;
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 //! Servers and search list are those of `/etc/resolv.conf`, read for each query. All servers are asked at once, by UDP,
 //! and by TCP if the answer does not fit. The first answer counts; a failure counts if there is nothing else. `domain`
 //! writes and parses the messages. Nothing is cached, and the caller bounds the time.
+//!
+//! Decides: the DNS query for an SRV record, and no more.
 
 use std::fs;
 use std::io;

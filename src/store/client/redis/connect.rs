@@ -1,6 +1,11 @@
 //! Opening of connections: options (credentials, TLS, database, timeout), the socket, and the login.
 //!
 //! Files with credentials and certificates are read for each connection, so that rotating them needs no restart.
+//!
+//! Decides: login to Redis: AUTH, SELECT, no HELLO (`handshake`); a new password or token (`log_in_again`).
+//! Decides: contents of a file with a password (line break, white space, colon), an empty or missing file.
+//! Decides: time of a connection attempt (`REDIS_TIMEOUT`, `MAX_CONNECT_TIME`); what sentinels share with Redis.
+//! Decides: how long a discovery may take (`DISCOVERY_QUERY_TIMEOUT`).
 
 use std::path::Path;
 use std::sync::Arc;

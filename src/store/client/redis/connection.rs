@@ -11,6 +11,8 @@
 //! A merged script has all keys as KEYS. Its ARGV are, for each group of keys with equal arguments, the number of keys
 //! and both arguments. It returns a head, then for each key the rest of the reply to its call, or the error of that
 //! call.
+//!
+//! Decides: which calls on other counters share a command; the largest reply (`MAX_REPLY_BYTES`).
 
 use std::cmp::Ordering;
 use std::io;

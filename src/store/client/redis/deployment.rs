@@ -5,6 +5,9 @@
 //! the map of slots and never wait for it: [`discovery`](super::discovery) replaces it, at intervals and at once when a
 //! node fails, and a redirection changes the owner of one slot at once. A node is dropped when it owns no slot and has
 //! no calls left.
+//!
+//! Decides: MOVED, ASK and CLUSTERDOWN: what is sent again, and how often (`follow_redirection`, `MAX_REDIRECTS`).
+//! Decides: when a deployment is lost: not with one of several nodes.
 
 use std::collections::HashMap;
 use std::mem::replace;

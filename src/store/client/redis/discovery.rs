@@ -2,6 +2,9 @@
 //! their slots.
 //!
 //! Discovery runs at intervals, and at once when a node fails, at most ten times a second.
+//!
+//! Decides: how the primary is found, so that copies (replicas) are never read; sentinels that disagree.
+//! Decides: how often sentinels and the slot map are asked; an empty or unknown address that a node announces.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -2,6 +2,9 @@
 //!
 //! An error is a kind without text: kinds are counted, select the failure policy and open breakers. The text of a reply
 //! is logged where the reply is read. Redirections and missing scripts are error replies, but not failures.
+//!
+//! Decides: what an error of Redis means (READONLY, LOADING, NOAUTH, NOSCRIPT, OOM), and what to do.
+//! Decides: which errors count for the circuit breaker (`concerns_whole_server`).
 
 use crate::base::named_enum::named_enum;
 use crate::base::text::first_chars_if_longer;

@@ -1,4 +1,6 @@
 //! Hash slots of a Redis cluster.
+//!
+//! Decides: the slot of a key in a cluster.
 
 use std::sync::LazyLock;
 

@@ -3,6 +3,9 @@
 //! A PING only proves that a server is alive: a replica, a server without memory and a user without permissions answer
 //! it too. So a check consists of commands like those of real calls. The owner of a deployment defines them with the
 //! [`HealthCheck`] trait; this module sends them and classifies the replies.
+//!
+//! Decides: what a Redis server must accept before it is used, and how old it may be.
+//! Decides: how the eviction policy is read (`maxmemory-policy`).
 
 use std::fmt;
 

@@ -5,6 +5,9 @@
 //! follows the key through failovers and moved slots. Before a command it logs in again if credentials have changed
 //! since the last login, and is replaced if that fails or certificates have changed; a connection that cannot be
 //! replaced stays, and the next attempt comes later each time.
+//!
+//! Decides: how connections of their own (blocks, tables, streams, `events`) follow a failover, and log in again.
+//! Decides: how often a command is sent (`MAX_SENDS`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,6 +3,10 @@
 //! Background tasks keep the connections open; a call waits for one only while none is open. While the breaker is open,
 //! calls fail at once, and a task checks the server ten times a second. A node sends a command once: callers follow
 //! redirections and load scripts.
+//!
+//! Decides: which errors count for a node's breaker (NOSCRIPT and redirections are successes).
+//! Decides: a server that became a replica; the wait for a usable connection; failed checks that replace a connection.
+//! Decides: the warning that Redis may evict keys; whether calls may share a command (`detect_merge_support`).
 
 use std::pin::pin;
 use std::sync::Arc;

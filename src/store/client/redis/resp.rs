@@ -2,6 +2,8 @@
 //!
 //! A server may be broken or hostile. The decoder calls itself for each nested array and allocates about a hundred
 //! bytes for an element of four, so the nesting and the number of elements are checked before a reply is decoded.
+//!
+//! Decides: the protocol with Redis (RESP2), and how deep a reply may nest.
 
 use std::io;
 

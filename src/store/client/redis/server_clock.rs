@@ -8,6 +8,8 @@
 //! compared with the first reading, so that a jump of one clock hides none of another.
 //!
 //! Reading takes no lock and allocates nothing. Most readings change nothing worth keeping, and are dropped.
+//!
+//! Decides: when the clock of a Redis has jumped; how exactly its offset is known.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -5,6 +5,8 @@
 //!
 //! The signature is in the query of a request, of which there is only what a login needs: GET of `/` without a body,
 //! with `host` as the one signed header. The request is never sent; its URL without the scheme is the password.
+//!
+//! Decides: how IAM credentials of AWS are fetched (container, instance metadata), and a token is signed.
 
 use jiff::Timestamp;
 use ring::digest::{SHA256, digest};

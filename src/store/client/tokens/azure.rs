@@ -1,6 +1,8 @@
 //! Access tokens of Entra for Azure Managed Redis: of managed identities, and of workload identities.
 //!
 //! The user of Redis is the object id of the identity, which the token holds.
+//!
+//! Decides: where a token of Microsoft Entra comes from.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -1,4 +1,6 @@
 //! Access tokens of Google Cloud, from the metadata server of a machine or of GKE's workload identity.
+//!
+//! Decides: where a token of Google Cloud comes from.
 
 use serde_json::Value;
 

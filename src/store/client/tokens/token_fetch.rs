@@ -3,6 +3,8 @@
 //!
 //! Calls over TLS go through the proxy of the environment, if there is one; others never do, because a proxy would see
 //! their secrets. An error has the status and the code of the reply, never its body, which may hold a token.
+//!
+//! Decides: which tokens are refused: too long, expired (`check`).
 
 use std::fs::File;
 use std::io::Read as _;

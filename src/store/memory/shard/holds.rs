@@ -1,6 +1,8 @@
 //! Holds on counters of a shard: a table beside the entries, which a charge looks at only if it is not empty.
 //!
 //! A hold outlives the entry of its counter: an evicted or reset counter is empty, but what is held stays held.
+//!
+//! Decides: which hits of a counter in memory are held, and what their end charges.
 
 use smallvec::SmallVec;
 

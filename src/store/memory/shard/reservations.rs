@@ -3,6 +3,8 @@
 //!
 //! As tables of slots, they are kept apart from the counters, and together take up to a quarter of the store's capacity
 //! beside it. A reservation without room is not recorded: its estimate stays charged, so no cost is beyond the limit.
+//!
+//! Decides: how much memory reservations may take.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,8 @@
 //! Local budget of an eventual descriptor: its share and the life of its leases. The proof is in
 //! [`eventual`](super::super::eventual).
+//!
+//! Decides: how many hits a replica may admit without a call (share of `max_overshoot`); the life of a lease.
+//! Decides: which changes of a rule concern leases.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

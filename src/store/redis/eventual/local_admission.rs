@@ -4,6 +4,8 @@
 //! leases in groups and returns their unused hits to Redis in the background: the returns of a group are sent together,
 //! and the next group is sent after their replies. Hits that cannot be returned in time, or whose return fails, stay
 //! charged. The number of outstanding leases is bounded; no more are requested above it.
+//!
+//! Decides: when unused leased hits return (`LeaseReaper`); leases of all counters at once (`MAX_OUTSTANDING_LEASES`).
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

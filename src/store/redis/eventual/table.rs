@@ -1,5 +1,10 @@
 //! Table of the eventual descriptors of this process, bounded in memory, and the state of each one: the last report of
 //! Redis, the used share, and the current leases.
+//!
+//! Decides: which charges of an eventual limit are answered here (`try_admit`), by lease or share.
+//! Decides: hits of a lease (`hits_to_lease`, `MAX_LEASE_HITS`), leases of a counter (`MAX_LEASES_PER_DESCRIPTOR`).
+//! Decides: leases after a changed rule; leases that Redis lost (FLUSHALL, failover): used up.
+//! Decides: full memory (`TOLLKEEPER_EVENTUAL_BYTES`); when an idle counter is forgotten.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -6,6 +6,8 @@
 -- State, 24 bytes: time of the last rejection that changed it, end of the ban, rejections since the last ban; times in
 -- microseconds. Reply: the state follows that of its counter. Writes: one SET with PX for a ban that changed.
 -- TTL: up to a second after the end of the ban, and after the period in which the last rejection counts.
+--
+-- Decides: in Redis: when a ban begins and ends.
 
 --: ban_functions
 local function with_ban(counter, key, now, period, ban_us, after)

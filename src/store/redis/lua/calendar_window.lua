@@ -6,6 +6,8 @@
 -- with PX, or a SETRANGE if the last charge was in the same window: its expiry is past the window's end. TTL: up to a
 -- second after the end of the window.
 -- The end that a window was opened with holds until it is reached, whatever the caller's calendar says.
+--
+-- Decides: when the key of a calendar window expires (TTL).
 
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24

@@ -37,6 +37,8 @@
 -- costs half, or the SET for a user who may not. TTL: ttl_ms, which the algorithm computes, as a number or, faster, in
 -- decimal digits.
 -- Errors are returned, not raised, so that they begin with Redis's own error word in every version.
+--
+-- Decides: the form of a counter's state in Redis; a key that holds something else (WRONGTYPE, `wrong_type`).
 
 --: one_call
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min

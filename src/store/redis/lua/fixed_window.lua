@@ -4,6 +4,8 @@
 -- 16 bytes: last, count of the window of last (at most 2^53). Charges: limit. Counts are not rounded; times to wait are
 -- rounded up. Writes: one SET with PX, or a SETRANGE if the last charge was in the same window: its expiry is past the
 -- window's end. TTL: one period after the counter's now; for calendar months a few days past the window's end.
+--
+-- Decides: when the key of a fixed window expires (TTL).
 
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 16

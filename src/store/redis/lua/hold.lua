@@ -9,6 +9,8 @@
 -- SET. A SETRANGE leaves them as they are.
 -- Variables: hold (these bytes; nil if nothing is held now), held_hits, held_capacity, held_limit, held_until.
 -- At the end of a hold on a bucket, its capacity is charged: see token_bucket.lua.
+--
+-- Decides: in Redis: which replicas may hold hits of a counter, and how many.
 
 --: wrong_size
 if #before ~= bytes + 24 then

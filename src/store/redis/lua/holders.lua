@@ -9,6 +9,8 @@
 -- only while a replica listens: if none called for half of the timeout, or the clock was set back, all holders count
 -- as heard now.
 -- Writes: ZADD, ZREMRANGEBYSCORE. TTL: a day.
+--
+-- Decides: in Redis: when an Envoy is dead; its silence while no replica listened.
 
 local unpack, floor = struct.unpack, math.floor
 local key, now, timeout = KEYS[1], unpack('<i8i8', ARGV[1])

@@ -4,6 +4,8 @@
 -- places of the request admitted last, the only ones that a refund may take.
 -- Charges: limit, capacity (places), wait (longest delay, in microseconds).
 -- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
+--
+-- Decides: when the key of a leaky bucket expires (TTL).
 
 --: load
 local bytes = 32

@@ -12,6 +12,8 @@
 -- A return takes effect only if its lease is recorded. A reset deletes the counters, or leaves them with the lent hits
 -- and with what is held.
 -- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends, at least 1 s.
+--
+-- Decides: leases of a counter that Redis records; returns of leases that are lost or late: no effect.
 
 --: leases
 local purpose, requested, kept_us, record, recorded

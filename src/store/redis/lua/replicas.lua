@@ -13,6 +13,8 @@
 -- it gets no slot; once they have ended its own R applies, and that counts as the end of all claims.
 -- A clock that was set back extends no claim: an end later than 30 s from now is cut to that.
 -- Writes: one SET with PX. TTL: 366 days. O(R + processes without a slot).
+--
+-- Decides: in Redis: who has which replica slot, how many replicas there are, too many (`TOLLKEEPER_MAX_REPLICAS`).
 
 local unpack, pack, min = struct.unpack, struct.pack, math.min
 local now, slots, release = unpack('<i8i8i8', ARGV[1])

@@ -17,6 +17,8 @@
 -- Writes: one HSET or HDEL. If hits are lacking and are to be given back, or there is no room, a walk (streams.lua)
 -- deletes what is over.
 -- TTL: a second after the end of the reservation that lives longest, and after kept_us.
+--
+-- Decides: in Redis: what settles a reservation, and when an unsettled one is given back.
 
 --: reservation_functions
 local function with_reservations(counter, index, key, now, period, life_us, kept_us, estimate)

@@ -5,6 +5,8 @@
 -- window before it, each at most 2^34. Charges: limit.
 -- Rounding: the weighted count is rounded down. Writes: one SET with PX, or a SETRANGE if current was above 0 already.
 -- TTL: until the end of the next window, or one period after the counter's now if current is 0; rounded up.
+--
+-- Decides: when the key of a sliding window counter expires (TTL).
 
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24

@@ -4,6 +4,8 @@
 -- Writes: LTRIM, LSET and RPUSH as needed, and PEXPIRE. TTL: one period after the counter's now, rounded up.
 -- Variables: expired (number of elements before the window), held (hits in the window as found). Of the held hits,
 -- those from `dropped` to `kept` remain; `new` hits follow them.
+--
+-- Decides: when the key of a sliding window log expires (TTL).
 
 --: load
 local read = redis.pcall('LRANGE', key, '0', '1')

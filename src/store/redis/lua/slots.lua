@@ -10,6 +10,8 @@
 -- are over.
 -- TTL: one second and the life of a slot after the end of the slot that lives longest, so that slots that nothing
 -- released are counted by the next request. An empty hash is deleted.
+--
+-- Decides: in Redis: seats of a concurrent limit, when a slot is over or expired, what a release frees.
 
 --: load
 local last, at, wait_is_unused = now, now

@@ -3,6 +3,8 @@
 -- A walk looks for streams that are over, or whose holder is dead: up to 2000 fields in a step. The next step may
 -- follow after 20 ms, the next walk after a second. The file that walks has `walked` (time of the last step), `cursor`
 -- (of the next one), and a part `walked_stream` for each `field` and its value `of`, which knows the `dead` holders.
+--
+-- Decides: in Redis: the walk that finds slots and reservations that are over.
 
 --: stream_of_request
 local slot = ARGV[4]

@@ -5,6 +5,8 @@
 -- of the counter are repeated for each key, and in each run of equal charges limit, capacity, wait and flags are; the
 -- states in the reply follow one another. Nothing is written before all charges are decided. The first write fails if
 -- any would, so all keys are written or none.
+--
+-- Decides: in Redis: all limits of a descriptor are charged, or none but those whose rejected hits count.
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers

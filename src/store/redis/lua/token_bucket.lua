@@ -3,6 +3,8 @@
 -- KEYS: the counter. a, b: unused. State, 24 bytes: last, used (whole tokens), part (see leaky_level.lua).
 -- Charges: limit, capacity (tokens in a full bucket), wait (longest delay for missing tokens, in microseconds).
 -- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
+--
+-- Decides: when the key of a token bucket expires (TTL).
 
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24

@@ -6,6 +6,9 @@
 //! minus that `now` between both offsets: clocks are read rounded down, and the ends of intervals are whole. If it does
 //! not run then, because a clock jumped or another server answers, the script sees it by its own clock. All ends are
 //! rounded outwards, so that calls of the same moment have the same view and can share a command.
+//!
+//! Decides: when a grant is used that a copy may lack (`TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS`).
+//! Decides: how long an answer of the global Redis may take.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

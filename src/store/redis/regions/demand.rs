@@ -1,4 +1,6 @@
 //! How many hits a region asks the global Redis for, by what callers asked of its counter.
+//!
+//! Decides: how many hits a region asks the global Redis for, and how often.
 
 use crate::limit::algorithm::global_bucket::GlobalBucketParameters;
 use crate::limit::algorithm::region::MIN_GRANT_REQUEST_INTERVAL_US;

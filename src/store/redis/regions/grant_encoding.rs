@@ -9,6 +9,8 @@
 //! | `region_grant.lua` | region's Redis | gives hits to a counter of windows, takes unused ones out of it |
 //! | `region_bucket_grant.lua` | region's Redis | gives hits to a bucket |
 //! | `region_reset.lua` | region's Redis | empties a counter whose limit was reset |
+//!
+//! Decides: how a call for a grant is written, and its reply read.
 
 use bytes::{BufMut, Bytes, BytesMut};
 

@@ -10,6 +10,10 @@
 //! before the window ends, the process that gave a grant to the counter takes out of it what is left, and returns that
 //! to the global Redis. The region's counter gives the hits up first, then the global one takes them back: a process
 //! that stops in between wastes them.
+//!
+//! Decides: which process of a region asks for a grant; how many requests wait.
+//! Decides: grants that failed or came by a clock that jumped (unused).
+//! Decides: when a region returns unused hits (`RETURN_LEAD_US`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

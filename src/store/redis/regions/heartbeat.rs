@@ -3,6 +3,8 @@
 //! One script call each keeps the standing of the region up to date and reads a server's clock. The other nodes of a
 //! cluster are asked for their time: those of the global Redis always, those of the region's Redis only while no
 //! decision has read their clock. No decision waits for any of this.
+//!
+//! Decides: how often a region reports to the global Redis, and clocks are read (`read_stale_clocks`).
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

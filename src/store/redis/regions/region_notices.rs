@@ -1,4 +1,6 @@
 //! Notices about the membership of a region: log lines when one appears or ends, and texts for pages.
+//!
+//! Decides: which notices a region has, and when.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

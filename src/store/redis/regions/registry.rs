@@ -1,6 +1,8 @@
 //! Arguments and replies of the scripts that tell who a region is: `lua/regions/region_identity.lua`, the identity of a
 //! region's Redis, and `lua/regions/global_members.lua`, the registry of regions in the global Redis.
 //!
+//! Decides: how a copied Redis of a region is found (fencing token).
+//!
 //! # Fencing tokens
 //!
 //! A copy of a region's Redis, by replication or from a snapshot, has its identity. What a copy cannot keep is a chain

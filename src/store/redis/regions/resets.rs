@@ -5,6 +5,8 @@
 //! reads the list every second and lets its region's counters follow; a counter that has the epoch, or began later,
 //! stays as it is, so repeating a reset changes nothing. A region that was cut off reads the list when it is back,
 //! and one that missed more than the list holds follows with its next grant, which carries the epoch.
+//!
+//! Decides: how `/reset` reaches other regions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,6 +5,11 @@
 //! Their sum is within the limit only if all regions have one list, and each region is one Redis. Grants are exact for
 //! whoever asks, so a region whose standing is in doubt loses its parts, never its grants.
 //!
+//! Decides: when a region is cut off (`on_region_loss`), missing or silent (`find_missing_regions`).
+//! Decides: different `TOLLKEEPER_REGIONS`, and until when parts are unused.
+//! Decides: a second, removed or copied Redis of one region's name; what follows a clock that jumped.
+//! Decides: which regions never reported (`count_reported_regions`).
+//!
 //! # Lease of the parts
 //!
 //! A region may use its parts only for the lease V after a report that the registry did not contest: V by the process's

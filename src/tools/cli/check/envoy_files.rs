@@ -1,4 +1,6 @@
 //! Envoy bootstraps of `check --envoy`: reads them, and formats what is found.
+//!
+//! Decides: which files `check --envoy` reads, how large: standard input, `/config_dump`.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -3,6 +3,8 @@
 //!
 //! Without the `release` filter of Envoy nothing of a rule file is wrong. Each slot ends with `max_duration` only, and
 //! each reservation with `settle_within`.
+//!
+//! Decides: which rules with `concurrent` traffic of a log never releases.
 
 use std::collections::BTreeMap;
 use std::fs::File;

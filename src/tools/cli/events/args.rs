@@ -1,4 +1,6 @@
 //! Arguments and help of `events`.
+//!
+//! Decides: options of `events`, their defaults and ranges.
 
 use std::time::Duration;
 

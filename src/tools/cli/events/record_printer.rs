@@ -7,6 +7,9 @@
 //! Records are acknowledged when they are printed, or by the ids that standard input has. Records that were printed and
 //! are not acknowledged are *outstanding*. While this process lives it keeps them: no other consumer claims them, even
 //! if a worker waits for hours before it acknowledges.
+//!
+//! Decides: when a record of `events` is acknowledged, also by ids on standard input.
+//! Decides: when a consumer gets those of another; how long a read waits (`MAX_READ_BLOCK_TIME`).
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, Read as _};

@@ -1,4 +1,6 @@
 //! Messages of `events` on standard error, bounded, and its errors.
+//!
+//! Decides: what `events` says if the group or Redis is away.
 
 use std::io;
 use std::sync::Mutex;

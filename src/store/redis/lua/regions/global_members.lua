@@ -18,6 +18,8 @@
 -- from the current to the next of a report. The token before counts for 10 s; any other older one is that of a copy.
 -- A report later than now tells that the clock was set back. A Redis without a report for 366 days is forgotten, and
 -- the least recent one if there are more than 128. Writes: one SET with PX. TTL: 366 days. O(Redis).
+--
+-- Decides: lists of regions that differ (`TOLLKEEPER_REGIONS`); when the row of a region that is gone is forgotten.
 
 local unpack, pack, min, max, concat = struct.unpack, struct.pack, math.min, math.max, table.concat
 local now, sent, lease, generation, jumped_ago, own_id, own_list, current_token, next_token =

@@ -8,6 +8,8 @@
 -- three unsigned numbers (its time, the period, the length of the key) and the region's key of the counter. Each call
 -- that adds has a time of its own. Writes: to add, one SET with PX. Resets are kept for an hour, at most 1000 of
 -- before. TTL: one hour. O(resets).
+--
+-- Decides: how many resets are kept for a region that is cut off (1000), and for how long (an hour).
 
 local unpack, pack, max, sub, concat = struct.unpack, struct.pack, math.max, string.sub, table.concat
 local key, now, time = KEYS[1], unpack('<i8i8', ARGV[1])
