@@ -295,14 +295,14 @@ fn several_requests_are_mixed_by_weight() {
         format!(r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "{key}", "value": "{value}"}}]}}]}}"#)
     };
     let (often, seldom) = (request("strict", "{run}{n}"), request("unknown", "{key}"));
-    std::fs::write(&path, format!(r#"[{{"weight": 3, "request": {often}}}, {{"request": {seldom}}}]"#)).unwrap();
+    fs::write(&path, format!(r#"[{{"weight": 3, "request": {often}}}, {{"request": {seldom}}}]"#)).unwrap();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let output = bench(&["--addr", &address, "--request", path.to_str().unwrap(), "--rate", "800", "--json"]);
     let found = found(&output);
     let share = found["unlimited"].as_u64().unwrap();
     assert!((60..140).contains(&share) && found["limits"][0]["requested"] == 400 - share, "{found}");
 
-    std::fs::write(&path, "[]").unwrap();
+    fs::write(&path, "[]").unwrap();
     let output = bench(&["--request", path.to_str().unwrap()]);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
