@@ -1,8 +1,7 @@
-//! The command line and what its subcommands compute: load tests, replays, simulations, recommendations, time lines.
+//! The command line and what its subcommands compute: replays, simulations, recommendations, time lines.
 //!
 //! Nothing outside this module knows it, except `main.rs`.
 
-pub mod bench;
 pub mod replay;
 pub mod simulate;
 pub mod recommend;

@@ -23,7 +23,7 @@ mkdir -p "$output/src"
 cp docs/book/book.toml docs/book/wide.css "$output/"
 cp docs/book/SUMMARY.md "$output/src/"
 cp --parents README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md LICENSE tests/README.md fuzz/README.md \
-    tests/bench/redis_clients/README.md tests/clients/java/pom.xml "$output/src/"
+    tests/bench/load/README.md tests/bench/redis_clients/README.md tests/clients/java/pom.xml "$output/src/"
 cp --parents --recursive --dereference config deploy docs envoy "$output/src/"
 rm -r "$output/src/docs/book"
 "$mdbook" build "$output"

@@ -2,7 +2,7 @@
 //!
 //! Each call takes the hash keys of a new [`RandomState`], which the standard library derives from a seed of the
 //! operating system: unpredictable for clients, and no source for secrets that leave the process. Evictions of the
-//! memory store and the samples of `bench` have generators of their own, which are seeded and reproducible.
+//! memory store have a generator of their own, which is seeded and reproducible.
 
 use std::hash::{BuildHasher as _, RandomState};
 

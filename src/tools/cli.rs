@@ -2,13 +2,14 @@
 //!
 //! One binary with several names. Called as `ratelimit` it serves and warns about unknown arguments; called as
 //! `config_check_cmd` or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name. Exit codes: 0 ok,
-//! 1 failed (`check` found problems), 2 invalid usage or settings.
+//! 1 failed (`check` found problems), 2 invalid usage or settings. `tollkeeper-bench` (`tests/bench/load`) uses what is
+//! public below.
 //!
 //! Decides: names of the program (`ratelimit`, `config_check_cmd`, `client_cmd`); which commands there are.
 
-mod print;
-mod request_flags;
-mod client;
+pub mod print;
+pub mod request_flags;
+pub mod client;
 mod rule_files;
 mod serve;
 mod check;
@@ -17,7 +18,6 @@ mod call;
 mod top;
 mod blocks;
 mod quota;
-mod bench;
 mod traffic_input;
 mod simulate;
 mod recommend;
@@ -80,9 +80,9 @@ enum Command {
     /// Show quota streams, and how limits are divided among proxies
     #[command(after_long_help = quota::HELP)]
     Quota(quota::Args),
-    /// Load-test any rate limit service: throughput, latencies, accuracy
-    #[command(after_long_help = bench::HELP)]
-    Bench(Box<bench::Args>),
+    /// Removed; the error says what to use instead
+    #[command(hide = true, disable_help_flag = true)]
+    Bench(IgnoredArgs),
     /// Show the effect that rules would have had on recorded traffic
     #[command(after_long_help = simulate::HELP)]
     Simulate(Box<simulate::Args>),
@@ -99,6 +99,17 @@ enum Command {
     #[command(after_long_help = schema::HELP)]
     Schema(schema::Args),
 }
+
+/// Arguments of a removed command, without effect.
+#[derive(Debug, clap::Args)]
+struct IgnoredArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _arguments: Vec<OsString>,
+}
+
+/// Error of `bench`; a later version has no such command.
+const BENCH_REMOVED: &str = "bench: removed from this program (in the repository of tollkeeper, run \
+cargo run --release --manifest-path tests/bench/Cargo.toml -- with the same options)";
 
 const AFTER_HELP: &str = "\
 Try it:
@@ -147,7 +158,10 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Unblock(args)) => blocks::run_unblock(&args),
         Some(Command::Blocks(args)) => blocks::run_list(&args),
         Some(Command::Quota(args)) => quota::run(&args),
-        Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Bench(_)) => {
+            print::print_error(BENCH_REMOVED);
+            CommandOutcome::UsageError
+        }
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Recommend(args)) => recommend::run(&args),

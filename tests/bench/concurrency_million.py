@@ -1,6 +1,6 @@
 """A million slots at once: memory of tollkeeper and of Redis for each, and how long charges take meanwhile.
 
-`tollkeeper bench` asks for slots that no entries name, so that each call takes one of its own, and nothing frees it.
+`tollkeeper-bench` asks for slots that no entries name, so that each call takes one of its own, and nothing frees it.
 Then the limit is lowered to 1: each request looks for slots that are over, which takes a walk over all of its counter.
 Calls to a fixed window in the same process show what others notice of it.
 """
@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.request
 
+from load_program import load_program
 from quota_fleet import Redis, Tollkeeper
 
 # Tables of slots get a quarter of it in the memory store.
@@ -24,7 +25,7 @@ class Holding:
     """A tollkeeper whose slots are in its memory or in a Redis, with a limit of slots and one of a fixed window."""
 
     def __init__(self, binary, directory, redis):
-        self.binary, self.rules = binary, pathlib.Path(directory, "rules.yaml")
+        self.program, self.rules = load_program(), pathlib.Path(directory, "rules.yaml")
         self.write_rules(10_000_000)
         self.redis = Redis(directory) if redis else None
         settings = {"TOLLKEEPER_MEMORY_BYTES": str(MEMORY_BYTES), "TOLLKEEPER_RLQS": "false", "LOG_LEVEL": "error",
@@ -58,7 +59,7 @@ class Holding:
     def load(self, key, counters, seconds, *rate):
         """Latencies of calls in microseconds; with a rate they are sent when they are due."""
         ran = subprocess.run(
-            [self.binary, "bench", "--addr", f"127.0.0.1:{self.server.grpc}", "--domain", "million", "--descriptor",
+            [self.program, "--addr", f"127.0.0.1:{self.server.grpc}", "--domain", "million", "--descriptor",
              key + "={key}", "--keys", f"uniform:{counters}", "--duration", f"{seconds}s", "--warm-up", "0", "--json",
              "--timeout", "20s", *rate], capture_output=True, text=True, check=False)
         # Some calls without an answer are no reason to stop: the machine may be slow.

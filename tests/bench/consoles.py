@@ -19,6 +19,8 @@ import tempfile
 import threading
 import time
 
+from load_program import load_program
+
 CONSOLES = 10
 WINDOW_S = 12
 RATE = 10_000
@@ -87,7 +89,7 @@ def window(server, port, consoles):
 
 
 def main():
-    program = sys.argv[1]
+    program, load_generator = sys.argv[1], load_program()
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     with tempfile.TemporaryDirectory() as directory:
         rules = pathlib.Path(directory, "rules.yaml")
@@ -100,7 +102,7 @@ def main():
         try:
             time.sleep(2)
             seconds = rounds * 2 * (WINDOW_S + 3) + 30
-            command = [program, "bench", "--addr", f"127.0.0.1:{ports['GRPC_PORT']}", "--domain", "bench"]
+            command = [load_generator, "--addr", f"127.0.0.1:{ports['GRPC_PORT']}", "--domain", "bench"]
             command += ["--descriptor", "user={key}", "--keys", "zipf:10000:1.1", "--rate", str(RATE)]
             load = subprocess.Popen([*command, "--duration", f"{seconds}s"], stdout=subprocess.DEVNULL)
             time.sleep(5)

@@ -9,9 +9,9 @@
 //! Hashes have random seeds, so counts differ by some thousandths between runs. There is one thread: callgrind
 //! serializes threads, so contention would not show. The bench asserts nothing.
 //!
-//! `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` takes about ten minutes, mostly to prepare the inputs,
-//! and compares with the previous run. It needs valgrind, and `cargo install gungraun-runner` in the version of
-//! `gungraun` in Cargo.lock.
+//! In `tests/bench`: `cargo bench --bench instructions [-- '*PART-OF-A-NAME*']` takes about ten minutes, mostly to prepare
+//! the inputs, and compares with the previous run. It needs valgrind, and `cargo install gungraun-runner` in the version
+//! of `gungraun` in Cargo.lock there.
 
 #![expect(missing_docs, reason = "what the macros make has none")]
 

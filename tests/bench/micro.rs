@@ -4,7 +4,8 @@
 //! With several threads, the figure is the time of a charge on its own thread: without contention it equals the time
 //! with one thread. The bench asserts nothing.
 //!
-//! `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, table, charge, decide, hold, decode, encode, answer.
+//! In `tests/bench`: `cargo bench --bench micro [-- PART-OF-A-NAME]`, groups: match, table, charge, decide, hold, decode,
+//! encode, answer.
 
 #[path = "situations.rs"]
 mod situations;

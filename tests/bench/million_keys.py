@@ -25,7 +25,10 @@ import threading
 import time
 import urllib.request
 
+from load_program import load_program
+
 BINARY = sys.argv[1]
+LOAD = load_program()
 SECONDS = int(sys.argv[2]) if len(sys.argv) > 2 else 60
 RATE = int(os.environ.get("RATE", "17000"))
 LIMIT, HITS, LIMITED_KEYS = 1200, 20, 100
@@ -94,7 +97,7 @@ class Region:
                 "tollkeeper": cpu_s(self.server)}
 
     def load(self, algorithm, *arguments, rate=RATE):
-        command = [BINARY, "bench", "--addr", f"127.0.0.1:{self.grpc}", "--domain", "shop", "--rate", str(rate),
+        command = [LOAD, "--addr", f"127.0.0.1:{self.grpc}", "--domain", "shop", "--rate", str(rate),
                    "--duration", f"{SECONDS}s", "--warm-up", "0", "--json", *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 

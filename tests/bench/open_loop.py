@@ -4,7 +4,7 @@
 Usage: tests/bench/open_loop.py BINARY [--peer PATH] [--rates 20000,60000] [--rules 1,16] [--seconds N] [--only NAME]
        tests/bench/open_loop.py BINARY --soak 3600 [--rates 2000]
 
-BINARY is a tollkeeper in a release build; it also makes the load (`tollkeeper bench --rate`). PATH is a build of
+BINARY is a tollkeeper in a release build; `tollkeeper-bench --rate` makes the load (load/README.md). PATH is a build of
 envoyproxy/ratelimit (`go install github.com/envoyproxy/ratelimit/src/service_cmd@latest`), which gets the same load in
 the same run. Calls are sent when they are due, on 4 connections; a call is late from its due time on. Keys are
 zipf:1000000:1.1, with a prefix of the run, so all counters are new; a soak has limits per minute and no prefix, so that
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 
+from load_program import load_program
 from quota_fleet import PORTS, wait_for_port
 from region_fleet import start_process
 
@@ -76,7 +77,7 @@ class Server:
             {"entries": [{"key": f"k{rule}", "value": value}]}]}} for rule in range(rules)]
         requests = pathlib.Path(output.name + ".request.json")
         requests.write_text(json.dumps(mix))
-        command = [options.binary, "bench", "--addr", f"127.0.0.1:{self.grpc_port}", "--request", str(requests),
+        command = [load_program(), "--addr", f"127.0.0.1:{self.grpc_port}", "--request", str(requests),
                    "--keys", "zipf:1000000:1.1", "--rate", str(rate), "--duration", f"{seconds}s", "--json",
                    "--pid", str(self.process.pid)]
         return subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)

@@ -172,7 +172,6 @@ def read_options():
     parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument("--seconds", type=int, default=130, help="length of a run of patterns, cost and scale")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; more need more cores")
-    parser.add_argument("--client", help="tollkeeper that makes the RLS calls of `scale`, if BINARY is another server")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--keep", help="directory for configurations, logs and all answers (NAME.csv)")
     options = parser.parse_args()

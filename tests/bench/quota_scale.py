@@ -9,6 +9,7 @@ import time
 import grpc
 
 import quota_wire as wire
+from load_program import load_program
 from quota_fleet import Tollkeeper, cpu_seconds, resident_bytes
 
 RULES = """domain: quota
@@ -77,11 +78,11 @@ class Stream:
 
 
 class RlsLoad:
-    """`tollkeeper bench` beside the streams: latencies of ShouldRateLimit at a constant rate."""
+    """`tollkeeper-bench` beside the streams: latencies of ShouldRateLimit at a constant rate."""
 
-    def __init__(self, options, server, seconds):
+    def __init__(self, server, seconds):
         self.process = subprocess.Popen(
-            [options.client or options.binary, "bench", "--addr", f"127.0.0.1:{server.grpc}", "--domain", "quota",
+            [load_program(), "--addr", f"127.0.0.1:{server.grpc}", "--domain", "quota",
              "--descriptor", "rls={key}", "--keys", "uniform:1000", "--rate", str(RLS_RATE),
              "--duration", f"{seconds}s", "--warm-up", "1s", "--json"], stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True)
@@ -95,9 +96,9 @@ class RlsLoad:
         return row | {f"RLS calls that failed {when}": results["errors"]} if results["errors"] else row
 
 
-async def measure_before(options, server):
+async def measure_before(server):
     """RLS calls before there is a stream: what the others are compared with."""
-    return await RlsLoad(options, server, QUIET_S).row("before")
+    return await RlsLoad(server, QUIET_S).row("before")
 
 
 class Meter:
@@ -117,11 +118,11 @@ class Meter:
 async def run_streams(options, server, streams, buckets):
     """Proxies with buckets of their own; returns the measured row."""
     channels = [open_channel(server) for _ in range(max(1, streams // 50))]
-    before = await measure_before(options, server)
+    before = await measure_before(server)
     meter = Meter(server)
     opened = [Stream(channels[number % len(channels)], [user(f"{streams}-{number}-{one}") for one in range(buckets)])
               for number in range(streams)]
-    rls = RlsLoad(options, server, OPENING_S)
+    rls = RlsLoad(server, OPENING_S)
     # Its warm-up.
     await asyncio.sleep(1.5)
     began = time.monotonic()
@@ -130,7 +131,7 @@ async def run_streams(options, server, streams, buckets):
     growth = meter.rss_growth()
     opening = await rls.row("while they come")
     seconds = max(15, min(60, options.seconds))
-    rls = RlsLoad(options, server, seconds)
+    rls = RlsLoad(server, seconds)
     # Then the same reports without RLS calls, to tell what a report costs.
     alone = asyncio.ensure_future(measure_alone(server, rls, seconds))
     end = time.monotonic() + 2 * seconds + REPORT_S
@@ -256,12 +257,12 @@ async def run_hostile(options, server):
            for name, messages in HOSTILE_MESSAGES.items()},
     }
     honest_channel = open_channel(server)
-    rows.append({"run": "hostile: none yet", **await measure_before(options, server)})
+    rows.append({"run": "hostile: none yet", **await measure_before(server)})
     print_row(options, rows[-1])
     for name, attack in kinds.items():
         meter = Meter(server)
         long = name in ("10^6 invented ids", "a stream that never reads")
-        rls = RlsLoad(options, server, 15 if long else 3)
+        rls = RlsLoad(server, 15 if long else 3)
         task = asyncio.ensure_future(attack())
         waited = []
         for turn in range(13 if long else 2):
@@ -307,6 +308,8 @@ async def measure_all(options, directory):
 
 
 def measure(options):
+    # A build would disturb what is measured.
+    load_program()
     with tempfile.TemporaryDirectory(prefix="tollkeeper-quota.") as directory:
         rows = asyncio.run(measure_all(options, options.keep or directory))
     if options.json:

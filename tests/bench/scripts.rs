@@ -4,7 +4,8 @@
 //! process, user and system. Rounds alternate between all cases, and the ratio of a case is to a script with GET, SET
 //! and TIME in the same round; the table has the medians. The bench asserts nothing.
 //!
-//! `cargo bench --bench scripts [-- PART-OF-A-NAME...]`; `REDIS_SERVER=PROGRAM` measures another server program.
+//! In `tests/bench`: `cargo bench --bench scripts [-- PART-OF-A-NAME...]`; `REDIS_SERVER=PROGRAM` measures another server
+//! program.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 

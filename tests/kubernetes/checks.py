@@ -465,7 +465,7 @@ class Checks:
             "image": VALUES["image"], "rules": {"edge.yaml": RULES}, "memoryBytes": "32MiB",
             "resources": {"requests": {"cpu": "100m", "memory": "120Mi"}, "limits": {"memory": "120Mi"}}})
         address = f"{self.pods(selector)[0]['status']['podIP']}:8081"
-        run(os.environ["TOLLKEEPER_TEST_PROGRAM"], "bench", "--addr", address, "--domain", "edge", "--descriptor", "user={key}",
+        run(os.environ["TOLLKEEPER_BENCH"], "--addr", address, "--domain", "edge", "--descriptor", "user={key}",
             "--keys", "uniform:100000000", "--duration", "60s")
         pod = self.pods(selector)[0]
         restarts = pod["status"]["containerStatuses"][0]["restartCount"]

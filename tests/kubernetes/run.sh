@@ -9,6 +9,7 @@
 # mounts and networks are in namespaces of their own.
 #
 #   TOLLKEEPER_TEST_PROGRAM  program to install; without it `cargo build --release` makes one
+#   TOLLKEEPER_BENCH         load generator of `limits` (tests/bench/load); the same
 #   KEEP=1                   keep the logs of a run that passes, too
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,6 +30,10 @@ export TOLLKEEPER_TEST_ENVOY
 if [ -z "${TOLLKEEPER_TEST_PROGRAM:-}" ]; then
     (cd "$repository" && nice cargo build --release --locked >&2)
     export TOLLKEEPER_TEST_PROGRAM=${CARGO_TARGET_DIR:-$repository/target}/release/tollkeeper
+fi
+if [ -z "${TOLLKEEPER_BENCH:-}" ]; then
+    TOLLKEEPER_BENCH=$(nice "$repository/tests/bench/load_program.py")
+    export TOLLKEEPER_BENCH
 fi
 
 # The kubelets' cgroups: one per hierarchy on version 1.

@@ -446,6 +446,11 @@ fn bad_usage_names_the_flag_and_a_fix() {
             "cannot be used with",
         ),
         (vec!["--config", "x", "schema"], "cannot be used with"),
+        (
+            vec!["bench", "--addr", "localhost:8081", "--domain", "d"],
+            "run cargo run --release --manifest-path tests/bench/",
+        ),
+        (vec!["bench", "--help"], "removed from this program"),
         (vec!["chekc"], "some similar subcommands exist"),
         (vec!["serve", "rules.yaml"], "tip: write `--config rules.yaml`"),
         (vec!["rules.yaml"], "tip: write `--config rules.yaml`"),

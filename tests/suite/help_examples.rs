@@ -17,7 +17,7 @@ use crate::kit::{http, read, repository, wait_for};
 use crate::simulate::Log;
 
 /// Commands with a help text of their own; the empty one is the program itself.
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 14] = [
     "",
     "serve",
     "check",
@@ -27,7 +27,6 @@ const COMMANDS: [&str; 15] = [
     "block",
     "blocks",
     "unblock",
-    "bench",
     "simulate",
     "recommend",
     "why",
@@ -124,7 +123,6 @@ impl Servers {
             ("map.yaml", "time: start_time\ndomain: shop\ndescriptors: [[{key: login, field: user}]]\n".to_owned()),
             ("request.json", request.to_string()),
             ("refund.json", refund().to_string()),
-            ("mix.json", json!([{"weight": 9, "request": request}]).to_string()),
             ("deploy.env", "LOG_LEVEL=info\nREDIS_URL=redis:6379\n".to_owned()),
         ] {
             fs::write(path.join(name), text).unwrap();
@@ -137,21 +135,13 @@ impl Servers {
             setup.env("GRPC_CLIENT_TLS_CACERT", certificates.path("ca.crt"))
         };
         let plain = setup().env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).start();
-        let pid = plain.id();
-        for (name, script) in [
-            (
-                "kubectl",
-                format!(
-                    "test \"$*\" = 'get configmap tollkeeper-rules -o jsonpath={{.data.rules\\.yaml}}' && cat {}/shop.yaml",
-                    path.display()
-                ),
-            ),
-            ("pidof", format!("test \"$*\" = '-s tollkeeper' && echo {pid}")),
-        ] {
-            let script_path = path.join("bin").join(name);
-            fs::write(&script_path, format!("#!/bin/sh\n{script}\n")).unwrap();
-            fs::set_permissions(&script_path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
+        let script = format!(
+            "test \"$*\" = 'get configmap tollkeeper-rules -o jsonpath={{.data.rules\\.yaml}}' && cat {}/shop.yaml",
+            path.display()
+        );
+        let kubectl = path.join("bin/kubectl");
+        fs::write(&kubectl, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
         symlink(PROGRAM, path.join("bin/tollkeeper")).unwrap();
         let unix = setup().env("GRPC_UDS", path.join("tollkeeper.sock")).start();
         let redis = options().start();
@@ -168,16 +158,15 @@ impl Servers {
         let mut command = example
             .replace("localhost:8081", &format!("localhost:{grpc}"))
             .replace("localhost:6070", &format!("localhost:{debug}"))
-            .replace("/run/tollkeeper.sock", self.directory.path().join("tollkeeper.sock").to_str().unwrap())
-            .replace(" --duration 30s", "");
+            .replace("/run/tollkeeper.sock", self.directory.path().join("tollkeeper.sock").to_str().unwrap());
         let own = |name: &str| example.starts_with(&format!("tollkeeper {name}"));
         let has_address = example.contains(" --addr ") || example.contains(" --config ");
-        if (own("call") || own("bench")) && !has_address {
+        if own("call") && !has_address {
             command += &format!(" --addr 127.0.0.1:{grpc}");
         } else if ["top", "explain", "block", "unblock"].into_iter().any(own) && !has_address {
             command += &format!(" --addr 127.0.0.1:{debug}");
         }
-        command + if own("bench") { " --duration 200ms --warm-up 0" } else { "" }
+        command
     }
 
     fn shell(&self, command: &str) -> Command {
@@ -267,15 +256,6 @@ fn endless_examples_in_help_start_as_printed() {
         ran += 1;
     }
     assert!(ran >= 4, "only {ran} examples were found");
-}
-
-#[test]
-fn help_of_bench_shows_every_placeholder() {
-    let text = help("bench").split_whitespace().collect::<Vec<_>>().join(" ");
-    for placeholder in ["{key}", "{n}", "{random:N}", "{run}", "{{"] {
-        assert!(text.contains(&format!(" {placeholder} ")), "{placeholder} is missing: {text}");
-    }
-    assert!(!text.contains('\u{1b}'), "{text:?}");
 }
 
 #[test]

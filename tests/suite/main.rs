@@ -8,7 +8,6 @@ mod kit;
 
 mod admin;
 mod algorithms;
-mod bench_command;
 mod check_env;
 mod blocks;
 mod calling;

@@ -175,12 +175,12 @@ pub struct DurationRange {
 
 impl DurationRange {
     /// The durations from `min` to `max`.
-    pub(crate) const fn new(min: Duration, max: Duration) -> Self {
+    pub const fn new(min: Duration, max: Duration) -> Self {
         Self { min, max, allows_zero: false }
     }
 
     /// Returns the range with 0 added, which turns off what the duration is for.
-    pub(crate) const fn allowing_zero(self) -> Self {
+    pub const fn allowing_zero(self) -> Self {
         Self { allows_zero: true, ..self }
     }
 }

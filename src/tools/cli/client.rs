@@ -111,7 +111,7 @@ impl RateLimitClient {
 }
 
 /// Suggests what to check after a connection failed; completes the error text.
-pub(super) fn suggest_connection_fix(target: &ConnectAddress, tls: Option<&ClientTls>, why: &str) -> String {
+pub fn suggest_connection_fix(target: &ConnectAddress, tls: Option<&ClientTls>, why: &str) -> String {
     match (target, tls) {
         (_, Some(tls)) => format!("; {}", tls.suggest_tls_fix(why)),
         (ConnectAddress::Tcp(_), None) => "; the server may require TLS; see --tls".to_owned(),
@@ -120,7 +120,7 @@ pub(super) fn suggest_connection_fix(target: &ConnectAddress, tls: Option<&Clien
 }
 
 /// Runs a future on a new runtime.
-pub(super) fn block_on<T>(
+pub fn block_on<T>(
     mut runtime: runtime::Builder,
     future: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
@@ -140,7 +140,7 @@ fn format_root_cause(error: &dyn Error) -> String {
 /// TLS flags.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub(super) struct TlsArgs {
+pub struct TlsArgs {
     /// Connect over TLS; a CA of the system or of --ca must have signed the server's certificate
     #[arg(long)]
     tls: bool,
@@ -160,7 +160,7 @@ pub(super) struct TlsArgs {
 
 impl TlsArgs {
     /// Reads the files for TLS with `target`; `None` without --tls. The error names the flag.
-    pub(super) fn load_client_tls(&self, target: &ConnectAddress) -> Result<Option<ClientTls>, String> {
+    pub fn load_client_tls(&self, target: &ConnectAddress) -> Result<Option<ClientTls>, String> {
         let file = |setting, path: &Option<PathBuf>| path.clone().map(|path| PemFile { setting, path });
         let certificate = file("--cert", &self.cert);
         let identity = certificate.zip(file("--key", &self.key));
@@ -182,11 +182,11 @@ pub(super) struct TlsFiles {
 
 /// TLS configuration for one server.
 #[derive(Clone, Debug)]
-pub(super) struct ClientTls {
+pub struct ClientTls {
     /// Configuration for `tokio_rustls`.
-    pub(super) config: Arc<ClientConfig>,
+    pub config: Arc<ClientConfig>,
     /// Name that the server's certificate must hold.
-    pub(super) server_name: ServerName<'static>,
+    pub server_name: ServerName<'static>,
     /// Configuration for tonic.
     pub(super) tonic_config: ClientTlsConfig,
     /// `true` if there is a client certificate.

@@ -14,24 +14,24 @@ use crate::base::text::truncate_and_escape;
 use crate::tools::simulate::results::compute_share;
 
 /// Writes text to standard output.
-pub(super) fn print_to_stdout(text: impl Display) -> io::Result<()> {
+pub fn print_to_stdout(text: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{text}")?;
     out.flush()
 }
 
 /// Writes an error to standard error, and ignores a failure to do so.
-pub(super) fn print_error(what: impl Display) {
+pub fn print_error(what: impl Display) {
     let _ = writeln!(io::stderr(), "tollkeeper: {what}");
 }
 
 /// Writes progress or a remark to standard error, without a line break.
-pub(super) fn print_to_stderr_without_newline(what: impl Display) {
+pub fn print_to_stderr_without_newline(what: impl Display) {
     let _ = write!(io::stderr(), "{what}");
 }
 
 /// Returns `outcome`, or a failure if the output could not be written for another reason than a closed pipe.
-pub(super) fn fail_if_unwritten(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
+pub fn fail_if_unwritten(written: io::Result<()>, outcome: CommandOutcome) -> CommandOutcome {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             print_error(format_args!("standard output: {error}"));
@@ -68,8 +68,8 @@ pub(super) fn format_micros(micros: u64) -> String {
     text
 }
 
-/// Formats a measured time: three digits from a second on, where [`format_micros`] rounds up to whole seconds.
-pub(super) fn format_latency(micros: u64) -> String {
+/// Formats a measured time: three digits from a second on, where `format_micros` rounds up to whole seconds.
+pub fn format_latency(micros: u64) -> String {
     let seconds = micros as f64 / 1e6;
     match micros {
         // More would be shown as the next number of digits.
@@ -79,8 +79,8 @@ pub(super) fn format_latency(micros: u64) -> String {
     }
 }
 
-/// Formats a duration in seconds like [`format_micros`].
-pub(super) fn format_seconds(seconds: f64) -> String {
+/// Formats a duration in seconds like `format_micros`.
+pub fn format_seconds(seconds: f64) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a duration")]
     format_micros((seconds * 1e6) as u64)
 }
@@ -98,7 +98,7 @@ pub(super) fn format_with_noun(number: u64, what: &str) -> String {
 
 /// Outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CommandOutcome {
+pub enum CommandOutcome {
     /// The command succeeded.
     Success,
     /// The command failed, or found problems.

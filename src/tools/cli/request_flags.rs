@@ -20,7 +20,7 @@ use crate::settings::value::number::DurationRange;
 /// Request flags.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
-pub(super) struct RequestArgs {
+pub struct RequestArgs {
     /// Domain of the rules
     #[arg(long, value_name = "DOMAIN", required_unless_present = "request")]
     domain: Option<String>,
@@ -36,11 +36,11 @@ pub(super) struct RequestArgs {
 const MAX_REQUEST_FILE_BYTES: u64 = 4 << 20;
 
 /// A request file.
-pub(super) struct RequestFile {
+pub struct RequestFile {
     /// Name of the file for messages.
-    pub(super) name: String,
+    pub name: String,
     /// Its contents.
-    pub(super) text: Vec<u8>,
+    pub text: Vec<u8>,
 }
 
 impl RequestArgs {
@@ -53,13 +53,13 @@ impl RequestArgs {
     }
 
     /// Builds the request of the flags.
-    pub(super) fn build_request(&self) -> RateLimitRequest {
+    pub fn build_request(&self) -> RateLimitRequest {
         let (domain, descriptors) = (self.domain.clone().unwrap_or_default(), self.descriptors.clone());
         RateLimitRequest { domain, descriptors, hits_addend: 0 }
     }
 
     /// Reads the request file, if there is one.
-    pub(super) fn read_request_file(&self) -> Result<Option<RequestFile>, String> {
+    pub fn read_request_file(&self) -> Result<Option<RequestFile>, String> {
         let Some(path) = &self.request else { return Ok(None) };
         let name = format!("--request {}", path.display());
         let text = read_request_bytes(path).map_err(|error| format!("{name}: {error}"))?;
@@ -132,6 +132,6 @@ fn escape_with_backslash(bytes: &[u8], special: &str) -> String {
 }
 
 /// Parses a duration of `range`. The error says what to write.
-pub(super) fn parse_duration(text: &str, range: &DurationRange) -> Result<Duration, String> {
+pub fn parse_duration(text: &str, range: &DurationRange) -> Result<Duration, String> {
     Duration::parse(text, range).map_err(|invalid| format!("{}; {}", invalid.what, invalid.fix))
 }

@@ -21,6 +21,10 @@ import threading
 import time
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from load_program import load_program  # noqa: E402
+
 LIMITS = 10_000
 PAGES = ["/rules?most=10000", "/stats", "/settings", "/rlconfig", "/top?most=1000", "/fleet?most=1000"]
 RULE = "- {{key: path_of_a_shop_{:05}, rate_limit: {{unit: minute, requests_per_unit: 100}}}}\n"
@@ -85,11 +89,11 @@ def attack(port, page, clients, seconds):
 held = []
 
 
-def measure(program, ports, pid, load, attackers):
+def measure(ports, pid, load, attackers):
     peak = resident_mib(pid)
     before = peak
     bench = subprocess.Popen(
-        [program, "bench", "--addr", f"127.0.0.1:{ports[0]}", "--domain", "bench", "--descriptor", "user={key}", "--rate",
+        [load_program(), "--addr", f"127.0.0.1:{ports[0]}", "--domain", "bench", "--descriptor", "user={key}", "--rate",
          str(load[1]), "--duration", f"{load[0]}s", "--json"], stdout=subprocess.PIPE, text=True)
     attacks = [subprocess.Popen([sys.executable, __file__, "--attack", *map(str, attacker)], stdout=subprocess.PIPE, text=True)
                for attacker in attackers]
@@ -105,6 +109,8 @@ def main():
     if sys.argv[1] == "--attack":
         return attack(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))
     program = sys.argv[1]
+    # A build would disturb what is measured.
+    load_program()
     clients = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     seconds = int(sys.argv[3]) if len(sys.argv) > 3 else 10
     rate = int(sys.argv[4]) if len(sys.argv) > 4 else 1000
@@ -126,7 +132,7 @@ def main():
                     # What a page that is read leaves behind belongs to the memory before.
                     urllib.request.urlopen(f"http://127.0.0.1:{ports[2]}{page}").read()
                 attackers = [(ports[2], page, clients, seconds + 3)] if page is not None else []
-                latency, grown, refused = measure(program, ports, server.pid, (seconds, rate), attackers)
+                latency, grown, refused = measure(ports, server.pid, (seconds, rate), attackers)
                 row = [page or "none", latency["p50"], latency["p99"], latency["p99_9"], f"{grown:.0f}", refused]
                 print("| " + " | ".join(map(str, row)) + " |", flush=True)
             finally:

@@ -5,8 +5,9 @@
 //! process. Rounds alternate between the two and ratios are per round, so that drift of the machine affects both. The
 //! bench asserts nothing.
 //!
-//! `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload, redis-keys,
-//! redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape, log, cores, latency.
+//! In `tests/bench`: `cargo bench --bench serve [-- SCENARIO...]`, scenarios: hot, keys, million, rules, size, reload,
+//! redis-keys, redis-hot, redis-open, redis-ten, eventual, eventual-calls, eventual-flood, metrics, scrape, log, cores,
+//! latency.
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 

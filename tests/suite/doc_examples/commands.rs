@@ -72,7 +72,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("operations.md", "tollkeeper unblock", SERVER),
     ("operations.md", "kubectl", CLUSTER),
     ("operations.md", "curl", SERVER),
-    ("performance.md", "tollkeeper bench", SERVER),
+    ("performance.md", "cargo run --release --manifest-path", SERVER),
     ("quota.md", "TOLLKEEPER_RLQS=true cargo run", SERVES),
     ("quota.md", "curl", SERVER),
     ("quota.md", "tollkeeper top", SERVER),

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use procfs::process::Process;
+use tollkeeper::base::pb::RateLimitResponse;
+use tollkeeper::base::pb::rate_limit_response::Code;
 
 use super::connection::CallError;
-use crate::base::pb::RateLimitResponse;
-use crate::base::pb::rate_limit_response::Code;
 
 /// Measurements of a run.
 #[derive(Debug)]
@@ -84,14 +84,14 @@ pub struct LimitInResponse {
 }
 
 /// Maximum number of events in memory, which take 400 MB.
-pub(super) const MAX_VERDICT_EVENTS: usize = 10_000_000;
+pub(crate) const MAX_VERDICT_EVENTS: usize = 10_000_000;
 /// Maximum number of distinct errors.
 const MAX_ERROR_KINDS: usize = 32;
 /// Maximum latency in a histogram, in microseconds; longer ones are recorded as this.
 const MAX_LATENCY_US: u64 = 3_600_000_000;
 
 impl LoadMeasurements {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let histogram = || Histogram::new_with_max(MAX_LATENCY_US, 3).expect("three digits up to an hour can be kept");
         Self {
             latencies: histogram(),
@@ -105,7 +105,7 @@ impl LoadMeasurements {
     }
 
     /// Counts a response.
-    pub(super) fn count_verdict(&mut self, response: &RateLimitResponse) {
+    pub(crate) fn count_verdict(&mut self, response: &RateLimitResponse) {
         let count = match response.overall_code() {
             Code::Ok => &mut self.verdicts.ok,
             Code::OverLimit => &mut self.verdicts.over_limit,
@@ -115,7 +115,7 @@ impl LoadMeasurements {
     }
 
     /// Counts a call without a response.
-    pub(super) fn count_error(&mut self, error: &CallError) {
+    pub(crate) fn count_error(&mut self, error: &CallError) {
         let mut kind = error.to_string();
         if self.errors.len() >= MAX_ERROR_KINDS && !self.errors.contains_key(&kind) {
             "others".clone_into(&mut kind);
@@ -124,7 +124,7 @@ impl LoadMeasurements {
     }
 
     /// Adds the measurements of another connection.
-    pub(super) fn merge(&mut self, other: Self) {
+    pub(crate) fn merge(&mut self, other: Self) {
         // Adding cannot fail: all histograms have the same bounds.
         let _ = self.latencies.add(&other.latencies);
         let _ = self.send_delays.add(&other.send_delays);

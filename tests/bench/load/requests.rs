@@ -13,9 +13,8 @@ use bytes::Bytes;
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 use rand_distr::{Distribution as _, Zipf};
-
-use crate::base::pb::rate_limit_descriptor::Entry;
-use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
+use tollkeeper::base::pb::rate_limit_descriptor::Entry;
+use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest};
 
 /// A request with placeholders.
 #[derive(Clone, Debug)]

@@ -1,6 +1,15 @@
-//! The `bench` subcommand: key spaces, templates, judgement of verdicts, and runs against a server.
+//! `tollkeeper-bench`: key spaces, templates, judgement of verdicts, runs against a server, and the examples of its help.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
+
+#[path = "../../kit/mod.rs"]
+#[allow(dead_code, reason = "the suite uses all of the kit, these tests a part")]
+mod kit;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use proptest::prelude::*;
@@ -8,12 +17,15 @@ use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use serde_json::Value;
 use tollkeeper::base::pb::RateLimitRequest;
-use tollkeeper::tools::bench::requests::{KeySpace, PlaceholderValues, RequestMix, RequestTemplate};
-use tollkeeper::tools::bench::results::{CounterAccuracy, TimedVerdict, measure_accuracy};
+use tollkeeper_bench::requests::{KeySpace, PlaceholderValues, RequestMix, RequestTemplate};
+use tollkeeper_bench::results::{CounterAccuracy, TimedVerdict, measure_accuracy};
 
 use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::{PROGRAM, Setup, inherited_env, with_rules};
+use crate::kit::tollkeeper::{Setup, inherited_env, with_rules};
 use crate::kit::{grpc, port::Port};
+
+/// The program under test; the kit starts the servers that it loads.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tollkeeper-bench");
 
 fn sampled(keys: &str, count: usize) -> BTreeMap<u64, usize> {
     let sampler = keys.parse::<KeySpace>().unwrap().build_sampler();
@@ -149,7 +161,7 @@ fn bench(arguments: &[&str]) -> Output {
 
 fn bench_after(warm_up: &str, arguments: &[&str]) -> Output {
     let common = ["--warm-up", warm_up, "--duration", "500ms", "--connections", "2", "--timeout", "20s"];
-    Command::new(PROGRAM).arg("bench").args(arguments).args(common).env_clear().envs(inherited_env()).output().unwrap()
+    Command::new(PROGRAM).args(arguments).args(common).env_clear().envs(inherited_env()).output().unwrap()
 }
 
 fn found(output: &Output) -> Value {
@@ -283,29 +295,29 @@ fn several_requests_are_mixed_by_weight() {
         format!(r#"{{"domain": "shop", "descriptors": [{{"entries": [{{"key": "{key}", "value": "{value}"}}]}}]}}"#)
     };
     let (often, seldom) = (request("strict", "{run}{n}"), request("unknown", "{key}"));
-    std::fs::write(&path, format!(r#"[{{"weight": 3, "request": {often}}}, {{"request": {seldom}}}]"#)).unwrap();
+    fs::write(&path, format!(r#"[{{"weight": 3, "request": {often}}}, {{"request": {seldom}}}]"#)).unwrap();
     let address = format!("127.0.0.1:{}", server.grpc_port());
     let output = bench(&["--addr", &address, "--request", path.to_str().unwrap(), "--rate", "800", "--json"]);
     let found = found(&output);
     let share = found["unlimited"].as_u64().unwrap();
     assert!((60..140).contains(&share) && found["limits"][0]["requested"] == 400 - share, "{found}");
 
-    std::fs::write(&path, "[]").unwrap();
+    fs::write(&path, "[]").unwrap();
     let output = bench(&["--request", path.to_str().unwrap()]);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr.contains("mix.json: a mix needs a request with a weight above 0"), "{stderr}");
 }
 
-fn over_tls(certificates: &Certificates) -> Setup {
-    let setup = with_rules(RULES).env("GRPC_SERVER_USE_TLS", "true");
+fn over_tls(setup: Setup, certificates: &Certificates) -> Setup {
+    let setup = setup.env("GRPC_SERVER_USE_TLS", "true");
     let setup = setup.env("GRPC_SERVER_TLS_CERT", certificates.path("server.crt"));
     setup.env("GRPC_SERVER_TLS_KEY", certificates.path("server.key"))
 }
 
 const USUAL: [&str; 5] = ["--domain", "shop", "--descriptor", "strict={run}{key}", "--addr"];
 
-/// Runs `bench` so that it fails at once; returns the exit code and the error line.
+/// Runs the load so that it fails at once; returns the exit code and the error line.
 fn failing_bench(address: &str, arguments: &[&str]) -> (i32, String) {
     let output = bench(&[&USUAL, &[address][..], arguments].concat());
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -320,8 +332,8 @@ fn tls_load_trusts_the_given_authority() {
     let file = |name| certificates.path(name).to_str().unwrap().to_owned();
     let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
     let (trusting, showing) = (["--tls", "--ca", &ca], ["--cert", &cert, "--key", &key]);
-    let (open, plain) = (over_tls(&certificates).start(), with_rules(RULES).start());
-    let mutual = over_tls(&certificates).env("GRPC_CLIENT_TLS_CACERT", &ca).start();
+    let (open, plain) = (over_tls(with_rules(RULES), &certificates).start(), with_rules(RULES).start());
+    let mutual = over_tls(with_rules(RULES), &certificates).env("GRPC_CLIENT_TLS_CACERT", &ca).start();
     let [open, mutual, plain] = [&open, &mutual, &plain].map(|server| format!("localhost:{}", server.grpc_port()));
     for (address, more) in [(&open, &["--server-name", "127.0.0.1"][..]), (&open, &[]), (&mutual, &showing)] {
         let found = found(&bench(&[&USUAL, &[address.as_str()][..], &trusting, more, &["--json"]].concat()));
@@ -372,5 +384,67 @@ fn invalid_run_fails_with_one_line() {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{stderr}");
         assert!(stderr.contains(said), "{stderr}");
+    }
+}
+
+/// The help on a terminal that shows each line whole, so that it can be copied.
+fn help() -> String {
+    let mut help = Command::new(PROGRAM);
+    let output = help.arg("--help").env_clear().envs(inherited_env()).env("COLUMNS", "80").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Commands that the help shows as examples, continued lines joined.
+fn examples(help: &str) -> Vec<String> {
+    let (_, examples) = help.split_once("\nExamples:\n").expect("the help has examples");
+    let (examples, _) = examples.split_once("\n\n").unwrap();
+    let joined = examples.replace(" \\\n   ", "");
+    joined.lines().map(|example| example.trim_start().to_owned()).collect()
+}
+
+#[test]
+fn help_shows_every_placeholder() {
+    let text = help().split_whitespace().collect::<Vec<_>>().join(" ");
+    for placeholder in ["{key}", "{n}", "{random:N}", "{run}", "{{"] {
+        assert!(text.contains(&format!(" {placeholder} ")), "{placeholder} is missing: {text}");
+    }
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+}
+
+/// Writes a program of the shell.
+fn write_script(path: &Path, text: &str) {
+    fs::write(path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn examples_in_help_run_as_printed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let certificates = Certificates::new(path);
+    for (from, to) in [("client.crt", "me.crt"), ("client.key", "me.key")] {
+        fs::copy(certificates.path(from), path.join(to)).unwrap();
+    }
+    let request = r#"{"domain": "example", "descriptors": [{"entries": [{"key": "login", "value": "ann"}]}]}"#;
+    fs::write(path.join("mix.json"), format!(r#"[{{"weight": 9, "request": {request}}}]"#)).unwrap();
+    let rules = include_str!("../../../config/example.yaml");
+    let (plain, tls) = (with_rules(rules).start(), over_tls(with_rules(rules), &certificates).start());
+    symlink(PROGRAM, path.join("tollkeeper-bench")).unwrap();
+    write_script(&path.join("pidof"), &format!("test \"$*\" = '-s tollkeeper' && echo {}", plain.id()));
+    let search_path = format!("{}:{}", path.display(), std::env::var("PATH").unwrap());
+    let examples = examples(&help());
+    assert_eq!(examples.len(), 5, "{examples:?}");
+    for example in examples {
+        let server = if example.contains(" --tls ") { &tls } else { &plain };
+        let mut command = example.replace("localhost:8081", &format!("localhost:{}", server.grpc_port()));
+        command = command.replace(" --duration 30s", "") + " --duration 200ms --warm-up 0";
+        if !example.contains(" --addr ") {
+            command += &format!(" --addr 127.0.0.1:{}", server.grpc_port());
+        }
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &command]).current_dir(path).env_clear().envs(inherited_env()).env("PATH", &search_path);
+        let output = shell.output().unwrap();
+        assert!(output.status.success(), "{example}\n{output:?}");
     }
 }

@@ -1,39 +1,45 @@
-//! `bench`: load-test a rate limit service, and measure the accuracy of its limits.
+//! `tollkeeper-bench`: load-test a rate limit service, and measure the accuracy of its limits.
 //!
-//! Decides: options of `bench`, their defaults and ranges (`--streams`); its exit code: with errors 1.
+//! Options and output; the library beside it has the load and the results.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use tokio::runtime;
-
-use super::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
-use super::print::{
+use tollkeeper::base::clock::to_micros;
+use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::base::random::random_u64;
+use tollkeeper::base::text::{escape_unprintable, to_pretty_json};
+use tollkeeper::base::text_table::{NumberAlignment, format_table};
+use tollkeeper::serve::http::proto_json::request_from_json;
+use tollkeeper::settings::address::ConnectAddress;
+use tollkeeper::settings::value::number::DurationRange;
+use tollkeeper::tools::cli::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};
+use tollkeeper::tools::cli::print::{
     CommandOutcome, fail_if_unwritten, format_latency, format_seconds, print_error, print_to_stderr_without_newline,
     print_to_stdout,
 };
-use super::request_flags::{RequestArgs, parse_duration};
-use crate::base::clock::to_micros;
-use crate::base::pb::RateLimitRequest;
-use crate::base::random::random_u64;
-use crate::base::text::{escape_unprintable, to_pretty_json};
-use crate::base::text_table::{NumberAlignment, format_table};
-use crate::serve::http::proto_json::request_from_json;
-use crate::settings::address::ConnectAddress;
-use crate::settings::value::number::DurationRange;
-use crate::tools::bench::connection::{BenchTarget, BenchTls, CallError};
-use crate::tools::bench::load_generator::{self, LoadPlan, LoadProgress, LoadRunError};
-use crate::tools::bench::measurements::{UsageSource, VerdictCounts};
-use crate::tools::bench::requests::{KeySpace, RequestMix, RequestTemplate};
-use crate::tools::bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage, StatedLimit};
+use tollkeeper::tools::cli::request_flags::{RequestArgs, parse_duration};
+use tollkeeper_bench::connection::{BenchTarget, BenchTls, CallError};
+use tollkeeper_bench::load_generator::{self, LoadPlan, LoadProgress, LoadRunError};
+use tollkeeper_bench::measurements::{UsageSource, VerdictCounts};
+use tollkeeper_bench::requests::{KeySpace, RequestMix, RequestTemplate};
+use tollkeeper_bench::results::{BenchResults, LimitAccuracy, Percentiles, ServerUsage, StatedLimit};
 
-/// Arguments of `bench`.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
+/// Same allocator as tollkeeper's, so that generating load takes little CPU.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Load-test any rate limit service: throughput, latencies, accuracy.
+#[derive(Debug, Parser)]
+#[command(name = "tollkeeper-bench", max_term_width = 120, after_long_help = HELP)]
+struct Args {
     /// Address of the gRPC listener of any rate limit service; unix:PATH for a unix socket
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
     addr: ConnectAddress,
@@ -85,7 +91,7 @@ pub(super) struct Args {
 }
 
 // The escape sequence keeps clap from replacing `{n}` by a line end; clap removes it where colours are off.
-pub(super) const HELP: &str = "\
+const HELP: &str = "\
 Placeholders in keys and values: {key} is a number from the key space, {\u{1b}[0mn} the number of the call, {random:N} a random \
 number below N, {run} eight letters that differ in each run, for fresh counters. {{ is a brace.
 
@@ -100,14 +106,14 @@ its end and differs from a log without being wrong; so does a bucket. Times are 
 requests count as simultaneous. Use fresh counters (see {run}) and limits on hits that all requests have.
 
 Examples:
-  tollkeeper bench --domain example --descriptor 'login={key}'
-  tollkeeper bench --domain example --descriptor 'api_key={run}{key}' \\
+  tollkeeper-bench --domain example --descriptor 'login={key}'
+  tollkeeper-bench --domain example --descriptor 'api_key={run}{key}' \\
     --keys zipf:1000000:1.1 --rate 2000 --duration 30s
-  tollkeeper bench --addr localhost:8081 --domain example \\
+  tollkeeper-bench --addr localhost:8081 --domain example \\
     --descriptor 'user=u{key},action=a{random:20}' --json
-  tollkeeper bench --addr localhost:8081 --tls --ca ca.crt --cert me.crt \\
+  tollkeeper-bench --addr localhost:8081 --tls --ca ca.crt --cert me.crt \\
     --key me.key --domain example --descriptor 'login={key}'
-  tollkeeper bench --request mix.json --pid $(pidof -s tollkeeper)
+  tollkeeper-bench --request mix.json --pid $(pidof -s tollkeeper)
 
 Exit codes: 0 every call got a response, 1 some got none, or no call was possible, 2 invalid usage.";
 
@@ -116,8 +122,12 @@ const DEFAULT_CLOSED_LOOP_STREAMS: u16 = 64;
 /// Maximum of concurrent calls on each connection of an open loop, more than a server that keeps up needs.
 const DEFAULT_OPEN_LOOP_STREAMS: u16 = 250;
 
+fn main() -> ExitCode {
+    run(&Args::parse()).into()
+}
+
 /// Runs the load and prints the results.
-pub(super) fn run(args: &Args) -> CommandOutcome {
+fn run(args: &Args) -> CommandOutcome {
     let prepared = args.tls.load_client_tls(&args.addr).and_then(|tls| Ok((build_load_plan(args, tls.as_ref())?, tls)));
     let (plan, tls) = match prepared {
         Ok(prepared) => prepared,

@@ -17,11 +17,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tollkeeper::base::pb::codec::{GRPC_FRAME_HEAD_BYTES, encode_grpc_frame};
+use tollkeeper::base::pb::{RATE_LIMIT_METHOD_PATH, RateLimitRequest, RateLimitResponse};
+use tollkeeper::settings::address::ConnectAddress;
 use tonic::Code;
-
-use crate::base::pb::codec::{GRPC_FRAME_HEAD_BYTES, encode_grpc_frame};
-use crate::base::pb::{RATE_LIMIT_METHOD_PATH, RateLimitRequest, RateLimitResponse};
-use crate::settings::address::ConnectAddress;
 
 /// Server under load, and access to it.
 #[derive(Clone)]

@@ -17,16 +17,16 @@ use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
+use tollkeeper::base::clock::{Clock, to_micros};
+use tollkeeper::base::pb::rate_limit_response::Code;
+use tollkeeper::base::pb::{RateLimitRequest, RateLimitResponse};
+use tollkeeper::base::sharded::lock_ignoring_poison;
 
 use super::connection::{BenchConnection, BenchTarget, CallError};
 use super::measurements::{
     DescriptorVerdict, LimitInResponse, LoadMeasurements, MAX_VERDICT_EVENTS, ResourceUsage, UsageSource, UsageSpan,
 };
 use super::requests::{KeySpace, PlaceholderValues, RequestMix};
-use crate::base::clock::{Clock, to_micros};
-use crate::base::pb::rate_limit_response::Code;
-use crate::base::pb::{RateLimitRequest, RateLimitResponse};
-use crate::base::sharded::lock_ignoring_poison;
 
 /// Parameters of a run.
 #[derive(Clone)]

@@ -13,10 +13,10 @@ use std::ops::AddAssign;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use tollkeeper::limit::period::Unit;
 
 use super::load_generator::LoadPlan;
 use super::measurements::{DescriptorVerdict, LimitInResponse, LoadMeasurements, UsageSpan, VerdictCounts};
-use crate::limit::period::Unit;
 
 /// Results of a run.
 #[derive(Clone, Debug, Serialize)]
