@@ -1,0 +1,5 @@
+//! Messages of protobuf, and texts.
+
+mod proto;
+mod descriptors;
+mod text;

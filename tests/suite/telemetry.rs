@@ -1,0 +1,7 @@
+//! Metrics, traces, log lines, and statistics of descriptors without a rule.
+
+mod logs;
+mod metrics;
+mod mapper_file;
+mod traces;
+mod unmatched;
