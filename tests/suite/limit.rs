@@ -1,6 +1,6 @@
 //! Algorithms, windows and holds: the pure part.
 
-mod algorithms;
-mod textbook;
+pub(crate) mod algorithms;
+pub(crate) mod textbook;
 mod holds;
 mod windows;

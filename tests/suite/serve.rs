@@ -16,4 +16,4 @@ mod debug_pages;
 mod console;
 mod fleet;
 mod quota;
-mod envoy;
+pub(crate) mod envoy;

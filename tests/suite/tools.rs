@@ -1,8 +1,8 @@
 //! Subcommands.
 
-mod cli;
+pub(crate) mod cli;
 mod envoy_check;
-mod simulate;
+pub(crate) mod simulate;
 mod recommend;
 mod why;
 mod events;

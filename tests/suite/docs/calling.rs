@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::cookbook::page::shown_commands;
+use crate::docs::cookbook::page::shown_commands;
 use crate::kit::port::Port;
 use crate::kit::tollkeeper::{Tollkeeper, inherited_env, with_rules};
 use crate::kit::{read, repository};

@@ -20,19 +20,19 @@ use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
 
 use self::page::{Recipe, recipes};
-use crate::envoy::concurrency::{OpenUpstream, open};
 use crate::kit::envoy::Envoy;
 use crate::kit::http::{self, Request};
 use crate::kit::redis;
 use crate::kit::test_service::{TestRequest, TestService};
 use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, without_rules};
 use crate::kit::{read, repository, wait_for};
+use crate::serve::envoy::concurrency::{OpenUpstream, open};
 
 /// 2026-01-01 00:00:00 UTC.
 const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
 
 /// Envoy's bootstrap, without what the recipes show.
-const TEMPLATE: &str = "tests/suite/cookbook/envoy.yaml";
+const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Headings of the page; each recipe has a test below, which names its number.
 const RECIPES: [&str; 19] = [

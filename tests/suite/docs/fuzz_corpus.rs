@@ -1,25 +1,25 @@
 //! Inputs found by the fuzzers: every file of `fuzz/corpus/` runs through its check. `fuzz/README.md` describes how to
 //! find more.
 
-#[path = "../../fuzz/checks/decide.rs"]
+#[path = "../../../fuzz/checks/decide.rs"]
 mod decide;
-#[path = "../../fuzz/checks/decider.rs"]
+#[path = "../../../fuzz/checks/decider.rs"]
 mod decider;
-#[path = "../../fuzz/checks/charges.rs"]
+#[path = "../../../fuzz/checks/charges.rs"]
 mod charges;
-#[path = "../../fuzz/checks/json.rs"]
+#[path = "../../../fuzz/checks/json.rs"]
 mod json;
-#[path = "../../fuzz/checks/mapper.rs"]
+#[path = "../../../fuzz/checks/mapper.rs"]
 mod mapper;
-#[path = "../../fuzz/checks/redis.rs"]
+#[path = "../../../fuzz/checks/redis.rs"]
 mod redis;
-#[path = "../../fuzz/checks/resources.rs"]
+#[path = "../../../fuzz/checks/resources.rs"]
 mod resources;
-#[path = "../../fuzz/checks/rules.rs"]
+#[path = "../../../fuzz/checks/rules.rs"]
 mod rules;
-#[path = "../../fuzz/checks/settings.rs"]
+#[path = "../../../fuzz/checks/settings.rs"]
 mod settings;
-#[path = "../../fuzz/checks/wildcard.rs"]
+#[path = "../../../fuzz/checks/wildcard.rs"]
 mod wildcard;
 
 use std::collections::BTreeSet;

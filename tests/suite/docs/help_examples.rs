@@ -14,7 +14,7 @@ use crate::kit::redis::certificates::Certificates;
 use crate::kit::redis::{Server, options};
 use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
 use crate::kit::{http, read, repository, wait_for};
-use crate::simulate::Log;
+use crate::tools::simulate::Log;
 
 /// Commands with a help text of their own; the empty one is the program itself.
 const COMMANDS: [&str; 15] = [

@@ -74,7 +74,7 @@ fn read(path: &str) -> String {
 fn bad_files_give_the_expected_diagnostics() {
     let mut seen = 0;
     let mut wrong = Vec::new();
-    for file in std::fs::read_dir(in_repository("tests/suite/config/bad")).expect("the folder is there") {
+    for file in std::fs::read_dir(in_repository("tests/suite/rules/config/bad")).expect("the folder is there") {
         let path = file.expect("readable").path();
         if path.extension().is_none_or(|extension| extension != "yaml") {
             continue;

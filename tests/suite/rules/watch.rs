@@ -14,7 +14,7 @@ use tollkeeper::rules::files::read::read_rule_files;
 use tollkeeper::rules::files::watch::{FileSetReceiver, FileWatcher, WatchTiming};
 use tollkeeper::rules::files::{PathProblem, RuleFileSet, RuleFileSetResult, RuleFilesLocation};
 
-use crate::rule_files::{runtime, tree};
+use crate::rules::rule_files::{runtime, tree};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 

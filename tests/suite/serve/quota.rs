@@ -362,7 +362,7 @@ fn real_envoy_keeps_to_a_limit_in_redis() {
 }
 
 fn keeps_to_a_limit_that_rls_shares(server: &Tollkeeper) {
-    let envoy = Envoy::start_file("tests/suite/quota/envoy.yaml", &[server.grpc_port()], |bootstrap| bootstrap);
+    let envoy = Envoy::start_file("tests/suite/serve/quota/envoy.yaml", &[server.grpc_port()], |bootstrap| bootstrap);
     let request = envoy.get("/").header("x-user", "ann");
     let began = Instant::now();
     let mut passed = 0;

@@ -14,7 +14,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::fallback::Fallback;
 
-use super::algorithms::scenario::config;
+use crate::limit::algorithms::scenario::config;
 
 /// The first instant of a day, which begins a window of each unit used here.
 const MIDNIGHT: Time = Time::from_secs(1_783_468_800);

@@ -15,11 +15,11 @@ use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::tools::envoy_check::check_bootstrap;
 use tollkeeper::tools::envoy_check::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
 
-use crate::cli::{ExitResult, Run};
 use crate::kit::envoy::validate;
 use crate::kit::{read, repository};
+use crate::tools::cli::{ExitResult, Run};
 
-const SAMPLES: &str = "tests/suite/envoy_check";
+const SAMPLES: &str = "tests/suite/tools/envoy_check";
 
 /// YAML files of a folder of samples, by name.
 fn samples(folder: &str) -> Vec<(String, PathBuf)> {

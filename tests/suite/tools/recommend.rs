@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::kit::tollkeeper::{PROGRAM, inherited_env};
-use crate::simulate::Log;
+use crate::tools::simulate::Log;
 
 /// Rules of the domain `shop`: five logins per minute and name.
 const RULES: &str = "\

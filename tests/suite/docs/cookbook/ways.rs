@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::page::Recipe;
 use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, simulate, top};
-use crate::envoy::concurrency::{OpenUpstream, open};
 use crate::kit::http::Request;
 use crate::kit::test_service::TestRequest;
 use crate::kit::tollkeeper::{PROGRAM, inherited_env};
 use crate::kit::{read, repository, wait_for};
+use crate::serve::envoy::concurrency::{OpenUpstream, open};
 
 /// Serves a way of the recipe of that number.
 fn serve_way(number: usize, way: usize) -> Served {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::kit::tollkeeper::{PROGRAM, inherited_env};
 use crate::kit::{read, repository};
-use crate::simulate::Log;
+use crate::tools::simulate::Log;
 
 /// First words of a command; other indented lines are settings, outputs and files.
 const PROGRAMS: [&str; 14] = [

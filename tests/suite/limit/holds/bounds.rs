@@ -15,7 +15,7 @@ use tollkeeper::limit::period::Unit;
 use tollkeeper::limit::request::Hits;
 
 use super::{HELD, SECOND_US, holder, lent, limit, spec};
-use crate::algorithms::scenario::config;
+use crate::limit::algorithms::scenario::config;
 
 const HOLDERS: usize = 3;
 const START_US: u64 = 1_767_225_600 * SECOND_US;

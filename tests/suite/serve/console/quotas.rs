@@ -5,7 +5,7 @@ use serde_json::json;
 use super::browser::{HOSTILE, assert_quiet, find_violations, open};
 use crate::kit::chromium::Chromium;
 use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::quota::proxy::{Assigned, Proxy};
+use crate::serve::quota::proxy::{Assigned, Proxy};
 
 const RULES: &str = "\
 domain: shop

@@ -17,7 +17,7 @@ use crate::kit::tollkeeper::{Tollkeeper, with_rules};
 use crate::kit::{read, repository, wait_for};
 
 /// Envoy's bootstrap, with a comment in each place that a test fills.
-const TEMPLATE: &str = "tests/suite/cookbook/envoy.yaml";
+const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";
 
 /// Claims: `sub` is `ann`, `org.name` is `acme`, `num` is the number 5. No key signed it.
 const TOKEN: &str =

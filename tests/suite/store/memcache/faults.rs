@@ -9,8 +9,8 @@ use crate::kit::memcached::{Memcached, memcached};
 use crate::kit::tcp_proxy::{Mode, TcpProxy};
 use crate::kit::tollkeeper::Tollkeeper;
 use crate::kit::wait_for;
-use crate::redis::faults::load::{Load, with_policies};
-use crate::redis::faults::{CALLS_PER_FAULT, alone, keeps_no_more_files_than, open_files};
+use crate::store::redis::faults::load::{Load, with_policies};
+use crate::store::redis::faults::{CALLS_PER_FAULT, alone, keeps_no_more_files_than, open_files};
 
 fn counting_in(servers: &str) -> Tollkeeper {
     with_policies().env("BACKEND_TYPE", "memcache").env("MEMCACHE_HOST_PORT", servers).start()

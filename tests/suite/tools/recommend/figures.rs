@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Files, RULES, limit_of, row, settings, ten_users};
-use crate::simulate::Log;
+use crate::tools::simulate::Log;
 
 #[test]
 fn limits_of_known_traffic_are_the_quantiles_of_use() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use super::Files;
-use crate::simulate::Log;
+use crate::tools::simulate::Log;
 
 /// Rules whose key breaks out of every context if it is not escaped.
 const RULES: &str = "domain: shop\ndescriptors:\n- {key: '</pre><script>document.title=1</script>', rate_limit: {unit: minute, requests_per_unit: 5}}\n";

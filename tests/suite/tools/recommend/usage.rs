@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Files, RULES, limit_of, row, settings, ten_users};
 use crate::kit::tollkeeper::PROGRAM;
-use crate::simulate::Log;
+use crate::tools::simulate::Log;
 
 #[test]
 fn invalid_use_is_refused_with_a_fix() {

@@ -11,10 +11,10 @@ use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, StoredLease};
 
 /// Results of a charge's limits.
-pub(in crate::redis) type ChargeResults = SmallVec<[ChargeResult; 1]>;
+pub(in crate::store::redis) type ChargeResults = SmallVec<[ChargeResult; 1]>;
 
 /// States of a descriptor's counters.
-pub(in crate::redis) type States = SmallVec<[State; 1]>;
+pub(in crate::store::redis) type States = SmallVec<[State; 1]>;
 
 /// Stored counters.
 #[derive(Debug)]
@@ -45,20 +45,20 @@ impl Redis {
 
 /// Counters of a descriptor, and the record of its leases.
 #[derive(Debug)]
-pub(in crate::redis) struct StoredCounters {
-    pub(in crate::redis) states: States,
-    pub(in crate::redis) record: Vec<StoredLease>,
+pub(in crate::store::redis) struct StoredCounters {
+    pub(in crate::store::redis) states: States,
+    pub(in crate::store::redis) record: Vec<StoredLease>,
 }
 
 impl StoredCounters {
     /// Creates empty counters.
-    pub(in crate::redis) fn new(counters: &[OwnedCounter]) -> Self {
+    pub(in crate::store::redis) fn new(counters: &[OwnedCounter]) -> Self {
         let states = counters.iter().map(|it| State::empty(it.limit.algorithm())).collect();
         Self { states, record: Vec::new() }
     }
 
     /// Makes charges in order; returns their results, and the hits that refunds leave charged.
-    pub(in crate::redis) fn call(
+    pub(in crate::store::redis) fn call(
         &mut self,
         commands: &[OwnedCharge],
         leases: Option<&LeaseArguments>,
