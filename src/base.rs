@@ -6,7 +6,7 @@ pub mod clock;
 pub(crate) mod named_enum;
 pub mod go_syntax;
 pub mod text;
-pub(crate) mod text_table;
+pub mod text_table;
 pub mod random;
 pub mod write_coalescing;
 pub mod sharded;

@@ -4,7 +4,7 @@
 //! `config_check_cmd` or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name. Exit codes: 0 ok,
 //! 1 failed (`check` found problems), 2 invalid usage or settings.
 
-mod print;
+pub mod print;
 mod request_flags;
 mod client;
 mod rule_files;

@@ -8,8 +8,8 @@
 //! concerns is ignored, so a file of another version is no error. A configuration dump of a running Envoy works too.
 
 pub mod finding;
-mod config_node;
-mod descriptors;
+pub mod config_node;
+pub mod descriptors;
 mod bootstrap;
 mod clusters;
 mod filters;

@@ -3,3 +3,5 @@
 mod proto;
 mod descriptors;
 mod text;
+mod text_table;
+mod threads;

@@ -8,3 +8,4 @@ mod blocks;
 mod failure_policies;
 mod decision_log;
 mod request_headers;
+mod key_text;

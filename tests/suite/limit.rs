@@ -4,3 +4,5 @@ pub(crate) mod algorithms;
 pub(crate) mod textbook;
 mod holds;
 mod windows;
+mod published_values;
+mod division;

@@ -8,3 +8,4 @@ mod matching;
 mod plans;
 mod rule_defaults;
 mod xds;
+mod patterns;

@@ -17,3 +17,5 @@ mod console;
 mod fleet;
 mod quota;
 pub(crate) mod envoy;
+mod connections;
+mod inbound_frames;

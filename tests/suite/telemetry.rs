@@ -5,3 +5,5 @@ mod metrics;
 mod mapper_file;
 mod traces;
 mod unmatched;
+mod statistics;
+mod http2_refusals;

@@ -7,7 +7,7 @@
 //! A request is dropped when the client resets its stream or the connection ends. Keepalive pings, and the limits of h2
 //! on resets and small DATA frames, are here too; those on SETTINGS and GOAWAY are in `frame_filter`.
 
-mod in_flight;
+pub mod in_flight;
 mod stream;
 
 use std::convert::Infallible;

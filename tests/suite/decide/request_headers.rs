@@ -113,3 +113,25 @@ fn headers_of_all_descriptors_go_before_those_of_the_tightest() {
     let headers = lines(&ask(&server, &many), "responseHeadersToAdd");
     assert_eq!(headers.len(), 64 + 3, "Envoy takes 100 headers");
 }
+
+mod limit_names {
+    use tollkeeper::decide::merge::encode_limit_name;
+
+    const MAX_LIMIT_NAME_BYTES: usize = 128;
+
+    #[test]
+    fn name_is_encoded_for_a_header_and_cut() {
+        for (name, encoded) in [
+            ("per-key", "per-key"),
+            ("shop.user_*", "shop.user_*"),
+            ("a, b;c%\r\nx: y", "a%2C%20b%3Bc%25%0D%0Ax:%20y"),
+            ("\u{fc}\u{202e}\"\\", "%C3%BC%E2%80%AE%22%5C"),
+        ] {
+            assert_eq!(encode_limit_name(name), encoded);
+        }
+        assert_eq!(encode_limit_name(&"x".repeat(128)), "x".repeat(128));
+        assert_eq!(encode_limit_name(&"x".repeat(129)), "x".repeat(128) + "...");
+        let cut = encode_limit_name(&"\u{fc}".repeat(1000));
+        assert!(cut.len() <= MAX_LIMIT_NAME_BYTES + 3 && cut.ends_with("C..."), "{cut}");
+    }
+}

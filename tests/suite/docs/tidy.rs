@@ -58,10 +58,9 @@ impl Text {
         module.is_empty() || modules.iter().any(|ancestor| is_below(ancestor))
     }
 
-    /// The lines that are code, with their numbers; without tests, which stand last in a file.
+    /// The lines that are code, with their numbers.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        let lines = self.content.lines().take_while(|line| line.trim() != "#[cfg(test)]");
-        (1..).zip(lines).filter(|(_, line)| !line.trim_start().starts_with("//"))
+        (1..).zip(self.content.lines()).filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
 }
 

@@ -792,3 +792,28 @@ fn stray_bracket_after_a_flow_document_is_a_warning() {
         assert!(compile_texts(&[first], &CompileOptions::default()).is_err(), "{wrong}");
     }
 }
+
+mod acknowledged_lines {
+    use tollkeeper::rules::diagnostic::AcknowledgedLines;
+
+    #[test]
+    fn comments_acknowledge_their_line_or_the_next() {
+        let text = "\
+    # check: ok, the file is a sample
+    domain: a
+    descriptors:  # check: ok
+    # check: ok: two lines
+    # of comment
+
+    - key: b # check: okay
+    - key: c#check: ok
+    - value: '# check: ok'
+    - key: d
+    ";
+        let found = AcknowledgedLines::from_text(text);
+        let lines: Vec<u32> = (0..12).filter(|line| found.contains_line(*line)).collect();
+        // In quotes it looks the same: only warnings of that line are concerned.
+        assert_eq!(lines, [2, 3, 7]);
+        assert!(!AcknowledgedLines::from_text("domain: a\n").contains_line(1));
+    }
+}

@@ -6,6 +6,7 @@
 mod redis_table;
 mod tables;
 mod tools;
+mod rows;
 
 use std::fs;
 use std::path::PathBuf;

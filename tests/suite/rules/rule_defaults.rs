@@ -467,3 +467,18 @@ fn committed_schema_of_defaults_matches_the_code() {
     let schema: Value = serde_json::from_str(&schema).unwrap();
     assert!(schema["$defs"]["domain_defaults"]["properties"]["on_store_error"].is_object());
 }
+
+mod keys {
+    use tollkeeper::rules::document::defaults::DefaultableKey;
+    use tollkeeper::rules::key_table::{RULE_FILE_KEYS, Section};
+
+    #[test]
+    fn defaultable_keys_are_those_that_defaults_can_have() {
+        let mut rows: Vec<_> =
+            RULE_FILE_KEYS.iter().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
+        let mut names = DefaultableKey::NAMES.to_vec();
+        rows.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(rows, names);
+    }
+}

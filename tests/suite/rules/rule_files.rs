@@ -340,3 +340,43 @@ fn schema_beside_the_rules_is_not_loaded() {
         assert!(found[0].ends_with("a.yaml"), "{found:?}");
     }
 }
+
+mod set_files {
+    use std::path::Path;
+    use std::path::PathBuf;
+    use tollkeeper::rules::files::read::find_set_file_names;
+    use tollkeeper::rules::files::read::resolve_set_file_path;
+
+    #[test]
+    fn names_are_found_where_the_compiler_reads_them() {
+        let text = "
+    domain: d
+    descriptors:
+      - key: a
+        match: { in: { file: a.txt } }
+        descriptors:
+          - key: b
+            match: { not: { cidr: { file: lists/b.list } } }
+          - { key: c, match: { in: { file: a.txt } }, metadata: { match: { in: { file: no.txt } } } }
+    ---
+    domain: e
+    descriptors: [{ key: d, match: { cidr: { file: e.txt } } }]
+    ";
+        let mut names = find_set_file_names(text.as_bytes());
+        names.sort();
+        assert_eq!(names, ["a.txt", "e.txt", "lists/b.list"]);
+        assert!(find_set_file_names(b"match: { file: [").is_empty());
+    }
+
+    #[test]
+    fn names_stay_below_the_directory_of_the_rule_file() {
+        let resolve = |name: &str| resolve_set_file_path(Path::new("/rules/shop/a.yaml"), name);
+        assert_eq!(resolve("lists/b.txt"), Ok(PathBuf::from("/rules/shop/lists/b.txt")));
+        assert_eq!(resolve_set_file_path(Path::new("a.yaml"), "b.list"), Ok(PathBuf::from("b.list")));
+        for name in
+            ["", "/etc/passwd", "/etc/a.txt", "../a.txt", "x/../../a.txt", "a.yaml", "a", "a.json", "a\n.txt", "a#.txt"]
+        {
+            assert!(resolve(name).is_err(), "{name}");
+        }
+    }
+}

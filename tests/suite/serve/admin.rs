@@ -416,3 +416,57 @@ fn log_level_change_requires_the_token_and_a_known_level() {
     assert_eq!(refused.status, 403);
     assert!(refused.text().contains("for the server and restart it"), "{refused:?}");
 }
+
+mod token_attempts {
+    use std::time::{Duration, Instant};
+
+    use tollkeeper::serve::http::token_attempts::{TokenAttempt, TokenAttemptResult, TokenAttempts};
+
+    const MAX_WRONG_TOKENS: u32 = 100;
+
+    fn check(attempts: &TokenAttempts, peer: &str, is_right: bool, now: Instant) -> TokenAttemptResult {
+        attempts.check_and_record_attempt(TokenAttempt { peer: peer.parse().ok(), is_right, now })
+    }
+
+    #[test]
+    fn right_token_is_refused_after_ten_wrong_ones_of_an_address_for_a_minute() {
+        let (attempts, start) = (TokenAttempts::default(), Instant::now());
+        let later = |seconds| start + Duration::from_secs(seconds);
+        for second in 0..10 {
+            assert_eq!(check(&attempts, "10.0.0.1", true, later(second)), TokenAttemptResult::Accepted);
+            assert_eq!(check(&attempts, "10.0.0.1", false, later(second)), TokenAttemptResult::Wrong);
+        }
+        let refused = TokenAttemptResult::Refused(Duration::from_secs(30));
+        assert_eq!(check(&attempts, "10.0.0.1", true, later(30)), refused);
+        assert_eq!(check(&attempts, "10.0.0.1", false, later(30)), refused);
+        assert_eq!(check(&attempts, "10.0.0.2", true, later(30)), TokenAttemptResult::Accepted);
+        assert_eq!(check(&attempts, "10.0.0.1", true, later(60)), TokenAttemptResult::Accepted);
+    }
+
+    #[test]
+    fn many_addresses_share_a_bound_that_leaves_this_machine_out() {
+        let (attempts, now) = (TokenAttempts::default(), Instant::now());
+        let mut wrong = 0;
+        for address in 0..200 {
+            wrong += u32::from(check(&attempts, &format!("10.0.0.{address}"), false, now) == TokenAttemptResult::Wrong);
+        }
+        assert_eq!(wrong, MAX_WRONG_TOKENS);
+        assert!(matches!(check(&attempts, "10.0.1.1", true, now), TokenAttemptResult::Refused(_)));
+        assert_eq!(check(&attempts, "127.0.0.1", true, now), TokenAttemptResult::Accepted);
+        for last in 0..10 {
+            assert_eq!(check(&attempts, &format!("127.0.0.{last}"), false, now), TokenAttemptResult::Wrong);
+        }
+        assert!(matches!(check(&attempts, "127.0.0.99", false, now), TokenAttemptResult::Refused(_)));
+        assert!(matches!(check(&attempts, "::1", true, now), TokenAttemptResult::Refused(_)));
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_bounded_as_one() {
+        let (attempts, now) = (TokenAttempts::default(), Instant::now());
+        for host in 0..10 {
+            assert_eq!(check(&attempts, &format!("2001:db8::{host:x}"), false, now), TokenAttemptResult::Wrong);
+        }
+        assert!(matches!(check(&attempts, "2001:db8::ffff", true, now), TokenAttemptResult::Refused(_)));
+        assert_eq!(check(&attempts, "2001:db8:0:1::1", true, now), TokenAttemptResult::Accepted);
+    }
+}

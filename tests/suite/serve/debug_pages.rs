@@ -376,3 +376,51 @@ descriptors:
         }
     });
 }
+
+mod page_builder {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use axum::http::{StatusCode, Uri, header};
+    use futures_util::future::join_all;
+    use futures_util::poll;
+    use tollkeeper::base::threads;
+    use tollkeeper::serve::http::page_builder::{Page, PageBuilder};
+
+    #[tokio::test]
+    async fn pages_that_took_long_are_kept_but_no_errors() {
+        for (status, expected) in [(StatusCode::OK, 1), (StatusCode::BAD_REQUEST, 2)] {
+            let (pages, built) = (PageBuilder::default(), Arc::new(AtomicU32::new(0)));
+            for _ in 0..2 {
+                let built = Arc::clone(&built);
+                let build = move || {
+                    let before = threads::thread_cpu_time();
+                    while threads::thread_cpu_time() < before + Duration::from_millis(5) {}
+                    built.fetch_add(1, Ordering::Relaxed);
+                    Some(Page::error(status, "a page\n".to_owned()))
+                };
+                // What removes a kept page runs on this thread too, so not yet.
+                let response = pages.respond_with_page(&Uri::from_static("/what_if"), build).await;
+                assert_eq!(response.status(), status);
+            }
+            assert_eq!(built.load(Ordering::Relaxed), expected, "{status}");
+        }
+    }
+
+    #[tokio::test]
+    async fn more_requests_than_may_wait_are_told_to_come_back() {
+        let (pages, uri) = (PageBuilder::default(), Uri::from_static("/what_if"));
+        let (release, held) = mpsc::channel::<()>();
+        let mut first = pin!(pages.respond_with_page(&uri, move || held.recv().ok().and(None)));
+        assert!(poll!(first.as_mut()).is_pending());
+        let mut waiting = pin!(join_all((1..256).map(|_| pages.respond_with_page(&uri, || None))));
+        assert!(poll!(waiting.as_mut()).is_pending());
+        let response = pages.respond_with_page(&uri, || None).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        release.send(()).expect("the page waits");
+        first.await;
+    }
+}

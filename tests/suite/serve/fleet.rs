@@ -1,5 +1,12 @@
 //! `/fleet` and `top --fleet`: all replicas of one Redis, each of which shows the same.
 
+mod alarms;
+mod findings;
+mod merge_keys;
+mod rejection_rise;
+mod summary;
+mod view;
+
 use std::process::Command;
 use std::time::{Duration, Instant};
 

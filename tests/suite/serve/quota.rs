@@ -5,6 +5,7 @@
 
 pub(crate) mod proxy;
 mod reports;
+mod streams;
 
 use std::time::{Duration, Instant};
 

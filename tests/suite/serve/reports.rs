@@ -417,3 +417,145 @@ fn hashed_values_are_not_in_top() {
     assert_eq!(key["key"].as_str().unwrap().len(), "login=".len() + 32, "{json:#}");
     assert_eq!(key["entries"], serde_json::json!([{"key": "login"}]), "{json:#}");
 }
+
+mod rule_text {
+    use tollkeeper::serve::report::rule_text::find_comment;
+    use tollkeeper::serve::report::rule_text::find_rule_lines;
+
+    const MAX_RULE_LINES: usize = 60;
+
+    const TEXT: &str = "\
+    domain: shop
+    descriptors:
+    - key: user
+      # premium
+      rate_limit:
+        unit: day
+        requests_per_unit: 5
+      descriptors:
+      - {key: path, rate_limit: {unit: day, requests_per_unit: 2}}
+
+    - key: login
+    ";
+
+    fn numbers(line: u32) -> Vec<u32> {
+        find_rule_lines(TEXT.as_bytes(), line).0.iter().map(|line| line.number).collect()
+    }
+
+    #[test]
+    fn lines_of_a_rule_begin_at_its_key_and_end_with_it() {
+        assert_eq!(numbers(5), [3, 5, 6, 7, 8, 9], "the comment is left out");
+        assert_eq!(numbers(6), [3, 5, 6, 7, 8, 9]);
+        assert_eq!(numbers(9), [9]);
+        assert_eq!(numbers(99), [0_u32; 0]);
+    }
+
+    #[test]
+    fn comments_are_left_out() {
+        for (line, shown) in [
+            ("- key: a # password: x", "- key: a"),
+            ("  # password: x", ""),
+            ("#x", ""),
+            ("- key: a#b", "- key: a#b"),
+            ("- key: it's # c", "- key: it's"),
+            ("- key: 'a#b' # c", "- key: 'a#b'"),
+            ("- key: 'in quotes # too'", "- key: 'in quotes"),
+            (r#"- value: a "b # password: x" c"#, r#"- value: a "b"#),
+            (r#"  end of several lines" # password "x"#, r#"  end of several lines""#),
+        ] {
+            assert_eq!(line[..find_comment(line).unwrap_or(line.len())].trim_end(), shown, "{line}");
+        }
+    }
+
+    #[test]
+    fn long_rules_are_cut() {
+        let text = format!("- key: user\n{}", "  x: y\n".repeat(100));
+        let (lines, is_cut) = find_rule_lines(text.as_bytes(), 1);
+        assert_eq!((lines.len(), is_cut), (MAX_RULE_LINES, true));
+    }
+}
+
+mod what_if {
+    use tollkeeper::rules::compile::options::CompileOptions;
+    use tollkeeper::rules::rule::RuleLimit;
+    use tollkeeper::serve::report::what_if::{WhatIfError, count_rejected_hits, find_reason_not_to_try, parse_limit};
+
+    const MAX_SHOWN_ERRORS: usize = 5;
+
+    const MAX_LIMIT_BYTES: usize = 2000;
+
+    fn parse(limit: &str) -> Result<RuleLimit, WhatIfError> {
+        parse_limit(limit, &CompileOptions::default())
+    }
+
+    fn rejected(limit: &str, hits: &[(u64, u64)]) -> u64 {
+        let limit = parse(limit).unwrap();
+        count_rejected_hits(&limit.limit, limit.active, &hits.iter().copied().collect())
+    }
+
+    #[test]
+    fn hits_beyond_the_limit_of_each_minute_are_rejected() {
+        let limit = "{unit: minute, requests_per_unit: 10}";
+        assert_eq!(rejected(limit, &[(100, 10), (101, 25), (102, 11)]), 15 + 1);
+        assert_eq!(rejected(limit, &[]), 0);
+        // A tenth of a hit a second comes in one second of ten.
+        assert_eq!(rejected("{unit: second, requests_per_unit: 1}", &[(100, 6)]), 0);
+        assert_eq!(rejected("{unit: second, requests_per_unit: 1}", &[(100, 120)]), 60);
+    }
+
+    #[test]
+    fn limit_is_read_as_in_rule_files_and_errors_name_the_key() {
+        for good in ["{unit: minute, requests_per_unit: 5}", "unit: minute\nrequests_per_unit: 5"] {
+            assert_eq!(parse(good).unwrap().limit.requests_per_unit(), 5, "{good}");
+        }
+        for (bad, expected) in [
+            ("", "1 to 2000 bytes"),
+            ("{unit: minutes, requests_per_unit: 5}", "minutes"),
+            ("unlimited: true", "one limit is tried at a time, here are 0"),
+        ] {
+            let error = parse(bad).unwrap_err().to_string();
+            assert!(error.contains(expected), "{bad}: {error}");
+        }
+        assert!(parse(&"x".repeat(MAX_LIMIT_BYTES + 1)).is_err());
+        let many = parse(&(0..100).map(|at| format!("key_{at}: 1\n")).collect::<String>()).unwrap_err().to_string();
+        assert_eq!(many.matches("key_").count(), MAX_SHOWN_ERRORS, "{many}");
+    }
+
+    #[test]
+    fn text_cannot_leave_the_place_of_the_limit() {
+        let limit = "{unit: minute, requests_per_unit: 5}";
+        for end in ["\r", "\r\n", "\u{85}", "\u{2028}", "\u{2029}", "\u{b}", "\0"] {
+            for text in [format!("{limit}{end}- {{key: other}}"), format!("{limit}{end}")] {
+                let error = parse(&text).unwrap_err().to_string();
+                assert!(error.contains("cannot be in it"), "{text:?}: {error}");
+            }
+        }
+        assert!(parse(&format!("{limit}\n- {{key: other}}")).is_err());
+    }
+
+    #[test]
+    fn minutes_in_which_a_limit_is_not_active_reject_nothing() {
+        let day_of_week = |day: u64| day * 1440 + 600;
+        // The first of January 1970 was a Thursday.
+        let limit = "{unit: minute, requests_per_unit: 1, active: {days: thu}}";
+        assert_eq!(rejected(limit, &[(day_of_week(0), 5), (day_of_week(1), 5), (day_of_week(7), 5)]), 4 + 4);
+    }
+
+    #[test]
+    fn limit_is_compiled_with_the_options_of_the_process() {
+        let options = CompileOptions { log_max: 3, ..CompileOptions::default() };
+        let limit = "{unit: minute, requests_per_unit: 5, algorithm: sliding_window_log}";
+        assert!(parse(limit).is_ok() && parse_limit(limit, &options).is_err());
+    }
+
+    #[test]
+    fn limits_that_depend_on_more_than_hits_are_not_tried() {
+        let options = CompileOptions { regions: std::num::NonZeroU16::new(2), ..CompileOptions::default() };
+        let reason = |limit: &str| parse_limit(limit, &options).map(|limit| find_reason_not_to_try(&limit.limit));
+        for limit in ["{concurrent: 5, max_duration: 1m}", "{unit: day, requests_per_unit: 5, reservations: 10m}"] {
+            assert!(reason(limit).unwrap().is_some(), "{limit}");
+        }
+        assert_eq!(reason("{unit: day, requests_per_unit: 5}"), Ok(None));
+        assert!(reason("{unit: day, requests_per_unit: 500, scope: global}").unwrap().is_some());
+    }
+}

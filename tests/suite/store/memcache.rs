@@ -13,6 +13,8 @@ mod servers;
 mod srv;
 mod test_kit;
 mod tls;
+mod client;
+mod counter_keys;
 
 use tonic::Code;
 

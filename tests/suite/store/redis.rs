@@ -22,3 +22,7 @@ mod round_trips;
 mod server_clock;
 mod test_kit;
 mod time_agreement;
+mod connection;
+mod hash_slots;
+mod refund_scripts;
+mod tokens;

@@ -6,3 +6,4 @@ mod give_back;
 mod memory;
 mod protocol;
 mod table;
+mod holders;

@@ -174,3 +174,47 @@ fn clean_start_logs_one_line() {
         assert!(log.contains(part), "{part}: {log}");
     }
 }
+
+mod recent_problems {
+    use serde_json::Value;
+    use tollkeeper::telemetry::logs::{LoggedProblem, MAX_KEPT_LINES, RecentProblems};
+
+    const MAX_TEXT_BYTES: usize = 2048;
+
+    fn problem(message: &str) -> LoggedProblem {
+        let fields = [("huge".to_owned(), Value::from("x".repeat(100_000))), ("more".to_owned(), Value::from("y"))];
+        LoggedProblem {
+            time: "2026-01-01T00:00:00Z".to_owned(),
+            level: "warning",
+            target: "tollkeeper",
+            message: message.to_owned(),
+            fields: fields.into_iter().collect(),
+            times: 1,
+        }
+    }
+
+    #[test]
+    fn lines_are_bounded_in_number_and_size() {
+        let recent = RecentProblems::default();
+        for index in 0..1000 {
+            recent.add_line(problem(&format!("{index} {}", "z".repeat(100_000))));
+        }
+        let lines = recent.copy_lines();
+        assert_eq!(lines.len(), MAX_KEPT_LINES);
+        assert!(lines[0].message.starts_with("900 ") && lines[99].message.starts_with("999 "));
+        let bytes: usize = lines.iter().map(|line| serde_json::to_string(line).unwrap().len()).sum();
+        assert!(bytes < MAX_KEPT_LINES * (2 * MAX_TEXT_BYTES + 300), "{bytes}");
+    }
+
+    #[test]
+    fn equal_lines_in_a_row_are_one() {
+        let recent = RecentProblems::default();
+        for _ in 0..500 {
+            recent.add_line(problem("a\u{1b}[31m"));
+        }
+        recent.add_line(problem("b"));
+        let lines = recent.copy_lines();
+        let shown: Vec<_> = lines.iter().map(|line| (line.message.as_str(), line.times)).collect();
+        assert_eq!(shown, [("a\u{fffd}[31m", 500), ("b", 1)]);
+    }
+}

@@ -375,3 +375,42 @@ proptest! {
         let _ = check_bootstrap(&Arc::from("x"), &text, Some(&rules));
     }
 }
+
+mod field_names {
+    use tollkeeper::tools::envoy_check::config_node::names_field;
+
+    #[test]
+    fn fields_have_two_names() {
+        for (written, name, is_name) in [
+            ("rate_limits", "rate_limits", true),
+            ("rateLimits", "rate_limits", true),
+            ("RateLimits", "rate_limits", false),
+            ("rateLimit", "rate_limits", false),
+            ("rateLimitsX", "rate_limits", false),
+            ("domain", "domain", true),
+        ] {
+            assert_eq!(names_field(written, name), is_name, "{written}");
+        }
+    }
+}
+
+mod formatters {
+    use tollkeeper::tools::envoy_check::descriptors::find_formatter;
+
+    #[test]
+    fn formatters_are_found_in_text() {
+        for (text, formatter) in [
+            ("%REQ(x-user)%", Some("%REQ(x-user)%")),
+            ("a-%PROTOCOL%-b", Some("%PROTOCOL%")),
+            ("100% of %STREAM_ID%", Some("%STREAM_ID%")),
+            ("%START_TIME(%s.%9f)%", Some("%START_TIME(%s.%9f)%")),
+            ("50%", None),
+            ("100%25", None),
+            ("%%", None),
+            ("%req(x)%", None),
+            ("%REQ(x", None),
+        ] {
+            assert_eq!(find_formatter(text), formatter, "{text}");
+        }
+    }
+}

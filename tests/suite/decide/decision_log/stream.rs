@@ -165,3 +165,27 @@ fn frozen_redis_delays_no_decision_and_losses_are_told() {
         (counts(&service).written > 0).then_some(())
     });
 }
+
+mod json_lines {
+    use tollkeeper::decide::log::redis_stream::{UnusableRecord, format_json_line};
+
+    #[test]
+    fn line_is_the_same_json_without_control_characters() {
+        let record = "{\n\"a\":\t\"x\u{7f}\u{9b}2J\\u001b \u{e9}\"\r\n}\n";
+        let line = format_json_line(Some(record.as_bytes())).unwrap();
+        assert!(!line.contains(char::is_control), "{line:?}");
+        let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(parse(&line), parse(record));
+    }
+
+    #[test]
+    fn record_that_is_not_an_object_of_json_is_unusable() {
+        assert_eq!(format_json_line(None), Err(UnusableRecord::Missing));
+        let nested = "{\"a\":".to_owned() + &"[".repeat(1 << 20);
+        for record in
+            [&b""[..], b"text", b"[1]", b"{}\n{}", b"{\"a\":\"\x1b\"}", b"{\"a\":\"\xff\"}", nested.as_bytes()]
+        {
+            assert_eq!(format_json_line(Some(record)), Err(UnusableRecord::NotJson));
+        }
+    }
+}

@@ -206,3 +206,19 @@ fn table_is_read_and_followed_after_a_failover_of_sentinels() {
         (limit(&server, "acme") == Some(9)).then_some(())
     });
 }
+
+mod read_budget {
+    use std::time::{Duration, Instant};
+
+    use tollkeeper::decide::table_rows::ReadBudget;
+
+    #[test]
+    fn unknown_values_have_a_budget() {
+        let now = Instant::now();
+        let mut budget = ReadBudget::new(2000, now);
+        let taken = |budget: &mut ReadBudget, at| (0..10_000).filter(|_| budget.try_take_read(at)).count();
+        assert_eq!(taken(&mut budget, now), 2000);
+        assert_eq!(taken(&mut budget, now + Duration::from_millis(500)), 1000);
+        assert_eq!(taken(&mut budget, now + Duration::from_secs(60)), 2000);
+    }
+}

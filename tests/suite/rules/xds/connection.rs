@@ -202,3 +202,32 @@ fn stream_with_much_traffic_has_no_pings() {
     let pings = frames.iter().filter(|(kind, flags)| *kind == PING && flags & ACK == 0).count();
     assert_eq!(pings, 0, "{frames:?}");
 }
+
+mod keepalive {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use socket2::SockRef;
+    use tollkeeper::rules::xds::connect::{open_tcp, resolve_host};
+
+    const TCP_USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+    const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+
+    const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn kernel_probes_an_idle_connection() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+        let port = listener.local_addr().expect("it has an address").port();
+        let stream = open_tcp(&format!("127.0.0.1:{port}"), resolve_host).await.expect("it listens");
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().expect("it can be read"));
+        let probed = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * 2;
+        assert_eq!(socket.tcp_keepalive_time().expect("it can be read"), KEEPALIVE_IDLE);
+        assert_eq!(socket.tcp_keepalive_interval().expect("it can be read"), KEEPALIVE_INTERVAL);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().expect("it can be read"), Some(TCP_USER_TIMEOUT));
+        assert!(probed < Duration::from_secs(60), "a server that vanished is noticed too late");
+    }
+}

@@ -152,3 +152,41 @@ fn traffic_and_mappings_with_errors_are_refused_with_a_fix() {
         assert!(message.contains("--map bad.yaml: ") && message.contains(expected), "{map}: {message}");
     }
 }
+
+mod field_map {
+    use tollkeeper::base::clock::Time;
+    use tollkeeper::limit::request::Hits;
+    use tollkeeper::tools::replay::field_map::{parse_hits, parse_time};
+
+    #[test]
+    fn times_are_read_in_every_unit() {
+        let expected = Some(Time::from_micros(1_700_000_000_250_000));
+        for text in [
+            "2023-11-14T22:13:20.250Z",
+            "2023-11-14T23:13:20.25+01:00",
+            "1700000000.25",
+            "1700000000250",
+            "1700000000250000",
+            "1700000000250000000",
+        ] {
+            assert_eq!(parse_time(text), expected, "{text}");
+        }
+        for text in ["", "-", "yesterday", "-1", "nan", "inf", "2023-11-14", "1960-01-01T00:00:00Z"] {
+            assert_eq!(parse_time(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn hits_are_rounded_up_and_may_be_negative() {
+        for (text, hits) in [
+            ("0", Some(Hits::Peek)),
+            ("3", Some(Hits::Charge(3))),
+            ("2.1", Some(Hits::Charge(3))),
+            ("-4", Some(Hits::Refund(4))),
+            ("many", None),
+            ("inf", None),
+        ] {
+            assert_eq!(parse_hits(text), hits, "{text}");
+        }
+    }
+}

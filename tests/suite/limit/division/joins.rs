@@ -2,8 +2,8 @@
 //! long. Replicas whose load moved away give their hold back.
 
 use super::*;
-use crate::limit::division::holder::MARGIN_US;
-use crate::limit::division::ledger::RATE_TTL_S;
+use tollkeeper::limit::division::holder::MARGIN_US;
+use tollkeeper::limit::division::ledger::RATE_TTL_S;
 
 /// Longest time that an assignment of a rate stays in use after its stream is lost, or its proxy died: it has
 /// acknowledged the last one, because nothing is sent to it after that.

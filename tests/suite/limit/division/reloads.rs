@@ -1,8 +1,8 @@
 //! Rules that change while proxies decide: the bound holds, and larger assignments end after their time to live.
 
 use super::*;
-use crate::limit::division::holder::MARGIN_US;
-use crate::limit::division::ledger::RATE_TTL_S;
+use tollkeeper::limit::division::holder::MARGIN_US;
+use tollkeeper::limit::division::ledger::RATE_TTL_S;
 
 /// Time in which assignments of a limit that was replaced may be in use: the clock of a proxy may be slow.
 const LONGEST_USE_US: u64 = RATE_TTL_S as u64 * 1_000_000 + 2 * MARGIN_US;

@@ -1,11 +1,11 @@
 //! Single steps of the ledger, one proof each: what a broken step would give away.
 
-use super::super::assignment::Retirement;
-use super::super::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
-use super::super::holder::Part;
-use super::super::ledger::{LENT_TTL_S, RATE_TTL_S};
 use super::*;
-use crate::limit::hold::HeldAmount;
+use tollkeeper::limit::division::assignment::Retirement;
+use tollkeeper::limit::division::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
+use tollkeeper::limit::division::holder::Part;
+use tollkeeper::limit::division::ledger::{LENT_TTL_S, RATE_TTL_S};
+use tollkeeper::limit::hold::HeldAmount;
 
 const SECOND_US: u64 = 1_000_000;
 const START: Time = Time::from_micros(1_800_000_000_000_000);
