@@ -233,8 +233,7 @@ impl StreamTask {
         Ok(())
     }
 
-    /// Takes the usages of one turn.
-    #[expect(clippy::vec_box, reason = "usages come one by one")]
+    /// Takes the usages of one turn, which come one by one.
     pub async fn take_usages(&mut self, usages: Vec<Box<BucketQuotaUsage>>, now: Time) {
         let mut indices: SmallVec<[(u32, Box<BucketQuotaUsage>); BUCKETS_PER_TURN]> = SmallVec::new();
         for mut usage in usages {

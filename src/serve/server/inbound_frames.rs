@@ -70,7 +70,7 @@ impl<I> FrameFilteringIo<I> {
     /// Filters what is read from `io`, from the connection preface on.
     pub fn new(io: I) -> (Self, Arc<InboundFrameState>) {
         let state = Arc::new(InboundFrameState::default());
-        (Self { io, filter: FrameFilter::new(), state: Arc::clone(&state) }, state)
+        (Self { io, filter: FrameFilter::default(), state: Arc::clone(&state) }, state)
     }
 }
 

@@ -174,6 +174,11 @@ impl Proxy {
     }
 }
 
+/// Removes and returns the first of a queue if `is_due` accepts it.
+fn pop_front_if<T>(queue: &mut VecDeque<T>, is_due: impl Fn(&T) -> bool) -> Option<T> {
+    queue.front().is_some_and(is_due).then(|| queue.pop_front()).flatten()
+}
+
 /// Number of whole tokens; one that lacks only a rounding error counts as whole.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "there are few tokens, and none below 0")]
 fn floor_tokens(tokens: f64) -> u64 {
@@ -317,7 +322,7 @@ impl Model {
         }
         let mean = proxy.demand_per_s * STEP_US / 1_000_000;
         let mut requests = mean + u64::from(one_more);
-        while proxy.requests.pop_front_if(|at| *at <= now).is_some() {
+        while pop_front_if(&mut proxy.requests, |at| *at <= now).is_some() {
             requests += 1;
         }
         let passed = proxy.take_requests(requests, now);
@@ -407,14 +412,14 @@ impl Model {
         }
         let Replica { division, due, .. } = replica;
         let mut has_reports = false;
-        while let Some((_, usage)) = proxy.outbox.pop_front_if(|(at, _)| *at <= self.now) {
+        while let Some((_, usage)) = pop_front_if(&mut proxy.outbox, |(at, _)| *at <= self.now) {
             let at = division.holders.iter().position(|holder| holder.key == proxy_index);
             let at = at.unwrap_or_else(|| division.join(proxy_index, true, now));
             division.record_report(at, Usage { received, ..usage }, now);
             due.insert(proxy_index);
             has_reports = true;
         }
-        while let Some((_, sent)) = proxy.acknowledgements.pop_front_if(|(at, _)| *at <= self.now) {
+        while let Some((_, sent)) = pop_front_if(&mut proxy.acknowledgements, |(at, _)| *at <= self.now) {
             if let Some(at) = division.holders.iter().position(|holder| holder.key == proxy_index) {
                 division.record_ping_ack(at, Time::from_micros(sent), now);
                 if division.holders[at].send_deferred_until_ping_reply {

@@ -180,7 +180,7 @@ mod frame_filter {
 
     /// Output for bytes that are read in pieces of these lengths, over and over, and the frames counted.
     fn filtered(bytes: &[u8], pieces: &[usize]) -> (Vec<u8>, FrameCounts) {
-        let mut filter = FrameFilter::new();
+        let mut filter = FrameFilter::default();
         let mut output = Vec::new();
         let mut rest = bytes;
         for length in pieces.iter().cycle() {
@@ -206,7 +206,7 @@ mod frame_filter {
 
     /// Counts the frames whose heads, and whose payloads if they are filtered, are complete.
     fn counted(bytes: &[u8]) -> FrameCounts {
-        let mut counts = FrameCounts::new();
+        let mut counts = FrameCounts::default();
         let mut at = PREFACE_BYTES;
         while let Some(head) = bytes.get(at..).and_then(Http2FrameHead::parse) {
             at += FRAME_HEAD_BYTES + head.length;
@@ -224,7 +224,7 @@ mod frame_filter {
         let goaway = [0, 0, 1, 7, 0, 0, 0, 0, 0, 1];
         let frames = [settings.as_slice(), &headers, &goaway].concat().repeat(100);
         let bytes = [vec![7; PREFACE_BYTES], frames].concat();
-        let mut expected = FrameCounts::new();
+        let mut expected = FrameCounts::default();
         for kind in [4, 1, 7].repeat(100) {
             expected.count_frame(kind);
         }
@@ -279,7 +279,7 @@ mod frame_filter {
 
     #[test]
     fn client_may_change_its_settings_now_and_then() {
-        let mut counts = FrameCounts::new();
+        let mut counts = FrameCounts::default();
         for _ in 0..10_000 {
             (0..REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME).for_each(|_| counts.count_frame(HEADERS_FRAME_TYPE));
             counts.count_frame(SETTINGS_FRAME_TYPE);
@@ -289,7 +289,7 @@ mod frame_filter {
 
     #[test]
     fn settings_and_goaway_frames_without_requests_are_bounded() {
-        let mut counts = FrameCounts::new();
+        let mut counts = FrameCounts::default();
         for kind in [SETTINGS_FRAME_TYPE, GOAWAY_FRAME_TYPE].into_iter().cycle().take(64) {
             counts.count_frame(kind);
         }

@@ -80,18 +80,20 @@ impl Http2FrameHead {
     }
 }
 
-impl FrameFilter {
+impl Default for FrameFilter {
     /// A filter that expects the connection preface.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             passing: PREFACE_BYTES,
             held: BytesMut::new(),
             output: BytesMut::new(),
             block: None,
-            counts: FrameCounts::new(),
+            counts: FrameCounts::default(),
         }
     }
+}
 
+impl FrameFilter {
     /// True if the client sent more frames of a kind than allowed.
     pub(super) const fn exceeds_frame_limit(&self) -> bool {
         self.counts.exceeds_limit()
@@ -281,18 +283,13 @@ const SETTINGS_FRAME_TYPE: u8 = 4;
 const GOAWAY_FRAME_TYPE: u8 = 7;
 
 /// Numbers of requests, and of SETTINGS and GOAWAY frames, on a connection.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct FrameCounts {
     requests: u64,
     all_stream_frames: u64,
 }
 
 impl FrameCounts {
-    /// No frames.
-    pub const fn new() -> Self {
-        Self { requests: 0, all_stream_frames: 0 }
-    }
-
     /// Counts a frame of this kind.
     pub const fn count_frame(&mut self, kind: u8) {
         match kind {
