@@ -30,7 +30,7 @@ pub mod results;
 pub mod store_totals;
 mod status;
 mod metadata;
-mod merge;
+pub mod merge;
 pub mod quota_buckets;
 
 use std::sync::Arc;

@@ -17,7 +17,7 @@ pub mod holders;
 pub mod memory;
 pub mod fallback;
 pub mod over_limit_cache;
-mod window_key;
+pub mod window_key;
 pub mod redis;
 pub mod memcache;
 

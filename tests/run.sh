@@ -91,7 +91,7 @@ else
     # Tests of the suite print their times.
     timed=(--config "target.'cfg(all())'.runner=['$PWD/.ci/test-runner']")
     # Tests that judge latencies run by themselves, one after the other.
-    cargo test --locked "${timed[@]}" -- --skip redis::faults:: --skip memcache::faults::
-    cargo test --locked "${timed[@]}" --test suite -- redis::faults:: memcache::faults:: --test-threads=1
+    cargo test --locked "${timed[@]}" -- --skip store::redis::faults:: --skip store::memcache::faults::
+    cargo test --locked "${timed[@]}" --test suite -- store::redis::faults:: store::memcache::faults:: --test-threads=1
 fi
 echo "tests/run.sh: cargo test: $((SECONDS - began)) s"

@@ -57,7 +57,7 @@ pub struct Blocks {
 
 /// Blocks that a request meets.
 #[derive(Debug)]
-pub(super) struct BlockMatch {
+pub struct BlockMatch {
     /// The block of each descriptor that lasts longest; `None`: no entry is blocked, or hits are refunded.
     pub(super) descriptors: SmallVec<[Option<Arc<Block>>; 4]>,
     /// End of the block that lasts longest.
@@ -108,7 +108,7 @@ impl Blocks {
 
     /// Returns the blocks that a request meets; `None` if it meets none, or only refunds hits.
     #[inline]
-    pub(super) fn find_for_request(&self, request: &Request<'_>, now: Time) -> Option<BlockMatch> {
+    pub fn find_for_request(&self, request: &Request<'_>, now: Time) -> Option<BlockMatch> {
         if !self.any.load(Ordering::Relaxed) {
             return None;
         }
@@ -133,7 +133,7 @@ impl Blocks {
     }
 
     /// Counts a rejected request.
-    pub(super) fn count_rejection(&self, domain: &str) {
+    pub fn count_rejection(&self, domain: &str) {
         let mut rejections = lock_ignoring_poison(&self.rejections);
         let name = match rejections.contains_key(domain) || rejections.len() < MAX_COUNTED_DOMAINS {
             true => domain,
@@ -151,50 +151,5 @@ impl Blocks {
         let mut counts: Vec<_> = rejections.iter().map(|(domain, count)| (domain.clone(), *count)).collect();
         counts.sort_unstable();
         counts
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Block, Blocks};
-    use crate::base::clock::Time;
-    use crate::limit::request::{Descriptor, Entry, Hits, Request};
-
-    fn block(value: &str, until_s: u64) -> Block {
-        let [domain, reason] = ["shop", "abuse"].map(str::to_owned);
-        Block { domain, key: b"user".to_vec(), value: value.into(), until: Time::from_secs(until_s), reason }
-    }
-
-    fn request<'r>(domain: &'r str, value: &'r str, hits: Hits) -> Request<'r> {
-        let entries = [("path", "/"), ("user", value)];
-        let entries = entries.iter().map(|(key, value)| Entry { key: key.as_bytes(), value: value.as_bytes() });
-        let descriptor = Descriptor { entries: entries.collect(), hits, hits_addend: None, limit_override: None };
-        Request { domain, descriptors: [descriptor].into_iter().collect(), hits_addend: 0 }
-    }
-
-    #[test]
-    fn entry_is_blocked_in_its_domain_until_the_end_unless_hits_are_refunded() {
-        let blocks = Blocks::default();
-        let meets = |domain, value, hits, at| {
-            blocks.find_for_request(&request(domain, value, hits), Time::from_secs(at)).is_some()
-        };
-        assert!(!meets("shop", "ann", Hits::Charge(1), 1));
-        blocks.replace_all(vec![block("ann", 10)]);
-        assert!(meets("shop", "ann", Hits::Charge(1), 9) && meets("shop", "ann", Hits::Peek, 9));
-        assert!(!meets("shop", "ann", Hits::Refund(1), 9));
-        assert!(!meets("shop", "ann", Hits::Charge(1), 10), "the block has ended");
-        assert!(!meets("shop", "bob", Hits::Charge(1), 9) && !meets("api", "ann", Hits::Charge(1), 9));
-        assert_eq!((blocks.list(Time::from_secs(9)).len(), blocks.list(Time::from_secs(10)).len()), (1, 0));
-        blocks.replace_all(Vec::new());
-        assert!(!meets("shop", "ann", Hits::Charge(1), 9));
-    }
-
-    #[test]
-    fn rejections_of_many_domains_are_counted_together() {
-        let blocks = Blocks::default();
-        (0..150).for_each(|number| blocks.count_rejection(&number.to_string()));
-        let counts = blocks.rejection_counts();
-        assert_eq!(counts.len(), 101);
-        assert_eq!(counts.iter().find(|(name, _)| name == "other").map(|(_, count)| *count), Some(50));
     }
 }

@@ -45,7 +45,7 @@ type PendingReadKey = (usize, Box<[u8]>);
 
 /// Token bucket of reads of unknown values.
 #[derive(Debug)]
-struct ReadBudget {
+pub struct ReadBudget {
     /// Reads per second, and in a burst.
     most: f64,
     reads: f64,
@@ -54,12 +54,12 @@ struct ReadBudget {
 
 impl ReadBudget {
     /// A full budget of so many reads per second.
-    fn new(per_s: u32, now: Instant) -> Self {
+    pub fn new(per_s: u32, now: Instant) -> Self {
         Self { most: f64::from(per_s), reads: f64::from(per_s), at: now }
     }
 
     /// Takes a read, if one is left.
-    fn try_take_read(&mut self, now: Instant) -> bool {
+    pub fn try_take_read(&mut self, now: Instant) -> bool {
         let refill = now.saturating_duration_since(self.at).as_secs_f64() * self.most;
         self.reads = (self.reads + refill).min(self.most);
         self.at = now;
@@ -155,19 +155,4 @@ fn cache_row(cache: &RowCache, stats: &TableStats, value: &[u8], text: Option<&[
         None
     });
     cache.insert(value, row, read_at);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unknown_values_have_a_budget() {
-        let now = Instant::now();
-        let mut budget = ReadBudget::new(2000, now);
-        let taken = |budget: &mut ReadBudget, at| (0..10_000).filter(|_| budget.try_take_read(at)).count();
-        assert_eq!(taken(&mut budget, now), 2000);
-        assert_eq!(taken(&mut budget, now + Duration::from_millis(500)), 1000);
-        assert_eq!(taken(&mut budget, now + Duration::from_secs(60)), 2000);
-    }
 }

@@ -342,37 +342,3 @@ macro_rules! define_conversion {
     };
 }
 for_each_algorithm!(define_conversion);
-
-#[cfg(test)]
-mod tests {
-    use super::{Algorithm, CountingMethod};
-
-    #[test]
-    fn wire_ids_of_released_versions_stay() {
-        let released = [
-            ("token_bucket", 0),
-            ("leaky_bucket", 1),
-            ("fixed_window", 2),
-            ("sliding_window_log", 3),
-            ("sliding_window_counter", 4),
-        ];
-        for (name, id) in released {
-            let counting = CountingMethod::ALL.into_iter().find(|counting| counting.name() == name).expect(name);
-            assert_eq!(counting.properties().wire_id, id, "{name}");
-        }
-    }
-
-    #[test]
-    fn no_two_countings_share_a_wire_id() {
-        let mut ids = CountingMethod::ALL.map(|counting| counting.properties().wire_id);
-        ids.sort_unstable();
-        assert!(ids.is_sorted_by(|id, next| id < next), "{ids:?}");
-    }
-
-    #[test]
-    fn counting_of_an_algorithm_has_its_name() {
-        for algorithm in Algorithm::ALL {
-            assert_eq!(CountingMethod::from(algorithm).name(), algorithm.name());
-        }
-    }
-}

@@ -54,7 +54,7 @@ impl CounterPath<'_> {
 
     /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash
     /// the same input.
-    fn hash_parts(&self, hasher: SipHasher13) -> u128 {
+    pub fn hash_parts(&self, hasher: SipHasher13) -> u128 {
         let mut input = BufferedHasher { hasher, buffered: [0; HASH_BUFFER_BYTES], length: 0 };
         input.write_part(0, self.domain.as_bytes());
         let mut shared = self.shared.iter().peekable();
@@ -111,34 +111,5 @@ impl BufferedHasher {
     fn finish(mut self) -> u128 {
         self.hasher.write(&self.buffered[..self.length]);
         self.hasher.finish128().as_u128()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::hash::Hasher as _;
-
-    use siphasher::sip128::{Hasher128 as _, SipHasher13};
-
-    use super::CounterPath;
-    use crate::limit::request::Entry;
-
-    /// Other versions, which share the log's sample and the counts of distinct keys, hash the parts one by one.
-    #[test]
-    fn hash_of_a_path_is_that_of_its_parts() {
-        let text: Vec<u8> = (0..=255).cycle().take(1000).collect();
-        for length in (0..300).chain([511, 1000]) {
-            let (key, value, domain) = (&text[..length % 70], &text[..length], "shop");
-            let entries = [Entry { key, value }, Entry { key: value, value: key }];
-            let shared: &[(usize, &[u8])] = &[(1, b"a*")];
-            let path = CounterPath { domain, entries: &entries, shared, candidate: Some("lower") };
-            let mut by_parts = SipHasher13::new_with_keys(3, 4);
-            let parts = [(0, domain.as_bytes()), (0, key), (0, value), (0, value), (1, b"a*"), (0, b"lower")];
-            for (mark, part) in parts {
-                by_parts.write_u64((part.len() as u64) << 1 | mark);
-                by_parts.write(part);
-            }
-            assert_eq!(path.hash_parts(SipHasher13::new_with_keys(3, 4)), by_parts.finish128().as_u128(), "{length}");
-        }
     }
 }

@@ -54,13 +54,11 @@
 
 pub mod assignment;
 pub mod divided_limit;
-mod empty_buckets;
-mod fair_share;
+pub mod empty_buckets;
+pub mod fair_share;
 pub mod demand;
 pub mod holder;
 pub mod ledger;
 mod levels;
 mod assign;
 mod limit_change;
-#[cfg(test)]
-mod model;

@@ -217,27 +217,3 @@ pub(crate) struct ReservedHits {
     /// Highest number of hits per period of the limit since the charge.
     pub(crate) highest_rate: u32,
 }
-
-#[cfg(test)]
-mod tests {
-    use std::num::NonZeroU32;
-
-    use super::{ReservationPolicy, UnsettledPolicy};
-
-    #[test]
-    fn text_of_reservations_is_read_again() {
-        for unsettled in [UnsettledPolicy::Keep, UnsettledPolicy::Return] {
-            for estimate in [None, NonZeroU32::new(1), NonZeroU32::new(u32::MAX)] {
-                for seconds in [1, 600, 86_400, 366 * 86_400] {
-                    let written = ReservationPolicy::new(seconds, unsettled, estimate).unwrap();
-                    assert_eq!(written.settle_within_us(), u64::from(seconds) * 1_000_000);
-                    assert_eq!((written.unsettled_policy(), written.fixed_estimate()), (unsettled, estimate));
-                    assert_eq!(ReservationPolicy::from_logged_text(&written.to_string()), Some(written), "{written}");
-                }
-            }
-        }
-        for text in ["", "0s", "400d", "{settle_within: 10m, unsettled: x}", "{settle_within: 1m, estimate: 0}"] {
-            assert_eq!(ReservationPolicy::from_logged_text(text), None, "{text}");
-        }
-    }
-}

@@ -295,29 +295,3 @@ fn is_acknowledging_comment(line: &str, at: usize) -> bool {
     let Some(rest) = line[at + 1..].trim_start().strip_prefix(ACKNOWLEDGING_COMMENT) else { return false };
     is_comment && rest.chars().next().is_none_or(|next| !next.is_alphanumeric())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::AcknowledgedLines;
-
-    #[test]
-    fn comments_acknowledge_their_line_or_the_next() {
-        let text = "\
-# check: ok, the file is a sample
-domain: a
-descriptors:  # check: ok
-# check: ok: two lines
-# of comment
-
-- key: b # check: okay
-- key: c#check: ok
-- value: '# check: ok'
-- key: d
-";
-        let found = AcknowledgedLines::from_text(text);
-        let lines: Vec<u32> = (0..12).filter(|line| found.contains_line(*line)).collect();
-        // In quotes it looks the same: only warnings of that line are concerned.
-        assert_eq!(lines, [2, 3, 7]);
-        assert!(!AcknowledgedLines::from_text("domain: a\n").contains_line(1));
-    }
-}

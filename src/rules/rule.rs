@@ -12,7 +12,7 @@ pub mod network;
 pub mod value_set;
 pub mod expression;
 pub mod value_pattern;
-pub(crate) mod patterns;
+pub mod patterns;
 pub mod backtracking_bound;
 pub mod entry_order;
 pub mod matching;
@@ -22,7 +22,7 @@ pub mod set;
 pub mod trace;
 pub mod near_miss;
 pub mod decompile;
-pub(crate) mod wildcard;
+pub mod wildcard;
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,10 +40,10 @@ use crate::limit::{Consistency, Limit, StoreFailurePolicy};
 use crate::rules::child_list::{ChildList, HasChildren};
 
 /// Index of a node in the compiled tree.
-pub(crate) type NodeId = u32;
+pub type NodeId = u32;
 
 /// Nodes that match an entry.
-type MatchingNodes = SmallVec<[NodeId; 8]>;
+pub type MatchingNodes = SmallVec<[NodeId; 8]>;
 
 /// Location in the rule files, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,13 +6,13 @@
 
 pub mod summary;
 pub mod authentication;
-mod redis_client;
+pub mod redis_client;
 pub mod merge_keys;
 pub mod view;
-mod replica_summary_builder;
+pub mod replica_summary_builder;
 mod reset_announcements;
 pub mod member;
 pub mod findings;
-mod rejection_rise;
+pub mod rejection_rise;
 pub mod alarms;
 pub mod report;

@@ -10,11 +10,11 @@
 
 pub mod stats;
 pub mod evidence;
-mod messages;
+pub mod messages;
 mod bucket;
 mod stream_handle;
 mod divisions;
 pub mod service;
 pub mod page;
-mod stream;
+pub mod stream;
 pub mod method;

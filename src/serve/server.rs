@@ -15,9 +15,9 @@
 pub mod error;
 mod admission;
 mod tls;
-mod coalesced_writer;
-mod inbound_frames;
-mod http2;
+pub mod coalesced_writer;
+pub mod inbound_frames;
+pub mod http2;
 mod connection;
 pub mod listeners;
 pub mod startup;

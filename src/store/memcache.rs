@@ -10,7 +10,7 @@
 //! Decides: what a charge, peek or refund does in memcached, also if two replicas begin a counter.
 //! Decides: when memcached is said to be lost; the deadline of a call (`CallDeadlines`).
 
-mod counter_key;
+pub mod counter_key;
 
 use std::num::NonZeroU32;
 use std::slice;
@@ -426,7 +426,7 @@ impl MemcacheCounter<'_> {
 }
 
 /// Returns the count before an increment. A count that wrapped counts as the maximum: it was far above any limit.
-const fn count_before(after: u64, hits: u64) -> u64 {
+pub const fn count_before(after: u64, hits: u64) -> u64 {
     match after.checked_sub(hits) {
         Some(before) if before < MAX_COUNT => before,
         _ => MAX_COUNT,
@@ -501,16 +501,5 @@ impl OutcomeCounts {
 
     fn load(&self) -> [u64; 3] {
         [&self.success, &self.miss, &self.error].map(|count| count.load(Ordering::Relaxed))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{MAX_COUNT, count_before};
-
-    #[test]
-    fn wrapped_count_is_the_maximum() {
-        assert_eq!([count_before(3, 3), count_before(10, 3)], [0, 7]);
-        assert_eq!([count_before(2, 3), count_before(0, 1), count_before(u64::MAX, 1)], [MAX_COUNT; 3]);
     }
 }

@@ -18,7 +18,7 @@ mod prepared_call;
 mod deployments;
 pub mod key;
 pub mod script;
-mod incrby;
+pub mod incrby;
 mod holder_exchange;
 mod slots;
 pub mod replicas;

@@ -5,7 +5,7 @@
 //! use it. The family's name and the labels are for Prometheus. Families are passed on one at a time, so that ten
 //! thousand rules do not need memory for all their series at once.
 
-pub(crate) mod striped_counters;
+pub mod striped_counters;
 pub mod histogram;
 pub mod limit_registry;
 pub mod limit_stats;

@@ -353,23 +353,3 @@ pub fn weight_if_sampled(statistic: SampledStatistic) -> Option<u64> {
         (random >> 28 == 0).then_some(SAMPLED_WEIGHT)
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::SampledStatistic::{BusiestKeys, UnmatchedDescriptors};
-    use super::{OBSERVATIONS_BEFORE_SAMPLING, weight_if_sampled};
-
-    #[test]
-    fn first_observations_are_taken_and_later_ones_stand_for_as_many_as_there_are() {
-        let all = std::thread::spawn(|| {
-            let first: u64 = (0..OBSERVATIONS_BEFORE_SAMPLING).filter_map(|_| weight_if_sampled(BusiestKeys)).sum();
-            let later: u64 = (0..1_600_000).filter_map(|_| weight_if_sampled(BusiestKeys)).sum();
-            // Another statistic has exact observations left.
-            assert_eq!(weight_if_sampled(UnmatchedDescriptors), Some(1));
-            (first, later)
-        });
-        let (first, later) = all.join().expect("the thread ends");
-        assert_eq!(first, u64::from(OBSERVATIONS_BEFORE_SAMPLING));
-        assert!((1_500_000..1_700_000).contains(&later), "{later}");
-    }
-}

@@ -10,8 +10,8 @@
 //! Decides: whether an Envoy file is YAML or JSON; several documents, an empty one.
 
 pub mod finding;
-mod config_node;
-mod descriptors;
+pub mod config_node;
+pub mod descriptors;
 mod bootstrap;
 mod clusters;
 mod filters;

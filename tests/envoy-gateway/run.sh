@@ -339,7 +339,7 @@ for name in total_hits over_limit near_limit; do
 done
 check "the dashboard's labels of a rejected route" yes "$([ "$(sum_of "${series}_over_limit$zero")" -gt 0 ] && echo yes)"
 check "mapper file of the tests is that of Envoy Gateway" "" \
-    "$(diff statsd-exporter/conf.yaml "$root/tests/suite/xds/statsd_exporter.yaml")"
+    "$(diff statsd-exporter/conf.yaml "$root/tests/suite/rules/xds/statsd_exporter.yaml")"
 
 echo "== changes without restart"
 since=$(milliseconds)

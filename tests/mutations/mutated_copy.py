@@ -4,7 +4,7 @@ All mutations are built at once, each behind the environment variable MUTATION, 
 the rows; `run` builds the copy, runs the tests once without a mutation, which must pass, and those of each row once
 with its mutation, which must fail.
 
-A filter of tests is one of the suite, or one of the crate's own tests if it begins with `lib:`.
+A filter of tests is one of the suite.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VARIABLE = "MUTATION"
-LIB = "lib:"
 
 SWITCH = """
 /// Returns true if this mutation is on.
@@ -93,24 +92,22 @@ def write_if_changed(file, text):
         file.write_text(text)
 
 
-def build_tests(copy, target):
-    """Builds the tests of a target; returns the program. All targets are built with the same features."""
-    name, *options = ("tollkeeper", "--lib") if target == LIB else ("suite", "--test", "suite")
-    built = subprocess.run(["cargo", "test", "--no-run", *options, "--message-format", "json"], cwd=copy,
+def build_tests(copy):
+    """Builds the suite; returns the program."""
+    built = subprocess.run(["cargo", "test", "--no-run", "--test", "suite", "--message-format", "json"], cwd=copy,
                            check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = [json.loads(line) for line in built.splitlines()]
     return next(one["executable"] for one in messages
-                if one.get("executable") and one.get("profile", {}).get("test") and one["target"]["name"] == name)
+                if one.get("executable") and one.get("profile", {}).get("test") and one["target"]["name"] == "suite")
 
 
-def run_tests(programs, copy, number, tests):
+def run_tests(program, copy, number, tests):
     """Names of the tests that fail with a mutation, those of the first of these filters where one does."""
     # A failing seed that is kept would be the next row's.
     env = os.environ | {VARIABLE: str(number), "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true"}
     for filter_of_tests in tests:
-        target, name = (LIB, filter_of_tests[len(LIB):]) if filter_of_tests.startswith(LIB) else ("", filter_of_tests)
         # A cluster runs the same scripts.
-        ran = subprocess.run([programs[target], "--quiet", name, "--skip", "in_a_cluster"], cwd=copy, env=env,
+        ran = subprocess.run([program, "--quiet", filter_of_tests, "--skip", "in_a_cluster"], cwd=copy, env=env,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         failed = sorted(set(re.findall(r"^    ([a-z_:0-9]+)$", ran.stdout, re.MULTILINE)))
         # Without names: a mutation ended the process.
@@ -144,21 +141,20 @@ def run(doc, mutations):
     mutations.write(copy)
     asked = numbers_of(options.only) if options.only else list(rows)
     filters = {test for number in asked for test in rows[number][1]}
-    targets = {LIB if test.startswith(LIB) else "" for test in filters}
-    programs = {target: build_tests(copy, target) for target in targets}
-    failed = run_tests(programs, copy, 0, sorted(filters))
+    program = build_tests(copy)
+    failed = run_tests(program, copy, 0, sorted(filters))
     if failed != []:
         raise SystemExit(f"without a mutation the tests fail: {failed}")
-    raise SystemExit(bool(count_survivors(programs, copy, rows, asked)))
+    raise SystemExit(bool(count_survivors(program, copy, rows, asked)))
 
 
-def count_survivors(programs, copy, rows, asked):
+def count_survivors(program, copy, rows, asked):
     """Runs rows and prints each; returns the number of those that no test notices."""
     survived = 0
     print(f"{len(asked)} of {len(rows)} rows", flush=True)
     for number in asked:
         name, tests = rows[number]
-        failed = run_tests(programs, copy, number, tests)
+        failed = run_tests(program, copy, number, tests)
         survived += not failed
         more = f" and {len(failed) - 1} more" if failed and len(failed) > 1 else ""
         print(f"{number:>3} {name:<95} {f'red: {failed[0]}{more}' if failed else 'SURVIVED'}")

@@ -18,15 +18,15 @@ STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.
 DEMAND, LEVELS = "src/limit/division/demand.rs", "src/limit/division/levels.rs"
 EMPTY, CHANGE = "src/limit/division/empty_buckets.rs", "src/limit/division/limit_change.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
-STEPS, SHARES = "lib:limit::division::model::steps", "lib:limit::division::fair_share"
-JOINS = ["lib:limit::division::model::joins"]
-BOUNDS = ["lib:limit::division::model::lent", "lib:limit::division::model::rates_of"]
-USE = ["lib:limit::division::model::demand"]
-RELOADS = ["lib:limit::division::model::reloads"]
+STEPS, SHARES = "limit::division::steps", "limit::division::fair_share"
+JOINS = ["limit::division::joins"]
+BOUNDS = ["limit::division::lent", "limit::division::rates_of"]
+USE = ["limit::division::demand"]
+RELOADS = ["limit::division::reloads"]
 DIVISION = [STEPS, *BOUNDS, *RELOADS, *USE]
 # Without those that need an Envoy.
 SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports"]
-STREAMS = ["lib:serve::quota", *SUITE, "quota::proxy_that_stands_still", "quota::changed_rule"]
+STREAMS = ["serve::quota::streams", *SUITE, "quota::proxy_that_stands_still", "quota::changed_rule"]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
     ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,

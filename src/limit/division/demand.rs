@@ -26,7 +26,7 @@ pub struct Demand {
 
 impl Demand {
     /// Records that `hits` were asked for in `since_us`.
-    pub(super) fn take_sample(&mut self, hits: u64, since_us: u64) {
+    pub fn take_sample(&mut self, hits: u64, since_us: u64) {
         let since_us = u128::from(since_us.max(1));
         let measured = saturate_to_u64(u128::from(hits) * 1_000_000_000 / since_us).min(MAX_DEMAND_MHPS);
         let former = self.mhps;

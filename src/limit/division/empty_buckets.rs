@@ -10,9 +10,9 @@ use crate::base::clock::Time;
 
 /// The empty parts of the buckets of a pool.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct EmptyBuckets {
+pub struct EmptyBuckets {
     /// Tokens to fill, as a share of the limit.
-    pub(super) share: u64,
+    pub share: u64,
     /// Least refill that nobody has had since `filled_until`.
     unowned_refill: u64,
     filled_until: Time,
@@ -22,19 +22,19 @@ pub(super) struct EmptyBuckets {
 
 impl EmptyBuckets {
     /// Adds a part of a bucket that went out of use `idle_us` ago with `refill`, which nobody has had since then.
-    pub(super) fn add(&mut self, Part { refill, bucket }: Part, idle_us: u64, refill_us: u64) {
+    pub fn add(&mut self, Part { refill, bucket }: Part, idle_us: u64, refill_us: u64) {
         let full = u128::from(refill) * u128::from(idle_us) / u128::from(refill_us.max(1));
         let empty = bucket.saturating_sub(u64::try_from(full).unwrap_or(u64::MAX));
         self.share = self.share.saturating_add(empty);
     }
 
     /// Records that `refill` belongs to nobody now. The time since the last filling counts with the least of these.
-    pub(super) fn lower_unowned_refill_to(&mut self, refill: u64) {
+    pub fn lower_unowned_refill_to(&mut self, refill: u64) {
         self.unowned_refill = self.unowned_refill.min(refill);
     }
 
     /// Fills with what nobody had until `now`; the full limit is there again in `refill_us`.
-    pub(super) fn fill(&mut self, refill_us: u64, now: Time) {
+    pub fn fill(&mut self, refill_us: u64, now: Time) {
         let idle_us = now.since_us(self.filled_until);
         self.filled_until = self.filled_until.max(now);
         if self.share == 0 {
@@ -49,12 +49,12 @@ impl EmptyBuckets {
     }
 
     /// Begins to fill with `refill`, which nobody has from now on; the time until now must be filled first.
-    pub(super) fn set_unowned_refill(&mut self, refill: u64) {
+    pub fn set_unowned_refill(&mut self, refill: u64) {
         self.unowned_refill = refill;
     }
 
     /// Time at which all is full; `None`: nothing is empty, or nothing fills it.
-    pub(super) fn full_at(&self, refill_us: u64) -> Option<Time> {
+    pub fn full_at(&self, refill_us: u64) -> Option<Time> {
         let left = (u128::from(self.share) * u128::from(refill_us)).saturating_sub(self.filled);
         let left_us = left.div_ceil(u128::from(self.unowned_refill.max(1)));
         let is_filling = self.share > 0 && self.unowned_refill > 0;
@@ -64,7 +64,7 @@ impl EmptyBuckets {
 
 /// Refill that went out of use lately, as a share of the limit: it has not rested.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RecentlyUsedRefill {
+pub struct RecentlyUsedRefill {
     /// Since `since`, and in the span before it.
     shares: [u64; 2],
     since: Time,
@@ -74,7 +74,7 @@ pub(super) struct RecentlyUsedRefill {
 
 impl RecentlyUsedRefill {
     /// Adds what went out of use at `now`; `rest_us` later it has rested.
-    pub(super) fn add(&mut self, refill: u64, rest_us: u64, now: Time) {
+    pub fn add(&mut self, refill: u64, rest_us: u64, now: Time) {
         match now.since_us(self.since) {
             since_us if since_us < rest_us => {}
             since_us if since_us < rest_us.saturating_mul(2) => (self.shares, self.since) = ([0, self.shares[0]], now),
@@ -85,7 +85,7 @@ impl RecentlyUsedRefill {
     }
 
     /// What has not rested at `now`, or may not have.
-    pub(super) fn share(&self, rest_us: u64, now: Time) -> u64 {
+    pub fn share(&self, rest_us: u64, now: Time) -> u64 {
         match now.since_us(self.since) {
             _ if now.since_us(self.last) >= rest_us => 0,
             since_us if since_us < rest_us => self.shares[0].saturating_add(self.shares[1]),

@@ -45,7 +45,7 @@ pub struct Usage {
 
 /// The last assignment that was sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+pub struct Sent {
     pub(super) strategy: Strategy,
     pub(super) at: Time,
     /// Time of the last one that may have added tokens: since then the bucket was only made smaller.
@@ -77,7 +77,7 @@ pub(super) enum TokenChange {
 
 impl Sent {
     /// Latest time at which it may still be in force: a proxy that received it late began its time to live late.
-    pub(super) fn latest_end(&self) -> Time {
+    pub fn latest_end(&self) -> Time {
         let late_us = self.received_by.map_or(LATE_START_US, |received| received.since_us(self.last_sent));
         self.ends.plus_us(late_us + MARGIN_US)
     }
@@ -117,9 +117,11 @@ impl Sent {
 
 /// A part of a limit that is divided as a rate, in hits per period: of its refill, and of its bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) refill: u64,
-    pub(super) bucket: u64,
+pub struct Part {
+    /// Part of the refill.
+    pub refill: u64,
+    /// Part of the bucket.
+    pub bucket: u64,
 }
 
 /// Part of a share that a holder gave up, and that may still be in use.
@@ -137,8 +139,9 @@ pub(super) struct ReleasedShare {
 
 /// A rate's share of a holder, and what it gave up.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RateShare {
-    pub(super) now: Part,
+pub struct RateShare {
+    /// What it has now.
+    pub now: Part,
     pub(super) released_shares: SmallVec<[ReleasedShare; 1]>,
 }
 
@@ -153,7 +156,7 @@ impl RateShare {
 
     /// Records another part, sent at `sent`, or `None` if the old one lapsed; what it is less by is in use until
     /// `old_end` at most.
-    pub(super) fn change_to(&mut self, part: Part, sent: Option<Time>, old_end: Time) {
+    pub fn change_to(&mut self, part: Part, sent: Option<Time>, old_end: Time) {
         let share = self.now.refill.saturating_sub(part.refill);
         let bucket = self.now.bucket.saturating_sub(part.bucket);
         self.now = part;
@@ -243,7 +246,8 @@ pub struct ShareHolder<K> {
     pub was_denied: bool,
     /// All hits were denied, and there were some: whatever the proxy was assigned is used up or over.
     pub(super) is_empty: bool,
-    pub(super) sent: Option<Sent>,
+    /// The assignment that was sent last.
+    pub sent: Option<Sent>,
     /// Until then the proxy may have an assignment of another replica, or of a stream before this one, which is better
     /// than less.
     pub(super) foreign_assignment_until: Time,
@@ -252,7 +256,7 @@ pub struct ShareHolder<K> {
     /// Lent hits that the proxy may still admit, or admitted and did not report.
     pub(super) outstanding: u64,
     /// Share of each pool that is divided as a rate, by its index.
-    pub(super) rates: SmallVec<[RateShare; 1]>,
+    pub rates: SmallVec<[RateShare; 1]>,
 }
 
 impl<K> ShareHolder<K> {

@@ -215,7 +215,7 @@ impl Pool {
     }
 
     /// Part of this pool that a holder has, with what it gave up and may still use.
-    pub(super) fn reserved_by<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
+    pub fn reserved_by<K>(&self, index: usize, holder: &ShareHolder<K>) -> u64 {
         match self.limit.form {
             AssignmentForm::Lent => holder.outstanding,
             AssignmentForm::Rate => holder.rates.get(index).map_or(0, |rate| rate.reserved().refill),
@@ -228,7 +228,7 @@ impl Pool {
     }
 
     /// Parts of buckets of a pool that is divided as a rate which are in use, or empty.
-    pub(super) fn reserved_buckets<K>(&self, index: usize, holders: &[ShareHolder<K>]) -> u64 {
+    pub fn reserved_buckets<K>(&self, index: usize, holders: &[ShareHolder<K>]) -> u64 {
         let gone = self.shares_of_gone_holders.iter().fold(0_u64, |sum, gone| sum.saturating_add(gone.bucket));
         let rates = holders.iter().filter_map(|holder| holder.rates.get(index));
         let empty = gone.saturating_add(self.empty_buckets.share);
@@ -263,7 +263,7 @@ impl Pool {
     }
 
     /// What a holder wants of this pool.
-    pub(super) fn want<K>(&self, holder: &ShareHolder<K>, holders: usize, now: Time) -> u64 {
+    pub fn want<K>(&self, holder: &ShareHolder<K>, holders: usize, now: Time) -> u64 {
         if holder.is_silent(now) {
             return 0;
         }
@@ -500,7 +500,7 @@ impl<K> Division<K> {
     }
 
     /// Parts of the buckets of a pool that are not in use.
-    pub(super) fn free_buckets(&self, index: usize) -> u64 {
+    pub fn free_buckets(&self, index: usize) -> u64 {
         let pool = &self.pools[index];
         pool.divisible().saturating_sub(pool.reserved_buckets(index, &self.holders))
     }

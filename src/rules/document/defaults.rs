@@ -175,19 +175,3 @@ fn check_global_scope_defaults(
         reader.report_error(global_at, &field_path.with_key("scope"), message, "set one of them in the rules instead");
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::DefaultableKey;
-    use crate::rules::key_table::{RULE_FILE_KEYS, Section};
-
-    #[test]
-    fn defaultable_keys_are_those_that_defaults_can_have() {
-        let mut rows: Vec<_> =
-            RULE_FILE_KEYS.iter().filter(|key| key.belongs_in(Section::Defaults)).map(|key| key.name).collect();
-        let mut names = DefaultableKey::NAMES.to_vec();
-        rows.sort_unstable();
-        names.sort_unstable();
-        assert_eq!(rows, names);
-    }
-}

@@ -194,7 +194,7 @@ fn take_or_read_contents(files: &mut Vec<RuleFile>, path: &Path, bytes_left: u64
 }
 
 /// Returns the path of the file with a set that the rule file at `rule_file` names, or why it cannot be named.
-fn resolve_set_file_path(rule_file: &Path, name: &str) -> Result<PathBuf, String> {
+pub fn resolve_set_file_path(rule_file: &Path, name: &str) -> Result<PathBuf, String> {
     let path = Path::new(name);
     let is_below = path.components().all(|component| matches!(component, Component::Normal(_)));
     if name.is_empty() || name.len() > MAX_SET_FILE_NAME_BYTES || name.contains(|c: char| c.is_control() || c == '#') {
@@ -210,7 +210,7 @@ fn resolve_set_file_path(rule_file: &Path, name: &str) -> Result<PathBuf, String
 }
 
 /// Returns the names of files with sets in the text of a rule file, each once; none of a text that cannot be read.
-fn find_set_file_names(bytes: &[u8]) -> Vec<String> {
+pub fn find_set_file_names(bytes: &[u8]) -> Vec<String> {
     let Ok(text) = text::decode_text(bytes) else { return Vec::new() };
     // Most rule files have none, and are not parsed here.
     if ["match", "file"].iter().any(|word| memmem::find(text.as_bytes(), word.as_bytes()).is_none()) {
@@ -244,42 +244,4 @@ fn find_set_file_names(bytes: &[u8]) -> Vec<String> {
 fn find_mapping_value<'n, 'a>(node: &'n YamlNode<'a>, key: &str) -> Option<&'n YamlNode<'a>> {
     let YamlContent::Map(map) = &node.content else { return None };
     map.iter().find(|(name, _)| name.as_scalar().is_some_and(|name| name.text() == key)).map(|(_, value)| value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_found_where_the_compiler_reads_them() {
-        let text = "
-domain: d
-descriptors:
-  - key: a
-    match: { in: { file: a.txt } }
-    descriptors:
-      - key: b
-        match: { not: { cidr: { file: lists/b.list } } }
-      - { key: c, match: { in: { file: a.txt } }, metadata: { match: { in: { file: no.txt } } } }
----
-domain: e
-descriptors: [{ key: d, match: { cidr: { file: e.txt } } }]
-";
-        let mut names = find_set_file_names(text.as_bytes());
-        names.sort();
-        assert_eq!(names, ["a.txt", "e.txt", "lists/b.list"]);
-        assert!(find_set_file_names(b"match: { file: [").is_empty());
-    }
-
-    #[test]
-    fn names_stay_below_the_directory_of_the_rule_file() {
-        let resolve = |name: &str| resolve_set_file_path(Path::new("/rules/shop/a.yaml"), name);
-        assert_eq!(resolve("lists/b.txt"), Ok(PathBuf::from("/rules/shop/lists/b.txt")));
-        assert_eq!(resolve_set_file_path(Path::new("a.yaml"), "b.list"), Ok(PathBuf::from("b.list")));
-        for name in
-            ["", "/etc/passwd", "/etc/a.txt", "../a.txt", "x/../../a.txt", "a.yaml", "a", "a.json", "a\n.txt", "a#.txt"]
-        {
-            assert!(resolve(name).is_err(), "{name}");
-        }
-    }
 }

@@ -28,7 +28,7 @@ pub const MAX_AUTOMATA_WITHOUT_WARNING: usize = 8;
 
 /// Expressions with an identifier each.
 #[derive(Debug)]
-pub(crate) struct Expressions<I> {
+pub struct Expressions<I> {
     automata: Vec<ExpressionAutomaton<I>>,
 }
 
@@ -41,7 +41,7 @@ struct ExpressionAutomaton<I> {
 
 impl<I: Copy> Expressions<I> {
     /// Compiles expressions that [`check_expression`] accepts; leaves out others.
-    pub(crate) fn new(expressions: &[(&str, I)]) -> Self {
+    pub fn new(expressions: &[(&str, I)]) -> Self {
         let mut automata = Vec::new();
         let mut waiting = vec![expressions];
         while let Some(group) = waiting.pop() {
@@ -64,12 +64,12 @@ impl<I: Copy> Expressions<I> {
     }
 
     /// Number of automata that a look-up runs.
-    pub(crate) const fn automata_count(&self) -> usize {
+    pub const fn automata_count(&self) -> usize {
         self.automata.len()
     }
 
     /// Calls `each` with the identifier of each expression that matches the whole value.
-    pub(crate) fn for_each_match(&self, value: &[u8], mut each: impl FnMut(I)) {
+    pub fn for_each_match(&self, value: &[u8], mut each: impl FnMut(I)) {
         for ExpressionAutomaton { automaton, ids } in &self.automata {
             let Ok(mut state) = automaton.start_state(&start::Config::new().anchored(Anchored::Yes)) else { continue };
             let mut is_dead = false;
@@ -145,77 +145,4 @@ fn format_too_large(max_bytes: usize) -> String {
 fn describe_syntax_error(text: &str) -> String {
     let last = text.lines().last().unwrap_or_default();
     last.strip_prefix("error: ").unwrap_or(last).to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn matched(expressions: &[&str], value: &[u8]) -> Vec<usize> {
-        let numbered: Vec<_> = expressions.iter().copied().zip(0..).collect();
-        let mut found = Vec::new();
-        Expressions::new(&numbered).for_each_match(value, |at| found.push(at));
-        found.sort_unstable();
-        found
-    }
-
-    #[test]
-    fn expressions_match_whole_values_of_bytes() {
-        assert_eq!(matched(&["/v[0-9]+/login", "^/v.*$", "v1", ".*"], b"/v1/login"), [0, 1, 3]);
-        assert_eq!(matched(&["", "a*", ".", "(?u:.)"], b""), [0, 1]);
-        assert_eq!(matched(&["a.c", "a(?u:.)c", r"a[^x]c", r"(?i)A\xffC"], b"a\xffc"), [0, 2, 3]);
-        assert_eq!(matched(&["a.b", r"a\nb", "(?-s)a.b"], b"a\nb"), [0, 1]);
-        assert_eq!(matched(&["(?u:[é])", "..", "a|ab", "é"], "é".as_bytes()), [0, 1, 3]);
-        assert_eq!(matched(&["a|ab", "(ab|a)"], b"ab"), [0, 1]);
-    }
-
-    #[test]
-    fn bad_and_large_expressions_have_a_reason() {
-        for (text, reason) in [
-            ("(", "unclosed group"),
-            ("[é]", "Unicode not allowed here"),
-            ("a{1000}{1000}", "more than 256 KiB"),
-            ("(a|b)*a(a|b){20}", "its automaton takes more than 256 KiB"),
-            (r"(?u:\bx\b)", "cannot build DFAs for regexes with Unicode word boundaries"),
-        ] {
-            let found = check_expression(text).unwrap_err();
-            assert!(found.contains(reason), "{text}: {found}");
-        }
-        assert!(check_expression(&"a".repeat(5000)).is_err());
-    }
-
-    #[test]
-    fn a_thousand_ordinary_expressions_are_one_automaton() {
-        let texts: Vec<String> = (0..1000).map(|at| format!("/v[0-9]+/service-{at}/items/[a-z]+")).collect();
-        let numbered: Vec<_> = texts.iter().map(String::as_str).zip(0..).collect();
-        let expressions = Expressions::new(&numbered);
-        assert_eq!(expressions.automata_count(), 1);
-        let mut found = Vec::new();
-        expressions.for_each_match(b"/v2/service-717/items/shoes", |at| found.push(at));
-        assert_eq!(found, [717]);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-
-        #[test]
-        fn expressions_agree_with_the_regex_crate(
-            texts in prop::collection::vec("(a|b|\\.|\\*|[ab.]\\+|\\(a\\|b\\)\\?|\\.\\*a){0,5}", 1..30),
-            values in prop::collection::vec("[ab]{0,8}", 1..10),
-        ) {
-            let valid: Vec<&str> =
-                texts.iter().map(String::as_str).filter(|text| check_expression(text).is_ok()).collect();
-            for value in &values {
-                let expected: Vec<usize> = (0..valid.len())
-                    .filter(|at| {
-                        let anchored = format!("^(?:{})$", valid[*at]);
-                        regex::bytes::Regex::new(&anchored).expect("it is valid").is_match(value.as_bytes())
-                    })
-                    .collect();
-                prop_assert_eq!(matched(&valid, value.as_bytes()), expected);
-            }
-        }
-    }
 }

@@ -97,7 +97,7 @@ fn join_composite(entry: &Entry<'_>) -> SmallVec<[u8; 128]> {
 
 /// All `match` patterns below one node.
 #[derive(Debug)]
-struct Operators {
+pub struct Operators {
     by_key: HashMap<Box<[u8]>, OperatorsOfKey>,
 }
 
@@ -106,10 +106,13 @@ type NodePattern = (NodeId, Arc<MatchPattern>);
 
 /// A node with a `match`.
 #[derive(Debug)]
-struct OperatorNode {
-    node: NodeId,
-    key: Box<[u8]>,
-    pattern: Arc<MatchPattern>,
+pub struct OperatorNode {
+    /// Number of the node.
+    pub node: NodeId,
+    /// Key of the entry that the pattern matches.
+    pub key: Box<[u8]>,
+    /// Its pattern.
+    pub pattern: Arc<MatchPattern>,
 }
 
 #[derive(Debug)]
@@ -139,7 +142,7 @@ struct PatternIndex {
 
 impl Operators {
     /// Indexes patterns, given in file order.
-    fn new(nodes: Vec<OperatorNode>) -> Self {
+    pub fn new(nodes: Vec<OperatorNode>) -> Self {
         let mut groups: HashMap<Box<[u8]>, Vec<NodePattern>> = HashMap::new();
         for OperatorNode { node, key, pattern } in nodes {
             groups.entry(key).or_default().push((node, pattern));
@@ -149,7 +152,7 @@ impl Operators {
     }
 
     /// Returns the first node in file order that matches.
-    fn first_match(&self, key: &[u8], value: &[u8]) -> Option<NodeId> {
+    pub fn first_match(&self, key: &[u8], value: &[u8]) -> Option<NodeId> {
         let of_key = self.by_key.get(key)?;
         let plain = of_key.plain.as_ref().and_then(|index| index.lowest_match(value));
         let negated = of_key.negated.as_ref().and_then(|negated| negated.first_match(value));
@@ -160,7 +163,7 @@ impl Operators {
     }
 
     /// Adds all nodes that match, in no order.
-    fn collect_matches(&self, key: &[u8], value: &[u8], found: &mut MatchingNodes) {
+    pub fn collect_matches(&self, key: &[u8], value: &[u8], found: &mut MatchingNodes) {
         let Some(of_key) = self.by_key.get(key) else { return };
         if let Some(index) = &of_key.plain {
             let start = found.len();
@@ -280,83 +283,5 @@ impl PatternIndex {
     fn for_each_value_file_match(&self, value: &[u8], mut each: impl FnMut(NodeId)) {
         let containing = self.value_files.iter().filter(|(_, file)| file.set.contains(value));
         containing.for_each(|(node, _)| each(*node));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn operator() -> impl Strategy<Value = Operator> {
-        let values = prop::collection::btree_set("[ab1:.]{0,3}|10\\.0\\.0\\.1|::1", 0..5);
-        let networks = prop::collection::btree_set(
-            prop::sample::select(vec![
-                "10.0.0.0/8",
-                "10.0.0.0/24",
-                "10.0.0.1",
-                "0.0.0.0/0",
-                "::/0",
-                "::1",
-                "10.1.0.0/16",
-            ]),
-            1..4,
-        );
-        let networks = networks.prop_map(|texts| {
-            let mut networks: Vec<Network> =
-                texts.iter().map(|text| Network::parse(text).expect("a network")).collect();
-            networks.sort();
-            networks
-        });
-        let expression = prop::sample::select(vec!["a*", "[ab]+", "10\\..*", ".*1", "", "::1|b"]);
-        let file = |name: &str| Arc::<str>::from(name);
-        prop_oneof![
-            values.clone().prop_map(|values| Operator::In(values.into_iter().map(String::into_boxed_str).collect())),
-            values.prop_map(move |values| Operator::InFile(SetFile {
-                name: file("a.txt"),
-                set: Arc::new(values.iter().map(String::as_bytes).collect()),
-            })),
-            networks.clone().prop_map(|networks| Operator::Cidr(networks.into())),
-            networks.prop_map(move |networks| Operator::CidrFile(SetFile {
-                name: file("b.txt"),
-                set: Arc::new(networks.into_iter().collect()),
-            })),
-            expression.prop_map(|text| Operator::Regex(text.into())),
-        ]
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
-
-        #[test]
-        fn first_match_is_that_of_trying_all_in_file_order(
-            patterns in prop::collection::vec((operator(), any::<bool>(), prop::sample::select(vec!["k", "l"])), 0..12),
-            values in prop::collection::vec("[ab]{0,3}|10\\.[01]\\.0\\.[01]|::1|::ffff:10\\.0\\.0\\.1|\\.", 1..12),
-        ) {
-            let patterns: Vec<(Arc<MatchPattern>, &str)> = patterns
-                .into_iter()
-                .map(|(operator, negated, key)| (Arc::new(MatchPattern::new(operator, negated)), key))
-                .collect();
-            let node = |(node, (pattern, key)): (NodeId, &(Arc<MatchPattern>, &str))| OperatorNode {
-                node,
-                key: key.as_bytes().into(),
-                pattern: Arc::clone(pattern),
-            };
-            let operators = Operators::new((0..).zip(&patterns).map(node).collect());
-            for value in values {
-                let value = value.as_bytes();
-                let expected: Vec<NodeId> = (0..)
-                    .zip(&patterns)
-                    .filter(|(_, (pattern, key))| *key == "k" && pattern.matches(value))
-                    .map(|(node, _)| node)
-                    .collect();
-                prop_assert_eq!(operators.first_match(b"k", value), expected.first().copied());
-                let mut all = MatchingNodes::new();
-                operators.collect_matches(b"k", value, &mut all);
-                all.sort_unstable();
-                prop_assert_eq!(all.to_vec(), expected);
-            }
-        }
     }
 }

@@ -88,26 +88,3 @@ fn hash_value(keyed: &SipHasher13, value: &[u8]) -> u64 {
     hasher.write(value);
     hasher.finish()
 }
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use proptest::prelude::*;
-
-    use super::ValueSet;
-
-    proptest! {
-        #[test]
-        fn set_contains_its_values_only(
-            values in prop::collection::vec("[ab]{0,4}", 0..40),
-            asked in prop::collection::vec("[ab]{0,4}", 0..40),
-        ) {
-            let set: ValueSet = values.iter().map(String::as_bytes).collect();
-            let expected: HashSet<&String> = values.iter().collect();
-            for value in values.iter().chain(&asked) {
-                prop_assert_eq!(set.contains(value.as_bytes()), expected.contains(value));
-            }
-        }
-    }
-}

@@ -27,7 +27,7 @@ const MAX_DENSE_BYTES_PER_LITERAL: usize = 1024;
 
 /// All wildcards below one node.
 #[derive(Debug)]
-pub(super) struct Wildcards {
+pub struct Wildcards {
     /// Patterns in file order.
     patterns: Vec<(NodeId, WildcardPattern)>,
     /// Distinct lengths of prefixes, shortest first.
@@ -54,7 +54,7 @@ struct LiteralIndex {
 
 impl Wildcards {
     /// Indexes composite keys, given in file order.
-    pub(super) fn new(composites: Vec<(NodeId, Box<[u8]>)>) -> Self {
+    pub fn new(composites: Vec<(NodeId, Box<[u8]>)>) -> Self {
         let patterns: Vec<_> =
             composites.into_iter().map(|(node, composite)| (node, WildcardPattern::new(&composite))).collect();
         let by_prefix: HashMap<Box<[u8]>, _> = group_by_prefix(patterns.iter().map(|(_, pattern)| pattern))
@@ -68,7 +68,7 @@ impl Wildcards {
     }
 
     /// Returns the first node in file order that matches.
-    pub(super) fn first_match(&self, composite: &[u8]) -> Option<NodeId> {
+    pub fn first_match(&self, composite: &[u8]) -> Option<NodeId> {
         let mut best = self.patterns.len();
         for length in &self.prefix_lengths {
             let Some((prefix, rest)) = composite.split_at_checked(*length) else { break };
@@ -133,7 +133,7 @@ fn group_by_rarest_literal<'p>(group: &[(u32, &'p WildcardPattern)]) -> HashMap<
 }
 
 /// Largest number of these patterns that must be tried one after the other for one text.
-pub(crate) fn max_tried_patterns<'p>(patterns: impl Iterator<Item = &'p WildcardPattern>) -> usize {
+pub fn max_tried_patterns<'p>(patterns: impl Iterator<Item = &'p WildcardPattern>) -> usize {
     let largest =
         |group: Vec<(u32, &WildcardPattern)>| group_by_rarest_literal(&group).values().map(Vec::len).max().unwrap_or(0);
     group_by_prefix(patterns).into_values().map(largest).max().unwrap_or(0)
@@ -213,21 +213,21 @@ impl ReportedLiterals {
 
 /// Text in which each `*` matches any run of bytes.
 #[derive(Debug)]
-pub(crate) struct WildcardPattern {
+pub struct WildcardPattern {
     /// Literal parts between the stars; at least two if there is a star.
     parts: Vec<Box<[u8]>>,
 }
 
 impl WildcardPattern {
     /// Parses a pattern. Every `*` is a wildcard; there is no escape.
-    pub(crate) fn new(text: &[u8]) -> Self {
+    pub fn new(text: &[u8]) -> Self {
         Self { parts: text.split(|byte| *byte == b'*').map(Box::from).collect() }
     }
 
     /// Returns `true` if the whole `text` matches.
     ///
     /// Each middle part is taken at its leftmost occurrence: that leaves the most text for the parts after it.
-    pub(crate) fn matches(&self, text: &[u8]) -> bool {
+    pub fn matches(&self, text: &[u8]) -> bool {
         let [first, middle @ .., last] = &*self.parts else { return self.parts.iter().any(|only| **only == *text) };
         let Some(mut rest) = text.strip_prefix(&**first).and_then(|rest| rest.strip_suffix(&**last)) else {
             return false;
@@ -248,43 +248,5 @@ fn find_bytes(text: &[u8], part: &[u8]) -> Option<usize> {
         [] => Some(0),
         [byte] => text.iter().position(|b| b == byte),
         _ => memchr::memmem::find(text, part),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::{WildcardPattern, Wildcards, max_tried_patterns};
-
-    proptest! {
-        #[test]
-        fn first_match_is_that_of_trying_all_in_file_order(
-            patterns in prop::collection::vec("[ab/]{0,2}\\*[ab/]{0,3}(\\*[ab/]{0,2}){0,2}", 0..40),
-            texts in prop::collection::vec("[ab/]{0,12}", 1..20),
-        ) {
-            let composites = (0..).zip(&patterns).map(|(node, text)| (node, text.as_bytes().into())).collect();
-            let wildcards = Wildcards::new(composites);
-            for text in &texts {
-                let matches = |pattern: &String| WildcardPattern::new(pattern.as_bytes()).matches(text.as_bytes());
-                let expected = patterns.iter().position(matches).map(|index| u32::try_from(index).unwrap_or(u32::MAX));
-                prop_assert_eq!(wildcards.first_match(text.as_bytes()), expected, "{} among {:?}", text, patterns);
-            }
-        }
-    }
-
-    #[test]
-    fn only_patterns_with_all_literals_in_common_are_tried_one_by_one() {
-        let tried = |texts: &[String]| {
-            let patterns: Vec<WildcardPattern> =
-                texts.iter().map(|text| WildcardPattern::new(text.as_bytes())).collect();
-            max_tried_patterns(patterns.iter())
-        };
-        let numbered = |text: &str| (0..100).map(|index| text.replace('#', &format!("{index:03}"))).collect::<Vec<_>>();
-        assert_eq!(tried(&numbered("path_*/#/end")), 1);
-        assert_eq!(tried(&numbered("path_*.#")), 1);
-        assert_eq!(tried(&numbered("path_*common*/#*common")), 1);
-        assert_eq!(tried(&numbered("path_#*")), 1);
-        assert_eq!(tried(&numbered("path_*common")), 100);
     }
 }

@@ -90,7 +90,7 @@ async fn open_tls_and_http2_channel(settings: &XdsSettings, resolve: ResolveHost
 }
 
 /// Connects to the first address of `server`, `host:port`, that answers.
-async fn open_tcp(server: &str, resolve: ResolveHost) -> Result<TcpStream, String> {
+pub async fn open_tcp(server: &str, resolve: ResolveHost) -> Result<TcpStream, String> {
     let addresses = service_fn(move |name: Name| async move {
         let addresses = spawn_blocking(move || resolve(name.as_str())).await.map_err(io::Error::other)??;
         Ok::<_, io::Error>(addresses.into_iter().map(|ip| SocketAddr::new(ip, 0)))
@@ -163,28 +163,4 @@ pub(super) fn append_causes(mut text: String, mut cause: Option<&(dyn Error + 's
         cause = error.source();
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-
-    use socket2::SockRef;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn kernel_probes_an_idle_connection() {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
-        let port = listener.local_addr().expect("it has an address").port();
-        let stream = open_tcp(&format!("127.0.0.1:{port}"), resolve_host).await.expect("it listens");
-        let socket = SockRef::from(&stream);
-        assert!(socket.keepalive().expect("it can be read"));
-        let probed = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * 2;
-        assert_eq!(socket.tcp_keepalive_time().expect("it can be read"), KEEPALIVE_IDLE);
-        assert_eq!(socket.tcp_keepalive_interval().expect("it can be read"), KEEPALIVE_INTERVAL);
-        #[cfg(target_os = "linux")]
-        assert_eq!(socket.tcp_user_timeout().expect("it can be read"), Some(TCP_USER_TIMEOUT));
-        assert!(probed < Duration::from_secs(60), "a server that vanished is noticed too late");
-    }
 }

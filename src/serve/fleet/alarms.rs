@@ -275,15 +275,15 @@ impl OwnAlarms<'_> {
 
 /// Minutes without a request, after some with.
 #[derive(Debug, PartialEq, Eq)]
-struct RequestGap {
+pub struct RequestGap {
     /// Full minutes without a request.
-    minutes: usize,
+    pub minutes: usize,
     /// Requests of the busiest minute shortly before.
-    before: u64,
+    pub before: u64,
 }
 
 /// Finds a gap of one to nine full minutes in the requests by minute, of which the last runs.
-fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> {
+pub fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> {
     let newest_first = || minutes.iter().rev().map(|(_, of)| of.requests);
     // The minute that runs may have begun just now.
     let silent = newest_first().take_while(|requests| *requests == 0).count();
@@ -294,7 +294,7 @@ fn find_request_gap(minutes: &[(u64, RequestMinute)]) -> Option<RequestGap> {
 
 /// Limits of a rule that are left out: those that only try, and if one of `names` is among them, all if the rule has
 /// seen one key alone, as that of a `generic_key` with a value. A block of that key would concern everybody.
-fn limits_left_out_of_hot_key_alarm<'r>(
+pub fn limits_left_out_of_hot_key_alarm<'r>(
     rule: &'r CompiledRule,
     names: &HashSet<&LimitName>,
 ) -> impl Iterator<Item = &'r LimitName> + use<'r> {
@@ -311,7 +311,7 @@ fn has_hits_of_hot_key(key: &RejectedKey) -> bool {
 }
 
 /// Returns the key that has more than half of `all` rejected hits, if these are many and no burst.
-fn find_hot_key(keys: &[RejectedKey], all: u64) -> Option<&RejectedKey> {
+pub fn find_hot_key(keys: &[RejectedKey], all: u64) -> Option<&RejectedKey> {
     keys.iter().find(|key| has_hits_of_hot_key(key) && key.at_least > all / 2)
 }
 
@@ -348,95 +348,4 @@ fn find_most_rejecting_limit(collector: &MetricsCollector) -> Option<(String, u6
     });
     let (limit, count) = rejections.max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0)?;
     Some((limit.name().as_str().to_owned(), count))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-    use std::sync::Arc;
-
-    use super::{
-        LimitName, RejectedKey, RequestGap, RequestMinute, find_hot_key, find_request_gap,
-        limits_left_out_of_hot_key_alarm,
-    };
-    use crate::rules::compile::options::CompileOptions;
-    use crate::rules::compile::{RuleText, compile_texts};
-    use crate::rules::rule::set::RuleSet;
-    use crate::rules::yaml::DocumentSelection;
-
-    #[test]
-    fn hot_key_has_more_than_half_of_many_hits_and_no_burst() {
-        let key = |at_least: u64, in_bursts: u64| RejectedKey {
-            limit: Arc::new(LimitName::new(["shop", "user"])),
-            text: "user=ann".into(),
-            has_plain_values: true,
-            at_least,
-            at_most: at_least,
-            in_bursts,
-            largest_burst: in_bursts,
-        };
-        for (keys, all, is_found) in [
-            (vec![key(1000, 0), key(900, 0)], 1900, true),
-            (vec![key(1000, 0), key(900, 0)], 2000, false),
-            (vec![key(999, 0)], 999, false),
-            (vec![key(5000, 5000)], 5000, false),
-            (vec![key(5000, 4001)], 5000, false),
-            (vec![key(5000, 4000)], 5000, true),
-            (vec![], 0, false),
-        ] {
-            assert_eq!(find_hot_key(&keys, all).is_some(), is_found, "{keys:?} of {all}");
-        }
-    }
-
-    #[test]
-    fn limits_of_a_rule_with_one_key_have_no_hot_key() {
-        let rules = "\
-domain: shop
-descriptors:
-- {key: generic_key, value: checkout, rate_limit: {unit: minute, requests_per_unit: 5}}
-- key: user
-  rate_limit:
-  - {unit: minute, requests_per_unit: 5}
-  - {unit: hour, requests_per_unit: 50, name: hourly}
-  - {unit: hour, requests_per_unit: 5, name: lower, shadow_mode: true}
-";
-        let text = RuleText { name: "rules.yaml".into(), bytes: rules.into(), documents: DocumentSelection::FirstOnly };
-        let compiled = compile_texts(&[text], &CompileOptions::default()).expect("good rules");
-        let rules = RuleSet::new(compiled.domains);
-        let limits: Vec<_> = rules.rules().flat_map(|rule| &rule.limits).map(|limit| &limit.stats).collect();
-        let left_out = |names: &[&LimitName]| -> Vec<&str> {
-            let names: HashSet<&LimitName> = names.iter().copied().collect();
-            rules
-                .rules()
-                .flat_map(|rule| limits_left_out_of_hot_key_alarm(rule, &names))
-                .map(LimitName::as_str)
-                .collect()
-        };
-        let names: Vec<&LimitName> = limits.iter().map(|limit| limit.name()).collect();
-        limits.iter().for_each(|limit| limit.keys.add_hash(1));
-        assert_eq!(left_out(&names).len(), 4, "one key each");
-        // In another register of the sketch.
-        limits[1].keys.add_hash(1 << 60);
-        let shadow = names[3].as_str();
-        assert_eq!(left_out(&names), [names[0].as_str(), shadow], "two keys of the second rule");
-        assert_eq!(left_out(&names[1..]), [shadow], "the first has no key with many hits");
-    }
-
-    fn gap_after(requests: &[u64]) -> Option<RequestGap> {
-        let minute = |requests: &u64| RequestMinute { requests: *requests, ..RequestMinute::default() };
-        let minutes: Vec<_> = (100..).zip(requests.iter().map(minute)).collect();
-        find_request_gap(&minutes)
-    }
-
-    #[test]
-    fn gap_is_found_after_traffic_only() {
-        assert_eq!(gap_after(&[]), None);
-        assert_eq!(gap_after(&[0, 0, 0]), None, "a process that just started");
-        assert_eq!(gap_after(&[500, 400, 0]), None, "the minute that runs may have begun just now");
-        assert_eq!(gap_after(&[500, 400, 0, 0]), Some(RequestGap { minutes: 1, before: 500 }));
-        assert_eq!(gap_after(&[29, 29, 0, 0]), None, "few requests may pause");
-        assert_eq!(gap_after(&[500, 0, 0, 1]), None);
-        assert_eq!(gap_after(&[&[500][..], &[0; 10]].concat()), Some(RequestGap { minutes: 9, before: 500 }));
-        assert_eq!(gap_after(&[&[500][..], &[0; 11]].concat()), None, "a service that was switched off");
-    }
 }

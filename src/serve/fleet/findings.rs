@@ -80,7 +80,7 @@ pub fn find_problems_of_view(view: &FleetView) -> Vec<FleetFinding> {
 }
 
 /// Finds replicas that are gone, unless others began in their place.
-fn find_gone_replicas(gone: &[GoneReplica]) -> Option<FleetFinding> {
+pub fn find_gone_replicas(gone: &[GoneReplica]) -> Option<FleetFinding> {
     let missing: Vec<&ReplicaSummary> =
         gone.iter().filter(|gone| !gone.is_replaced).map(|gone| &gone.summary).collect();
     let first = missing.iter().map(|summary| summary.published_us).min()?;
@@ -331,113 +331,4 @@ fn find_replicas_with_different_key_forms(replicas: &[ReplicaSummary]) -> Option
             )
         },
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{FleetFindingKind, GoneReplica, find_differences, find_gone_replicas, find_problems};
-    use crate::base::clock::{Time, pace, to_micros};
-    use crate::serve::fleet::summary::{PublishedKeyForm, ReplicaSummary, StoreSummary};
-
-    const NOW: Time = Time::from_secs(61);
-
-    /// Makes a replica differ from others.
-    type Change = fn(&mut ReplicaSummary);
-
-    fn usual(name: &str) -> ReplicaSummary {
-        let mut summary = ReplicaSummary { name: name.to_owned(), build: "1".to_owned(), ..ReplicaSummary::default() };
-        summary.rules.hash = "a".to_owned();
-        summary.store = StoreSummary { available: true, servers: 1, ..StoreSummary::default() };
-        (summary.recent.calls, summary.recent.span_us) = (1000, 60_000_000);
-        summary.published_us = 60_000_000;
-        summary
-    }
-
-    #[test]
-    fn each_difference_is_found_with_the_replicas_that_differ() {
-        let usual = || vec![usual("a"), usual("b"), usual("c")];
-        assert_eq!(find_differences(&usual(), NOW), []);
-        let changes: [(FleetFindingKind, Change); 9] = [
-            (FleetFindingKind::NotPublishing, |replica| replica.published_us -= 12_000_000),
-            (FleetFindingKind::DifferentRules, |replica| replica.rules.hash = "b".to_owned()),
-            (FleetFindingKind::LoadFailed, |replica| replica.rules.load_failed = true),
-            (FleetFindingKind::StoreLost, |replica| replica.store.breakers_open = 1),
-            (FleetFindingKind::AnswersByPolicy, |replica| replica.recent.verdicts.allow = 1),
-            (FleetFindingKind::NoTraffic, |replica| replica.recent.calls = 0),
-            (FleetFindingKind::ClocksApart, |replica| replica.clock_offset_us = -1_000_001),
-            (FleetFindingKind::DifferentBuilds, |replica| replica.build = "2".to_owned()),
-            (FleetFindingKind::DifferentValues, |replica| replica.values = PublishedKeyForm::Hashed),
-        ];
-        for (kind, change) in changes {
-            let mut replicas = usual();
-            change(&mut replicas[1]);
-            let found = find_differences(&replicas, NOW);
-            assert_eq!(found.len(), 1, "{found:?}");
-            assert_eq!((found[0].kind, &*found[0].replicas), (kind, &["b".to_owned()][..]));
-            // One replica alone differs from none.
-            assert_eq!(find_differences(&replicas[1..2], NOW), []);
-        }
-    }
-
-    #[test]
-    fn starting_replica_and_single_lost_calls_are_no_finding() {
-        let changes: [Change; 3] = [
-            |replica| (replica.started_us, replica.store.available) = (55_000_000, false),
-            |replica| (replica.started_us, replica.recent.verdicts.local) = (55_000_000, 9),
-            |replica| (replica.recent.verdicts.ok, replica.recent.verdicts.local) = (990, 9),
-        ];
-        for change in changes {
-            let mut replicas = vec![usual("a"), usual("b"), usual("c")];
-            change(&mut replicas[1]);
-            assert_eq!(find_differences(&replicas, NOW), []);
-        }
-    }
-
-    #[test]
-    fn unmatched_descriptors_are_found_if_they_are_most() {
-        let mut replicas = vec![usual("a"), usual("b")];
-        replicas[1].recent.verdicts.ok = 500;
-        for (unmatched, is_found) in [(None, false), (Some(500), false), (Some(501), true)] {
-            replicas[1].recent.unmatched = unmatched;
-            let found = find_problems(&replicas, NOW);
-            assert_eq!(found.len(), usize::from(is_found), "{found:?}");
-            assert!(
-                found.iter().all(|one| one.kind == FleetFindingKind::UnmatchedDescriptors && one.replicas == ["b"])
-            );
-            // One replica alone has it too.
-            assert_eq!(find_problems(&replicas[1..], NOW).len(), usize::from(is_found));
-        }
-        (replicas[1].recent.verdicts.ok, replicas[1].recent.unmatched) = (0, Some(99));
-        assert_eq!(find_problems(&replicas, NOW), []);
-    }
-
-    #[test]
-    fn replicas_that_are_gone_are_found_unless_others_began() {
-        let gone = |name: &str, is_replaced| GoneReplica { summary: usual(name), is_replaced };
-        assert_eq!(find_gone_replicas(&[gone("a", true)]), None);
-        let found = find_gone_replicas(&[gone("a", true), gone("b", false)]).expect("b is missing");
-        assert_eq!((found.kind, &*found.replicas), (FleetFindingKind::ReplicaGone, &["b".to_owned()][..]));
-        assert!(found.advice.starts_with("1 replica has been gone since 00:01 UTC"), "{}", found.advice);
-    }
-
-    #[test]
-    fn clock_that_differs_is_ahead_or_behind() {
-        for (offset_us, expected) in [(-90_000_000, "that of c is 90 s ahead"), (2_500_000, "that of c is 3 s behind")]
-        {
-            let mut replicas = vec![usual("a"), usual("b"), usual("c")];
-            replicas[2].clock_offset_us = offset_us;
-            let found = find_differences(&replicas, NOW);
-            assert!(found[0].advice.contains(expected), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn what_all_replicas_do_is_no_difference() {
-        let mut replicas = vec![usual("a"), usual("b")];
-        for replica in &mut replicas {
-            replica.recent.verdicts.local = 5;
-            replica.clock_offset_us = 90_000_000;
-        }
-        assert_eq!(find_differences(&replicas, NOW), []);
-    }
 }

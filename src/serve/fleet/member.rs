@@ -452,7 +452,7 @@ impl FleetWorker {
 
 /// Returns true if a measured clock offset is to replace the last one: it is exact, or it refutes the last one, after
 /// a clock jumped.
-const fn is_better_clock_offset(measured_us: i64, uncertainty: Duration, last_us: i64) -> bool {
+pub const fn is_better_clock_offset(measured_us: i64, uncertainty: Duration, last_us: i64) -> bool {
     let uncertainty_us = uncertainty.as_micros();
     uncertainty_us <= MAX_CLOCK_UNCERTAINTY.as_micros() || measured_us.abs_diff(last_us) as u128 > uncertainty_us
 }
@@ -469,20 +469,5 @@ async fn announce_counter_resets(
             None => false,
         };
         let _ = is_told.send(told);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::is_better_clock_offset;
-
-    #[test]
-    fn inexact_clock_offset_counts_only_if_it_refutes_the_last() {
-        assert!(is_better_clock_offset(5, Duration::from_millis(1), 0));
-        assert!(!is_better_clock_offset(400_000, Duration::from_millis(500), 0));
-        // The clock of the host jumped by an hour.
-        assert!(is_better_clock_offset(3_600_000_000, Duration::from_millis(500), 0));
     }
 }

@@ -67,13 +67,13 @@ pub(super) struct FleetRedisKeys {
 
 /// Summary of a replica that is gone.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GoneSummary<'s> {
+pub struct GoneSummary<'s> {
     /// Random id of the process.
-    pub(super) id: &'s str,
+    pub id: &'s str,
     /// Time of its last summary, to the second.
-    pub(super) published: Time,
+    pub published: Time,
     /// Its brief summary, of up to a minute earlier.
-    pub(super) sealed: &'s [u8],
+    pub sealed: &'s [u8],
 }
 
 /// Time of Redis when it answered, and how uncertain that is.

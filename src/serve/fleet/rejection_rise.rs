@@ -38,26 +38,26 @@ const MIN_RISE_FACTOR: u64 = 2;
 
 /// Rise of the share of rejected requests after a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RejectionRise {
+pub struct RejectionRise {
     /// Time of the load, in seconds since the Unix epoch.
-    pub(super) load_s: u64,
+    pub load_s: u64,
     /// Number of the loaded set in this process.
-    pub(super) version: u64,
+    pub version: u64,
     /// Share of rejected requests in the minutes before, in percent.
-    pub(super) percent_before: u64,
+    pub percent_before: u64,
     /// Share in the last minutes, in percent.
-    pub(super) percent_after: u64,
+    pub percent_after: u64,
 }
 
 /// Limit whose rejected decisions rose most.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RisenLimit {
+pub struct RisenLimit {
     /// Name in metrics.
-    pub(super) name: String,
+    pub name: String,
     /// Rejected decisions per minute before the load.
-    pub(super) per_minute_before: u64,
+    pub per_minute_before: u64,
     /// Rejected decisions per minute in the last minutes.
-    pub(super) per_minute_after: u64,
+    pub per_minute_after: u64,
 }
 
 /// Sum of some minutes.
@@ -91,7 +91,7 @@ impl RequestSum {
 
 /// Finds the last load that changed the rules and after which rejections rose, and still are high. `minutes` are in
 /// order, and the last one runs.
-pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[LoadRecord]) -> Option<RejectionRise> {
+pub fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[LoadRecord]) -> Option<RejectionRise> {
     let (now, _) = minutes.last()?;
     loads.iter().rev().filter(|load| load.changed).find_map(|load| {
         let (at, version) = (load.at_s / 60, load.version?);
@@ -119,7 +119,7 @@ pub(super) fn find_rise_after_load(minutes: &[(u64, RequestMinute)], loads: &[Lo
 }
 
 /// Returns the limit whose rejected decisions per minute rose most; `None` if none rose.
-pub(super) fn find_most_risen_limit(
+pub fn find_most_risen_limit(
     history: &DecisionHistory,
     now: Time,
     limits: &[Arc<LimitStats>],
@@ -150,76 +150,4 @@ const fn is_shortly_before_load(load: u64, minute: u64) -> bool {
 
 const fn is_in_last_minutes(now: u64, load: u64, minute: u64) -> bool {
     minute > load && minute + LAST_MINUTES > now
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::telemetry::decision_history::RequestTotals;
-    use crate::telemetry::metrics::limit_stats::{LimitName, LimitStat};
-
-    /// First minute of the tests.
-    const FIRST: u64 = 1000;
-
-    /// Minutes with (requests, rejected), of which the last runs, and a load in the middle of minute `load`.
-    fn rise(minutes: &[[u64; 2]], load: u64) -> Option<[u64; 2]> {
-        let counts = minutes.iter().map(|[requests, rejected]| RequestMinute {
-            requests: *requests,
-            rejected: *rejected,
-            ..RequestMinute::default()
-        });
-        let minutes: Vec<_> = (FIRST..).zip(counts).collect();
-        let record = |at_s, version, changed| LoadRecord { at_s, version, changed };
-        let at_s = (FIRST + load) * 60 + 30;
-        let first = record((FIRST - 1) * 60, Some(1), true);
-        let [repeated, refused] = [record(at_s + 10, Some(3), false), record(at_s + 20, None, false)];
-        assert_eq!(find_rise_after_load(&minutes, &[first, repeated, refused]), None, "no load changed anything");
-        let found = find_rise_after_load(&minutes, &[first, record(at_s, Some(2), true), repeated, refused])?;
-        assert_eq!((found.version, found.load_s), (2, (FIRST + load) * 60 + 30));
-        Some([found.percent_before, found.percent_after])
-    }
-
-    #[test]
-    fn rise_after_a_load_is_found_if_it_is_large_and_lasts() {
-        let (usual, high) = ([200, 2], [200, 100]);
-        assert_eq!(rise(&[usual, usual, [200, 60], high, high], 2), Some([1, 50]));
-        assert_eq!(rise(&[usual, usual, [200, 60], high], 2), Some([1, 50]), "the minute after the load runs");
-        for (what, minutes, load) in [
-            ("the minute of the load has both", vec![usual, usual, high], 2),
-            ("few percent more", vec![usual, usual, usual, [200, 21], [200, 21]], 2),
-            ("it was like this before", vec![usual, [200, 60], usual, usual, high, high], 3),
-            ("few requests after", vec![usual, usual, usual, [90, 60]], 2),
-            ("few rejections after", vec![usual, usual, usual, [110, 45]], 2),
-            ("few requests before", vec![[40, 0], [40, 0], usual, high, high], 2),
-            ("no minute before", vec![usual, high, high], 0),
-            ("it ended", vec![usual, usual, usual, high, high, usual, usual, usual], 2),
-            ("it began later", vec![usual, usual, usual, usual, usual, high, high], 2),
-            ("long ago", [vec![usual; 3], vec![high; 31]].concat(), 2),
-        ] {
-            assert_eq!(rise(&minutes, load), None, "{what}");
-        }
-        assert_eq!(rise(&[vec![usual; 3], vec![high; 30]].concat(), 2), Some([1, 50]));
-    }
-
-    #[test]
-    fn limit_that_rejects_more_than_before_is_named() {
-        let limits: Vec<Arc<LimitStats>> =
-            ["login", "user"].map(|name| Arc::new(LimitStats::new(LimitName::new(["shop", name])))).into();
-        let history = DecisionHistory::default();
-        let rise = RejectionRise { load_s: (FIRST + 2) * 60, version: 2, percent_before: 1, percent_after: 50 };
-        // `login` rejects most, before as well.
-        for (minute, rejected) in (FIRST..).zip([[500, 10], [500, 10], [500, 100], [510, 200], [510, 200]]) {
-            for (limit, rejected) in limits.iter().zip(rejected) {
-                limit.add_to_counter(LimitStat::Over, rejected);
-            }
-            history.record_minute(Time::from_secs((minute + 1) * 60), &limits, RequestTotals::default());
-        }
-        let now = Time::from_secs((FIRST + 4) * 60 + 59);
-        let found = find_most_risen_limit(&history, Time::from_micros(now.as_micros() + 1_000_000), &limits, &rise);
-        let found = found.expect("user rose");
-        assert_eq!((&*found.name, found.per_minute_before), ("shop.user", 10));
-        assert!(found.per_minute_after > 100, "{found:?}");
-        let quiet = RejectionRise { load_s: (FIRST + 5) * 60, ..rise };
-        assert_eq!(find_most_risen_limit(&history, now, &limits, &quiet), None);
-    }
 }

@@ -269,10 +269,11 @@ pub(super) fn build_own_summary(collector: &Mutex<ReplicaSummaryBuilder>, clock_
 
 /// Names of limits, each listed once.
 #[derive(Debug, Default)]
-pub(super) struct ListedLimitNames {
-    pub(super) listed: Vec<String>,
+pub struct ListedLimitNames {
+    /// The names, in the order in which they were listed.
+    pub listed: Vec<String>,
     /// Length of the domain in each name.
-    pub(super) domain_bytes: Vec<u32>,
+    pub domain_bytes: Vec<u32>,
     indexes: HashMap<LimitName, usize>,
 }
 
@@ -302,7 +303,7 @@ impl ListedLimitNames {
 }
 
 /// Adds as many keys of each minute as there is room for in bytes, the same number in each.
-pub(super) fn add_rejected_keys(
+pub fn add_rejected_keys(
     summary: &mut ReplicaSummary,
     minutes: &[RejectedKeysInMinute],
     names: &mut ListedLimitNames,
@@ -369,7 +370,7 @@ fn add_busiest_keys(summary: &mut ReplicaSummary, keys: &[RejectedKey], names: &
 /// Adds the limits that rejected most, then those that matched most, as far as there is room.
 ///
 /// The distinct keys of a rule are counted with its first limit; `keyed` has that of each later limit.
-fn add_limit_summaries(
+pub fn add_limit_summaries(
     summary: &mut ReplicaSummary,
     metrics: &ServiceMetrics,
     keyed: &HashMap<*const LimitStats, Arc<LimitStats>>,
@@ -436,57 +437,4 @@ fn count_json_string_bytes(text: &str) -> usize {
 /// Number of decimal digits.
 fn count_digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |digits| digits as usize + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::serve::fleet::authentication::encode_summary;
-    use crate::telemetry::top_keys::{KeyRejection, TopKeys};
-
-    /// Rejected keys of each of ten minutes: `texts` are the same in all.
-    fn minutes(limits: &[Arc<LimitStats>], texts: impl Fn(usize) -> String) -> Vec<RejectedKeysInMinute> {
-        let top_keys = TopKeys::new(2048);
-        for minute in 0..10 {
-            for key in 0..2000 {
-                let rejection = KeyRejection {
-                    id: (key as u128 + 1) << 64 | key as u128,
-                    limit: &limits[key % limits.len()],
-                    hits: 1,
-                };
-                top_keys.record_rejection(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
-                    text.extend_from_slice(texts(key).as_bytes());
-                });
-            }
-        }
-        top_keys.rejected_keys_by_minute(Time::from_secs(30_000_009 * 60))
-    }
-
-    #[test]
-    fn summary_of_many_limits_and_keys_fits() {
-        let metrics = ServiceMetrics::new(2048, 0);
-        let limits: Vec<Arc<LimitStats>> = (0..10_000)
-            .map(|limit| metrics.limits.register_rule_limit(LimitName::new(["d", &limit.to_string()])))
-            .collect();
-        let texts: [fn(usize) -> String; 3] =
-            [|key| key.to_string(), |key| format!("{key}={}", "x".repeat(300)), |key| format!("{key}\u{1}\"")];
-        for text in texts {
-            let (mut summary, mut names) =
-                (ReplicaSummary { v: SUMMARY_VERSION, ..ReplicaSummary::default() }, ListedLimitNames::default());
-            add_rejected_keys(&mut summary, &minutes(&limits, text), &mut names, MAX_KEYS_BYTES);
-            let keys_bytes = serde_json::to_vec(&(&summary.keys, &summary.minutes, &names.listed)).unwrap().len();
-            assert!(keys_bytes <= MAX_KEYS_BYTES + 1024, "{keys_bytes}");
-            add_limit_summaries(&mut summary, &metrics, &HashMap::new(), &mut names);
-            (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
-            let sealed = encode_summary(&summary, None).map(|sealed| sealed.len());
-            assert!(
-                sealed.is_some_and(|bytes| bytes > MAX_SUMMARY_BYTES / 2 && bytes <= MAX_SUMMARY_BYTES - 1024),
-                "{sealed:?}"
-            );
-            assert_eq!(summary.limits.len() + summary.limits_left_out, limits.len());
-            assert!(summary.limits_left_out > 0);
-            // Keys without room are within the bound of each minute.
-            assert!(summary.minutes.iter().all(|minute| minute.counts.len() == 2000 || minute.max_missed > 0));
-        }
-    }
 }

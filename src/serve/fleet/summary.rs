@@ -370,7 +370,7 @@ const DENSE_SKETCH_MARK: char = 'd';
 const BYTES_PER_SPARSE_REGISTER: usize = 3;
 
 /// Encodes a sketch as text: the registers that are set, or all of them if that is shorter, in base64.
-pub(super) fn encode_sketch(sketch: &DistinctKeySketch) -> String {
+pub fn encode_sketch(sketch: &DistinctKeySketch) -> String {
     let sparse: Vec<u8> = sketch
         .nonzero_registers()
         .flat_map(|(index, value)| {
@@ -387,7 +387,7 @@ pub(super) fn encode_sketch(sketch: &DistinctKeySketch) -> String {
 }
 
 /// Decodes a sketch; `None` if the text is not one.
-pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
+pub fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
     let bytes = BASE64_STANDARD_NO_PAD.decode(text.get(1..)?).ok()?;
     match text.chars().next()? {
         SPARSE_SKETCH_MARK
@@ -402,51 +402,5 @@ pub(super) fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
             DistinctKeySketch::from_nonzero_registers((0..).zip(bytes))
         }
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::{PublishedSlotCounts, ReplicaSummary, decode_sketch, encode_sketch};
-    use crate::serve::quota::page::QuotaTotals;
-    use crate::telemetry::hyperloglog::DistinctKeySketch;
-
-    #[test]
-    fn slot_counts_of_other_versions_are_read() {
-        for (text, expected) in [("[1,2,3]", [1, 2, 3, 0, 0]), ("[1,2,3,4,5,6,7]", [1, 2, 3, 4, 5])] {
-            assert_eq!(serde_json::from_str::<PublishedSlotCounts>(text).unwrap(), PublishedSlotCounts(expected));
-        }
-        assert_eq!(serde_json::to_string(&PublishedSlotCounts([1, 2, 3, 4, 5])).unwrap(), "[1,2,3,4,5]");
-    }
-
-    #[test]
-    fn quotas_of_other_versions_are_read() {
-        let quota = QuotaTotals { streams: 3, held_hits: 40, ..QuotaTotals::default() };
-        let summary = ReplicaSummary { quota: Some(quota), ..ReplicaSummary::default() };
-        let mut json = serde_json::to_value(&summary).unwrap();
-        let read = |json: &serde_json::Value| serde_json::from_value::<ReplicaSummary>(json.clone()).unwrap().quota;
-        assert_eq!(read(&json), Some(quota));
-        // A later version, which has other fields.
-        json["quota"] = serde_json::json!({"streams": 3, "held_hits": 40, "new": [1]});
-        assert_eq!(read(&json), Some(quota));
-        // An older one.
-        json.as_object_mut().unwrap().remove("quota");
-        assert_eq!(read(&json), None);
-        assert!(!serde_json::to_string(&ReplicaSummary::default()).unwrap().contains("quota"));
-    }
-
-    proptest! {
-        #[test]
-        fn encoded_sketch_is_restored(set in prop::collection::vec((0_u16..512, 1_u8..56), 0..600)) {
-            let sketch = DistinctKeySketch::from_nonzero_registers(set).expect("all are in range");
-            prop_assert_eq!(decode_sketch(&encode_sketch(&sketch)), Some(sketch));
-        }
-
-        #[test]
-        fn any_text_is_decoded_or_refused(text in ".{0,900}") {
-            let _ = decode_sketch(&text);
-        }
     }
 }

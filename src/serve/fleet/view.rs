@@ -59,7 +59,7 @@ pub struct GoneReplica {
 
 /// Merges summaries one after the other.
 #[derive(Debug)]
-pub(super) struct FleetViewBuilder {
+pub struct FleetViewBuilder {
     view: FleetView,
     distinct_seed: Option<String>,
     known: HashSet<String>,
@@ -74,7 +74,7 @@ impl FleetView {
 
 impl FleetViewBuilder {
     /// Starts with the summary of this replica.
-    pub(super) fn new(own: ReplicaSummary, now: Time) -> Self {
+    pub fn new(own: ReplicaSummary, now: Time) -> Self {
         let view = FleetView {
             problem: None,
             now,
@@ -92,7 +92,7 @@ impl FleetViewBuilder {
     }
 
     /// Adds a summary that was published under `id`; that of this replica is not added again.
-    pub(super) fn add_published_summary(&mut self, id: &str, sealed: &[u8], key: Option<&AuthenticationKey>) {
+    pub fn add_published_summary(&mut self, id: &str, sealed: &[u8], key: Option<&AuthenticationKey>) {
         if !self.known.insert(id.to_owned()) {
             return;
         }
@@ -104,7 +104,7 @@ impl FleetViewBuilder {
     }
 
     /// Adds a replica that is gone; one that published again meanwhile is not added.
-    pub(super) fn add_gone_replica(&mut self, gone: GoneSummary<'_>, key: Option<&AuthenticationKey>) {
+    pub fn add_gone_replica(&mut self, gone: GoneSummary<'_>, key: Option<&AuthenticationKey>) {
         if !self.known.insert(gone.id.to_owned()) {
             return;
         }
@@ -148,7 +148,7 @@ impl FleetViewBuilder {
     }
 
     /// Ends the view. `problem` tells why other replicas are missing.
-    pub(super) fn finish_view(mut self, problem: Option<String>) -> FleetView {
+    pub fn finish_view(mut self, problem: Option<String>) -> FleetView {
         self.view.problem = problem;
         if let Some((_, others)) = self.view.replicas.split_first_mut() {
             others.sort_by(|a, b| (&a.name, &a.incarnation).cmp(&(&b.name, &b.incarnation)));
@@ -185,7 +185,7 @@ fn check_identity(id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, S
 ///
 /// A process that began again in its place has the same name; a new pod of a Deployment has another, so any that began
 /// later counts. One that began later and is gone too counts as well: in its place another must have begun.
-fn mark_replaced(replicas: &[ReplicaSummary], gone: &mut [GoneReplica]) {
+pub fn mark_replaced(replicas: &[ReplicaSummary], gone: &mut [GoneReplica]) {
     let began = |summary: &ReplicaSummary| (summary.started_us, summary.name.clone());
     let mut free: Vec<(u64, String)> =
         replicas.iter().chain(gone.iter().map(|gone| &gone.summary)).map(began).collect();
@@ -324,168 +324,5 @@ impl MergedDistinctKeys {
 
     fn estimate_distinct_keys(&self, replicas: usize) -> Option<u64> {
         (self.merged == replicas).then(|| self.union.estimate())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{FleetViewBuilder, MAX_LIMITS, MergedCountsByLimit};
-    use crate::base::clock::Time;
-    use crate::serve::fleet::authentication::{SummaryError, encode_summary};
-    use crate::serve::fleet::redis_client::GoneSummary;
-    use crate::serve::fleet::report::FleetReport;
-    use crate::serve::fleet::summary::{
-        BlocksSummary, LATENCY_BOUNDS_VERSION, LatencySummary, LimitSummary, ReplicaSummary, SUMMARY_VERSION,
-        encode_sketch,
-    };
-    use crate::serve::quota::page::QuotaTotals;
-    use crate::telemetry::hyperloglog::DistinctKeySketch;
-    use crate::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
-
-    const NOW_US: u64 = 1_800_000_000_000_000;
-
-    fn summary(incarnation: &str) -> ReplicaSummary {
-        let mut summary = ReplicaSummary {
-            v: SUMMARY_VERSION,
-            incarnation: incarnation.to_owned(),
-            name: "host".to_owned(),
-            published_us: NOW_US,
-            ..ReplicaSummary::default()
-        };
-        let counts = vec![1; BUCKET_BOUNDS_US.len() + 1];
-        summary.recent.latency = LatencySummary { bounds: LATENCY_BOUNDS_VERSION, counts };
-        summary
-    }
-
-    /// Whether each replica that is gone is replaced, the last first. Replicas are names, with the minutes since they
-    /// began; those that are gone have the minutes since then too.
-    fn replaced(running: &[(&str, u64)], gone: &[(&str, u64, u64)]) -> Vec<bool> {
-        let began = |name: &str, minutes: u64| {
-            let started_us = NOW_US - minutes * 60_000_000;
-            ReplicaSummary { name: name.to_owned(), started_us, ..summary("x") }
-        };
-        let running: Vec<_> = running.iter().map(|(name, minutes)| began(name, *minutes)).collect();
-        let gone = gone.iter().map(|(name, minutes, since)| {
-            let published_us = NOW_US - since * 60_000_000;
-            super::GoneReplica { summary: ReplicaSummary { published_us, ..began(name, *minutes) }, is_replaced: false }
-        });
-        let mut gone: Vec<_> = gone.collect();
-        super::mark_replaced(&running, &mut gone);
-        gone.into_iter().map(|gone| gone.is_replaced).collect()
-    }
-
-    #[test]
-    fn replica_that_began_later_replaces_one_that_is_gone() {
-        assert_eq!(replaced(&[("a", 60)], &[("b", 60, 5)]), [false]);
-        assert_eq!(replaced(&[("a", 60), ("c", 4)], &[("b", 60, 5)]), [true]);
-        // A roll-out begins the new ones first, and one of the old was killed.
-        assert_eq!(replaced(&[("a", 60), ("c", 6)], &[("b", 60, 5)]), [false]);
-        // One began, two are gone: the first is missing.
-        assert_eq!(replaced(&[("a", 60), ("d", 2)], &[("c", 60, 9), ("b", 60, 5)]), [true, false]);
-        // The one that began between them can only stand for the first.
-        assert_eq!(replaced(&[("a", 60), ("d", 7), ("e", 2)], &[("c", 60, 9), ("b", 60, 5)]), [true, true]);
-        // A process that ends again and again in one pod.
-        assert_eq!(replaced(&[("b", 1), ("a", 60)], &[("b", 60, 5), ("b", 4, 2)]), [true, true]);
-        assert_eq!(replaced(&[("a", 60)], &[("b", 60, 5), ("b", 4, 2)]), [false, true]);
-        // The name goes before the order.
-        assert_eq!(replaced(&[("c", 1), ("b", 3)], &[("b", 60, 5), ("c", 60, 4)]), [true, true]);
-    }
-
-    fn view(others: &[ReplicaSummary]) -> super::FleetView {
-        let mut view = FleetViewBuilder::new(summary("0000000000"), Time::from_micros(NOW_US));
-        others.iter().for_each(|other| {
-            view.add_published_summary(&other.incarnation, &encode_summary(other, None).unwrap(), None);
-        });
-        view.finish_view(None)
-    }
-
-    #[test]
-    fn replicas_of_one_name_get_unique_names() {
-        let mut other = summary("2222222222");
-        other.name = "another".to_owned();
-        let view = view(&[summary("1111111111"), other]);
-        let names: Vec<&str> = view.replicas.iter().map(|replica| &*replica.name).collect();
-        assert_eq!(names, ["host/000000", "another", "host/111111"]);
-    }
-
-    #[test]
-    fn histogram_of_another_version_is_left_out_and_counted() {
-        let mut other = summary("2");
-        other.recent.latency.bounds = LATENCY_BOUNDS_VERSION + 1;
-        let report = FleetReport::new(&view(&[summary("1"), other]), None, &Default::default());
-        assert_eq!(report.recent.latency_left_out, 1);
-        assert_eq!(report.recent.latency_us, report.replicas[0].recent.latency_us);
-        assert!(report.recent.latency_us.is_some());
-        assert!(report.format_text(Default::default()).contains("other bounds and are left out: 1"));
-    }
-
-    #[test]
-    fn what_a_gone_replica_holds_is_listed_until_it_ends() {
-        let quota = QuotaTotals { keys: 1, held_hits: 40, held_for_s: 100, ..QuotaTotals::default() };
-        let blocks = BlocksSummary { values: 1, rejected_requests: 7 };
-        let brief = ReplicaSummary { quota: Some(quota), blocks, ..summary("1") }.without_lists();
-        let sealed = encode_summary(&brief, None).unwrap();
-        let report_after = |seconds: u64| {
-            let mut view = FleetViewBuilder::new(summary("0"), Time::from_micros(NOW_US + seconds * 1_000_000));
-            view.add_gone_replica(GoneSummary { id: "1", sealed: &sealed, published: Time::from_micros(NOW_US) }, None);
-            FleetReport::new(&view.finish_view(None), None, &Default::default())
-        };
-        let mut report = report_after(60);
-        assert_eq!(report.replicas[1].quota, Some(QuotaTotals { held_for_s: 40, ..quota }));
-        report.blocked_values = 1;
-        let text = report.format_text(Default::default());
-        assert!(text.contains("40s  ") && text.contains("which rejected 0 requests"), "{text}");
-        assert_eq!([100, 400].map(|seconds| report_after(seconds).replicas[1].quota), [None; 2]);
-    }
-
-    #[test]
-    fn long_seed_is_not_kept() {
-        let mut other = summary("1");
-        other.distinct_seed = Some("x".repeat(60_000));
-        let view = view(&[other]);
-        assert_eq!((view.replicas.len(), view.left_out[&SummaryError::Malformed]), (1, 1));
-    }
-
-    #[test]
-    fn rates_of_the_first_moment_are_not_multiplied() {
-        let mut other = summary("1");
-        (other.recent.calls, other.recent.span_us) = (5, 0);
-        let report = FleetReport::new(&view(&[other]), None, &Default::default());
-        assert!(report.recent.calls_per_s <= 5.0, "{}", report.recent.calls_per_s);
-    }
-
-    fn with_sketch(seed: &str) -> ReplicaSummary {
-        let keys = DistinctKeySketch::from_nonzero_registers([(1, 1), (2, 3)]).expect("both are in range");
-        ReplicaSummary {
-            distinct_seed: Some(seed.to_owned()),
-            names: vec!["shop.a".to_owned()],
-            limits: vec![LimitSummary { matched: 2, keys: Some(encode_sketch(&keys)), ..LimitSummary::default() }],
-            ..ReplicaSummary::default()
-        }
-    }
-
-    #[test]
-    fn distinct_keys_of_another_seed_are_not_merged() {
-        let mut merged = MergedCountsByLimit::default();
-        merged.add_summary(&with_sketch("a"), Some("a"));
-        assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
-        // The same sketch is the same keys.
-        merged.add_summary(&with_sketch("a"), Some("a"));
-        assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
-        merged.add_summary(&with_sketch("b"), Some("a"));
-        assert_eq!(merged.by_name["shop.a"].distinct_keys(), None);
-        assert_eq!(merged.by_name["shop.a"].matched, 6);
-    }
-
-    #[test]
-    fn limits_without_room_are_counted() {
-        let mut merged = MergedCountsByLimit::default();
-        for part in 0..3 {
-            let names: Vec<String> = (0..MAX_LIMITS / 2).map(|name| format!("{part}.{name}")).collect();
-            let limits = (0..names.len()).map(|name| LimitSummary { name, ..LimitSummary::default() }).collect();
-            merged
-                .add_summary(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() }, None);
-        }
-        assert_eq!((merged.by_name.len(), merged.left_out), (MAX_LIMITS, MAX_LIMITS / 2 + 3 * 7));
     }
 }

@@ -34,7 +34,7 @@ const MAX_WAITING_PAGE_REQUESTS: usize = 256;
 
 /// Body of a page, with its status, its media type and at most one further header.
 #[derive(Clone, Debug)]
-pub(super) struct Page {
+pub struct Page {
     /// Status; only pages with 200 are kept.
     pub(super) status: StatusCode,
     /// Media type.
@@ -78,7 +78,7 @@ impl Page {
     }
 
     /// Page that says in plain text why there is no other.
-    pub(super) fn error(status: StatusCode, reason: String) -> Self {
+    pub fn error(status: StatusCode, reason: String) -> Self {
         Self { status, ..Self::text(reason) }
     }
 
@@ -95,7 +95,7 @@ impl Page {
 
 impl PageBuilder {
     /// Responds with the page at `uri`, which is built unless it is kept. `None` of `build` is an internal error.
-    pub(super) async fn respond_with_page(
+    pub async fn respond_with_page(
         &self,
         uri: &Uri,
         build: impl FnOnce() -> Option<Page> + Send + 'static,
@@ -173,35 +173,4 @@ async fn run_on_page_thread<T: Send + 'static>(
     };
     thread::Builder::new().name("pages".to_owned()).spawn(work).ok()?;
     result.await.ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn pages_that_took_long_are_kept_but_no_errors() {
-        for (status, expected) in [(StatusCode::OK, 1), (StatusCode::BAD_REQUEST, 0)] {
-            let pages = PageBuilder::default();
-            let build = move || {
-                let before = threads::thread_cpu_time();
-                while threads::thread_cpu_time() < before + MIN_CPU_TIME_TO_CACHE_PAGE {}
-                Some(Page::error(status, "a page\n".to_owned()))
-            };
-            let response = pages.respond_with_page(&Uri::from_static("/what_if"), build).await;
-            assert_eq!(response.status(), status);
-            // What removes it runs on this thread too, so not yet.
-            assert_eq!(lock_ignoring_poison(&pages.kept).len(), expected, "{status}");
-        }
-    }
-
-    #[tokio::test]
-    async fn more_requests_than_may_wait_are_told_to_come_back() {
-        let pages = PageBuilder::default();
-        let places = u32::try_from(MAX_WAITING_PAGE_REQUESTS).unwrap();
-        let _waiting = Arc::clone(&pages.waiting).acquire_many_owned(places).await.unwrap();
-        let response = pages.respond_with_page(&Uri::from_static("/what_if"), || None).await;
-        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
-    }
 }

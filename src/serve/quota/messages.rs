@@ -61,13 +61,13 @@ impl Decoder for RawDecoder {
 
 /// Fields of a report, in their order.
 #[derive(Debug)]
-pub(super) struct ReportFields {
+pub struct ReportFields {
     left: Bytes,
 }
 
 /// One field of a report.
 #[derive(Debug)]
-pub(super) enum ReportField {
+pub enum ReportField {
     /// `domain`.
     Domain(Bytes),
     /// `bucket_quota_usages`.
@@ -84,7 +84,7 @@ const MAX_USAGE_BYTES: usize = 8192;
 
 impl ReportFields {
     /// The fields of a message.
-    pub(super) const fn new(message: Bytes) -> Self {
+    pub const fn new(message: Bytes) -> Self {
         Self { left: message }
     }
 
@@ -92,7 +92,7 @@ impl ReportFields {
     ///
     /// # Errors
     /// The message is malformed.
-    pub(super) fn next_field(&mut self) -> Result<Option<ReportField>, Status> {
+    pub fn next_field(&mut self) -> Result<Option<ReportField>, Status> {
         let malformed = |error: prost::DecodeError| Status::invalid_argument(format!("malformed report: {error}"));
         if self.left.has_remaining() {
             let (field, wire_type) = decode_key(&mut self.left).map_err(malformed)?;
@@ -150,7 +150,7 @@ pub(super) fn normalize_id(id: Option<BucketId>) -> Result<BucketId, Unassignabl
 }
 
 /// Adds the actions of an assignment to a response.
-pub(super) fn push_assignment(response: &mut RateLimitQuotaResponse, id: &BucketId, assignment: Assignment) {
+pub fn push_assignment(response: &mut RateLimitQuotaResponse, id: &BucketId, assignment: Assignment) {
     if assignment.starts_full {
         push_strategy(response, id, Strategy::Deny, assignment.ttl_s);
     }
@@ -190,63 +190,4 @@ pub(super) fn elapsed_us(usage: &BucketQuotaUsage) -> u64 {
     let seconds = u64::try_from(elapsed.seconds).unwrap_or(0);
     let micros = u64::try_from(elapsed.nanos).unwrap_or(0).min(999_999_999) / 1000;
     seconds.saturating_mul(1_000_000).saturating_add(micros)
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::{BufMut as _, BytesMut};
-    use prost::encoding::{WireType, encode_key, encode_varint};
-
-    use super::{MAX_USAGE_BYTES, ReportField, ReportFields, push_assignment};
-    use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
-    use crate::base::pb::rlqs::rate_limit_strategy::{BlanketRule, Strategy as SentStrategy};
-    use crate::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
-    use crate::limit::division::assignment::{Assignment, ProxyTokenBucket, Strategy};
-
-    /// A usage whose id has this many empty pairs, of two bytes each in a message.
-    fn usage_with_empty_pairs(pairs: usize) -> BytesMut {
-        let mut id = BytesMut::new();
-        (0..pairs).for_each(|_| id.put_slice(&[0x0a, 0]));
-        let mut usage = BytesMut::new();
-        encode_key(1, WireType::LengthDelimited, &mut usage);
-        encode_varint(id.len() as u64, &mut usage);
-        usage.put(id);
-        let mut report = BytesMut::new();
-        encode_key(2, WireType::LengthDelimited, &mut report);
-        encode_varint(usage.len() as u64, &mut report);
-        report.put(usage);
-        report
-    }
-
-    #[test]
-    fn long_usages_are_not_decoded() {
-        let field = |pairs| ReportFields::new(usage_with_empty_pairs(pairs).freeze()).next_field();
-        assert!(matches!(field(1_000_000), Ok(Some(ReportField::TooLong))));
-        assert!(matches!(field(MAX_USAGE_BYTES / 2), Ok(Some(ReportField::TooLong))));
-        assert!(matches!(field(64), Ok(Some(ReportField::Usage(_)))));
-    }
-
-    /// Strategies and times to live of the actions of an assignment of tokens.
-    fn actions(starts_full: bool) -> Vec<(SentStrategy, i64)> {
-        let strategy = Strategy::Tokens(ProxyTokenBucket { max: 40, fill: 4, interval_s: 1 });
-        let mut response = RateLimitQuotaResponse::default();
-        let assignment = Assignment { strategy, starts_full, ttl_s: 15 };
-        push_assignment(&mut response, &BucketId::default(), assignment);
-        let actions = response.bucket_action.into_iter().map(|action| {
-            let Some(Action::QuotaAssignmentAction(sent)) = action.bucket_action else { panic!("{action:?}") };
-            let ttl = sent.assignment_time_to_live.expect("without one, Envoy never puts it in force");
-            (sent.rate_limit_strategy.unwrap().strategy.unwrap(), ttl.seconds)
-        });
-        actions.collect()
-    }
-
-    #[test]
-    fn denial_goes_before_a_bucket_that_begins_full() {
-        let [deny, bucket] = &*actions(true) else { panic!("a pair") };
-        assert_eq!(*deny, (SentStrategy::BlanketRule(BlanketRule::DenyAll.into()), 15));
-        assert_eq!(actions(false), [*bucket]);
-        let (SentStrategy::TokenBucket(bucket), 15) = bucket else { panic!("{bucket:?}") };
-        // Envoy takes an interval below a second as no limit.
-        assert_eq!(bucket.fill_interval, Some(prost_types::Duration { seconds: 1, nanos: 0 }));
-    }
 }

@@ -26,7 +26,8 @@ const STANDSTILL_US: u64 = 750_000;
 /// The quota service of this process.
 #[derive(Debug)]
 pub struct QuotaService {
-    pub(super) service: Arc<RateLimitService>,
+    /// The service that decides, with its rules and its clock.
+    pub service: Arc<RateLimitService>,
     pub(super) bounds: QuotaSettings,
     pub(super) divisions: Divisions,
     streams: Mutex<HashMap<u64, Arc<StreamHandle>>>,
@@ -108,7 +109,8 @@ impl QuotaService {
         }
     }
 
-    pub(super) fn open_stream(&self, peer: String, keeps_ratio: bool) -> Arc<StreamHandle> {
+    /// Opens a stream of the proxy at `peer`; `keeps_ratio` says whether it keeps its ratio of tokens.
+    pub fn open_stream(&self, peer: String, keeps_ratio: bool) -> Arc<StreamHandle> {
         let id = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let opened = self.service.clock.now();
         let handle = Arc::new(StreamHandle::new(id, peer, keeps_ratio, opened));

@@ -71,8 +71,9 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) type ResponseSender = Sender<Result<RateLimitQuotaResponse, Status>>;
 
 /// The task of a stream.
-pub(super) struct StreamTask {
-    quota: Arc<QuotaService>,
+pub struct StreamTask {
+    /// The service that the stream belongs to.
+    pub quota: Arc<QuotaService>,
     handle: Arc<StreamHandle>,
     domain: String,
     buckets: Buckets,
@@ -90,7 +91,7 @@ pub(super) struct StreamTask {
     produced_bytes: u64,
     /// Buckets that need evidence beyond that which is waited for: because of an assignment in a later response, or
     /// before one is sent.
-    buckets_for_next_evidence: BTreeSet<u32>,
+    pub buckets_for_next_evidence: BTreeSet<u32>,
     /// Evidence that is waited for.
     awaited: Option<AwaitedEvidence>,
 }
@@ -113,7 +114,7 @@ enum StreamEnd {
 
 impl StreamTask {
     /// A task without buckets.
-    pub(super) fn new(quota: Arc<QuotaService>, handle: Arc<StreamHandle>, evidence: Option<DeliveryEvidence>) -> Self {
+    pub fn new(quota: Arc<QuotaService>, handle: Arc<StreamHandle>, evidence: Option<DeliveryEvidence>) -> Self {
         Self {
             evidence,
             produced_bytes: 0,
@@ -195,7 +196,7 @@ impl StreamTask {
     }
 
     /// Handles a message of the proxy: its buckets are matched, their usage is charged, their assignments are sent.
-    async fn take_report(&mut self, report: Bytes) -> Result<(), Status> {
+    pub async fn take_report(&mut self, report: Bytes) -> Result<(), Status> {
         let now = self.quota.service.clock.now();
         self.quota.stats.reports.add(1);
         let mut fields = ReportFields::new(report);
@@ -237,9 +238,8 @@ impl StreamTask {
         Ok(())
     }
 
-    /// Takes the usages of one turn.
-    #[expect(clippy::vec_box, reason = "usages come one by one")]
-    async fn take_usages(&mut self, usages: Vec<Box<BucketQuotaUsage>>, now: Time) {
+    /// Takes the usages of one turn, which come one by one.
+    pub async fn take_usages(&mut self, usages: Vec<Box<BucketQuotaUsage>>, now: Time) {
         let mut indices: SmallVec<[(u32, Box<BucketQuotaUsage>); BUCKETS_PER_TURN]> = SmallVec::new();
         for mut usage in usages {
             if let Some(index) = self.find_or_add_bucket(usage.bucket_id.take(), now) {
@@ -464,7 +464,8 @@ impl StreamTask {
         self.await_evidence();
     }
 
-    fn add_actions(&mut self, index: u32, response: &mut RateLimitQuotaResponse, now: Time) {
+    /// Adds what is to be sent of the bucket `index` to a response.
+    pub fn add_actions(&mut self, index: u32, response: &mut RateLimitQuotaResponse, now: Time) {
         let Some(bucket) = self.buckets.get(index) else { return };
         let Ok(id) = BucketId::decode(bucket.id.clone()) else { return };
         let is_idle = now.since_us(bucket.used) >= IDLE_US;
@@ -577,90 +578,4 @@ async fn wait_for_end(ending: &mut watch::Receiver<bool>) {
 
 fn entries_as_refs(id: &BucketId) -> SmallVec<[Entry<'_>; 4]> {
     id.bucket.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::base::clock::Clock;
-    use crate::base::pb::rlqs::RateLimitQuotaUsageReports;
-    use crate::base::pb::rlqs::bucket_id::BucketEntry;
-    use crate::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
-    use crate::decide::Decider;
-    use crate::rules::compile::options::CompileOptions;
-    use crate::rules::compile::{RuleText, compile_texts};
-    use crate::rules::live::{LiveRules, RuleSetOrigin};
-    use crate::rules::rule::set::RuleSet;
-    use crate::rules::yaml::DocumentSelection;
-    use crate::serve::grpc::service::RateLimitService;
-    use crate::settings::Settings;
-    use crate::store::memory::MemoryStore;
-
-    const START: Time = Time::from_secs(1_800_000_000);
-
-    /// A task whose stream has `rules`, if any; its clock stands at [`START`].
-    fn start_task(rules: Option<&str>) -> StreamTask {
-        let variables = [("TOLLKEEPER_RLQS".into(), "true".into())];
-        let (settings, _) = Settings::from_env(variables.into_iter()).expect("it is valid");
-        let decider = Decider::new(MemoryStore::new(1 << 20).into(), settings.decisions, Arc::default());
-        let service = RateLimitService::new(Clock::manual(START), Arc::new(LiveRules::default()), decider);
-        if let Some(rules) = rules {
-            let documents = DocumentSelection::FirstOnly;
-            let text = RuleText { name: "rules.yaml".into(), bytes: rules.into(), documents };
-            let compiled = compile_texts(&[text], &CompileOptions::default()).expect("good rules");
-            let set = RuleSet::from_domains(compiled.domains, &service.decider.metrics.limits);
-            service.rules.replace_rules(set, RuleSetOrigin::default(), START);
-        }
-        let quota = QuotaService::start(Arc::new(service), settings.grpc.quota.expect("it is on"));
-        let handle = quota.open_stream(String::new(), true);
-        StreamTask::new(quota, handle, None)
-    }
-
-    #[tokio::test]
-    async fn bucket_without_requests_is_abandoned_after_a_minute() {
-        let mut task = start_task(None);
-        let usage = |allowed| {
-            let usage = BucketQuotaUsage { bucket_id: Some(BucketId::default()), ..BucketQuotaUsage::default() };
-            vec![Box::new(BucketQuotaUsage { num_requests_allowed: allowed, ..usage })]
-        };
-        let mut is_abandoned = async |allowed: u64, second: u64| {
-            let now = START.plus_us(second * 1_000_000);
-            task.take_usages(usage(allowed), now).await;
-            let mut response = RateLimitQuotaResponse::default();
-            task.add_actions(0, &mut response, now);
-            response.bucket_action.iter().any(|it| matches!(it.bucket_action, Some(Action::AbandonAction(_))))
-        };
-        assert!(!is_abandoned(1, 0).await);
-        assert!(!is_abandoned(1, 40).await);
-        assert!(!is_abandoned(0, 99).await, "59 s after the last request");
-        assert!(is_abandoned(0, 100).await);
-        assert_eq!(task.quota.stats.bucket_count(), 0);
-    }
-
-    #[tokio::test]
-    async fn time_that_a_report_takes_to_work_through_is_no_silence_of_its_proxy() {
-        let rules = "domain: quota\ndescriptors:\n- {key: user, rate_limit: {unit: minute, requests_per_unit: 600}}";
-        let mut task = start_task(Some(rules));
-        let quota = Arc::clone(&task.quota);
-        let usage = |user: usize| {
-            let bucket = vec![BucketEntry { key: "user".into(), value: user.to_string().into() }];
-            BucketQuotaUsage { bucket_id: Some(BucketId { bucket }), num_requests_allowed: 1, ..Default::default() }
-        };
-        let bucket_quota_usages = (0..=BUCKETS_PER_TURN).map(usage).collect();
-        let report = RateLimitQuotaUsageReports { domain: "quota".to_owned(), bucket_quota_usages };
-        // The time passes between two turns of the work.
-        let taken = tokio::join!(biased; task.take_report(report.encode_to_vec().into()), async {
-            quota.service.clock.set(START.plus_us(400_000));
-        });
-        taken.0.expect("it is a report");
-        let now = quota.service.clock.now();
-        assert_eq!(now.since_us(START), 400_000);
-        let mut response = RateLimitQuotaResponse::default();
-        task.add_actions(0, &mut response, now);
-        assert_eq!(response.bucket_action.len(), 1, "the first bucket of the report");
-        // Without a sign of life for as long again, it is asked for one first.
-        task.add_actions(1, &mut response, now.plus_us(400_000));
-        assert_eq!(response.bucket_action.len(), 1, "{response:?}");
-        assert!(task.buckets_for_next_evidence.contains(&1));
-    }
 }

@@ -10,7 +10,7 @@ use crate::base::sharded::lock_ignoring_poison;
 
 /// A stream, as others see it.
 #[derive(Debug)]
-pub(super) struct StreamHandle {
+pub struct StreamHandle {
     pub(super) id: u64,
     pub(super) peer: String,
     /// The proxy keeps the ratio of tokens when its bucket changes.

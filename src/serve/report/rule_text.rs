@@ -113,7 +113,7 @@ fn split_location(origin: &str) -> Option<(&str, u32, u32)> {
 }
 
 /// Lines of the list item that contains `line`, and whether the last were left out.
-fn find_rule_lines(text: &[u8], line: u32) -> (Vec<NumberedLine>, bool) {
+pub fn find_rule_lines(text: &[u8], line: u32) -> (Vec<NumberedLine>, bool) {
     let all: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
     let at = (line as usize).saturating_sub(1);
     if at >= all.len() {
@@ -148,63 +148,8 @@ fn find_rule_lines(text: &[u8], line: u32) -> (Vec<NumberedLine>, bool) {
 
 /// Place of the first `#` that may begin a comment. One in a quoted text counts too: what is quoted depends on the
 /// lines before, and a comment must never be shown.
-fn find_comment(line: &str) -> Option<usize> {
+pub fn find_comment(line: &str) -> Option<usize> {
     let is_after_blank =
         |at: usize| at.checked_sub(1).is_none_or(|before| line.as_bytes()[before].is_ascii_whitespace());
     line.match_indices('#').map(|(at, _)| at).find(|at| is_after_blank(*at))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TEXT: &str = "\
-domain: shop
-descriptors:
-- key: user
-  # premium
-  rate_limit:
-    unit: day
-    requests_per_unit: 5
-  descriptors:
-  - {key: path, rate_limit: {unit: day, requests_per_unit: 2}}
-
-- key: login
-";
-
-    fn numbers(line: u32) -> Vec<u32> {
-        find_rule_lines(TEXT.as_bytes(), line).0.iter().map(|line| line.number).collect()
-    }
-
-    #[test]
-    fn lines_of_a_rule_begin_at_its_key_and_end_with_it() {
-        assert_eq!(numbers(5), [3, 5, 6, 7, 8, 9], "the comment is left out");
-        assert_eq!(numbers(6), [3, 5, 6, 7, 8, 9]);
-        assert_eq!(numbers(9), [9]);
-        assert_eq!(numbers(99), [0_u32; 0]);
-    }
-
-    #[test]
-    fn comments_are_left_out() {
-        for (line, shown) in [
-            ("- key: a # password: x", "- key: a"),
-            ("  # password: x", ""),
-            ("#x", ""),
-            ("- key: a#b", "- key: a#b"),
-            ("- key: it's # c", "- key: it's"),
-            ("- key: 'a#b' # c", "- key: 'a#b'"),
-            ("- key: 'in quotes # too'", "- key: 'in quotes"),
-            (r#"- value: a "b # password: x" c"#, r#"- value: a "b"#),
-            (r#"  end of several lines" # password "x"#, r#"  end of several lines""#),
-        ] {
-            assert_eq!(line[..find_comment(line).unwrap_or(line.len())].trim_end(), shown, "{line}");
-        }
-    }
-
-    #[test]
-    fn long_rules_are_cut() {
-        let text = format!("- key: user\n{}", "  x: y\n".repeat(100));
-        let (lines, is_cut) = find_rule_lines(text.as_bytes(), 1);
-        assert_eq!((lines.len(), is_cut), (MAX_RULE_LINES, true));
-    }
 }

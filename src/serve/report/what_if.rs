@@ -177,7 +177,7 @@ impl WhatIfReport {
 }
 
 /// Reason why hits by minute do not tell what a limit rejects; `None` if they do.
-const fn find_reason_not_to_try(limit: &Limit) -> Option<&'static str> {
+pub const fn find_reason_not_to_try(limit: &Limit) -> Option<&'static str> {
     if limit.is_concurrent() {
         return Some("a concurrent limit cannot be tried: it depends on how long requests take");
     }
@@ -198,7 +198,7 @@ fn count_known_minutes(now: Time, stats: &LimitStats) -> u64 {
 }
 
 /// Reads a limit as the value of `rate_limit`.
-fn parse_limit(text: &str, options: &CompileOptions) -> Result<RuleLimit, WhatIfError> {
+pub fn parse_limit(text: &str, options: &CompileOptions) -> Result<RuleLimit, WhatIfError> {
     let invalid = |what: String| WhatIfError::InvalidLimit(what);
     if text.trim().is_empty() || text.len() > MAX_LIMIT_BYTES {
         return Err(invalid(format!("1 to {MAX_LIMIT_BYTES} bytes, such as {{unit: minute, requests_per_unit: 50}}")));
@@ -265,7 +265,7 @@ fn top_key_hits_by_minute(
 
 /// Number of hits that the limit rejects, if those of a minute come evenly; none in minutes that begin while it is not
 /// active.
-fn count_rejected_hits(limit: &Limit, active: Option<ActiveTimes>, by_minute: &BTreeMap<u64, u64>) -> u64 {
+pub fn count_rejected_hits(limit: &Limit, active: Option<ActiveTimes>, by_minute: &BTreeMap<u64, u64>) -> u64 {
     let mut state = State::empty_for(limit);
     let mut rejected = 0;
     let is_active =
@@ -301,84 +301,4 @@ fn charge_and_count_rejected(state: &mut State, limit: &Limit, HitsAt { at, hits
     let mut charge = |hits: Hits| state.charge(limit, at, ChargeRequest::new(hits, u64::MAX));
     let first = hits.min(u64::from(charge(Hits::Peek).remaining));
     [first, hits - first].into_iter().filter(|part| *part > 0 && !charge(Hits::Charge(*part)).admitted).sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(limit: &str) -> Result<RuleLimit, WhatIfError> {
-        parse_limit(limit, &CompileOptions::default())
-    }
-
-    fn rejected(limit: &str, hits: &[(u64, u64)]) -> u64 {
-        let limit = parse(limit).unwrap();
-        count_rejected_hits(&limit.limit, limit.active, &hits.iter().copied().collect())
-    }
-
-    #[test]
-    fn hits_beyond_the_limit_of_each_minute_are_rejected() {
-        let limit = "{unit: minute, requests_per_unit: 10}";
-        assert_eq!(rejected(limit, &[(100, 10), (101, 25), (102, 11)]), 15 + 1);
-        assert_eq!(rejected(limit, &[]), 0);
-        // A tenth of a hit a second comes in one second of ten.
-        assert_eq!(rejected("{unit: second, requests_per_unit: 1}", &[(100, 6)]), 0);
-        assert_eq!(rejected("{unit: second, requests_per_unit: 1}", &[(100, 120)]), 60);
-    }
-
-    #[test]
-    fn limit_is_read_as_in_rule_files_and_errors_name_the_key() {
-        for good in ["{unit: minute, requests_per_unit: 5}", "unit: minute\nrequests_per_unit: 5"] {
-            assert_eq!(parse(good).unwrap().limit.requests_per_unit(), 5, "{good}");
-        }
-        for (bad, expected) in [
-            ("", "1 to 2000 bytes"),
-            ("{unit: minutes, requests_per_unit: 5}", "minutes"),
-            ("unlimited: true", "one limit is tried at a time, here are 0"),
-        ] {
-            let error = parse(bad).unwrap_err().to_string();
-            assert!(error.contains(expected), "{bad}: {error}");
-        }
-        assert!(parse(&"x".repeat(MAX_LIMIT_BYTES + 1)).is_err());
-        let many = parse(&(0..100).map(|at| format!("key_{at}: 1\n")).collect::<String>()).unwrap_err().to_string();
-        assert_eq!(many.matches("key_").count(), MAX_SHOWN_ERRORS, "{many}");
-    }
-
-    #[test]
-    fn text_cannot_leave_the_place_of_the_limit() {
-        let limit = "{unit: minute, requests_per_unit: 5}";
-        for end in ["\r", "\r\n", "\u{85}", "\u{2028}", "\u{2029}", "\u{b}", "\0"] {
-            for text in [format!("{limit}{end}- {{key: other}}"), format!("{limit}{end}")] {
-                let error = parse(&text).unwrap_err().to_string();
-                assert!(error.contains("cannot be in it"), "{text:?}: {error}");
-            }
-        }
-        assert!(parse(&format!("{limit}\n- {{key: other}}")).is_err());
-    }
-
-    #[test]
-    fn minutes_in_which_a_limit_is_not_active_reject_nothing() {
-        let day_of_week = |day: u64| day * 1440 + 600;
-        // The first of January 1970 was a Thursday.
-        let limit = "{unit: minute, requests_per_unit: 1, active: {days: thu}}";
-        assert_eq!(rejected(limit, &[(day_of_week(0), 5), (day_of_week(1), 5), (day_of_week(7), 5)]), 4 + 4);
-    }
-
-    #[test]
-    fn limit_is_compiled_with_the_options_of_the_process() {
-        let options = CompileOptions { log_max: 3, ..CompileOptions::default() };
-        let limit = "{unit: minute, requests_per_unit: 5, algorithm: sliding_window_log}";
-        assert!(parse(limit).is_ok() && parse_limit(limit, &options).is_err());
-    }
-
-    #[test]
-    fn limits_that_depend_on_more_than_hits_are_not_tried() {
-        let options = CompileOptions { regions: std::num::NonZeroU16::new(2), ..CompileOptions::default() };
-        let reason = |limit: &str| parse_limit(limit, &options).map(|limit| find_reason_not_to_try(&limit.limit));
-        for limit in ["{concurrent: 5, max_duration: 1m}", "{unit: day, requests_per_unit: 5, reservations: 10m}"] {
-            assert!(reason(limit).unwrap().is_some(), "{limit}");
-        }
-        assert_eq!(reason("{unit: day, requests_per_unit: 5}"), Ok(None));
-        assert!(reason("{unit: day, requests_per_unit: 500, scope: global}").unwrap().is_some());
-    }
 }

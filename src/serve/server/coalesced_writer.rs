@@ -22,7 +22,7 @@ const MAX_BUFFERED_BYTES: usize = 64 * 1024;
 
 /// Reads from `io` directly and writes to it through a buffer.
 #[derive(Debug)]
-pub(super) struct CoalescedWriter<I> {
+pub struct CoalescedWriter<I> {
     io: I,
     buffer: BytesMut,
     barrier: YieldBarrier,
@@ -31,7 +31,8 @@ pub(super) struct CoalescedWriter<I> {
 }
 
 impl<I> CoalescedWriter<I> {
-    pub(super) fn new(io: I) -> Self {
+    /// Buffers what is written to `io`.
+    pub fn new(io: I) -> Self {
         Self { io, buffer: BytesMut::new(), barrier: YieldBarrier::default(), is_blocked: false }
     }
 }
@@ -87,33 +88,5 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for CoalescedWriter<I> {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_buffer(context))?;
         Pin::new(&mut self.io).poll_shutdown(context)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::pin::pin;
-
-    use futures_util::{join, poll};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
-    use tokio::task::yield_now;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn client_that_does_not_read_is_not_read_from() {
-        let (mut client, server) = duplex(16);
-        let mut server = CoalescedWriter::new(server);
-        client.write_all(b"request").await.expect("the request fits");
-        server.write_all(&[7; 100]).await.expect("the response is buffered");
-        for _ in 0..10 {
-            assert!(poll!(pin!(server.flush())).is_pending());
-            yield_now().await;
-        }
-        let (mut request, mut response) = ([0; 7], [0; 100]);
-        assert!(poll!(pin!(server.read_exact(&mut request))).is_pending());
-        let (read, taken) = join!(server.read_exact(&mut request), client.read_exact(&mut response));
-        assert!(read.is_ok() && taken.is_ok());
-        assert_eq!((&request, response), (b"request", [7; 100]));
     }
 }

@@ -11,7 +11,7 @@
 //! Decides: keepalive pings (`KeepAlive`); long header values (`remove_long_header_values`).
 //! Decides: how a refused call is answered (`grpc-status`, `grpc-message`, `%XX`).
 
-mod in_flight;
+pub mod in_flight;
 mod stream;
 
 use std::convert::Infallible;

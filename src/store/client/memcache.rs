@@ -12,7 +12,7 @@
 
 pub mod protocol;
 pub(crate) mod server;
-mod srv_records;
+pub mod srv_records;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -129,7 +129,7 @@ impl SharedServerList {
 }
 
 /// Index of the server that holds `key`; 0 if there are less than two.
-fn server_index(key: &[u8], servers: usize) -> usize {
+pub fn server_index(key: &[u8], servers: usize) -> usize {
     if servers < 2 { 0 } else { crc32fast::hash(key) as usize % servers }
 }
 
@@ -188,30 +188,6 @@ async fn query_endpoints(name: &str) -> Result<Vec<Endpoint>, String> {
 }
 
 /// Sorts by the text `host:port`.
-fn sort_servers(servers: &mut [(String, u16)]) {
+pub fn sort_servers(servers: &mut [(String, u16)]) {
     servers.sort_by_cached_key(|(host, port)| format!("{host}:{port}"));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{server_index, sort_servers};
-
-    /// The digests are those of Go's `crc32.ChecksumIEEE`, such as 0xcbf43926 for `123456789`.
-    #[test]
-    fn server_is_the_checksum_of_the_key_modulo_their_number() {
-        assert_eq!(server_index(b"123456789", 1), 0);
-        assert_eq!(server_index(b"123456789", 0), 0);
-        for servers in [2, 3, 7] {
-            assert_eq!(server_index(b"123456789", servers), 0xcbf4_3926 % servers);
-        }
-        assert_eq!(server_index(b"", 5), 0);
-    }
-
-    #[test]
-    fn servers_are_sorted_as_text() {
-        let mut servers = [("b.x.", 1), ("a.x.", 9), ("a.x.", 10), ("a.x.y.", 1)].map(|(h, p)| (h.to_owned(), p));
-        sort_servers(&mut servers);
-        let sorted: Vec<String> = servers.iter().map(|(host, port)| format!("{host}:{port}")).collect();
-        assert_eq!(sorted, ["a.x.:10", "a.x.:9", "a.x.y.:1", "b.x.:1"]);
-    }
 }

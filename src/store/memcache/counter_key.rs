@@ -29,25 +29,29 @@ const MAX_ENVOY_RATELIMIT_COUNT: u64 = i32::MAX as u64;
 
 /// Key format, and the settings that belong to it.
 #[derive(Debug)]
-pub(super) struct MemcacheKeyScheme {
-    pub(super) prefix: String,
-    pub(super) format: KeyFormat,
-    pub(super) jitter: ExpiryJitter,
+pub struct MemcacheKeyScheme {
+    /// Text before every key.
+    pub prefix: String,
+    /// Format of the keys.
+    pub format: KeyFormat,
+    /// Jitter of lifetimes.
+    pub jitter: ExpiryJitter,
 }
 
 /// Key of a counter in one window.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CounterKey {
-    pub(super) bytes: Bytes,
+pub struct CounterKey {
+    /// The key as sent.
+    pub bytes: Bytes,
     /// Lifetime of the key in seconds.
-    pub(super) life_s: u64,
+    pub life_s: u64,
     /// Count that increments do not exceed for long.
-    pub(super) max_count: u64,
+    pub max_count: u64,
 }
 
 impl MemcacheKeyScheme {
     /// Returns the key of a charge on a fixed window at `now`; `None` if the charge has no single counter.
-    pub(super) fn counter_key(&self, charge: &Charge<'_>, now: Time) -> Option<CounterKey> {
+    pub fn counter_key(&self, charge: &Charge<'_>, now: Time) -> Option<CounterKey> {
         let [counter] = &*charge.counters else { return None };
         let shared = (self.format == KeyFormat::Ratelimit)
             .then(|| EnvoyRatelimitKey::for_charge(&self.prefix, charge, now, self.jitter.random_s()))
@@ -72,7 +76,7 @@ impl MemcacheKeyScheme {
 
 impl CounterKey {
     /// Returns the expiration as `add` takes it; `now_s` is the Unix time.
-    pub(super) fn expiration_s(&self, now_s: u64) -> u64 {
+    pub fn expiration_s(&self, now_s: u64) -> u64 {
         match now_s.saturating_add(self.life_s) {
             _ if self.life_s <= MAX_RELATIVE_LIFETIME_S => self.life_s.max(1),
             at if at <= MAX_EXPIRATION_UNIX_S => at,
@@ -82,89 +86,10 @@ impl CounterKey {
 }
 
 /// Returns the key, or its hash if memcached or envoyproxy/ratelimit refuses the key.
-fn hash_if_refused(key: Bytes) -> Bytes {
+pub fn hash_if_refused(key: Bytes) -> Bytes {
     let is_refused = |byte: &u8| *byte <= b' ' || *byte == 0x7f;
     if key.len() <= MAX_KEY_BYTES && !key.iter().any(is_refused) {
         return key;
     }
     format!("tkh:{}", blake3::hash(&key).to_hex()).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-    use smallvec::smallvec;
-
-    use super::{CounterKey, MAX_EXPIRATION_UNIX_S, MAX_KEY_BYTES, MemcacheKeyScheme, hash_if_refused};
-    use crate::base::clock::Time;
-    use crate::limit::algorithm::Algorithm;
-    use crate::limit::charge::{Charge, ChargeRequest, Counter};
-    use crate::limit::counter_path::CounterPath;
-    use crate::limit::period::{Period, Unit};
-    use crate::limit::request::{Entry, Hits};
-    use crate::limit::{Limit, LimitSpec};
-    use crate::settings::counters::KeyFormat;
-    use crate::store::window_key::ExpiryJitter;
-
-    fn expiration(life_s: u64, now_s: u64) -> u64 {
-        CounterKey { bytes: Default::default(), life_s, max_count: 0 }.expiration_s(now_s)
-    }
-
-    #[test]
-    fn life_of_more_than_thirty_days_is_a_unix_time() {
-        const NOW: u64 = 1_800_000_000;
-        const MONTH: u64 = 2_592_000;
-        assert_eq!([0, 1, 3600, MONTH].map(|life| expiration(life, NOW)), [1, 1, 3600, MONTH]);
-        assert_eq!(expiration(MONTH + 1, NOW), NOW + MONTH + 1);
-        assert_eq!(expiration(31_536_000, NOW), NOW + 31_536_000);
-        // Beyond 32 bits, the longest relative life is the best there is.
-        assert_eq!(expiration(31_536_000, MAX_EXPIRATION_UNIX_S), MONTH);
-        assert_eq!(expiration(u64::MAX, NOW), MONTH);
-    }
-
-    #[test]
-    fn key_outlives_its_window_by_ticks_of_the_clock_of_memcached() {
-        let period = Period::new(Unit::Second, 1).expect("a period");
-        let spec = LimitSpec { count_rejected: Some(true), ..LimitSpec::new(Algorithm::FixedWindow, 1, period) };
-        let limit = Limit::new(&spec).expect("a limit");
-        let entries = [Entry { key: b"k", value: b"v" }];
-        let counter = Counter { limit: &limit, shadow: false, quota: false, tag: 0, epoch: 0 };
-        let path = CounterPath { domain: "d", entries: &entries, shared: &[], candidate: None };
-        let charge = Charge::new(path, smallvec![counter], ChargeRequest::new(Hits::Charge(1), 0));
-        for (format, bytes) in
-            [(KeyFormat::Tollkeeper, "p:tk1:{d|k=v}:fixed_window:1s:7"), (KeyFormat::Ratelimit, "p:d_k_v_7")]
-        {
-            let keys =
-                MemcacheKeyScheme { prefix: "p:".to_owned(), format, jitter: ExpiryJitter::up_to(Duration::ZERO) };
-            let key = keys.counter_key(&charge, Time::from_secs(7)).expect("a key");
-            // A tick may come at once, so a life of 1 s may end within the window.
-            assert!(key.life_s > 2, "{key:?}");
-            assert_eq!(key.bytes, bytes);
-        }
-    }
-
-    #[test]
-    fn refused_keys_are_hashed() {
-        let longest = "k".repeat(MAX_KEY_BYTES);
-        for kept in [&longest[..], "d_k_v_1", "d_k_\u{e9}_1", "tkh"] {
-            assert_eq!(hash_if_refused(kept.to_owned().into()), kept);
-        }
-        let too_long = "k".repeat(MAX_KEY_BYTES + 1);
-        for refused in [&too_long[..], "a b", "a\r\nflush_all", "a\0", "a\x7f"] {
-            let key = hash_if_refused(refused.to_owned().into());
-            assert_eq!((key.len(), &key[..4]), (68, &b"tkh:"[..]), "{key:?}");
-        }
-        assert_ne!(hash_if_refused("a b".into()), hash_if_refused("a  b".into()));
-    }
-
-    proptest! {
-        #[test]
-        fn any_key_is_a_word_of_at_most_250_bytes(bytes in vec(any::<u8>(), 0..400)) {
-            let key = hash_if_refused(bytes.into());
-            prop_assert!(key.len() <= MAX_KEY_BYTES && key.iter().all(|byte| *byte > b' ' && *byte != 0x7f));
-        }
-    }
 }

@@ -373,7 +373,7 @@ const SCRIPT_RETRY_AFTER_NO_REPLY: Duration = Duration::from_secs(3600);
 
 /// Script support of one deployment, and its number of dropped refunds.
 #[derive(Debug, Default)]
-pub(crate) struct RefundScriptSupport {
+pub struct RefundScriptSupport {
     scripts: Mutex<ScriptSupport>,
     dropped: AtomicU64,
 }
@@ -390,7 +390,7 @@ enum ScriptSupport {
 
 impl RefundScriptSupport {
     /// Returns false if scripts are known to be rejected at `now`.
-    fn may_use_script(&self, now: Instant) -> bool {
+    pub fn may_use_script(&self, now: Instant) -> bool {
         let mut support = lock_ignoring_poison(&self.scripts);
         match *support {
             ScriptSupport::Unknown | ScriptSupport::Supported => true,
@@ -403,13 +403,13 @@ impl RefundScriptSupport {
     }
 
     /// Records that the script ran.
-    fn record_script_ran(&self) {
+    pub fn record_script_ran(&self) {
         *lock_ignoring_poison(&self.scripts) = ScriptSupport::Supported;
     }
 
     /// Records a script that failed at `now`. Returns true if the server rejects scripts: it did not run, and commands
     /// can replace it.
-    fn record_script_failed(&self, error: &ReplyError, now: Instant) -> bool {
+    pub fn record_script_failed(&self, error: &ReplyError, now: Instant) -> bool {
         let mut support = lock_ignoring_poison(&self.scripts);
         let (is_rejected, retry_after) = match (error, *support) {
             // Proxies have error texts of their own.
@@ -439,32 +439,5 @@ impl RefundScriptSupport {
     /// Returns the number of dropped refunds.
     pub(crate) fn dropped_refunds(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use super::RefundScriptSupport;
-    use crate::store::client::redis::error::{RedisError, ReplyError};
-
-    #[test]
-    fn scripts_are_tried_again_after_a_rejection() {
-        let (refunds, start) = (RefundScriptSupport::default(), Instant::now());
-        let after = |seconds| start + Duration::from_secs(seconds);
-        let fails = |error, now| refunds.record_script_failed(&ReplyError::Failed(error), now);
-        assert!(refunds.may_use_script(start));
-        assert!(fails(RedisError::Misconfigured, start));
-        assert_eq!([1, 59, 60].map(|seconds| refunds.may_use_script(after(seconds))), [false, false, true]);
-        // A proxy that closes the connection is not tried again soon.
-        assert!(!fails(RedisError::Broken, after(60)));
-        assert_eq!([61, 120, 3660].map(|seconds| refunds.may_use_script(after(seconds))), [false, false, true]);
-        // Where scripts have run, a broken connection says nothing about them.
-        refunds.record_script_ran();
-        assert!(!fails(RedisError::Broken, after(3661)) && !fails(RedisError::Timeout, after(3661)));
-        assert!(refunds.may_use_script(after(3661)));
-        assert!(fails(RedisError::BadReply, after(3662)));
-        assert!(!refunds.may_use_script(after(3663)));
     }
 }

@@ -212,20 +212,3 @@ fn sort_by_name(mut limits: Vec<Arc<LimitStats>>) -> Vec<Arc<LimitStats>> {
     limits.sort_unstable_by(|a, b| a.name().cmp(b.name()));
     limits
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_of_rules_are_without_those_that_requests_name() {
-        let registry = LimitRegistry::new(10);
-        registry.register_rule_limit(LimitName::new(["shop", "user"]));
-        assert!(registry.register_request_limit(&["shop", "requested"]).is_some());
-        let names = |limits: Vec<Arc<LimitStats>>| -> Vec<String> {
-            limits.iter().map(|limit| limit.name().as_str().to_owned()).collect()
-        };
-        assert_eq!(names(registry.rule_limit_stats()), ["shop.user"]);
-        assert_eq!(names(registry.all_limit_stats()), ["shop.user", "shop.requested"]);
-    }
-}

@@ -16,7 +16,7 @@ const MIN_ADDITIONS_PER_CONFLICT: u64 = 64;
 
 /// `N` counters.
 #[derive(Debug, Default)]
-pub(crate) struct StripedCounters<const N: usize> {
+pub struct StripedCounters<const N: usize> {
     shared: CacheAlignedCounters<N>,
     /// Additions to `shared` during which another thread changed the counter.
     conflicts: AtomicU64,
@@ -30,7 +30,7 @@ struct CacheAlignedCounters<const N: usize>([AtomicU64; N]);
 
 impl<const N: usize> StripedCounters<N> {
     /// Adds to the counter `at`, which is below `N`; wraps.
-    pub(crate) fn add_to_counter(&self, at: usize, count: u64) {
+    pub fn add_to_counter(&self, at: usize, count: u64) {
         if let Some(stripes) = self.stripes.get() {
             stripes[stripe_index_of_this_thread()].0[at].fetch_add(count, Ordering::Relaxed);
             return;
@@ -46,7 +46,7 @@ impl<const N: usize> StripedCounters<N> {
     }
 
     /// Value of the counter `at`, which is below `N`.
-    pub(crate) fn counter_value(&self, at: usize) -> u64 {
+    pub fn counter_value(&self, at: usize) -> u64 {
         let blocks = self.stripes.get().into_iter().flat_map(|stripes| stripes.iter());
         let values = blocks.chain([&self.shared]).map(|block| block.0[at].load(Ordering::Relaxed));
         values.fold(0, u64::wrapping_add)
@@ -73,35 +73,4 @@ pub(crate) fn stripe_index_of_this_thread() -> usize {
     static NEXT_STRIPE: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static STRIPE: usize = NEXT_STRIPE.fetch_add(1, Ordering::Relaxed) % STRIPES);
     STRIPE.with(|stripe| *stripe)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn additions_of_many_threads_are_all_counted() {
-        let counters = StripedCounters::<2>::default();
-        std::thread::scope(|scope| {
-            for _ in 0..2 * STRIPES {
-                scope.spawn(|| (0..100_000).for_each(|count| counters.add_to_counter(count % 2, 3)));
-            }
-        });
-        let expected = 3 * 50_000 * 2 * STRIPES as u64;
-        assert_eq!([counters.counter_value(0), counters.counter_value(1)], [expected, expected]);
-    }
-
-    #[test]
-    fn contention_gives_each_stripe_a_block() {
-        let counters = StripedCounters::<1>::default();
-        counters.add_to_counter(0, 5);
-        (1..MIN_CONFLICTS_FOR_STRIPES).for_each(|_| counters.count_conflict_and_add_stripes(5));
-        assert!(counters.stripes.get().is_none(), "too few conflicts");
-        counters.count_conflict_and_add_stripes(MIN_CONFLICTS_FOR_STRIPES * MIN_ADDITIONS_PER_CONFLICT);
-        assert!(counters.stripes.get().is_none(), "one conflict in {MIN_ADDITIONS_PER_CONFLICT} additions");
-        counters.count_conflict_and_add_stripes(5);
-        counters.add_to_counter(0, 2);
-        assert_eq!(counters.shared.0[0].load(Ordering::Relaxed), 5, "the addition went to a stripe");
-        assert_eq!(counters.counter_value(0), 7);
-    }
 }

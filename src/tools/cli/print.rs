@@ -116,24 +116,3 @@ impl From<CommandOutcome> for ExitCode {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::format_latency;
-
-    #[test]
-    fn latencies_have_three_digits_from_a_second_on() {
-        for (micros, text) in [
-            (999_949, "999.9 ms"),
-            (1_000_000, "1.00 s"),
-            (1_234_567, "1.23 s"),
-            (9_994_999, "9.99 s"),
-            (9_995_000, "10.0 s"),
-            (75_250_000, "75.2 s"),
-            (99_950_000, "100 s"),
-            (150_000_000, "2 min 30 s"),
-        ] {
-            assert_eq!(format_latency(micros), text);
-        }
-    }
-}

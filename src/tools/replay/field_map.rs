@@ -189,7 +189,7 @@ fn resolve_text<'v>(source: &'v TextSource, values: &'v FieldValues<'_>) -> Opti
 }
 
 /// Parses a number of hits, rounded up; a negative number refunds.
-fn parse_hits(text: &str) -> Option<Hits> {
+pub fn parse_hits(text: &str) -> Option<Hits> {
     if let Ok(count) = text.parse::<i64>() {
         return Some(Hits::new(count.unsigned_abs(), count < 0));
     }
@@ -201,7 +201,7 @@ fn parse_hits(text: &str) -> Option<Hits> {
 
 /// Parses RFC 3339, or a number since 1970 in seconds, milliseconds, microseconds or nanoseconds, told apart by its
 /// size.
-fn parse_time(text: &str) -> Option<Time> {
+pub fn parse_time(text: &str) -> Option<Time> {
     if let Ok(timestamp) = text.parse::<Timestamp>() {
         return u64::try_from(timestamp.as_microsecond()).ok().map(Time::from_micros);
     }
@@ -214,41 +214,4 @@ fn parse_time(text: &str) -> Option<Time> {
     };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is in range")]
     Some(Time::from_micros(micros.round() as u64))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_read_in_every_unit() {
-        let expected = Some(Time::from_micros(1_700_000_000_250_000));
-        for text in [
-            "2023-11-14T22:13:20.250Z",
-            "2023-11-14T23:13:20.25+01:00",
-            "1700000000.25",
-            "1700000000250",
-            "1700000000250000",
-            "1700000000250000000",
-        ] {
-            assert_eq!(parse_time(text), expected, "{text}");
-        }
-        for text in ["", "-", "yesterday", "-1", "nan", "inf", "2023-11-14", "1960-01-01T00:00:00Z"] {
-            assert_eq!(parse_time(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn hits_are_rounded_up_and_may_be_negative() {
-        for (text, hits) in [
-            ("0", Some(Hits::Peek)),
-            ("3", Some(Hits::Charge(3))),
-            ("2.1", Some(Hits::Charge(3))),
-            ("-4", Some(Hits::Refund(4))),
-            ("many", None),
-            ("inf", None),
-        ] {
-            assert_eq!(parse_hits(text), hits, "{text}");
-        }
-    }
 }

@@ -503,31 +503,3 @@ impl Timeline {
         &self.spans
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spans_are_joined_and_no_request_is_lost() {
-        let mut timeline = Timeline::new(Time::from_secs(1000));
-        for second in 0..1000 {
-            timeline.add_request(Time::from_secs(1000 + second), second % 4 == 0);
-        }
-        timeline.add_request(Time::from_secs(1), true);
-        assert_eq!(timeline.span_length_us(), 16_000_000);
-        assert_eq!(timeline.spans().len(), 63);
-        assert_eq!(timeline.spans()[0], SpanCounts { requests: 17, rejected: 5 });
-        assert_eq!(timeline.spans()[62], SpanCounts { requests: 8, rejected: 2 });
-        assert_eq!(timeline.spans().iter().map(|span| span.requests).sum::<u64>(), 1001);
-    }
-
-    #[test]
-    fn times_far_apart_stay_within_the_bound() {
-        let mut timeline = Timeline::new(Time::from_secs(0));
-        timeline.add_request(Time::from_secs(0), false);
-        timeline.add_request(Time::from_micros(u64::MAX), true);
-        assert!(timeline.spans().len() <= MAX_SPANS);
-        assert_eq!(timeline.spans().iter().map(|span| span.requests).sum::<u64>(), 2);
-    }
-}

@@ -30,7 +30,7 @@ const PRIORITY_BYTES: usize = 5;
 
 /// Filter of a stream of bytes that arrives in pieces of any length.
 #[derive(Debug)]
-pub(super) struct FrameFilter {
+pub struct FrameFilter {
     /// Bytes that pass unchanged until the next frame head.
     passing: usize,
     /// Start of a frame that is not complete.
@@ -40,7 +40,7 @@ pub(super) struct FrameFilter {
     /// Header block that continues in the next frame.
     block: Option<OpenHeaderBlock>,
     /// Frames that passed or were filtered.
-    counts: FrameCounts,
+    pub counts: FrameCounts,
 }
 
 /// Header block of which some frames are still to come.
@@ -55,22 +55,25 @@ struct OpenHeaderBlock {
 
 /// Head of a frame.
 #[derive(Clone, Copy, Debug)]
-struct Http2FrameHead {
-    length: usize,
-    kind: u8,
+pub struct Http2FrameHead {
+    /// Length of the payload in bytes.
+    pub length: usize,
+    /// Type of the frame.
+    pub kind: u8,
     flags: u8,
     stream: [u8; 4],
 }
 
 impl Http2FrameHead {
-    fn parse(bytes: &[u8]) -> Option<Self> {
+    /// Parses the first 9 bytes; `None` of fewer.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let [a, b, c, kind, flags, s, t, u, v] = *bytes.first_chunk::<FRAME_HEAD_BYTES>()?;
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
         Some(Self { length, kind, flags, stream: [s, t, u, v] })
     }
 
     /// True for frames whose payload is filtered; h2 refuses those that are too long.
-    const fn has_filtered_payload(self) -> bool {
+    pub const fn has_filtered_payload(self) -> bool {
         matches!(self.kind, HEADERS_FRAME_TYPE | CONTINUATION_FRAME_TYPE) && self.length <= MAX_FRAME_PAYLOAD_BYTES
     }
 
@@ -79,24 +82,27 @@ impl Http2FrameHead {
     }
 }
 
-impl FrameFilter {
-    pub(super) fn new() -> Self {
+impl Default for FrameFilter {
+    /// A filter that expects the connection preface.
+    fn default() -> Self {
         Self {
             passing: PREFACE_BYTES,
             held: BytesMut::new(),
             output: BytesMut::new(),
             block: None,
-            counts: FrameCounts::new(),
+            counts: FrameCounts::default(),
         }
     }
+}
 
+impl FrameFilter {
     /// True if the client sent more frames of a kind than allowed.
     pub(super) const fn exceeds_frame_limit(&self) -> bool {
         self.counts.exceeds_limit()
     }
 
     /// Moves filtered bytes into `buffer`; false if there are none.
-    pub(super) fn write_output_to(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+    pub fn write_output_to(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
         if self.output.is_empty() {
             return false;
         }
@@ -111,7 +117,7 @@ impl FrameFilter {
     }
 
     /// Takes bytes that were read; returns how many of the first ones pass unchanged, before all later output.
-    pub(super) fn filter_read_bytes(&mut self, read: &[u8]) -> usize {
+    pub fn filter_read_bytes(&mut self, read: &[u8]) -> usize {
         let passed = if self.held.is_empty() && self.block.is_none() { self.pass_unchanged_frames(read) } else { 0 };
         if passed < read.len() {
             self.held.extend_from_slice(&read[passed..]);
@@ -204,7 +210,7 @@ impl FrameFilter {
     }
 
     /// Moves an incomplete frame to the output.
-    pub(super) fn output_incomplete_frame(&mut self) {
+    pub fn output_incomplete_frame(&mut self) {
         self.output_incomplete_block();
         self.output.unsplit(self.held.split());
     }
@@ -279,19 +285,15 @@ const SETTINGS_FRAME_TYPE: u8 = 4;
 const GOAWAY_FRAME_TYPE: u8 = 7;
 
 /// Numbers of requests, and of SETTINGS and GOAWAY frames, on a connection.
-#[derive(Debug, PartialEq, Eq)]
-struct FrameCounts {
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct FrameCounts {
     requests: u64,
     all_stream_frames: u64,
 }
 
 impl FrameCounts {
-    const fn new() -> Self {
-        Self { requests: 0, all_stream_frames: 0 }
-    }
-
     /// Counts a frame of this kind.
-    const fn count_frame(&mut self, kind: u8) {
+    pub const fn count_frame(&mut self, kind: u8) {
         match kind {
             HEADERS_FRAME_TYPE => self.requests += 1,
             SETTINGS_FRAME_TYPE | GOAWAY_FRAME_TYPE => self.all_stream_frames += 1,
@@ -300,134 +302,7 @@ impl FrameCounts {
     }
 
     /// True if there were more SETTINGS and GOAWAY frames than allowed.
-    const fn exceeds_limit(&self) -> bool {
+    pub const fn exceeds_limit(&self) -> bool {
         self.all_stream_frames > MAX_SETTINGS_AND_GOAWAY_FRAMES + self.requests / REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// Output for bytes that are read in pieces of these lengths, over and over, and the frames counted.
-    fn filtered(bytes: &[u8], pieces: &[usize]) -> (Vec<u8>, FrameCounts) {
-        let mut filter = FrameFilter::new();
-        let mut output = Vec::new();
-        let mut rest = bytes;
-        for length in pieces.iter().cycle() {
-            let (piece, later) = rest.split_at((*length).min(rest.len()));
-            let passed = filter.filter_read_bytes(piece);
-            output.extend_from_slice(&piece[..passed]);
-            if later.is_empty() {
-                filter.output_incomplete_frame();
-            }
-            let mut space = [0; 100];
-            let mut space = ReadBuf::new(&mut space);
-            while filter.write_output_to(&mut space) {
-                output.extend_from_slice(space.filled());
-                space.clear();
-            }
-            if later.is_empty() {
-                return (output, filter.counts);
-            }
-            rest = later;
-        }
-        (output, filter.counts)
-    }
-
-    /// Counts the frames whose heads, and whose payloads if they are filtered, are complete.
-    fn counted(bytes: &[u8]) -> FrameCounts {
-        let mut counts = FrameCounts::new();
-        let mut at = PREFACE_BYTES;
-        while let Some(head) = bytes.get(at..).and_then(Http2FrameHead::parse) {
-            at += FRAME_HEAD_BYTES + head.length;
-            if !head.has_filtered_payload() || at <= bytes.len() {
-                counts.count_frame(head.kind);
-            }
-        }
-        counts
-    }
-
-    #[test]
-    fn frames_are_counted_however_the_bytes_are_split() {
-        let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4];
-        let headers = [0, 0, 3, 1, 4, 0, 0, 0, 1, 7, 7, 7];
-        let goaway = [0, 0, 1, 7, 0, 0, 0, 0, 0, 1];
-        let frames = [settings.as_slice(), &headers, &goaway].concat().repeat(100);
-        let bytes = [vec![7; PREFACE_BYTES], frames].concat();
-        let mut expected = FrameCounts::new();
-        for kind in [4, 1, 7].repeat(100) {
-            expected.count_frame(kind);
-        }
-        assert!(expected.exceeds_limit());
-        for size in 1..40 {
-            assert_eq!(filtered(&bytes, &[size]).1, expected, "pieces of {size} bytes");
-        }
-    }
-
-    /// Payload that often is a header block: fields with short and long values, or any bytes.
-    fn payload() -> impl Strategy<Value = Vec<u8>> {
-        let name = prop_oneof![Just(vec![0x41]), Just(vec![0x01]), Just(vec![0x44]), Just(b"\x00\x01x".to_vec())];
-        let length = prop_oneof![Just(vec![0x05]), Just(vec![0x85]), Just(vec![0x7f, 0xff, 0xff, 0x01])];
-        let field = (name, length, prop::collection::vec(any::<u8>(), 0..8));
-        let fields =
-            prop::collection::vec(field.prop_map(|(name, length, value)| [name, length, value].concat()), 0..6);
-        let blank = (0_usize..MAX_FRAME_PAYLOAD_BYTES).prop_map(|length| vec![b'x'; length]);
-        prop_oneof![4 => fields.prop_map(|fields| fields.concat()), 2 => prop::collection::vec(any::<u8>(), 0..40), 1 => blank]
-    }
-
-    fn frames() -> impl Strategy<Value = Vec<u8>> {
-        let kind = prop_oneof![1 => Just(0_u8), 3 => Just(HEADERS_FRAME_TYPE), 3 => Just(CONTINUATION_FRAME_TYPE), 1 => any::<u8>(), 1 => Just(4), 1 => Just(7)];
-        let frame = (kind, any::<u8>(), 1_u8..3, payload()).prop_map(|(kind, flags, stream, payload)| {
-            let mut frame = BytesMut::new();
-            frame.put_uint(payload.len() as u64, 3);
-            // Padding is kept only if the frame passes in place.
-            frame.put_slice(&[kind, flags & !PADDED_FLAG, 0, 0, 0, stream]);
-            frame.put_slice(&payload);
-            frame.to_vec()
-        });
-        prop::collection::vec(frame, 0..8).prop_map(|frames| [vec![0; PREFACE_BYTES], frames.concat()].concat())
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { max_shrink_iters: 1000, ..ProptestConfig::default() })]
-        #[test]
-        fn output_and_counts_do_not_depend_on_the_pieces_read(
-            mut bytes in frames(),
-            cut in any::<prop::sample::Index>(),
-            pieces in prop::collection::vec(1_usize..20_000, 1..6),
-            small_pieces in prop::collection::vec(1_usize..30, 1..6),
-        ) {
-            bytes.truncate(cut.index(bytes.len()) + 1);
-            let whole = filtered(&bytes, &[bytes.len()]);
-            prop_assert_eq!(&whole.1, &counted(&bytes));
-            prop_assert_eq!(&filtered(&bytes, &pieces), &whole);
-            prop_assert_eq!(&filtered(&bytes, &small_pieces), &whole);
-            // An interrupted block gets an empty frame, and a value that is cut off an error mark.
-            prop_assert!(whole.0.len() <= 2 * bytes.len(), "{} of {}", whole.0.len(), bytes.len());
-        }
-    }
-
-    #[test]
-    fn client_may_change_its_settings_now_and_then() {
-        let mut counts = FrameCounts::new();
-        for _ in 0..10_000 {
-            (0..REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME).for_each(|_| counts.count_frame(HEADERS_FRAME_TYPE));
-            counts.count_frame(SETTINGS_FRAME_TYPE);
-            assert!(!counts.exceeds_limit());
-        }
-    }
-
-    #[test]
-    fn settings_and_goaway_frames_without_requests_are_bounded() {
-        let mut counts = FrameCounts::new();
-        for kind in [SETTINGS_FRAME_TYPE, GOAWAY_FRAME_TYPE].into_iter().cycle().take(64) {
-            counts.count_frame(kind);
-        }
-        assert!(!counts.exceeds_limit());
-        counts.count_frame(GOAWAY_FRAME_TYPE);
-        assert!(counts.exceeds_limit());
     }
 }

@@ -230,14 +230,16 @@ fn decode_integer(block: &[u8], at: usize, prefix_bits: u32) -> Result<(usize, u
 
 /// Replacement for a header value: a string of `count` digits `0`.
 #[derive(Debug)]
-struct ZeroDigitsValue {
-    count: usize,
-    is_huffman: bool,
+pub struct ZeroDigitsValue {
+    /// Number of digits.
+    pub count: usize,
+    /// Whether the string has the Huffman code.
+    pub is_huffman: bool,
 }
 
 impl ZeroDigitsValue {
     /// Appends the string with its length.
-    fn append_to(&self, output: &mut Vec<u8>) {
+    pub fn append_to(&self, output: &mut Vec<u8>) {
         if !self.is_huffman {
             append_string_length(output, 0, self.count);
             output.resize(output.len() + self.count, b'0');
@@ -270,7 +272,7 @@ fn append_string_length(output: &mut Vec<u8>, flag: u8, length: usize) {
 }
 
 /// Number of bytes that a Huffman-coded string decodes to; `None` if it is malformed.
-fn count_huffman_decoded_bytes(bytes: &[u8]) -> Option<usize> {
+pub fn count_huffman_decoded_bytes(bytes: &[u8]) -> Option<usize> {
     /// Number of Huffman codes of each length in bits. The code is canonical: these numbers define its ranges.
     const HUFFMAN_CODE_COUNTS_BY_LENGTH: [u32; 31] = {
         let mut codes = [0; 31];
@@ -304,37 +306,4 @@ fn count_huffman_decoded_bytes(bytes: &[u8]) -> Option<usize> {
     }
     // The rest is padding: fewer than eight bits 1.
     (length < 8 && code == (1 << length) - 1).then_some(count)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn huffman_code_is_complete_and_its_padding_is_checked() {
-        // www.example.com, from RFC 7541, C.4.1.
-        let example = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
-        assert_eq!(count_huffman_decoded_bytes(&example), Some(15));
-        assert_eq!(count_huffman_decoded_bytes(&[]), Some(0));
-        assert_eq!(count_huffman_decoded_bytes(HUFFMAN_AUTHORITY_NAME), Some(AUTHORITY_NAME.len()));
-        // A byte of padding, bits 0 as padding, and the code that ends a string.
-        assert_eq!(count_huffman_decoded_bytes(&[0xf4, 0xff, 0xff]), None);
-        assert_eq!(count_huffman_decoded_bytes(&[0x00, 0x00]), None);
-        assert_eq!(count_huffman_decoded_bytes(&[0xff, 0xff, 0xff, 0xff]), None);
-    }
-
-    #[test]
-    fn zero_digits_have_the_stated_length() {
-        for count in [1, 2, 7, 8, 9, 126, 127, 128, 254, 255, 4096, 16_511, 16_512] {
-            for is_huffman in [false, true] {
-                let mut string = Vec::new();
-                ZeroDigitsValue { count, is_huffman }.append_to(&mut string);
-                let Ok(span) = HpackStringRange::parse(&string, 0) else { panic!("no string of {count} digits") };
-                assert_eq!((span.end, span.is_huffman), (string.len(), is_huffman));
-                let digits = &string[span.start..];
-                let length = if is_huffman { count_huffman_decoded_bytes(digits) } else { Some(digits.len()) };
-                assert_eq!(length, Some(count));
-            }
-        }
-    }
 }

@@ -32,10 +32,11 @@ const MAX_UDP_ANSWER_BYTES: usize = 4096;
 
 /// A server that an SRV record names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct SrvTarget {
+pub struct SrvTarget {
     /// Name with a dot at its end; only a dot says that the service is not offered.
-    pub(super) host: String,
-    pub(super) port: u16,
+    pub host: String,
+    /// Port of the server.
+    pub port: u16,
 }
 
 /// Queries the SRV records of `name`, in the order of the answer.
@@ -70,7 +71,7 @@ pub(super) async fn query_srv_records(name: &str) -> Result<Vec<SrvTarget>, Stri
 
 /// The names that `name` may stand for, in the order of trial: itself, before those of the search list if it has at
 /// least `ndots` dots. A name that ends with a dot stands for itself only.
-fn names_to_try(name: &str, conf: &resolv_conf::Config) -> Vec<Name<Vec<u8>>> {
+pub fn names_to_try(name: &str, conf: &resolv_conf::Config) -> Vec<Name<Vec<u8>>> {
     let itself = Name::vec_from_str(name).ok();
     if name.ends_with('.') {
         return itself.into_iter().collect();
@@ -98,7 +99,7 @@ async fn query_dns_servers(servers: &[SocketAddr], name: &Name<Vec<u8>>) -> io::
 }
 
 /// A query for the SRV records of `name`, with a random identifier.
-fn build_srv_query(name: &Name<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
+pub fn build_srv_query(name: &Name<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
     let [first, second, ..] = random_u64().to_le_bytes();
     let mut message = MessageBuilder::new_vec();
     message.header_mut().set_id(u16::from_le_bytes([first, second]));
@@ -109,7 +110,7 @@ fn build_srv_query(name: &Name<Vec<u8>>) -> io::Result<Message<Vec<u8>>> {
 }
 
 /// Targets of the SRV records in an answer.
-fn parse_srv_targets(answer: &Message<Vec<u8>>) -> Result<Vec<SrvTarget>, domain::base::wire::ParseError> {
+pub fn parse_srv_targets(answer: &Message<Vec<u8>>) -> Result<Vec<SrvTarget>, domain::base::wire::ParseError> {
     let records = answer.answer()?.limit_to_in::<Srv<_>>();
     let targets = records.map(|record| {
         let record = record?;
@@ -164,46 +165,4 @@ async fn query_by_tcp(server: SocketAddr, query: &Message<Vec<u8>>) -> io::Resul
     stream.read_exact(&mut buffer).await?;
     let answer = Message::from_octets(buffer).map_err(io::Error::other)?;
     if answer.is_answer(query) { Ok(answer) } else { Err(io::Error::other("the DNS server answers another question")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use domain::base::{Message, Name};
-
-    use super::{SrvTarget, build_srv_query, names_to_try, parse_srv_targets};
-
-    fn names(name: &str, conf: &str) -> Vec<String> {
-        let conf = resolv_conf::Config::parse(conf).expect("the file is valid");
-        names_to_try(name, &conf).iter().map(ToString::to_string).collect()
-    }
-
-    #[test]
-    fn name_is_tried_before_the_search_list_if_it_has_enough_dots() {
-        let conf = "domain x\nsearch a.x b.x\n";
-        assert_eq!(names("_m._tcp.s", conf), ["_m._tcp.s", "_m._tcp.s.x", "_m._tcp.s.a.x", "_m._tcp.s.b.x"]);
-        let conf = format!("{conf}options ndots:5\n");
-        assert_eq!(names("_m._tcp.s", &conf), ["_m._tcp.s.x", "_m._tcp.s.a.x", "_m._tcp.s.b.x", "_m._tcp.s"]);
-        assert_eq!(names("_m._tcp.s.", &conf), ["_m._tcp.s"]);
-    }
-
-    /// Header of an answer, a question for `x` and one record of type SRV with this data.
-    fn answer(data: &[u8]) -> Message<Vec<u8>> {
-        let name = Name::vec_from_str("x").expect("it is a name");
-        let mut bytes = build_srv_query(&name).expect("it is short").into_octets();
-        bytes[2] |= 0x80;
-        bytes[7] = 1;
-        bytes.extend([0xc0, 12, 0, 33, 0, 1, 0, 0, 0, 0, 0, u8::try_from(data.len()).expect("it is short")]);
-        bytes.extend(data);
-        Message::from_octets(bytes).expect("it has a header")
-    }
-
-    #[test]
-    fn answer_with_a_broken_target_is_an_error() {
-        let good = answer(&[0, 1, 0, 1, 0x2b, 0xcb, 1, b'a', 0xc0, 12]);
-        assert_eq!(parse_srv_targets(&good), Ok(vec![SrvTarget { host: "a.x.".to_owned(), port: 11211 }]));
-        // The target is a pointer to itself, a pointer beyond the message, a label that is cut, and nothing.
-        for broken in [&[0xc0, 37][..], &[0xc0, 200], &[9, b'a'], &[]] {
-            assert!(parse_srv_targets(&answer(&[&[0, 1, 0, 1, 0x2b, 0xcb], broken].concat())).is_err(), "{broken:?}");
-        }
-    }
 }

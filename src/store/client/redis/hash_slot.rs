@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 pub const HASH_SLOTS: u16 = 16_384;
 
 /// Hash tags that fall into the first and the last slot.
-pub(crate) const TAGS_OF_FIRST_AND_LAST_SLOT: [u32; 2] = [3560, 39296];
+pub const TAGS_OF_FIRST_AND_LAST_SLOT: [u32; 2] = [3560, 39296];
 
 /// Returns the slot of a key: CRC-16, modulo [`HASH_SLOTS`], of its hash tag, or of the whole key without one.
 pub fn hash_slot(key: &[u8]) -> u16 {
@@ -41,14 +41,3 @@ static TAG_OF_SLOT: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     }
     tags.into()
 });
-
-#[cfg(test)]
-mod tests {
-    use super::{TAG_OF_SLOT, TAGS_OF_FIRST_AND_LAST_SLOT};
-
-    #[test]
-    fn constants_are_the_tags_of_the_first_and_last_slot() {
-        assert_eq!(Some(&TAGS_OF_FIRST_AND_LAST_SLOT[0]), TAG_OF_SLOT.first());
-        assert_eq!(Some(&TAGS_OF_FIRST_AND_LAST_SLOT[1]), TAG_OF_SLOT.last());
-    }
-}

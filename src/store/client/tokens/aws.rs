@@ -28,28 +28,31 @@ const MIN_CREDENTIAL_LIFETIME_S: u64 = 2 * TOKEN_VALID_S as u64;
 const METADATA_SESSION_S: &str = "300";
 
 /// Keys with their expiry.
-struct Credentials {
-    keys: AwsKeys,
+pub struct Credentials {
+    /// The keys.
+    pub keys: AwsKeys,
     /// Seconds since the Unix epoch; `u64::MAX` for keys that do not expire.
-    expires_at_s: u64,
+    pub expires_at_s: u64,
 }
 
 /// Signer of tokens, with the last credentials.
-pub(super) struct AwsTokenSigner {
+pub struct AwsTokenSigner {
     settings: AwsIamSettings,
-    last: Option<Credentials>,
+    /// Credentials that were fetched last.
+    pub last: Option<Credentials>,
     /// Time at which two thirds of the last token's lifetime are over, in seconds since the Unix epoch.
     renew_at_s: u64,
 }
 
 impl AwsTokenSigner {
-    pub(super) const fn new(settings: AwsIamSettings) -> Self {
+    /// Signer without credentials.
+    pub const fn new(settings: AwsIamSettings) -> Self {
         Self { settings, last: None, renew_at_s: 0 }
     }
 
     /// Signs a token at `now_s`, after fetching credentials if the last ones end soon. While those cannot be fetched, a
     /// token is signed only when it is due.
-    pub(super) fn fetch(&mut self, now_s: u64) -> Result<FetchOutcome, TokenError> {
+    pub fn fetch(&mut self, now_s: u64) -> Result<FetchOutcome, TokenError> {
         let lifetime_s = |last: &Credentials| last.expires_at_s.saturating_sub(now_s);
         let mut error = None;
         if self.last.as_ref().is_none_or(|last| lifetime_s(last) < MIN_CREDENTIAL_LIFETIME_S) {
@@ -72,7 +75,7 @@ impl AwsTokenSigner {
     }
 
     /// Keeps credentials, unless the last ones end later.
-    fn keep_longest(&mut self, new: Credentials) {
+    pub fn keep_longest(&mut self, new: Credentials) {
         if self.last.as_ref().is_none_or(|last| last.expires_at_s <= new.expires_at_s) {
             self.last = Some(new);
         }
@@ -189,28 +192,34 @@ fn parse_expiry_s(text: &str, what: &str) -> Result<u64, TokenError> {
 
 /// Credentials of AWS.
 #[derive(Clone, Debug)]
-struct AwsKeys {
-    id: Secret,
-    secret: Secret,
-    session_token: Option<Secret>,
+pub struct AwsKeys {
+    /// Id of the access key.
+    pub id: Secret,
+    /// The secret key.
+    pub secret: Secret,
+    /// Token of temporary keys.
+    pub session_token: Option<Secret>,
 }
 
 /// Request that is to be presigned.
-struct RequestToPresign<'r> {
-    host: &'r str,
-    region: &'r str,
-    service: &'r str,
+pub struct RequestToPresign<'r> {
+    /// Host that the request goes to.
+    pub host: &'r str,
+    /// Region of the service.
+    pub region: &'r str,
+    /// Name of the service.
+    pub service: &'r str,
     /// Parameters of the query, sorted by name; all names are below `X-Amz-`.
-    query: &'r [(&'r str, &'r str)],
+    pub query: &'r [(&'r str, &'r str)],
     /// Time of the signature, as `20150830T123600Z`.
-    time: &'r str,
+    pub time: &'r str,
     /// Validity of the signature in seconds, at most 7 days.
-    valid_s: u32,
+    pub valid_s: u32,
 }
 
 impl RequestToPresign<'_> {
     /// Signs the request, and returns its URL without the scheme.
-    fn sign_url(&self, keys: &AwsKeys) -> Secret {
+    pub fn sign_url(&self, keys: &AwsKeys) -> Secret {
         let date = self.time.split('T').next().unwrap_or_default();
         let scope = format!("{date}/{}/{}/aws4_request", self.region, self.service);
         let query = self.encode_query(keys, &scope);
@@ -243,107 +252,4 @@ impl RequestToPresign<'_> {
 
 fn hmac(key: &[u8], text: &[u8]) -> Vec<u8> {
     sign(&Key::new(HMAC_SHA256, key), text).as_ref().to_vec()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::settings::cloud_identity::AwsCacheService;
-
-    const NOW_S: u64 = 1_800_000_000;
-
-    /// A signer with credentials that end in 25 minutes, and a source that cannot be reached.
-    fn signer() -> AwsTokenSigner {
-        let url = Secret::new("http://127.0.0.1:1/");
-        AwsTokenSigner {
-            settings: AwsIamSettings {
-                service: AwsCacheService::ElastiCache,
-                cache_name: "my-cache".to_owned(),
-                user_id: "cache-user".to_owned(),
-                region: "eu-west-1".to_owned(),
-                is_serverless: false,
-                credentials: AwsCredentialSource::Container { url, authorization: None },
-            },
-            last: Some(credentials("first", NOW_S + 1500)),
-            renew_at_s: 0,
-        }
-    }
-
-    fn credentials(id: &str, expires_at_s: u64) -> Credentials {
-        let keys = AwsKeys { id: Secret::new(id), secret: Secret::new("secret"), session_token: None };
-        Credentials { keys, expires_at_s }
-    }
-
-    #[test]
-    fn old_credentials_sign_a_token_only_when_it_is_due() {
-        let mut signer = signer();
-        let mut fetch = |at_s: u64| {
-            let fetched = signer.fetch(NOW_S + at_s).map_err(|error| error.0)?;
-            assert_eq!(fetched.problem.map(|problem| problem.expires_at_s), Some(NOW_S + 1500));
-            Ok::<_, String>(fetched.token.map(|token| token.expires_at_s - NOW_S))
-        };
-        let signed = [0, 1, 60, 599, 600, 700, 1199, 1200].map(&mut fetch);
-        let expected = [Some(900), None, None, None, Some(1500), None, None, Some(1500)];
-        assert_eq!(signed, expected.map(Ok));
-        assert!(fetch(1500).is_err_and(|error| error.contains("does not answer")));
-    }
-
-    #[test]
-    fn credentials_that_end_later_stay() {
-        let mut signer = signer();
-        signer.keep_longest(credentials("second", NOW_S + 1499));
-        signer.keep_longest(credentials("third", NOW_S + 1500));
-        signer.keep_longest(credentials("fourth", NOW_S + 60));
-        assert_eq!(signer.last.map(|last| last.keys.id.reveal().to_owned()).as_deref(), Some("third"));
-    }
-
-    const SECRET: &str = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
-
-    fn keys(session_token: Option<&str>) -> AwsKeys {
-        AwsKeys {
-            id: Secret::new("AKIDEXAMPLE"),
-            secret: Secret::new(SECRET),
-            session_token: session_token.map(Secret::new),
-        }
-    }
-
-    /// `get-vanilla-query-order-key-case` of the test suite of AWS.
-    #[test]
-    fn signature_is_that_of_the_published_suite() {
-        let request = RequestToPresign {
-            host: "example.amazonaws.com",
-            region: "us-east-1",
-            service: "service",
-            query: &[("Param1", "value1"), ("Param2", "value2")],
-            time: "20150830T123600Z",
-            valid_s: 3600,
-        };
-        let url = request.sign_url(&keys(None));
-        let signature = "86012e2c9ad4d77369f5d81c11f75158aae4f895a085212cc6d3f923d300bed5";
-        assert_eq!(url.reveal().rsplit_once('=').map(|(_, signature)| signature), Some(signature));
-    }
-
-    /// URLs that `SigV4QueryAuth` of botocore signs.
-    #[test]
-    fn url_is_that_of_botocore() {
-        let sign = |service, query: &[(&str, &str)], session_token| {
-            let (host, region, time) = ("my-cache", "eu-west-1", "20260102T030405Z");
-            let request = RequestToPresign { host, region, service, query, time, valid_s: 900 };
-            let url = request.sign_url(&keys(session_token)).reveal().to_owned();
-            let (start, signature) = url.rsplit_once('=').expect("a signature");
-            (start.to_owned(), signature.to_owned())
-        };
-        let plain = [("Action", "connect"), ("User", "cache-user.1")];
-        let serverless = [("Action", "connect"), ("ResourceType", "ServerlessCache"), ("User", "cache-user.1")];
-        let token = Some("Fwo+/=token==");
-        let (_, keys_only) = sign("elasticache", &plain, None);
-        assert_eq!(keys_only, "5d060ea859e9d1601cc79726768cc28940c9c9a36035f79935e8cf0db06b01c1");
-        let (_, memorydb) = sign("memorydb", &plain, token);
-        assert_eq!(memorydb, "a82155e79268a6677d0b0272b420cdefceb9d9ad0db357a0d2e516b4c4c99d63");
-        let (start, with_token) = sign("elasticache", &serverless, token);
-        // The order of the names is that of the signature.
-        assert!(start.starts_with("my-cache/?Action=connect&ResourceType=ServerlessCache&User=cache-user.1&X-Amz-"));
-        assert!(start.contains("&X-Amz-Security-Token=Fwo%2B%2F%3Dtoken%3D%3D&"), "{start}");
-        assert_eq!(with_token, "0d9dc629b3987f512a6024f3fc636a730a28798bf47848a84ce7a50acde17679");
-    }
 }

@@ -30,33 +30,36 @@ pub(super) const MAX_LIFETIME_S: u64 = 7 * 86_400;
 
 /// Password that expires, with its user.
 #[derive(Debug)]
-pub(crate) struct Token {
+pub struct Token {
     /// User; `None` for the default user.
     pub(crate) user: Option<String>,
     pub(crate) password: Secret,
     /// Expiry in seconds since the Unix epoch.
-    pub(crate) expires_at_s: u64,
+    pub expires_at_s: u64,
 }
 
 /// Outcome of an attempt to get a token.
-pub(super) struct FetchOutcome {
+pub struct FetchOutcome {
     /// The token; `None`: the last one is good enough.
-    pub(super) token: Option<Token>,
+    pub token: Option<Token>,
     /// Credentials that could not be renewed, and still sign tokens.
-    pub(super) problem: Option<CredentialRenewalFailure>,
+    pub problem: Option<CredentialRenewalFailure>,
 }
 
 /// Failure to renew credentials, of which the old ones still sign tokens.
-pub(super) struct CredentialRenewalFailure {
+pub struct CredentialRenewalFailure {
     pub(super) error: TokenError,
     /// Expiry of these credentials in seconds since the Unix epoch.
-    pub(super) expires_at_s: u64,
+    pub expires_at_s: u64,
 }
 
 /// Reason why there is no new token, free of secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct TokenError(pub(super) String);
+pub struct TokenError(
+    /// Message, which names the source and what to do.
+    pub String,
+);
 
 impl FetchOutcome {
     /// Refuses a token that cannot be used at `now_s`, in seconds since the Unix epoch.
@@ -74,7 +77,7 @@ impl FetchOutcome {
 }
 
 /// Reads a file with a token that another program renews, without white space around it.
-pub(super) fn read_token_file(setting: &'static str, path: &Path) -> Result<Secret, TokenError> {
+pub fn read_token_file(setting: &'static str, path: &Path) -> Result<Secret, TokenError> {
     let mut text = String::new();
     let limit = MAX_TOKEN_BYTES as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text));
@@ -188,21 +191,4 @@ pub(super) fn build_request(
         builder = builder.header(*name, *value);
     }
     builder.body(body).map_err(|_| TokenError("a URL or a token for a header is not valid".to_owned()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn file_that_is_too_long_is_refused() {
-        let file = tempfile::NamedTempFile::new().expect("a file can be made");
-        let read = |length: usize| {
-            std::fs::write(file.path(), "t".repeat(length)).expect("a file can be written");
-            read_token_file("SETTING", file.path()).map(|token| token.reveal().len()).map_err(|error| error.0)
-        };
-        assert_eq!(read(MAX_TOKEN_BYTES), Ok(MAX_TOKEN_BYTES));
-        let error = read(MAX_TOKEN_BYTES + 1).expect_err("it is too long");
-        assert!(error.contains("SETTING") && error.contains("more than 32768 bytes"), "{error}");
-    }
 }

@@ -34,7 +34,7 @@ pub struct WindowDemand {
     /// Hits that the region has used in the window.
     used: u64,
     /// Microseconds until the window ends.
-    rest_us: u64,
+    pub rest_us: u64,
     period_us: u64,
 }
 
@@ -142,48 +142,4 @@ pub const fn jittered_pause_us(pause_us: u64, random: u64) -> u64 {
 /// Computes floor(count x part / whole).
 fn scale_by_fraction(count: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(u128::from(count) * u128::from(part) / u128::from(whole.max(1))).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PERIOD_US: u64 = 60_000_000;
-
-    fn demand(counts: WindowCounts, elapsed_us: u64) -> WindowDemand {
-        WindowDemand::estimate_at(&WindowCounts { window: 7, ..counts }, 30, PERIOD_US, 7 * PERIOD_US + elapsed_us)
-    }
-
-    #[test]
-    fn steady_demand_is_requested_once_for_the_whole_window() {
-        // 10 a second for 6 s, of which the reserve took 30 and the rest was rejected.
-        let counts = WindowCounts { requested: 60, reserve_used: 30, ..Default::default() };
-        let demand = demand(counts, 6_000_000);
-        assert_eq!(demand.hits_to_request(), 540 + 54);
-        assert_eq!(demand.request_more_at_hits_left(594), 15);
-    }
-
-    #[test]
-    fn first_moment_of_a_window_is_not_extended_to_all_of_it() {
-        let counts = WindowCounts { requested: 100, reserve_used: 30, ..Default::default() };
-        let wanted = demand(counts, 200_000).hits_to_request();
-        assert!(wanted < 1_400, "{wanted}");
-        assert!(wanted >= 750, "what comes within 1.5 s: {wanted}");
-        let steady = WindowCounts { previous_requested: 600, ..Default::default() };
-        assert_eq!(demand(steady, 0).hits_to_request(), 630, "as in the window before, less the reserve");
-    }
-
-    #[test]
-    fn requests_grow_with_a_burst_late_in_a_window() {
-        let counts = WindowCounts { requested: 430, granted_total: 400, reserve_used: 30, ..Default::default() };
-        let wanted = demand(counts, 59_000_000).hits_to_request();
-        assert_eq!(wanted, 107, "a fourth of 430, where the mean of the window asks for 10");
-    }
-
-    #[test]
-    fn at_least_one_hit_is_requested() {
-        let counts = WindowCounts { requested: 1, granted: 500, granted_total: 500, ..Default::default() };
-        assert_eq!(demand(counts, 59_999_999).hits_to_request(), 1);
-        assert_eq!(demand(counts, 70_000_000).rest_us, 0, "a clock ahead of the window");
-    }
 }

@@ -1,0 +1,104 @@
+//! Published summaries: their size, and those of other versions.
+
+use proptest::prelude::*;
+use tollkeeper::serve::fleet::summary::{PublishedSlotCounts, ReplicaSummary, decode_sketch, encode_sketch};
+use tollkeeper::serve::quota::page::QuotaTotals;
+use tollkeeper::telemetry::hyperloglog::DistinctKeySketch;
+
+#[test]
+fn slot_counts_of_other_versions_are_read() {
+    for (text, expected) in [("[1,2,3]", [1, 2, 3, 0, 0]), ("[1,2,3,4,5,6,7]", [1, 2, 3, 4, 5])] {
+        assert_eq!(serde_json::from_str::<PublishedSlotCounts>(text).unwrap(), PublishedSlotCounts(expected));
+    }
+    assert_eq!(serde_json::to_string(&PublishedSlotCounts([1, 2, 3, 4, 5])).unwrap(), "[1,2,3,4,5]");
+}
+
+#[test]
+fn quotas_of_other_versions_are_read() {
+    let quota = QuotaTotals { streams: 3, held_hits: 40, ..QuotaTotals::default() };
+    let summary = ReplicaSummary { quota: Some(quota), ..ReplicaSummary::default() };
+    let mut json = serde_json::to_value(&summary).unwrap();
+    let read = |json: &serde_json::Value| serde_json::from_value::<ReplicaSummary>(json.clone()).unwrap().quota;
+    assert_eq!(read(&json), Some(quota));
+    // A later version, which has other fields.
+    json["quota"] = serde_json::json!({"streams": 3, "held_hits": 40, "new": [1]});
+    assert_eq!(read(&json), Some(quota));
+    // An older one.
+    json.as_object_mut().unwrap().remove("quota");
+    assert_eq!(read(&json), None);
+    assert!(!serde_json::to_string(&ReplicaSummary::default()).unwrap().contains("quota"));
+}
+
+proptest! {
+    #[test]
+    fn encoded_sketch_is_restored(set in prop::collection::vec((0_u16..512, 1_u8..56), 0..600)) {
+        let sketch = DistinctKeySketch::from_nonzero_registers(set).expect("all are in range");
+        prop_assert_eq!(decode_sketch(&encode_sketch(&sketch)), Some(sketch));
+    }
+
+    #[test]
+    fn any_text_is_decoded_or_refused(text in ".{0,900}") {
+        let _ = decode_sketch(&text);
+    }
+}
+
+mod size {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use tollkeeper::base::clock::Time;
+    use tollkeeper::serve::fleet::authentication::encode_summary;
+    use tollkeeper::serve::fleet::replica_summary_builder::{ListedLimitNames, add_limit_summaries, add_rejected_keys};
+    use tollkeeper::serve::fleet::summary::*;
+    use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
+    use tollkeeper::telemetry::service_metrics::ServiceMetrics;
+    use tollkeeper::telemetry::top_keys::{KeyRejection, RejectedKeysInMinute, TopKeys};
+
+    const MAX_KEYS_BYTES: usize = 30 << 10;
+
+    /// Rejected keys of each of ten minutes: `texts` are the same in all.
+    fn minutes(limits: &[Arc<LimitStats>], texts: impl Fn(usize) -> String) -> Vec<RejectedKeysInMinute> {
+        let top_keys = TopKeys::new(2048);
+        for minute in 0..10 {
+            for key in 0..2000 {
+                let rejection = KeyRejection {
+                    id: (key as u128 + 1) << 64 | key as u128,
+                    limit: &limits[key % limits.len()],
+                    hits: 1,
+                };
+                top_keys.record_rejection(rejection, Time::from_secs((30_000_000 + minute) * 60), |text| {
+                    text.extend_from_slice(texts(key).as_bytes());
+                });
+            }
+        }
+        top_keys.rejected_keys_by_minute(Time::from_secs(30_000_009 * 60))
+    }
+
+    #[test]
+    fn summary_of_many_limits_and_keys_fits() {
+        let metrics = ServiceMetrics::new(2048, 0);
+        let limits: Vec<Arc<LimitStats>> = (0..10_000)
+            .map(|limit| metrics.limits.register_rule_limit(LimitName::new(["d", &limit.to_string()])))
+            .collect();
+        let texts: [fn(usize) -> String; 3] =
+            [|key| key.to_string(), |key| format!("{key}={}", "x".repeat(300)), |key| format!("{key}\u{1}\"")];
+        for text in texts {
+            let (mut summary, mut names) =
+                (ReplicaSummary { v: SUMMARY_VERSION, ..ReplicaSummary::default() }, ListedLimitNames::default());
+            add_rejected_keys(&mut summary, &minutes(&limits, text), &mut names, MAX_KEYS_BYTES);
+            let keys_bytes = serde_json::to_vec(&(&summary.keys, &summary.minutes, &names.listed)).unwrap().len();
+            assert!(keys_bytes <= MAX_KEYS_BYTES + 1024, "{keys_bytes}");
+            add_limit_summaries(&mut summary, &metrics, &HashMap::new(), &mut names);
+            (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
+            let sealed = encode_summary(&summary, None).map(|sealed| sealed.len());
+            assert!(
+                sealed.is_some_and(|bytes| bytes > MAX_SUMMARY_BYTES / 2 && bytes <= MAX_SUMMARY_BYTES - 1024),
+                "{sealed:?}"
+            );
+            assert_eq!(summary.limits.len() + summary.limits_left_out, limits.len());
+            assert!(summary.limits_left_out > 0);
+            // Keys without room are within the bound of each minute.
+            assert!(summary.minutes.iter().all(|minute| minute.counts.len() == 2000 || minute.max_missed > 0));
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Counters in Redis: the client, the scripts, the store, and processes that share one Redis.
+//!
+//! All of it needs `redis-server`.
+
+mod agreement;
+mod coalescing;
+mod eventual;
+mod eventual_model;
+pub(crate) mod faults;
+mod expanded;
+mod identities;
+mod keys;
+mod lease_record;
+mod over_limit_cache;
+mod ratelimit_key_format;
+mod region_agreement;
+mod replica_slots;
+mod replicas;
+mod replies;
+mod merged_calls;
+mod round_trips;
+mod server_clock;
+mod test_kit;
+mod time_agreement;
+mod connection;
+mod hash_slots;
+mod refund_scripts;
+mod tokens;

@@ -1,0 +1,103 @@
+//! `recommend`: the smallest limits that reject few keys of recorded traffic.
+
+mod exact;
+mod figures;
+mod page;
+mod search;
+mod usage;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::kit::tollkeeper::{PROGRAM, inherited_env};
+use crate::tools::simulate::Log;
+
+/// Rules of the domain `shop`: five logins per minute and name.
+const RULES: &str = "\
+domain: shop
+descriptors:
+- {key: login, rate_limit: {unit: minute, requests_per_unit: 5, algorithm: sliding_window_log}}
+";
+
+/// A directory with files of a recommendation, and the command in it.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn with(self, name: &str, contents: impl AsRef<[u8]>) -> Self {
+        fs::write(self.path(name), contents).unwrap();
+        self
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs `recommend` with these arguments, split at blanks.
+    fn recommend(&self, arguments: &str) -> Recommended {
+        self.run("recommend", arguments)
+    }
+
+    fn run(&self, command: &str, arguments: &str) -> Recommended {
+        let mut program = Command::new(PROGRAM);
+        program.arg(command).args(arguments.split(' ')).current_dir(self.0.path());
+        Recommended(program.env_clear().envs(inherited_env()).output().unwrap())
+    }
+}
+
+/// Result of a run.
+#[derive(Debug)]
+struct Recommended(Output);
+
+impl Recommended {
+    fn stdout(&self) -> String {
+        String::from_utf8(self.0.stdout.clone()).unwrap()
+    }
+
+    /// The JSON of a run that succeeds.
+    fn json(&self) -> Value {
+        assert_eq!(self.0.status.code(), Some(0), "{self:?}");
+        serde_json::from_str(&self.stdout()).unwrap()
+    }
+
+    /// The message of a run that fails with this code.
+    fn fails_with(&self, code: i32) -> String {
+        assert_eq!(self.0.status.code(), Some(code), "{self:?}");
+        String::from_utf8(self.0.stderr.clone()).unwrap()
+    }
+}
+
+/// A log in which ten names `u1` to `u10` log in once to ten times each, one every 100 ms, for two minutes.
+fn ten_users() -> Log {
+    let mut log = Log::new("p", RULES);
+    for user in 1..=10 {
+        for number in 0..user {
+            log = log.request(number * 100, &[&format!("login=u{user}")]);
+        }
+    }
+    log.request(120_000, &["login=u1"])
+}
+
+/// The row of an algorithm and period with the least bucket or queue.
+fn row<'j>(results: &'j Value, algorithm: &str, period: &str) -> &'j Value {
+    let rows = results["limits"].as_array().unwrap();
+    let wanted = |row: &&Value| row["algorithm"] == algorithm && row["period"] == period;
+    rows.iter().find(wanted).unwrap_or_else(|| panic!("{algorithm} {period}: {results}"))
+}
+
+/// `requests_per_unit` of a row.
+fn limit_of(results: &Value, algorithm: &str, period: &str) -> Value {
+    row(results, algorithm, period)["requests_per_unit"].clone()
+}
+
+/// Header settings of a log that differ from the defaults.
+fn settings(changes: &Value) -> Value {
+    json!(changes)
+}
