@@ -3,10 +3,10 @@
 //! Every other module may use them; they use nothing of the crate but each other.
 
 pub mod clock;
-pub(crate) mod named_enum;
+pub mod named_enum;
 pub mod go_syntax;
 pub mod text;
-pub(crate) mod text_table;
+pub mod text_table;
 pub mod random;
 pub mod write_coalescing;
 pub mod sharded;

@@ -8,7 +8,7 @@ use unicode_width::UnicodeWidthStr as _;
 
 /// Alignment of cells that begin with a digit or a minus sign; all others are aligned left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NumberAlignment {
+pub enum NumberAlignment {
     /// Like text.
     Left,
     /// At the end of the column, so that numbers can be compared.
@@ -16,7 +16,7 @@ pub(crate) enum NumberAlignment {
 }
 
 /// Formats rows under headings. Two blanks separate columns, and no line ends with a blank.
-pub(crate) fn format_table<R: AsRef<[String]>>(
+pub fn format_table<R: AsRef<[String]>>(
     headings: &[&str],
     rows: impl IntoIterator<Item = R>,
     numbers: NumberAlignment,

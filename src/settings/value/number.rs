@@ -172,12 +172,12 @@ pub struct DurationRange {
 
 impl DurationRange {
     /// The durations from `min` to `max`.
-    pub(crate) const fn new(min: Duration, max: Duration) -> Self {
+    pub const fn new(min: Duration, max: Duration) -> Self {
         Self { min, max, allows_zero: false }
     }
 
     /// Returns the range with 0 added, which turns off what the duration is for.
-    pub(crate) const fn allowing_zero(self) -> Self {
+    pub const fn allowing_zero(self) -> Self {
         Self { allows_zero: true, ..self }
     }
 }
@@ -246,7 +246,7 @@ pub struct ByteSizeRange {
 
 impl ByteSizeRange {
     /// The sizes from `min` to `max` bytes.
-    pub(crate) const fn new(min: u64, max: u64) -> Self {
+    pub const fn new(min: u64, max: u64) -> Self {
         Self { min, max }
     }
 }
