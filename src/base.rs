@@ -3,7 +3,7 @@
 //! Every other module may use them; they use nothing of the crate but each other.
 
 pub mod clock;
-pub(crate) mod named_enum;
+pub mod named_enum;
 pub mod go_syntax;
 pub mod text;
 pub mod text_table;

@@ -18,11 +18,8 @@
 //!
 //! The modules stand in reading order, and a module uses only modules above it (a test checks this).
 
-pub mod base;
-pub mod telemetry;
-pub mod limit;
-pub mod settings;
-pub mod store;
+pub use tollkeeper_core::{base, limit, settings, store, telemetry};
+
 pub mod rules;
 pub mod decide;
 pub mod serve;

@@ -17,6 +17,7 @@
 ///
 /// The enum must be `Copy`. It gets `ALL` and `NAMES` in the order of the variants, `ACCEPTED_WORDS` with the further
 /// words too, `name()`, and `from_name()`, which compares exactly.
+#[macro_export]
 macro_rules! named_enum {
     (
         $(#[$attribute:meta])*
@@ -55,9 +56,10 @@ macro_rules! named_enum {
         }
     };
 }
-pub(crate) use named_enum;
+pub use named_enum;
 
 /// Implements serde's traits by `name()` and `from_name()`.
+#[macro_export]
 macro_rules! serialize_by_name {
     ($($type:ty),* $(,)?) => {$(
         impl serde::Serialize for $type {
@@ -75,4 +77,4 @@ macro_rules! serialize_by_name {
         }
     )*};
 }
-pub(crate) use serialize_by_name;
+pub use serialize_by_name;

@@ -9,7 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Number of shards of a table, so that threads rarely wait for one another.
-pub(crate) const DEFAULT_SHARDS: usize = 64;
+pub const DEFAULT_SHARDS: usize = 64;
 
 /// Shards of one type, each behind a lock.
 #[derive(Debug)]
@@ -72,11 +72,11 @@ pub fn lock_ignoring_poison<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Map from 128-bit hashes to values.
-pub(crate) type PrehashedMap<V> = HashMap<u128, V, BuildHasherDefault<IdentityHasher>>;
+pub type PrehashedMap<V> = HashMap<u128, V, BuildHasherDefault<IdentityHasher>>;
 
 /// Hasher of keys that are keyed hashes already.
 #[derive(Debug, Default)]
-pub(crate) struct IdentityHasher(u64);
+pub struct IdentityHasher(u64);
 
 impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {

@@ -154,7 +154,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
 }
 
 /// Encodes everything but letters, digits, `-`, `_`, `.` and `~` as `%XX`, as queries, forms and AWS need it.
-pub(crate) fn percent_encode(text: &str) -> String {
+pub fn percent_encode(text: &str) -> String {
     text.bytes().fold(String::with_capacity(text.len() + 16), |mut encoded, byte| {
         if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
             encoded.push(char::from(byte));

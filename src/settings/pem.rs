@@ -42,7 +42,7 @@ pub struct ClientCertificate {
 ///
 /// # Errors
 /// The certificate or the key cannot be used.
-pub(crate) fn finish_tls_client_config(
+pub fn finish_tls_client_config(
     builder: ConfigBuilder<ClientConfig, WantsClientCert>,
     client: Option<&ClientCertificate>,
 ) -> Result<ClientConfig, UnusableSetting> {
@@ -58,7 +58,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 impl PemFile {
     /// Reads the contents.
-    pub(crate) fn read_contents(&self) -> Result<Vec<u8>, UnusableSetting> {
+    pub fn read_contents(&self) -> Result<Vec<u8>, UnusableSetting> {
         let mut contents = Vec::new();
         let read = fs::File::open(&self.path).and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_end(&mut contents));
         match read {
@@ -69,7 +69,7 @@ impl PemFile {
     }
 
     /// Parses the certificates in `pem`, the contents of this file; at least one.
-    pub(crate) fn parse_certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, UnusableSetting> {
+    pub fn parse_certificates(&self, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, UnusableSetting> {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
         match found {
             Ok(found) if found.is_empty() => Err(self.file_error("no certificate in it; give one as PEM")),
@@ -79,7 +79,7 @@ impl PemFile {
     }
 
     /// Adds the CA certificates in `pem`, the contents of this file, to `roots`.
-    pub(crate) fn add_ca_certificates(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), UnusableSetting> {
+    pub fn add_ca_certificates(&self, pem: &[u8], roots: &mut RootCertStore) -> Result<(), UnusableSetting> {
         for certificate in self.parse_certificates(pem)? {
             let added = roots.add(certificate);
             added.map_err(|error| self.file_error(format_args!("not a certificate of an authority: {error}")))?;
@@ -88,13 +88,13 @@ impl PemFile {
     }
 
     /// Parses the private key in `pem`, the contents of this file.
-    pub(crate) fn parse_private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, UnusableSetting> {
+    pub fn parse_private_key(&self, pem: &[u8]) -> Result<PrivateKeyDer<'static>, UnusableSetting> {
         PrivateKeyDer::from_pem_slice(pem)
             .map_err(|_| self.file_error("no private key in it; give one as PEM that needs no password"))
     }
 
     /// Formats the error of a private key, in this file, that cannot be used with `certificate`.
-    pub(crate) fn unusable_key_error(&self, certificate: &Self, error: &rustls::Error) -> UnusableSetting {
+    pub fn unusable_key_error(&self, certificate: &Self, error: &rustls::Error) -> UnusableSetting {
         match error {
             rustls::Error::InconsistentKeys(_) => {
                 self.file_error(format_args!("not the key of {}; give the pair", certificate.setting))
@@ -104,7 +104,7 @@ impl PemFile {
     }
 
     /// Formats an error about this file.
-    pub(crate) fn file_error(&self, what: impl Display) -> UnusableSetting {
+    pub fn file_error(&self, what: impl Display) -> UnusableSetting {
         UnusableSetting { setting: self.setting, shown: self.path.display().to_string(), what: what.to_string() }
     }
 }
@@ -117,7 +117,7 @@ pub(crate) fn load_system_roots() -> &'static [CertificateDer<'static>] {
 }
 
 /// Collects the CA certificates that a client trusts: the system's, and those of the file.
-pub(crate) fn collect_trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStore, UnusableSetting> {
+pub fn collect_trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStore, UnusableSetting> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(load_system_roots().iter().cloned());
     if let Some(ca) = ca {
@@ -130,7 +130,7 @@ pub(crate) fn collect_trusted_roots(ca: Option<&PemFile>) -> Result<RootCertStor
 ///
 /// RFC 5280, 4.1: a certificate starts with its signed part, and that with an optional version, serial number,
 /// algorithm, issuer and validity.
-pub(crate) fn parse_not_after(certificate: &[u8]) -> der::Result<i64> {
+pub fn parse_not_after(certificate: &[u8]) -> der::Result<i64> {
     let mut certificate = read_sequence(&mut SliceReader::new(certificate)?)?;
     let mut fields = read_sequence(&mut certificate)?;
     let version_or_serial: AnyRef<'_> = fields.decode()?;

@@ -245,6 +245,7 @@ impl StoreTls {
 
 /// Implements what a verifier of servers or clients does not decide by itself, by its field `verifier`: the checks of
 /// signatures.
+#[macro_export]
 macro_rules! forward_signature_checks {
     () => {
         fn verify_tls12_signature(
@@ -270,7 +271,7 @@ macro_rules! forward_signature_checks {
         }
     };
 }
-pub(crate) use forward_signature_checks;
+pub use forward_signature_checks;
 
 /// Verifier that checks the chain of a certificate and accepts any host name.
 #[derive(Debug)]

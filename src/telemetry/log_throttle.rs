@@ -82,13 +82,13 @@ const MAX_DISTINCT_ERRORS_PER_INTERVAL: usize = 6;
 /// one connection is refused and another times out, so the last few are remembered. Their number is bounded: a server
 /// that keeps inventing new errors must not flood the log.
 #[derive(Debug, Default)]
-pub(crate) struct ErrorDedup {
+pub struct ErrorDedup {
     logged: Vec<(String, Instant)>,
 }
 
 impl ErrorDedup {
     /// Returns true if the error should be logged now.
-    pub(crate) fn should_log(&mut self, text: &str) -> bool {
+    pub fn should_log(&mut self, text: &str) -> bool {
         self.logged.retain(|(_, at)| at.elapsed() < REPEAT_INTERVAL);
         let is_new = self.logged.len() < MAX_DISTINCT_ERRORS_PER_INTERVAL
             && !self.logged.iter().any(|(logged, _)| logged == text);
@@ -99,7 +99,7 @@ impl ErrorDedup {
     }
 
     /// Forgets all errors after a success; returns true if any were logged.
-    pub(crate) fn forget_errors(&mut self) -> bool {
+    pub fn forget_errors(&mut self) -> bool {
         !std::mem::take(&mut self.logged).is_empty()
     }
 }

@@ -249,7 +249,7 @@ pub struct ByteSizeRange {
 
 impl ByteSizeRange {
     /// The sizes from `min` to `max` bytes.
-    pub(crate) const fn new(min: u64, max: u64) -> Self {
+    pub const fn new(min: u64, max: u64) -> Self {
         Self { min, max }
     }
 }

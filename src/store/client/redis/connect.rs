@@ -42,7 +42,7 @@ const DISTANT_DISCOVERY_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Options of connections to the servers of a deployment, or to its sentinels.
 #[derive(Clone, Debug)]
-pub(crate) struct ConnectOptions {
+pub struct ConnectOptions {
     /// Environment variable that names the servers, for messages.
     pub(crate) setting: &'static str,
     /// True for sentinels, which have their own credentials.
@@ -90,7 +90,7 @@ impl ConnectOptions {
     }
 
     /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
-    pub(crate) fn for_noncritical_servers(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
+    pub fn for_noncritical_servers(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
         Self { on_failure, decides: false, ..Self::new(settings) }
     }
 
@@ -111,7 +111,7 @@ impl ConnectOptions {
     }
 
     /// Names the settings that hold the credentials, for messages.
-    pub(crate) fn auth_setting(&self) -> &'static str {
+    pub fn auth_setting(&self) -> &'static str {
         match &self.credentials {
             Credentials::File(file) => return file.setting,
             Credentials::Identity(identity) => return identity.setting,
@@ -220,7 +220,7 @@ impl ConnectOptions {
 }
 
 /// Returns the settings whose files cannot be used to connect to a deployment, now or later.
-pub(crate) fn find_settings_with_unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
+pub fn find_settings_with_unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
     let servers = ConnectOptions::new(settings);
     let sentinels = match &settings.topology {
         TopologySettings::Sentinel { credentials, .. } => Some(servers.for_sentinels(credentials)),

@@ -45,7 +45,7 @@ pub(crate) struct DeploymentStats {
 
 /// Client of a deployment; dropping it stops discovery and closes all connections.
 #[derive(Debug)]
-pub(crate) struct Deployment {
+pub struct Deployment {
     pub(super) topology: Arc<Topology>,
     /// Task that keeps the topology up to date; `None` for a single server.
     pub(super) discovery: Option<AbortHandle>,
@@ -64,7 +64,7 @@ impl Deployment {
     ///
     /// # Errors
     /// No reply by `deadline`, an error reply, or too many redirections.
-    pub(crate) async fn call_key(&self, key: &[u8], words: &[&[u8]], deadline: Instant) -> Result<Reply, RedisError> {
+    pub async fn call_key(&self, key: &[u8], words: &[&[u8]], deadline: Instant) -> Result<Reply, RedisError> {
         let mut target = self.target_node(key, deadline).await?;
         loop {
             match target.node.call(words, target.asking, deadline).await {
@@ -78,7 +78,7 @@ impl Deployment {
     ///
     /// # Errors
     /// As for [`Deployment::call_key`].
-    pub(crate) async fn call_key_unrecorded(
+    pub async fn call_key_unrecorded(
         &self,
         key: &[u8],
         words: &[&[u8]],
@@ -188,7 +188,7 @@ impl Deployment {
     }
 
     /// Text of a configuration error, free of secrets; `None` without one.
-    pub(crate) fn misconfiguration(&self) -> Option<Arc<String>> {
+    pub fn misconfiguration(&self) -> Option<Arc<String>> {
         let of_topology = self.topology.misconfigured.load_full();
         of_topology.or_else(|| self.topology.nodes().iter().find_map(|node| node.misconfiguration()))
     }

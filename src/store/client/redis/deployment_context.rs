@@ -13,19 +13,19 @@ use super::server_clock::ClockJumps;
 
 /// What the connections to a deployment share: settings, and what is known of its servers.
 #[derive(Debug)]
-pub(crate) struct DeploymentOptions {
+pub struct DeploymentOptions {
     /// Options of new connections.
-    pub(crate) connect: ConnectOptions,
+    pub connect: ConnectOptions,
     /// Number of connections to each node.
-    pub(crate) connections: usize,
+    pub connections: usize,
     /// Upper bound on a health check, the same as on a call.
-    pub(crate) call_timeout: Duration,
+    pub call_timeout: Duration,
     /// Check of a server before calls are sent to it.
-    pub(crate) health_check: Box<dyn HealthCheck>,
+    pub health_check: Box<dyn HealthCheck>,
     /// Commands that a server may reject while it still serves the others; `None` if there are no such commands.
-    pub(crate) optional_commands: Option<OptionalCommands>,
+    pub optional_commands: Option<OptionalCommands>,
     /// Jumps of the clocks that are compared with those of the nodes.
-    pub(crate) clock_jumps: Arc<ClockJumps>,
+    pub clock_jumps: Arc<ClockJumps>,
 }
 
 /// Settings of a deployment, and events and counters of its nodes.

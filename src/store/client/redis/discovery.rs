@@ -42,7 +42,7 @@ struct TopologySource {
 
 impl Deployment {
     /// Starts to discover and connect to the servers of `settings`, and returns at once. Needs a tokio runtime.
-    pub(crate) fn start(settings: TopologySettings, options: DeploymentOptions) -> Self {
+    pub fn start(settings: TopologySettings, options: DeploymentOptions) -> Self {
         let context = DeploymentContext::new(options, matches!(settings, TopologySettings::Cluster(_)));
         let topology = Arc::new(Topology::new(settings, Arc::new(context)));
         let discovery = start_discovery(&topology);

@@ -19,10 +19,10 @@ use super::hash_slot::{TAGS_OF_FIRST_AND_LAST_SLOT, hash_tag_for_slot};
 use super::resp::{reply_integer, reply_text};
 
 /// Words of a command.
-pub(crate) type CommandWords = Vec<Bytes>;
+pub type CommandWords = Vec<Bytes>;
 
 /// Definition of the commands that a server must accept.
-pub(crate) trait HealthCheck: fmt::Debug + Send + Sync + 'static {
+pub trait HealthCheck: fmt::Debug + Send + Sync + 'static {
     /// Returns the commands to send; all keys contain `{hash_tag}`, so that they hash to one slot, and expire.
     fn commands(&self, hash_tag: u32) -> Vec<CommandWords>;
 
@@ -38,7 +38,7 @@ pub(crate) trait HealthCheck: fmt::Debug + Send + Sync + 'static {
 
 /// Commands that a server may reject while it still serves all others.
 #[derive(Debug)]
-pub(crate) struct OptionalCommands {
+pub struct OptionalCommands {
     /// Bytes that the names of these commands start with.
     pub(crate) prefix: &'static [u8],
     /// Log text: what does not work without the commands.

@@ -35,18 +35,18 @@ const MAX_SENDS: usize = 5;
 /// Failed command, with the text of the server.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{text}")]
-pub(crate) struct KeyCommandError {
+pub struct KeyCommandError {
     /// Kind of the error.
-    pub(crate) kind: RedisError,
+    pub kind: RedisError,
     /// Text for operators, free of secrets.
-    pub(crate) text: String,
+    pub text: String,
     /// The reply exceeds the bounds of the client: ask for less.
-    pub(crate) is_too_large: bool,
+    pub is_too_large: bool,
 }
 
 impl KeyCommandError {
     /// Returns true if the same command may succeed later.
-    pub(crate) fn is_transient(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self.kind {
             RedisError::Timeout
             | RedisError::Unreachable
@@ -74,7 +74,7 @@ impl From<RedisConnectError> for KeyCommandError {
 
 /// Connection to the server that has a key.
 #[derive(Debug)]
-pub(crate) struct KeyOwnerConnection {
+pub struct KeyOwnerConnection {
     deployment: Arc<Deployment>,
     options: Arc<ConnectOptions>,
     slot: u16,
@@ -98,7 +98,7 @@ struct OpenConnection {
 
 impl KeyOwnerConnection {
     /// Starts to look for the server; connects with the first command. Needs a tokio runtime.
-    pub(crate) fn start(settings: &DeploymentSettings, key: &[u8]) -> Self {
+    pub fn start(settings: &DeploymentSettings, key: &[u8]) -> Self {
         let connect = ConnectOptions::for_noncritical_servers(settings, "its data cannot be read");
         let options = Arc::new(connect.clone());
         let deployment = DeploymentOptions {
@@ -114,7 +114,7 @@ impl KeyOwnerConnection {
     }
 
     /// Creates a new connection to the same server, which connects with its first command.
-    pub(crate) fn new_connection(&self) -> Self {
+    pub fn new_connection(&self) -> Self {
         let (deployment, options) = (Arc::clone(&self.deployment), Arc::clone(&self.options));
         Self { deployment, options, slot: self.slot, open: None }
     }
@@ -124,7 +124,7 @@ impl KeyOwnerConnection {
     /// # Errors
     /// The server cannot be reached or rejects the command. After [`RedisError::Timeout`] and [`RedisError::Broken`]
     /// the command may have run.
-    pub(crate) async fn call(&mut self, words: &[&[u8]], limit: Duration) -> Result<Reply, KeyCommandError> {
+    pub async fn call(&mut self, words: &[&[u8]], limit: Duration) -> Result<Reply, KeyCommandError> {
         for _ in 0..MAX_SENDS {
             let open = match self.open.take() {
                 Some(open) => self.renew_if_files_changed(open).await,

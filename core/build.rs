@@ -19,7 +19,7 @@ use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorSet};
 
 /// Descriptors of all files of `proto/`; each stands behind those that it imports.
-const DESCRIPTORS: &str = "proto/descriptors.bin";
+const DESCRIPTORS: &str = "../proto/descriptors.bin";
 /// File of the service that clients call. The other services are those of a control plane, which we call.
 const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
 const ENTRY_PACKAGE: &str = "envoy.extensions.common.ratelimit.v3";
