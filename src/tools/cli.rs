@@ -5,6 +5,7 @@
 //! 1 failed (`check` found problems), 2 invalid usage or settings.
 
 mod print;
+pub mod chart;
 mod request_flags;
 mod client;
 mod rule_files;
