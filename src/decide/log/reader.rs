@@ -229,10 +229,10 @@ fn decode_utf8(line: &[u8]) -> Result<&str, LineProblem> {
     std::str::from_utf8(line).map_err(|error| LineProblem::NotARecord(error.to_string()))
 }
 
-/// Decompresses zstd and gzip, recognized by their first bytes.
+/// Decompresses gzip, recognized by its first bytes.
 ///
 /// # Errors
-/// The input cannot be read.
+/// The input cannot be read, or is compressed with zstd, as earlier versions wrote it.
 pub fn decompress_input(input: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
     let mut start = Vec::new();
     let mut input = input;
@@ -241,7 +241,8 @@ pub fn decompress_input(input: impl Read + Send + 'static) -> io::Result<Box<dyn
     let whole = BufReader::with_capacity(BUFFER_BYTES, io::Cursor::new(start).chain(input));
     Ok(match format {
         [0x28, 0xb5, 0x2f, 0xfd] => {
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, zstd::Decoder::with_buffer(whole)?))
+            let problem = "it is compressed with zstd (decompress it with `zstd -d FILE`, or use gzip)";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
         }
         [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(whole))),
         _ => Box::new(whole),
