@@ -5,7 +5,6 @@
 pub mod replay;
 pub mod simulate;
 pub mod recommend;
-pub mod html_report;
 pub mod why;
 pub mod envoy_check;
 pub mod cli;

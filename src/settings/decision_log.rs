@@ -24,7 +24,7 @@ use crate::base::named_enum::named_enum;
 
 settings! { "Decision log";
     TOLLKEEPER_DECISION_LOG: TextList = "",
-        "destinations of the decision log: stdout, file:PATH (.zst: compressed), redis:STREAM, otlp; empty: no log";
+        "destinations of the decision log: stdout, file:PATH (.gz: compressed), redis:STREAM, otlp; empty: no log";
     TOLLKEEPER_DECISION_LOG_WHEN: TextList = "rejected,shadow,errors",
         "decisions that are logged: rejected, shadow, errors (a failure policy decided), or all";
     TOLLKEEPER_DECISION_LOG_SAMPLE: f64 = 1.0,
@@ -167,7 +167,7 @@ pub struct DecisionLogSettings {
 pub enum SinkSettings {
     /// Standard output.
     Stdout,
-    /// A file, compressed if its name ends in `.zst`.
+    /// A file, compressed if its name ends in `.gz`.
     File(PathBuf),
     /// A stream in Redis.
     Redis(Box<RedisStreamSettings>),
@@ -355,6 +355,11 @@ fn read_sinks(values: &mut Values, counters: Option<&DeploymentSettings>) -> Vec
     for word in words.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
         let sink = match word.split_once(':') {
             None if word == "stdout" => SinkSettings::Stdout,
+            Some(("file", path)) if path.ends_with(".zst") => {
+                let what = "asks for compression with zstd, which was removed";
+                values.add_problem(&TOLLKEEPER_DECISION_LOG, what, "name a file that ends in .gz for gzip");
+                continue;
+            }
             Some(("file", path)) if !path.is_empty() && !path.contains('\0') => {
                 SinkSettings::File(Path::new(path).to_owned())
             }

@@ -8,6 +8,7 @@
 //! Decides: names of the program (`ratelimit`, `config_check_cmd`, `client_cmd`); which commands there are.
 
 pub mod print;
+pub mod chart;
 pub mod request_flags;
 pub mod client;
 mod rule_files;

@@ -4,7 +4,7 @@
 //! ends the log; every other invalid line is an error with its number. Records borrow from the current line.
 //!
 //! Decides: what a reader of the log ignores, which versions (`v`) it reads.
-//! Decides: how zstd and gzip are recognized (`decompress_input`); a line that is no record.
+//! Decides: how gzip is recognized (`decompress_input`), and the refusal of zstd; a line that is no record.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -232,10 +232,10 @@ fn decode_utf8(line: &[u8]) -> Result<&str, LineProblem> {
     std::str::from_utf8(line).map_err(|error| LineProblem::NotARecord(error.to_string()))
 }
 
-/// Decompresses zstd and gzip, recognized by their first bytes.
+/// Decompresses gzip, recognized by its first bytes.
 ///
 /// # Errors
-/// The input cannot be read.
+/// The input cannot be read, or is compressed with zstd, as earlier versions wrote it.
 pub fn decompress_input(input: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
     let mut start = Vec::new();
     let mut input = input;
@@ -244,7 +244,8 @@ pub fn decompress_input(input: impl Read + Send + 'static) -> io::Result<Box<dyn
     let whole = BufReader::with_capacity(BUFFER_BYTES, io::Cursor::new(start).chain(input));
     Ok(match format {
         [0x28, 0xb5, 0x2f, 0xfd] => {
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, zstd::Decoder::with_buffer(whole)?))
+            let problem = "it is compressed with zstd (decompress it with `zstd -d FILE`, or use gzip)";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
         }
         [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(whole))),
         _ => Box::new(whole),

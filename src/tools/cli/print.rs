@@ -7,8 +7,9 @@
 //! Decides: exit codes (0, 1, 2); a closed output (`head`).
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use crate::base::text::truncate_and_escape;
 use crate::tools::simulate::results::compute_share;
@@ -28,6 +29,41 @@ pub fn print_error(what: impl Display) {
 /// Writes progress or a remark to standard error, without a line break.
 pub fn print_to_stderr_without_newline(what: impl Display) {
     let _ = write!(io::stderr(), "{what}");
+}
+
+/// Line of progress on standard error, if that is a terminal. Dropped, it is cleared.
+pub(super) struct ProgressLine {
+    /// Time before which the line is not written again; `None`: it is never written.
+    next: Option<Instant>,
+    is_shown: bool,
+}
+
+impl ProgressLine {
+    const INTERVAL: Duration = Duration::from_millis(200);
+    const CLEAR_LINE: &str = "\r\u{1b}[K";
+
+    pub(super) fn start() -> Self {
+        let next = io::stderr().is_terminal().then(|| Instant::now() + Self::INTERVAL);
+        Self { next, is_shown: false }
+    }
+
+    /// Writes the line again, unless it was written just now.
+    pub(super) fn show(&mut self, text: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if self.next.is_some_and(|next| now >= next) {
+            self.next = Some(now + Self::INTERVAL);
+            self.is_shown = true;
+            print_to_stderr_without_newline(format_args!("{}{}", Self::CLEAR_LINE, text()));
+        }
+    }
+}
+
+impl Drop for ProgressLine {
+    fn drop(&mut self) {
+        if self.is_shown {
+            print_to_stderr_without_newline(Self::CLEAR_LINE);
+        }
+    }
 }
 
 /// Returns `outcome`, or a failure if the output could not be written for another reason than a closed pipe.

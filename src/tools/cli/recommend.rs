@@ -5,27 +5,23 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use indicatif::{ProgressBar, ProgressStyle};
-
+use super::chart::{chart_width, format_timeline_chart};
 use super::print::{
-    CommandOutcome, fail_if_unwritten, format_micros, format_seconds, format_with_noun, format_with_share, print_error,
-    print_to_stdout,
+    CommandOutcome, ProgressLine, fail_if_unwritten, format_micros, format_seconds, format_with_noun,
+    format_with_share, print_error, print_to_stdout,
 };
 use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
-    CommandFailure, build_progress_bar, check_table_names, compile_rules, list_limit_paths, open_traffic,
-    parse_memory_size, parse_table_argument, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
+    CommandFailure, ReadProgress, check_table_names, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
+    parse_table_argument, read_field_map, refuse_report_flag, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::number::ByteSize;
-use crate::tools::html_report::render_recommendation;
 use crate::tools::recommend::demand::{CollectedDemand, CollectorOptions, DemandCollector, ExistingLimit};
 use crate::tools::recommend::recommendation::{Recommendation, RejectedKeysGoal, SearchProgress, recommend_limits};
 use crate::tools::recommend::results::{
@@ -44,7 +40,7 @@ pub(super) struct Args {
     /// Path of the limit, as in /rlconfig, such as shop.login
     #[arg(long, value_name = "PATH")]
     rule: String,
-    /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
+    /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     traffic: Vec<PathBuf>,
     /// Keys that may be rejected: a share with %, or a number
@@ -59,8 +55,8 @@ pub(super) struct Args {
     /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
     #[arg(long, value_name = "FILE", requires = "rules")]
     map: Option<PathBuf>,
-    /// Write a page with plots, in one file
-    #[arg(long, value_name = "FILE")]
+    /// Removed
+    #[arg(long, value_name = "FILE", hide = true)]
     report: Option<PathBuf>,
     /// Write the results as one JSON object
     #[arg(long)]
@@ -81,13 +77,15 @@ to verify them. Nothing is sent anywhere.
 Requests that were rejected when they were recorded are part of the use. For token_bucket and leaky_bucket, the bucket \
 or queue may hold a multiple of the limit in the search, and is then reduced as far as the share allows.
 
+A chart shows when the recommended limit admits and rejects requests, as that of `tollkeeper simulate`.
+
 The log must have all decisions (TOLLKEEPER_DECISION_LOG_WHEN=all) with their values, plain or hashed. See \
 docs/simulate.md for other formats, for the fields of the JSON, and for the basis of the figures.
 
 Examples:
   tollkeeper recommend --rule shop.login --traffic decisions.jsonl
   tollkeeper recommend --rule shop.login --traffic decisions.jsonl \\
-    --rejected-keys 1% --report limits.html
+    --rejected-keys 1%
   tollkeeper recommend --rule shop.login.free --rules rules.yaml \\
     --table customers=new.csv --traffic decisions.jsonl
   tollkeeper recommend --rule shop.login --rules new.yaml \\
@@ -194,13 +192,10 @@ impl RecommendInput<'_> {
         asked: &ExistingLimit,
         basis: &TrafficBasis,
     ) -> Result<RecommendationResults, CommandFailure> {
-        let bar = build_search_progress_bar();
-        let progress = |SearchProgress { done, of }| {
-            bar.set_length(of as u64);
-            bar.set_position(done as u64);
-        };
+        let mut line = ProgressLine::start();
+        let progress = |SearchProgress { done, of }| line.show(|| format!("searched {done} of {of} kinds of limits"));
         let recommendation = recommend_limits(&demand, asked, self.args.rejected_keys, progress);
-        bar.finish_and_clear();
+        drop(line);
         let entries = self.rule_sets.iter().rev().find_map(|rules| rules.find_rule_path(&asked.rule));
         let mut results = RecommendationResults::new(RecommendationParts {
             path: &self.args.rule,
@@ -222,6 +217,7 @@ impl RecommendInput<'_> {
         let verifier = Verifier::new(asked, limits(&recommendation), keys, rules, self.replay.clone());
         let verifier = self.verify_limits(verifier, basis.requests)?;
         results.add_verification(verifier.verified_figures(), verifier.counter_losses());
+        results.timeline = verifier.recommended_timeline();
         Ok(results)
     }
 
@@ -250,37 +246,28 @@ fn add_rule_set_if_new(rule_sets: &mut Vec<Arc<RuleSet>>, rules: Option<&Arc<Rul
     }
 }
 
-/// Reads traffic until `each` returns false, with a progress bar.
+/// Reads traffic until `each` returns false, and shows progress.
 fn read_traffic(
     paths: &[PathBuf],
     sources: &SourceOptions,
     mut each: impl FnMut(&TrafficEvent) -> Result<bool, CommandFailure>,
 ) -> Result<SourceSummary, CommandFailure> {
-    let bytes = Arc::new(AtomicU64::new(0));
-    let mut traffic = open_traffic(paths, sources, &bytes)?;
-    let bar = build_progress_bar(paths);
+    let mut progress = ReadProgress::start(paths);
+    let mut traffic = open_traffic(paths, sources, &progress.bytes)?;
     let mut events: u64 = 0;
     while let Some(event) = traffic.next_event()? {
         events += 1;
         if events.is_multiple_of(1 << 14) {
-            bar.set_position(bytes.load(Ordering::Relaxed));
-            bar.set_message(format!("{events} records"));
+            progress.show();
         }
         if !each(event)? {
             break;
         }
     }
-    bar.finish_and_clear();
     Ok(traffic.summary())
 }
 
 fn print_results(args: &Args, results: &RecommendationResults) -> Result<CommandOutcome, CommandFailure> {
-    if let Some(path) = &args.report {
-        let written = fs::write(path, render_recommendation(results)?);
-        written.map_err(|error| {
-            CommandFailure::usage_error(escape_unprintable(&format!("--report {}: {error}", path.display())))
-        })?;
-    }
     let text = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let is_found = results.limits.iter().any(|limit| limit.recommended);
     let outcome = fail_if_unwritten(
@@ -295,6 +282,7 @@ fn print_results(args: &Args, results: &RecommendationResults) -> Result<Command
 
 /// Checks the combination of flags.
 fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
+    refuse_report_flag(args.report.as_deref())?;
     let reads = [&args.traffic, &args.rules].into_iter().flatten();
     let problem = if args.traffic.len() > MAX_TRAFFIC_FILES {
         format!("--traffic has more than {MAX_TRAFFIC_FILES} files (read them in parts)")
@@ -344,12 +332,6 @@ fn check_limit_path(path: &str, rule_sets: &[Arc<RuleSet>]) -> Result<(), Comman
     Err(CommandFailure::usage_error(escape_unprintable(&problem)))
 }
 
-/// Builds the progress bar of the search, hidden if standard error is not a terminal.
-fn build_search_progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] searched {pos} of {len} kinds of limits");
-    build_progress_bar(&[]).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
 /// Shares of rejected keys in the text plot, in percent.
 const CURVE_PERCENTS: [f64; 9] = [50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.1, 0.0];
 /// Width of a bar that stands for all keys.
@@ -382,6 +364,9 @@ fn format_results(results: &RecommendationResults) -> String {
     page += &format_peak_use_table(&results.uses);
     page += &format_smallest_limits(results);
     page += &format_rejection_curve(results);
+    if let Some(timeline) = &results.timeline {
+        page += &format_timeline_chart("under the recommended limit", timeline, &basis.last, chart_width());
+    }
     if let Some(yaml) = &results.yaml {
         // Values are escaped by the quotes of YAML.
         let _ = write!(page, "\n{yaml}");

@@ -4,26 +4,24 @@
 //! Decides: several `--fail-if` (one suffices), an unknown limit in one.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::chart::{chart_width, format_timeline_chart};
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_latency, format_micros, format_seconds,
     format_with_noun, format_with_share, print_error, print_to_stdout,
 };
 use super::rule_files::{TableFiles, read_settings_or_defaults};
 use super::traffic_input::{
-    CommandFailure, build_progress_bar, check_table_names, compile_rules, list_limit_paths, open_traffic,
-    parse_memory_size, parse_table_argument, read_field_map, refuse_rules_on_hashed_values, suggest_similar_paths,
+    CommandFailure, ReadProgress, check_table_names, compile_rules, list_limit_paths, open_traffic, parse_memory_size,
+    parse_table_argument, read_field_map, refuse_report_flag, refuse_rules_on_hashed_values, suggest_similar_paths,
 };
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::base::threads::thread_cpu_time;
 use crate::rules::rule::set::RuleSet;
 use crate::settings::value::number::ByteSize;
-use crate::tools::html_report::render_simulation;
 use crate::tools::replay::merge::MAX_TRAFFIC_FILES;
 use crate::tools::replay::replayer::{ReplayOptions, ReplayRules};
 use crate::tools::replay::source::{SourceOptions, TrafficEvent};
@@ -47,7 +45,7 @@ pub(super) struct Args {
     /// Use this file for a table of the new rules, in place of the one that they name; repeatable
     #[arg(long, value_name = "NAME=FILE", requires = "rules", value_parser = parse_table_argument)]
     table: Vec<(String, PathBuf)>,
-    /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
+    /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     traffic: Vec<PathBuf>,
     /// Mapping of the fields of an access log (JSON lines) or of CSV to requests, in YAML
@@ -59,8 +57,8 @@ pub(super) struct Args {
     /// Judge no condition if the replay repeats fewer of the recorded decisions
     #[arg(long, value_name = "SHARE", default_value = "99%")]
     min_fidelity: MinFidelity,
-    /// Write a page with plots, in one file
-    #[arg(long, value_name = "FILE")]
+    /// Removed
+    #[arg(long, value_name = "FILE", hide = true)]
     report: Option<PathBuf>,
     /// Write the results as one JSON object
     #[arg(long)]
@@ -89,10 +87,22 @@ decisions (--min-fidelity).
 The log must have all decisions (TOLLKEEPER_DECISION_LOG_WHEN=all) with their values. See docs/simulate.md for other \
 formats, for the fields of the JSON, and for what makes a simulation differ from the server.
 
+A chart shows when requests are admitted and rejected; before: rejected by the rules to compare with.
+
+  admitted and rejected, requests per 32 s
+        96 │                       ▂▂
+  admitted │                      ███▄▄▄▄▄
+         0 │▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄████████▆▆▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▂
+        96 │                       ▃▃█████
+  rejected │                       ███████
+         0 │                       ███████▆▆
+        96 │
+    before │                         ▁████
+         0 │                         █████▄▄
+            2023-11-14T22:13:20Z              2023-11-14T22:33:18Z
+
 Examples:
   tollkeeper simulate --rules new.yaml --traffic decisions.jsonl
-  tollkeeper simulate --rules new.yaml --traffic decisions.jsonl \\
-    --report effect.html
   tollkeeper simulate --rules new.yaml --against old.yaml \\
     --traffic decisions.jsonl --fail-if 'newly_rejected(*) > 60%'
   tollkeeper simulate --rules rules.yaml --table customers=new.csv \\
@@ -165,17 +175,15 @@ fn replay_traffic(
     sources: &SourceOptions,
     fixed: &[Arc<RuleSet>],
 ) -> Result<SimulationResults, CommandFailure> {
-    let bytes = Arc::new(AtomicU64::new(0));
-    let mut traffic = open_traffic(&args.traffic, sources, &bytes)?;
-    let bar = build_progress_bar(&args.traffic);
+    let mut progress = ReadProgress::start(&args.traffic);
+    let mut traffic = open_traffic(&args.traffic, sources, &progress.bytes)?;
     let started = thread_cpu_time();
     while let Some(event) = traffic.next_event()? {
         match event {
             TrafficEvent::Request(request) => {
                 simulation.replay_request(request)?;
                 if simulation.requests.is_multiple_of(1 << 14) {
-                    bar.set_position(bytes.load(Ordering::Relaxed));
-                    bar.set_message(format!("{} requests", simulation.requests));
+                    progress.show();
                 }
             }
             TrafficEvent::Header(header) => {
@@ -187,7 +195,6 @@ fn replay_traffic(
             TrafficEvent::Dropped(count) => simulation.log.dropped += count,
         }
     }
-    bar.finish_and_clear();
     if simulation.requests == 0 {
         return Err(CommandFailure {
             outcome: CommandOutcome::Failure,
@@ -226,12 +233,6 @@ fn print_results(
     results: &SimulationResults,
     missing: Option<&str>,
 ) -> Result<CommandOutcome, CommandFailure> {
-    if let Some(path) = &args.report {
-        let written = fs::write(path, render_simulation(results)?);
-        written.map_err(|error| {
-            CommandFailure::usage_error(escape_unprintable(&format!("--report {}: {error}", path.display())))
-        })?;
-    }
     let page = if args.json { to_pretty_json(results)? + "\n" } else { format_results(results) };
     let outcome = if results.conditions.iter().any(|condition| condition.fails) {
         CommandOutcome::Failure
@@ -256,6 +257,7 @@ fn print_results(
 
 /// Checks the combination of flags.
 fn check_flag_combination(args: &Args) -> Result<(), CommandFailure> {
+    refuse_report_flag(args.report.as_deref())?;
     let Args { traffic, rules, against, map, fail_if, .. } = args;
     let reads = [traffic, rules, against].into_iter().flatten();
     let problem = if traffic.len() > MAX_TRAFFIC_FILES {
@@ -339,6 +341,8 @@ fn format_results(results: &SimulationResults) -> String {
     page += &format_limit_table(&results.limits, results.old.is_some());
     page += &format_key_lists(results);
     page += &format_timeline(&results.timeline);
+    let last = results.traffic.last.as_deref().unwrap_or_default();
+    page += &format_timeline_chart("admitted and rejected", &results.timeline, last, chart_width());
     page
 }
 

@@ -4,15 +4,13 @@
 //! Decides: hashed values that rules match on.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _, Read as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{env, fs};
 
-use indicatif::{ProgressBar, ProgressStyle};
-
-use super::print::CommandOutcome;
+use super::print::{CommandOutcome, ProgressLine};
 use super::rule_files::{self, CheckedRules, TableFiles};
 use crate::base::text::escape_unprintable;
 use crate::rules::diagnostic::Diagnostics;
@@ -167,15 +165,39 @@ fn parse_traffic_location(path: &Path) -> Result<TrafficLocation, CommandFailure
     }
 }
 
-/// Builds the progress bar over the bytes of all files, hidden if standard error is not a terminal.
-pub(super) fn build_progress_bar(paths: &[PathBuf]) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+/// Refuses `--report` of earlier versions.
+pub(super) fn refuse_report_flag(report: Option<&Path>) -> Result<(), CommandFailure> {
+    let problem = "--report was removed: the text shows requests over time as a chart, and --json writes all figures";
+    report.map_or(Ok(()), |_| Err(CommandFailure::usage_error(problem.to_owned())))
+}
+
+/// Progress of reading files.
+pub(super) struct ReadProgress {
+    line: ProgressLine,
+    /// Size of all files in bytes; `None` for streams, pipes and standard input.
+    total: Option<u64>,
+    /// Bytes that are read.
+    pub(super) bytes: Arc<AtomicU64>,
+}
+
+impl ReadProgress {
+    pub(super) fn start(paths: &[PathBuf]) -> Self {
+        let size = |path: &PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len());
+        Self { line: ProgressLine::start(), total: paths.iter().map(size).sum(), bytes: Arc::default() }
     }
-    let sizes: Option<u64> = paths.iter().map(|path| Some(fs::metadata(path).ok()?.len())).sum();
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {bytes} of {total_bytes}, {msg}");
-    let bar = sizes.map_or_else(ProgressBar::no_length, ProgressBar::new);
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+
+    /// Shows how much is read.
+    pub(super) fn show(&mut self) {
+        const BYTES_IN_MB: f64 = 1e6;
+        let read = self.bytes.load(Ordering::Relaxed) as f64;
+        self.line.show(|| match self.total {
+            Some(total) => {
+                let percent = read / (total.max(1) as f64) * 100.0;
+                format!("read {:.0} MB of {:.0} MB, {percent:.0} %", read / BYTES_IN_MB, total as f64 / BYTES_IN_MB)
+            }
+            None => format!("read {:.0} MB", read / BYTES_IN_MB),
+        });
+    }
 }
 
 /// Reads the Redis of a stream from the environment, as the server does; `url`, the value of `--url`, takes precedence.

@@ -5,17 +5,16 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{env, io};
-
-use indicatif::ProgressBar;
 
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, format_with_noun, print_error,
     print_to_stdout,
 };
 use super::request_flags::{parse_descriptor, parse_duration};
-use super::traffic_input::{build_progress_bar, read_stream_settings};
+use super::traffic_input::{ReadProgress, read_stream_settings};
 use crate::base::clock::to_micros;
 use crate::base::pb::RateLimitDescriptor;
 use crate::base::text::{escape_unprintable, to_pretty_json};
@@ -26,6 +25,7 @@ use crate::decide::log::value_form::ValueForm;
 use crate::limit::request::Entry;
 use crate::settings::Settings;
 use crate::settings::value::number::DurationRange;
+use crate::tools::replay::source::CountedInput;
 use crate::tools::why::asked_descriptor::{AskedDescriptor, format_entries};
 use crate::tools::why::bans_and_slots::{BanFacts, HeldSlot, HeldSlots};
 use crate::tools::why::descriptor_history::{DecisionFilter, DescriptorHistory, RuleChange};
@@ -42,7 +42,7 @@ pub(super) struct Args {
     /// All entries of a descriptor, outermost first. A backslash escapes `,` `=` and `\`
     #[arg(long, value_name = "K=V,K=V", value_parser = parse_descriptor)]
     descriptor: RateLimitDescriptor,
-    /// Decision logs: files, plain or compressed (zstd, gzip), redis:STREAM, or - for standard input
+    /// Decision logs: files, plain or compressed (gzip), redis:STREAM, or - for standard input
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     log: Vec<PathBuf>,
     /// Time: 10:05 or 2026-07-08T10:05 in UTC, or RFC 3339 with an offset; without it the whole log
@@ -132,11 +132,11 @@ fn read_hashed_value_form() -> Result<Option<ValueForm>, String> {
 
 /// Opens a log. Of a stream, only the part around an instant is read.
 fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
-    let bar = build_progress_bar(&[path.to_owned()]);
-    bar.set_message(escape_unprintable(&path.display().to_string()));
+    let progress = ReadProgress::start(&[path.to_owned()]);
+    let bytes = Arc::clone(&progress.bytes);
     let mut is_partial = false;
     let reader = match path.to_str() {
-        Some("-") => RecordReader::new("standard input", bar.wrap_read(io::stdin())),
+        Some("-") => RecordReader::new("standard input", CountedInput { input: io::stdin(), bytes }),
         Some(text) if text.starts_with("redis:") => {
             let in_stream = |problem: String| format!("{text}: {problem}");
             let settings = read_stream_settings(&text["redis:".len()..], None).map_err(in_stream)?;
@@ -145,27 +145,27 @@ fn open_log(path: &Path, range: TimeRange) -> Result<OpenLog, String> {
                 .bounds()
                 .map_or(EntryRange::ALL, |range| EntryRange::around_decision_times(range.from_us, range.to_us));
             let input = StreamInput::open(&settings, entries).map_err(|error| in_stream(error.to_string()))?;
-            RecordReader::new(text, bar.wrap_read(input))
+            RecordReader::new(text, CountedInput { input, bytes })
         }
         _ => {
             let file = File::open(path).map_err(|error| format!("{}: cannot be opened: {error}", path.display()))?;
-            RecordReader::new(&path.display().to_string(), bar.wrap_read(file))
+            RecordReader::new(&path.display().to_string(), CountedInput { input: file, bytes })
         }
     };
-    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, bar, is_partial })
+    Ok(OpenLog { reader: reader.map_err(|error| error.to_string())?, progress, is_partial })
 }
 
 /// A log that is read, with its progress.
 struct OpenLog {
     reader: RecordReader,
-    bar: ProgressBar,
+    progress: ReadProgress,
     /// Only the part around the asked time is read.
     is_partial: bool,
 }
 
 /// Adds all records of a log. Invalid lines are left out and told.
 fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Result<(), String> {
-    let OpenLog { mut reader, bar, is_partial } = log;
+    let OpenLog { mut reader, mut progress, is_partial } = log;
     if is_partial {
         history.mark_partially_read();
     }
@@ -175,6 +175,9 @@ fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Resu
             Ok(Some(record)) => {
                 records += 1;
                 history.add_record(record);
+                if records.is_multiple_of(1 << 12) {
+                    progress.show();
+                }
             }
             Ok(None) => break,
             Err(error @ (ReadError::NotARecord { .. } | ReadError::UnknownVersion { .. })) => {
@@ -184,7 +187,6 @@ fn add_records_of_log(log: OpenLog, history: &mut DescriptorHistory<'_>) -> Resu
             Err(error) => return Err(error.to_string()),
         }
     }
-    bar.finish_and_clear();
     match first_problem {
         Some(error) if records == 0 => return Err(error.to_string()),
         Some(error) => history.add_problem(format!("{invalid} lines are left out; the first: {error}")),

@@ -246,16 +246,7 @@ fn deduplicate_and_order_candidates(candidates: &mut Vec<SmallestLimitOfTemplate
 
 fn summarize_peak_use(period: Period, peaks: &[u64]) -> PeakUseResults {
     let at = |share: f64| value_at_quantile(peaks, share);
-    let distinct = peaks.iter().enumerate().rev().map(|(index, peak)| (*peak, index as u64 + 1));
-    let mut points: Vec<CurvePoint> = Vec::new();
-    for (number, keys) in distinct {
-        if points.last().is_none_or(|last| last.number != number) {
-            points.push(CurvePoint { number, keys, share: keys as f64 / peaks.len() as f64 });
-        }
-    }
-    points.reverse();
-    let distribution = thin_out_points(points);
-    PeakUseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0), distribution }
+    PeakUseResults { period: period.to_string(), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
 }
 
 /// Builds the curve of rejected keys: a point for each `requests_per_unit` at which their number changes.

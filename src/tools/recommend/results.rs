@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::tools::simulate::results::TimelineResults;
+
 /// Figures of a recommendation.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecommendationResults {
@@ -26,6 +28,9 @@ pub struct RecommendationResults {
     pub limits: Vec<SmallestLimit>,
     /// Trade-off of the recommended algorithm and period.
     pub curve: Vec<CurvePoint>,
+    /// Charges over time under the recommended limit; absent if there is none, or if the traffic was read once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<TimelineResults>,
     /// Rule file with the recommended limit; absent if no limit was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub yaml: Option<String>,
@@ -119,9 +124,6 @@ pub struct PeakUseResults {
     pub p99: u64,
     /// Maximum.
     pub max: u64,
-    /// Points of the distribution for the plot: use, and share of the keys with at most that.
-    #[serde(skip)]
-    pub distribution: Vec<CurvePoint>,
 }
 
 /// Period that was not searched.

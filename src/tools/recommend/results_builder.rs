@@ -107,6 +107,7 @@ impl RecommendationResults {
             left_out_periods: recommendation.left_out_periods.clone(),
             limits: limits.collect(),
             curve: recommendation.curve.clone(),
+            timeline: None,
             yaml: format_yaml_to_paste(parts),
         }
     }

@@ -17,6 +17,8 @@ use crate::tools::replay::recorded_request::RecordedRequest;
 use crate::tools::replay::replayer::{
     CounterLosses, RecordedHeader, ReplayError, ReplayOptions, ReplayRules, ReplayedAnswer, Replayer,
 };
+use crate::tools::simulate::results::{TimelineResults, build_timeline};
+use crate::tools::simulate::tally::Timeline;
 
 /// Beginning of the names of the candidates.
 const CANDIDATE_NAME_PREFIX: &str = "recommended-";
@@ -28,6 +30,8 @@ pub struct Verifier {
     editor: CandidateInserter,
     keys: KeyHashes,
     tallies: Vec<CandidateTally>,
+    /// Charges over time, as the first limit decides them; `None` before the first charge.
+    timeline: Option<Timeline>,
 }
 
 /// Inserts the found limits into rule sets, as candidates beside the limits of the rule.
@@ -53,7 +57,7 @@ struct CandidateTally {
 }
 
 impl Verifier {
-    /// Creates a verifier of `limits`; only keys of `keys` are counted.
+    /// Creates a verifier of `limits`, the recommended one first; only keys of `keys` are counted.
     pub fn new(
         asked: &ExistingLimit,
         limits: Vec<Limit>,
@@ -68,7 +72,7 @@ impl Verifier {
             ReplayRules::Fixed(rules) => ReplayRules::Fixed(editor.insert_candidates(&rules)),
             ReplayRules::Recorded => ReplayRules::Recorded,
         };
-        Self { replayer: Replayer::new(rules, options), editor, keys, tallies }
+        Self { replayer: Replayer::new(rules, options), editor, keys, tallies, timeline: None }
     }
 
     /// Takes over settings and rules of a process.
@@ -96,15 +100,17 @@ impl Verifier {
             None => recorded,
         };
         let request = recorded.to_request();
-        let Self { replayer, editor, keys, tallies } = self;
+        let Self { replayer, editor, keys, tallies, timeline } = self;
         replayer.decide(recorded, &request, |descriptor| {
-            let is_charge = recorded
-                .descriptors()
-                .get(descriptor.index)
-                .is_some_and(|of| of.is_sampled && matches!(of.hits, Hits::Charge(_)));
+            let Some(of) = recorded.descriptors().get(descriptor.index) else { return };
+            let is_charge = of.is_sampled && matches!(of.hits, Hits::Charge(_));
             let of_rule = descriptor.rule().is_some_and(|compiled| compiled.rule.path == editor.rule);
             if is_charge && of_rule && keys.contains(descriptor.path_hash()) {
-                tally_candidate_results(tallies, &descriptor);
+                let recommended_admits = tally_candidate_results(tallies, &descriptor);
+                if let Some(admitted) = recommended_admits {
+                    let at = of.charged_at.unwrap_or(recorded.arrival);
+                    timeline.get_or_insert_with(|| Timeline::new(at)).add_request(at, !admitted);
+                }
             }
         })
     }
@@ -114,13 +120,20 @@ impl Verifier {
         self.tallies.iter().map(|tally| VerifiedFigures { rejected_keys: tally.rejected.len() as u64, ..tally.figures })
     }
 
+    /// Charges over time under the recommended limit; `None` without one.
+    pub fn recommended_timeline(&self) -> Option<TimelineResults> {
+        self.timeline.as_ref().map(|timeline| build_timeline(Some(timeline), None))
+    }
+
     /// Counters that the replay lost.
     pub fn counter_losses(&self) -> CounterLosses {
         self.replayer.counter_losses()
     }
 }
 
-fn tally_candidate_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_, '_>) {
+/// Counts the results of all candidates. Returns whether the first one admits the charge.
+fn tally_candidate_results(tallies: &mut [CandidateTally], descriptor: &DescriptorResults<'_, '_>) -> Option<bool> {
+    let mut first_admits = None;
     for limit in descriptor.limits() {
         let index = limit
             .name
@@ -128,12 +141,16 @@ fn tally_candidate_results(tallies: &mut [CandidateTally], descriptor: &Descript
             .filter(|_| limit.candidate)
             .and_then(|index| index.parse().ok());
         let Some(tally) = index.and_then(|index: usize| tallies.get_mut(index)) else { continue };
+        if index == Some(0) {
+            first_admits = Some(limit.result.admitted);
+        }
         tally.figures.requests += 1;
         if !limit.result.admitted {
             tally.figures.rejected_requests += 1;
             tally.rejected.insert(descriptor.path_hash());
         }
     }
+    first_admits
 }
 
 impl CandidateInserter {

@@ -160,9 +160,11 @@ struct LogSource {
 }
 
 /// Input that counts the bytes that are read.
-struct CountedInput<R> {
-    input: R,
-    bytes: Arc<AtomicU64>,
+pub struct CountedInput<R> {
+    /// The input.
+    pub input: R,
+    /// Counter to which the bytes are added.
+    pub bytes: Arc<AtomicU64>,
 }
 
 impl<R: Read> Read for CountedInput<R> {

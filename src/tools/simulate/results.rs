@@ -420,11 +420,11 @@ impl LimitFigures {
                 seconds: duration_us as f64 / 1e6,
                 key: tally.longest_run_key.to_string(),
             }),
-            delays: tally.delays.as_ref().map(|delays| DelayResults {
-                requests: delays.len(),
-                p50_us: delays.value_at_quantile(0.5),
-                p99_us: delays.value_at_quantile(0.99),
-                max_us: delays.max(),
+            delays: (tally.delays.count() > 0).then(|| DelayResults {
+                requests: tally.delays.count(),
+                p50_us: tally.delays.value_at_quantile(0.5),
+                p99_us: tally.delays.value_at_quantile(0.99),
+                max_us: tally.delays.value_at_quantile(1.0),
             }),
             timeline: tally.timeline.as_ref().map(|of| build_timeline(Some(of), None)),
         }
@@ -455,7 +455,7 @@ fn list_top_keys(
 }
 
 /// Timeline of a replay beside that of the old rules.
-fn build_timeline(new: Option<&Timeline>, old: Option<&Timeline>) -> TimelineResults {
+pub fn build_timeline(new: Option<&Timeline>, old: Option<&Timeline>) -> TimelineResults {
     let Some(new) = new else { return TimelineResults::default() };
     let (mut new, mut old) = (new.clone(), old.cloned());
     if let Some(old) = &mut old {

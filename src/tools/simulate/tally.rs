@@ -9,10 +9,9 @@
 //! Decides: which figures of `simulate` are exact; spans of its timeline (`Timeline`, `MAX_SPANS`).
 //! Decides: which rejected keys it counts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use hdrhistogram::Histogram;
 use smallvec::SmallVec;
 
 use crate::base::clock::Time;
@@ -179,8 +178,8 @@ pub struct LimitTally {
     /// Key of the longest run.
     pub longest_run_key: Arc<str>,
     longest_run_path: u128,
-    /// Delays of admitted requests, in microseconds; `None` if there were none.
-    pub delays: Option<Box<Histogram<u64>>>,
+    /// Delays of admitted requests.
+    pub delays: DelayCounts,
     /// Requests over time; `None` beyond a number of limits.
     pub timeline: Option<Timeline>,
     /// Requests that this limit rejects first, and the rules to compare with admit.
@@ -214,6 +213,14 @@ pub struct DistinctKeyCounter {
     exact: u64,
     sketch: HyperLogLog,
     is_estimate: bool,
+}
+
+/// Delays by their length.
+#[derive(Debug, Default)]
+pub struct DelayCounts {
+    /// Number of delays by length in microseconds, rounded up: at most 128 lengths for each power of two.
+    by_length: BTreeMap<u64, u64>,
+    count: u64,
 }
 
 /// Suffix of the path of limits that came with requests.
@@ -254,7 +261,7 @@ impl LimitTally {
             longest_run: RejectionRun::default(),
             longest_run_key: Arc::from(""),
             longest_run_path: 0,
-            delays: None,
+            delays: DelayCounts::default(),
             timeline: timeline_start.map(Timeline::new),
             changed: 0,
         }
@@ -278,23 +285,12 @@ impl LimitTally {
         self.hits = self.hits.saturating_add(count);
         self.rejected += u64::from(rejected);
         if limit.result.delay_us > 0 && !rejected {
-            self.add_delay(limit.result.delay_us);
+            self.delays.add_delay(limit.result.delay_us);
         }
         if let Some(timeline) = &mut self.timeline {
             timeline.add_request(at, rejected);
         }
         true
-    }
-
-    fn add_delay(&mut self, delay_us: u64) {
-        if self.delays.is_none() {
-            // Two digits are valid, and the size follows the values.
-            self.delays = Histogram::new(2).ok().map(Box::new);
-        }
-        if let Some(delays) = &mut self.delays {
-            // The histogram grows, so it has room for every delay.
-            let _ = delays.record(delay_us);
-        }
     }
 
     /// Counts the key of a charge. `text` is called if the key has a new longest run.
@@ -316,6 +312,34 @@ impl LimitTally {
                 (self.longest_run_path, self.longest_run_key) = (path, text());
             }
         }
+    }
+}
+
+impl DelayCounts {
+    /// Binary digits of a length that are exact: lengths are at most 0.8 % too long.
+    const PRECISION_BITS: u32 = 8;
+
+    fn add_delay(&mut self, delay_us: u64) {
+        let rounded_bits = (u64::BITS - delay_us.leading_zeros()).saturating_sub(Self::PRECISION_BITS);
+        *self.by_length.entry(delay_us | ((1 << rounded_bits) - 1)).or_default() += 1;
+        self.count += 1;
+    }
+
+    /// Number of delays.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Delay at a quantile in microseconds, by nearest rank; 0 without delays.
+    pub fn value_at_quantile(&self, quantile: f64) -> u64 {
+        let rank = (quantile * self.count as f64).ceil();
+        let mut counted = 0;
+        let mut lengths = self.by_length.iter();
+        let found = lengths.find(|(_, count)| {
+            counted += **count;
+            counted as f64 >= rank
+        });
+        found.map_or(0, |(length, _)| *length)
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) async fn cost() {
     for (label, name, sample) in [
         ("1 % of the keys, to a file", "sample", "0.01"),
         ("all decisions, to a file", "all", "1"),
-        ("all decisions, compressed", "all.zst", "1"),
+        ("all decisions, compressed", "all.gz", "1"),
     ] {
         let sink = format!("file:{}", directory.path().join(name).display());
         let logging = process::tollkeeper(&rules(10))

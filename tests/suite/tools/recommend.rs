@@ -2,7 +2,6 @@
 
 mod exact;
 mod figures;
-mod page;
 mod search;
 mod usage;
 

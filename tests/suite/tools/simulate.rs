@@ -1,9 +1,9 @@
 //! `simulate`: the effect of rules on recorded traffic.
 
+mod chart;
 mod fidelity;
 mod formats;
 mod gates;
-mod page;
 mod results;
 mod stream;
 mod usage;

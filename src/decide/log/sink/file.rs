@@ -6,7 +6,7 @@
 //! header, so that each can be read by itself. A file that others move or truncate is followed, as logrotate expects. A
 //! path that is no regular file, such as a pipe, is written as it is.
 //!
-//! Compressed, each write is a zstd frame of its own; frames in a row are a valid file.
+//! Compressed, each write is a gzip member of its own; members in a row are a valid file.
 //!
 //! Decides: when a log file is rotated, how many are kept, their mode and compression; a full disk.
 //! Decides: the header of a new file.
@@ -18,6 +18,8 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use rustix::fs::{Access, access};
 
 use crate::decide::log::header::{HeaderReason, HeaderRecord};
@@ -25,8 +27,6 @@ use crate::settings::decision_log::DecisionLogSettings;
 
 /// Permissions of the files: values may identify persons.
 const FILE_MODE: u32 = 0o600;
-/// Compression level: fast, as lines come from the decisions' own machine.
-const ZSTD_LEVEL: i32 = 1;
 
 /// Log file with its rotated predecessors.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl FileSink {
             path: path.to_owned(),
             max_bytes: settings.max_file_bytes,
             max_files: settings.max_files,
-            is_compressed: path.extension().is_some_and(|extension| extension == "zst"),
+            is_compressed: path.extension().is_some_and(|extension| extension == "gz"),
             current: None,
             header: None,
         }
@@ -157,7 +157,10 @@ impl FileSink {
 
     fn compress_if_set<'l>(&self, lines: &'l [u8]) -> io::Result<Cow<'l, [u8]>> {
         if self.is_compressed {
-            zstd::bulk::compress(lines, ZSTD_LEVEL).map(Cow::Owned)
+            // Fast, as lines come from the decisions' own machine.
+            let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+            encoder.write_all(lines)?;
+            encoder.finish().map(Cow::Owned)
         } else {
             Ok(Cow::Borrowed(lines))
         }

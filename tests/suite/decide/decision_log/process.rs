@@ -104,6 +104,10 @@ fn invalid_settings_prevent_the_start() {
     };
     let unknown = refused(&[("TOLLKEEPER_DECISION_LOG", "file")]);
     assert!(unknown.contains("TOLLKEEPER_DECISION_LOG=file: names an unknown destination"), "{unknown}");
+    let zstd = refused(&[("TOLLKEEPER_DECISION_LOG", "stdout,file:log.zst")]);
+    let expected = "TOLLKEEPER_DECISION_LOG=stdout,file:log.zst: asks for compression with zstd, which was removed; \
+                    name a file that ends in .gz";
+    assert!(zstd.contains(expected), "{zstd}");
     let when = refused(&[("TOLLKEEPER_DECISION_LOG_WHEN", "sometimes")]);
     assert!(when.contains("TOLLKEEPER_DECISION_LOG_WHEN=sometimes: not a list of decisions"), "{when}");
     let hashed = [("TOLLKEEPER_DECISION_LOG", "stdout"), ("TOLLKEEPER_DECISION_LOG_VALUES", "hashed")];

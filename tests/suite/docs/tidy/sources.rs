@@ -29,20 +29,20 @@ pub(super) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Path of the module that a file in `src` defines: `store::redis` for `src/store/redis.rs`, empty for `src/lib.rs`.
+/// Path of the module that a file in `src` defines: `store::redis` for `src/store/redis.rs`, empty for `src/lib.rs` and `src/core.rs`.
 pub(super) fn module_path(name: &str) -> Vec<String> {
     let path = name.strip_prefix("src/").unwrap_or(name).trim_end_matches(".rs");
     match path {
-        "lib" | "main" => Vec::new(),
+        "core" | "lib" | "main" => Vec::new(),
         _ => path.split('/').map(str::to_owned).collect(),
     }
 }
 
-/// The files in `src`, each by its module path joined with `::`, without `main.rs`.
+/// The files in `src`, each by its module path joined with `::`, without `main.rs` and `core.rs`.
 pub(super) fn modules() -> BTreeMap<String, Source> {
     sources("src")
         .into_iter()
-        .filter(|source| source.name != "src/main.rs")
+        .filter(|source| !["src/core.rs", "src/main.rs"].contains(&&*source.name))
         .map(|source| (module_path(&source.name).join("::"), source))
         .collect()
 }

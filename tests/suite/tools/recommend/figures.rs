@@ -59,9 +59,14 @@ fn text_shows_basis_table_and_rules() {
         "leaky_bucket: callers wait for 18.0 ms at most",
         "5      5 (50.00 %)    ####################",
         "    requests_per_unit: 9\n    algorithm: sliding_window_log\n",
+        "under the recommended limit, requests per 2 s\n      54 │█",
+        "       0 │▁",
     ] {
         assert!(page.contains(expected), "{expected} is missing:\n{page}");
     }
+    let results = files.recommend("--rule shop.login --traffic log --rejected-keys 10% --json").json();
+    let (requests, rejected) = (&results["timeline"]["requests"], &results["timeline"]["rejected"]);
+    assert_eq!((&requests[0], &requests[60], &rejected[0]), (&json!(55), &json!(1), &json!(1)));
 }
 
 #[test]

@@ -51,7 +51,11 @@ fn invalid_use_is_refused_with_a_fix() {
         (2, "--rule shop.login --traffic log --rejected-keys=-1%", "0%"),
         (2, "--rule shop.login --traffic log --rejected-keys NaN%", "0%"),
         (2, "--rule shop.login --traffic log --rejected-keys few", "write a share, such as 0.1%, or a number of keys"),
-        (2, "--rule shop.login --traffic log --report missing/out.html", "--report missing/out.html"),
+        (
+            2,
+            "--rule shop.login --traffic log --report out.html",
+            "--report was removed: the text shows requests over time as a chart, and --json writes all figures",
+        ),
         (2, "--traffic log", "--rule"),
         (1, "--rule shop.login --traffic missing", "missing: cannot be opened"),
         (1, "--rule shop.login --traffic empty", "the traffic has no requests"),

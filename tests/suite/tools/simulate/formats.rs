@@ -119,7 +119,8 @@ fn traffic_and_mappings_with_errors_are_refused_with_a_fix() {
         .with("hashed.jsonl", header(&json!({"values": "hashed"})))
         .with("value.yaml", value_rule)
         .with("broken.jsonl", log.replacen("\"seq\":3", "\"seq\":x", 1))
-        .with("empty.jsonl", "");
+        .with("empty.jsonl", "")
+        .with("log.zst", b"\x28\xb5\x2f\xfd\x00");
     let with_map = |file: &str| format!("--rules new.yaml --map map.yaml --traffic {file}");
     let without = |file: &str| format!("--rules new.yaml --traffic {file}");
     for (arguments, expected) in [
@@ -130,6 +131,11 @@ fn traffic_and_mappings_with_errors_are_refused_with_a_fix() {
         (without("empty.jsonl"), "the traffic has no requests"),
         (without("none.jsonl"), "none.jsonl:1: the log has no values"),
         ("--rules value.yaml --traffic hashed.jsonl".to_owned(), "value.yaml:3:4 matches on a value"),
+        (
+            without("log.zst"),
+            "log.zst:1: cannot be read: it is compressed with zstd (decompress it with `zstd -d FILE`",
+        ),
+        (with_map("log.zst"), "log.zst:1: it is compressed with zstd (decompress it with `zstd -d FILE`"),
         (with_map("access.log"), "access.log:2: not a JSON object"),
         (with_map("late.log"), "late.log:1: 'soon' is not a time"),
         (with_map("other.csv"), "there is no column 'start_time' (the columns are: a, b)"),

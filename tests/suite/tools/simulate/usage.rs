@@ -60,7 +60,10 @@ fn invalid_use_is_refused_with_a_fix() {
         ("--traffic log.jsonl --map map.yaml", "--map needs --rules"),
         ("--rules new.yaml", "--traffic"),
         ("--rules new.yaml --traffic log.jsonl --memory 1", "out of range"),
-        ("--rules new.yaml --traffic log.jsonl --report missing/out.html", "--report missing/out.html"),
+        (
+            "--rules new.yaml --traffic log.jsonl --report out.html",
+            "--report was removed: the text shows requests over time as a chart, and --json writes all figures",
+        ),
     ] {
         let message = files.simulate(arguments).fails_with(2);
         assert!(message.contains(expected), "{arguments}: {message}");

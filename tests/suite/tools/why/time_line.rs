@@ -66,11 +66,9 @@ fn logs_of_replicas_are_merged_by_time() {
     let of_replica = |second: u64, process: &str| changed(of_ann(second, "over_limit"), &json!({"process": process}));
     let logs = Logs::new(&[of_replica(1, "a"), of_replica(3, "a")])
         .with("b.jsonl", lines(&[of_replica(2, "b"), of_replica(4, "b")]));
-    for (program, name) in [("zstd", "b.zst"), ("gzip", "b.gz")] {
-        let output = Command::new(program).arg("-c").arg(logs.path("b.jsonl")).output().unwrap();
-        std::fs::write(logs.path(name), output.stdout).unwrap();
-    }
-    for other in ["b.jsonl", "b.zst", "b.gz"] {
+    let output = Command::new("gzip").arg("-c").arg(logs.path("b.jsonl")).output().unwrap();
+    std::fs::write(logs.path("b.gz"), output.stdout).unwrap();
+    for other in ["b.jsonl", "b.gz"] {
         let output = logs.ask(&format!("--json --log {other} log.jsonl"));
         let results: Value = serde_json::from_slice(&output.stdout).unwrap();
         let processes: Vec<_> =
