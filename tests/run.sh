@@ -86,12 +86,12 @@ began=$SECONDS
 if [ $# -gt 0 ]; then
     cargo test --locked "$@"
 else
-    # Many tests wait for other processes, so there are more threads than cores.
-    export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 3 / 2))}
+    # Most tests wait for other processes, so there are more threads than cores.
+    export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 4))}
     # Tests of the suite print their times.
     timed=(--config "target.'cfg(all())'.runner=['$PWD/.ci/test-runner']")
-    # Tests that judge latencies run by themselves, one after the other.
-    cargo test --locked "${timed[@]}" -- --skip store::redis::faults:: --skip store::memcache::faults::
-    cargo test --locked "${timed[@]}" --test suite -- store::redis::faults:: store::memcache::faults:: --test-threads=1
+    # Tests that judge latencies run by themselves, few at a time.
+    cargo test --locked "${timed[@]}" -- --skip redis::faults:: --skip memcache::faults::
+    cargo test --locked "${timed[@]}" --test suite -- redis::faults:: memcache::faults:: --test-threads=3
 fi
 echo "tests/run.sh: cargo test: $((SECONDS - began)) s"

@@ -57,6 +57,19 @@ pub(crate) fn wait_at_most<T>(limit: Duration, what: &str, mut condition: impl F
     }
 }
 
+/// Number of random histories that a test tries: `per_change` if `PROPTEST_CASES` is 64 or not set, as in the run of a change,
+/// and in proportion with other values.
+pub(crate) fn histories(per_change: u64) -> u64 {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64_u64);
+    (per_change * cases).div_ceil(64)
+}
+
+/// Configuration of a property whose cases are costly: [`histories`] of them.
+pub(crate) fn costly_property(per_change: u64) -> proptest::test_runner::Config {
+    let cases = u32::try_from(histories(per_change)).expect("PROPTEST_CASES is small");
+    proptest::test_runner::Config { cases, ..Default::default() }
+}
+
 /// A path below the root of the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)

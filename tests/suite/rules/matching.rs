@@ -347,7 +347,6 @@ fn permutations<'e>(entries: &[Entry<'e>]) -> Vec<Vec<Entry<'e>>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
     fn backtracking_finds_what_a_naive_search_finds(nodes in trees(&["a", "b"]), descriptors in descriptors()) {

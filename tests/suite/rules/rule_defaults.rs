@@ -154,7 +154,6 @@ fn any_limits() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
 
     /// Valid rules stay valid under all defaults, so a control plane never gets a refusal for them.
     #[test]

@@ -473,7 +473,6 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     /// Model: a map of states without shards, packing, expiry or eviction.
     #[test]

@@ -351,7 +351,7 @@ fn of_each_algorithm(limit: u32) -> String {
 
 fn decisions_and_counters_follow_the_reference_model(store: &StoreUnderTest) {
     let is_memory = store.env.is_empty();
-    model::compare(store, if is_memory { 300 } else { 20 });
+    model::compare(store, if is_memory { 100 } else { 12 });
 }
 
 fn strict_and_eventual_charges_on_one_log_keep_their_own_periods(store: &StoreUnderTest) {

@@ -214,7 +214,6 @@ fn near_miss(rules: &RuleSet, entries: &[(String, String)]) -> Option<(MissReaso
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// Whatever the suggestion of a near miss is, a rule matches it; and a descriptor that matches has none.
     #[test]

@@ -360,7 +360,6 @@ fn hostile_files_are_bounded() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// A sample with a part of it removed or repeated neither panics nor is refused for what is left out.
     #[test]

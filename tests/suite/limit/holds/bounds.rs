@@ -286,7 +286,7 @@ fn bucket(requests: u32, size: u32) -> Limit {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..config() })]
+    #![proptest_config(config())]
 
     #[test]
     fn fixed_window_admits_its_limit_with_holds(requests in 1..100_u32, events in events(), lent in any::<bool>()) {

@@ -6,7 +6,7 @@
 //! unreachable; replicas start, stop and crash, and keep slots while they run. [`ledger`] then checks the
 //! admissions on the time line of Redis, by each kind of limit.
 //!
-//! `PROPTEST_CASES=2000 cargo test --test suite redis::eventual_model` executes 2000 runs of each scenario and
+//! `PROPTEST_CASES=4000 cargo test --test suite redis::eventual_model` executes 2000 runs of each scenario and
 //! number of replicas. `TOLLKEEPER_TABLE` names a file that the admitted hits are written to, as a table.
 
 mod ledger;
@@ -16,7 +16,6 @@ mod replica;
 mod overload;
 mod simulation;
 
-use std::env;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
@@ -34,7 +33,7 @@ const ALGORITHMS: [Algorithm; 4] =
 
 /// Runs of each scenario and number of replicas, all algorithms together.
 fn runs() -> u64 {
-    env::var("PROPTEST_CASES").ok().and_then(|runs| runs.parse().ok()).unwrap_or(96)
+    crate::kit::histories(32)
 }
 
 /// Results of many runs.

@@ -3,7 +3,7 @@
 //!
 //! Whole processes run against real servers, under a steady load. `TOLLKEEPER_FAULT_TABLE=path` appends a line for
 //! each fault to that file: `fault | calls | not judged | in 20 ms % | strict during % | policy during % | longest ms
-//! | back after ms`. Tests that judge latencies run one at a time.
+//! | back after ms`. Of the tests that judge latencies, few run at a time.
 
 mod fake_server;
 pub(crate) mod load;
@@ -12,8 +12,9 @@ mod rotation;
 mod misconfiguration;
 
 use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::load::{Load, with_policies};
 use crate::kit::redis::{REPLY_TIMEOUT, Server, options};
@@ -24,10 +25,18 @@ use crate::kit::wait_for;
 /// Number of calls during a fault.
 pub(crate) const CALLS_PER_FAULT: usize = 100;
 
-/// Serializes the tests that judge latencies.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Waits for one of the places of tests that judge latencies: so few run at a time that they leave each other the CPU.
+pub(crate) fn wait_for_place() -> MutexGuard<'static, ()> {
+    static PLACES: [Mutex<()>; 3] = [const { Mutex::new(()) }; 3];
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    PLACES[NEXT.fetch_add(1, Ordering::Relaxed) % PLACES.len()].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Checks that faults did not fill the log: some lines for each fault, and few a second while a busy machine prolongs them.
+pub(crate) fn has_bounded_log(tollkeeper: &Tollkeeper, began: Instant) {
+    let lines = tollkeeper.stderr().lines().count();
+    let most = 200 + 5 * usize::try_from(began.elapsed().as_secs()).expect("a test ends");
+    assert!(lines < most, "{lines} lines were logged:\n{}", tollkeeper.stderr());
 }
 
 /// Files and connections that the process has open.
@@ -42,7 +51,8 @@ pub(crate) fn keeps_no_more_files_than(tollkeeper: &Tollkeeper, before: usize) {
 
 #[test]
 fn server_faults_are_answered_in_time() {
-    let _alone = alone();
+    let _place = wait_for_place();
+    let began = Instant::now();
     let server = options().with(&[("busy-reply-threshold", "50")]).start();
     let tollkeeper = with_policies().env("REDIS_URL", server.address()).start();
     let load = Load::strict_on(&tollkeeper);
@@ -103,8 +113,7 @@ fn server_faults_are_answered_in_time() {
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);
-    let lines = tollkeeper.stderr().lines().count();
-    assert!(lines < 200, "{lines} lines were logged:\n{}", tollkeeper.stderr());
+    has_bounded_log(&tollkeeper, began);
 }
 
 /// Replaces some counters by values of other types.
@@ -125,7 +134,8 @@ fn plant(server: &Server) {
 
 #[test]
 fn link_faults_are_answered_in_time() {
-    let _alone = alone();
+    let _place = wait_for_place();
+    let began = Instant::now();
     let server = options().start();
     let proxy = TcpProxy::to(&server.address());
     let tollkeeper = with_policies().env("REDIS_URL", format!("127.0.0.1:{}", proxy.port())).start();
@@ -161,6 +171,5 @@ fn link_faults_are_answered_in_time() {
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);
-    let lines = tollkeeper.stderr().lines().count();
-    assert!(lines < 200, "{lines} lines were logged:\n{}", tollkeeper.stderr());
+    has_bounded_log(&tollkeeper, began);
 }

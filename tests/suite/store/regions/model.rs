@@ -6,12 +6,10 @@
 //! Redis pauses, a region's Redis loses its data or jumps in time, and rules change in one region first. [`ledger`]
 //! checks the admissions by the true time of the global Redis.
 //!
-//! `PROPTEST_CASES=5000 cargo test --test suite regions::model` executes 5000 runs of each algorithm.
+//! `PROPTEST_CASES=40000 cargo test --test suite regions::model` executes 5000 runs of each algorithm.
 
 mod ledger;
 mod world;
-
-use std::env;
 
 use tollkeeper::limit::algorithm::Algorithm;
 
@@ -21,7 +19,7 @@ use self::world::{Breakage, Plan, Tally, World};
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket];
 
 fn runs() -> u64 {
-    env::var("PROPTEST_CASES").ok().and_then(|runs| runs.parse().ok()).unwrap_or(16)
+    crate::kit::histories(8)
 }
 
 /// Executes one run, and checks its admissions.

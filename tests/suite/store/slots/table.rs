@@ -150,7 +150,7 @@ fn check_numbers(result: &ChargeResult, before: &SlotTable, after: &SlotTable, l
 #[test]
 fn table_follows_the_protocol_over_random_histories() {
     let (mut taken, mut late, mut expired, mut delayed) = (0, 0, 0, 0);
-    for seed in 0..300 {
+    for seed in 0..crate::kit::histories(75) {
         let (mut steps, mut table, mut model) = (Steps::new(seed), SlotTable::default(), Model::default());
         for turn in 0..400 {
             let step = steps.next_step();

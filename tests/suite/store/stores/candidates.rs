@@ -66,7 +66,7 @@ impl Scenario {
 }
 
 pub(super) fn candidate_changes_no_verdict_and_counts_as_if_alone(store: &StoreUnderTest) {
-    let scenarios = if store.env.is_empty() { 150 } else { 25 };
+    let scenarios = crate::kit::histories(if store.env.is_empty() { 50 } else { 12 });
     for seed in 0..scenarios {
         let mut random = Random((seed + 77_u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let scenario = Scenario::new(&mut random);

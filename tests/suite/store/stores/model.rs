@@ -17,7 +17,7 @@ use crate::kit::test_service::{TestRequest, TestResponse, TestService, store_run
 
 /// Compares the decisions and counters of a store with those of the model, in random scenarios.
 pub(super) fn compare(store: &StoreUnderTest, scenarios: u64) {
-    for seed in 0..scenarios {
+    for seed in 0..crate::kit::histories(scenarios) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let modes = Modes { spares: random.is(2), all_quotas: random.is(6), shadow: random.is(12) };
         let rules: Vec<Vec<ModelLimit>> = (0..4).map(|_| limits(&mut random)).collect();

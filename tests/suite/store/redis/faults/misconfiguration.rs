@@ -315,12 +315,18 @@ fn server_that_may_evict_keys_is_warned_of_once() {
 fn failures_that_pass_by_themselves_are_warnings() {
     let redis = options().start();
     let tollkeeper = start(&[("REDIS_URL", redis.address()), ("REDIS_SOCKET_TYPE", "tcp".to_owned())]);
+    let charge =
+        || tollkeeper.post_json(r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#);
     let wait_for_line = |text: &str| {
         wait_for(text, || {
-            tollkeeper.post_json(r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#);
+            charge();
             tollkeeper.stderr().contains(text).then_some(())
         });
     };
+    wait_for("a charge in redis", || {
+        charge();
+        redis.command_counts().keys().any(|command| command.starts_with("eval")).then_some(())
+    });
     redis.freeze();
     wait_for_line("redis fails");
     redis.thaw();

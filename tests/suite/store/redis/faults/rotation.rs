@@ -5,14 +5,14 @@ use std::fs;
 
 use super::load::{Load, with_policies};
 use super::misconfiguration::replace;
-use super::{CALLS_PER_FAULT, alone};
+use super::{CALLS_PER_FAULT, wait_for_place};
 use crate::kit::redis::certificates::Certificates;
 use crate::kit::redis::options;
 use crate::kit::wait_for;
 
 #[test]
 fn changed_password_file_is_reread() {
-    let _alone = alone();
+    let _place = wait_for_place();
     let directory = tempfile::tempdir().expect("a directory can be made");
     let file = directory.path().join("password");
     replace(&file, "first\n");
@@ -70,7 +70,7 @@ fn changed_password_file_is_reread() {
 
 #[test]
 fn open_connections_log_in_again_when_the_file_changes() {
-    let _alone = alone();
+    let _place = wait_for_place();
     let directory = tempfile::tempdir().expect("a directory can be made");
     let file = directory.path().join("token");
     replace(&file, "app:one");
