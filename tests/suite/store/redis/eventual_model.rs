@@ -108,7 +108,7 @@ fn live(kind: ScenarioKind, fleets: &[usize]) {
 /// Appends to the table of `TOLLKEEPER_TABLE`, with a header if it is new.
 fn publish(lines: &str) {
     print!("{lines}");
-    if let Some(path) = env::var_os("TOLLKEEPER_TABLE") {
+    if let Some(path) = std::env::var_os("TOLLKEEPER_TABLE") {
         let file = File::options().create(true).append(true).open(path);
         file.and_then(|mut file| file.write_all(lines.as_bytes())).expect("the table can be written");
     }
