@@ -48,6 +48,7 @@ mod metrics;
 mod plans;
 mod process;
 mod proto;
+mod proto_json;
 mod quota;
 mod recommend;
 mod redis;
