@@ -1,6 +1,6 @@
 //! Generates the messages and services of `proto/` into `OUT_DIR`, and the descriptor set that clients are given.
 //!
-//! The input is `proto/descriptors.bin`, which the test `descriptors` makes from the files beside it: a build needs no
+//! The input is `proto/descriptors.bin`, which `.ci/generate` makes from the files beside it: a build needs no
 //! `protoc` and compiles no parser. Code and descriptor set differ in one point. The code takes `Entry.key` and
 //! `Entry.value` as bytes, because Envoy puts raw header bytes there; the set says `string`, as Envoy's own files do,
 //! so that requests written as text need no base64. On the wire both are the same. The service of quotas is not in the

@@ -7,7 +7,8 @@
 #   TOLLKEEPER_TEST_ACTIONLINT actionlint, which reads the workflows
 #   TOLLKEEPER_TEST_UNITTEST   helm-unittest, which runs the unit tests of the chart's templates
 #   TOLLKEEPER_TEST_PROMTOOL   promtool, of Debian's package prometheus; it is unpacked, so that no server starts
-#   TOLLKEEPER_TEST_SCHEMAS    a Python with the schemas of Kubernetes and of Grafana's dashboards, from PyPI
+#   TOLLKEEPER_TEST_SCHEMAS    a Python with the schemas of Kubernetes and of Grafana's dashboards, and with jsonschema,
+#                              from PyPI
 #   TOLLKEEPER_TEST_CRDS       a directory with the schemas of ServiceMonitor, PrometheusRule and EnvoyFilter
 #   TOLLKEEPER_TEST_COMPOSE    the schema of the Compose specification
 #

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{RENDERINGS, Rendering, documents, helm, list, run_tool, tool};
+use crate::generated::{self, assert_up_to_date};
 use crate::kit::{read, repository};
 
 fn rendered(arguments: &[&str]) -> Rendering {
@@ -183,13 +184,6 @@ fn secret_settings_are_rejected_in_plain_values() {
     assert!(!problem.contains("sesame"), "{problem}");
 }
 
-/// Names of all settings, as the program documents them, without families of names such as `DD_*`.
-fn documented_settings() -> Vec<String> {
-    let page = read(&repository("docs/settings.md"));
-    let names = page.lines().filter_map(|line| line.strip_prefix("- `")?.split(['`', '=']).next());
-    names.filter(|name| !name.ends_with('*')).map(str::to_owned).collect()
-}
-
 #[test]
 fn unknown_settings_are_rejected_with_the_nearest_name() {
     for (wrong, right) in [
@@ -207,13 +201,7 @@ fn unknown_settings_are_rejected_with_the_nearest_name() {
 /// The chart refuses names that are not in its list; this compares the list with the table of settings.
 #[test]
 fn settings_of_the_chart_are_those_of_the_program() {
-    let path = repository("deploy/chart/files/settings.txt");
-    let names = documented_settings().join("\n") + "\n";
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&path, &names).unwrap();
-    }
-    let fix = "BLESS=1 cargo test --test deploy -- settings_of_the_chart writes the list";
-    assert_eq!(read(&path), names, "{fix}");
+    assert_up_to_date(&generated::settings());
 }
 
 #[test]

@@ -9,15 +9,16 @@ use serde_json::Value;
 
 use super::{run_tool, tool};
 use crate::kit::envoy::{Envoy, validate};
+use crate::kit::json_schema::schema_errors;
 use crate::kit::tollkeeper::{PROGRAM, with_rules};
 use crate::kit::{read, repository};
 
 const FILE: &str = "deploy/compose.yaml";
 
 /// The schema of the Compose specification.
-static SCHEMA: LazyLock<jsonschema::Validator> = LazyLock::new(|| {
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     let text = fs::read_to_string(tool("COMPOSE")).expect("deploy/install-tools.sh installs the schema");
-    jsonschema::validator_for(&serde_json::from_str(&text).unwrap()).unwrap()
+    serde_json::from_str(&text).unwrap()
 });
 
 fn parse(text: &str) -> Value {
@@ -31,9 +32,7 @@ fn config(compose: &str, name: &str) -> String {
 }
 
 fn assert_valid(text: &str) {
-    let file = parse(text);
-    let errors: Vec<_> = SCHEMA.iter_errors(&file).map(|it| format!("{}: {it}", it.instance_path())).collect();
-    assert_eq!(errors, [""; 0]);
+    assert_eq!(schema_errors(&SCHEMA, &parse(text)), [""; 0]);
 }
 
 #[test]
@@ -41,7 +40,7 @@ fn compose_file_fits_the_specification() {
     let text = read(&repository(FILE));
     assert_valid(&text);
     let wrong = parse(&text.replace("depends_on:", "depends_upon:"));
-    assert!(!SCHEMA.is_valid(&wrong), "the schema tells");
+    assert!(!schema_errors(&SCHEMA, &wrong).is_empty(), "the schema tells");
     // Compose would replace what follows a dollar in these texts.
     for name in ["rules", "envoy"] {
         assert!(!config(&text, name).contains('$'), "{name}");

@@ -11,6 +11,10 @@
 #[allow(dead_code, reason = "the suite uses all of the kit, this binary a part")]
 mod kit;
 
+#[path = "../generated.rs"]
+#[allow(dead_code, reason = "the suite and `.ci/generate` use the rest")]
+mod generated;
+
 mod chart;
 mod compose;
 mod hooks;

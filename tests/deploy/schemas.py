@@ -1,14 +1,17 @@
-"""Holds files against the schemas of those who will read them.
+"""Holds files and values against the schemas of those who will read them.
 
     schemas.py manifests CRDS VERSION...  < manifests.yaml
         Each manifest against Kubernetes VERSION, or against the CustomResourceDefinition of its kind in the directory
         CRDS. A field that a schema does not know is an error, as it is for the API server.
     schemas.py dashboard < dashboard.json
         Every field must survive the way through Grafana's own model of a dashboard.
+    schemas.py values  < lines of [SCHEMA, VALUE]
+        Each value against its JSON Schema: prints a list of what is wrong per line, at once.
 
-Says what was checked, a line each; on standard error what is wrong, and then ends with 1.
+The first two say what was checked, a line each; on standard error what is wrong, and then they end with 1.
 """
 
+import functools
 import json
 import pathlib
 import sys
@@ -93,8 +96,26 @@ def dashboard():
     print(f"{len(before['panels'])} panels")
 
 
+def values():
+    import jsonschema
+
+    @functools.cache
+    def validator(text):
+        schema = json.loads(text)
+        kind = jsonschema.validators.validator_for(schema)
+        kind.check_schema(schema)
+        return kind(schema)
+
+    for line in sys.stdin.buffer:
+        schema, value = json.loads(line)
+        errors = validator(json.dumps(schema)).iter_errors(value)
+        print(json.dumps([f"{error.json_path}: {error.message}" for error in errors]), flush=True)
+
+
 if sys.argv[1] == "manifests":
     manifests(sys.argv[2], sys.argv[3:])
+elif sys.argv[1] == "values":
+    values()
 else:
     dashboard()
 for line in wrong:

@@ -15,6 +15,7 @@ pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod http2_frames;
 pub(crate) mod http_server;
+pub(crate) mod json_schema;
 pub(crate) mod log_capture;
 pub(crate) mod memcached;
 pub(crate) mod otlp_collector;

@@ -7,6 +7,10 @@
 #[path = "../kit/mod.rs"]
 mod kit;
 
+#[path = "../generated.rs"]
+#[allow(dead_code, reason = "the tests of `deploy/` and `.ci/generate` use the rest")]
+mod generated;
+
 mod base;
 mod telemetry;
 mod limit;

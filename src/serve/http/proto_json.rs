@@ -1,30 +1,34 @@
 //! Requests and responses as proto3 JSON, the format of `/json`, `call` and request files.
 //!
-//! Conversion follows the protobuf descriptors: field names in camelCase or as in the proto files, numbers as numbers
-//! or strings; unknown fields and fields that come twice are errors, as in protojson of Go. Entry keys and values are
-//! JSON strings. Callers bound the size of the text; this module bounds the number of objects, and the parser the depth
-//! (128 levels).
+//! Field names are in camelCase or as in the proto files, numbers are numbers or strings; unknown fields and fields
+//! that come twice are errors, as in protojson of Go. Entry keys and values are JSON strings. Callers bound the size of
+//! the text; this module bounds the number of objects. No text nests deeper than a request does.
 //!
-//! prost-reflect lets the last of equal fields count and parses a number in a string as Rust does, so `"01"` would be 1
-//! and `"1.0"` an error. `StrictJson` wraps the deserializer and sees each key and value once, as it passes.
+//! One table per direction lists the fields in the order of their numbers: `request_messages!` those that are read and
+//! written, `response_messages!` those that are only written. Each field has its name in JSON, its name in the proto
+//! file, and the functions that convert it.
 //!
-//! Decides: which JSON `/json` accepts: numbers in strings, repeated fields (`StrictJson`).
+//! Decides: which JSON `/json` accepts: numbers in strings, repeated fields, unknown fields.
 
 use std::borrow::Cow;
+use std::convert::identity;
 use std::fmt;
 use std::io;
-use std::sync::LazyLock;
+use std::marker::PhantomData;
 
-use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
-use serde::Serialize;
-use serde::de::value::CowStrDeserializer;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use prost_types::value::Kind;
+use prost_types::{Duration, Struct, Value};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{self, Serialize, SerializeMap, Serializer};
 use serde_json::ser::Formatter;
-use serde_json::{Number, Serializer};
+use serde_json::{Number, Value as Json};
 use smallvec::SmallVec;
 
-use crate::base::pb::{self, RateLimitRequest, RateLimitResponse};
+use crate::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
+use crate::base::pb::rate_limit_response::quota::ExpirationSpecifier;
+use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, Quota, RateLimit, rate_limit};
+use crate::base::pb::{HeaderValue, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
 use crate::base::text::escape_unprintable_json;
 
 /// Error of a conversion.
@@ -33,15 +37,12 @@ pub enum JsonError {
     /// The text has more objects than [`MAX_REQUEST_JSON_OBJECTS`]; the sender is at fault.
     #[error("the request has {0} objects, more than {MAX_REQUEST_JSON_OBJECTS}")]
     TooManyObjects(usize),
-    /// The text is not JSON, or not a request; the sender is at fault. Holds the position and the problem.
+    /// The text is not JSON, or not a request; the sender is at fault. Holds the field, the problem and the position.
     #[error("{0}")]
     NotARequest(serde_json::Error),
     /// A value cannot be represented in JSON, such as a number in metadata that is not finite.
-    #[error("the response cannot be encoded as JSON: {0}")]
+    #[error("the message cannot be encoded as JSON: {0}")]
     Unprintable(serde_json::Error),
-    /// The message nests deeper than protobuf allows.
-    #[error("the message cannot be converted: {0}")]
-    Unconvertible(#[from] prost::DecodeError),
 }
 
 /// Maximum number of objects in a request: several per descriptor for 10 000 descriptors. Two bytes of text become
@@ -59,51 +60,32 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     if objects > MAX_REQUEST_JSON_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
-    static REQUEST_MESSAGE_DESCRIPTOR: LazyLock<MessageDescriptor> =
-        LazyLock::new(|| find_message_descriptor("RateLimitRequest"));
-    let mut json = serde_json::Deserializer::from_slice(text);
-    let message = DynamicMessage::deserialize(REQUEST_MESSAGE_DESCRIPTOR.clone(), StrictJson::new(&mut json))
-        .map_err(JsonError::NotARequest)?;
-    json.end().map_err(JsonError::NotARequest)?;
-    Ok(message.transcode_to()?)
+    serde_json::from_slice(text).map_err(JsonError::NotARequest)
 }
 
 /// Encodes a response as one line of JSON: camelCase names, fields ordered by number, defaults left out.
 ///
 /// # Errors
 /// None for responses of `grpc::encode`. For a response of another server, [`JsonError::Unprintable`] if its metadata
-/// holds a number that is not finite or it has a time out of range, [`JsonError::Unconvertible`] if it nests too deep.
+/// holds a number that is not finite or nests too deep, or it has a time out of range.
 pub fn response_to_json(response: &RateLimitResponse) -> Result<String, JsonError> {
-    static RESPONSE_MESSAGE_DESCRIPTOR: LazyLock<MessageDescriptor> =
-        LazyLock::new(|| find_message_descriptor("RateLimitResponse"));
-    encode_json_line(&DynamicMessage::decode(RESPONSE_MESSAGE_DESCRIPTOR.clone(), response.encode_to_vec().as_slice())?)
+    encode_json_line(response)
 }
 
 /// Encodes a request as one line of JSON, which [`request_from_json`] decodes.
 ///
 /// # Errors
-/// [`JsonError::Unconvertible`] if a key or value is not UTF-8, which JSON cannot represent.
+/// [`JsonError::Unprintable`] if a key or value is not UTF-8, which JSON cannot represent.
 pub fn request_to_json(request: &RateLimitRequest) -> Result<String, JsonError> {
-    let message = find_message_descriptor("RateLimitRequest");
-    encode_json_line(&DynamicMessage::decode(message, request.encode_to_vec().as_slice())?)
+    encode_json_line(request)
 }
 
-fn encode_json_line(message: &DynamicMessage) -> Result<String, JsonError> {
+fn encode_json_line(message: &impl Serialize) -> Result<String, JsonError> {
     let mut line = Vec::new();
     message
-        .serialize(&mut Serializer::with_formatter(&mut line, ShortNumberFormatter))
+        .serialize(&mut serde_json::Serializer::with_formatter(&mut line, ShortNumberFormatter))
         .map_err(JsonError::Unprintable)?;
     Ok(escape_unprintable_json(str::from_utf8(&line).expect("the serializer writes UTF-8")).into_owned())
-}
-
-/// Descriptor of a message of the service.
-fn find_message_descriptor(message: &str) -> MessageDescriptor {
-    static DESCRIPTOR_POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
-        DescriptorPool::decode(pb::file_descriptor_set()).expect("the build wrote a complete descriptor set")
-    });
-    DESCRIPTOR_POOL
-        .get_message_by_name(&format!("envoy.service.ratelimit.v3.{message}"))
-        .expect("the descriptor set holds the service's messages")
 }
 
 /// Formats compact JSON with integral numbers as `5` instead of `5.0`, as proto3 JSON requires.
@@ -116,270 +98,310 @@ impl Formatter for ShortNumberFormatter {
     }
 }
 
-/// Deserializer that refuses fields that come twice, in either spelling, and reads numbers in strings.
-struct StrictJson<D> {
-    inner: D,
-    kind: FieldKind,
-}
-
-/// Kind of value that a field takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FieldKind {
-    /// A number, which may be in a string.
-    Number,
-    /// Word or number of an enum.
-    Enum,
-    Other,
-}
-
-impl<D> StrictJson<D> {
-    /// Wraps the deserializer of a whole message.
-    const fn new(inner: D) -> Self {
-        Self { inner, kind: FieldKind::Other }
-    }
-}
-
-impl FieldKind {
-    /// Returns the kind of value of a field of `RateLimitRequest` or of a message in it.
-    fn of_field(name: &str) -> Self {
-        match name {
-            "hitsAddend" | "hits_addend" | "requestsPerUnit" | "requests_per_unit" | "unitMultiplier"
-            | "unit_multiplier" => Self::Number,
-            "unit" => Self::Enum,
-            _ => Self::Other,
+/// Implements `Serialize`: fields that have their default are left out, others converted by `write`.
+macro_rules! response_messages {
+    ($($message:ident { $($name:literal $field:ident: $write:expr;)* })*) => {$(
+        impl Serialize for $message {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut object = serializer.serialize_map(None)?;
+                $(write_value(&mut object, $name, &self.$field, $write)?;)*
+                object.end()
+            }
         }
-    }
+    )*};
 }
 
-/// Forwards each way to deserialize, with the visitor wrapped.
-macro_rules! forward_to_inner {
-    ($($method:ident)*) => {
-        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-            self.inner.$method(StrictVisitor { inner: visitor, kind: self.kind })
-        })*
-    };
-}
+/// Implements `Deserialize` too, with `read` for values that are there and not `null`.
+macro_rules! request_messages {
+    ($($message:ident { $($name:literal $field:ident: $read:expr, $write:expr;)* })*) => {$(
+        response_messages! { $message { $($name $field: $write;)* } }
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for StrictJson<D> {
-    type Error = D::Error;
+        impl RequestMessage for $message {
+            const FIELDS: &'static [[&'static str; 2]] = &[$([$name, stringify!($field)]),*];
 
-    forward_to_inner! {
-        deserialize_any deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_u8
-        deserialize_u16 deserialize_u32 deserialize_u64 deserialize_f32 deserialize_f64 deserialize_char
-        deserialize_str deserialize_string deserialize_bytes deserialize_byte_buf deserialize_option deserialize_unit
-        deserialize_seq deserialize_map deserialize_identifier deserialize_ignored_any
-    }
-
-    fn deserialize_unit_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_unit_struct(name, StrictVisitor { inner: visitor, kind: self.kind })
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_newtype_struct(name, StrictVisitor { inner: visitor, kind: self.kind })
-    }
-
-    fn deserialize_tuple<V: Visitor<'de>>(self, length: usize, visitor: V) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_tuple(length, StrictVisitor { inner: visitor, kind: self.kind })
-    }
-
-    fn deserialize_tuple_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        length: usize,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_tuple_struct(name, length, StrictVisitor { inner: visitor, kind: self.kind })
-    }
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_struct(name, fields, StrictVisitor { inner: visitor, kind: self.kind })
-    }
-
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        variants: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        self.inner.deserialize_enum(name, variants, StrictVisitor { inner: visitor, kind: self.kind })
-    }
-}
-
-/// Visitor that wraps what it is given.
-struct StrictVisitor<V> {
-    inner: V,
-    kind: FieldKind,
-}
-
-impl<'de, V: Visitor<'de>> StrictVisitor<V> {
-    /// Reads a number in a string as JSON writes it: `1e1` and `1.0`, but neither `01` nor `+1`.
-    fn visit_number_text<E: Error>(self, text: &str) -> Result<V::Value, E> {
-        let number: Number = serde_json::from_str(text)
-            .ok()
-            .filter(|_| !text.starts_with(char::is_whitespace) && !text.ends_with(char::is_whitespace))
-            .ok_or_else(|| E::custom(format_args!("invalid number {text:?}, expected one as JSON writes it")))?;
-        match (number.as_u64(), number.as_i64(), number.as_f64()) {
-            (Some(number), ..) => self.inner.visit_u64(number),
-            (_, Some(number), _) => self.inner.visit_i64(number),
-            (_, _, Some(number)) => visit_float(self.inner, number),
-            _ => Err(E::custom(format_args!("the number {text:?} is out of range"))),
+            fn read_value<'de, A: MapAccess<'de>>(&mut self, field: &str, map: &mut A) -> Result<(), A::Error> {
+                match field {
+                    $($name => read_value(map, &mut self.$field, $read),)*
+                    _ => Err(de::Error::custom("unrecognized field")),
+                }
+            }
         }
+
+        impl<'de> Deserialize<'de> for $message {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_map(MessageVisitor(PhantomData))
+            }
+        }
+    )*};
+}
+
+request_messages! {
+    RateLimitRequest {
+        "domain" domain: identity, plain;
+        "descriptors" descriptors: identity, plain;
+        "hitsAddend" hits_addend: |Integer(hits)| hits, plain;
+    }
+    RateLimitDescriptor {
+        "entries" entries: identity, plain;
+        "limit" limit: Some, plain;
+        "hitsAddend" hits_addend: |Integer(hits)| Some(hits), text_of_integer;
+        "isNegativeHits" is_negative_hits: identity, plain;
+    }
+    Entry {
+        "key" key: |key: String| key.into(), text_of_bytes;
+        "value" value: |value: String| value.into(), text_of_bytes;
+    }
+    RateLimitOverride {
+        "requestsPerUnit" requests_per_unit: |Integer(requests)| requests, plain;
+        "unit" unit: |UnitNumber(unit)| unit, |unit| enum_name(*unit, RateLimitUnit::as_str_name);
+        "unitMultiplier" unit_multiplier: |Integer(multiplier)| Some(multiplier), plain;
     }
 }
 
-/// Passes a number that may be a whole one written with a fraction or an exponent.
-fn visit_float<'de, V: Visitor<'de>, E: Error>(visitor: V, number: f64) -> Result<V::Value, E> {
-    // From here on floats do not have every whole number.
-    const MAX_EXACT_FLOAT: f64 = 9_007_199_254_740_992.0;
-    // 2^64.
-    const INTEGER_RANGE_END: f64 = 18_446_744_073_709_551_616.0;
-    if number.fract() == 0.0 && number.abs() <= MAX_EXACT_FLOAT {
-        #[expect(clippy::cast_possible_truncation, reason = "it is whole and in range")]
-        return visitor.visit_i64(number as i64);
+response_messages! {
+    RateLimitResponse {
+        "overallCode" overall_code: |code| enum_name(*code, Code::as_str_name);
+        "statuses" statuses: plain;
+        "responseHeadersToAdd" response_headers_to_add: plain;
+        "requestHeadersToAdd" request_headers_to_add: plain;
+        "rawBody" raw_body: base64_of_bytes;
+        "dynamicMetadata" dynamic_metadata: json_of_metadata;
+        "quota" quota: plain;
     }
-    // A conversion to an integer would give the largest one.
-    if number >= INTEGER_RANGE_END {
-        return Err(E::custom(format_args!("the number {number} is out of range")));
+    DescriptorStatus {
+        "code" code: |code| enum_name(*code, Code::as_str_name);
+        "currentLimit" current_limit: plain;
+        "limitRemaining" limit_remaining: plain;
+        "durationUntilReset" duration_until_reset: text_of_duration;
+        "quota" quota: plain;
     }
-    visitor.visit_f64(number)
+    RateLimit {
+        "requestsPerUnit" requests_per_unit: plain;
+        "unit" unit: |unit| enum_name(*unit, rate_limit::Unit::as_str_name);
+        "name" name: plain;
+        "unitMultiplier" unit_multiplier: plain;
+    }
+    Quota {
+        "requests" requests: plain;
+        "validUntil" expiration_specifier: text_of_end;
+        "id" id: plain;
+    }
+    HeaderValue {
+        "key" key: plain;
+        "value" value: plain;
+        "rawValue" raw_value: base64_of_bytes;
+    }
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for StrictVisitor<V> {
-    type Value = V::Value;
+/// Message of a request, read from an object.
+trait RequestMessage: Default {
+    /// Names of each field: in JSON, then in the proto file.
+    const FIELDS: &'static [[&'static str; 2]];
+
+    /// Reads the value of a field by its name in JSON.
+    fn read_value<'de, A: MapAccess<'de>>(&mut self, field: &str, map: &mut A) -> Result<(), A::Error>;
+}
+
+/// Reads a value into a field; `null` leaves the default.
+fn read_value<'de, A: MapAccess<'de>, T: Deserialize<'de>, F>(
+    map: &mut A,
+    field: &mut F,
+    convert: impl FnOnce(T) -> F,
+) -> Result<(), A::Error> {
+    if let Some(value) = map.next_value::<Option<T>>()? {
+        *field = convert(value);
+    }
+    Ok(())
+}
+
+struct MessageVisitor<M>(PhantomData<M>);
+
+impl<'de, M: RequestMessage> Visitor<'de> for MessageVisitor<M> {
+    type Value = M;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.expecting(f)
+        f.write_str("a map")
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<V::Value, E> {
-        self.inner.visit_bool(value)
-    }
-
-    fn visit_i64<E: Error>(self, value: i64) -> Result<V::Value, E> {
-        self.inner.visit_i64(value)
-    }
-
-    fn visit_u64<E: Error>(self, value: u64) -> Result<V::Value, E> {
-        // Visitors of enums take only signed numbers.
-        match i64::try_from(value) {
-            Ok(value) if self.kind == FieldKind::Enum => self.inner.visit_i64(value),
-            _ => self.inner.visit_u64(value),
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<M, A::Error> {
+        let mut message = M::default();
+        let mut seen = SmallVec::<[&str; 4]>::new();
+        while let Some(name) = map.next_key::<Cow<'de, str>>()? {
+            let Some([field, _]) = M::FIELDS.iter().find(|spellings| spellings.contains(&&*name)) else {
+                return Err(de::Error::custom(format_args!("unrecognized field name '{name}'")));
+            };
+            if seen.contains(field) {
+                return Err(de::Error::custom(format_args!("the field `{name}` is there twice")));
+            }
+            seen.push(field);
+            // serde_json keeps the position that is at the end of the text of an error.
+            message.read_value(field, &mut map).map_err(|error| de::Error::custom(format_args!("{name}: {error}")))?;
         }
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<V::Value, E> {
-        match self.kind {
-            FieldKind::Number | FieldKind::Enum => visit_float(self.inner, value),
-            FieldKind::Other => self.inner.visit_f64(value),
-        }
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<V::Value, E> {
-        match self.kind {
-            FieldKind::Number => self.visit_number_text(text),
-            FieldKind::Enum | FieldKind::Other => self.inner.visit_str(text),
-        }
-    }
-
-    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<V::Value, E> {
-        match self.kind {
-            FieldKind::Number => self.visit_number_text(text),
-            FieldKind::Enum | FieldKind::Other => self.inner.visit_borrowed_str(text),
-        }
-    }
-
-    fn visit_string<E: Error>(self, text: String) -> Result<V::Value, E> {
-        match self.kind {
-            FieldKind::Number => self.visit_number_text(&text),
-            FieldKind::Enum | FieldKind::Other => self.inner.visit_string(text),
-        }
-    }
-
-    fn visit_none<E: Error>(self) -> Result<V::Value, E> {
-        self.inner.visit_none()
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<V::Value, E> {
-        self.inner.visit_unit()
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_some(StrictJson { inner, kind: self.kind })
-    }
-
-    fn visit_newtype_struct<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
-        self.inner.visit_newtype_struct(StrictJson { inner, kind: self.kind })
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_seq(StrictItems(inner))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, inner: A) -> Result<V::Value, A::Error> {
-        self.inner.visit_map(StrictFields { inner, seen: SmallVec::new(), kind: FieldKind::Other })
+        Ok(message)
     }
 }
 
-/// Items of an array.
-struct StrictItems<A>(A);
+/// Number of an unsigned field, which may be in a string.
+struct Integer<T>(T);
 
-impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for StrictItems<A> {
-    type Error = A::Error;
-
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, A::Error> {
-        self.0.next_element_seed(StrictSeed { inner: seed, kind: FieldKind::Other })
+impl<'de, T: TryFrom<i128>> Deserialize<'de> for Integer<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = "an integer or a string with one";
+        deserializer.deserialize_any(IntegerVisitor { expected, parse: parse_integer, kind: PhantomData }).map(Self)
     }
 }
 
-/// Fields of an object; messages of a request have five at most, and unknown fields are errors.
-struct StrictFields<A> {
-    inner: A,
-    /// Hashes of the names so far.
-    seen: SmallVec<[u64; 8]>,
-    kind: FieldKind,
+/// Number of a [`RateLimitUnit`], by its name or as a number, which may be unknown.
+struct UnitNumber(i32);
+
+impl<'de> Deserialize<'de> for UnitNumber {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let parse = |name: &str| match RateLimitUnit::from_str_name(name) {
+            Some(unit) => Ok(unit as i128),
+            None => Err(format!("unrecognized enum value '{name}'")),
+        };
+        let expected = "the name or number of a unit";
+        deserializer.deserialize_any(IntegerVisitor { expected, parse, kind: PhantomData }).map(Self)
+    }
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for StrictFields<A> {
-    type Error = A::Error;
+/// Visitor of whole numbers, also of those with a fraction of 0 or an exponent, and of strings that stand for one.
+struct IntegerVisitor<T> {
+    expected: &'static str,
+    /// Converts a string.
+    parse: fn(&str) -> Result<i128, String>,
+    kind: PhantomData<T>,
+}
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, A::Error> {
-        let Some(name) = self.inner.next_key::<Cow<'de, str>>()? else { return Ok(None) };
-        let spelling = hash_name_in_any_spelling(&name);
-        if self.seen.contains(&spelling) {
-            return Err(A::Error::custom(format_args!("the field `{name}` is there twice")));
+impl<T: TryFrom<i128>> IntegerVisitor<T> {
+    fn convert<E: de::Error>(number: i128) -> Result<T, E> {
+        T::try_from(number).map_err(|_| E::custom(format_args!("the number {number} is out of range")))
+    }
+}
+
+impl<T: TryFrom<i128>> Visitor<'_> for IntegerVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        Self::convert(number.into())
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        Self::convert(number.into())
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+        Self::convert(convert_whole_float(number).map_err(E::custom)?)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        Self::convert((self.parse)(text).map_err(E::custom)?)
+    }
+}
+
+/// Parses a whole number as JSON writes numbers: `1e1` and `1.0`, but neither `01` nor `+1`.
+fn parse_integer(text: &str) -> Result<i128, String> {
+    let number: Number = serde_json::from_str(text)
+        .ok()
+        .filter(|_| !text.starts_with(char::is_whitespace) && !text.ends_with(char::is_whitespace))
+        .ok_or_else(|| format!("invalid number {text:?}, expected one as JSON writes it"))?;
+    number.as_i128().map_or_else(|| convert_whole_float(number.as_f64().unwrap_or(f64::NAN)), Ok)
+}
+
+/// Converts a number that may be written with a fraction or an exponent.
+fn convert_whole_float(number: f64) -> Result<i128, String> {
+    if number.fract() != 0.0 {
+        return Err(format!("expected integer, not {number}"));
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "it is whole; the largest i128 is out of every field's range")]
+    Ok(number as i128)
+}
+
+/// Writes a field that has not its default.
+fn write_value<'m, M: SerializeMap, F: Default + PartialEq, T: Serialize>(
+    object: &mut M,
+    name: &'static str,
+    field: &'m F,
+    convert: impl FnOnce(&'m F) -> Result<T, M::Error>,
+) -> Result<(), M::Error> {
+    if *field == F::default() {
+        return Ok(());
+    }
+    object.serialize_entry(name, &convert(field)?)
+}
+
+/// Writes a value as serde does.
+fn plain<T, E>(value: &T) -> Result<&T, E> {
+    Ok(value)
+}
+
+/// Writes a number of 64 bits, which proto3 JSON has in strings.
+fn text_of_integer<E>(number: &Option<u64>) -> Result<Option<String>, E> {
+    Ok(number.map(|number| number.to_string()))
+}
+
+fn text_of_bytes<E: ser::Error>(bytes: &impl AsRef<[u8]>) -> Result<&str, E> {
+    str::from_utf8(bytes.as_ref()).map_err(|error| E::custom(format_args!("a key or value is not text: {error}")))
+}
+
+fn base64_of_bytes<E>(bytes: &impl AsRef<[u8]>) -> Result<String, E> {
+    Ok(BASE64_STANDARD.encode(bytes))
+}
+
+/// Name of an enum's value, or its number if it has none.
+fn enum_name<T: TryFrom<i32>, E>(number: i32, name: fn(&T) -> &'static str) -> Result<Json, E> {
+    Ok(T::try_from(number).map_or_else(|_| number.into(), |value| name(&value).into()))
+}
+
+fn text_of_duration<E: ser::Error>(duration: &Option<Duration>) -> Result<Option<String>, E> {
+    const MAX_SECONDS: u64 = 315_576_000_000;
+    let is_out_of_range = |duration: &Duration| {
+        duration.seconds.unsigned_abs() > MAX_SECONDS || duration.nanos.unsigned_abs() > 999_999_999
+    };
+    match duration {
+        Some(duration) if is_out_of_range(duration) => Err(E::custom("a duration is out of range")),
+        duration => Ok(duration.map(|duration| duration.to_string())),
+    }
+}
+
+/// Writes the end of a quota, a time of the years 1 to 9999.
+fn text_of_end<E: ser::Error>(end: &Option<ExpirationSpecifier>) -> Result<Option<String>, E> {
+    match end {
+        None => Ok(None),
+        Some(ExpirationSpecifier::ValidUntil(end)) if (-62_135_596_800..=253_402_300_799).contains(&end.seconds) => {
+            Ok(Some(end.to_string()))
         }
-        self.seen.push(spelling);
-        self.kind = FieldKind::of_field(&name);
-        seed.deserialize(CowStrDeserializer::new(name)).map(Some)
-    }
-
-    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, A::Error> {
-        self.inner.next_value_seed(StrictSeed { inner: seed, kind: self.kind })
+        Some(_) => Err(E::custom("a time is out of range")),
     }
 }
 
-/// Hashes (FNV-1a) what both spellings of a field, `hitsAddend` and `hits_addend`, have in common.
-fn hash_name_in_any_spelling(name: &str) -> u64 {
-    name.bytes().filter(|byte| *byte != b'_').fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte.to_ascii_lowercase())).wrapping_mul(0x0100_0000_01b3)
+fn json_of_metadata<E: ser::Error>(object: &Option<Struct>) -> Result<Option<Json>, E> {
+    /// Levels of objects and arrays; messages that were received have fewer.
+    const MAX_LEVELS: u32 = 100;
+    object.as_ref().map(|object| json_of_object(object, MAX_LEVELS)).transpose()
+}
+
+/// Converts an object whose values have at most `levels` levels.
+fn json_of_object<E: ser::Error>(object: &Struct, levels: u32) -> Result<Json, E> {
+    object.fields.iter().map(|(name, value)| Ok((name.clone(), json_of_value(value, levels)?))).collect()
+}
+
+fn json_of_value<E: ser::Error>(value: &Value, levels: u32) -> Result<Json, E> {
+    let deeper = levels.checked_sub(1).ok_or_else(|| E::custom("the metadata nests too deep"))?;
+    Ok(match &value.kind {
+        None | Some(Kind::NullValue(_)) => Json::Null,
+        Some(Kind::BoolValue(value)) => Json::Bool(*value),
+        Some(Kind::NumberValue(number)) => {
+            Number::from_f64(*number).ok_or_else(|| E::custom("a number in the metadata is not finite"))?.into()
+        }
+        Some(Kind::StringValue(text)) => Json::String(text.clone()),
+        Some(Kind::ListValue(list)) => {
+            list.values.iter().map(|value| json_of_value(value, deeper)).collect::<Result<_, E>>()?
+        }
+        Some(Kind::StructValue(object)) => json_of_object(object, deeper)?,
     })
-}
-
-/// Seed that gets a wrapped deserializer.
-struct StrictSeed<T> {
-    inner: T,
-    kind: FieldKind,
-}
-
-impl<'de, T: DeserializeSeed<'de>> DeserializeSeed<'de> for StrictSeed<T> {
-    type Value = T::Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<T::Value, D::Error> {
-        self.inner.deserialize(StrictJson { inner, kind: self.kind })
-    }
 }

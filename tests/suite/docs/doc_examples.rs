@@ -19,6 +19,7 @@ use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::yaml::DocumentSelection;
 
+use crate::kit::json_schema::schema_errors;
 use crate::kit::{read, repository};
 
 /// Checks a file of rules with nft.
@@ -173,9 +174,8 @@ fn values_of_two_regions_fit_the_chart() {
     let block = page.split("```yaml\n").find(|rest| rest.contains("globalRedis:")).expect("the page has an example");
     let block = block.split("```").next().expect("a block ends");
     let schema: Value = serde_json::from_str(&read(&repository("deploy/chart/values.schema.json"))).unwrap();
-    let chart = jsonschema::validator_for(&schema).unwrap();
     let of_values = |yaml: &str| -> Value { serde_saphyr::from_str(yaml).unwrap() };
-    let errors = |yaml: &str| chart.iter_errors(&of_values(yaml)).map(|error| error.to_string()).collect::<Vec<_>>();
+    let errors = |yaml: &str| schema_errors(&schema, &of_values(yaml));
     assert_eq!(errors(block), [""; 0]);
     assert_eq!(errors(&block.replace("waitReplicas: 1", "waitReplicas: 2")).len(), 1, "the schema tells");
 }

@@ -246,7 +246,9 @@ fn what_users_read_first_is_there() {
     for (file, word) in [("README.md", "# "), ("CHANGELOG.md", "# "), ("LICENSE", "Apache License")] {
         assert!(read(&repository(file)).contains(word), "{file}");
     }
-    for script in ["tests/run.sh", "envoy/demo.sh", "envoy/install.sh", "deploy/install-tools.sh", ".ci/run"] {
+    for script in
+        ["tests/run.sh", "envoy/demo.sh", "envoy/install.sh", "deploy/install-tools.sh", ".ci/run", ".ci/generate"]
+    {
         let path: PathBuf = repository(script);
         assert!(read(&path).starts_with("#!/usr/bin/env bash\n"), "{script}");
         let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).unwrap().permissions());

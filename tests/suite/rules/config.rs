@@ -1,7 +1,7 @@
 //! Meaning of rule files, and diagnostics of invalid ones.
 //!
 //! Each invalid file is in `config/bad`, with the expected diagnostics beside it. After a deliberate change of
-//! messages, `BLESS=1 cargo test --test suite config::` rewrites those texts; read them before the commit.
+//! messages, `.ci/generate` rewrites those texts; read them before the commit.
 
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
@@ -24,6 +24,8 @@ use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::{Domain, RuleAllowance, RuleLimit, RuleNode};
 use tollkeeper::rules::schema::rule_file_schema;
 use tollkeeper::rules::yaml::DocumentSelection;
+
+use crate::generated::{self, assert_up_to_date};
 
 fn source(name: &str, text: impl AsRef<[u8]>) -> RuleText {
     RuleText { name: Arc::from(name), bytes: text.as_ref().to_vec(), documents: DocumentSelection::All }
@@ -72,31 +74,9 @@ fn read(path: &str) -> String {
 
 #[test]
 fn bad_files_give_the_expected_diagnostics() {
-    let mut seen = 0;
-    let mut wrong = Vec::new();
-    for file in std::fs::read_dir(in_repository("tests/suite/rules/config/bad")).expect("the folder is there") {
-        let path = file.expect("readable").path();
-        if path.extension().is_none_or(|extension| extension != "yaml") {
-            continue;
-        }
-        seen += 1;
-        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
-        let text = std::fs::read(&path).expect("readable");
-        let options = CompileOptions { memcache: name.starts_with("memcache_"), ..CompileOptions::default() };
-        let diagnostics = match compile_texts(&[source(&name, &text)], &options) {
-            Ok(_) => "loads".to_owned(),
-            Err(found) => format!("{found}\n"),
-        };
-        let beside = path.with_extension("txt");
-        if std::env::var_os("BLESS").is_some() {
-            std::fs::write(&beside, &diagnostics).expect("writable");
-        }
-        if diagnostics != std::fs::read_to_string(&beside).unwrap_or_default() {
-            wrong.push(diagnostics);
-        }
-    }
-    assert!(seen > 70, "only {seen} files");
-    assert!(wrong.is_empty(), "not as expected:\n{}", wrong.join("\n"));
+    let expected = generated::rule_diagnostics();
+    assert!(expected.len() > 70, "only {} files", expected.len());
+    assert_up_to_date(&expected);
 }
 
 #[test]
@@ -152,11 +132,7 @@ fn reference_equals_the_defaults() {
 
 #[test]
 fn committed_schema_matches_the_code() {
-    let schema = serde_json::to_string_pretty(&rule_file_schema()).expect("it is JSON") + "\n";
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(in_repository("config/rules.schema.json"), &schema).expect("writable");
-    }
-    assert_eq!(schema, read("config/rules.schema.json"));
+    assert_up_to_date(&generated::schemas());
     for place in Section::RULE_FILE_SECTIONS.into_iter().skip(1) {
         assert!(rule_file_schema()["$defs"][place.name()]["properties"].is_object(), "{}", place.name());
     }

@@ -1,11 +1,9 @@
 //! Defaults for rules of any source: their file, their precedence, and limits that cannot have them.
 
-use std::fs;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use serde_json::Value;
 use tollkeeper::decide::log::header;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::Unit;
@@ -19,7 +17,7 @@ use tollkeeper::rules::schema::defaults_file_schema;
 use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::yaml::DocumentSelection;
 
-use crate::kit::{read, repository};
+use crate::generated::{self, assert_up_to_date};
 
 fn defaults(text: impl AsRef<[u8]>) -> Result<RuleDefaults, Diagnostics> {
     RuleDefaults::parse_file(&Arc::from("defaults.yaml"), text.as_ref()).map(|(defaults, _)| defaults)
@@ -457,13 +455,8 @@ fn aliases_that_expand_without_end_are_refused() {
 
 #[test]
 fn committed_schema_of_defaults_matches_the_code() {
-    let path = repository("config/rule-defaults.schema.json");
-    let schema = serde_json::to_string_pretty(&defaults_file_schema()).unwrap() + "\n";
-    if std::env::var_os("BLESS").is_some() {
-        fs::write(&path, &schema).unwrap();
-    }
-    assert_eq!(schema, read(&path));
-    let schema: Value = serde_json::from_str(&schema).unwrap();
+    assert_up_to_date(&generated::schemas());
+    let schema = defaults_file_schema();
     assert!(schema["$defs"]["domain_defaults"]["properties"]["on_store_error"].is_object());
 }
 

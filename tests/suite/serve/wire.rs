@@ -325,14 +325,17 @@ fn invalid_json_request_is_rejected() {
         (b"\xef\xbb\xbf{}", "expected value"),
         (b"{\"domain\": \"caf\xe9\"}", "invalid unicode"),
         (br#"{"domain": "\ud800"}"#, "unexpected end of hex escape"),
-        (br#"{"domain": 5}"#, "invalid type"),
+        (br#"{"domain": 5}"#, "domain: invalid type"),
         (br#"{"domian": "shop"}"#, "unrecognized field name 'domian'"),
-        (br#"{"hitsAddend": -1}"#, "out of range"),
+        (br#"{"hitsAddend": -1}"#, "hitsAddend: the number -1 is out of range at line 1 column 17"),
         (br#"{"hitsAddend": 4294967296}"#, "out of range"),
         (br#"{"hitsAddend": 1.5}"#, "expected integer"),
         (br#"{"descriptors": {}}"#, "invalid type"),
         (br#"{"descriptors": [null]}"#, "invalid type"),
-        (br#"{"descriptors": [{"entries": [{"key": "a", "val": "b"}]}]}"#, "unrecognized field name 'val'"),
+        (
+            br#"{"descriptors": [{"entries": [{"key": "a", "val": "b"}]}]}"#,
+            "descriptors: entries: unrecognized field name 'val'",
+        ),
         (br#"{"descriptors": [{"limit": {"unit": "WEEK"}}]}"#, "unrecognized enum value 'WEEK'"),
         (br#"{"descriptors": [{"limit": {"unit": "minute"}}]}"#, "unrecognized enum value 'minute'"),
         (deep.as_bytes(), "at line 1 column"),
@@ -422,7 +425,7 @@ fn response_without_json_form_is_an_error() {
     }
     let dynamic_metadata = Some(prost_types::Struct { fields: [("a".to_owned(), value)].into() });
     let response = RateLimitResponse { dynamic_metadata, ..RateLimitResponse::default() };
-    assert!(matches!(response_to_json(&response), Err(JsonError::Unconvertible(_))));
+    assert!(matches!(response_to_json(&response), Err(JsonError::Unprintable(_))));
 }
 
 #[test]

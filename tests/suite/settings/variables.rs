@@ -24,6 +24,8 @@ use tollkeeper::settings::value::text::{TextList, TextMap};
 use tollkeeper::settings::{Settings, documentation, environment};
 use tollkeeper::telemetry::logs;
 
+use crate::generated::{self, assert_up_to_date};
+
 mod identities;
 mod memcache;
 mod redis;
@@ -944,15 +946,9 @@ fn twins_for_limits_per_second_accept_the_same_values() {
     assert_eq!(twins, 21);
 }
 
-/// `BLESS=1` rewrites the page.
 #[test]
 fn settings_doc_page_matches_the_table() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md");
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&path, documentation::format_settings_markdown()).unwrap();
-    }
-    let page = std::fs::read_to_string(&path).unwrap();
-    assert!(page == documentation::format_settings_markdown(), "docs/settings.md is stale: run the suite with BLESS=1");
+    assert_up_to_date(&generated::settings());
 }
 
 #[test]
