@@ -1,6 +1,6 @@
 //! Bodies of `/json`, compared with another JSON parser; accepted requests are decided and answered.
 
-use tollkeeper::serve::http::proto_json::{request_from_json, request_to_json, response_to_json};
+use tollkeeper::base::pb::proto_json::{request_from_json, request_to_json, response_to_json};
 
 use super::decider;
 

@@ -6,6 +6,7 @@
 //! `rules::xds` do.
 
 pub mod codec;
+pub mod proto_json;
 
 #[allow(
     missing_docs,

@@ -7,7 +7,6 @@
 //! Decides: size of a body, also of `/json`, `/block`, `/reset`, `/log_level`.
 //! Decides: the time for a request (`REQUEST_TIMEOUT`, 408); that `/livez` depends on nothing.
 
-pub mod proto_json;
 mod response;
 pub mod page_builder;
 pub mod token_attempts;

@@ -1,7 +1,6 @@
 //! The process: sockets, protocols, pages, and clients, an Envoy among them.
 
 mod wire;
-mod proto_json;
 mod grpc_protocol;
 mod http_protocol;
 mod http2_headers;

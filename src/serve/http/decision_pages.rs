@@ -14,10 +14,10 @@ use axum::response::Response;
 use tokio::sync::Semaphore;
 
 use super::app_state::AppState;
-use super::proto_json;
 use super::response::{
     respond_error, respond_internal_error, respond_json, respond_no_rules, respond_pretty_json, respond_text,
 };
+use crate::base::pb::proto_json;
 use crate::base::pb::rate_limit_response::Code;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::decide::explain::Explanation;

@@ -18,13 +18,13 @@ use super::print::{
 };
 use super::request_flags::{RequestArgs, format_descriptor, parse_duration};
 use crate::base::clock::to_micros;
+use crate::base::pb::proto_json::response_to_json;
 use crate::base::pb::rate_limit_response::rate_limit::Unit;
 use crate::base::pb::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::base::pb::{HeaderValue, RateLimitRequest, RateLimitResponse};
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::limit::period::period_in_words;
-use crate::serve::http::proto_json::response_to_json;
 use crate::settings::address::ConnectAddress;
 use crate::settings::value::number::DurationRange;
 

@@ -15,9 +15,9 @@ use super::client::{ClientTls, RateLimitClient, TlsFiles, block_on};
 use super::go_flags::{self, Flag, GivenFlags};
 use super::print::{CommandOutcome, fail_if_unwritten, print_error, print_to_stdout};
 use super::request_flags::{format_descriptor, parse_descriptor};
+use crate::base::pb::proto_json::response_to_json;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
 use crate::base::text::escape_unprintable;
-use crate::serve::http::proto_json::response_to_json;
 use crate::settings::address::ConnectAddress;
 use crate::settings::pem::{ClientCertificate, PemFile};
 

@@ -14,6 +14,7 @@ use super::request_flags::RequestArgs;
 use super::rule_files::{self, CheckedRules, read_settings_or_defaults};
 use crate::base::clock::Clock;
 use crate::base::pb::RateLimitRequest;
+use crate::base::pb::proto_json::request_to_json;
 use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::decide::explain::{
     ExplainedCounter, ExplainedDescriptor, ExplainedEntryMatch, ExplainedLimit, ExplainedProxyShares, ExplainedSlots,
@@ -22,7 +23,6 @@ use crate::decide::explain::{
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::rule::value_pattern::MatchKind;
 use crate::serve::grpc::decode;
-use crate::serve::http::proto_json::request_to_json;
 use crate::serve::quota::page::format_shares;
 use crate::settings::address::ConnectAddress;
 

@@ -11,9 +11,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::base::pb::proto_json::request_from_json;
 use crate::base::pb::rate_limit_descriptor::Entry;
 use crate::base::pb::{RateLimitDescriptor, RateLimitRequest};
-use crate::serve::http::proto_json::request_from_json;
 use crate::settings::value::SettingValue as _;
 use crate::settings::value::number::DurationRange;
 

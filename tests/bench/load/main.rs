@@ -17,7 +17,7 @@ use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper::base::random::random_u64;
 use tollkeeper::base::text::{escape_unprintable, to_pretty_json};
 use tollkeeper::base::text_table::{NumberAlignment, format_table};
-use tollkeeper::serve::http::proto_json::request_from_json;
+use tollkeeper::base::pb::proto_json::request_from_json;
 use tollkeeper::settings::address::ConnectAddress;
 use tollkeeper::settings::value::number::DurationRange;
 use tollkeeper::tools::cli::client::{ClientTls, TlsArgs, block_on, suggest_connection_fix};

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tollkeeper::base::pb::RateLimitRequest;
+use tollkeeper::base::pb::proto_json::response_to_json;
 use tollkeeper::base::pb::rate_limit_descriptor::Entry;
-use tollkeeper::serve::http::proto_json::response_to_json;
 
 use crate::kit::grpc::{Client, descriptor, rate_limit_request};
 use crate::kit::http::{self, Response};

@@ -17,11 +17,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Value;
 use tollkeeper::base::clock::Time;
+use tollkeeper::base::pb::proto_json::{request_from_json, response_to_json};
 use tollkeeper::base::pb::rate_limit_response::{Code, DescriptorStatus};
 use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::base::pb::{self, HeaderValue, RateLimitResponse};
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
-use tollkeeper::serve::http::proto_json::{request_from_json, response_to_json};
 
 use crate::kit::redis::{self, Server};
 use crate::kit::replica::Replica;

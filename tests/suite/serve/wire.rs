@@ -7,6 +7,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 use prost_types::value::Kind;
 use serde_json::json;
+use tollkeeper::base::pb::proto_json::{JsonError, request_from_json, response_to_json};
 use tollkeeper::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::base::pb::rate_limit_response::{Code, Quota, quota, rate_limit};
 use tollkeeper::base::pb::{RateLimitDescriptor, RateLimitRequest, RateLimitResponse, RateLimitUnit};
@@ -14,7 +15,6 @@ use tollkeeper::decide::decision::{CurrentLimit, Decision, Header, ReportedStatu
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{self, Hits, LimitOverride, MAX_HITS};
 use tollkeeper::serve::grpc::{decode, encode};
-use tollkeeper::serve::http::proto_json::{JsonError, request_from_json, response_to_json};
 
 /// A request with one descriptor.
 fn request(hits_addend: u32, descriptor: RateLimitDescriptor) -> RateLimitRequest {

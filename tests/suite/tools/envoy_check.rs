@@ -19,7 +19,6 @@ use crate::generated::{self, ENVOY_SAMPLES, assert_up_to_date};
 use crate::kit::envoy::validate;
 use crate::kit::{read, repository};
 use crate::tools::cli::{ExitResult, Run};
-use crate::tools::cli::{ExitResult, Run};
 
 /// YAML files of a folder of samples, by name.
 fn samples(folder: &str) -> Vec<(String, PathBuf)> {

@@ -17,11 +17,11 @@ use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Timestamp};
 use serde::Serialize;
 use serde_json::{Map, Number, Value, json};
+use tollkeeper::base::pb::proto_json::{request_from_json, request_to_json, response_to_json};
 use tollkeeper::base::pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tollkeeper::base::pb::rate_limit_response::{DescriptorStatus, Quota, RateLimit, quota};
 use tollkeeper::base::pb::{self, HeaderValue, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 use tollkeeper::base::text::escape_unprintable_json;
-use tollkeeper::serve::http::proto_json::{request_from_json, request_to_json, response_to_json};
 
 static REQUEST: LazyLock<MessageDescriptor> = LazyLock::new(|| message("RateLimitRequest"));
 static RESPONSE: LazyLock<MessageDescriptor> = LazyLock::new(|| message("RateLimitResponse"));
