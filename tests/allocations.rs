@@ -5,10 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
-#[path = "kit/mod.rs"]
-#[allow(dead_code, reason = "the suite uses all of the kit, this binary a part")]
-mod kit;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,9 +23,9 @@ use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService
 use tollkeeper::telemetry::traces::propagation::PropagationFormats;
 use tollkeeper::telemetry::traces::{ExportThreadContext, SpanQueue, SpanQueueOptions, TraceSampler, Tracer};
 
-use self::kit::fixtures::load_shop_rules;
-use self::kit::grpc::rate_limit_request;
-use self::kit::test_service::TestService;
+use kit::fixtures::load_shop_rules;
+use kit::grpc::rate_limit_request;
+use kit::test_service::TestService;
 
 const NOON: Time = Time::from_secs(1_783_512_000);
 const RULES: &str = "descriptors: [{key: login, rate_limit: {unit: day, requests_per_unit: 1000000}}]";

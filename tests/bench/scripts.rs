@@ -9,10 +9,6 @@
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
-#[path = "../kit/mod.rs"]
-#[allow(dead_code, reason = "the suite uses all of the kit, this bench a part")]
-mod kit;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -5,8 +5,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{documents, list, validate};
-use crate::kit::tollkeeper::PROGRAM;
-use crate::kit::{read, repository};
+use kit::tollkeeper::program_path;
+use kit::{read, repository};
 
 const FILE: &str = "deploy/envoy-ai-gateway/ratelimit.yaml";
 
@@ -38,7 +38,7 @@ fn ai_gateway_finds_the_service_and_its_settings_pass_check_env() {
         .map(|variable| (variable["name"].as_str().unwrap(), variable["value"].as_str().unwrap()))
         .collect();
     assert!(environment.contains(&("CONFIG_GRPC_XDS_NODE_ID", "envoy-ai-gateway-ratelimit")));
-    let mut check = Command::new(PROGRAM);
+    let mut check = Command::new(program_path());
     check.args(["check", "--env", "--format", "json"]).env_clear().envs(environment.iter().copied());
     let report: Value = serde_json::from_slice(&check.output().unwrap().stdout).unwrap();
     let rows = report["environment"].as_array().unwrap();

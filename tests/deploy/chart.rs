@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{RENDERINGS, Rendering, documents, helm, list, run_tool, tool};
 use crate::generated::{self, assert_up_to_date};
-use crate::kit::{read, repository};
+use kit::{read, repository};
 
 fn rendered(arguments: &[&str]) -> Rendering {
     Rendering::new("chart", helm(arguments).unwrap_or_else(|problem| panic!("{arguments:?}: {problem}")))

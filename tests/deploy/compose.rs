@@ -8,10 +8,10 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::{run_tool, tool};
-use crate::kit::envoy::{Envoy, validate};
-use crate::kit::json_schema::schema_errors;
-use crate::kit::tollkeeper::{PROGRAM, with_rules};
-use crate::kit::{read, repository};
+use kit::envoy::{Envoy, validate};
+use kit::json_schema::schema_errors;
+use kit::tollkeeper::{program_path, with_rules};
+use kit::{read, repository};
 
 const FILE: &str = "deploy/compose.yaml";
 
@@ -66,10 +66,10 @@ fn settings_and_rules_of_compose_are_valid() {
     let directory = tempfile::tempdir().unwrap();
     let rules = directory.path().join("rules.yaml");
     fs::write(&rules, config(&text, "rules")).unwrap();
-    let checked = run_tool(Command::new(PROGRAM).arg("check").arg(&rules), "").unwrap();
+    let checked = run_tool(Command::new(program_path()).arg("check").arg(&rules), "").unwrap();
     assert!(checked.contains("1 file, 0 errors, 0 warnings"), "{checked}");
     let service = &parse(&text)["services"]["tollkeeper"];
-    let mut check = Command::new(PROGRAM);
+    let mut check = Command::new(program_path());
     check.args(["check", "--env"]).env_clear();
     for (name, value) in service["environment"].as_object().unwrap() {
         check.env(name, value.as_str().unwrap());

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use super::{RENDERINGS, Rendering, helm, list};
-use crate::kit::tollkeeper::{self, PROGRAM};
+use kit::tollkeeper::{self, program_path};
 
 /// Command and arguments of the first container, with the program of the test.
 fn command(spec: &serde_json::Value) -> Vec<&str> {
@@ -30,7 +30,7 @@ fn check(text: &str) -> Output {
     let job = RENDERINGS[0].of_kind("Job").next().unwrap();
     let directory = tempfile::tempdir().unwrap();
     mount(directory.path(), "shop.yaml", text);
-    let mut program = Command::new(PROGRAM);
+    let mut program = Command::new(program_path());
     for word in &command(&job["spec"]["template"]["spec"])[1..] {
         program.arg(if *word == "/rules" { directory.path().as_os_str() } else { word.as_ref() });
     }
@@ -52,7 +52,7 @@ fn call_of_helm_test_is_answered() {
     let service = tollkeeper::with_rules("domain: shop\n").start();
     let call = |port: u16| {
         let address = format!("--addr=127.0.0.1:{port}");
-        let mut program = Command::new(PROGRAM);
+        let mut program = Command::new(program_path());
         for word in &words[1..] {
             program.arg(if word.starts_with("--addr=") { &address } else { *word });
         }

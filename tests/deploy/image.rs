@@ -3,8 +3,8 @@
 
 use std::process::Command;
 
-use crate::kit::tollkeeper::PROGRAM;
-use crate::kit::{read, repository};
+use kit::tollkeeper::program_path;
+use kit::{read, repository};
 
 fn dockerfile() -> String {
     // Joins continued lines.
@@ -92,7 +92,7 @@ fn links_are_names_of_the_program() {
     let rules = repository("config/example.yaml");
     for name in names {
         let link = directory.path().join(name);
-        std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
+        std::os::unix::fs::symlink(program_path(), &link).unwrap();
         let mut command = Command::new(&link);
         // Runs each link with an argument that only that program accepts.
         match name {

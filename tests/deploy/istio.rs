@@ -6,8 +6,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::{RENDERINGS, documents, list, validate};
-use crate::kit::envoy;
-use crate::kit::{read, repository};
+use kit::envoy;
+use kit::{read, repository};
 
 const FILE: &str = "deploy/istio/envoyfilter.yaml";
 

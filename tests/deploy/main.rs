@@ -7,10 +7,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
-#[path = "../kit/mod.rs"]
-#[allow(dead_code, reason = "the suite uses all of the kit, this binary a part")]
-mod kit;
-
 #[path = "../generated.rs"]
 #[allow(dead_code, reason = "the suite and `.ci/generate` use the rest")]
 mod generated;
@@ -34,7 +30,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use crate::kit::repository;
+use kit::repository;
 
 /// Versions of Kubernetes to validate against: the oldest that the chart allows, and newer ones.
 const KUBERNETES: [&str; 5] = ["1.25", "1.28", "1.31", "1.34", "1.37"];

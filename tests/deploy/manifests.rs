@@ -6,8 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{RENDERINGS, Rendering, list, validate};
-use crate::kit::tollkeeper::PROGRAM;
-use crate::kit::{read, repository};
+use kit::tollkeeper::program_path;
+use kit::{read, repository};
 
 /// Specs of all pods, with the names of their controllers.
 fn pods(rendering: &Rendering) -> Vec<(String, &Value)> {
@@ -211,7 +211,7 @@ fn shipped_rules_pass_check() {
         for (file, text) in rules.flat_map(|it| it["data"].as_object().unwrap()) {
             fs::write(directory.path().join(file), text.as_str().unwrap()).unwrap();
         }
-        let checked = Command::new(PROGRAM).arg("check").arg(directory.path()).output().unwrap();
+        let checked = Command::new(program_path()).arg("check").arg(directory.path()).output().unwrap();
         assert!(checked.status.success(), "{}: {}", rendering.name, String::from_utf8_lossy(&checked.stderr));
         let files = fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(files, if rendering.name == "chart, all values" { 3 } else { 1 }, "{}", rendering.name);
@@ -243,7 +243,7 @@ fn replica_without_valid_rules_is_unhealthy_in_each_rendering() {
 #[test]
 fn settings_pass_check_env() {
     for rendering in RENDERINGS.iter() {
-        let mut check = Command::new(PROGRAM);
+        let mut check = Command::new(program_path());
         check.args(["check", "--env", "--format", "json"]).env_clear().envs(rendering.environment());
         let report: Value = serde_json::from_slice(&check.output().unwrap().stdout).unwrap();
         for row in report["environment"].as_array().unwrap() {

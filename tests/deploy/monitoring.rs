@@ -7,9 +7,9 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{RENDERINGS, documents, list, run_tool, tool};
-use crate::kit::port::Port;
-use crate::kit::tollkeeper::with_rules;
-use crate::kit::{grpc, http, read, repository};
+use kit::port::Port;
+use kit::tollkeeper::with_rules;
+use kit::{grpc, http, read, repository};
 
 fn promtool(arguments: &[&str]) -> Result<String, String> {
     run_tool(Command::new(tool("PROMTOOL")).args(arguments), "")

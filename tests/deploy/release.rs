@@ -10,9 +10,9 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::tempdir;
 
-use crate::kit::tollkeeper::PROGRAM;
-use crate::kit::{read, repository};
 use crate::{documents, run_tool, tool};
+use kit::tollkeeper::program_path;
+use kit::{read, repository};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -186,7 +186,7 @@ fn systemd_unit_starts_with_its_example_settings() {
     for check in checks {
         let arguments = check.strip_prefix("/usr/local/bin/tollkeeper ").unwrap();
         let arguments = arguments.replace("/etc/tollkeeper/rules.yaml", "config/example.yaml");
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program_path());
         command.current_dir(repository("")).env_clear().envs(settings.iter().copied()).args(arguments.split(' '));
         succeed(&mut command);
     }

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::generated::{VALUES_SCHEMA, assert_up_to_date, chart_values, default_values, leaves};
-use crate::kit::{read, repository};
+use kit::{read, repository};
 
 #[test]
 fn schema_and_readme_have_the_comments_of_the_values() {

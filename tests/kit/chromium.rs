@@ -16,14 +16,14 @@ use super::{PATIENCE, signal, wait_for};
 
 /// A browser with one tab.
 #[derive(Debug)]
-pub(crate) struct Chromium {
+pub struct Chromium {
     child: Child,
     commands: File,
     messages: Receiver<Value>,
     session: Option<String>,
     last_id: u64,
     /// Events so far.
-    pub(crate) events: Vec<Value>,
+    pub events: Vec<Value>,
     _files: TempDir,
 }
 
@@ -35,7 +35,7 @@ impl Drop for Chromium {
 
 impl Chromium {
     /// Starts it with an empty tab.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let (commands, messages) = (files.path().join("commands"), files.path().join("messages"));
         let made = Command::new("mkfifo").args([&commands, &messages]).status();
@@ -72,7 +72,7 @@ impl Chromium {
     }
 
     /// Sends a command and returns its result.
-    pub(crate) fn call(&mut self, method: &str, params: &Value) -> Value {
+    pub fn call(&mut self, method: &str, params: &Value) -> Value {
         self.last_id += 1;
         let mut command = json!({"id": self.last_id, "method": method, "params": params});
         if let Some(session) = &self.session {
@@ -91,7 +91,7 @@ impl Chromium {
     }
 
     /// Value of an expression in the page; a promise is awaited.
-    pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
+    pub fn evaluate(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
         let result = self.call("Runtime.evaluate", &params);
         assert!(result["exceptionDetails"].is_null(), "{expression}: {}", result["exceptionDetails"]);
@@ -99,12 +99,12 @@ impl Chromium {
     }
 
     /// Waits until an expression is true.
-    pub(crate) fn wait_until(&mut self, expression: &str) {
+    pub fn wait_until(&mut self, expression: &str) {
         wait_for(expression, || (self.evaluate(expression) == true).then_some(()));
     }
 
     /// Presses and releases a key, such as `Tab` or `Enter`.
-    pub(crate) fn press(&mut self, key: &str) {
+    pub fn press(&mut self, key: &str) {
         let code = match key {
             "Tab" => 9,
             "Enter" => 13,
@@ -118,12 +118,12 @@ impl Chromium {
     }
 
     /// Types text into the focused control.
-    pub(crate) fn write(&mut self, text: &str) {
+    pub fn write(&mut self, text: &str) {
         self.call("Input.insertText", &json!({"text": text}));
     }
 
     /// Sets the width of the page in pixels, and the theme that the system prefers.
-    pub(crate) fn set_view(&mut self, width: u32, theme: &str) {
+    pub fn set_view(&mut self, width: u32, theme: &str) {
         let metrics = json!({"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", &metrics);
         let features = json!([{"name": "prefers-color-scheme", "value": theme}]);
@@ -131,7 +131,7 @@ impl Chromium {
     }
 
     /// A picture of the page as PNG in base64.
-    pub(crate) fn picture(&mut self) -> String {
+    pub fn picture(&mut self) -> String {
         let picture = self.call("Page.captureScreenshot", &json!({"format": "png"}));
         picture["data"].as_str().expect("a picture is text").to_owned()
     }

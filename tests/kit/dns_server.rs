@@ -20,7 +20,7 @@ const NAMESPACES: [&[&str]; 2] =
     [&["unshare", "--map-root-user", "--net", "--mount"], &["sudo", "-n", "unshare", "--net", "--mount"]];
 
 /// Runs the test of this name in a network of its own; returns `false` there, and `true` once it has passed.
-pub(crate) fn in_own_network(test: &str) -> bool {
+pub fn in_own_network(test: &str) -> bool {
     if env::var_os(OWN_NETWORK).is_some() {
         return false;
     }
@@ -49,21 +49,22 @@ pub(crate) fn in_own_network(test: &str) -> bool {
 
 /// A name server on port 53 of 127.0.0.1; it ends with the process.
 #[derive(Debug)]
-pub(crate) struct DnsServer {
+pub struct DnsServer {
     targets: Arc<Mutex<Vec<SrvTarget>>>,
 }
 
 /// A server of the SRV record.
 #[derive(Clone, Debug)]
-pub(crate) struct SrvTarget {
+pub struct SrvTarget {
     /// Name without a dot at its end.
-    pub(crate) host: &'static str,
-    pub(crate) port: u16,
+    pub host: &'static str,
+    /// Port of the server.
+    pub port: u16,
 }
 
 impl DnsServer {
     /// Starts it; every SRV record has these targets.
-    pub(crate) fn start(targets: &[SrvTarget]) -> Self {
+    pub fn start(targets: &[SrvTarget]) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:53").expect("the network is the test's own");
         let targets = Arc::new(Mutex::new(targets.to_vec()));
         let current = Arc::clone(&targets);
@@ -81,7 +82,7 @@ impl DnsServer {
     }
 
     /// Replaces the targets; without any, the name does not exist.
-    pub(crate) fn set(&self, targets: &[SrvTarget]) {
+    pub fn set(&self, targets: &[SrvTarget]) {
         *self.targets.lock().unwrap_or_else(PoisonError::into_inner) = targets.to_vec();
     }
 }

@@ -18,7 +18,7 @@ use super::{http, read, repository, signal, wait_for};
 
 /// A running Envoy; ended when dropped.
 #[derive(Debug)]
-pub(crate) struct Envoy {
+pub struct Envoy {
     listener: Port,
     admin: Port,
     _upstream: Port,
@@ -36,7 +36,7 @@ fn binary() -> PathBuf {
 }
 
 /// Runs `envoy --mode validate` on a bootstrap.
-pub(crate) fn validate(bootstrap: &Path) -> Output {
+pub fn validate(bootstrap: &Path) -> Output {
     let mut command = Command::new(binary());
     command.args(["--mode", "validate", "--use-dynamic-base-id", "--log-level", "warning", "-c"]).arg(bootstrap);
     command.output().expect("the Envoy under TOLLKEEPER_TEST_ENVOY can be started")
@@ -44,17 +44,17 @@ pub(crate) fn validate(bootstrap: &Path) -> Output {
 
 impl Envoy {
     /// Runs `envoy/NAME.yaml` against the tollkeepers at these ports and waits until it is ready.
-    pub(crate) fn start(name: &str, tollkeepers: &[u16]) -> Self {
+    pub fn start(name: &str, tollkeepers: &[u16]) -> Self {
         Self::start_with(name, tollkeepers, |bootstrap| bootstrap)
     }
 
     /// Same as [`Self::start`], with a changed bootstrap.
-    pub(crate) fn start_with(name: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
+    pub fn start_with(name: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
         Self::start_file(&format!("envoy/{name}.yaml"), tollkeepers, change)
     }
 
     /// Same as [`Self::start_with`], with any bootstrap of the repository that uses the ports of those in `envoy/`.
-    pub(crate) fn start_file(file: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
+    pub fn start_file(file: &str, tollkeepers: &[u16], change: impl FnOnce(String) -> String) -> Self {
         let (listener, upstream, admin) = (Port::reserve(), Port::reserve(), Port::reserve());
         let mut bootstrap = read(&repository(file));
         let ports = [(10_000, listener.number()), (10_001, upstream.number()), (9901, admin.number())];
@@ -86,17 +86,17 @@ impl Envoy {
     }
 
     /// Port for clients, on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.listener.number()
     }
 
     /// A GET for `path` to the listener for clients.
-    pub(crate) fn get(&self, path: &str) -> http::Request {
+    pub fn get(&self, path: &str) -> http::Request {
         http::get(self.port(), path)
     }
 
     /// Value of a counter or gauge; 0 if it does not exist yet.
-    pub(crate) fn stat(&self, name: &str) -> u64 {
+    pub fn stat(&self, name: &str) -> u64 {
         let stats = http::get(self.admin.number(), &format!("/stats?filter=^{name}$")).send().text();
         let value = stats.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         value.map_or(0, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number: {value}")))

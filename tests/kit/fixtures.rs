@@ -6,12 +6,12 @@ use std::thread;
 use super::test_service::{TestRequest, TestResponse, TestService};
 
 /// Loads rules of the domain `shop`, given from `descriptors` or `defaults` on.
-pub(crate) fn load_shop_rules(service: &TestService, rules: &str) {
+pub fn load_shop_rules(service: &TestService, rules: &str) {
     service.load([("rules.yaml", format!("domain: shop\n{rules}").as_str())]);
 }
 
 /// A request for descriptors of `shop`: `key=value,key=value; key=value`.
-pub(crate) fn shop_request(descriptors: &str) -> TestRequest {
+pub fn shop_request(descriptors: &str) -> TestRequest {
     descriptors.split("; ").fold(TestRequest::new("shop"), |request, descriptor| {
         let entries: Vec<_> = descriptor.split(',').map(|entry| entry.split_once('=').unwrap_or((entry, ""))).collect();
         request.descriptor(&entries)
@@ -19,19 +19,19 @@ pub(crate) fn shop_request(descriptors: &str) -> TestRequest {
 }
 
 /// Decides a request; an error fails the test.
-pub(crate) fn decide(service: &TestService, request: &TestRequest) -> TestResponse {
+pub fn decide(service: &TestService, request: &TestRequest) -> TestResponse {
     service.decide(request).unwrap_or_else(|error| panic!("{error}: {request:?}"))
 }
 
 /// Decides the requests one by one, at one time, and compares each response's text.
-pub(crate) fn assert_responses(service: &TestService, table: &[(TestRequest, &str)]) {
+pub fn assert_responses(service: &TestService, table: &[(TestRequest, &str)]) {
     for (step, (request, expected)) in table.iter().enumerate() {
         assert_eq!(decide(service, request).text(), *expected, "step {step}: {request:?}");
     }
 }
 
 /// Runs `act` on `threads` threads at once, with the number of the thread.
-pub(crate) fn in_parallel(threads: u64, act: impl Fn(u64) + Sync) {
+pub fn in_parallel(threads: u64, act: impl Fn(u64) + Sync) {
     let start = Barrier::new(usize::try_from(threads).unwrap());
     thread::scope(|scope| {
         for thread in 0..threads {

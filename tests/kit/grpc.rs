@@ -18,15 +18,15 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response};
 use super::PATIENCE;
 
 /// The service's only method.
-pub(crate) const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// A request for one descriptor of these entries.
-pub(crate) fn rate_limit_request(domain: &str, entries: &[(&str, &str)]) -> RateLimitRequest {
+pub fn rate_limit_request(domain: &str, entries: &[(&str, &str)]) -> RateLimitRequest {
     RateLimitRequest { domain: domain.to_owned(), descriptors: vec![descriptor(entries)], hits_addend: 0 }
 }
 
 /// A descriptor of these entries.
-pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+pub fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     let entry = |(key, value): &(&str, &str)| Entry {
         key: Bytes::copy_from_slice(key.as_bytes()),
         value: Bytes::copy_from_slice(value.as_bytes()),
@@ -36,19 +36,19 @@ pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
 
 /// A connection; no call waits longer than [`PATIENCE`].
 #[derive(Debug)]
-pub(crate) struct Client {
+pub struct Client {
     runtime: Runtime,
     channel: Channel,
 }
 
 impl Client {
     /// Connects to a port of 127.0.0.1.
-    pub(crate) fn connect(port: u16) -> Self {
+    pub fn connect(port: u16) -> Self {
         Self::to(format!("http://127.0.0.1:{port}"))
     }
 
     /// Connects to a unix socket.
-    pub(crate) fn connect_unix(path: &Path) -> Self {
+    pub fn connect_unix(path: &Path) -> Self {
         Self::to(format!("unix:{}", path.display()))
     }
 
@@ -56,7 +56,7 @@ impl Client {
     ///
     /// The client trusts the authorities in the file `ca`. If a name is given, it presents `NAME.crt` from the same
     /// directory.
-    pub(crate) fn connect_tls(port: u16, ca: &Path, name: Option<&str>) -> Self {
+    pub fn connect_tls(port: u16, ca: &Path, name: Option<&str>) -> Self {
         let pem = |path: &Path| std::fs::read(path).expect("the certificate is there");
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem(ca)));
         if let Some(name) = name {
@@ -79,13 +79,13 @@ impl Client {
     }
 
     /// Calls `ShouldRateLimit`.
-    pub(crate) fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub fn call(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
         Ok(self.runtime.block_on(client.should_rate_limit(request.clone()))?.into_inner())
     }
 
     /// Calls `ShouldRateLimit` with these headers.
-    pub(crate) fn call_with_headers(
+    pub fn call_with_headers(
         &self,
         request: &RateLimitRequest,
         headers: &[(&'static str, &str)],
@@ -99,7 +99,7 @@ impl Client {
     }
 
     /// Calls `ShouldRateLimit`, and cancels the call once `when` returns true.
-    pub(crate) fn call_until(&self, request: &RateLimitRequest, when: impl Fn() -> bool) {
+    pub fn call_until(&self, request: &RateLimitRequest, when: impl Fn() -> bool) {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
         self.runtime.block_on(async {
             let mut call = std::pin::pin!(client.should_rate_limit(request.clone()));
@@ -114,14 +114,14 @@ impl Client {
     }
 
     /// Calls `ShouldRateLimit` with a compressed message.
-    pub(crate) fn call_compressed(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub fn call_compressed(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let client = RateLimitServiceClient::new(self.channel.clone());
         let mut client = client.send_compressed(CompressionEncoding::Gzip);
         Ok(self.runtime.block_on(client.should_rate_limit(request.clone()))?.into_inner())
     }
 
     /// Makes several calls at once, each with the same deadline.
-    pub(crate) fn call_concurrently(
+    pub fn call_concurrently(
         &self,
         request: &RateLimitRequest,
         count: usize,
@@ -140,7 +140,7 @@ impl Client {
     }
 
     /// Sends `message` unchanged to a method; returns the bytes of the response.
-    pub(crate) fn call_raw(&self, method: &'static str, message: impl Into<Bytes>) -> Result<Bytes, Status> {
+    pub fn call_raw(&self, method: &'static str, message: impl Into<Bytes>) -> Result<Bytes, Status> {
         let mut client = tonic::client::Grpc::new(self.channel.clone());
         let (method, message) = (PathAndQuery::from_static(method), Request::new(message.into()));
         let call = async {
@@ -151,7 +151,7 @@ impl Client {
     }
 
     /// True if the service of that name reports that it is serving.
-    pub(crate) fn is_serving(&self, service: &str) -> Result<bool, Status> {
+    pub fn is_serving(&self, service: &str) -> Result<bool, Status> {
         let mut client = HealthClient::new(self.channel.clone());
         let request = HealthCheckRequest { service: service.to_owned() };
         let response = self.runtime.block_on(client.check(request))?.into_inner();
@@ -161,7 +161,7 @@ impl Client {
     /// Watches the health of the empty name until the stream ends; returns the stream's error.
     ///
     /// `on_status` receives true for each status SERVING, false for the others.
-    pub(crate) fn watch(&self, mut on_status: impl FnMut(bool)) -> Result<(), Status> {
+    pub fn watch(&self, mut on_status: impl FnMut(bool)) -> Result<(), Status> {
         let mut client = HealthClient::new(self.channel.clone());
         self.runtime.block_on(async {
             let mut stream = client.watch(HealthCheckRequest::default()).await?.into_inner();

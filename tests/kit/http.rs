@@ -13,7 +13,7 @@ use super::PATIENCE;
 
 /// A request that is not sent yet.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
+pub struct Request {
     port: u16,
     source: Ipv4Addr,
     /// Request line and headers so far, each with its line end.
@@ -22,26 +22,26 @@ pub(crate) struct Request {
 }
 
 /// A GET for `path` (sent as given) to a port of 127.0.0.1.
-pub(crate) fn get(port: u16, path: &str) -> Request {
+pub fn get(port: u16, path: &str) -> Request {
     request("GET", port, path)
 }
 
 /// A POST of `body` to `path` (sent as given) at a port of 127.0.0.1.
-pub(crate) fn post(port: u16, path: &str, body: impl Into<Vec<u8>>) -> Request {
+pub fn post(port: u16, path: &str, body: impl Into<Vec<u8>>) -> Request {
     let body = body.into();
     let length = body.len().to_string();
     Request { body, ..request("POST", port, path).header("content-length", length) }
 }
 
 /// A request without a body.
-pub(crate) fn request(method: &str, port: u16, path: &str) -> Request {
+pub fn request(method: &str, port: u16, path: &str) -> Request {
     let head = format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n").into_bytes();
     Request { port, source: Ipv4Addr::LOCALHOST, head, body: Vec::new() }
 }
 
 impl Request {
     /// Adds a header; the value may be any bytes.
-    pub(crate) fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.head.extend_from_slice(name.as_bytes());
         self.head.extend_from_slice(b": ");
         self.head.extend_from_slice(value.as_ref());
@@ -50,14 +50,14 @@ impl Request {
     }
 
     /// Uses another method.
-    pub(crate) fn method(mut self, method: &str) -> Self {
+    pub fn method(mut self, method: &str) -> Self {
         let rest = self.head.iter().position(|byte| *byte == b' ').expect("the method ends with a blank");
         self.head.splice(..rest, method.bytes());
         self
     }
 
     /// Names another host.
-    pub(crate) fn host(mut self, host: &str) -> Self {
+    pub fn host(mut self, host: &str) -> Self {
         let line = format!("host: 127.0.0.1:{}", self.port);
         let at = self.head.windows(line.len()).position(|window| window == line.as_bytes()).expect("it names a host");
         self.head.splice(at..at + line.len(), format!("host: {host}").into_bytes());
@@ -65,18 +65,18 @@ impl Request {
     }
 
     /// Sends from 127.0.0.`last` instead of 127.0.0.1.
-    pub(crate) fn from(mut self, last: u8) -> Self {
+    pub fn from(mut self, last: u8) -> Self {
         self.source = Ipv4Addr::new(127, 0, 0, last);
         self
     }
 
     /// Sends the request and reads the whole response; panics without one.
-    pub(crate) fn send(&self) -> Response {
+    pub fn send(&self) -> Response {
         self.try_send().unwrap_or_else(|error| panic!("no answer from port {}: {error}", self.port))
     }
 
     /// Sends the request and reads the whole response.
-    pub(crate) fn try_send(&self) -> io::Result<Response> {
+    pub fn try_send(&self) -> io::Result<Response> {
         let mut stream = connect(self.port, self.source)?;
         stream.write_all(&self.head)?;
         stream.write_all(b"\r\n")?;
@@ -89,7 +89,7 @@ impl Request {
 }
 
 /// Connects from `source` to a port of 127.0.0.1; reads on the stream end after [`PATIENCE`].
-pub(crate) fn connect(port: u16, source: Ipv4Addr) -> io::Result<TcpStream> {
+pub fn connect(port: u16, source: Ipv4Addr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((source, 0)).into())?;
     socket.connect(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)).into())?;
@@ -98,7 +98,7 @@ pub(crate) fn connect(port: u16, source: Ipv4Addr) -> io::Result<TcpStream> {
 }
 
 /// Reads until the server closes or resets the connection; panics if it does neither.
-pub(crate) fn read_until_closed(stream: &mut TcpStream) -> Vec<u8> {
+pub fn read_until_closed(stream: &mut TcpStream) -> Vec<u8> {
     let mut words = Vec::new();
     match stream.read_to_end(&mut words) {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
@@ -110,37 +110,37 @@ pub(crate) fn read_until_closed(stream: &mut TcpStream) -> Vec<u8> {
 
 /// A response.
 #[derive(Clone)]
-pub(crate) struct Response {
+pub struct Response {
     /// The status code.
-    pub(crate) status: u16,
+    pub status: u16,
     /// Names and values as they came, in their order.
-    pub(crate) headers: Vec<(String, Vec<u8>)>,
+    pub headers: Vec<(String, Vec<u8>)>,
     /// The body, its transfer encoding undone.
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 impl Response {
     /// The values of all headers of that name, in their order.
-    pub(crate) fn all(&self, name: &str) -> Vec<String> {
+    pub fn all(&self, name: &str) -> Vec<String> {
         let named = self.headers.iter().filter(|(own, _)| own.eq_ignore_ascii_case(name));
         named.map(|(_, value)| String::from_utf8_lossy(value).into_owned()).collect()
     }
 
     /// The value of the only header of that name, `None` without one; panics if there are several.
-    pub(crate) fn header(&self, name: &str) -> Option<String> {
+    pub fn header(&self, name: &str) -> Option<String> {
         let mut values = self.all(name);
         assert!(values.len() <= 1, "{name} came {} times: {self:?}", values.len());
         values.pop()
     }
 
     /// The number in the only header of that name; panics if there is none.
-    pub(crate) fn number(&self, name: &str) -> u64 {
+    pub fn number(&self, name: &str) -> u64 {
         let value = self.header(name).unwrap_or_else(|| panic!("no {name} in {self:?}"));
         value.parse().unwrap_or_else(|_| panic!("{name} is no number: {value}"))
     }
 
     /// The body as text.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 

@@ -8,38 +8,53 @@ use std::net::{Ipv4Addr, TcpStream};
 use super::grpc::SHOULD_RATE_LIMIT;
 use super::http;
 
-/// Kinds of frames.
-pub(crate) const DATA: u8 = 0;
-pub(crate) const HEADERS: u8 = 1;
-pub(crate) const PRIORITY: u8 = 2;
-pub(crate) const RST_STREAM: u8 = 3;
-pub(crate) const SETTINGS: u8 = 4;
-pub(crate) const PUSH_PROMISE: u8 = 5;
-pub(crate) const PING: u8 = 6;
-pub(crate) const GOAWAY: u8 = 7;
-pub(crate) const WINDOW_UPDATE: u8 = 8;
-pub(crate) const CONTINUATION: u8 = 9;
+/// Type of a DATA frame.
+pub const DATA: u8 = 0;
+/// Type of a HEADERS frame.
+pub const HEADERS: u8 = 1;
+/// Type of a PRIORITY frame.
+pub const PRIORITY: u8 = 2;
+/// Type of a RST_STREAM frame.
+pub const RST_STREAM: u8 = 3;
+/// Type of a SETTINGS frame.
+pub const SETTINGS: u8 = 4;
+/// Type of a PUSH_PROMISE frame.
+pub const PUSH_PROMISE: u8 = 5;
+/// Type of a PING frame.
+pub const PING: u8 = 6;
+/// Type of a GOAWAY frame.
+pub const GOAWAY: u8 = 7;
+/// Type of a WINDOW_UPDATE frame.
+pub const WINDOW_UPDATE: u8 = 8;
+/// Type of a CONTINUATION frame.
+pub const CONTINUATION: u8 = 9;
 
 /// Maximum length of a payload that every peer accepts.
-pub(crate) const MAX_FRAME_BYTES: usize = 16_384;
+pub const MAX_FRAME_BYTES: usize = 16_384;
 
-pub(crate) const ACK: u8 = 1;
-/// Flags of the last frame of a message, and of the last frame of its headers.
-pub(crate) const END_STREAM: u8 = 1;
-pub(crate) const END_HEADERS: u8 = 4;
+/// Flag of an acknowledgement.
+pub const ACK: u8 = 1;
+/// Flag of the last frame of a message.
+pub const END_STREAM: u8 = 1;
+/// Flag of the last frame of the headers.
+pub const END_HEADERS: u8 = 4;
 
 /// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Frame {
-    pub(crate) kind: u8,
-    pub(crate) flags: u8,
-    pub(crate) stream: u32,
-    pub(crate) payload: Vec<u8>,
+pub struct Frame {
+    /// Type of the frame.
+    pub kind: u8,
+    /// Its flags.
+    pub flags: u8,
+    /// Number of its stream.
+    pub stream: u32,
+    /// Its payload.
+    pub payload: Vec<u8>,
 }
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Http2Connection {
+pub struct Http2Connection {
     stream: TcpStream,
     /// The server's HPACK table has the headers of `ShouldRateLimit`.
     is_indexed: bool,
@@ -59,7 +74,7 @@ const fn call_headers<'a>(path: &'a str, authority: &'a str) -> [(&'static str, 
 
 impl Http2Connection {
     /// Connects to a port of 127.0.0.1 and sends the connection preface.
-    pub(crate) fn connect(port: u16) -> Self {
+    pub fn connect(port: u16) -> Self {
         let stream = http::connect(port, Ipv4Addr::LOCALHOST).expect("the listener accepts");
         let mut frames = Self { stream, is_indexed: false };
         frames.stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").expect("the server reads");
@@ -68,27 +83,27 @@ impl Http2Connection {
     }
 
     /// Sends a frame.
-    pub(crate) fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> io::Result<()> {
+    pub fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> io::Result<()> {
         self.stream.write_all(&frame(kind, flags, stream, payload))
     }
 
     /// Sends bytes, such as many frames at once.
-    pub(crate) fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
     /// Opens a call of `ShouldRateLimit`, its message still to come.
-    pub(crate) fn call(&mut self, stream: u32, more_headers: &[(&str, &str)]) -> io::Result<()> {
+    pub fn call(&mut self, stream: u32, more_headers: &[(&str, &str)]) -> io::Result<()> {
         self.call_method(stream, SHOULD_RATE_LIMIT, more_headers)
     }
 
     /// Opens a call of a method by its path, its message still to come.
-    pub(crate) fn call_method(&mut self, stream: u32, path: &str, more_headers: &[(&str, &str)]) -> io::Result<()> {
+    pub fn call_method(&mut self, stream: u32, path: &str, more_headers: &[(&str, &str)]) -> io::Result<()> {
         self.open(stream, path, "tollkeeper", more_headers)
     }
 
     /// Opens a call of a method together with frames that follow, in one write.
-    pub(crate) fn call_method_with(&mut self, stream: u32, path: &str, frames: &[u8]) -> io::Result<()> {
+    pub fn call_method_with(&mut self, stream: u32, path: &str, frames: &[u8]) -> io::Result<()> {
         let mut block = Vec::new();
         for (name, value) in call_headers(path, "tollkeeper") {
             put_literal(&mut block, LITERAL_WITHOUT_INDEXING, name, value);
@@ -97,7 +112,7 @@ impl Http2Connection {
     }
 
     /// Opens a call of `ShouldRateLimit` with an `:authority`, its message still to come.
-    pub(crate) fn call_to(&mut self, authority: &str, stream: u32) -> io::Result<()> {
+    pub fn call_to(&mut self, authority: &str, stream: u32) -> io::Result<()> {
         self.open(stream, SHOULD_RATE_LIMIT, authority, &[])
     }
 
@@ -110,7 +125,7 @@ impl Http2Connection {
     }
 
     /// Sends a header block, in CONTINUATION frames what does not fit into the first frame.
-    pub(crate) fn header_block(&mut self, stream: u32, block: &[u8]) -> io::Result<()> {
+    pub fn header_block(&mut self, stream: u32, block: &[u8]) -> io::Result<()> {
         let mut fragments = block.chunks(MAX_FRAME_BYTES).peekable();
         let mut kind = HEADERS;
         while let Some(fragment) = fragments.next() {
@@ -122,7 +137,7 @@ impl Http2Connection {
     }
 
     /// Opens a call like `call`, in a few bytes from the second on: the headers are in the server's HPACK table.
-    pub(crate) fn call_indexed(&mut self, stream: u32) -> io::Result<()> {
+    pub fn call_indexed(&mut self, stream: u32) -> io::Result<()> {
         let mut block = Vec::new();
         if self.is_indexed {
             // The last literal has the index 62; the most significant bit marks an index.
@@ -137,12 +152,12 @@ impl Http2Connection {
     }
 
     /// The same connection, to send from another thread.
-    pub(crate) fn try_clone(&self) -> Self {
+    pub fn try_clone(&self) -> Self {
         Self { stream: self.stream.try_clone().expect("a socket can be cloned"), is_indexed: self.is_indexed }
     }
 
     /// Sends a gRPC message frame: the stated length `stated_length`, then `bytes`.
-    pub(crate) fn message(&mut self, stream: u32, stated_length: u32, bytes: &[u8], flags: u8) -> io::Result<()> {
+    pub fn message(&mut self, stream: u32, stated_length: u32, bytes: &[u8], flags: u8) -> io::Result<()> {
         let mut payload = vec![0];
         payload.extend(stated_length.to_be_bytes());
         payload.extend(bytes);
@@ -150,7 +165,8 @@ impl Http2Connection {
     }
 
     /// Next frame except SETTINGS, PING and WINDOW_UPDATE; `None` once the server has closed.
-    pub(crate) fn next(&mut self) -> Option<Frame> {
+    #[expect(clippy::should_implement_trait, reason = "a loop over frames would wait for the end of the connection")]
+    pub fn next(&mut self) -> Option<Frame> {
         loop {
             let mut head = [0; 9];
             self.stream.read_exact(&mut head).ok()?;
@@ -168,7 +184,7 @@ impl Http2Connection {
 }
 
 /// The bytes of a frame.
-pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a frame is short").to_be_bytes();
     let mut frame = length[1..].to_vec();
     frame.extend([kind, flags]);
@@ -190,7 +206,7 @@ fn put_literal(block: &mut Vec<u8>, kind: u8, name: &str, value: &str) {
 }
 
 /// Appends the length of an HPACK string: seven bits, and the rest in further bytes of seven.
-pub(crate) fn put_length(block: &mut Vec<u8>, length: usize) {
+pub fn put_length(block: &mut Vec<u8>, length: usize) {
     let byte = |number: usize| u8::try_from(number).expect("it is less than 256");
     if length < 127 {
         return block.push(byte(length));

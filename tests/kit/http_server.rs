@@ -15,10 +15,10 @@ use tokio_rustls::TlsAcceptor;
 use super::wait_for;
 
 /// Returns the acceptor for the next connection.
-pub(crate) type NextAcceptor = Box<dyn Fn() -> TlsAcceptor + Send + Sync>;
+pub type NextAcceptor = Box<dyn Fn() -> TlsAcceptor + Send + Sync>;
 
 /// A running server; stopped when dropped.
-pub(crate) struct HttpServer {
+pub struct HttpServer {
     port: u16,
     runtime: Option<Runtime>,
 }
@@ -31,7 +31,7 @@ impl fmt::Debug for HttpServer {
 
 impl HttpServer {
     /// Starts a server on `port` of 127.0.0.1, or on a free port if it is 0.
-    pub(crate) fn start(port: u16, routes: Router, tls: Option<NextAcceptor>) -> Self {
+    pub fn start(port: u16, routes: Router, tls: Option<NextAcceptor>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime can be built");
         let listener = wait_for("the port to be free", || TcpListener::bind(("127.0.0.1", port)).ok());
@@ -42,12 +42,12 @@ impl HttpServer {
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) const fn port(&self) -> u16 {
+    pub const fn port(&self) -> u16 {
         self.port
     }
 
     /// Stops it; connections are closed.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

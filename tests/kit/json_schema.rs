@@ -28,7 +28,7 @@ static JUDGE: LazyLock<Mutex<Judge>> = LazyLock::new(|| {
 });
 
 /// What a schema finds wrong with a value, each as `path: message`.
-pub(crate) fn schema_errors(schema: &Value, value: &Value) -> Vec<String> {
+pub fn schema_errors(schema: &Value, value: &Value) -> Vec<String> {
     let mut judge = JUDGE.lock().unwrap_or_else(PoisonError::into_inner);
     writeln!(judge.input, "{}", json!([schema, value])).expect("the judge of schemas reads");
     let mut line = String::new();

@@ -7,31 +7,31 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking, its kit too")]
 
-pub(crate) mod chromium;
-pub(crate) mod dns_server;
-pub(crate) mod envoy;
-pub(crate) mod fixtures;
-pub(crate) mod grpc;
-pub(crate) mod http;
-pub(crate) mod http2_frames;
-pub(crate) mod http_server;
-pub(crate) mod json_schema;
-pub(crate) mod log_capture;
-pub(crate) mod memcached;
-pub(crate) mod otlp_collector;
-pub(crate) mod port;
-pub(crate) mod redis;
-pub(crate) mod redis_counters;
-pub(crate) mod replica;
-pub(crate) mod scrape;
-pub(crate) mod seeded_random;
-pub(crate) mod signal;
-pub(crate) mod statsd;
-pub(crate) mod streams;
-pub(crate) mod tcp_proxy;
-pub(crate) mod test_service;
-pub(crate) mod tollkeeper;
-pub(crate) mod xds_server;
+pub mod chromium;
+pub mod dns_server;
+pub mod envoy;
+pub mod fixtures;
+pub mod grpc;
+pub mod http;
+pub mod http2_frames;
+pub mod http_server;
+pub mod json_schema;
+pub mod log_capture;
+pub mod memcached;
+pub mod otlp_collector;
+pub mod port;
+pub mod redis;
+pub mod redis_counters;
+pub mod replica;
+pub mod scrape;
+pub mod seeded_random;
+pub mod signal;
+pub mod statsd;
+pub mod streams;
+pub mod tcp_proxy;
+pub mod test_service;
+pub mod tollkeeper;
+pub mod xds_server;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,15 +39,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Deadline of all waiting, far above what a loaded machine needs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Polls `condition` every 10 ms until it gives a value; panics with `what` after [`PATIENCE`].
-pub(crate) fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     wait_at_most(PATIENCE, what, condition)
 }
 
 /// Polls `condition` as [`wait_for`] does; panics with `what` after `limit`.
-pub(crate) fn wait_at_most<T>(limit: Duration, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub fn wait_at_most<T>(limit: Duration, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(value) = condition() {
@@ -60,23 +60,24 @@ pub(crate) fn wait_at_most<T>(limit: Duration, what: &str, mut condition: impl F
 
 /// Number of random histories that a test tries: `per_change` if `PROPTEST_CASES` is 64 or not set, as in the run of a change,
 /// and in proportion with other values.
-pub(crate) fn histories(per_change: u64) -> u64 {
+pub fn histories(per_change: u64) -> u64 {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64_u64);
     (per_change * cases).div_ceil(64)
 }
 
 /// Configuration of a property whose cases are costly: [`histories`] of them.
-pub(crate) fn costly_property(per_change: u64) -> proptest::test_runner::Config {
+pub fn costly_property(per_change: u64) -> proptest::test_runner::Config {
     let cases = u32::try_from(histories(per_change)).expect("PROPTEST_CASES is small");
     proptest::test_runner::Config { cases, ..Default::default() }
 }
 
 /// A path below the root of the repository.
-pub(crate) fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+pub fn repository(path: &str) -> PathBuf {
+    let kit = Path::new(env!("CARGO_MANIFEST_DIR"));
+    kit.ancestors().nth(2).expect("the kit is in tests/kit").join(path)
 }
 
 /// The text of a file; panics with its name if it cannot be read.
-pub(crate) fn read(path: &Path) -> String {
+pub fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

@@ -24,7 +24,7 @@ impl io::Write for LogBuffer {
 }
 
 /// What `emit` logs, on this thread.
-pub(crate) fn log_of(level: Level, format: Format, clock: Clock, emit: impl FnOnce()) -> String {
+pub fn log_of(level: Level, format: Format, clock: Clock, emit: impl FnOnce()) -> String {
     // While a process has one subscriber only, tracing turns a log statement off for all threads if the first
     // thread to reach it has none. Other tests are such threads.
     let _second = Dispatch::new(NoSubscriber::new());

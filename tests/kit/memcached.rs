@@ -20,30 +20,30 @@ use super::{PATIENCE, read, signal, wait_for};
 
 /// Options to start a server with.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct MemcachedOptions {
+pub struct MemcachedOptions {
     arguments: Vec<String>,
     tls: bool,
 }
 
 /// A server without TLS.
-pub(crate) fn memcached() -> MemcachedOptions {
+pub fn memcached() -> MemcachedOptions {
     MemcachedOptions::default()
 }
 
 impl MemcachedOptions {
     /// Adds command line arguments.
-    pub(crate) fn with(mut self, arguments: &[&str]) -> Self {
+    pub fn with(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         self
     }
 
     /// Keeps about 20 000 counters, as few as memcached allows, and evicts others.
-    pub(crate) fn smallest_memory(self) -> Self {
+    pub fn smallest_memory(self) -> Self {
         self.with(&["-m", "2"])
     }
 
     /// Requires TLS; `verify_clients` requires a certificate of the client too.
-    pub(crate) fn tls(mut self, certificates: &Certificates, verify_clients: bool) -> Self {
+    pub fn tls(mut self, certificates: &Certificates, verify_clients: bool) -> Self {
         self.tls = true;
         let path = |name| certificates.path(name).display().to_string();
         let mut options = format!("ssl_chain_cert={},ssl_key={}", path("server.crt"), path("server.key"));
@@ -55,7 +55,7 @@ impl MemcachedOptions {
     }
 
     /// Starts it and waits until it answers.
-    pub(crate) fn start(self) -> Memcached {
+    pub fn start(self) -> Memcached {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let (port, plain) = (Port::reserve(), self.tls.then(Port::reserve));
         let mut addresses = format!("127.0.0.1:{}", port.number());
@@ -84,7 +84,7 @@ fn spawn(arguments: &[String], files: &TempDir) -> Child {
 
 /// A running server; killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Memcached {
+pub struct Memcached {
     child: Mutex<Child>,
     arguments: Vec<String>,
     port: Port,
@@ -94,17 +94,17 @@ pub(crate) struct Memcached {
 
 impl Memcached {
     /// `127.0.0.1:PORT`.
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port())
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port.number()
     }
 
     /// Keys of all items, with the time at which each expires, in seconds since the Unix epoch; -1 means never.
-    pub(crate) fn keys(&self) -> BTreeMap<Vec<u8>, i64> {
+    pub fn keys(&self) -> BTreeMap<Vec<u8>, i64> {
         let lines = wait_for("the crawler to be free", || {
             let lines = self.command("lru_crawler metadump all", "END");
             lines.iter().all(|line| !line.starts_with("BUSY")).then_some(lines)
@@ -117,19 +117,19 @@ impl Memcached {
     }
 
     /// Value of a counter; `None` if there is none.
-    pub(crate) fn count(&self, key: &str) -> Option<u64> {
+    pub fn count(&self, key: &str) -> Option<u64> {
         let lines = self.command(&format!("get {key}"), "END");
         lines.get(1).map(|value| value.trim().parse().expect("a counter is a number"))
     }
 
     /// Sum of all counters.
-    pub(crate) fn total(&self) -> u64 {
+    pub fn total(&self) -> u64 {
         let keys = self.keys().into_keys().map(|key| String::from_utf8(key).expect("a key is text"));
         keys.filter_map(|key| self.count(&key)).sum()
     }
 
     /// Stores values of one byte under keys of `length` bytes, until `is_done`; to evict older ones.
-    pub(crate) fn fill(&self, length: usize, mut is_done: impl FnMut() -> bool) {
+    pub fn fill(&self, length: usize, mut is_done: impl FnMut() -> bool) {
         // More than the smallest memory holds, because a counter that is read between batches counts as used.
         const BATCH: u32 = 50_000;
         const MAX_BATCHES: u32 = 10;
@@ -147,14 +147,14 @@ impl Memcached {
     }
 
     /// A number of `stats`.
-    pub(crate) fn stat(&self, name: &str) -> u64 {
+    pub fn stat(&self, name: &str) -> u64 {
         let lines = self.command("stats", "END");
         let value = lines.iter().find_map(|line| line.strip_prefix("STAT ")?.strip_prefix(name)?.strip_prefix(' '));
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {lines:?}"))
     }
 
     /// Sends a command; returns the lines of the reply up to one that begins with `last`, or with an error.
-    pub(crate) fn command(&self, command: &str, last: &str) -> Vec<String> {
+    pub fn command(&self, command: &str, last: &str) -> Vec<String> {
         self.try_command(command, last).unwrap_or_else(|error| panic!("{command:.100}: {error}:\n{}", self.log()))
     }
 
@@ -178,22 +178,22 @@ impl Memcached {
     }
 
     /// Freezes it: the kernel keeps accepting connections, the server replies to nothing.
-    pub(crate) fn freeze(&self) {
+    pub fn freeze(&self) {
         signal::freeze(&self.child());
     }
 
     /// Continues it; the server then handles the bytes received meanwhile.
-    pub(crate) fn thaw(&self) {
+    pub fn thaw(&self) {
         signal::thaw(&self.child());
     }
 
     /// Kills it and waits until it has ended; all counters are lost. Its port stays reserved.
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         signal::kill(&mut self.child());
     }
 
     /// Starts it after [`Memcached::kill`], on the same port, and waits until it answers.
-    pub(crate) fn restart(&self) {
+    pub fn restart(&self) {
         *self.child() = spawn(&self.arguments, &self.files);
         self.wait_until_ready();
     }

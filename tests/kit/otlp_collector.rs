@@ -36,20 +36,20 @@ use super::wait_for;
 
 /// A span as it was received.
 #[derive(Clone, Debug)]
-pub(crate) struct ReceivedSpan {
+pub struct ReceivedSpan {
     /// Resource attributes of the process that sent it, as text.
-    pub(crate) resource: BTreeMap<String, String>,
+    pub resource: BTreeMap<String, String>,
     /// The span.
-    pub(crate) span: Span,
+    pub span: Span,
     /// Its attributes, as text.
-    pub(crate) attributes: BTreeMap<String, String>,
+    pub attributes: BTreeMap<String, String>,
     /// The header `authorization` that came with it.
-    pub(crate) authorization: String,
+    pub authorization: String,
 }
 
 impl ReceivedSpan {
     /// The ids of its trace, of itself and of its parent, in hex.
-    pub(crate) fn ids(&self) -> [String; 3] {
+    pub fn ids(&self) -> [String; 3] {
         [&self.span.trace_id, &self.span.span_id, &self.span.parent_span_id]
             .map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect())
     }
@@ -57,18 +57,18 @@ impl ReceivedSpan {
 
 /// A log record as it was received.
 #[derive(Clone, Debug)]
-pub(crate) struct ReceivedLog {
+pub struct ReceivedLog {
     /// Resource attributes of the process that sent it, as text.
-    pub(crate) resource: BTreeMap<String, String>,
+    pub resource: BTreeMap<String, String>,
     /// The record.
-    pub(crate) record: LogRecord,
+    pub record: LogRecord,
     /// The header `authorization` that came with it.
-    pub(crate) authorization: String,
+    pub authorization: String,
 }
 
 impl ReceivedLog {
     /// Its body, which is text.
-    pub(crate) fn body(&self) -> &str {
+    pub fn body(&self) -> &str {
         match self.record.body.as_ref().and_then(|body| body.value.as_ref()) {
             Some(any_value::Value::StringValue(text)) => text,
             other => panic!("the body is no text: {other:?}"),
@@ -78,15 +78,15 @@ impl ReceivedLog {
 
 /// Metrics of an export request as they were received.
 #[derive(Clone, Debug)]
-pub(crate) struct ReceivedMetrics {
+pub struct ReceivedMetrics {
     /// Resource attributes of the process that sent them, as text.
-    pub(crate) resource: BTreeMap<String, String>,
+    pub resource: BTreeMap<String, String>,
     /// The metrics.
-    pub(crate) metrics: Vec<Metric>,
+    pub metrics: Vec<Metric>,
     /// The header `authorization` that came with them.
-    pub(crate) authorization: String,
+    pub authorization: String,
     /// The header `content-encoding`, or `grpc-encoding`.
-    pub(crate) encoding: String,
+    pub encoding: String,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -100,7 +100,7 @@ struct Kept {
 
 /// A running collector; stopped when dropped.
 #[derive(Debug)]
-pub(crate) struct OtlpCollector {
+pub struct OtlpCollector {
     server: HttpServer,
     is_tls: bool,
     kept: Kept,
@@ -109,12 +109,12 @@ pub(crate) struct OtlpCollector {
 impl OtlpCollector {
     /// Starts a collector that accepts OTLP over gRPC, and over HTTP at `/v1/traces`, `/v1/logs` and
     /// `/v1/metrics`.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::behind(None)
     }
 
     /// Starts a collector with TLS and a certificate for `localhost`.
-    pub(crate) fn tls(certificates: &Certificates) -> Self {
+    pub fn tls(certificates: &Certificates) -> Self {
         let pem = |name| certificates.path(name);
         let chain = CertificateDer::pem_file_iter(pem("server.crt")).expect("there is a certificate");
         let key = PrivateKeyDer::from_pem_file(pem("server.key")).expect("there is a key");
@@ -134,38 +134,38 @@ impl OtlpCollector {
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.server.port()
     }
 
     /// Its URL.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let port = self.port();
         if self.is_tls { format!("https://localhost:{port}") } else { format!("http://127.0.0.1:{port}") }
     }
 
     /// Spans received so far.
-    pub(crate) fn received(&self) -> Vec<ReceivedSpan> {
+    pub fn received(&self) -> Vec<ReceivedSpan> {
         self.kept.spans.lock().expect("no thread panicked with the lock").clone()
     }
 
     /// Log records received so far.
-    pub(crate) fn logs(&self) -> Vec<ReceivedLog> {
+    pub fn logs(&self) -> Vec<ReceivedLog> {
         self.kept.logs.lock().expect("no thread panicked with the lock").clone()
     }
 
     /// Export requests with metrics received so far.
-    pub(crate) fn metrics(&self) -> Vec<ReceivedMetrics> {
+    pub fn metrics(&self) -> Vec<ReceivedMetrics> {
         self.kept.metrics.lock().expect("no thread panicked with the lock").clone()
     }
 
     /// Refuses metrics, or accepts them again.
-    pub(crate) fn refuse_metrics(&self, refuses: bool) {
+    pub fn refuse_metrics(&self, refuses: bool) {
         self.kept.refuses_metrics.store(refuses, Ordering::SeqCst);
     }
 
     /// Waits for `count` spans of that name, and returns them.
-    pub(crate) fn wait_for(&self, name: &str, count: usize) -> Vec<ReceivedSpan> {
+    pub fn wait_for(&self, name: &str, count: usize) -> Vec<ReceivedSpan> {
         wait_for(&format!("{count} spans {name}"), || {
             let named: Vec<_> = self.received().into_iter().filter(|received| received.span.name == name).collect();
             (named.len() >= count).then_some(named)
@@ -173,7 +173,7 @@ impl OtlpCollector {
     }
 
     /// Waits for the span with that id. A parent ends after its children, so it can arrive later than they do.
-    pub(crate) fn wait_for_span_id(&self, id: &[u8]) -> ReceivedSpan {
+    pub fn wait_for_span_id(&self, id: &[u8]) -> ReceivedSpan {
         wait_for("the span with an id", || self.received().into_iter().find(|received| received.span.span_id == id))
     }
 }
@@ -304,7 +304,8 @@ impl TraceService for Kept {
     }
 }
 
-pub(crate) fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
+/// Values of attributes as text, by their key.
+pub fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
     let text = |attribute: &KeyValue| match attribute.value.as_ref().and_then(|value| value.value.as_ref()) {
         Some(any_value::Value::StringValue(text)) => text.clone(),
         Some(any_value::Value::IntValue(number)) => number.to_string(),

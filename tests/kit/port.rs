@@ -16,14 +16,14 @@ const COUNT: u32 = 12_000;
 
 /// A free port of 127.0.0.1, reserved until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub struct Port {
     number: u16,
     _reservation: File,
 }
 
 impl Port {
     /// Reserves a port that nothing listens on.
-    pub(crate) fn reserve() -> Self {
+    pub fn reserve() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         // One directory per user: files of another user cannot be opened for writing.
         let user = env::var("USER").unwrap_or_default();
@@ -43,7 +43,7 @@ impl Port {
     }
 
     /// The port's number.
-    pub(crate) fn number(&self) -> u16 {
+    pub fn number(&self) -> u16 {
         self.number
     }
 }

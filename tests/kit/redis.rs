@@ -5,10 +5,10 @@
 //! fails the test. `REDIS_SERVER=PROGRAM` tests another version: 7.0 or newer, which has `cluster-port`, or most of
 //! single servers with 6.2.
 
-pub(crate) mod client;
-pub(crate) mod certificates;
-pub(crate) mod cluster;
-pub(crate) mod sentinels;
+pub mod client;
+pub mod certificates;
+pub mod cluster;
+pub mod sentinels;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -32,11 +32,11 @@ use super::{read, signal, wait_for};
 const KIT_USER: &str = "kit";
 
 /// Timeout of the kit's own commands, far above the latency of a healthy server.
-pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Options to start a server with.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+pub struct Options {
     program: String,
     lines: Vec<(String, String)>,
     kind: Kind,
@@ -52,37 +52,37 @@ enum Kind {
 }
 
 /// A server without password, persistence or TLS.
-pub(crate) fn options() -> Options {
+pub fn options() -> Options {
     let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
     Options { program, lines: Vec::new(), kind: Kind::Single, tls: false, has_own_clock: false }
 }
 
 impl Options {
     /// Adds lines of `redis.conf`; the last line of a name applies, except for repeatable ones such as `user`.
-    pub(crate) fn with(mut self, lines: &[(&str, &str)]) -> Self {
+    pub fn with(mut self, lines: &[(&str, &str)]) -> Self {
         self.lines.extend(lines.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         self
     }
 
     /// Sets a password for the default user.
-    pub(crate) fn password(self, password: &str) -> Self {
+    pub fn password(self, password: &str) -> Self {
         self.with(&[("requirepass", &format!("{password:?}"))])
     }
 
     /// Adds an ACL user with these rules (`on >secret ~* +get`).
-    pub(crate) fn user(self, name: &str, rules: &str) -> Self {
+    pub fn user(self, name: &str, rules: &str) -> Self {
         self.with(&[("user", &format!("{name} {rules}"))])
     }
 
     /// Listens on a unix socket too, at [`Server::socket`].
-    pub(crate) fn unix_socket(self) -> Self {
+    pub fn unix_socket(self) -> Self {
         self.with(&[("unixsocket", "redis.sock")])
     }
 
     /// Listens with TLS too, at [`Server::tls_port`].
     ///
     /// Accepts clients with and without a certificate; `tls-auth-clients yes` requires one.
-    pub(crate) fn tls(mut self, certificates: &Certificates) -> Self {
+    pub fn tls(mut self, certificates: &Certificates) -> Self {
         self.tls = true;
         let path = |name| certificates.path(name).to_str().expect("paths of tests are UTF-8").to_owned();
         self.with(&[
@@ -94,19 +94,19 @@ impl Options {
     }
 
     /// Starts this program.
-    pub(crate) fn program(mut self, program: &str) -> Self {
+    pub fn program(mut self, program: &str) -> Self {
         program.clone_into(&mut self.program);
         self
     }
 
     /// Has a clock of its own, which [`Server::set_clock`] sets.
-    pub(crate) fn own_clock(mut self) -> Self {
+    pub fn own_clock(mut self) -> Self {
         self.has_own_clock = true;
         self
     }
 
     /// Starts it and waits until it answers.
-    pub(crate) fn start(self) -> Server {
+    pub fn start(self) -> Server {
         let server = self.launch();
         server.wait_until_ready();
         server
@@ -205,7 +205,7 @@ fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
 
 /// A running server; killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     child: Mutex<Child>,
     frozen: AtomicBool,
     program: String,
@@ -218,43 +218,43 @@ pub(crate) struct Server {
 
 impl Server {
     /// Its port without TLS, on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.plain.number()
     }
 
     /// `127.0.0.1:PORT`, without TLS.
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port())
     }
 
     /// Its TLS port on 127.0.0.1; panics without [`Options::tls`].
-    pub(crate) fn tls_port(&self) -> u16 {
+    pub fn tls_port(&self) -> u16 {
         self.tls.as_ref().expect("the server was started with TLS").number()
     }
 
     /// Path of its unix socket, which exists with [`Options::unix_socket`] only.
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.files.path().join("redis.sock")
     }
 
     /// Reply to a command of the kit's user, on a new connection.
-    pub(crate) fn command(&self, words: &[&str]) -> RedisResult<Value> {
+    pub fn command(&self, words: &[&str]) -> RedisResult<Value> {
         self.connect(REPLY_TIMEOUT)?.command(words)
     }
 
     /// Connection of the kit's user; `timeout` bounds connecting and each reply.
-    pub(crate) fn connect(&self, timeout: Duration) -> RedisResult<RedisClient> {
+    pub fn connect(&self, timeout: Duration) -> RedisResult<RedisClient> {
         RedisClient::connect(&format!("redis://{KIT_USER}:{KIT_USER}@{}", self.address()), timeout)
     }
 
     /// Reply to a command as a `T`; panics for another type or an error.
-    pub(crate) fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
+    pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let value = self.command(words).and_then(|value| Ok(::redis::from_redis_value(value)?));
         value.unwrap_or_else(|error| panic!("{:.300} at {}: {error}", format!("{words:?}"), self.address()))
     }
 
     /// A field of `INFO`; empty if it is not there.
-    pub(crate) fn info(&self, field: &str) -> String {
+    pub fn info(&self, field: &str) -> String {
         let info: String = self.query(&["INFO", "everything"]);
         let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap_or_default().trim().to_owned()
@@ -263,7 +263,7 @@ impl Server {
     /// Calls of each command since the start or [`Server::reset_stats`], by lower-case name, subcommands as
     /// `config|get`, or as `config` before 7.0. Those of scripts count too; `auth`, `info` and `config|resetstat`,
     /// which the kit itself calls, are left out.
-    pub(crate) fn command_counts(&self) -> BTreeMap<String, u64> {
+    pub fn command_counts(&self) -> BTreeMap<String, u64> {
         let info: String = self.query(&["INFO", "commandstats"]);
         let calls = info.lines().filter_map(|line| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
@@ -274,12 +274,12 @@ impl Server {
     }
 
     /// Resets the command counts.
-    pub(crate) fn reset_stats(&self) {
+    pub fn reset_stats(&self) {
         self.query::<()>(&["CONFIG", "RESETSTAT"]);
     }
 
     /// Sets its own clock to so many seconds after the right time, within a second.
-    pub(crate) fn set_clock(&self, offset_s: i64) {
+    pub fn set_clock(&self, offset_s: i64) {
         let (new, clock) = (self.files.path().join("clock.new"), self.files.path().join(CLOCK));
         fs::write(&new, format!("{offset_s:+}")).expect("the clock can be set");
         fs::rename(new, clock).expect("the clock can be set");
@@ -291,24 +291,24 @@ impl Server {
     }
 
     /// Freezes it: the kernel keeps accepting connections, the server replies to nothing.
-    pub(crate) fn freeze(&self) {
+    pub fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
         signal::freeze(&self.child());
     }
 
     /// Continues it; the server then handles the bytes received meanwhile.
-    pub(crate) fn thaw(&self) {
+    pub fn thaw(&self) {
         signal::thaw(&self.child());
         self.frozen.store(false, Ordering::Relaxed);
     }
 
     /// Kills it (`kill -9`) and waits until it has ended. Its ports stay reserved.
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         signal::kill(&mut self.child());
     }
 
     /// Starts it after [`Server::kill`], on the same ports and in the same directory, and waits until it answers.
-    pub(crate) fn restart(&self) {
+    pub fn restart(&self) {
         self.relaunch();
         self.wait_until_ready();
     }
@@ -321,7 +321,7 @@ impl Server {
     }
 
     /// Its log so far.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         read(&self.files.path().join("log"))
     }
 

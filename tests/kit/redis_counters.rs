@@ -29,14 +29,14 @@ use super::test_service::store_runtime;
 use super::wait_for;
 
 /// Default timeout of a charge, and of a caller.
-pub(crate) const LONG_TIMEOUT: Duration = Duration::from_secs(10);
+pub const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Outcome of each charge of a request.
-pub(crate) type ChargeOutcomes = Vec<Result<ChargeResults, RedisError>>;
+pub type ChargeOutcomes = Vec<Result<ChargeResults, RedisError>>;
 
 /// Clock that counters follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TimeSource {
+pub enum TimeSource {
     /// The clock of Redis.
     Redis,
     /// The time in each charge.
@@ -45,36 +45,36 @@ pub(crate) enum TimeSource {
 
 /// Counters in Redis.
 #[derive(Debug)]
-pub(crate) struct RedisCounters {
+pub struct RedisCounters {
     /// The store.
-    pub(crate) redis: Redis,
+    pub redis: Redis,
 }
 
 /// A charge on the counters of a value.
 #[derive(Clone, Debug)]
-pub(crate) struct TestCharge {
+pub struct TestCharge {
     /// Value of the only entry of the path.
-    pub(crate) value: String,
+    pub value: String,
     /// Its limits, and whether they are enforced.
-    pub(crate) limits: Vec<(Limit, bool)>,
+    pub limits: Vec<(Limit, bool)>,
     /// The charge.
-    pub(crate) request: ChargeRequest,
+    pub request: ChargeRequest,
 }
 
 impl TestCharge {
     /// Hits on one limit.
-    pub(crate) fn new(value: &str, limit: Limit, hits: Hits) -> Self {
+    pub fn new(value: &str, limit: Limit, hits: Hits) -> Self {
         Self { value: value.to_owned(), limits: vec![(limit, true)], request: ChargeRequest::new(hits, 0) }
     }
 
     /// One hit on one limit.
-    pub(crate) fn one(value: &str, limit: Limit) -> Self {
+    pub fn one(value: &str, limit: Limit) -> Self {
         Self::new(value, limit, Hits::Charge(1))
     }
 }
 
 /// A store in Redis by these variables, as settings make one. It connects in the background.
-pub(crate) fn start_store(env: &[(&str, &str)], time: TimeSource) -> Redis {
+pub fn start_store(env: &[(&str, &str)], time: TimeSource) -> Redis {
     let mut variables: Vec<(OsString, OsString)> = vec![("TOLLKEEPER_STORE_TIMEOUT".into(), "10s".into())];
     for (name, value) in env {
         variables.retain(|(known, _)| known != name);
@@ -92,23 +92,23 @@ pub(crate) fn start_store(env: &[(&str, &str)], time: TimeSource) -> Redis {
 
 impl RedisCounters {
     /// Counters of the Redis that the variables name; drop them before the suite's runtime ends.
-    pub(crate) fn new(env: &[(&str, &str)], time: TimeSource) -> Self {
+    pub fn new(env: &[(&str, &str)], time: TimeSource) -> Self {
         Self { redis: start_store(env, time) }
     }
 
     /// Counters of a single server at this address.
-    pub(crate) fn at(address: &str, time: TimeSource) -> Self {
+    pub fn at(address: &str, time: TimeSource) -> Self {
         Self::new(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address)], time)
     }
 
     /// Charges one request with a long deadline; panics if it cannot be decided.
-    pub(crate) async fn charge(&self, test_charges: &[TestCharge], mode: CommitMode, now: Time) -> Vec<ChargeResults> {
+    pub async fn charge(&self, test_charges: &[TestCharge], mode: CommitMode, now: Time) -> Vec<ChargeResults> {
         let responses = self.charge_until(test_charges, mode, (now, Instant::now() + LONG_TIMEOUT)).await;
         responses.into_iter().map(|response| response.expect("Redis decides")).collect()
     }
 
     /// Charges one request; returns the outcome of each charge.
-    pub(crate) async fn charge_until(
+    pub async fn charge_until(
         &self,
         test_charges: &[TestCharge],
         mode: CommitMode,
@@ -140,7 +140,7 @@ fn counters(limits: &[(Limit, bool)]) -> SmallVec<[Counter<'_>; 1]> {
 }
 
 /// Waits until the topology is discovered; earlier charges fail at once.
-pub(crate) fn wait_until_connected(redis: &Redis) {
+pub fn wait_until_connected(redis: &Redis) {
     let limit = Limit::new(&LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a period")));
     let limits = [(limit.expect("a limit"), true)];
     let entries = [Entry { key: b"known", value: b"" }];
@@ -158,7 +158,7 @@ pub(crate) fn wait_until_connected(redis: &Redis) {
 }
 
 /// Polls a future once; returns its output if it is ready.
-pub(crate) async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
+pub async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> Option<F::Output> {
     poll_fn(|context| {
         Poll::Ready(match future.as_mut().poll(context) {
             Poll::Ready(output) => Some(output),

@@ -20,17 +20,17 @@ use super::test_service::{TestRequest, TestResponse, TestService};
 
 /// A replica that counts in Redis.
 #[derive(Debug)]
-pub(crate) struct Replica {
+pub struct Replica {
     /// The service, with its counters in Redis.
-    pub(crate) service: TestService,
+    pub service: TestService,
     /// Store of the service.
-    pub(crate) redis: Arc<Redis>,
+    pub redis: Arc<Redis>,
     runtime: Runtime,
 }
 
 impl Replica {
     /// Settings from these variables and the `address` of a single Redis; no rules yet, at `start`.
-    pub(crate) fn new<N: AsRef<str>>(address: &str, env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
+    pub fn new<N: AsRef<str>>(address: &str, env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
         let defaults = [
             ("REDIS_SOCKET_TYPE", "tcp"),
             ("REDIS_URL", address),
@@ -59,18 +59,18 @@ impl Replica {
     }
 
     /// Decides a request with the default deadline.
-    pub(crate) fn decide(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
+    pub fn decide(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
         self.runtime.block_on(self.decide_async(request))
     }
 
     /// Decides all requests concurrently; responses in the order of the requests.
-    pub(crate) fn decide_concurrently(&self, requests: &[TestRequest]) -> Vec<Result<TestResponse, AnswerError>> {
+    pub fn decide_concurrently(&self, requests: &[TestRequest]) -> Vec<Result<TestResponse, AnswerError>> {
         let all = requests.iter().map(|request| self.decide_async(request));
         self.runtime.block_on(futures_util::future::join_all(all))
     }
 
     /// Number of calls made to Redis; a coalesced call counts once.
-    pub(crate) fn calls(&self) -> u64 {
+    pub fn calls(&self) -> u64 {
         self.redis.stats().calls
     }
 

@@ -9,24 +9,24 @@ use super::tollkeeper::Setup;
 
 /// The metrics page, parsed.
 #[derive(Debug)]
-pub(crate) struct Scrape {
+pub struct Scrape {
     /// Text of the page.
-    pub(crate) text: String,
+    pub text: String,
     /// Values by `name{label="value",...}`, with labels sorted by name.
-    pub(crate) samples: BTreeMap<String, f64>,
+    pub samples: BTreeMap<String, f64>,
     /// Types of families: counter, gauge or histogram.
-    pub(crate) types: BTreeMap<String, String>,
+    pub types: BTreeMap<String, String>,
 }
 
 /// Adds a metrics listener on a port that stays reserved until the second value is dropped.
-pub(crate) fn with_prometheus(setup: Setup) -> (Setup, Port) {
+pub fn with_prometheus(setup: Setup) -> (Setup, Port) {
     let port = Port::reserve();
     let address = format!("127.0.0.1:{}", port.number());
     (setup.env("USE_PROMETHEUS", "true").env("PROMETHEUS_ADDR", address), port)
 }
 
 /// The page at this port.
-pub(crate) fn scrape(port: u16) -> Scrape {
+pub fn scrape(port: u16) -> Scrape {
     // Another query each time: a page that took long is kept for a second.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let page = http::get(port, &format!("/metrics?{}", NUMBER.fetch_add(1, Ordering::Relaxed))).send();
@@ -52,12 +52,12 @@ impl Scrape {
     }
 
     /// Value of a sample; panics if it is missing.
-    pub(crate) fn value(&self, name: &str) -> f64 {
+    pub fn value(&self, name: &str) -> f64 {
         *self.samples.get(name).unwrap_or_else(|| panic!("no {name} in\n{}", self.text))
     }
 
     /// Integer value of a sample; panics if it is missing or not an integer.
-    pub(crate) fn count(&self, name: &str) -> u64 {
+    pub fn count(&self, name: &str) -> u64 {
         let value = self.value(name);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is checked")]
         let count = value as u64;
@@ -69,7 +69,7 @@ impl Scrape {
     }
 
     /// Samples with this name prefix, as `name value`.
-    pub(crate) fn with_prefix(&self, start: &str) -> Vec<String> {
+    pub fn with_prefix(&self, start: &str) -> Vec<String> {
         let matching = self.samples.iter().filter(|(name, _)| name.starts_with(start));
         matching.map(|(name, value)| format!("{name} {value}")).collect()
     }

@@ -10,18 +10,18 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::wait_for;
 
 /// Stops the child with SIGSTOP and waits until it has stopped; a stopped child can be killed.
-pub(crate) fn freeze(child: &Child) {
+pub fn freeze(child: &Child) {
     send(child, Signal::STOP);
     wait_for("the child to stand still", || (state(child) == Some('T')).then_some(()));
 }
 
 /// Continues a frozen child, which then handles the bytes received meanwhile.
-pub(crate) fn thaw(child: &Child) {
+pub fn thaw(child: &Child) {
     send(child, Signal::CONT);
 }
 
 /// Kills the child with SIGKILL and waits until it has ended.
-pub(crate) fn kill(child: &mut Child) {
+pub fn kill(child: &mut Child) {
     // Both fail only if the process has ended already.
     let _ = child.kill();
     let _ = child.wait();
@@ -38,7 +38,7 @@ fn state(child: &Child) -> Option<char> {
 }
 
 /// Sends SIGTERM to a process that is no child, such as the first one of a container.
-pub(crate) fn terminate(process: u32) {
+pub fn terminate(process: u32) {
     let process = i32::try_from(process).ok().and_then(Pid::from_raw).expect("it is the id of a process");
     kill_process(process, Signal::TERM).expect("the process runs");
 }

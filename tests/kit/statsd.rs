@@ -14,14 +14,14 @@ use super::wait_for;
 
 /// A server on a port of 127.0.0.1; it ends with the process, or soon after it is dropped.
 #[derive(Debug)]
-pub(crate) struct StatsdServer {
+pub struct StatsdServer {
     port: u16,
     lines: Arc<Mutex<Vec<String>>>,
     stopped: Arc<AtomicBool>,
 }
 
 /// A server over UDP on a port of the system's choice.
-pub(crate) fn udp() -> StatsdServer {
+pub fn udp() -> StatsdServer {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
     // A large buffer, so that no packet of a burst is lost.
     SockRef::from(&socket).set_recv_buffer_size(4 << 20).expect("a buffer can be made larger");
@@ -40,7 +40,7 @@ pub(crate) fn udp() -> StatsdServer {
 }
 
 /// A server over TCP on this port; 0: one of the system's choice.
-pub(crate) fn tcp(port: u16) -> StatsdServer {
+pub fn tcp(port: u16) -> StatsdServer {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
     let statsd = StatsdServer::at(listener.local_addr().expect("it is bound").port());
     let lines = Arc::clone(&statsd.lines);
@@ -63,17 +63,17 @@ impl StatsdServer {
     }
 
     /// Its port.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Lines received so far.
-    pub(crate) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         self.lines.lock().expect("no thread panicked with the lock").clone()
     }
 
     /// Waits until all packets sent over UDP so far have arrived: sends one more packet and waits for it.
-    pub(crate) fn flush(&self) {
+    pub fn flush(&self) {
         const LAST: &str = "the end";
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
         socket.send_to(LAST.as_bytes(), (Ipv4Addr::LOCALHOST, self.port)).expect("loopback takes it");
@@ -86,7 +86,7 @@ impl StatsdServer {
     }
 
     /// Sums of the counters, by the text before the value; panics at a malformed line.
-    pub(crate) fn counters(&self) -> BTreeMap<String, i64> {
+    pub fn counters(&self) -> BTreeMap<String, i64> {
         let mut sums = BTreeMap::new();
         for line in self.lines() {
             let (name, value) = line.split_once(':').unwrap_or_else(|| panic!("no line of statsd: {line:?}"));

@@ -13,12 +13,12 @@ use super::redis_counters::{TimeSource, start_store, wait_until_connected};
 use super::test_service::TestService;
 
 /// A second in microseconds.
-pub(crate) const SECOND: u64 = 1_000_000;
+pub const SECOND: u64 = 1_000_000;
 /// Time at which the services start: noon UTC on a Wednesday.
-pub(crate) const NOON: Time = Time::from_secs(1_783_512_000);
+pub const NOON: Time = Time::from_secs(1_783_512_000);
 
 /// Token of an answer, `-` or `?`; `None` without one.
-pub(crate) fn slot_token(response: &RateLimitResponse) -> Option<String> {
+pub fn slot_token(response: &RateLimitResponse) -> Option<String> {
     match &response.dynamic_metadata.as_ref()?.fields.get("slot")?.kind {
         Some(Kind::StringValue(token)) => Some(token.clone()),
         other => panic!("{other:?}"),
@@ -26,7 +26,7 @@ pub(crate) fn slot_token(response: &RateLimitResponse) -> Option<String> {
 }
 
 /// A service with these rules of the domain `shop` and this environment, whose counters are in memory or in this Redis.
-pub(crate) fn stream_service(server: Option<&Server>, env: &[(&str, &str)], rules: &str) -> TestService {
+pub fn stream_service(server: Option<&Server>, env: &[(&str, &str)], rules: &str) -> TestService {
     static SERVICES: AtomicU64 = AtomicU64::new(0);
     let own = [("TOLLKEEPER_ON_STORE_ERROR", "error")];
     let mut service = TestService::new(own.into_iter().chain(env.iter().copied()), NOON);
@@ -45,17 +45,14 @@ pub(crate) fn stream_service(server: Option<&Server>, env: &[(&str, &str)], rule
 }
 
 /// Tests that take an `Option<&Server>` and run on both stores.
-#[allow(unused_macros, reason = "benches and other binaries use other parts of the kit")]
+#[macro_export]
 macro_rules! on_both_stores {
     ($($name:ident),+ $(,)?) => {
         mod memory {
             $(#[test] fn $name() { super::$name(None); })+
         }
         mod redis {
-            $(#[test] fn $name() { super::$name(Some(&crate::kit::redis::options().start())); })+
+            $(#[test] fn $name() { super::$name(Some(&$crate::redis::options().start())); })+
         }
     };
 }
-
-#[allow(unused_imports, reason = "as above")]
-pub(crate) use on_both_stores;

@@ -23,7 +23,7 @@ use super::port::Port;
 
 /// Treatment of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Forwards everything.
     Pass,
     /// The port refuses connections, and open connections are closed.
@@ -42,7 +42,7 @@ pub(crate) enum Mode {
 
 /// A proxy on 127.0.0.1; it and its connections end when it is dropped.
 #[derive(Debug)]
-pub(crate) struct TcpProxy {
+pub struct TcpProxy {
     port: Port,
     /// Dropping the sender ends the proxy.
     mode: Option<watch::Sender<Mode>>,
@@ -68,7 +68,7 @@ struct DirectionCounts {
 
 impl TcpProxy {
     /// Listens in front of that address (`127.0.0.1:PORT`), which need not exist yet, and forwards everything.
-    pub(crate) fn to(address: &str) -> Self {
+    pub fn to(address: &str) -> Self {
         let port = Port::reserve();
         let (mode, modes) = watch::channel(Mode::Pass);
         let (applied_tx, applied) = sync_mpsc::channel();
@@ -85,38 +85,38 @@ impl TcpProxy {
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port.number()
     }
 
     /// Changes the mode for all connections.
-    pub(crate) fn set(&self, mode: Mode) {
+    pub fn set(&self, mode: Mode) {
         self.mode.as_ref().expect("it is hung up by dropping only").send_replace(mode);
         self.wait_until_taken_up();
     }
 
     /// Number of connections accepted so far.
-    pub(crate) fn accepted_connections(&self) -> u64 {
+    pub fn accepted_connections(&self) -> u64 {
         self.counts.accepted.load(Ordering::Relaxed)
     }
 
     /// Number of open connections.
-    pub(crate) fn open_connections(&self) -> u64 {
+    pub fn open_connections(&self) -> u64 {
         self.counts.open.load(Ordering::Relaxed)
     }
 
     /// Bytes read from clients, forwarded or not.
-    pub(crate) fn request_bytes(&self) -> u64 {
+    pub fn request_bytes(&self) -> u64 {
         self.counts.requests.bytes.load(Ordering::Relaxed)
     }
 
     /// Number of reads from clients that returned bytes.
-    pub(crate) fn request_reads(&self) -> u64 {
+    pub fn request_reads(&self) -> u64 {
         self.counts.requests.reads.load(Ordering::Relaxed)
     }
 
     /// Bytes read from the server, forwarded or not.
-    pub(crate) fn response_bytes(&self) -> u64 {
+    pub fn response_bytes(&self) -> u64 {
         self.counts.responses.bytes.load(Ordering::Relaxed)
     }
 

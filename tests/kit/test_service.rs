@@ -32,15 +32,15 @@ use tollkeeper::store::memory::MemoryStore;
 
 /// The decision path with a manual clock.
 #[derive(Debug)]
-pub(crate) struct TestService {
+pub struct TestService {
     /// The service under test.
-    pub(crate) inner: RateLimitService,
+    pub inner: RateLimitService,
     options: CompileOptions,
 }
 
 impl TestService {
     /// Settings from these variables; no rules yet, at `start`.
-    pub(crate) fn new<N: AsRef<str>>(env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
+    pub fn new<N: AsRef<str>>(env: impl IntoIterator<Item = (N, N)>, start: Time) -> Self {
         let variables = env.into_iter().map(|(name, value)| (OsString::from(name.as_ref()), value.as_ref().into()));
         let (settings, _) = Settings::from_env(variables).expect("the settings are valid");
         let options = CompileOptions {
@@ -64,13 +64,13 @@ impl TestService {
     }
 
     /// Replaces the store of the counters.
-    pub(crate) fn with_store(mut self, store: Store) -> Self {
+    pub fn with_store(mut self, store: Store) -> Self {
         self.inner.decider.store = store;
         self
     }
 
     /// Replaces the rules; each file is a name and a text.
-    pub(crate) fn load<N: AsRef<str>>(&self, files: impl IntoIterator<Item = (N, N)>) {
+    pub fn load<N: AsRef<str>>(&self, files: impl IntoIterator<Item = (N, N)>) {
         let sources: Vec<RuleText> = files
             .into_iter()
             .map(|(name, text)| RuleText {
@@ -86,7 +86,7 @@ impl TestService {
     }
 
     /// Replaces the rules by compiled ones, which the decision log records so.
-    pub(crate) fn replace(&self, compiled: CompiledRules, recorded: RuleSetRecord) {
+    pub fn replace(&self, compiled: CompiledRules, recorded: RuleSetRecord) {
         let names = recorded.documents.iter().map(|document| Arc::from(document.name.as_str())).collect();
         let from = RuleSetOrigin { names, ..RuleSetOrigin::default() };
         let mut rules = RuleSet::from_domains(compiled.domains, &self.inner.decider.metrics.limits);
@@ -98,28 +98,28 @@ impl TestService {
     }
 
     /// Writes all records of the decision log and ends it.
-    pub(crate) fn finish_log(&self) {
+    pub fn finish_log(&self) {
         let log = self.inner.decider.log.as_ref().expect("TOLLKEEPER_DECISION_LOG is set");
         assert!(log.flush_and_end(Duration::from_secs(30)), "a sink did not take the records");
     }
 
     /// Current time of the manual clock.
-    pub(crate) fn now(&self) -> Time {
+    pub fn now(&self) -> Time {
         self.inner.clock.now()
     }
 
     /// Advances the clock, in microseconds.
-    pub(crate) fn advance_us(&self, micros: u64) {
+    pub fn advance_us(&self, micros: u64) {
         self.inner.clock.set(self.now().plus_us(micros));
     }
 
     /// Decides a request with the default deadline.
-    pub(crate) fn decide(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
+    pub fn decide(&self, request: &TestRequest) -> Result<TestResponse, AnswerError> {
         self.decide_within(request, DEFAULT_CALLER_DEADLINE)
     }
 
     /// Decides a request with this deadline.
-    pub(crate) fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
+    pub fn decide_within(&self, request: &TestRequest, deadline: Duration) -> Result<TestResponse, AnswerError> {
         let request = decode::convert_request(&request.0);
         let decided = match self.inner.decider.store.is_immediate() {
             true => self.inner.decide_synchronously(&request, deadline, None),
@@ -130,7 +130,7 @@ impl TestService {
 }
 
 /// Runtime of stores that wait; it lives until the process ends.
-pub(crate) fn store_runtime() -> &'static Runtime {
+pub fn store_runtime() -> &'static Runtime {
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
     });
@@ -139,16 +139,16 @@ pub(crate) fn store_runtime() -> &'static Runtime {
 
 /// Builds a request; methods about a descriptor change the last one.
 #[derive(Clone, Debug)]
-pub(crate) struct TestRequest(pub(crate) RateLimitRequest);
+pub struct TestRequest(pub RateLimitRequest);
 
 impl TestRequest {
     /// A request for a domain, without descriptors.
-    pub(crate) fn new(domain: &str) -> Self {
+    pub fn new(domain: &str) -> Self {
         Self(RateLimitRequest { domain: domain.to_owned(), ..RateLimitRequest::default() })
     }
 
     /// Adds a descriptor of these keys and values.
-    pub(crate) fn descriptor(mut self, entries: &[(&str, &str)]) -> Self {
+    pub fn descriptor(mut self, entries: &[(&str, &str)]) -> Self {
         let entry = |(key, value): &(&str, &str)| Entry {
             key: key.as_bytes().to_vec().into(),
             value: value.as_bytes().to_vec().into(),
@@ -159,25 +159,25 @@ impl TestRequest {
     }
 
     /// Sets the hits of the last descriptor.
-    pub(crate) fn hits(mut self, hits: u64) -> Self {
+    pub fn hits(mut self, hits: u64) -> Self {
         self.last().hits_addend = Some(hits);
         self
     }
 
     /// Makes the last descriptor a refund of `hits` hits.
-    pub(crate) fn refund(mut self, hits: u64) -> Self {
+    pub fn refund(mut self, hits: u64) -> Self {
         self.last().is_negative_hits = true;
         self.hits(hits)
     }
 
     /// Overrides the limit of the last descriptor: requests per unit, enum value of the unit, multiplier.
-    pub(crate) fn limit(mut self, requests_per_unit: u32, unit: i32, unit_multiplier: Option<u32>) -> Self {
+    pub fn limit(mut self, requests_per_unit: u32, unit: i32, unit_multiplier: Option<u32>) -> Self {
         self.last().limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
         self
     }
 
     /// Sets the hits of descriptors without their own.
-    pub(crate) fn request_hits(mut self, hits: u32) -> Self {
+    pub fn request_hits(mut self, hits: u32) -> Self {
         self.0.hits_addend = hits;
         self
     }
@@ -189,21 +189,21 @@ impl TestRequest {
 
 /// A response, and the delay that the server would have added.
 #[derive(Clone, Debug)]
-pub(crate) struct TestResponse {
+pub struct TestResponse {
     /// The message as sent to the client.
-    pub(crate) response: RateLimitResponse,
+    pub response: RateLimitResponse,
     /// Delay of the response.
-    pub(crate) delay: Duration,
+    pub delay: Duration,
 }
 
 impl TestResponse {
     /// True if the request is rejected.
-    pub(crate) fn over_limit(&self) -> bool {
+    pub fn over_limit(&self) -> bool {
         self.response.overall_code() == Code::OverLimit
     }
 
     /// For each descriptor, whether it is over its limit and what remains.
-    pub(crate) fn statuses(&self) -> Vec<(bool, u32)> {
+    pub fn statuses(&self) -> Vec<(bool, u32)> {
         let seen = |status: &DescriptorStatus| (status.code() == Code::OverLimit, status.limit_remaining);
         self.response.statuses.iter().map(seen).collect()
     }
@@ -212,7 +212,7 @@ impl TestResponse {
     /// then the headers.
     ///
     /// `OVER [OK 5/MINUTE left 3 in 12 s, OVER n: 7/2 DAY left 0 in 1 s, OK, OK unlimited] Retry-After: 1`
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let statuses: Vec<String> = self.response.statuses.iter().map(status_text).collect();
         let mut text = format!("{} [{}]", code_text(self.response.overall_code()), statuses.join(", "));
         for header in &self.response.response_headers_to_add {

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::LazyLock;
 
 use tempfile::TempDir;
 
@@ -17,7 +18,7 @@ use super::{http, read, repository, signal, wait_for};
 
 /// Arguments, environment and rules of a tollkeeper to start.
 #[derive(Debug)]
-pub(crate) struct Setup {
+pub struct Setup {
     rules: Rules,
     env: Vec<(String, String)>,
     name: Option<&'static str>,
@@ -28,11 +29,11 @@ pub(crate) struct Setup {
 
 /// A file or directory that a container sees.
 #[derive(Debug)]
-pub(crate) struct Volume {
+pub struct Volume {
     /// Path outside of the container.
-    pub(crate) source: PathBuf,
+    pub source: PathBuf,
     /// Path in the container.
-    pub(crate) target: &'static str,
+    pub target: &'static str,
 }
 
 /// Rules, and the way to pass their location.
@@ -47,17 +48,17 @@ enum Rules {
 }
 
 /// A tollkeeper with these rules, in a file that the test may edit later.
-pub(crate) fn with_rules(rules: &str) -> Setup {
+pub fn with_rules(rules: &str) -> Setup {
     Setup { rules: Rules::File(rules.to_owned()), ..without_rules() }
 }
 
 /// A tollkeeper with these files, found as envoyproxy/ratelimit finds them: by its own environment variables.
-pub(crate) fn with_runtime_files(files: Vec<(String, String)>) -> Setup {
+pub fn with_runtime_files(files: Vec<(String, String)>) -> Setup {
     Setup { rules: Rules::Runtime(files), ..without_rules() }
 }
 
 /// A tollkeeper without rules of its own: `--config` and `RUNTIME_*` are the test's.
-pub(crate) fn without_rules() -> Setup {
+pub fn without_rules() -> Setup {
     Setup {
         rules: Rules::None,
         env: Vec::new(),
@@ -70,66 +71,66 @@ pub(crate) fn without_rules() -> Setup {
 
 impl Setup {
     /// Sets an environment variable; overrides the kit's own ports too.
-    pub(crate) fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
+    pub fn env(mut self, name: &str, value: impl AsRef<Path>) -> Self {
         let value = value.as_ref().to_str().expect("paths and values of tests are UTF-8").to_owned();
         self.env.push((name.to_owned(), value));
         self
     }
 
     /// Adds an argument.
-    pub(crate) fn arg(mut self, argument: impl Into<OsString>) -> Self {
+    pub fn arg(mut self, argument: impl Into<OsString>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
     /// Calls the program by another name, with these arguments in place of the subcommand.
-    pub(crate) fn invoked_as(mut self, name: &'static str, arguments: &[&'static str]) -> Self {
+    pub fn invoked_as(mut self, name: &'static str, arguments: &[&'static str]) -> Self {
         self.name = Some(name);
         self.arguments = arguments.iter().map(OsString::from).collect();
         self
     }
 
     /// Runs it as process 1 of a restricted container that sees these files; see `tests/kit/image.sh`.
-    pub(crate) fn in_container(mut self, volumes: Vec<Volume>) -> Self {
+    pub fn in_container(mut self, volumes: Vec<Volume>) -> Self {
         self.container = Some(volumes);
         self
     }
 
     /// Passes this file as its standard output.
-    pub(crate) fn stdout(mut self, file: File) -> Self {
+    pub fn stdout(mut self, file: File) -> Self {
         self.stdout = Some(file);
         self
     }
 
     /// Starts it and waits until it reports healthy.
-    pub(crate) fn start(self) -> Tollkeeper {
+    pub fn start(self) -> Tollkeeper {
         let mut tollkeeper = self.launch();
         tollkeeper.wait_until_healthy();
         tollkeeper
     }
 
     /// Starts it and waits until it answers, healthy or not.
-    pub(crate) fn start_unhealthy(self) -> Tollkeeper {
+    pub fn start_unhealthy(self) -> Tollkeeper {
         let mut tollkeeper = self.launch();
         tollkeeper.wait_for_answer("/livez", |response| response.status == 200);
         tollkeeper
     }
 
     /// Runs it until it exits by itself.
-    pub(crate) fn run(self) -> ExitResult {
+    pub fn run(self) -> ExitResult {
         let mut tollkeeper = self.launch();
         let status = tollkeeper.wait();
         ExitResult { code: status.code(), stderr: tollkeeper.stderr() }
     }
 
     /// Starts it and waits for nothing.
-    pub(crate) fn launch(self) -> Tollkeeper {
+    pub fn launch(self) -> Tollkeeper {
         let files = tempfile::tempdir().expect("a temporary directory can be made");
         let ports = Ports { grpc: Port::reserve(), http: Port::reserve(), debug: Port::reserve() };
         let stderr = File::create(files.path().join("stderr")).expect("a file can be made");
         let mut command = match &self.container {
             Some(volumes) => container(volumes, self.name.unwrap_or("tollkeeper")),
-            None => Command::new(self.name.map_or_else(|| PROGRAM.into(), |name| linked_as(files.path(), name))),
+            None => Command::new(self.name.map_or_else(|| program_path().into(), |name| linked_as(files.path(), name))),
         };
         command.env_clear().args(&self.arguments);
         self.rules.write_and_pass(files.path(), &mut command);
@@ -146,15 +147,29 @@ impl Setup {
 
 /// Exit code and output of a run.
 #[derive(Debug)]
-pub(crate) struct ExitResult {
+pub struct ExitResult {
     /// The exit code; `None` if a signal ended it.
-    pub(crate) code: Option<i32>,
+    pub code: Option<i32>,
     /// Its standard error.
-    pub(crate) stderr: String,
+    pub stderr: String,
 }
 
 /// The binary under test.
-pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tollkeeper");
+///
+/// It is that of `CARGO_BIN_EXE_tollkeeper`, which cargo sets for tests, or stands in the directory above that of the
+/// running tests.
+pub fn program_path() -> &'static Path {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        if let Some(named) = env::var_os("CARGO_BIN_EXE_tollkeeper") {
+            return named.into();
+        }
+        let tests = env::current_exe().expect("the running program has a path");
+        let program = tests.ancestors().nth(2).expect("it is in a directory of target").join("tollkeeper");
+        assert!(program.exists(), "{} is missing: build it with `cargo build`", program.display());
+        program
+    });
+    &PROGRAM
+}
 
 /// The command that runs the binary under test as `/bin/NAME` of a container; arguments follow.
 fn container(volumes: &[Volume], name: &str) -> Command {
@@ -162,14 +177,14 @@ fn container(volumes: &[Volume], name: &str) -> Command {
     for Volume { source, target } in volumes {
         command.arg("-v").arg(format!("{}:{target}", source.display()));
     }
-    command.arg(PROGRAM).arg(format!("/bin/{name}"));
+    command.arg(program_path()).arg(format!("/bin/{name}"));
     command
 }
 
 /// The binary under test under another name: a link in `directory`.
-pub(crate) fn linked_as(directory: &Path, name: &str) -> PathBuf {
+pub fn linked_as(directory: &Path, name: &str) -> PathBuf {
     let link = directory.join(name);
-    symlink(PROGRAM, &link).expect("a link can be made");
+    symlink(program_path(), &link).expect("a link can be made");
     link
 }
 
@@ -197,7 +212,7 @@ impl Rules {
 }
 
 /// Variables that a child inherits: the paths of programs, and of coverage data.
-pub(crate) fn inherited_env() -> impl Iterator<Item = (&'static str, String)> {
+pub fn inherited_env() -> impl Iterator<Item = (&'static str, String)> {
     ["PATH", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"]
         .into_iter()
         .filter_map(|name| env::var(name).ok().map(|value| (name, value)))
@@ -226,7 +241,7 @@ impl Ports {
 
 /// A running tollkeeper; killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Tollkeeper {
+pub struct Tollkeeper {
     child: Child,
     ports: Ports,
     files: TempDir,
@@ -234,98 +249,98 @@ pub(crate) struct Tollkeeper {
 
 impl Tollkeeper {
     /// Port of `ShouldRateLimit`, on 127.0.0.1.
-    pub(crate) fn grpc_port(&self) -> u16 {
+    pub fn grpc_port(&self) -> u16 {
         self.ports.grpc.number()
     }
 
     /// Port of `/json` and `/healthcheck`, on 127.0.0.1.
-    pub(crate) fn http_port(&self) -> u16 {
+    pub fn http_port(&self) -> u16 {
         self.ports.http.number()
     }
 
     /// Port of the debug listener, on 127.0.0.1.
-    pub(crate) fn debug_port(&self) -> u16 {
+    pub fn debug_port(&self) -> u16 {
         self.ports.debug.number()
     }
 
     /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// The rule file that it reads and watches, if its rules are in one.
-    pub(crate) fn rules_path(&self) -> PathBuf {
+    pub fn rules_path(&self) -> PathBuf {
         self.files.path().join("rules.yaml")
     }
 
     /// Response of `/json` to that body.
-    pub(crate) fn post_json(&self, body: &str) -> http::Response {
+    pub fn post_json(&self, body: &str) -> http::Response {
         http::post(self.http_port(), "/json", body).send()
     }
 
     /// Page of `/explain` for that body.
-    pub(crate) fn explain(&self, body: &str) -> serde_json::Value {
+    pub fn explain(&self, body: &str) -> serde_json::Value {
         let response = http::post(self.debug_port(), "/explain", body).send();
         serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
     }
 
     /// The page `/rlconfig/status`.
-    pub(crate) fn rules_status(&self) -> serde_json::Value {
+    pub fn rules_status(&self) -> serde_json::Value {
         let response = http::get(self.debug_port(), "/rlconfig/status").send();
         serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
     }
 
     /// The page `/store`: statistics of the store.
-    pub(crate) fn store_stats(&self) -> serde_json::Value {
+    pub fn store_stats(&self) -> serde_json::Value {
         let response = http::get(self.debug_port(), "/store").send();
         serde_json::from_slice(&response.body).unwrap_or_else(|error| panic!("{error}: {response:?}"))
     }
 
     /// The status of `/healthcheck`.
-    pub(crate) fn healthcheck(&self) -> u16 {
+    pub fn healthcheck(&self) -> u16 {
         http::get(self.http_port(), "/healthcheck").send().status
     }
 
     /// Sends it a signal: TERM, INT or HUP.
-    pub(crate) fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let kill = format!("kill -s {name} {}", self.child.id());
         let status = Command::new("sh").args(["-c", &kill]).status().expect("there is a shell");
         assert!(status.success(), "{kill}: {status}");
     }
 
     /// Stops it for a while: connections stay open without responses.
-    pub(crate) fn freeze(&self) {
+    pub fn freeze(&self) {
         signal::freeze(&self.child);
     }
 
     /// Continues it; the process then handles the bytes received meanwhile.
-    pub(crate) fn thaw(&self) {
+    pub fn thaw(&self) {
         signal::thaw(&self.child);
     }
 
     /// Waits until it ends by itself.
-    pub(crate) fn wait(&mut self) -> ExitStatus {
+    pub fn wait(&mut self) -> ExitStatus {
         let stderr = self.files.path().join("stderr");
         wait_for(&format!("tollkeeper to end, which says in {}", stderr.display()), || self.try_wait())
     }
 
     /// Exit status, if it has ended.
-    pub(crate) fn try_wait(&mut self) -> Option<ExitStatus> {
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("the child can be asked")
     }
 
     /// Kills it and waits until it has ended.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         signal::kill(&mut self.child);
     }
 
     /// Its log so far.
-    pub(crate) fn stderr(&self) -> String {
+    pub fn stderr(&self) -> String {
         read(&self.files.path().join("stderr"))
     }
 
     /// Peak resident memory, in MiB.
-    pub(crate) fn peak_mib(&self) -> u64 {
+    pub fn peak_mib(&self) -> u64 {
         let status = read(&PathBuf::from(format!("/proc/{}/status", self.child.id())));
         let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
         let kib: u64 = kib.and_then(|kib| kib.parse().ok()).expect("the kernel says how much memory a process has");

@@ -29,29 +29,29 @@ use super::http_server::{HttpServer, NextAcceptor};
 use super::wait_for;
 
 /// Type of the resources.
-pub(crate) const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
+pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 
 /// A running control plane; stopped when dropped.
 #[derive(Debug)]
-pub(crate) struct XdsServer {
+pub struct XdsServer {
     script: Script,
     server: HttpServer,
 }
 
 /// TLS of a control plane, which reads its files at each handshake and demands client certificates.
 #[derive(Clone, Debug)]
-pub(crate) struct ServerTls {
+pub struct ServerTls {
     /// Directory of `ca.crt`, `server.crt` and `server.key`.
-    pub(crate) directory: PathBuf,
+    pub directory: PathBuf,
 }
 
 /// A request with the time of its arrival.
 #[derive(Clone, Debug)]
-pub(crate) struct ReceivedRequest {
+pub struct ReceivedRequest {
     /// Time of arrival.
-    pub(crate) at: Instant,
+    pub at: Instant,
     /// The request.
-    pub(crate) request: DiscoveryRequest,
+    pub request: DiscoveryRequest,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -72,17 +72,17 @@ struct OpenedStream {
 
 impl XdsServer {
     /// Starts a control plane on a free port.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::bind(0, None)
     }
 
     /// Starts a control plane with TLS on a free port.
-    pub(crate) fn start_tls(tls: ServerTls) -> Self {
+    pub fn start_tls(tls: ServerTls) -> Self {
         Self::bind(0, Some(tls))
     }
 
     /// Starts a control plane on the port of one that was stopped.
-    pub(crate) fn start_on(port: u16) -> Self {
+    pub fn start_on(port: u16) -> Self {
         Self::bind(port, None)
     }
 
@@ -95,33 +95,33 @@ impl XdsServer {
     }
 
     /// Its port on 127.0.0.1.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.server.port()
     }
 
     /// Its address, `127.0.0.1:PORT`.
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port())
     }
 
     /// Stops it; connections are closed.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.server.stop();
         self.script.streams.lock().unwrap().clear();
     }
 
     /// Sends the last response again after each refusal from now on.
-    pub(crate) fn repeat_refused(&self) {
+    pub fn repeat_refused(&self) {
         self.script.repeats_refused.store(true, Ordering::Relaxed);
     }
 
     /// Number of streams that were opened.
-    pub(crate) fn streams(&self) -> usize {
+    pub fn streams(&self) -> usize {
         self.script.streams.lock().unwrap().len()
     }
 
     /// Waits for `count` requests on the stream at `index`; returns all of them.
-    pub(crate) fn requests(&self, index: usize, count: usize) -> Vec<ReceivedRequest> {
+    pub fn requests(&self, index: usize, count: usize) -> Vec<ReceivedRequest> {
         wait_for(&format!("{count} requests on stream {index}"), || {
             let streams = self.script.streams.lock().unwrap();
             let requests = &streams.get(index)?.requests;
@@ -130,18 +130,18 @@ impl XdsServer {
     }
 
     /// Waits for the request at `position` on the stream at `index`.
-    pub(crate) fn request(&self, index: usize, position: usize) -> DiscoveryRequest {
+    pub fn request(&self, index: usize, position: usize) -> DiscoveryRequest {
         self.requests(index, position + 1)[position].request.clone()
     }
 
     /// Returns a header of the stream at `index`.
-    pub(crate) fn header(&self, index: usize, name: &str) -> Option<String> {
+    pub fn header(&self, index: usize, name: &str) -> Option<String> {
         let streams = self.script.streams.lock().unwrap();
         Some(streams.get(index)?.headers.get(name)?.to_str().ok()?.to_owned())
     }
 
     /// Sends resources on the stream at `index`, under a version and a nonce.
-    pub(crate) fn send(&self, index: usize, version: &str, nonce: &str, resources: Vec<Any>) {
+    pub fn send(&self, index: usize, version: &str, nonce: &str, resources: Vec<Any>) {
         self.requests(index, 1);
         let response = DiscoveryResponse {
             version_info: version.to_owned(),
@@ -153,7 +153,7 @@ impl XdsServer {
     }
 
     /// Ends the stream at `index`.
-    pub(crate) fn end(&self, index: usize) {
+    pub fn end(&self, index: usize) {
         self.requests(index, 1);
         self.script.streams.lock().unwrap()[index].responses = None;
     }
@@ -237,12 +237,12 @@ fn server_config(tls: &ServerTls) -> ServerConfig {
 }
 
 /// A resource.
-pub(crate) fn resource(config: &RateLimitConfig) -> Any {
+pub fn resource(config: &RateLimitConfig) -> Any {
     Any { type_url: TYPE_URL.to_owned(), value: config.encode_to_vec() }
 }
 
 /// A resource with one descriptor for each key, limited per day.
-pub(crate) fn daily(domain: &str, limits: &[(&str, u32)]) -> RateLimitConfig {
+pub fn daily(domain: &str, limits: &[(&str, u32)]) -> RateLimitConfig {
     let limit = |(key, requests): &(&str, u32)| limited(key, RateLimitUnit::Day, *requests);
     RateLimitConfig {
         name: domain.to_owned(),
@@ -252,7 +252,7 @@ pub(crate) fn daily(domain: &str, limits: &[(&str, u32)]) -> RateLimitConfig {
 }
 
 /// A descriptor with a limit.
-pub(crate) fn limited(key: &str, unit: RateLimitUnit, requests_per_unit: u32) -> RateLimitDescriptor {
+pub fn limited(key: &str, unit: RateLimitUnit, requests_per_unit: u32) -> RateLimitDescriptor {
     let policy = RateLimitPolicy { unit: unit.into(), requests_per_unit, ..RateLimitPolicy::default() };
     RateLimitDescriptor { key: key.to_owned(), rate_limit: Some(policy), ..RateLimitDescriptor::default() }
 }

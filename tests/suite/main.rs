@@ -4,9 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test says what it measured, its helpers too")]
 
-#[path = "../kit/mod.rs"]
-mod kit;
-
 #[path = "../generated.rs"]
 #[allow(dead_code, reason = "the tests of `deploy/` and `.ci/generate` use the rest")]
 mod generated;

@@ -2,10 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
-#[path = "../../kit/mod.rs"]
-#[allow(dead_code, reason = "the suite uses all of the kit, these tests a part")]
-mod kit;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -20,9 +16,9 @@ use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper_bench::requests::{KeySpace, PlaceholderValues, RequestMix, RequestTemplate};
 use tollkeeper_bench::results::{CounterAccuracy, TimedVerdict, measure_accuracy};
 
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::{Setup, inherited_env, with_rules};
-use crate::kit::{grpc, port::Port};
+use kit::redis::certificates::Certificates;
+use kit::tollkeeper::{Setup, inherited_env, with_rules};
+use kit::{grpc, port::Port};
 
 /// The program under test; the kit starts the servers that it loads.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tollkeeper-bench");

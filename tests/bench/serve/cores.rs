@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 
-use crate::kit::redis::options;
 use crate::load::{ClosedLoop, Pace, closed_loop_over, median, open_loop_latencies, percentile};
 use crate::process::{self, MeasuredServer};
 use crate::redis::{RULES, many, one};
+use kit::redis::options;
 
 const ROUND: Duration = Duration::from_secs(5);
 /// More than cores, because a connection uses one core at a time.

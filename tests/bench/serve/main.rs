@@ -11,10 +11,6 @@
 
 #![expect(clippy::print_stdout, reason = "a bench talks to a person")]
 
-#[path = "../../kit/mod.rs"]
-#[allow(dead_code, reason = "the suite uses all of the kit, this bench a part")]
-mod kit;
-
 mod cores;
 mod decision_log;
 mod load;

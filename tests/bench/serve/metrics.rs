@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::kit::port::Port;
-use crate::kit::{http, scrape};
 use crate::load::{Pace, STREAMS, closed_loop, median, open_loop_latencies, percentile};
 use crate::process::{self, MeasuredServer};
 use crate::{ROUND, ROUNDS, request, rules, rules_with};
+use kit::port::Port;
+use kit::{http, scrape};
 
 /// Load on both servers.
 struct Situation {

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::kit::port::Port;
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::{redis, wait_for};
+use kit::port::Port;
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::{redis, wait_for};
 
 /// A running server, with its CPU time and memory; ended when dropped if it was started here.
 pub(crate) struct MeasuredServer {

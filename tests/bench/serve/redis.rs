@@ -10,10 +10,10 @@ use bytes::Bytes;
 use tollkeeper::base::pb;
 
 use crate::frame;
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{Server, options};
 use crate::load::{Pace, STREAMS, call_once_for_each, closed_loop, median, open_loop_latencies, percentile};
 use crate::process::{self, MeasuredServer};
+use kit::redis::cluster::Cluster;
+use kit::redis::{Server, options};
 
 const ROUND: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 5;

@@ -10,14 +10,14 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 
 /// A directory with `ca.crt`, `server.crt`, `server.key`, `client.crt`, `client.key` and `other_ca.crt`, all PEM.
 #[derive(Debug)]
-pub(crate) struct Certificates {
+pub struct Certificates {
     directory: PathBuf,
     authority: Issuer<'static, KeyPair>,
 }
 
 impl Certificates {
     /// Makes all of them in `directory`.
-    pub(crate) fn new(directory: &Path) -> Self {
+    pub fn new(directory: &Path) -> Self {
         let (certificate, authority) = new_authority("tollkeeper test authority");
         let certificates = Self { directory: directory.to_owned(), authority };
         certificates.write("ca.crt", &certificate);
@@ -28,19 +28,19 @@ impl Certificates {
     }
 
     /// The path of a file, such as `ca.crt`.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     /// Makes a new key and certificate for a server, `NAME.crt` and `NAME.key`, in place of any of that name.
-    pub(crate) fn issue_server(&self, name: &str) {
+    pub fn issue_server(&self, name: &str) {
         // Servers of a cluster are clients of each other.
         let usages = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         self.issue(name, &["localhost", "127.0.0.1"], &usages);
     }
 
     /// Makes a new key and certificate for a server that was valid until 2020.
-    pub(crate) fn issue_expired_server(&self, name: &str) {
+    pub fn issue_expired_server(&self, name: &str) {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).expect("it is a name");
         params.not_before = rcgen::date_time_ymd(2019, 1, 1);
         params.not_after = rcgen::date_time_ymd(2020, 1, 1);
@@ -52,7 +52,7 @@ impl Certificates {
     }
 
     /// Makes a new key and certificate for a client of these names, `NAME.crt` and `NAME.key`.
-    pub(crate) fn issue_client(&self, name: &str, hosts: &[&str]) {
+    pub fn issue_client(&self, name: &str, hosts: &[&str]) {
         self.issue(name, hosts, &[ExtendedKeyUsagePurpose::ClientAuth]);
     }
 

@@ -11,13 +11,13 @@ use super::REPLY_TIMEOUT;
 use super::certificates::Certificates;
 
 /// A connection in RESP2.
-pub(crate) struct RedisClient(Connection);
+pub struct RedisClient(Connection);
 
 impl RedisClient {
     /// Connects to `redis://[USER:PASSWORD@]HOST:PORT` or `redis+unix:///PATH`.
     ///
     /// `timeout` bounds connecting and each reply.
-    pub(crate) fn connect(url: &str, timeout: Duration) -> RedisResult<Self> {
+    pub fn connect(url: &str, timeout: Duration) -> RedisResult<Self> {
         let info = url.into_connection_info()?;
         let settings = info.redis_settings().clone().set_skip_set_lib_name();
         Self::open(&Client::open(info.set_redis_settings(settings))?, timeout)
@@ -25,7 +25,7 @@ impl RedisClient {
 
     /// Connects with TLS to a port of `host`, trusting the authority in that file of the certificates, and showing
     /// the client's certificate if `mutual`.
-    pub(crate) fn connect_tls(
+    pub fn connect_tls(
         (host, port): (&str, u16),
         certificates: &Certificates,
         authority: &str,
@@ -46,23 +46,23 @@ impl RedisClient {
     }
 
     /// Changes the timeout of replies.
-    pub(crate) fn set_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
+    pub fn set_timeout(&mut self, timeout: Duration) -> RedisResult<()> {
         self.0.set_read_timeout(Some(timeout))?;
         self.0.set_write_timeout(Some(timeout))
     }
 
     /// The reply to a command.
-    pub(crate) fn command(&mut self, words: &[&str]) -> RedisResult<Value> {
+    pub fn command(&mut self, words: &[&str]) -> RedisResult<Value> {
         command(words).query(&mut self.0)
     }
 
     /// Sends a command and leaves its reply for [`RedisClient::receive`].
-    pub(crate) fn send(&mut self, words: &[&str]) -> RedisResult<()> {
+    pub fn send(&mut self, words: &[&str]) -> RedisResult<()> {
         self.0.send_packed_command(&command(words).get_packed_command())
     }
 
     /// Reply to the oldest command sent with [`RedisClient::send`].
-    pub(crate) fn receive(&mut self) -> RedisResult<Value> {
+    pub fn receive(&mut self) -> RedisResult<Value> {
         self.0.recv_response()?.extract_error()
     }
 }

@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use super::{KIT_USER, Options, Server, options};
-use crate::kit::wait_for;
+use crate::wait_for;
 
 /// The number of hash slots of any cluster.
-pub(crate) const SLOTS: u16 = 16384;
+pub const SLOTS: u16 = 16384;
 
 const PRIMARIES: usize = 3;
 
@@ -20,7 +20,7 @@ const SLOW: Duration = Duration::from_secs(15);
 
 /// A running cluster; all of it is killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Cluster {
+pub struct Cluster {
     nodes: Vec<Server>,
 }
 
@@ -40,14 +40,14 @@ struct SlotOwners(Vec<(u16, u16, usize)>);
 
 impl Cluster {
     /// Starts a cluster without password, and waits until all slots are served.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::start_with(&options(), 1)
     }
 
     /// Starts a cluster with these node options and replicas per primary, and waits until all slots are served.
     ///
     /// With TLS, the nodes use it among themselves too.
-    pub(crate) fn start_with(options: &Options, replicas: usize) -> Self {
+    pub fn start_with(options: &Options, replicas: usize) -> Self {
         let slow = SLOW.as_millis().to_string();
         let mut options = options.clone().cluster().with(&[
             ("cluster-node-timeout", slow.as_str()),
@@ -105,33 +105,33 @@ impl Cluster {
     }
 
     /// The server of a node.
-    pub(crate) fn node(&self, node: usize) -> &Server {
+    pub fn node(&self, node: usize) -> &Server {
         &self.nodes[node]
     }
 
     /// The addresses of all nodes, without TLS.
-    pub(crate) fn addresses(&self) -> Vec<String> {
+    pub fn addresses(&self) -> Vec<String> {
         self.nodes.iter().map(Server::address).collect()
     }
 
     /// The slot of a key, as the servers compute it.
-    pub(crate) fn slot(&self, key: &str) -> u16 {
+    pub fn slot(&self, key: &str) -> u16 {
         self.first_up().query(&["CLUSTER", "KEYSLOT", key])
     }
 
     /// Key with this prefix in a slot of the node.
-    pub(crate) fn key_on(&self, node: usize, prefix: &str) -> String {
+    pub fn key_on(&self, node: usize, prefix: &str) -> String {
         let mut keys = (0..10_000).map(|number| format!("{prefix}{number}"));
         keys.find(|key| self.primary_of(self.slot(key)) == node).expect("the node has slots")
     }
 
     /// Primary of a slot; waits until all nodes agree on it.
-    pub(crate) fn primary_of(&self, slot: u16) -> usize {
+    pub fn primary_of(&self, slot: u16) -> usize {
         wait_for("the nodes to agree on a slot's owner", || self.agreed_owners()?.of(slot))
     }
 
     /// The replicas of a primary that run.
-    pub(crate) fn replicas_of(&self, primary: usize) -> Vec<usize> {
+    pub fn replicas_of(&self, primary: usize) -> Vec<usize> {
         let port = self.nodes[primary].announced_port().to_string();
         let is_replica = |node: &usize| {
             let node = &self.nodes[*node];
@@ -143,7 +143,7 @@ impl Cluster {
     /// Switches running nodes between fast failover, after half a second, and slow failover.
     ///
     /// A restarted node is slow.
-    pub(crate) fn set_fast_failover(&self, fast: bool) {
+    pub fn set_fast_failover(&self, fast: bool) {
         let timeout = if fast { FAST } else { SLOW }.as_millis().to_string();
         for node in self.up() {
             node.query::<()>(&["CONFIG", "SET", "cluster-node-timeout", &timeout]);
@@ -151,7 +151,7 @@ impl Cluster {
     }
 
     /// Kills a primary, waits until its replica has taken over, and returns the replica.
-    pub(crate) fn fail_over(&self, primary: usize) -> usize {
+    pub fn fail_over(&self, primary: usize) -> usize {
         self.set_fast_failover(true);
         let slot = self.a_slot_of(primary);
         self.nodes[primary].kill();
@@ -161,7 +161,7 @@ impl Cluster {
     }
 
     /// Waits until a slot has a different primary and all slots are served; returns the new primary.
-    pub(crate) fn wait_for_successor(&self, primary: usize, slot: u16) -> usize {
+    pub fn wait_for_successor(&self, primary: usize, slot: u16) -> usize {
         let successor = wait_for("another primary to take over", || {
             self.agreed_owners()?.of(slot).filter(|owner| *owner != primary)
         });
@@ -170,21 +170,21 @@ impl Cluster {
     }
 
     /// Makes a replica the primary while both run (`CLUSTER FAILOVER`), and waits for completion.
-    pub(crate) fn planned_failover(&self, primary: usize, replica: usize) {
+    pub fn planned_failover(&self, primary: usize, replica: usize) {
         let slot = self.a_slot_of(primary);
         self.nodes[replica].query::<()>(&["CLUSTER", "FAILOVER"]);
         assert_eq!(self.wait_for_successor(primary, slot), replica);
     }
 
     /// Moves a slot with its keys, under load if there is any, and waits until all nodes agree.
-    pub(crate) fn migrate_slot(&self, slot: u16, to: usize) {
+    pub fn migrate_slot(&self, slot: u16, to: usize) {
         let from = self.begin_migration(slot, to);
         while self.migrate_keys(slot, from, to, 100) > 0 {}
         self.end_migration(slot, from, to);
     }
 
     /// Starts to migrate a slot; returns its primary, which then replies ASK for missing keys.
-    pub(crate) fn begin_migration(&self, slot: u16, to: usize) -> usize {
+    pub fn begin_migration(&self, slot: u16, to: usize) -> usize {
         let from = self.primary_of(slot);
         let id = |node: usize| self.nodes[node].query::<String>(&["CLUSTER", "MYID"]);
         self.set_slot(to, slot, &["IMPORTING", &id(from)]);
@@ -193,7 +193,7 @@ impl Cluster {
     }
 
     /// Moves up to `count` keys of a migrating slot; returns the number moved.
-    pub(crate) fn migrate_keys(&self, slot: u16, from: usize, to: usize, max_keys: usize) -> usize {
+    pub fn migrate_keys(&self, slot: u16, from: usize, to: usize, max_keys: usize) -> usize {
         let (slot, max_keys) = (slot.to_string(), max_keys.to_string());
         let keys: Vec<String> = self.nodes[from].query(&["CLUSTER", "GETKEYSINSLOT", &slot, &max_keys]);
         let port = self.nodes[to].announced_port().to_string();
@@ -207,7 +207,7 @@ impl Cluster {
     }
 
     /// Ends the migration of a slot whose old primary has no keys left, and waits until all nodes agree.
-    pub(crate) fn end_migration(&self, slot: u16, from: usize, to: usize) {
+    pub fn end_migration(&self, slot: u16, from: usize, to: usize) {
         let id: String = self.nodes[to].query(&["CLUSTER", "MYID"]);
         // The new owner first: otherwise both might disown the slot for a while.
         for node in [to, from] {
@@ -223,7 +223,7 @@ impl Cluster {
     }
 
     /// Unassigns a slot, so that all nodes reply CLUSTERDOWN to every key; returns its primary.
-    pub(crate) fn lose_slot(&self, slot: u16) -> usize {
+    pub fn lose_slot(&self, slot: u16) -> usize {
         let owner = self.primary_of(slot);
         let text = slot.to_string();
         wait_for("all nodes to be down", || {
@@ -238,7 +238,7 @@ impl Cluster {
     }
 
     /// Unassigns a slot of a cluster with `cluster-require-full-coverage no`, and waits until all nodes agree.
-    pub(crate) fn unassign_slot(&self, slot: u16) {
+    pub fn unassign_slot(&self, slot: u16) {
         let owner = self.primary_of(slot);
         let text = slot.to_string();
         wait_for("all nodes to have lost a slot", || {
@@ -250,13 +250,13 @@ impl Cluster {
     }
 
     /// Assigns an unowned slot to a node, and waits until all nodes know.
-    pub(crate) fn assign_slot(&self, slot: u16, owner: usize) {
+    pub fn assign_slot(&self, slot: u16, owner: usize) {
         self.nodes[owner].query::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
         self.wait_until_healthy();
     }
 
     /// Assigns a lost slot to a node, and waits until all slots are served.
-    pub(crate) fn restore_slot(&self, slot: u16, owner: usize) {
+    pub fn restore_slot(&self, slot: u16, owner: usize) {
         // Primaries that were down wait for the node timeout before they serve.
         self.set_fast_failover(true);
         self.nodes[owner].query::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
@@ -266,7 +266,7 @@ impl Cluster {
 
     /// Waits until the nodes that run agree that all slots are served, and their primaries send each write to their
     /// replicas.
-    pub(crate) fn wait_until_healthy(&self) {
+    pub fn wait_until_healthy(&self) {
         wait_for("the cluster to be whole", || {
             let owners = self.agreed_owners()?;
             let well = |node: &Server| {

@@ -7,11 +7,11 @@
 use std::time::Duration;
 
 use super::{KIT_USER, Options, Server};
-use crate::kit::port::Port;
-use crate::kit::wait_for;
+use crate::port::Port;
+use crate::wait_for;
 
 /// Name of the primary at the sentinels.
-pub(crate) const NAME: &str = "counters";
+pub const NAME: &str = "counters";
 
 const SERVERS: usize = 3;
 const SENTINELS: usize = 3;
@@ -21,14 +21,14 @@ const SLOW: Duration = Duration::from_secs(15);
 
 /// Running servers and sentinels; all of them are killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Sentinels {
+pub struct Sentinels {
     servers: Vec<Server>,
     sentinels: Vec<Server>,
 }
 
 impl Sentinels {
     /// Starts them with options for the servers and for the sentinels, and waits until the sentinels agree.
-    pub(crate) fn start_with(servers: &Options, sentinels: &Options) -> Self {
+    pub fn start_with(servers: &Options, sentinels: &Options) -> Self {
         let primary = servers.clone().launch();
         let of_it = format!("127.0.0.1 {}", primary.port());
         let mut servers: Vec<_> =
@@ -46,29 +46,29 @@ impl Sentinels {
     }
 
     /// A server.
-    pub(crate) fn server(&self, server: usize) -> &Server {
+    pub fn server(&self, server: usize) -> &Server {
         &self.servers[server]
     }
 
     /// A sentinel.
-    pub(crate) fn sentinel(&self, sentinel: usize) -> &Server {
+    pub fn sentinel(&self, sentinel: usize) -> &Server {
         &self.sentinels[sentinel]
     }
 
     /// The addresses of the sentinels.
-    pub(crate) fn addresses(&self) -> Vec<String> {
+    pub fn addresses(&self) -> Vec<String> {
         self.sentinels.iter().map(Server::address).collect()
     }
 
     /// Primary that all running sentinels agree on; waits until they agree and its own role is primary.
-    pub(crate) fn primary(&self) -> usize {
+    pub fn primary(&self) -> usize {
         wait_for("the sentinels to agree on the primary", || self.agreed_primary())
     }
 
     /// Promotes a replica while the primary runs (`SENTINEL FAILOVER`).
     ///
     /// Returns the new primary when the sentinels agree and the other servers are its replicas.
-    pub(crate) fn planned_failover(&self) -> usize {
+    pub fn planned_failover(&self) -> usize {
         let old = self.primary();
         self.up().next().expect("a sentinel runs").query::<()>(&["SENTINEL", "FAILOVER", NAME]);
         let new = self.wait_for_successor(old);
@@ -80,7 +80,7 @@ impl Sentinels {
     }
 
     /// Kills the primary and returns the new one when the sentinels agree.
-    pub(crate) fn fail_over(&self) -> usize {
+    pub fn fail_over(&self) -> usize {
         let old = self.primary();
         self.set_fast_failover(true);
         self.servers[old].kill();
@@ -90,12 +90,12 @@ impl Sentinels {
     }
 
     /// Waits until the sentinels agree on a different primary, and returns it.
-    pub(crate) fn wait_for_successor(&self, old: usize) -> usize {
+    pub fn wait_for_successor(&self, old: usize) -> usize {
         wait_for("another primary", || self.agreed_primary().filter(|primary| *primary != old))
     }
 
     /// Switches the sentinels between fast failover, after half a second, and slow failover.
-    pub(crate) fn set_fast_failover(&self, fast: bool) {
+    pub fn set_fast_failover(&self, fast: bool) {
         let after = if fast { FAST } else { SLOW }.as_millis().to_string();
         for sentinel in self.up() {
             sentinel.query::<()>(&["SENTINEL", "SET", NAME, "down-after-milliseconds", &after]);

@@ -18,11 +18,11 @@ use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
 use tollkeeper::telemetry::logs::{Format, Level};
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::log_capture::log_of;
-use crate::kit::test_service::{TestRequest, TestService};
-use crate::kit::tollkeeper::{PROGRAM, Tollkeeper, inherited_env, with_rules};
-use crate::kit::{http, wait_for};
+use kit::grpc::{Client, rate_limit_request};
+use kit::log_capture::log_of;
+use kit::test_service::{TestRequest, TestService};
+use kit::tollkeeper::{Tollkeeper, inherited_env, program_path, with_rules};
+use kit::{http, wait_for};
 
 const NOON: Time = Time::from_secs(1_800_000_000);
 
@@ -174,7 +174,7 @@ fn server(hostile: &str, log: &Path) -> Tollkeeper {
 
 /// Output of a command, which must not be empty.
 fn command(directory: &Path, arguments: &[&str]) -> String {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program_path());
     command.args(arguments).current_dir(directory).env_clear().envs(inherited_env()).stdin(Stdio::null());
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].concat();

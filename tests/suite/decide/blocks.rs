@@ -9,12 +9,12 @@ use tollkeeper::base::pb::RateLimitRequest;
 use tollkeeper::base::pb::proto_json::response_to_json;
 use tollkeeper::base::pb::rate_limit_descriptor::Entry;
 
-use crate::kit::grpc::{Client, descriptor, rate_limit_request};
-use crate::kit::http::{self, Response};
-use crate::kit::redis;
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, descriptor, rate_limit_request};
+use kit::http::{self, Response};
+use kit::redis;
+use kit::scrape::{scrape, with_prometheus};
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, program_path, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "\
 domain: shop
@@ -239,7 +239,7 @@ fn number_of_blocks_is_bounded_and_what_is_no_block_is_ignored() {
 
 /// Runs a command against the server, with its token.
 fn command(server: &Tollkeeper, words: &[&str]) -> Output {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program_path());
     command.args(words).args(["--addr", &format!("127.0.0.1:{}", server.debug_port())]);
     command.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN).output().unwrap()
 }
@@ -289,7 +289,7 @@ fn commands_block_list_and_unblock() {
 #[test]
 fn commands_say_which_token_is_missing() {
     let server = server().start();
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program_path());
     command.args(["blocks", "--addr", &format!("127.0.0.1:{}", server.debug_port())]).env_clear().envs(inherited_env());
     let without = command.output().unwrap();
     assert_eq!(without.status.code(), Some(1), "{without:?}");
@@ -399,12 +399,12 @@ fn reason_is_in_the_metadata_the_decision_log_and_why() {
     let [of_ann, of_bob] = [0, 1].map(|index| decision["descriptors"][index].clone());
     assert_eq!((&of_ann["decided_by"], &of_ann["block"]["reason"]), (&"block".into(), &"abuse".into()), "{decision}");
     assert_eq!((&of_bob["decided_by"], &of_bob["block"]), (&Value::Null, &Value::Null), "{decision}");
-    let mut why = Command::new(PROGRAM);
+    let mut why = Command::new(program_path());
     why.args(["why", "--domain", "shop", "--descriptor", "user=ann", "--log"]).arg(&log);
     let text = String::from_utf8(why.env_clear().envs(inherited_env()).output().unwrap().stdout).unwrap();
     assert!(text.contains("1 by the block of user until 2") && text.contains(": abuse"), "{text}");
     assert!(text.contains("would have passed after `tollkeeper unblock`"), "{text}");
-    let mut simulate = Command::new(PROGRAM);
+    let mut simulate = Command::new(program_path());
     simulate.args(["simulate", "--json", "--traffic"]).arg(&log).env_clear().envs(inherited_env());
     let results: Value = serde_json::from_slice(&simulate.output().unwrap().stdout).unwrap();
     assert_eq!((&results["traffic"]["requests"], &results["new"]["rejected"]), (&2.into(), &1.into()), "{results}");

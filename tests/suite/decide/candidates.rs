@@ -14,11 +14,11 @@ use tollkeeper::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use tollkeeper::store::Store;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
-use crate::kit::fixtures::{decide, load_shop_rules, shop_request};
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::{TestRequest, TestService, store_runtime};
-use crate::kit::wait_for;
+use kit::fixtures::{decide, load_shop_rules, shop_request};
+use kit::redis::{Server, options};
+use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use kit::test_service::{TestRequest, TestService, store_runtime};
+use kit::wait_for;
 
 const NOON: Time = Time::from_secs(1_783_512_000);
 

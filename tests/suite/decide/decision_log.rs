@@ -23,7 +23,7 @@ use tollkeeper::decide::log::reader::RecordReader;
 use tollkeeper::decide::log::record::{DecisionRecord, Record};
 
 use self::schema::assert_valid;
-use crate::kit::test_service::TestService;
+use kit::test_service::TestService;
 
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);

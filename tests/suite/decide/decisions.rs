@@ -24,8 +24,8 @@ use tollkeeper::telemetry::metrics::statsd::{StatsdEncoder, StatsdFormat};
 use tollkeeper::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 use tonic::Code;
 
-use crate::kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
-use crate::kit::test_service::{TestRequest, TestResponse, TestService};
+use kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
+use kit::test_service::{TestRequest, TestResponse, TestService};
 
 /// Noon on Wednesday the 8th of July 2026: full minutes and hours begin, the day and the week are half a day from
 /// their end.

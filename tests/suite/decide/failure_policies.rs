@@ -29,8 +29,8 @@ use tonic::transport::{Endpoint, Server};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::kit::http;
-use crate::kit::test_service::{TestRequest, TestService, store_runtime};
+use kit::http;
+use kit::test_service::{TestRequest, TestService, store_runtime};
 
 /// Noon on Wednesday the 8th of July 2026: the day is half over.
 const NOON: Time = Time::from_secs(1_783_512_000);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 
 const RULES: &str = "\
 domain: shop

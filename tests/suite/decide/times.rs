@@ -8,10 +8,10 @@ use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
-use crate::kit::fixtures::{decide, load_shop_rules, shop_request};
-use crate::kit::test_service::{TestService, store_runtime};
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::kit::{http, redis, wait_for};
+use kit::fixtures::{decide, load_shop_rules, shop_request};
+use kit::test_service::{TestService, store_runtime};
+use kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::{http, redis, wait_for};
 
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);

@@ -23,11 +23,11 @@ use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::base::pb::{self, HeaderValue, RateLimitResponse};
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 
-use crate::kit::redis::{self, Server};
-use crate::kit::replica::Replica;
-use crate::kit::test_service::{TestRequest, TestService};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_runtime_files};
-use crate::kit::{http, read, repository};
+use kit::redis::{self, Server};
+use kit::replica::Replica;
+use kit::test_service::{TestRequest, TestService};
+use kit::tollkeeper::{Setup, Tollkeeper, with_runtime_files};
+use kit::{http, read, repository};
 
 /// Responses that differ from the recorded ones: the line, the steps from 0, and the reason.
 const DIFFERENCES: &[(&str, &[usize], &str)] = &[

@@ -12,9 +12,9 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 use crate::docs::cookbook::page::shown_commands;
-use crate::kit::port::Port;
-use crate::kit::tollkeeper::{Tollkeeper, inherited_env, with_rules};
-use crate::kit::{read, repository};
+use kit::port::Port;
+use kit::tollkeeper::{Tollkeeper, inherited_env, with_rules};
+use kit::{read, repository};
 
 /// Directory with the packages and programs of other languages.
 fn clients() -> PathBuf {

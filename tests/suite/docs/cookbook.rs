@@ -20,13 +20,13 @@ use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
 
 use self::page::{Recipe, recipes};
-use crate::kit::envoy::Envoy;
-use crate::kit::http::{self, Request};
-use crate::kit::redis;
-use crate::kit::test_service::{TestRequest, TestService};
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, without_rules};
-use crate::kit::{read, repository, wait_for};
 use crate::serve::envoy::concurrency::{OpenUpstream, open};
+use kit::envoy::Envoy;
+use kit::http::{self, Request};
+use kit::redis;
+use kit::test_service::{TestRequest, TestService};
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, linked_as, program_path, without_rules};
+use kit::{read, repository, wait_for};
 
 /// 2026-01-01 00:00:00 UTC.
 const NEW_YEAR: Time = Time::from_secs(1_767_225_600);
@@ -150,7 +150,7 @@ fn check_finds_nothing_wrong_with_any_recipe() {
         recipe.write_files(files.path());
         fs::write(files.path().join("envoy.conf"), recipe.bootstrap(&template)).unwrap();
         let rules = format!("{}.yaml", recipe.domain());
-        let mut check = Command::new(PROGRAM);
+        let mut check = Command::new(program_path());
         check.args(["check", "--envoy", "envoy.conf", &rules]).current_dir(files.path());
         let output = check.env_clear().envs(inherited_env()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -19,8 +19,8 @@ use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule_defaults::RuleDefaults;
 use tollkeeper::rules::yaml::DocumentSelection;
 
-use crate::kit::json_schema::schema_errors;
-use crate::kit::{read, repository};
+use kit::json_schema::schema_errors;
+use kit::{read, repository};
 
 /// Checks a file of rules with nft.
 fn nft(file: &Path) -> Result<(), String> {

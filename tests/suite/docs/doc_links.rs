@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use crate::kit::{read, repository};
+use kit::{read, repository};
 
 /// Chapters of the site.
 const SUMMARY: &str = "docs/book/SUMMARY.md";

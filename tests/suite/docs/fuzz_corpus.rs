@@ -25,7 +25,7 @@ mod wildcard;
 use std::collections::BTreeSet;
 use std::fs;
 
-use crate::kit::repository;
+use kit::repository;
 
 type Check = fn(&[u8]);
 

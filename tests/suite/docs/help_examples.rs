@@ -9,12 +9,12 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::port::Port;
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::redis::{Server, options};
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
-use crate::kit::{http, read, repository, wait_for};
 use crate::tools::simulate::Log;
+use kit::port::Port;
+use kit::redis::certificates::Certificates;
+use kit::redis::{Server, options};
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, program_path, with_rules};
+use kit::{http, read, repository, wait_for};
 
 /// Commands with a help text of their own; the empty one is the program itself.
 const COMMANDS: [&str; 14] = [
@@ -40,7 +40,7 @@ const COLUMNS: usize = 80;
 
 /// Help of a command, on a terminal of [`COLUMNS`].
 fn help(command: &str) -> String {
-    let mut help = Command::new(PROGRAM);
+    let mut help = Command::new(program_path());
     help.args(Some(command).filter(|command| !command.is_empty())).arg("--help");
     let output = help.env_clear().envs(inherited_env()).env("COLUMNS", COLUMNS.to_string()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -142,7 +142,7 @@ impl Servers {
         let kubectl = path.join("bin/kubectl");
         fs::write(&kubectl, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&kubectl, fs::Permissions::from_mode(0o755)).unwrap();
-        symlink(PROGRAM, path.join("bin/tollkeeper")).unwrap();
+        symlink(program_path(), path.join("bin/tollkeeper")).unwrap();
         let unix = setup().env("GRPC_UDS", path.join("tollkeeper.sock")).start();
         let redis = options().start();
         for line in decision_log(&rules("shop", "login")).lines() {
@@ -262,7 +262,7 @@ fn endless_examples_in_help_start_as_printed() {
 fn top_explains_settings_that_turn_it_off() {
     let top = |server: &Tollkeeper, arguments: &[&str]| {
         let address = format!("127.0.0.1:{}", server.debug_port());
-        let mut top = Command::new(Path::new(PROGRAM));
+        let mut top = Command::new(Path::new(program_path()));
         let output = top.args(["top", "--addr", &address]).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         String::from_utf8(output.stderr).unwrap()

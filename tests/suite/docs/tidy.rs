@@ -18,7 +18,7 @@ use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::yaml::DocumentSelection;
 
 use self::sources::module_path;
-use crate::kit::{read, repository};
+use kit::{read, repository};
 
 /// A file of the repository.
 struct Text {

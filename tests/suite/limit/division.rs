@@ -550,7 +550,7 @@ fn run(mut model: Model, seconds: u64) -> Model {
 }
 
 proptest! {
-    #![proptest_config(crate::kit::costly_property(24))]
+    #![proptest_config(kit::costly_property(24))]
 
     #[test]
     fn lent_hits_stay_within_the_limit_in_every_window(

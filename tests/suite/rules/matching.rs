@@ -18,8 +18,8 @@ use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::DocumentSelection;
 
-use crate::kit::tollkeeper::{self as program, Tollkeeper};
-use crate::kit::wait_for;
+use kit::tollkeeper::{self as program, Tollkeeper};
+use kit::wait_for;
 
 fn compile(text: &str) -> CompiledRules {
     let source = RuleText { name: "r.yaml".into(), bytes: text.into(), documents: DocumentSelection::All };
@@ -406,7 +406,8 @@ fn start(directory: &Path) -> Tollkeeper {
 }
 
 fn check(path: &Path) -> (bool, String) {
-    let output = std::process::Command::new(program::PROGRAM).arg("check").arg(path).env_clear().output().unwrap();
+    let output =
+        std::process::Command::new(program::program_path()).arg("check").arg(path).env_clear().output().unwrap();
     (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
 

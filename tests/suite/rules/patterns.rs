@@ -199,7 +199,7 @@ mod expression {
     }
 
     proptest! {
-        #![proptest_config(crate::kit::costly_property(24))]
+        #![proptest_config(kit::costly_property(24))]
 
         #[test]
         fn expressions_agree_with_the_regex_crate(
@@ -301,7 +301,7 @@ mod operators {
     }
 
     proptest! {
-        #![proptest_config(crate::kit::costly_property(48))]
+        #![proptest_config(kit::costly_property(48))]
 
         #[test]
         fn first_match_is_that_of_trying_all_in_file_order(

@@ -15,10 +15,10 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::envoy::Envoy;
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tollkeeper::{self, PROGRAM, Setup, Tollkeeper, inherited_env};
-use crate::kit::{http, wait_for};
+use kit::envoy::Envoy;
+use kit::scrape::{scrape, with_prometheus};
+use kit::tollkeeper::{self, Setup, Tollkeeper, inherited_env, program_path};
+use kit::{http, wait_for};
 
 /// Rules of the domain `shop`: two a day by default, five for gold, and a list for platinum.
 pub(crate) const RULES: &str = "\
@@ -78,7 +78,7 @@ impl Files {
     }
 
     fn command(&self, words: &[&str]) -> Output {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program_path());
         command.args(words).current_dir(self.0.path()).env_clear().envs(inherited_env());
         command.output().unwrap()
     }

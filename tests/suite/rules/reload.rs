@@ -14,9 +14,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tonic::Code;
 
-use crate::kit::grpc::{self, Client};
-use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
-use crate::kit::wait_for;
+use kit::grpc::{self, Client};
+use kit::tollkeeper::{self, Setup, Tollkeeper};
+use kit::wait_for;
 
 /// Peek at the counter of the rule below.
 const PEEK: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}],"hitsAddend":"0"}]}"#;

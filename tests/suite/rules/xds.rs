@@ -30,9 +30,9 @@ use ::tollkeeper::settings::Settings;
 use ::tollkeeper::settings::xds::XdsSettings;
 use serde_json::Value;
 
-use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
-use crate::kit::wait_for;
-use crate::kit::xds_server::XdsServer;
+use kit::tollkeeper::{self, Setup, Tollkeeper};
+use kit::wait_for;
+use kit::xds_server::XdsServer;
 
 /// A tollkeeper that takes its rules from `server` and is healthy at once.
 fn client_of(server: &XdsServer) -> Setup {

@@ -4,11 +4,11 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http::{self, Response};
-use crate::kit::redis;
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, rate_limit_request};
+use kit::http::{self, Response};
+use kit::redis;
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "\
 domain: shop

@@ -8,11 +8,11 @@ use std::net::{Ipv4Addr, TcpStream};
 use prost::Message as _;
 use tonic::Code;
 
-use crate::kit::grpc::{Client, SHOULD_RATE_LIMIT, rate_limit_request};
-use crate::kit::http::{self, connect};
-use crate::kit::http2_frames::{END_STREAM, GOAWAY, HEADERS, Http2Connection};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, SHOULD_RATE_LIMIT, rate_limit_request};
+use kit::http::{self, connect};
+use kit::http2_frames::{END_STREAM, GOAWAY, HEADERS, Http2Connection};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "\
 domain: shop

@@ -17,8 +17,8 @@ mod sites;
 
 use std::collections::HashMap;
 
-use crate::kit::tollkeeper::{Setup, with_rules};
-use crate::kit::{http, read, repository};
+use kit::tollkeeper::{Setup, with_rules};
+use kit::{http, read, repository};
 
 const RULES: &str = "\
 domain: shop

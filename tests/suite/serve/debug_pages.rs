@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::redis;
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules, with_runtime_files};
-use crate::kit::{http, wait_for};
+use kit::grpc::{Client, rate_limit_request};
+use kit::redis;
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules, with_runtime_files};
+use kit::{http, wait_for};
 
 /// Number of limits for pages of megabytes.
 const MANY_LIMITS: usize = 4000;

@@ -17,11 +17,11 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::kit::envoy::{Envoy, validate};
-use crate::kit::http::{self, Request, Response};
-use crate::kit::port::Port;
-use crate::kit::tollkeeper::{self, PROGRAM, Setup, Tollkeeper};
-use crate::kit::{read, repository, wait_for};
+use kit::envoy::{Envoy, validate};
+use kit::http::{self, Request, Response};
+use kit::port::Port;
+use kit::tollkeeper::{self, Setup, Tollkeeper, program_path};
+use kit::{read, repository, wait_for};
 
 /// A tollkeeper with the rules of `envoy/NAME.rules.yaml`, behind an Envoy with `envoy/NAME.yaml`.
 struct Pair {
@@ -332,7 +332,7 @@ fn demo_runs_on_ports_of_its_own() {
     let names = ["ENVOY_PORT", "UPSTREAM_PORT", "ADMIN_PORT", "GRPC_PORT", "PORT", "DEBUG_PORT"];
     let ports = names.map(|name| (name, Port::reserve()));
     let mut demo = Command::new(repository("envoy/demo.sh"));
-    demo.env("TOLLKEEPER_BIN", PROGRAM);
+    demo.env("TOLLKEEPER_BIN", program_path());
     demo.envs(ports.iter().map(|(name, port)| (*name, port.number().to_string())));
     let output = demo.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

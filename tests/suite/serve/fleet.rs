@@ -17,11 +17,11 @@ use tollkeeper::serve::fleet::summary::{
     ReplicaSummary, SUMMARY_VERSION,
 };
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::redis;
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, with_rules};
-use crate::kit::{PATIENCE, wait_at_most, wait_for};
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::redis;
+use kit::tollkeeper::{Setup, Tollkeeper, program_path, with_rules};
+use kit::{PATIENCE, wait_at_most, wait_for};
 
 const RULES: &str = "\
 domain: shop
@@ -104,7 +104,7 @@ fn every_replica_shows_all() {
         assert!((8..=11).contains(&distinct), "{report}");
         assert_eq!(report["recent"]["verdicts"], replicas_verdicts(&report), "{report}");
     }
-    let text = Command::new(PROGRAM)
+    let text = Command::new(program_path())
         .args(["top", "--fleet", "--addr", &format!("127.0.0.1:{}", replicas[0].debug_port())])
         .output()
         .unwrap();
@@ -398,7 +398,7 @@ fn frozen_redis_delays_neither_the_page_nor_the_stop() {
 /// Output of `top` with these arguments.
 fn top(server: &Tollkeeper, arguments: &[&str]) -> String {
     let address = format!("127.0.0.1:{}", server.debug_port());
-    let output = Command::new(PROGRAM).arg("top").args(arguments).args(["--addr", &address]).output().unwrap();
+    let output = Command::new(program_path()).arg("top").args(arguments).args(["--addr", &address]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }

@@ -15,15 +15,15 @@ use prost::Message as _;
 use tokio::task::coop::has_budget_remaining;
 use tonic::Code;
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::http2_frames::{
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::http2_frames::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, Http2Connection, PING, PRIORITY, PUSH_PROMISE,
     RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
-use crate::kit::test_service::TestService;
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::test_service::TestService;
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";

@@ -15,10 +15,10 @@ use tonic::transport::Endpoint;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::kit::PATIENCE;
-use crate::kit::grpc::{SHOULD_RATE_LIMIT, rate_limit_request};
-use crate::kit::http2_frames::{DATA, END_HEADERS, END_STREAM, HEADERS, Http2Connection, WINDOW_UPDATE};
-use crate::kit::tollkeeper::{self, Tollkeeper};
+use kit::PATIENCE;
+use kit::grpc::{SHOULD_RATE_LIMIT, rate_limit_request};
+use kit::http2_frames::{DATA, END_HEADERS, END_STREAM, HEADERS, Http2Connection, WINDOW_UPDATE};
+use kit::tollkeeper::{self, Tollkeeper};
 
 const RULES: &str = "\
 domain: shop

@@ -14,10 +14,10 @@ use bytes::Bytes;
 use prost::Message as _;
 use tonic::{Code, Status};
 
-use crate::kit::grpc::{self, Client, SHOULD_RATE_LIMIT};
-use crate::kit::http;
-use crate::kit::http2_frames::{DATA, END_STREAM, Http2Connection, RST_STREAM};
-use crate::kit::tollkeeper::{self, Tollkeeper};
+use kit::grpc::{self, Client, SHOULD_RATE_LIMIT};
+use kit::http;
+use kit::http2_frames::{DATA, END_STREAM, Http2Connection, RST_STREAM};
+use kit::tollkeeper::{self, Tollkeeper};
 
 const RULES: &str = "\
 domain: shop

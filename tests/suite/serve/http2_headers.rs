@@ -3,12 +3,12 @@
 use ::tollkeeper::base::pb::RateLimitResponse;
 use prost::Message as _;
 
-use crate::kit::grpc::{SHOULD_RATE_LIMIT, rate_limit_request};
-use crate::kit::http;
-use crate::kit::http2_frames::{
+use kit::grpc::{SHOULD_RATE_LIMIT, rate_limit_request};
+use kit::http;
+use kit::http2_frames::{
     CONTINUATION, DATA, END_STREAM, Frame, GOAWAY, HEADERS, Http2Connection, RST_STREAM, put_length,
 };
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::tollkeeper::{Tollkeeper, with_rules};
 
 const RULES: &str = "\
 domain: shop

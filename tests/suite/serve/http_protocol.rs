@@ -4,9 +4,9 @@ use std::io::{ErrorKind, Write as _};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use crate::kit::port::Port;
-use crate::kit::tollkeeper::{self, Tollkeeper};
-use crate::kit::{http, wait_for};
+use kit::port::Port;
+use kit::tollkeeper::{self, Tollkeeper};
+use kit::{http, wait_for};
 
 const RULES: &str = "\
 domain: shop

@@ -129,7 +129,7 @@ fn headers() -> impl Strategy<Value = Headers> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 60, ..crate::kit::costly_property(32) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 60, ..kit::costly_property(32) })]
     #[test]
     fn headers_of_any_size_in_pieces_of_any_size_arrive(
         requests in prop::collection::vec(headers(), 1..5),

@@ -12,12 +12,12 @@ use prost::Message as _;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::kit::grpc::{self, Client};
-use crate::kit::http::{self, Response};
-use crate::kit::http2_frames::{DATA, END_STREAM, GOAWAY, HEADERS, Http2Connection};
-use crate::kit::redis;
-use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
-use crate::kit::{PATIENCE, wait_for};
+use kit::grpc::{self, Client};
+use kit::http::{self, Response};
+use kit::http2_frames::{DATA, END_STREAM, GOAWAY, HEADERS, Http2Connection};
+use kit::redis;
+use kit::tollkeeper::{self, Setup, Tollkeeper};
+use kit::{PATIENCE, wait_for};
 
 const RULES: &str = "\
 domain: shop

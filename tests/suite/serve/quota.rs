@@ -10,12 +10,12 @@ mod streams;
 use std::time::{Duration, Instant};
 
 use self::proxy::{Assigned, Proxy};
-use crate::kit::envoy::Envoy;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::redis;
-use crate::kit::tollkeeper::{self, Tollkeeper};
-use crate::kit::wait_for;
+use kit::envoy::Envoy;
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::redis;
+use kit::tollkeeper::{self, Tollkeeper};
+use kit::wait_for;
 
 /// Rules of the tests. Hours and days do not end while a test runs, as a rule.
 const RULES: &str = r"
@@ -293,7 +293,7 @@ fn check_names_limits_that_cannot_be_divided() {
         ("REDIS_URL", "localhost:6379"),
     ];
     let run = |arguments: &[&str]| {
-        let mut check = std::process::Command::new(tollkeeper::PROGRAM);
+        let mut check = std::process::Command::new(tollkeeper::program_path());
         let output = check.env_clear().envs(regions).args(arguments).arg(&path).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     };

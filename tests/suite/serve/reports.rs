@@ -12,10 +12,10 @@ use tollkeeper::telemetry::metrics::limit_stats::{LimitName, LimitStats};
 use tollkeeper::telemetry::top_keys::space_saving::SpaceSaving;
 use tollkeeper::telemetry::top_keys::{KEPT_MINUTES, KeyRejection, TopKeys};
 
-use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
-use crate::kit::test_service::{TestRequest, TestService};
-use crate::kit::tollkeeper::with_rules;
-use crate::kit::{grpc, http};
+use kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
+use kit::test_service::{TestRequest, TestService};
+use kit::tollkeeper::with_rules;
+use kit::{grpc, http};
 
 /// Start of a minute.
 const NOON: Time = Time::from_secs(1_800_000_000);

@@ -19,11 +19,11 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::kit::envoy::Envoy;
-use crate::kit::port::Port;
-use crate::kit::redis::{self, Server};
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::kit::{grpc, read, repository, wait_for};
+use kit::envoy::Envoy;
+use kit::port::Port;
+use kit::redis::{self, Server};
+use kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::{grpc, read, repository, wait_for};
 
 /// Time between two requests of the one client and of the other.
 const PACE: Duration = Duration::from_millis(8);

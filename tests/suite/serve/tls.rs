@@ -8,11 +8,11 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::kit::envoy::Envoy;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, linked_as, with_rules, without_rules};
-use crate::kit::{http, read, repository, wait_for};
+use kit::envoy::Envoy;
+use kit::grpc::{Client, rate_limit_request};
+use kit::redis::certificates::Certificates;
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, linked_as, program_path, with_rules, without_rules};
+use kit::{http, read, repository, wait_for};
 
 const RULES: &str = "\
 domain: shop
@@ -51,7 +51,7 @@ fn run(program: &Path, arguments: &[&str]) -> Output {
 fn call(port: u16, arguments: &[&str]) -> Result<String, String> {
     let address = format!("localhost:{port}");
     let usual = ["call", "--addr", &address, "--domain", "shop", "--descriptor", "user=ann"];
-    let output = run(Path::new(PROGRAM), &[&usual, arguments].concat());
+    let output = run(Path::new(program_path()), &[&usual, arguments].concat());
     let text = |bytes| String::from_utf8(bytes).unwrap();
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }

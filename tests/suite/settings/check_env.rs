@@ -7,9 +7,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::{PROGRAM, inherited_env, without_rules};
-use crate::kit::{http, port::Port};
+use kit::redis::certificates::Certificates;
+use kit::tollkeeper::{inherited_env, program_path, without_rules};
+use kit::{http, port::Port};
 
 /// Result of a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,7 +207,7 @@ fn agree(directory: &Path, env: &[(&str, &str)], expected: Start) {
         all.retain(|(other, _)| other != name);
         all.push(((*name).to_owned(), value.replace("{port}", &shared.number().to_string())));
     }
-    let checked = Command::new(PROGRAM)
+    let checked = Command::new(program_path())
         .args(["check", "--env", "--format", "json"])
         .env_clear()
         .envs(inherited_env())
@@ -241,7 +241,7 @@ fn agree(directory: &Path, env: &[(&str, &str)], expected: Start) {
         }
     } else {
         let http = &ports[1].1;
-        crate::kit::wait_for(&format!("a start with {env:?}"), || {
+        kit::wait_for(&format!("a start with {env:?}"), || {
             assert_eq!(process.try_wait(), None, "{env:?}: {}", process.stderr());
             http::get(http.number(), "/livez").try_send().ok().filter(|response| response.status == 200)
         });
@@ -255,7 +255,7 @@ fn mapping_file_differs_only_if_it_has_regular_expressions() {
     let path = directory.path().join("map.yaml");
     for (match_type, expected) in [("glob", "honoured"), ("regex", "differs")] {
         fs::write(&path, format!("mappings: [{{match: a, match_type: {match_type}, name: b}}]\n")).unwrap();
-        let mut check = Command::new(PROGRAM);
+        let mut check = Command::new(program_path());
         check.args(["check", "--env", "--format", "json"]).env_clear().env("USE_PROMETHEUS", "true");
         let output = check.env("PROMETHEUS_MAPPER_YAML", &path).output().unwrap();
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();

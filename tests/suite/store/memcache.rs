@@ -18,9 +18,9 @@ mod counter_keys;
 
 use tonic::Code;
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, rate_limit_request};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 
 /// Rules of the domain `shop`.
 const RULES: &str = "domain: shop

@@ -22,8 +22,8 @@ use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::error::MemoryFull;
 use tollkeeper::store::memory::MemoryStore;
 
-use crate::kit::fixtures::in_parallel;
-use crate::kit::test_service::{TestRequest, TestService};
+use kit::fixtures::in_parallel;
+use kit::test_service::{TestRequest, TestService};
 
 /// A Wednesday in July, well inside windows of every length.
 const NOW: Time = Time::from_secs(1_783_513_296);

@@ -19,13 +19,13 @@ use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 
 use self::candidates::candidate_changes_no_verdict_and_counts_as_if_alone;
-use crate::kit::fixtures::{assert_responses, decide, in_parallel, load_shop_rules, shop_request};
-use crate::kit::memcached::{Memcached, memcached};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::{TestRequest, TestService, store_runtime};
-use crate::kit::wait_for;
+use kit::fixtures::{assert_responses, decide, in_parallel, load_shop_rules, shop_request};
+use kit::memcached::{Memcached, memcached};
+use kit::redis::cluster::Cluster;
+use kit::redis::{Server, options};
+use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use kit::test_service::{TestRequest, TestService, store_runtime};
+use kit::wait_for;
 
 /// Noon on Wednesday the 8th of July 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);

@@ -9,7 +9,7 @@ use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::telemetry::log_throttle::LogThrottle;
 use tollkeeper::telemetry::logs::{FATAL_TARGET, Format, Level, MAX_VALUE_BYTES};
 
-use crate::kit::log_capture::log_of;
+use kit::log_capture::log_of;
 
 /// Log output of `emit` at 2026-01-02T03:04:05.006007Z.
 fn log(level: Level, format: Format, emit: impl FnOnce()) -> String {
@@ -166,7 +166,7 @@ fn of_many_threads_one_logs_and_the_others_are_counted() {
 #[test]
 fn clean_start_logs_one_line() {
     let rules = "domain: shop\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10}}]";
-    let server = crate::kit::tollkeeper::with_rules(rules).env("DEBUG_HOST", "127.0.0.1").start();
+    let server = kit::tollkeeper::with_rules(rules).env("DEBUG_HOST", "127.0.0.1").start();
     let log = server.stderr();
     let lines: Vec<&str> = log.lines().collect();
     assert_eq!(lines.len(), 1, "{log}");

@@ -9,11 +9,11 @@ use std::time::SystemTime;
 
 use serde_json::json;
 
-use crate::kit::grpc::{self, Client};
-use crate::kit::port::Port;
-use crate::kit::scrape::{Scrape, scrape, with_prometheus};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::{http, redis, statsd, wait_for};
+use kit::grpc::{self, Client};
+use kit::port::Port;
+use kit::scrape::{Scrape, scrape, with_prometheus};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::{http, redis, statsd, wait_for};
 
 mod bounds;
 mod documented;

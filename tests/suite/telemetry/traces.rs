@@ -7,15 +7,15 @@ use opentelemetry::trace::{SpanId, TraceId};
 use proptest::prelude::*;
 use tollkeeper::telemetry::traces::propagation::{PropagationFormats, RemoteParent};
 
-use crate::kit::envoy::Envoy;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::otlp_collector::{OtlpCollector, ReceivedSpan};
-use crate::kit::redis;
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::{PATIENCE, read, repository, wait_for};
+use kit::envoy::Envoy;
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::otlp_collector::{OtlpCollector, ReceivedSpan};
+use kit::redis;
+use kit::redis::certificates::Certificates;
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::{PATIENCE, read, repository, wait_for};
 
 const RULES: &str = "\
 domain: shop

@@ -11,9 +11,9 @@ use tollkeeper::rules::rule::near_miss::{MissReason, PossibleEntry};
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::DocumentSelection;
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, with_rules};
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::tollkeeper::{Setup, Tollkeeper, program_path, with_rules};
 
 const RULES: &str = "\
 domain: shop
@@ -55,7 +55,7 @@ fn json_page(server: &Tollkeeper, path: &str) -> Value {
 
 /// Output of a command that succeeds.
 fn output(arguments: &[&str]) -> String {
-    let output = Command::new(PROGRAM).args(arguments).output().unwrap();
+    let output = Command::new(program_path()).args(arguments).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -130,9 +130,7 @@ fn domain_of_which_nothing_matches_is_a_finding() {
     assert_eq!((&findings[0]["kind"], &findings[0]["domain"]), (&json!("nothing_matches"), &json!("other")));
     send(&server, "other", &[("tenant", "a")], 1);
     // A page is shown again for a second.
-    crate::kit::wait_for("the finding to go", || {
-        (json_page(&server, "/unmatched")["findings"] == json!([])).then_some(())
-    });
+    kit::wait_for("the finding to go", || (json_page(&server, "/unmatched")["findings"] == json!([])).then_some(()));
 }
 
 #[test]
@@ -140,7 +138,7 @@ fn nothing_unmatched_is_said_and_tracking_can_be_off() {
     let server = server().env("TOLLKEEPER_TOP_KEYS", "0").start();
     assert_eq!(page(&server, "/unmatched?format=text"), "every descriptor matched a rule, or there was none\n");
     send(&server, "shop", &[("User", "ann")], 2);
-    crate::kit::wait_for("the count", || {
+    kit::wait_for("the count", || {
         let text = page(&server, "/unmatched?format=text");
         (text.contains("2        0  shop") && text.contains("TOLLKEEPER_TOP_KEYS=0")).then_some(())
     });

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::tollkeeper::{PROGRAM, Tollkeeper, inherited_env, linked_as, with_rules};
-use crate::kit::{port::Port, read, repository};
+use kit::tollkeeper::{Tollkeeper, inherited_env, linked_as, program_path, with_rules};
+use kit::{port::Port, read, repository};
 
 /// Exit code and output of a command.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Run<'r> {
 
 impl Default for Run<'_> {
     fn default() -> Self {
-        Self { program: Path::new(PROGRAM), directory: Path::new("."), env: &[], stdin: "" }
+        Self { program: Path::new(program_path()), directory: Path::new("."), env: &[], stdin: "" }
     }
 }
 
@@ -569,8 +569,13 @@ fn explain_shows_the_promise_of_a_global_limit() {
 
 #[test]
 fn closed_stdout_is_not_an_error() {
-    let mut child =
-        Command::new(PROGRAM).arg("schema").env_clear().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new(program_path())
+        .arg("schema")
+        .env_clear()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), b"".as_slice()));

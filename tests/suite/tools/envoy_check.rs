@@ -16,9 +16,9 @@ use tollkeeper::tools::envoy_check::check_bootstrap;
 use tollkeeper::tools::envoy_check::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
 
 use crate::generated::{self, ENVOY_SAMPLES, assert_up_to_date};
-use crate::kit::envoy::validate;
-use crate::kit::{read, repository};
 use crate::tools::cli::{ExitResult, Run};
+use kit::envoy::validate;
+use kit::{read, repository};
 
 /// YAML files of a folder of samples, by name.
 fn samples(folder: &str) -> Vec<(String, PathBuf)> {

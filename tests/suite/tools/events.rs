@@ -15,16 +15,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::redis::{Server, options};
-use crate::kit::tollkeeper::{PROGRAM, inherited_env};
-use crate::kit::{read, signal, wait_for};
+use kit::redis::{Server, options};
+use kit::tollkeeper::{inherited_env, program_path};
+use kit::{read, signal, wait_for};
 
 const STREAM: &str = "decisions";
 const GROUP: &str = "workers";
 
 /// The command on the stream of this server.
 fn command(server: &Server, arguments: &str) -> Command {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program_path());
     command.args(["events", "--stream", STREAM, "--group", GROUP]).args(arguments.split_whitespace());
     command.env_clear().envs(inherited_env()).env("TOLLKEEPER_DECISION_LOG_REDIS_URL", server.address());
     command

@@ -12,8 +12,8 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::tollkeeper::{PROGRAM, inherited_env};
 use crate::tools::simulate::Log;
+use kit::tollkeeper::{inherited_env, program_path};
 
 /// Rules of the domain `shop`: five logins per minute and name.
 const RULES: &str = "\
@@ -45,7 +45,7 @@ impl Files {
     }
 
     fn run(&self, command: &str, arguments: &str) -> Recommended {
-        let mut program = Command::new(PROGRAM);
+        let mut program = Command::new(program_path());
         program.arg(command).args(arguments.split(' ')).current_dir(self.0.path());
         Recommended(program.env_clear().envs(inherited_env()).output().unwrap())
     }

@@ -15,7 +15,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::tollkeeper::{PROGRAM, inherited_env};
+use kit::tollkeeper::{inherited_env, program_path};
 
 /// Time of the first request of a log, in microseconds.
 const START_US: u64 = 1_700_000_000_000_000;
@@ -61,7 +61,7 @@ impl Files {
     }
 
     fn run_with(&self, arguments: &[&str], env: &[(&str, &str)]) -> Simulated {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program_path());
         command.arg("simulate").args(arguments).current_dir(self.0.path()).env_clear().envs(inherited_env());
         command.envs(env.iter().copied());
         Simulated(command.output().unwrap())

@@ -15,7 +15,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::kit::tollkeeper::{PROGRAM, inherited_env};
+use kit::tollkeeper::{inherited_env, program_path};
 
 /// 2026-07-08T12:00:00Z in microseconds since the Unix epoch.
 const NOON_US: u64 = 1_783_512_000_000_000;
@@ -40,7 +40,7 @@ impl Logs {
     }
 
     fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program_path());
         command.arg("why").args(arguments.split(' ')).current_dir(self.0.path()).env_clear().envs(inherited_env());
         command
     }

@@ -1,12 +1,12 @@
 //! Candidates of processes and of a store in trouble: eventual counters, a frozen Redis, the trace.
 
 use super::{in_redis, rows, send, stat};
-use crate::kit::fixtures::{load_shop_rules, shop_request};
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::otlp_collector::OtlpCollector;
-use crate::kit::redis::options;
-use crate::kit::tollkeeper::with_rules;
-use crate::kit::wait_for;
+use kit::fixtures::{load_shop_rules, shop_request};
+use kit::grpc::{Client, rate_limit_request};
+use kit::otlp_collector::OtlpCollector;
+use kit::redis::options;
+use kit::tollkeeper::with_rules;
+use kit::wait_for;
 use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
 #[test]

@@ -4,7 +4,7 @@ use tempfile::tempdir;
 use tollkeeper::decide::log::record::{DecisionRecord, RecordedVerdict};
 
 use super::{decisions, logging_service};
-use crate::kit::fixtures::shop_request;
+use kit::fixtures::shop_request;
 
 const RULES: &str = "descriptors:
   - key: user

@@ -4,9 +4,9 @@ use tollkeeper::base::clock::Clock;
 use tollkeeper::telemetry::logs::{Format, Level};
 
 use super::NOON;
-use crate::kit::fixtures::{load_shop_rules, shop_request};
-use crate::kit::log_capture::log_of;
-use crate::kit::test_service::{TestRequest, TestService};
+use kit::fixtures::{load_shop_rules, shop_request};
+use kit::log_capture::log_of;
+use kit::test_service::{TestRequest, TestService};
 
 const RULES: &str = "descriptors:
   - {key: user, rate_limit: {unit: minute, requests_per_unit: 1, algorithm: token_bucket}}

@@ -6,8 +6,8 @@ use tollkeeper::decide::log::header::HeaderReason;
 use tollkeeper::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 
 use super::{decisions, logging_service, records};
-use crate::kit::fixtures::shop_request;
-use crate::kit::test_service::TestRequest;
+use kit::fixtures::shop_request;
+use kit::test_service::TestRequest;
 
 const ALL: (&str, &str) = ("TOLLKEEPER_DECISION_LOG_WHEN", "all");
 
@@ -46,7 +46,7 @@ fn record_has_the_inputs_and_the_result_of_a_decision() {
     service.decide(&shop_request("user=alice; other=x").request_hits(3).limit(5, 3, Some(2))).unwrap();
     service.decide(&shop_request("user=alice").refund(1)).unwrap();
     service.finish_log();
-    let lines = crate::kit::read(&file);
+    let lines = kit::read(&file);
     let found: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (header, first) = (&found[0], &found[1]);
     assert_eq!((&header["type"], &header["event"], &header["seq"]), (&json!("header"), &json!("start"), &json!(0)));
@@ -129,7 +129,7 @@ fn rule_that_is_not_logged_hides_its_values_in_records_of_other_rules() {
     let service = logging_service(&file, &[ALL], RULES);
     service.decide(&shop_request("silent=token; user=alice")).unwrap();
     service.finish_log();
-    let lines = crate::kit::read(&file);
+    let lines = kit::read(&file);
     assert!(lines.contains("alice") && lines.contains("silent") && !lines.contains("token\""), "{lines}");
     let decisions = decisions(&file);
     assert_eq!(decisions[0].descriptors[0].entries[0].value_bytes(), None);
@@ -147,7 +147,7 @@ fn request_without_a_decision_is_logged_with_the_reason() {
     service.finish_log();
     let without_rules = directory.path().join("without_rules");
     let sink = format!("file:{}", without_rules.display());
-    let service = crate::kit::test_service::TestService::new([("TOLLKEEPER_DECISION_LOG", &*sink)], super::NOON);
+    let service = kit::test_service::TestService::new([("TOLLKEEPER_DECISION_LOG", &*sink)], super::NOON);
     service.inner.decider.log.as_ref().unwrap().write_header(None);
     service.decide(&shop_request("user=alice")).unwrap_err();
     service.finish_log();
@@ -169,7 +169,7 @@ fn explain_is_not_logged() {
     let rules = service.inner.rules.current_rules_owned();
     let context = service.inner.build_decision_context(rules.as_deref(), std::time::Duration::from_secs(1));
     let peek = service.inner.decider.peek_counters(context, &decoded);
-    crate::kit::test_service::store_runtime().block_on(peek);
+    kit::test_service::store_runtime().block_on(peek);
     service.finish_log();
     assert_eq!(decisions(&file).len(), 0);
 }

@@ -9,8 +9,8 @@ use tollkeeper::decide::log::header::HeaderReason;
 use tollkeeper::decide::log::record::Record;
 
 use super::{decisions, logging_service, records};
-use crate::kit::fixtures::shop_request;
-use crate::kit::test_service::TestService;
+use kit::fixtures::shop_request;
+use kit::test_service::TestService;
 
 const RULES: &str = "descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]\n";
 const ALL: (&str, &str) = ("TOLLKEEPER_DECISION_LOG_WHEN", "all");
@@ -100,7 +100,7 @@ fn file_that_others_truncate_or_move_is_followed() {
     let env = [ALL, ("TOLLKEEPER_DECISION_LOG_FILE_BYTES", "64KiB")];
     let service = logging_service(&file, &env, RULES);
     let written = || service.inner.decider.log.as_ref().unwrap().counts_by_sink().next().unwrap().written;
-    let wait_for_records = |count| crate::kit::wait_for("the records", || (written() == count).then_some(()));
+    let wait_for_records = |count| kit::wait_for("the records", || (written() == count).then_some(()));
     decide(&service, 100);
     wait_for_records(100);
     // As logrotate does with copytruncate; the room counts again.

@@ -8,15 +8,15 @@ use tollkeeper::decide::log::RecordCounts;
 
 use super::NOON;
 use super::schema::assert_valid;
-use crate::kit::fixtures::shop_request;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::otlp_collector::{OtlpCollector, ReceivedLog};
-use crate::kit::port::Port;
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::test_service::TestService;
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::fixtures::shop_request;
+use kit::grpc::{Client, rate_limit_request};
+use kit::otlp_collector::{OtlpCollector, ReceivedLog};
+use kit::port::Port;
+use kit::redis::certificates::Certificates;
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::test_service::TestService;
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n";
 const PROTOCOLS: [&str; 2] = ["grpc", "http/protobuf"];

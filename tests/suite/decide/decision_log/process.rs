@@ -9,10 +9,10 @@ use tollkeeper::decide::log::header::HeaderReason;
 use tollkeeper::decide::log::record::Record;
 
 use super::records;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::otlp_collector::OtlpCollector;
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, rate_limit_request};
+use kit::otlp_collector::OtlpCollector;
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "domain: shop\ndescriptors: [{key: login, rate_limit: {unit: day, requests_per_unit: 5}}]\n";
 

@@ -10,10 +10,10 @@ use tollkeeper::limit::StoreFailurePolicy;
 use tollkeeper::store::Store;
 
 use super::{decisions, logging_service};
-use crate::kit::fixtures::shop_request;
-use crate::kit::redis::options;
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::{TestService, store_runtime};
+use kit::fixtures::shop_request;
+use kit::redis::options;
+use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use kit::test_service::{TestService, store_runtime};
 
 const RULES: &str = "descriptors:
   - {key: strict, rate_limit: {unit: day, requests_per_unit: 1, count_rejected: false}}

@@ -13,7 +13,7 @@ use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::xds::resource::parse_resources;
 use tollkeeper::rules::yaml::DocumentSelection;
 
-use crate::kit::xds_server::{limited, resource};
+use kit::xds_server::{limited, resource};
 
 fn text(name: &str, bytes: Vec<u8>, documents: DocumentSelection) -> RuleText {
     RuleText { name: Arc::from(name), bytes, documents }

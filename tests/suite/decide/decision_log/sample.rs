@@ -11,7 +11,7 @@ use tollkeeper::limit::counter_path;
 use tollkeeper::limit::request::Entry;
 
 use super::{decisions, logging_service};
-use crate::kit::fixtures::shop_request;
+use kit::fixtures::shop_request;
 
 const RULES: &str = "descriptors:
   - {key: user, rate_limit: {unit: minute, requests_per_unit: 2}}
@@ -143,7 +143,7 @@ fn values_are_hashed_or_left_out_in_the_whole_file() {
         service.finish_log();
         let decisions = decisions(&file);
         let entry = decisions[0].descriptors[0].entries[0].clone();
-        let text = crate::kit::read(&file);
+        let text = kit::read(&file);
         std::fs::remove_file(&file).unwrap();
         (text.contains("alice"), entry.value_hash.map(|hash| hash.to_string()))
     };

@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use crate::kit::json_schema::schema_errors;
-use crate::kit::repository;
+use kit::json_schema::schema_errors;
+use kit::repository;
 
 /// The schema, without the freedom to add fields: a field that it does not describe is an error.
 fn strict() -> Value {
-    let text = crate::kit::read(&repository("docs/decision-log.schema.json"));
+    let text = kit::read(&repository("docs/decision-log.schema.json"));
     let mut schema: Value = serde_json::from_str(&text).unwrap();
     for definition in schema["$defs"].as_object_mut().unwrap().values_mut() {
         close(definition);
@@ -60,7 +60,7 @@ fn schema_rejects_unknown_fields_versions_and_words() {
 
 #[test]
 fn examples_of_the_documentation_are_records() {
-    let page = crate::kit::read(&repository("docs/decision-log.md"));
+    let page = kit::read(&repository("docs/decision-log.md"));
     let examples: Vec<&str> = page.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert!(!examples.is_empty());
     for example in examples {

@@ -11,9 +11,9 @@ use tollkeeper::decide::log::RecordCounts;
 use tollkeeper::decide::log::record::{DropReason, Record};
 
 use super::{logging_service, records};
-use crate::kit::fixtures::shop_request;
-use crate::kit::test_service::TestService;
-use crate::kit::wait_for;
+use kit::fixtures::shop_request;
+use kit::test_service::TestService;
+use kit::wait_for;
 
 const RULES: &str = "descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]\n";
 const ENV: [(&str, &str); 2] =

@@ -6,11 +6,11 @@ use tollkeeper::decide::log::RecordCounts;
 
 use super::NOON;
 use super::schema::assert_valid;
-use crate::kit::fixtures::shop_request;
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{Server, options};
-use crate::kit::test_service::TestService;
-use crate::kit::wait_for;
+use kit::fixtures::shop_request;
+use kit::redis::cluster::Cluster;
+use kit::redis::{Server, options};
+use kit::test_service::TestService;
+use kit::wait_for;
 
 const RULES: &str = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]\n";
 const STREAM: &str = "decisions";

@@ -3,16 +3,16 @@
 use tempfile::tempdir;
 
 use super::NOON;
-use crate::kit::fixtures::shop_request;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::redis::sentinels::{NAME, Sentinels};
-use crate::kit::redis::{Server, options};
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::test_service::TestService;
-use crate::kit::tollkeeper::{ExitResult, Setup, with_rules};
-use crate::kit::wait_for;
+use kit::fixtures::shop_request;
+use kit::grpc::{Client, rate_limit_request};
+use kit::redis::certificates::Certificates;
+use kit::redis::sentinels::{NAME, Sentinels};
+use kit::redis::{Server, options};
+use kit::scrape::{scrape, with_prometheus};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::test_service::TestService;
+use kit::tollkeeper::{ExitResult, Setup, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]\n";
 const SINK: (&str, &str) = ("TOLLKEEPER_DECISION_LOG", "redis:decisions");

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use tollkeeper::limit::period::Unit;
 
 use super::{DIFFERENCES, Group, Recording, hour, http, recorded, redis, request_from_json};
-use crate::kit::statsd;
-use crate::kit::tollkeeper::Setup;
+use kit::statsd;
+use kit::tollkeeper::Setup;
 
 /// Prefix of all names of limits.
 const OF_LIMITS: &str = "ratelimit.service.rate_limit.";

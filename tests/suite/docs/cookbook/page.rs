@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::kit::{read, repository};
+use kit::{read, repository};
 
 /// A recipe of the page.
 #[derive(Debug)]

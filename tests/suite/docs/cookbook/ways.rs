@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use super::page::Recipe;
 use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, simulate, top};
-use crate::kit::http::Request;
-use crate::kit::test_service::TestRequest;
-use crate::kit::tollkeeper::{PROGRAM, inherited_env};
-use crate::kit::{read, repository, wait_for};
 use crate::serve::envoy::concurrency::{OpenUpstream, open};
+use kit::http::Request;
+use kit::test_service::TestRequest;
+use kit::tollkeeper::{inherited_env, program_path};
+use kit::{read, repository, wait_for};
 
 /// Serves a way of the recipe of that number.
 fn serve_way(number: usize, way: usize) -> Served {
@@ -112,7 +112,7 @@ fn key_is_blocked_and_unblocked_by_commands() {
     let run = |served: &Served, name: &str| {
         let command = recipe.commands.iter().find(|command| command.text.starts_with(&format!("tollkeeper {name} ")));
         let text = &command.unwrap_or_else(|| panic!("the page has no {name}")).text;
-        let mut program = Command::new(PROGRAM);
+        let mut program = Command::new(program_path());
         program.args(text.split(' ').skip(1)).arg("--addr");
         program.arg(format!("127.0.0.1:{}", served.tollkeeper.debug_port()));
         program.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", token).output().unwrap()
@@ -281,7 +281,7 @@ fn check_finds_nothing_wrong_with_the_cluster_that_recipes_refer_to() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("envoy.json");
     fs::write(&path, bootstrap.to_string()).unwrap();
-    let mut check = Command::new(PROGRAM);
+    let mut check = Command::new(program_path());
     check.arg("check").arg("--envoy").arg(&path).arg(repository("config/example.yaml"));
     let output = check.env_clear().envs(inherited_env()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -6,9 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::kit::tollkeeper::{PROGRAM, inherited_env};
-use crate::kit::{read, repository};
 use crate::tools::simulate::Log;
+use kit::tollkeeper::{inherited_env, program_path};
+use kit::{read, repository};
 
 /// First words of a command; other indented lines are settings, outputs and files.
 const PROGRAMS: [&str; 14] = [
@@ -147,7 +147,7 @@ descriptors:
         fs::write(directory.join(name), text).unwrap();
     }
     fs::create_dir(directory.join("bin")).unwrap();
-    symlink(PROGRAM, directory.join("bin/tollkeeper")).unwrap();
+    symlink(program_path(), directory.join("bin/tollkeeper")).unwrap();
     symlink(repository("config"), directory.join("config")).unwrap();
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::sources::module_path;
 use super::{Text, assert_none, texts};
-use crate::kit::{read, repository};
+use kit::{read, repository};
 
 /// Lines of a file in `src`, its tests included.
 const MAX_FILE_LINES: usize = 700;

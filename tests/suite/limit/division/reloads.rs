@@ -227,7 +227,7 @@ fn longer_period_is_kept_with_the_same_number_of_tokens() {
 }
 
 proptest! {
-    #![proptest_config(crate::kit::costly_property(24))]
+    #![proptest_config(kit::costly_property(24))]
 
     #[test]
     fn rates_stay_within_limits_that_change(

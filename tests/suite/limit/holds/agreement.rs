@@ -23,11 +23,11 @@ use tollkeeper::store::memory::MemoryStore;
 use tollkeeper::store::{Store, StoreContext};
 
 use super::{SECOND_US, charge, holder, spec};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::options;
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::store_runtime;
 use crate::limit::algorithms::scenario::config;
+use kit::redis::cluster::Cluster;
+use kit::redis::options;
+use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use kit::test_service::store_runtime;
 
 const START: Time = Time::from_secs(1_783_513_790);
 

@@ -19,13 +19,13 @@ use tollkeeper::store::redis::key::holds_key;
 use tollkeeper::store::{Store, StoreContext};
 
 use super::{HELD, SECOND_US, charge, hold, holder, lent, limit, size, spec};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::sentinels::{NAME, Sentinels};
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
-use crate::kit::seeded_random::Chance;
-use crate::kit::test_service::store_runtime;
-use crate::kit::wait_for;
+use kit::redis::cluster::Cluster;
+use kit::redis::sentinels::{NAME, Sentinels};
+use kit::redis::{Server, options};
+use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
+use kit::seeded_random::Chance;
+use kit::test_service::store_runtime;
+use kit::wait_for;
 
 /// A store, and one value whose counters the test uses.
 struct TestStore {

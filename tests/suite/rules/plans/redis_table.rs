@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{Files, RULES, TABLE, body, limit, passed, wait_for_limit};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::sentinels::{NAME, Sentinels};
-use crate::kit::redis::{Server, options};
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tollkeeper::{Setup, Tollkeeper};
-use crate::kit::{wait_at_most, wait_for};
+use kit::redis::cluster::Cluster;
+use kit::redis::sentinels::{NAME, Sentinels};
+use kit::redis::{Server, options};
+use kit::scrape::{scrape, with_prometheus};
+use kit::tollkeeper::{Setup, Tollkeeper};
+use kit::{wait_at_most, wait_for};
 
 const ROWS: &str = "tk1:{table:customers}:rows";
 const CHANGES: &str = "tk1:{table:customers}:changes";

@@ -6,7 +6,7 @@ use std::process::Output;
 use serde_json::{Value, json};
 
 use super::{Files, RULES, TABLE, body};
-use crate::kit::tollkeeper::linked_as;
+use kit::tollkeeper::linked_as;
 
 /// A log of 7 requests of `acme` (gold, 5 a day), 3 of a tenant without a row (2 a day) and 9 of `own` (7 a day).
 fn record(files: &Files) {

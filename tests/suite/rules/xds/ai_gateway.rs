@@ -4,9 +4,9 @@ use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimitU
 use tollkeeper::base::pb::{RateLimitDescriptor as AskedDescriptor, RateLimitRequest};
 
 use super::waiting_client_of;
-use crate::kit::grpc::{Client, descriptor};
-use crate::kit::http;
-use crate::kit::xds_server::{XdsServer, limited, resource};
+use kit::grpc::{Client, descriptor};
+use kit::http;
+use kit::xds_server::{XdsServer, limited, resource};
 
 const DOMAIN: &str = "ai-gateway-quota";
 const NODE_ID: &str = "envoy-ai-gateway-ratelimit";

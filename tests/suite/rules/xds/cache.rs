@@ -12,9 +12,9 @@ use tollkeeper::base::pb::xds::RateLimitUnit;
 use tollkeeper::rules::xds::cache::{CachedResources, ResourceCache};
 
 use super::{limit, stream_status, waiting_client_of, xds_settings};
-use crate::kit::tollkeeper::Setup;
-use crate::kit::wait_for;
-use crate::kit::xds_server::{XdsServer, daily, limited, resource};
+use kit::tollkeeper::Setup;
+use kit::wait_for;
+use kit::xds_server::{XdsServer, daily, limited, resource};
 
 fn shop(requests: u32) -> Vec<Any> {
     vec![resource(&daily("shop", &[("user", requests)]))]

@@ -17,9 +17,9 @@ use tollkeeper::rules::xds::connect::{ResolveHost, connect_to_control_plane, res
 use tollkeeper::settings::xds::XdsSettings;
 
 use super::{client_of, tls, xds_settings};
-use crate::kit::http2_frames::{ACK, PING};
-use crate::kit::xds_server::{XdsServer, daily, resource};
-use crate::kit::{http, wait_for};
+use kit::http2_frames::{ACK, PING};
+use kit::xds_server::{XdsServer, daily, resource};
+use kit::{http, wait_for};
 
 /// Address without a server.
 const AWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));

@@ -10,11 +10,11 @@ use ::tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimi
 
 use super::tls::{issue, rsa_key, start};
 use super::{accepted, facts};
-use crate::kit::port::Port;
-use crate::kit::scrape::scrape;
-use crate::kit::tollkeeper::{self, Setup, Tollkeeper, Volume};
-use crate::kit::xds_server::{XdsServer, daily, limited, resource};
-use crate::kit::{http, read, redis, signal, wait_for};
+use kit::port::Port;
+use kit::scrape::scrape;
+use kit::tollkeeper::{self, Setup, Tollkeeper, Volume};
+use kit::xds_server::{XdsServer, daily, limited, resource};
+use kit::{http, read, redis, signal, wait_for};
 
 /// Variables of the Deployment, but for addresses.
 const ENVOY_GATEWAY: &[(&str, &str)] = &[

@@ -16,12 +16,12 @@ use tollkeeper::rules::source::SourceRules;
 use tollkeeper::rules::xds::resource::parse_resources;
 
 use super::{client_of, limit, waiting_client_of};
-use crate::kit::http;
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::test_service::{TestRequest, TestService};
-use crate::kit::tollkeeper::{Setup, Tollkeeper};
-use crate::kit::wait_for;
-use crate::kit::xds_server::{XdsServer, daily, limited, resource};
+use kit::http;
+use kit::scrape::{scrape, with_prometheus};
+use kit::test_service::{TestRequest, TestService};
+use kit::tollkeeper::{Setup, Tollkeeper};
+use kit::wait_for;
+use kit::xds_server::{XdsServer, daily, limited, resource};
 
 /// A file of defaults that a test edits.
 struct DefaultsFile {

@@ -18,8 +18,8 @@ use tollkeeper::rules::xds::resource::{
 };
 
 use super::{accepted, client_of, facts};
-use crate::kit::http;
-use crate::kit::xds_server::{TYPE_URL, XdsServer, daily, limited, resource};
+use kit::http;
+use kit::xds_server::{TYPE_URL, XdsServer, daily, limited, resource};
 
 /// Stack of a thread that asks for none.
 const STACK_BYTES: usize = 2 << 20;

@@ -7,8 +7,8 @@ use serde_json::Value;
 use tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitUnit};
 
 use super::{accepted, client_of, facts, limit, stream_status, waiting_client_of};
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::xds_server::{TYPE_URL, XdsServer, daily, limited, resource};
+use kit::scrape::{scrape, with_prometheus};
+use kit::xds_server::{TYPE_URL, XdsServer, daily, limited, resource};
 
 fn good(domain: &str, requests: u32) -> Any {
     resource(&daily(domain, &[("user", requests)]))

@@ -13,7 +13,7 @@ use tollkeeper::rules::xds::refused_domains::compile_resources;
 use tollkeeper::rules::xds::resource::parse_resources;
 use tollkeeper::rules::yaml::DocumentSelection;
 
-use crate::kit::xds_server::{TYPE_URL, daily, limited, resource};
+use kit::xds_server::{TYPE_URL, daily, limited, resource};
 
 fn compiled(configs: &[RateLimitConfig]) -> Result<CompiledRules, String> {
     compiled_resources(configs.iter().map(resource).collect())

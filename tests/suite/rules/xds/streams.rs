@@ -8,9 +8,9 @@ use tollkeeper::rules::source::{RuleSource, SourceConfig};
 use tollkeeper::rules::xds::XdsConfig;
 
 use super::{accepted, client_of, facts, limit, stream_status, wait_for_limit, waiting_client_of, xds_settings};
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::xds_server::{XdsServer, daily, limited, resource};
-use crate::kit::{http, wait_for};
+use kit::scrape::{scrape, with_prometheus};
+use kit::xds_server::{XdsServer, daily, limited, resource};
+use kit::{http, wait_for};
 
 #[test]
 fn rules_are_in_force_before_they_are_accepted_and_change_without_restart() {

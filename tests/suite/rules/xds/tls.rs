@@ -9,9 +9,9 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{PrivatePkcs1KeyDer, PrivatePkcs8KeyDer};
 
 use super::{client_of, limit, stream_status};
-use crate::kit::tollkeeper::Setup;
-use crate::kit::wait_for;
-use crate::kit::xds_server::{ServerTls, XdsServer, daily, resource};
+use kit::tollkeeper::Setup;
+use kit::wait_for;
+use kit::xds_server::{ServerTls, XdsServer, daily, resource};
 
 /// A key for tests only, in PKCS#1.
 const RSA_KEY: &str = include_str!("rsa.key");

@@ -18,13 +18,13 @@ use tollkeeper::serve::metrics_collector::MetricsCollector;
 use tollkeeper::serve::report::history::read_request_totals;
 use tollkeeper::store::health::StoreHealth;
 
-use crate::kit::fixtures::shop_request;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::redis;
-use crate::kit::test_service::{TestService, store_runtime};
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::fixtures::shop_request;
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::redis;
+use kit::test_service::{TestService, store_runtime};
+use kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "\
 domain: shop

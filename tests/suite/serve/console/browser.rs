@@ -7,10 +7,10 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 
-use crate::kit::chromium::Chromium;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::tollkeeper::{Tollkeeper, with_rules, with_runtime_files};
-use crate::kit::{http, repository};
+use kit::chromium::Chromium;
+use kit::grpc::{Client, rate_limit_request};
+use kit::tollkeeper::{Tollkeeper, with_rules, with_runtime_files};
+use kit::{http, repository};
 
 const RULES: &str = "\
 domain: shop
@@ -151,7 +151,7 @@ fn figures_arrive_live_and_hostile_values_stay_text() {
     let (server, mut browser) = console();
     open(&mut browser, "replica", "document.querySelectorAll('#main svg.spark').length === 3");
     let figure = "Number(document.querySelector('#main .figure').firstChild.textContent.replaceAll(',', ''))";
-    crate::kit::wait_for("a second with requests", || {
+    kit::wait_for("a second with requests", || {
         charge(&server, "user", "ann", 50);
         browser.evaluate(figure).as_f64().filter(|rate| *rate > 0.0)
     });
@@ -230,7 +230,7 @@ fn keyboard_reaches_views_and_actions_need_the_token() {
     );
     browser.wait_until("document.getElementById('dialog').open");
     browser.evaluate("document.getElementById('dialog-ok').click()");
-    crate::kit::wait_for("the level", || {
+    kit::wait_for("the level", || {
         (http::get(server.debug_port(), "/log_level").send().text().trim() == "debug").then_some(())
     });
     assert_eq!(browser.evaluate("location.href.includes('token')"), false);

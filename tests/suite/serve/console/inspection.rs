@@ -4,10 +4,10 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "\
 domain: shop

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::server;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::tollkeeper::Tollkeeper;
-use crate::kit::{PATIENCE, wait_for};
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::tollkeeper::Tollkeeper;
+use kit::{PATIENCE, wait_for};
 
 /// A listener of `/live`.
 struct Listener(BufReader<TcpStream>);

@@ -5,9 +5,9 @@ use std::fs;
 use serde_json::Value;
 
 use super::server;
-use crate::kit::http;
-use crate::kit::tollkeeper::Tollkeeper;
-use crate::kit::wait_for;
+use kit::http;
+use kit::tollkeeper::Tollkeeper;
+use kit::wait_for;
 
 fn problems(server: &Tollkeeper) -> Value {
     serde_json::from_slice(&http::get(server.debug_port(), "/problems").send().body).unwrap()

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::browser::{HOSTILE, assert_quiet, find_violations, open};
-use crate::kit::chromium::Chromium;
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
 use crate::serve::quota::proxy::{Assigned, Proxy};
+use kit::chromium::Chromium;
+use kit::tollkeeper::{Tollkeeper, with_rules};
 
 const RULES: &str = "\
 domain: shop

@@ -1,7 +1,7 @@
 //! Requests that a web page in the operator's browser can cause: by DNS rebinding, from another origin, in a frame.
 
 use super::server;
-use crate::kit::http::{self, Request, Response};
+use kit::http::{self, Request, Response};
 
 /// Response to a GET with this target and `Host`.
 fn get(port: u16, target: &str, host: &str) -> Response {

@@ -1,7 +1,7 @@
 //! Headers of Envoy's call that a client or a name in the bootstrap chooses: the limit must hold with all of them.
 
 use super::{Pair, rejection_after};
-use crate::kit::tollkeeper;
+use kit::tollkeeper;
 
 const RULES: &str = "\
 domain: gateway

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::kit::envoy::Envoy;
-use crate::kit::redis::{Server, options};
-use crate::kit::tollkeeper::{self, Setup, Tollkeeper};
-use crate::kit::{http, read, repository, wait_for};
+use kit::envoy::Envoy;
+use kit::redis::{Server, options};
+use kit::tollkeeper::{self, Setup, Tollkeeper};
+use kit::{http, read, repository, wait_for};
 
 /// An upstream that answers at once and never ends its answers, except below `/now`; it also accepts WebSockets.
 pub(crate) struct OpenUpstream {

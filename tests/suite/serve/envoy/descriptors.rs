@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::kit::envoy::Envoy;
-use crate::kit::http::Request;
-use crate::kit::port::Port;
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::kit::{read, repository, wait_for};
+use kit::envoy::Envoy;
+use kit::http::Request;
+use kit::port::Port;
+use kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::{read, repository, wait_for};
 
 /// Envoy's bootstrap, with a comment in each place that a test fills.
 const TEMPLATE: &str = "tests/suite/docs/cookbook/envoy.yaml";

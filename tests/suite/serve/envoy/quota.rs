@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::Pair;
-use crate::kit::envoy::Envoy;
-use crate::kit::http::Request;
-use crate::kit::tollkeeper::{self, Setup};
-use crate::kit::{read, repository, wait_at_most, wait_for};
+use kit::envoy::Envoy;
+use kit::http::Request;
+use kit::tollkeeper::{self, Setup};
+use kit::{read, repository, wait_at_most, wait_for};
 
 fn with_quotas(rules: &str) -> Setup {
     tollkeeper::with_rules(rules).env("TOLLKEEPER_RLQS", "true")

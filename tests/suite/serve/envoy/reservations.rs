@@ -3,8 +3,8 @@
 use std::thread;
 
 use super::Pair;
-use crate::kit::tollkeeper;
-use crate::kit::{read, repository};
+use kit::tollkeeper;
+use kit::{read, repository};
 
 /// Streams at once.
 const STREAMS: usize = 50;

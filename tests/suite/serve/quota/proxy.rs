@@ -15,7 +15,7 @@ use tollkeeper::base::pb::rlqs::{BucketId, RateLimitQuotaResponse, RateLimitQuot
 use tonic::transport::Endpoint;
 use tonic::{Status, Streaming};
 
-use crate::kit::PATIENCE;
+use kit::PATIENCE;
 
 /// A bucket's key and value pairs, with requests that passed and that were denied.
 pub(crate) type TextUsage<'a> = (&'a [(&'a str, &'a str)], u64, u64);

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::proxy::{Assigned, Proxy};
 use super::{ANN, RULES, start};
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::http;
-use crate::kit::redis;
-use crate::kit::tollkeeper::{PROGRAM, inherited_env, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, rate_limit_request};
+use kit::http;
+use kit::redis;
+use kit::tollkeeper::{inherited_env, program_path, with_rules};
+use kit::wait_for;
 
 #[test]
 fn explanation_says_who_holds_what() {
@@ -19,7 +19,7 @@ fn explanation_says_who_holds_what() {
     proxy.report(&[(&ANN, 1, 0)]);
     let Assigned::Tokens { max, .. } = proxy.next(&ANN) else { panic!("{proxy:?}") };
     let explain = |more: &[&str]| {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program_path());
         let addr = format!("127.0.0.1:{}", server.debug_port());
         command.args(["explain", "--addr", &addr, "--domain", "quota", "--descriptor", "api=v1,user=ann"]).args(more);
         String::from_utf8(command.env_clear().envs(inherited_env()).output().unwrap().stdout).unwrap()
@@ -166,7 +166,7 @@ fn log_of_reports_is_read_by_all_tools() {
     server.signal("TERM");
     assert!(server.wait().success());
     let run = |arguments: &[&str]| {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program_path());
         command.args(arguments).current_dir(directory.path()).env_clear().envs(inherited_env());
         let output = command.output().unwrap();
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()

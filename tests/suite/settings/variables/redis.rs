@@ -17,7 +17,7 @@ use tollkeeper::settings::tls::StoreTls;
 use tollkeeper::settings::{Settings, documentation, environment};
 
 use super::{PEER, Vars, credential_file, notices, os, problems, read, tcp};
-use crate::kit::repository;
+use kit::repository;
 
 /// Redis settings of an environment.
 pub(super) fn redis(vars: Vars<'_>) -> RedisSettings {

@@ -4,10 +4,10 @@ use tonic::Code;
 
 use super::servers::keys_with;
 use super::{call, call_with_hits, client_of, counting_in};
-use crate::kit::fixtures::in_parallel;
-use crate::kit::grpc::Client;
-use crate::kit::memcached::memcached;
-use crate::kit::wait_for;
+use kit::fixtures::in_parallel;
+use kit::grpc::Client;
+use kit::memcached::memcached;
+use kit::wait_for;
 
 #[test]
 fn shared_count_stays_within_31_bits() {

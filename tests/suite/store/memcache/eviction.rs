@@ -2,7 +2,7 @@
 
 use super::servers::keys_with;
 use super::{call, client_of, counting_in, wait_until_counting};
-use crate::kit::memcached::memcached;
+use kit::memcached::memcached;
 
 #[test]
 fn evicted_counter_starts_at_zero() {

@@ -5,11 +5,11 @@ use tollkeeper::base::pb::rate_limit_response::Code;
 
 use super::servers::keys_with;
 use super::{call, call_with_hits, client_of, counting_in};
-use crate::kit::PATIENCE;
-use crate::kit::fixtures::in_parallel;
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::memcached::{Memcached, memcached};
-use crate::kit::tollkeeper::Tollkeeper;
+use kit::PATIENCE;
+use kit::fixtures::in_parallel;
+use kit::grpc::{Client, rate_limit_request};
+use kit::memcached::{Memcached, memcached};
+use kit::tollkeeper::Tollkeeper;
 
 /// Counts of all counters whose key contains `part`.
 fn counts(server: &Memcached, part: &str) -> Vec<u64> {

@@ -5,14 +5,14 @@
 use std::time::{Duration, Instant};
 
 use super::servers::keys_with;
-use crate::kit::memcached::{Memcached, memcached};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::tollkeeper::Tollkeeper;
-use crate::kit::wait_for;
 use crate::store::redis::faults::load::{Load, with_policies};
 use crate::store::redis::faults::{
     CALLS_PER_FAULT, has_bounded_log, keeps_no_more_files_than, open_files, wait_for_place,
 };
+use kit::memcached::{Memcached, memcached};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::tollkeeper::Tollkeeper;
+use kit::wait_for;
 
 fn counting_in(servers: &str) -> Tollkeeper {
     with_policies().env("BACKEND_TYPE", "memcache").env("MEMCACHE_HOST_PORT", servers).start()

@@ -8,9 +8,9 @@ use tollkeeper::settings::Settings;
 use tollkeeper::store::Store;
 
 use super::{call, client_of, counting_in};
-use crate::kit::memcached::{Memcached, memcached};
-use crate::kit::test_service::{TestRequest, TestService, store_runtime};
-use crate::kit::wait_for;
+use kit::memcached::{Memcached, memcached};
+use kit::test_service::{TestRequest, TestService, store_runtime};
+use kit::wait_for;
 
 /// Maximum length of a key in memcached.
 const MAX_KEY_BYTES: usize = 250;

@@ -1,10 +1,10 @@
 //! Health, pages and metrics of a process that counts in memcache.
 
 use super::{call, client_of, counting_in};
-use crate::kit::http;
-use crate::kit::memcached::memcached;
-use crate::kit::port::Port;
-use crate::kit::wait_for;
+use kit::http;
+use kit::memcached::memcached;
+use kit::port::Port;
+use kit::wait_for;
 
 #[test]
 fn process_is_healthy_while_it_counts_and_ready_again_after_an_outage() {

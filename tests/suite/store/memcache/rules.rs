@@ -5,9 +5,9 @@ use std::fs;
 use tonic::Code;
 
 use super::{RULES, call, call_with_hits, client_of, counting_in, with_memcached};
-use crate::kit::grpc::Client;
-use crate::kit::memcached::memcached;
-use crate::kit::wait_for;
+use kit::grpc::Client;
+use kit::memcached::memcached;
+use kit::wait_for;
 
 const LIST: &str = "domain: shop
 descriptors:

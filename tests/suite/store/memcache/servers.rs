@@ -3,8 +3,8 @@
 use tonic::Code;
 
 use super::{call, client_of, counting_in, wait_until_counting};
-use crate::kit::memcached::{Memcached, memcached};
-use crate::kit::wait_for;
+use kit::memcached::{Memcached, memcached};
+use kit::wait_for;
 
 /// Number of counters of a test, enough for each server to hold some.
 pub(super) const USERS: usize = 60;
@@ -99,7 +99,7 @@ fn process_that_starts_before_its_servers_uses_them_when_they_appear() {
     let server = memcached().start();
     server.kill();
     let tollkeeper = counting_in(&server.address()).start();
-    let client = crate::kit::grpc::Client::connect(tollkeeper.grpc_port());
+    let client = kit::grpc::Client::connect(tollkeeper.grpc_port());
     assert_eq!(call(&client, "user", "ann"), Err(Code::Unavailable));
     server.restart();
     wait_for("a charge", || (call(&client, "load", "x").is_ok()).then_some(()));

@@ -4,11 +4,11 @@ use tonic::Code;
 
 use super::servers::{USERS, crc32, keys, names};
 use super::{RULES, call, client_of};
-use crate::kit::dns_server::{DnsServer, SrvTarget, in_own_network};
-use crate::kit::grpc::Client;
-use crate::kit::memcached::memcached;
-use crate::kit::tollkeeper::{Setup, with_rules};
-use crate::kit::wait_for;
+use kit::dns_server::{DnsServer, SrvTarget, in_own_network};
+use kit::grpc::Client;
+use kit::memcached::memcached;
+use kit::tollkeeper::{Setup, with_rules};
+use kit::wait_for;
 
 /// A process that reads the record every second.
 fn counting_by_record() -> Setup {

@@ -4,9 +4,9 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::kit::PATIENCE;
-use crate::kit::memcached::memcached;
-use crate::kit::redis::certificates::Certificates;
+use kit::PATIENCE;
+use kit::memcached::memcached;
+use kit::redis::certificates::Certificates;
 
 #[test]
 fn server_shows_keys_expiries_and_counters() {

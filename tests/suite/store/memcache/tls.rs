@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use tonic::Code;
 
 use super::{call, client_of, counting_in};
-use crate::kit::grpc::Client;
-use crate::kit::memcached::{Memcached, memcached};
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::tollkeeper::Setup;
-use crate::kit::wait_for;
+use kit::grpc::Client;
+use kit::memcached::{Memcached, memcached};
+use kit::redis::certificates::Certificates;
+use kit::tollkeeper::Setup;
+use kit::wait_for;
 
 fn over_tls(address: &str, ca: PathBuf) -> Setup {
     counting_in(address).env("MEMCACHE_TLS", "true").env("MEMCACHE_TLS_CACERT", ca)

@@ -33,9 +33,9 @@ use tollkeeper::store::redis::script::{
     CallTime, ReplyContext, ScriptOutcome, encode_charges, encode_global_redis_view, replay_charges, script_for_limits,
 };
 
-use crate::kit::redis::{Server, options};
 use crate::limit::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
 use crate::limit::textbook;
+use kit::redis::{Server, options};
 
 /// Latest time that a script accepts, in the year 2255.
 const LAST_TIME: Time = Time::from_micros((1 << 53) - 1);

@@ -26,11 +26,11 @@ use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::charge::{ChargeResults, CommitMode};
 use tollkeeper::store::client::redis::error::RedisError;
 
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{ChargeOutcomes, LONG_TIMEOUT, RedisCounters, TestCharge, TimeSource, poll_once};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::test_service::store_runtime;
 use crate::limit::algorithms::scenario::config;
+use kit::redis::{Server, options};
+use kit::redis_counters::{ChargeOutcomes, LONG_TIMEOUT, RedisCounters, TestCharge, TimeSource, poll_once};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::test_service::store_runtime;
 
 /// The middle of an hour, in the past.
 const NOW: Time = Time::from_secs(1_783_513_800);

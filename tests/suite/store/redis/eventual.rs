@@ -20,11 +20,11 @@ use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::limit::algorithm::Algorithm;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::kit::http;
-use crate::kit::redis::{Server, options};
-use crate::kit::test_service::{TestRequest, store_runtime};
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::http;
+use kit::redis::{Server, options};
+use kit::test_service::{TestRequest, store_runtime};
+use kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::wait_for;
 
 const LIMIT: u64 = 2000;
 const OVERSHOOT: u64 = 200;

@@ -33,7 +33,7 @@ const ALGORITHMS: [Algorithm; 4] =
 
 /// Runs of each scenario and number of replicas, all algorithms together.
 fn runs() -> u64 {
-    crate::kit::histories(32)
+    kit::histories(32)
 }
 
 /// Results of many runs.

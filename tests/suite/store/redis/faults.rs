@@ -17,10 +17,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::load::{Load, with_policies};
-use crate::kit::redis::{REPLY_TIMEOUT, Server, options};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::tollkeeper::Tollkeeper;
-use crate::kit::wait_for;
+use kit::redis::{REPLY_TIMEOUT, Server, options};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::tollkeeper::Tollkeeper;
+use kit::wait_for;
 
 /// Number of calls during a fault.
 pub(crate) const CALLS_PER_FAULT: usize = 100;

@@ -17,12 +17,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::json;
 
 use super::faults::load::with_policies;
-use crate::kit::http;
-use crate::kit::http_server::HttpServer;
-use crate::kit::redis::{Server, options};
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tollkeeper::{Setup, Tollkeeper};
-use crate::kit::wait_for;
+use kit::http;
+use kit::http_server::HttpServer;
+use kit::redis::{Server, options};
+use kit::scrape::{scrape, with_prometheus};
+use kit::tollkeeper::{Setup, Tollkeeper};
+use kit::wait_for;
 
 /// A request that a fake service got: method, target, headers in lower case, and body.
 #[derive(Clone, Debug)]

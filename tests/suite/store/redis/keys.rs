@@ -18,10 +18,10 @@ use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::client::redis::hash_slot::hash_slot;
 use tollkeeper::store::redis::key::{MAX_PATH_BYTES, build_counter_keys, leases_key};
 
-use crate::kit::replica::Replica;
-use crate::kit::test_service::TestRequest;
-use crate::kit::tollkeeper::with_rules;
-use crate::kit::{read, redis, repository, wait_for};
+use kit::replica::Replica;
+use kit::test_service::TestRequest;
+use kit::tollkeeper::with_rules;
+use kit::{read, redis, repository, wait_for};
 
 /// Identity of a counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -20,8 +20,8 @@ use tollkeeper::store::redis::script::{CallTime, ReplyContext, encode_charges, r
 
 use super::agreement::Redis;
 use super::eventual_model::redis::StoredCounters;
-use crate::kit::redis::options;
 use crate::limit::algorithms::scenario;
+use kit::redis::options;
 
 const WITH_LEASES: ReplyContext<'_> = ReplyContext { has_leases: true, view: None };
 

@@ -16,11 +16,11 @@ use tollkeeper::store::charge::CommitMode;
 use tollkeeper::store::client::redis::error::RedisError;
 use tollkeeper::store::client::redis::resp::{Reply, decode_reply, reply_bytes};
 
-use crate::kit::port::Port;
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{LONG_TIMEOUT, RedisCounters, TestCharge, TimeSource, wait_until_connected};
-use crate::kit::test_service::store_runtime;
+use kit::port::Port;
+use kit::redis::cluster::Cluster;
+use kit::redis::{Server, options};
+use kit::redis_counters::{LONG_TIMEOUT, RedisCounters, TestCharge, TimeSource, wait_until_connected};
+use kit::test_service::store_runtime;
 
 fn limit(algorithm: Algorithm) -> Limit {
     let year = Period::new(Unit::Year, 1).unwrap();

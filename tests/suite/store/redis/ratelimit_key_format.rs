@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tollkeeper::base::clock::Time;
 
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{self, Server};
-use crate::kit::replica::Replica;
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::test_service::TestRequest;
-use crate::kit::tollkeeper::with_rules;
-use crate::kit::{http, wait_for};
+use kit::redis::cluster::Cluster;
+use kit::redis::{self, Server};
+use kit::replica::Replica;
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::test_service::TestRequest;
+use kit::tollkeeper::with_rules;
+use kit::{http, wait_for};
 
 /// Time of most examples: twenty minutes after the epoch.
 const NOW: Time = Time::from_secs(1234);

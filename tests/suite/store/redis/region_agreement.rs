@@ -26,8 +26,8 @@ use tollkeeper::store::redis::regions::grant_encoding::encode_prepaid_hits_grant
 use tollkeeper::store::redis::script::{ReplyContext, region_bucket_grant_script, replay_charges};
 
 use super::agreement::{Redis, ScriptForm, expected};
-use crate::kit::redis::{Server, options};
 use crate::limit::algorithms::scenario;
+use kit::redis::{Server, options};
 
 /// Sequence of calls on the counters of one descriptor.
 #[derive(Clone, Debug)]

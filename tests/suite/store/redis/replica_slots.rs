@@ -12,14 +12,14 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::store::redis::replicas::{self, CLAIM_DURATION, ClaimAction, ClaimReply, OwnerId, ReplicaMembership};
 use tollkeeper::store::redis::{Redis, script};
 
-use crate::kit::fixtures::{load_shop_rules, shop_request};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{self as servers, Server};
-use crate::kit::redis_counters::{self, TimeSource};
-use crate::kit::replica::Replica;
-use crate::kit::test_service::store_runtime;
-use crate::kit::tollkeeper::{Setup, with_rules};
-use crate::kit::{http, wait_for};
+use kit::fixtures::{load_shop_rules, shop_request};
+use kit::redis::cluster::Cluster;
+use kit::redis::{self as servers, Server};
+use kit::redis_counters::{self, TimeSource};
+use kit::replica::Replica;
+use kit::test_service::store_runtime;
+use kit::tollkeeper::{Setup, with_rules};
+use kit::{http, wait_for};
 
 mod model;
 

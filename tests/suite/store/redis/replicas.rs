@@ -20,10 +20,10 @@ use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tollkeeper::limit::algorithm::Algorithm;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{Server, options};
-use crate::kit::test_service::{TestRequest, store_runtime};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::redis::cluster::Cluster;
+use kit::redis::{Server, options};
+use kit::test_service::{TestRequest, store_runtime};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
 
 const REPLICAS: usize = 3;
 const CALLERS: usize = 300;
@@ -94,7 +94,7 @@ impl Fleet {
         let fleet = Self { topology, clients: clients.collect(), turn: AtomicUsize::new(0), replicas };
         // Cluster nodes are discovered shortly after the start.
         for client in &fleet.clients {
-            crate::kit::wait_for("the replica to know all nodes", || {
+            kit::wait_for("the replica to know all nodes", || {
                 let known = (0..30)
                     .map(|value| admits(client.clone(), about("each_fixed_window", &format!("prime {value}"), 0)));
                 let known = store_runtime().block_on(join_all(known));

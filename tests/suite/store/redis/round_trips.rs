@@ -17,12 +17,12 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::Store;
 use tollkeeper::store::charge::{ChargeResults, CommitMode};
 
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{RedisCounters, TestCharge, TimeSource, poll_once, start_store, wait_until_connected};
-use crate::kit::tcp_proxy::TcpProxy;
-use crate::kit::test_service::{TestRequest, TestService, store_runtime};
-use crate::kit::wait_for;
+use kit::redis::cluster::Cluster;
+use kit::redis::{Server, options};
+use kit::redis_counters::{RedisCounters, TestCharge, TimeSource, poll_once, start_store, wait_until_connected};
+use kit::tcp_proxy::TcpProxy;
+use kit::test_service::{TestRequest, TestService, store_runtime};
+use kit::wait_for;
 
 /// Noon on Wednesday, July 8th 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use ::redis::{ErrorKind, RedisError, RedisResult, Value};
 
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::redis::client::RedisClient;
-use crate::kit::redis::cluster::{Cluster, SLOTS};
-use crate::kit::redis::sentinels::{NAME, Sentinels};
-use crate::kit::redis::{REPLY_TIMEOUT, Server, options};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::tollkeeper::with_rules;
-use crate::kit::{http, wait_for};
+use kit::redis::certificates::Certificates;
+use kit::redis::client::RedisClient;
+use kit::redis::cluster::{Cluster, SLOTS};
+use kit::redis::sentinels::{NAME, Sentinels};
+use kit::redis::{REPLY_TIMEOUT, Server, options};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::tollkeeper::with_rules;
+use kit::{http, wait_for};
 
 /// Time to wait for a reply that must not come.
 const MOMENT: Duration = Duration::from_millis(300);

@@ -20,8 +20,8 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 
 use super::agreement::{Redis, ScriptForm, alike, expected};
-use crate::kit::redis::options;
 use crate::limit::algorithms::scenario;
+use kit::redis::options;
 
 /// Pairs of zones whose windows begin at different times.
 const ZONES: [[&str; 2]; 4] = [

@@ -12,7 +12,7 @@ use tollkeeper::store::redis::regions::grant_encoding::{
 };
 use tollkeeper::store::redis::script::global_bucket_script;
 
-use crate::kit::redis::options;
+use kit::redis::options;
 
 const START: Time = Time::from_secs(1_783_512_000);
 const KEY: &str = "tk1:{shop|user=ann}:global:token_bucket:60s";

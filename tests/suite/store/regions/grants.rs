@@ -11,11 +11,11 @@ use tollkeeper::limit::algorithm::region::GrantCycle;
 use tollkeeper::limit::algorithm::region_bucket::BucketCounts;
 use tollkeeper::limit::algorithm::region_window::WindowCounts;
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::redis::{self as servers, Server};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::{http, wait_for};
+use kit::grpc::{Client, rate_limit_request};
+use kit::redis::{self as servers, Server};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::{http, wait_for};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 

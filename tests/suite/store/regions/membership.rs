@@ -11,7 +11,7 @@ use tollkeeper::store::redis::regions::registry::{
 };
 use tollkeeper::store::redis::script::{global_members_script, region_identity_script};
 
-use crate::kit::redis::{self as servers, Server};
+use kit::redis::{self as servers, Server};
 
 pub(super) const START: Time = Time::from_secs(1_783_512_000);
 pub(super) const SECOND: u64 = 1_000_000;

@@ -19,7 +19,7 @@ use self::world::{Breakage, Plan, Tally, World};
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket];
 
 fn runs() -> u64 {
-    crate::kit::histories(8)
+    kit::histories(8)
 }
 
 /// Executes one run, and checks its admissions.

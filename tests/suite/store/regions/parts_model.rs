@@ -19,8 +19,8 @@ use tollkeeper::store::redis::regions::standing::{
 };
 
 use super::membership::{SECOND, START, Scripts, hash};
-use crate::kit::redis::{self as servers, Server};
-use crate::kit::seeded_random::Chance;
+use kit::redis::{self as servers, Server};
+use kit::seeded_random::Chance;
 
 /// Period of the limit, and lease of the parts, in seconds.
 const PERIOD: u64 = 60;

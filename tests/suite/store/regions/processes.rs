@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{self as servers, Server};
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::redis::cluster::Cluster;
+use kit::redis::{self as servers, Server};
+use kit::scrape::{scrape, with_prometheus};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "
 domain: shop

@@ -11,7 +11,7 @@ use tollkeeper::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use tollkeeper::store::redis::regions::grant_encoding::{encode_hits_grant, encode_hits_return};
 use tollkeeper::store::redis::script::region_grant_script;
 
-use crate::kit::redis::options;
+use kit::redis::options;
 
 const KEY: &str = "tk1:{shop|user=ann}:region_window:60s";
 const LAST: u64 = 1_783_512_000_000_000;

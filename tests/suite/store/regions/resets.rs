@@ -7,7 +7,7 @@ use tollkeeper::store::redis::regions::grant_encoding::encode_counter_reset;
 use tollkeeper::store::redis::regions::resets::{self, CounterToReset, ListedReset, ResetsReply};
 use tollkeeper::store::redis::script::{global_resets_script, region_reset_script};
 
-use crate::kit::redis::{self as servers, Server};
+use kit::redis::{self as servers, Server};
 
 const START: Time = Time::from_secs(1_783_512_000);
 const LIST: &str = "tk1:{resets}";

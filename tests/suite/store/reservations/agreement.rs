@@ -13,10 +13,10 @@ use tollkeeper::store::charge::{ChargeContext, CommitMode};
 use tollkeeper::store::memory::MemoryStore;
 
 use super::steps::{Kind, Steps, charge_of, reserving_limit};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::options;
-use crate::kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::store_runtime;
+use kit::redis::cluster::Cluster;
+use kit::redis::options;
+use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
+use kit::test_service::store_runtime;
 
 /// Limits that are charged together, of which one at least reserves.
 fn limits_of(kind: Kind, variant: u64, requests: u32) -> Vec<Limit> {
@@ -62,7 +62,7 @@ fn compare(env: &[(&str, &str)], seeds: u64) {
     wait_until_connected(&redis);
     for kind in Kind::ALL {
         let mut met = Met::default();
-        for seed in 0..crate::kit::histories(seeds) {
+        for seed in 0..kit::histories(seeds) {
             let memory = MemoryStore::new(64 << 20);
             let mut steps = Steps::new(seed, kind);
             let value = format!("{kind:?} {seed}");

@@ -144,7 +144,7 @@ fn check_histories(kind: Kind, unsettled: UnsettledPolicy, seeds: std::ops::Rang
 fn no_history_admits_more_than_the_limit() {
     for kind in Kind::ALL {
         for unsettled in [UnsettledPolicy::Keep, UnsettledPolicy::Return] {
-            let [taken, settled, rejected] = check_histories(kind, unsettled, 0..crate::kit::histories(20));
+            let [taken, settled, rejected] = check_histories(kind, unsettled, 0..kit::histories(20));
             assert!(taken > 300 && settled > 150 && rejected > 100, "{kind:?}: {taken} {settled} {rejected}");
         }
     }

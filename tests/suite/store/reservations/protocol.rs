@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollkeeper::base::clock::Time;
 
-use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
-use crate::kit::redis::{Server, options};
-use crate::kit::streams::{NOON, SECOND, on_both_stores, slot_token, stream_service};
-use crate::kit::test_service::{TestResponse, TestService};
+use kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
+use kit::on_both_stores;
+use kit::redis::{Server, options};
+use kit::streams::{NOON, SECOND, slot_token, stream_service};
+use kit::test_service::{TestResponse, TestService};
 
 const RULES: &str = "descriptors:
   - key: k
@@ -334,7 +335,7 @@ fn rejection_of_another_descriptor_gives_the_estimate_back(server: Option<&Serve
         assert!(rejected.over_limit());
         assert_eq!(token(&rejected), "-");
         // In Redis the hits are given back after the answer.
-        crate::kit::wait_for("the estimate that was given back", || (left(&service, "k=a") == 100).then_some(()));
+        kit::wait_for("the estimate that was given back", || (left(&service, "k=a") == 100).then_some(()));
     }
 }
 
@@ -348,7 +349,7 @@ fn rejected_repetition_keeps_the_estimate_and_frees_the_slot(server: Option<&Ser
     assert!(!attempt().over_limit());
     assert!(attempt().over_limit());
     // In Redis the slot is given back after the answer.
-    crate::kit::wait_for("the slot", || reserve(&service, "k=a", "2", 40));
+    kit::wait_for("the slot", || reserve(&service, "k=a", "2", 40));
     assert_eq!(reserve(&service, "k=a", "3", 1), None);
 }
 
@@ -420,8 +421,7 @@ fn reset_forgets_reservations(server: Option<&Server>) {
     let context = service.inner.build_decision_context(Some(&rules), DEFAULT_CALLER_DEADLINE);
     let message = shop_request("k=a").0;
     let request = decode::convert_request(&message);
-    let deleted =
-        crate::kit::test_service::store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
+    let deleted = kit::test_service::store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
     assert_eq!(deleted.expect("the store answers"), [1]);
     assert_eq!(left(&service, "k=a"), 100);
     reserve(&service, "k=a", "2", 30).unwrap();

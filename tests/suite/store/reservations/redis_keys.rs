@@ -11,9 +11,9 @@ use tollkeeper::store::charge::{ChargeContext, CommitMode};
 use tollkeeper::store::redis::Redis;
 
 use super::steps::{Kind, SETTLE_WITHIN_S, Step, charge_of, reserving_limit};
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::store_runtime;
+use kit::redis::{Server, options};
+use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
+use kit::test_service::store_runtime;
 
 /// Sets the number of fields that the head of a hash tells.
 const SET_FIELDS: &str = "local head = redis.call('HGET', KEYS[1], '')

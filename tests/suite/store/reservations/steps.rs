@@ -18,7 +18,7 @@ use tollkeeper::limit::window::WindowSpec;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::rules::rule::set::hash_limit_identity;
 
-use crate::kit::seeded_random::Chance;
+use kit::seeded_random::Chance;
 
 /// `settle_within` of the limits here, in seconds.
 pub(super) const SETTLE_WITHIN_S: u32 = 20;

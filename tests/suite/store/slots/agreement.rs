@@ -11,15 +11,15 @@ use tollkeeper::rules::rule::set::hash_limit_identity;
 use tollkeeper::store::charge::{ChargeContext, CommitMode};
 
 use super::table::{Steps, concurrent_limit, take_step};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::options;
-use crate::kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::store_runtime;
+use kit::redis::cluster::Cluster;
+use kit::redis::options;
+use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
+use kit::test_service::store_runtime;
 
 fn compare_with_table(env: &[(&str, &str)], seeds: u64) {
     let redis = start_store(env, TimeSource::Caller);
     wait_until_connected(&redis);
-    for seed in 0..crate::kit::histories(seeds) {
+    for seed in 0..kit::histories(seeds) {
         let (mut steps, mut table) = (Steps::new(seed), SlotTable::default());
         let value = format!("seed {seed}");
         let entries = [Entry { key: b"k", value: value.as_bytes() }];

@@ -11,11 +11,11 @@ use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::redis::{Server, options};
-use crate::kit::streams::slot_token;
-use crate::kit::tollkeeper::{PROGRAM, Setup, Tollkeeper, inherited_env, with_rules};
-use crate::kit::{http, wait_for};
+use kit::grpc::{Client, rate_limit_request};
+use kit::redis::{Server, options};
+use kit::streams::slot_token;
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, program_path, with_rules};
+use kit::{http, wait_for};
 
 const RULES: &str = "domain: shop\ndescriptors: [{key: k, rate_limit: {concurrent: 1, max_duration: 10m}}]\n";
 const HOLDER: &str = "x-tollkeeper-holder";
@@ -358,7 +358,7 @@ descriptors:
 /// Runs `tollkeeper` with these arguments; returns its standard output.
 fn output_of(arguments: &[&str]) -> String {
     let output =
-        std::process::Command::new(PROGRAM).args(arguments).env_clear().envs(inherited_env()).output().unwrap();
+        std::process::Command::new(program_path()).args(arguments).env_clear().envs(inherited_env()).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
 

@@ -14,10 +14,10 @@ use tollkeeper::store::charge::{ChargeContext, CommitMode};
 use tollkeeper::store::redis::Redis;
 
 use super::table::concurrent_limit;
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::store_runtime;
-use crate::kit::wait_for;
+use kit::redis::{Server, options};
+use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use kit::test_service::store_runtime;
+use kit::wait_for;
 
 fn start_redis_store(server: &Server) -> Arc<Redis> {
     let address = server.address();

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 
-use crate::kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
-use crate::kit::redis::Server;
-use crate::kit::streams::{SECOND, on_both_stores, slot_token, stream_service};
-use crate::kit::test_service::{TestRequest, TestResponse, TestService};
+use kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
+use kit::on_both_stores;
+use kit::redis::Server;
+use kit::streams::{SECOND, slot_token, stream_service};
+use kit::test_service::{TestRequest, TestResponse, TestService};
 
 const RULES: &str = "descriptors: [{key: k, rate_limit: {concurrent: 2, max_duration: 10m}}]";
 
@@ -155,7 +156,7 @@ fn expired_tombstone_is_forgotten(server: Option<&Server>) {
         let message = shop_request("k=a").0;
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
         let request = decode::convert_request(&message);
-        crate::kit::test_service::store_runtime()
+        kit::test_service::store_runtime()
             .block_on(service.inner.decider.explain_slots(context, &request, deadline))
             .remove(0)
             .remove(0)
@@ -286,7 +287,7 @@ fn rejection_of_another_descriptor_gives_the_slot_back(server: Option<&Server>) 
         assert!(rejected.over_limit());
         assert_eq!(token(&rejected), "-");
         // In Redis the slot is given back after the answer.
-        crate::kit::wait_for("the slot that was given back", || {
+        kit::wait_for("the slot that was given back", || {
             (!decide(&service, &shop_request("k=a,slot=peek").hits(0)).over_limit()).then_some(())
         });
     }
@@ -391,8 +392,7 @@ fn reset_frees_all_slots(server: Option<&Server>) {
     let context = service.inner.build_decision_context(Some(&rules), DEFAULT_CALLER_DEADLINE);
     let message = shop_request("k=a").0;
     let request = decode::convert_request(&message);
-    let deleted =
-        crate::kit::test_service::store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
+    let deleted = kit::test_service::store_runtime().block_on(service.inner.decider.reset_counters(context, &request));
     assert_eq!(deleted.expect("the store answers"), [1]);
     assert!(acquire(&service, "k=a", "3").is_some());
 }

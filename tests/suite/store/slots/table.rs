@@ -13,7 +13,7 @@ use tollkeeper::limit::slot::{HolderId, SlotAction, SlotChange, SlotId, SlotToke
 use tollkeeper::limit::slot_table::{SWEEP_INTERVAL_US, SlotQuery, SlotTable};
 use tollkeeper::limit::{Limit, LimitSpec};
 
-use crate::kit::seeded_random::Chance;
+use kit::seeded_random::Chance;
 
 /// `max_duration` of the limits here, in seconds.
 pub(super) const MAX_DURATION_S: u32 = 60;
@@ -150,7 +150,7 @@ fn check_numbers(result: &ChargeResult, before: &SlotTable, after: &SlotTable, l
 #[test]
 fn table_follows_the_protocol_over_random_histories() {
     let (mut taken, mut late, mut expired, mut delayed) = (0, 0, 0, 0);
-    for seed in 0..crate::kit::histories(75) {
+    for seed in 0..kit::histories(75) {
         let (mut steps, mut table, mut model) = (Steps::new(seed), SlotTable::default(), Model::default());
         for turn in 0..400 {
             let step = steps.next_step();

@@ -10,9 +10,9 @@ use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
 use super::model::Random;
 use super::{SECOND, StoreUnderTest};
-use crate::kit::fixtures::{decide, shop_request};
-use crate::kit::test_service::{TestRequest, TestService, store_runtime};
-use crate::kit::wait_for;
+use kit::fixtures::{decide, shop_request};
+use kit::test_service::{TestRequest, TestService, store_runtime};
+use kit::wait_for;
 
 const LIMITS: [&str; 9] = [
     "unit: minute, requests_per_unit: 3",
@@ -66,7 +66,7 @@ impl Scenario {
 }
 
 pub(super) fn candidate_changes_no_verdict_and_counts_as_if_alone(store: &StoreUnderTest) {
-    let scenarios = crate::kit::histories(if store.env.is_empty() { 50 } else { 12 });
+    let scenarios = kit::histories(if store.env.is_empty() { 50 } else { 12 });
     for seed in 0..scenarios {
         let mut random = Random((seed + 77_u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let scenario = Scenario::new(&mut random);

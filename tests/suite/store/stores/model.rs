@@ -12,12 +12,12 @@ use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 
 use super::{SECOND, StoreUnderTest};
-use crate::kit::fixtures::{decide, shop_request};
-use crate::kit::test_service::{TestRequest, TestResponse, TestService, store_runtime};
+use kit::fixtures::{decide, shop_request};
+use kit::test_service::{TestRequest, TestResponse, TestService, store_runtime};
 
 /// Compares the decisions and counters of a store with those of the model, in random scenarios.
 pub(super) fn compare(store: &StoreUnderTest, scenarios: u64) {
-    for seed in 0..crate::kit::histories(scenarios) {
+    for seed in 0..kit::histories(scenarios) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let modes = Modes { spares: random.is(2), all_quotas: random.is(6), shadow: random.is(12) };
         let rules: Vec<Vec<ModelLimit>> = (0..4).map(|_| limits(&mut random)).collect();

@@ -6,8 +6,8 @@ use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 
 use super::{HOUR, MS, SECOND, StoreUnderTest};
-use crate::kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
-use crate::kit::test_service::{TestService, store_runtime};
+use kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
+use kit::test_service::{TestService, store_runtime};
 
 const ENV: &[(&str, &str)] = &[];
 

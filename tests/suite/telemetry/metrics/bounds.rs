@@ -1,7 +1,7 @@
 //! Metric names made from requests: the rules that enable them, and their bounds.
 
 use super::{Watched, with_rules};
-use crate::kit::grpc::{self, Client};
+use kit::grpc::{self, Client};
 
 const NAMED: &str = "\
 domain: shop
@@ -138,7 +138,7 @@ fn request_text_cannot_break_exposition_or_statsd_lines() {
     let name = counted(&watched, "total_hits");
     assert_eq!(name.len(), 1, "{name:?}");
     assert!(name[0].contains("path_x_tollkeeper_rules 99__") && !name[0].contains(['\n', '\r', '\u{1b}']), "{name:?}");
-    let stats = crate::kit::http::get(watched.server.debug_port(), "/stats").send().text();
+    let stats = kit::http::get(watched.server.debug_port(), "/stats").send().text();
     let line = stats.lines().find(|line| line.contains("tollkeeper_rules 99")).expect("the metric is listed");
     assert_eq!(line.matches([':', '|']).count(), 1, "{line}");
 }

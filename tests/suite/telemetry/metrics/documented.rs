@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{SHOP, Scrape, Watched, redis, send_traffic, wait_for, with_rules};
-use crate::kit::memcached::memcached;
-use crate::kit::tollkeeper::without_rules;
-use crate::kit::{read, repository};
+use kit::memcached::memcached;
+use kit::tollkeeper::without_rules;
+use kit::{read, repository};
 
 /// Metrics of certificates, which these processes do not export.
 const NOT_SCRAPED: [&str; 2] = ["tollkeeper_blocked_requests_total", "tollkeeper_certificate_not_after_seconds"];

@@ -7,8 +7,8 @@ use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
 use opentelemetry_proto::tonic::metrics::v1::{HistogramDataPoint, NumberDataPoint};
 
 use super::{SHOP, Watched, wait_for, with_rules};
-use crate::kit::otlp_collector::{OtlpCollector, ReceivedMetrics, texts};
-use crate::kit::tollkeeper::Setup;
+use kit::otlp_collector::{OtlpCollector, ReceivedMetrics, texts};
+use kit::tollkeeper::Setup;
 
 /// Temporality of data points, in the numbers of OTLP.
 const DELTA: i32 = 1;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use super::{SHOP, Setup, Watched, send_traffic, statsd, wait_for, with_prometheus, with_rules};
-use crate::kit::port::Port;
+use kit::port::Port;
 
 /// Sends metrics to a port of 127.0.0.1 with a short interval.
 fn sending(setup: Setup, port: u16) -> Setup {
@@ -158,7 +158,7 @@ fn statsd_server_that_does_not_read_does_no_harm() {
         (statsd_warnings(&watched.server.stderr()) > 0).then_some(())
     });
     let idle = "ratelimit.service.rate_limit.shop.idle.total_hits";
-    let stats = crate::kit::http::get(watched.server.debug_port(), "/stats").send().text();
+    let stats = kit::http::get(watched.server.debug_port(), "/stats").send().text();
     assert!(stats.contains(&format!("{idle}: {sent}\n")), "{sent} hits: {stats}");
     watched.server.signal("TERM");
     assert!(watched.server.wait().success(), "{}", watched.server.stderr());

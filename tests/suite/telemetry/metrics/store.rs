@@ -1,7 +1,7 @@
 //! Metrics of Redis: its failures under every policy, its latency, and local rejections.
 
 use super::{Watched, redis, wait_for, with_rules};
-use crate::kit::tollkeeper::Setup;
+use kit::tollkeeper::Setup;
 
 fn counting_in(setup: Setup, redis: &redis::Server) -> Setup {
     setup.env("REDIS_URL", redis.address()).env("REDIS_SOCKET_TYPE", "tcp")

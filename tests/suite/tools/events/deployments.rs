@@ -3,10 +3,10 @@
 use tempfile::tempdir;
 
 use super::{Consumer, append, command, number, numbers, text};
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::options;
-use crate::kit::redis::sentinels::{NAME, Sentinels};
+use kit::redis::certificates::Certificates;
+use kit::redis::cluster::Cluster;
+use kit::redis::options;
+use kit::redis::sentinels::{NAME, Sentinels};
 
 #[test]
 fn stream_in_a_cluster_is_followed_when_its_slot_moves() {

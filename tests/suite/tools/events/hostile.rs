@@ -1,7 +1,7 @@
 //! Entries that other programs wrote to the stream.
 
 use super::{STREAM, append, numbers, pending, record, run, text};
-use crate::kit::redis::{Server, options};
+use kit::redis::{Server, options};
 
 fn append_text(server: &Server, record: &str) {
     server.query::<String>(&["XADD", STREAM, "*", "record", record]);

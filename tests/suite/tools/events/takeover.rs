@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{Consumer, GROUP, STREAM, append, number, numbers, pending, run, text};
-use crate::kit::redis::options;
-use crate::kit::wait_for;
+use kit::redis::options;
+use kit::wait_for;
 
 #[test]
 fn consumer_that_restarts_begins_with_its_own_records() {

@@ -10,9 +10,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{GROUP, STREAM, pending};
-use crate::kit::redis::{Server, options};
-use crate::kit::tollkeeper::{PROGRAM, inherited_env, with_rules};
-use crate::kit::{read, repository, wait_for};
+use kit::redis::{Server, options};
+use kit::tollkeeper::{inherited_env, program_path, with_rules};
+use kit::{read, repository, wait_for};
 
 /// One request in three seconds.
 const RULES: &str =
@@ -55,7 +55,7 @@ impl Workplace {
         fs::write(path.join("do-job"), JOB).unwrap();
         fs::set_permissions(path.join("do-job"), fs::Permissions::from_mode(0o755)).unwrap();
         ["started", "done", "fails", "dead.jsonl"].iter().for_each(|name| fs::write(path.join(name), "").unwrap());
-        symlink(PROGRAM, path.join("tollkeeper")).unwrap();
+        symlink(program_path(), path.join("tollkeeper")).unwrap();
         Self(directory)
     }
 
@@ -86,7 +86,7 @@ fn rejections(server: &Server, count: usize) -> Vec<Value> {
         .env("TOLLKEEPER_DECISION_LOG_WHEN", "all")
         .start();
     let call = || {
-        let mut call = Command::new(PROGRAM);
+        let mut call = Command::new(program_path());
         let address = format!("127.0.0.1:{}", service.grpc_port());
         call.args(["call", "--addr", &address, "--domain", "shop", "--descriptor", "user=ann", "--count", "5"]);
         call.output().unwrap();

@@ -10,8 +10,8 @@ use serde_json::Value;
 use tollkeeper::base::clock::Time;
 
 use super::{Files, row};
-use crate::kit::fixtures::{decide, load_shop_rules, shop_request};
-use crate::kit::test_service::TestService;
+use kit::fixtures::{decide, load_shop_rules, shop_request};
+use kit::test_service::TestService;
 
 const START: Time = Time::from_secs(1_783_512_000);
 /// Longest delay that the callers wait for.

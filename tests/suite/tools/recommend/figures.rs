@@ -80,7 +80,7 @@ fn pasted_rules_pass_check_and_reject_as_told() {
     for (log, rule) in [("log", "shop.login"), ("hostile", "PATH")] {
         let mut arguments = format!("--rule {rule} --traffic {log} --json");
         arguments = arguments.replace(' ', "\t").replace("PATH", "sh: op.lo: #gin_on");
-        let mut program = std::process::Command::new(crate::kit::tollkeeper::PROGRAM);
+        let mut program = std::process::Command::new(kit::tollkeeper::program_path());
         let output = program.arg("recommend").args(arguments.split('\t')).current_dir(files.0.path()).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         let results: Value = serde_json::from_slice(&output.stdout).unwrap();

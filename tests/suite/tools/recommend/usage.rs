@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use super::{Files, RULES, limit_of, row, settings, ten_users};
-use crate::kit::tollkeeper::PROGRAM;
 use crate::tools::simulate::Log;
+use kit::tollkeeper::program_path;
 
 #[test]
 fn invalid_use_is_refused_with_a_fix() {
@@ -75,7 +75,7 @@ fn invalid_use_is_refused_with_a_fix() {
 #[test]
 fn standard_input_is_searched_without_verification() {
     let files = Files::new().with("log", ten_users().text());
-    let mut program = Command::new(PROGRAM);
+    let mut program = Command::new(program_path());
     program.args(["recommend", "--rule", "shop.login", "--traffic", "-", "--json"]);
     let output = program.stdin(Stdio::from(File::open(files.path("log")).unwrap())).output().unwrap();
     let results: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -7,7 +7,7 @@ use tollkeeper::tools::cli::chart::format_timeline_chart;
 use tollkeeper::tools::simulate::results::TimelineResults;
 
 use super::{Files, Log};
-use crate::kit::tollkeeper::PROGRAM;
+use kit::tollkeeper::program_path;
 
 /// A chart of spans of two seconds, 64 columns wide.
 fn chart(requests: &[u64], rejected: &[u64], rejected_before: Option<&[u64]>) -> String {
@@ -146,7 +146,7 @@ fn charts_of_the_documentation_and_the_help_are_real() {
     let (_, chart) = text.split_once("\nadmitted and rejected").unwrap();
     let indented: String =
         format!("admitted and rejected{chart}").lines().map(|line| format!("    {line}\n")).collect();
-    let page = crate::kit::read(&crate::kit::repository("docs/simulate.md"));
+    let page = kit::read(&kit::repository("docs/simulate.md"));
     assert!(page.contains(&indented), "docs/simulate.md lacks\n{indented}");
     let results = files.simulate("--rules new.yaml --traffic decisions.jsonl --json").json();
     let timeline = &results["timeline"];
@@ -163,7 +163,7 @@ fn charts_of_the_documentation_and_the_help_are_real() {
     let last = results["traffic"]["last"].as_str().unwrap();
     let chart = format_timeline_chart("admitted and rejected", &timeline, last, 64);
     let indented: String = chart.trim_start().lines().map(|line| format!("  {line}\n")).collect();
-    let mut help = Command::new(PROGRAM);
+    let mut help = Command::new(program_path());
     let help = help.args(["simulate", "--help"]).env("COLUMNS", "80").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     assert!(help.contains(&indented), "{indented}\nis not in\n{help}");

@@ -16,10 +16,10 @@ use tollkeeper::tools::replay::source::{SourceOptions, TrafficEvent, TrafficLoca
 use tollkeeper::tools::simulate::simulation::Verification;
 use tollkeeper::tools::simulate::simulation::{Simulation, SimulationOptions};
 
-use crate::kit::fixtures::{load_shop_rules, shop_request};
-use crate::kit::redis::options;
-use crate::kit::redis_counters::{TimeSource, start_store, wait_until_connected};
-use crate::kit::test_service::{TestRequest, TestService};
+use kit::fixtures::{load_shop_rules, shop_request};
+use kit::redis::options;
+use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
+use kit::test_service::{TestRequest, TestService};
 
 const START: Time = Time::from_secs(1_783_512_000);
 
@@ -162,7 +162,7 @@ fn replay_of_other_counters_is_noticed() {
     let file = directory.path().join("log");
     decide_randomly(&service(&file, &[]), 1, 600);
     // Without some of its decisions, the log does not explain the others.
-    let text = crate::kit::read(&file);
+    let text = kit::read(&file);
     let kept: Vec<_> = text.lines().enumerate().filter(|(line, _)| line % 5 != 1).map(|(_, text)| text).collect();
     std::fs::write(&file, kept.join("\n") + "\n").unwrap();
     let found = verify(&file);

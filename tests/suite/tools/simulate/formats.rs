@@ -88,7 +88,7 @@ fn csv_has_a_line_of_headings_and_quoted_values() {
 
 #[test]
 fn mapping_of_the_documentation_reads_an_access_log() {
-    let page = crate::kit::read(&crate::kit::repository("docs/simulate.md"));
+    let page = kit::read(&kit::repository("docs/simulate.md"));
     let (_, block) = page.split_once("```text\n").unwrap();
     let (map, _) = block.split_once("```").unwrap();
     let row = |user: &str, ip: &str| {

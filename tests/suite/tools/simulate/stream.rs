@@ -1,12 +1,12 @@
 //! Decision logs in a stream of Redis.
 
 use super::{Files, Log, OLD_RULES};
-use crate::kit::redis::{Server, options};
-use crate::kit::tollkeeper::{PROGRAM, inherited_env};
+use kit::redis::{Server, options};
+use kit::tollkeeper::{inherited_env, program_path};
 
 /// Runs `simulate` on the stream `decisions` of a server.
 fn simulate(files: &Files, server: &Server, user: &str) -> std::process::Output {
-    let mut command = std::process::Command::new(PROGRAM);
+    let mut command = std::process::Command::new(program_path());
     command.args(["simulate", "--rules", "new.yaml", "--traffic", "redis:decisions", "--json"]);
     command.current_dir(files.0.path()).env_clear().envs(inherited_env());
     command.env("TOLLKEEPER_DECISION_LOG_REDIS_URL", server.address());

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use super::{Logs, SECOND_US, changed, decision, descriptor};
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::tollkeeper::{PROGRAM, inherited_env, with_rules};
+use kit::grpc::{Client, rate_limit_request};
+use kit::tollkeeper::{inherited_env, program_path, with_rules};
 
 /// A rejection of `login=ann` at a second after noon by a limit with a ban, of which so many seconds are left.
 fn rejection(second: u64, ban: &str, left_s: u64) -> Value {
@@ -92,7 +92,7 @@ fn serve(rules: &str, requests: &[&[(&str, &str)]]) -> String {
 fn why(log: &str, descriptor: &str) -> Value {
     let directory = tempdir().unwrap();
     fs::write(directory.path().join("log.jsonl"), log).unwrap();
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program_path());
     command.args(["why", "--domain", "shop", "--json", "--all", "--log", "log.jsonl", "--descriptor", descriptor]);
     let output = command.current_dir(directory.path()).env_clear().envs(inherited_env()).output().unwrap();
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))

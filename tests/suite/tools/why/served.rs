@@ -6,10 +6,10 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use crate::kit::grpc::{Client, rate_limit_request};
-use crate::kit::redis::options;
-use crate::kit::tollkeeper::{PROGRAM, inherited_env, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, rate_limit_request};
+use kit::redis::options;
+use kit::tollkeeper::{inherited_env, program_path, with_rules};
+use kit::wait_for;
 
 const RULES: &str = "\
 domain: shop
@@ -38,7 +38,7 @@ fn serve(sink: &str, url: &str) {
 }
 
 fn why(log: &str, url: &str, arguments: &[&str]) -> Value {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program_path());
     command.args(["why", "--domain", "shop", "--descriptor", "login=ann", "--json", "--log", log]).args(arguments);
     command.env_clear().envs(inherited_env()).env("TOLLKEEPER_DECISION_LOG_REDIS_URL", url);
     let output = command.output().unwrap();
@@ -88,7 +88,7 @@ fn stream_of_a_server_tells_why() {
     let results = why("redis:decisions", &url, &["--at", at]);
     check(&results);
     assert!(!has_begin(&results), "only a part of the stream is read: {results}");
-    let mut missing = Command::new(PROGRAM);
+    let mut missing = Command::new(program_path());
     missing.args(["why", "--domain", "shop", "--descriptor", "a=b", "--log", "redis:missing"]);
     missing.env_clear().envs(inherited_env()).env("TOLLKEEPER_DECISION_LOG_REDIS_URL", &url);
     let output = missing.output().unwrap();

@@ -14,7 +14,7 @@ use super::ledger::By;
 use super::scenario::{Arrival, Network, Plan, counted, limit};
 use super::simulation::World;
 use super::{ALGORITHMS, publish};
-use crate::kit::seeded_random::Chance;
+use kit::seeded_random::Chance;
 
 const MS: u64 = 1_000;
 const S: u64 = 1_000_000;

@@ -13,7 +13,7 @@ use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
 use tollkeeper::store::charge::OwnedCounter;
 use tollkeeper::store::redis::eventual::budget::{LocalBudget, log_extension_us};
 
-use crate::kit::seeded_random::Chance;
+use kit::seeded_random::Chance;
 
 const MS: u64 = 1_000;
 const S: u64 = 1_000_000;

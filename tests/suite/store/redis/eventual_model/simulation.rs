@@ -23,7 +23,7 @@ use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
 use super::replica::{Replica, SlotClaim};
 use super::scenario::{Adjustment, Plan, ReplicaEvent};
-use crate::kit::seeded_random::Chance;
+use kit::seeded_random::Chance;
 
 /// Interval between searches for expired leases, in microseconds.
 const OFTEN: u64 = 20_000;

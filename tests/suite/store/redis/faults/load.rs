@@ -22,10 +22,10 @@ use tollkeeper::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code as Status, Request};
 
-use crate::kit::grpc::rate_limit_request;
-use crate::kit::redis::{Server, options};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_at_most;
+use kit::grpc::rate_limit_request;
+use kit::redis::{Server, options};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_at_most;
 
 /// One rule for each policy, named after it. Half of the limit is local with two replicas.
 const RULES: &str = "domain: faults

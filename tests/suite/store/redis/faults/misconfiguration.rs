@@ -6,15 +6,15 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::fake_server;
-use crate::kit::grpc::Client;
-use crate::kit::http;
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::sentinels::{NAME, Sentinels};
-use crate::kit::redis::{Server, options};
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tollkeeper::{Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::Client;
+use kit::http;
+use kit::redis::certificates::Certificates;
+use kit::redis::cluster::Cluster;
+use kit::redis::sentinels::{NAME, Sentinels};
+use kit::redis::{Server, options};
+use kit::scrape::{scrape, with_prometheus};
+use kit::tollkeeper::{Tollkeeper, with_rules};
+use kit::wait_for;
 
 /// Rules without the policy `error`, so that a process stays ready without its store.
 const RULES: &str = "domain: shop

@@ -6,9 +6,9 @@ use std::fs;
 use super::load::{Load, with_policies};
 use super::misconfiguration::replace;
 use super::{CALLS_PER_FAULT, wait_for_place};
-use crate::kit::redis::certificates::Certificates;
-use crate::kit::redis::options;
-use crate::kit::wait_for;
+use kit::redis::certificates::Certificates;
+use kit::redis::options;
+use kit::wait_for;
 
 #[test]
 fn changed_password_file_is_reread() {

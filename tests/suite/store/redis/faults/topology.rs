@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use super::load::{Load, with_policies};
 use super::{CALLS_PER_FAULT, has_bounded_log, keeps_no_more_files_than, open_files, wait_for_place};
-use crate::kit::grpc::{Client, descriptor, rate_limit_request};
-use crate::kit::http;
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::options;
-use crate::kit::redis::sentinels::{NAME, Sentinels};
-use crate::kit::tollkeeper::{Setup, Tollkeeper, with_rules};
-use crate::kit::wait_for;
+use kit::grpc::{Client, descriptor, rate_limit_request};
+use kit::http;
+use kit::redis::cluster::Cluster;
+use kit::redis::options;
+use kit::redis::sentinels::{NAME, Sentinels};
+use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::wait_for;
 use tollkeeper::base::pb::rate_limit_response::Code;
 
 /// A tollkeeper that counts in the cluster, and knows only some of its nodes.
@@ -92,7 +92,7 @@ struct Slots(HashMap<String, u16>);
 
 impl Slots {
     fn of(cluster: &Cluster) -> Self {
-        let mut caller = cluster.node(0).connect(crate::kit::PATIENCE).expect("a node accepts");
+        let mut caller = cluster.node(0).connect(kit::PATIENCE).expect("a node accepts");
         let slot = |tag: String| {
             let reply = caller.command(&["CLUSTER", "KEYSLOT", &tag]).expect("it is computed");
             (tag, ::redis::from_redis_value(reply).expect("a slot is a number"))

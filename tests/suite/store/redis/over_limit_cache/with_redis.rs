@@ -13,10 +13,10 @@ use tollkeeper::store::Store;
 use tollkeeper::store::charge::{ChargeResults, CommitMode};
 
 use super::{NOW, limit, yearly};
-use crate::kit::redis::{Server, options};
-use crate::kit::redis_counters::{self, RedisCounters, TestCharge, TimeSource, poll_once};
-use crate::kit::test_service::{TestService, store_runtime};
-use crate::kit::{fixtures, wait_for};
+use kit::redis::{Server, options};
+use kit::redis_counters::{self, RedisCounters, TestCharge, TimeSource, poll_once};
+use kit::test_service::{TestService, store_runtime};
+use kit::{fixtures, wait_for};
 
 const CACHE: &str = "TOLLKEEPER_OVER_LIMIT_CACHE_BYTES";
 const LOCAL_CACHE: &str = "LOCAL_CACHE_SIZE_IN_BYTES";
@@ -223,7 +223,7 @@ fn cached_response_equals_that_of_redis() {
         &format!("defaults: {{on_store_error: error}}\ndescriptors: [{{key: user, rate_limit: [{several}]}}]"),
     );
     let one = fixtures::shop_request("user=anna");
-    let seen = |response: &crate::kit::test_service::TestResponse| {
+    let seen = |response: &kit::test_service::TestResponse| {
         let status = &response.response.statuses[0];
         (response.over_limit(), status.limit_remaining, status.current_limit.clone().map(|limit| limit.name))
     };

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{FORMAT, LEAST, NOW, RULES, about, counters, replica_at, statuses};
-use crate::kit::redis::cluster::Cluster;
-use crate::kit::redis::{self, Server};
-use crate::kit::replica::Replica;
-use crate::kit::scrape::{scrape, with_prometheus};
-use crate::kit::tcp_proxy::{Mode, TcpProxy};
-use crate::kit::test_service::TestRequest;
-use crate::kit::tollkeeper::with_rules;
-use crate::kit::{http, wait_for};
+use kit::redis::cluster::Cluster;
+use kit::redis::{self, Server};
+use kit::replica::Replica;
+use kit::scrape::{scrape, with_prometheus};
+use kit::tcp_proxy::{Mode, TcpProxy};
+use kit::test_service::TestRequest;
+use kit::tollkeeper::with_rules;
+use kit::{http, wait_for};
 
 /// Credentials of a user who may not run scripts.
 const WITHOUT_SCRIPTS: (&str, &str) = ("REDIS_AUTH", "plain:secret");

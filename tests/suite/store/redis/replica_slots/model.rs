@@ -14,7 +14,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use tollkeeper::store::redis::replicas::{CLAIM_DURATION, ClaimAction, ClaimReply, ReplicaMembership};
 
 use super::{SECOND, START, Table};
-use crate::kit::redis as servers;
+use kit::redis as servers;
 
 /// Number of processes at a time.
 const PROCESSES: usize = 4;

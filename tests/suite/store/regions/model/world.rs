@@ -28,7 +28,7 @@ use tollkeeper::store::redis::regions::registry::{
 use tollkeeper::store::redis::regions::standing::{CallTimes, RegionStanding};
 
 use super::ledger::{GrantUse, Use};
-use crate::kit::seeded_random::Chance;
+use kit::seeded_random::Chance;
 
 /// Period of the limit: 10 s.
 pub(super) const PERIOD_US: i64 = 10_000_000;
