@@ -65,6 +65,11 @@ pub fn histories(per_change: u64) -> u64 {
     (per_change * cases).div_ceil(64)
 }
 
+/// True if `PROPTEST_CASES` asks for more than the run of a change tries, as `.ci/nightly` does.
+pub fn is_nightly() -> bool {
+    histories(1) > 1
+}
+
 /// Configuration of a property whose cases are costly: [`histories`] of them.
 pub fn costly_property(per_change: u64) -> proptest::test_runner::Config {
     let cases = u32::try_from(histories(per_change)).expect("PROPTEST_CASES is small");

@@ -135,7 +135,7 @@ impl Setup {
         command.env_clear().args(&self.arguments);
         self.rules.write_and_pass(files.path(), &mut command);
         // Background tasks of the fleet run three times as often, so that tests need not wait for them.
-        command.env("TOLLKEEPER_TEST_PACE", "3");
+        command.env("TEST_PACE", "3");
         // Tests count the commands of their counters only.
         command.env("TOLLKEEPER_FLEET", "false");
         command.envs(inherited_env()).envs(ports.settings()).envs(self.env);

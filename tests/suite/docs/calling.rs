@@ -80,6 +80,7 @@ fn directory_with(name: &str, text: &str) -> TempDir {
 }
 
 #[test]
+#[ignore = "a client of another language; .ci/nightly runs it"]
 fn go_example_decides() {
     let directory = directory_with("main.go", &example("go", ("1*time.Second", "60*time.Second")));
     for name in ["go.mod", "go.sum"] {
@@ -97,6 +98,7 @@ fn command(program: &Path, arguments: &[&OsStr]) -> Command {
 }
 
 #[test]
+#[ignore = "a client of another language; .ci/nightly runs it"]
 fn python_example_decides() {
     let directory = directory_with("call.py", &example("python", ("timeout=1", "timeout=60")));
     let (python, file) = (clients().join("python/bin/python"), directory.path().join("call.py"));
@@ -104,6 +106,7 @@ fn python_example_decides() {
 }
 
 #[test]
+#[ignore = "a client of another language; .ci/nightly runs it"]
 fn node_example_decides() {
     let directory = directory_with("call.js", &example("js", ("Date.now() + 1000", "Date.now() + 60000")));
     let (node, file) = (clients().join("bin/node"), directory.path().join("call.js"));
@@ -115,7 +118,7 @@ fn node_example_decides() {
 }
 
 #[test]
-#[ignore = "needs a JDK and Maven; .github/workflows/ci.yml runs it"]
+#[ignore = "needs a JDK and Maven; .ci/nightly runs it"]
 fn java_example_decides() {
     // Java waits for a connection until the deadline; 20 s are enough for a cold machine.
     let directory = directory_with("Call.java", &example("java", ("(1, TimeUnit", "(20, TimeUnit")));

@@ -138,7 +138,7 @@ fn files(root: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-#[ignore = "a missing mdBook takes minutes to build; .github/workflows/ci.yml runs it"]
+#[ignore = "a missing mdBook takes minutes to build; .ci/nightly runs it"]
 fn site_is_built_and_its_links_lead_somewhere() {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(repository("docs/book/build.sh")).arg(directory.path()).output().unwrap();

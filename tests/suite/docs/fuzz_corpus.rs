@@ -24,6 +24,7 @@ mod wildcard;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use kit::repository;
 
@@ -51,9 +52,17 @@ fn names(directory: &str, ending: &str) -> BTreeSet<String> {
 #[test]
 fn every_corpus_input_passes_its_check() {
     for (target, check) in CHECKS {
+        // For a change, one of three inputs, and all that were a failure: those have a name.
+        let is_tried = |path: &Path, number: usize| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let has_name = !name.bytes().all(|byte| byte.is_ascii_hexdigit());
+            has_name || number.is_multiple_of(3) || kit::is_nightly()
+        };
+        let mut paths: Vec<_> =
+            fs::read_dir(repository("fuzz/corpus").join(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
         let mut inputs = 0;
-        for entry in fs::read_dir(repository("fuzz/corpus").join(target)).unwrap() {
-            let path = entry.unwrap().path();
+        for (_, path) in (0..).zip(paths).filter(|(number, path)| is_tried(path, *number)) {
             let data = fs::read(&path).unwrap();
             // Names the input; the check itself only reports the failure.
             if std::panic::catch_unwind(|| check(&data)).is_err() {

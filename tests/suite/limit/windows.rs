@@ -115,7 +115,7 @@ fn check_windows(zone_name: &str, unit: Unit, count: u32, spec: WindowSpec) {
     let time = |seconds: i64| Time::from_secs(u64::try_from(seconds).unwrap());
     // Of days and windows within a day, all near a change of the clock, and some of the others, which are alike: at night all.
     let have_changes = !matches!(unit, Unit::Week | Unit::Month | Unit::Year);
-    let every = if kit::histories(1) > 1 { 1 } else { 23 };
+    let every = if kit::is_nightly() { 1 } else { 23 };
     let days = if have_changes { boundaries(zone, Unit::Day, 1, &spec) } else { Vec::new() };
     let changes: Vec<i64> = days.windows(2).filter(|day| day[1] - day[0] != 86_400).map(|day| day[0]).collect();
     let is_near_a_change = |start: i64| {

@@ -775,17 +775,17 @@ mod acknowledged_lines {
     #[test]
     fn comments_acknowledge_their_line_or_the_next() {
         let text = "\
-    # check: ok, the file is a sample
-    domain: a
-    descriptors:  # check: ok
-    # check: ok: two lines
-    # of comment
+# check: ok, the file is a sample
+domain: a
+descriptors:  # check: ok
+# check: ok: two lines
+# of comment
 
-    - key: b # check: okay
-    - key: c#check: ok
-    - value: '# check: ok'
-    - key: d
-    ";
+- key: b # check: okay
+- key: c#check: ok
+- value: '# check: ok'
+- key: d
+";
         let found = AcknowledgedLines::from_text(text);
         let lines: Vec<u32> = (0..12).filter(|line| found.contains_line(*line)).collect();
         // In quotes it looks the same: only warnings of that line are concerned.

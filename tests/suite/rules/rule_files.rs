@@ -350,18 +350,18 @@ mod set_files {
     #[test]
     fn names_are_found_where_the_compiler_reads_them() {
         let text = "
-    domain: d
+domain: d
+descriptors:
+  - key: a
+    match: { in: { file: a.txt } }
     descriptors:
-      - key: a
-        match: { in: { file: a.txt } }
-        descriptors:
-          - key: b
-            match: { not: { cidr: { file: lists/b.list } } }
-          - { key: c, match: { in: { file: a.txt } }, metadata: { match: { in: { file: no.txt } } } }
-    ---
-    domain: e
-    descriptors: [{ key: d, match: { cidr: { file: e.txt } } }]
-    ";
+      - key: b
+        match: { not: { cidr: { file: lists/b.list } } }
+      - { key: c, match: { in: { file: a.txt } }, metadata: { match: { in: { file: no.txt } } } }
+---
+domain: e
+descriptors: [{ key: d, match: { cidr: { file: e.txt } } }]
+";
         let mut names = find_set_file_names(text.as_bytes());
         names.sort();
         assert_eq!(names, ["a.txt", "e.txt", "lists/b.list"]);

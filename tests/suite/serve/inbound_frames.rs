@@ -319,7 +319,7 @@ mod hpack_filter {
         assert_eq!(count_huffman_decoded_bytes(&[0xff, 0xff, 0xff, 0xff]), None);
     }
 
-    /// Length of the string in `block`, and the place where it begins: an integer with a prefix of 7 bits (RFC 7541, 5.1).
+    /// Length of the string in `block`, and its place: an integer with a prefix of 7 bits (RFC 7541, 5.1).
     fn string_length(block: &[u8]) -> (usize, usize) {
         let mut length = usize::from(block[0] & 0x7f);
         if length < 0x7f {

@@ -425,18 +425,18 @@ mod rule_text {
     const MAX_RULE_LINES: usize = 60;
 
     const TEXT: &str = "\
-    domain: shop
-    descriptors:
-    - key: user
-      # premium
-      rate_limit:
-        unit: day
-        requests_per_unit: 5
-      descriptors:
-      - {key: path, rate_limit: {unit: day, requests_per_unit: 2}}
+domain: shop
+descriptors:
+- key: user
+  # premium
+  rate_limit:
+    unit: day
+    requests_per_unit: 5
+  descriptors:
+  - {key: path, rate_limit: {unit: day, requests_per_unit: 2}}
 
-    - key: login
-    ";
+- key: login
+";
 
     fn numbers(line: u32) -> Vec<u32> {
         find_rule_lines(TEXT.as_bytes(), line).0.iter().map(|line| line.number).collect()
