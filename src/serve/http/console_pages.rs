@@ -3,6 +3,15 @@
 //! A browser gets it at `/`, by its `Accept` header; other clients get the list of pages as text.
 //!
 //! Decides: who gets the console at `/`, and who the list of pages.
+//!
+//! In `console/`, whose files browsers load, so that the lines stand here:
+//!
+//! Decides: `console.js`: when a view is old (grey), how often it asks again; when live figures are opened again (3 s), how
+//! many points they have (`MAX_POINTS`); where the theme is kept.
+//! Decides: `dom.js`: how the console writes times (UTC) and numbers; how a view changes in place.
+//! Decides: `fleet.js`, `keys.js`, `limits.js`: how the views look, and how often they ask (`every`); order of replicas; what
+//! can be pasted into the sandbox; lengths of blocks (10m, 1h, 24h).
+//! Decides: `server.js`: where the admin token is kept, when it is asked for; the question before a reset.
 
 use std::fmt::Write as _;
 

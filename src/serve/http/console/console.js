@@ -1,8 +1,4 @@
 // The console of the debug listener: its header, the clock, the live figures, and the choice of the view.
-//
-// Decides: when a view is old (grey), and how often it asks again.
-// Decides: when live figures are opened again (3 s), and how many points they have (`MAX_POINTS`).
-// Decides: where the theme is kept.
 
 import { byId, element, heading } from './console/dom.js';
 import { failures, fleet, quota, replica, settings } from './console/fleet.js';

@@ -1,6 +1,4 @@
 // Elements, text of numbers and times, and changes in place. Data is only ever put into the page as text, never as HTML.
-//
-// Decides: how the console writes times (UTC) and numbers; how a view changes in place.
 
 const HANDLERS = ['onclick', 'oninput', 'onchange', 'onsubmit', 'onkeydown', 'onpointermove', 'onpointerleave'];
 

@@ -1,7 +1,4 @@
 // Views of replicas and of this process: fleet, one replica, failures, quotas, settings.
-//
-// Decides: how the views of fleet, replica, failures, quotas and settings look, and how often they ask (`every`).
-// Decides: order of replicas.
 
 import { atMost, badge, box, button, card, code, copyButton, countColumn, details, duration, element, figure, grid, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, quoteForShell, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { hourChart, mix, requestSeries, sparkline } from './charts.js';

@@ -1,7 +1,4 @@
 // Views of keys: those rejected most and with most hits, one key, and the sandbox.
-//
-// Decides: how the views of keys, one key, sandbox and blocks look (10m, 1h, 24h), and how often they ask.
-// Decides: what can be pasted.
 
 import { box, button, card, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, explainCommand, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { adminRequest, ask, explain, explainBody, getJson, keyAddress, readAddress, resetCounters, ruleAddress, searchInput, tell, withQuery, writeState } from './server.js';

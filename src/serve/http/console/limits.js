@@ -1,6 +1,4 @@
 // Views of limits: all of them, and one with its history, its keys, and what another limit would do.
-//
-// Decides: how the views of limits and of one limit look, and how often they ask.
 
 import { badge, box, button, card, clock, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, select, share, soft, span, table, tools, update } from './dom.js';
 import { hourChart, limitSeries } from './charts.js';

@@ -1,6 +1,4 @@
 // Requests to the server, dialogs, the admin token, and the state that is in the address of a view.
-//
-// Decides: where the admin token is kept, when it is asked for; the question before a reset.
 
 import { byId, element, number, printable, problemNotice } from './dom.js';
 
