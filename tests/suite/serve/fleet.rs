@@ -462,7 +462,8 @@ fn largest(index: usize, now_us: u64) -> Vec<u8> {
 #[test]
 fn a_thousand_large_summaries_take_bounded_memory() {
     let redis = redis::options().start();
-    let replica = replica(&redis, RULES).start();
+    // They must live until the last one is published.
+    let replica = replica(&redis, RULES).env("TEST_PACE", "1").start();
     let before = replica.peak_mib();
     let now_us = redis_time_us(&redis);
     for index in 0..999 {

@@ -23,7 +23,7 @@ fn counting_by_record() -> Setup {
 
 #[test]
 fn servers_of_the_record_are_sorted_and_followed() {
-    if in_own_network("memcache::srv::servers_of_the_record_are_sorted_and_followed") {
+    if in_own_network("store::memcache::srv::servers_of_the_record_are_sorted_and_followed") {
         return;
     }
     let (a, b) = (memcached().start(), memcached().start());
@@ -55,7 +55,7 @@ fn servers_of_the_record_are_sorted_and_followed() {
 
 #[test]
 fn record_that_appears_after_the_start_is_used() {
-    if in_own_network("memcache::srv::record_that_appears_after_the_start_is_used") {
+    if in_own_network("store::memcache::srv::record_that_appears_after_the_start_is_used") {
         return;
     }
     let server = memcached().start();
