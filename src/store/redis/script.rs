@@ -176,7 +176,6 @@ fn expand_with_shared_parts(text: &str) -> String {
 }
 
 fn compose_single_counter_script(counting: CountingMethod) -> Script {
-    // `tests/suite/store/redis/expanded/` shows what this gives for fixed_window.
     let merged = Script::new(expand_with_counting(counting, "--> merged"));
     Script { merged: Some(Box::new(merged)), ..Script::new(expand_with_counting(counting, "--> one_call")) }
 }

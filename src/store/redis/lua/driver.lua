@@ -2,8 +2,8 @@
 --
 -- `one_call` is the script of one call, which may concern leases; `merged` is that of up to 16 calls in one command, on
 -- one counter each, and does the same for each of them, without leases. Both consist of the parts below and those of
--- the algorithm, which replace the arrows, so parts share local variables. The text that this gives for fixed_window is
--- in tests/suite/store/redis/expanded/. together.lua is the driver for several counters of a descriptor.
+-- the algorithm, which replace the arrows, so parts share local variables. together.lua is the
+-- driver for several counters of a descriptor.
 --
 -- one_call
 -- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua. ARGV[3]: view of the

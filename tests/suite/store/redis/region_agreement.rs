@@ -360,7 +360,12 @@ impl History {
 
 /// Value of a key with a state of `region_window`.
 fn encoded(last: Time, counts: &WindowCounts) -> Vec<u8> {
-    let words = [
+    stored_words(last, counts).into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+/// Numbers of a stored state of `region_window`, in their order.
+pub(in crate::store) fn stored_words(last: Time, counts: &WindowCounts) -> [u64; 15] {
+    [
         last.as_micros(),
         counts.window,
         counts.granted,
@@ -376,8 +381,7 @@ fn encoded(last: Time, counts: &WindowCounts) -> Vec<u8> {
         counts.cycle.epoch,
         counts.cycle.cut_off.start.as_micros(),
         counts.cycle.cut_off.used,
-    ];
-    words.into_iter().flat_map(u64::to_le_bytes).collect()
+    ]
 }
 
 /// State of a key: a script returns it as it is stored.

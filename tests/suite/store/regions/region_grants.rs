@@ -11,6 +11,7 @@ use tollkeeper::limit::algorithm::region_window::{HitsGrant, WindowCounts};
 use tollkeeper::store::redis::regions::grant_encoding::{encode_hits_grant, encode_hits_return};
 use tollkeeper::store::redis::script::region_grant_script;
 
+use crate::store::redis::region_agreement::stored_words;
 use kit::redis::options;
 
 const KEY: &str = "tk1:{shop|user=ann}:region_window:60s";
@@ -100,23 +101,7 @@ fn read(connection: &mut Connection) -> Vec<u64> {
 }
 
 fn words(counts: &WindowCounts) -> Vec<u64> {
-    vec![
-        LAST,
-        counts.window,
-        counts.granted,
-        counts.reserve_used,
-        counts.requested,
-        counts.low,
-        counts.granted_total,
-        counts.next_reserve_used,
-        counts.previous_requested,
-        u64::from(counts.cycle.exhausted),
-        counts.cycle.open_request,
-        counts.cycle.next_request_at.as_micros(),
-        counts.cycle.epoch,
-        counts.cycle.cut_off.start.as_micros(),
-        counts.cycle.cut_off.used,
-    ]
+    stored_words(Time::from_micros(LAST), counts).to_vec()
 }
 
 fn call(connection: &mut Connection, argument: &[u8]) -> u64 {
