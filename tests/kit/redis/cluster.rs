@@ -119,25 +119,9 @@ impl Cluster {
         self.first_up().query(&["CLUSTER", "KEYSLOT", key])
     }
 
-    /// Key with this prefix in a slot of the node.
-    pub fn key_on(&self, node: usize, prefix: &str) -> String {
-        let mut keys = (0..10_000).map(|number| format!("{prefix}{number}"));
-        keys.find(|key| self.primary_of(self.slot(key)) == node).expect("the node has slots")
-    }
-
     /// Primary of a slot; waits until all nodes agree on it.
     pub fn primary_of(&self, slot: u16) -> usize {
         wait_for("the nodes to agree on a slot's owner", || self.agreed_owners()?.of(slot))
-    }
-
-    /// The replicas of a primary that run.
-    pub fn replicas_of(&self, primary: usize) -> Vec<usize> {
-        let port = self.nodes[primary].announced_port().to_string();
-        let is_replica = |node: &usize| {
-            let node = &self.nodes[*node];
-            node.is_up() && node.info("role") == "slave" && node.info("master_port") == port
-        };
-        (0..self.nodes.len()).filter(is_replica).collect()
     }
 
     /// Switches running nodes between fast failover, after half a second, and slow failover.
@@ -222,21 +206,6 @@ impl Cluster {
         self.nodes[node].query::<()>(&words);
     }
 
-    /// Unassigns a slot, so that all nodes reply CLUSTERDOWN to every key; returns its primary.
-    pub fn lose_slot(&self, slot: u16) -> usize {
-        let owner = self.primary_of(slot);
-        let text = slot.to_string();
-        wait_for("all nodes to be down", || {
-            // The owner first. Its earlier gossip may still reassign the slot at other nodes, so repeat until it stays.
-            for node in [&self.nodes[owner]].into_iter().chain(self.up()) {
-                // Fails on nodes where the slot is unassigned already.
-                let _ = node.command(&["CLUSTER", "DELSLOTS", &text]);
-            }
-            self.up().all(|node| node.cluster_state() == "fail").then_some(())
-        });
-        owner
-    }
-
     /// Unassigns a slot of a cluster with `cluster-require-full-coverage no`, and waits until all nodes agree.
     pub fn unassign_slot(&self, slot: u16) {
         let owner = self.primary_of(slot);
@@ -253,15 +222,6 @@ impl Cluster {
     pub fn assign_slot(&self, slot: u16, owner: usize) {
         self.nodes[owner].query::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
         self.wait_until_healthy();
-    }
-
-    /// Assigns a lost slot to a node, and waits until all slots are served.
-    pub fn restore_slot(&self, slot: u16, owner: usize) {
-        // Primaries that were down wait for the node timeout before they serve.
-        self.set_fast_failover(true);
-        self.nodes[owner].query::<()>(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
-        self.wait_until_healthy();
-        self.set_fast_failover(false);
     }
 
     /// Waits until the nodes that run agree that all slots are served, and their primaries send each write to their
