@@ -199,10 +199,10 @@ fn timeout_is_compared_with_the_longest_wait_of_a_queue() {
 
 #[test]
 fn timeout_of_the_filter_answers_the_warning_about_a_queue() {
-    let queue = "../../../envoy/queue.rules.yaml";
+    let queue = "../../../../envoy/queue.rules.yaml";
     let warnings = |arguments: &[&str]| run(arguments).json()["warnings"].clone();
     assert_eq!(warnings(&["check", "--format", "json", queue]), 1);
-    assert_eq!(warnings(&["check", "--format", "json", queue, "--envoy", "../../../envoy/queue.yaml"]), 0);
+    assert_eq!(warnings(&["check", "--format", "json", queue, "--envoy", "../../../../envoy/queue.yaml"]), 0);
     assert_eq!(warnings(&["check", "--format", "json", queue, "--envoy", "bad/queue-beyond-timeout.yaml"]), 1);
     assert_eq!(warnings(&["check", "--format", "json", queue, "--envoy", "good/http.yaml"]), 1);
 }
