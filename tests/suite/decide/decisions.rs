@@ -1135,56 +1135,6 @@ fn call_deadline_bounds_the_delay() {
 }
 
 #[test]
-fn reload_keeps_counters_of_the_same_path_algorithm_period_and_epoch() {
-    let service = TestService::new([("TOLLKEEPER_RETRY_AFTER_HEADER", "")], NOON);
-    let rule =
-        |rate_limit: &str| load_shop_rules(&service, &format!("descriptors: [{{key: k, rate_limit: {rate_limit}}}]"));
-    let table = [
-        // rule, response to one hit
-        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 8 in 3600 s]"),
-        // A lowered and a raised limit apply at once.
-        ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 5}", "OK [OK 5/HOUR left 1 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 0}", "OVER [OVER 0/HOUR left 0 in 3600 s]"),
-        // Not part of the key.
-        ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 4 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 3 in 3600 s]"),
-        ("{unlimited: true}", "OK [OK unlimited]"),
-        // The same period in another unit.
-        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 20}", "OK [OK 20/60 MINUTE left 12 in 3600 s]"),
-        (
-            "[{unit: hour, requests_per_unit: 10}, {unit: year, requests_per_unit: 999}]",
-            "OK [OK 10/HOUR left 1 in 3600 s]",
-        ),
-        // Part of the key.
-        ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
-        ("{unit: hour, unit_multiplier: 2, requests_per_unit: 10}", "OK [OK 10/2 HOUR left 9 in 7200 s]"),
-        ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}", "OK [OK 10/HOUR left 9 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 9 in 360 s]"),
-        // None of these touched the counter.
-        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 0 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 8 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 8 in 720 s]"),
-    ];
-    for (rate_limit, expected) in table {
-        rule(rate_limit);
-        assert_eq!(decide(&service, &shop_request("k")).text(), expected, "{rate_limit}");
-    }
-    // A rule that is restored finds its counter again; a rule elsewhere in the tree has another counter.
-    load_shop_rules(&service, "descriptors: []");
-    assert_responses(&service, &[(shop_request("k"), "OK [OK]")]);
-    load_shop_rules(
-        &service,
-        "descriptors: [{key: k, descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 10}}]}]",
-    );
-    assert_responses(&service, &[(shop_request("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
-    rule("{unit: hour, requests_per_unit: 10}");
-    assert_responses(&service, &[(shop_request("k"), "OVER [OVER 10/HOUR left 0 in 3600 s]")]);
-}
-
-#[test]
 fn changed_limit_applies_at_once_to_hits_already_charged() {
     let table = [
         // algorithm; remaining of 4 after 6 of 10 were used; remaining of 20

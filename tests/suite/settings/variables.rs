@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kit::fixtures::ENVOY_GATEWAY;
 use tollkeeper::limit::StoreFailurePolicy;
 use tollkeeper::serve::server::listeners::listen_tcp;
 use tollkeeper::settings::address::{Address, Endpoint, Host};
@@ -725,34 +726,14 @@ fn statsd_is_on_if_enabled_or_its_address_is_set() {
     );
 }
 
-/// Environment set by Envoy Gateway.
-const ENVOY_GATEWAY: Vars<'static> = &[
-    ("RUNTIME_ROOT", "/data"),
-    ("RUNTIME_SUBDIRECTORY", "ratelimit"),
-    ("RUNTIME_IGNOREDOTFILES", "true"),
-    ("RUNTIME_WATCH_ROOT", "false"),
-    ("LOG_LEVEL", "info"),
-    ("USE_STATSD", "false"),
-    ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+/// Addresses, TLS and tracing of Envoy Gateway, beside the rest of its environment.
+const ENVOY_GATEWAY_ADDRESSES: Vars<'static> = &[
     ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
-    ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
-    ("GRPC_SERVER_USE_TLS", "true"),
-    ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
-    ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
-    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
-    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
-    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
-    ("REDIS_SOCKET_TYPE", "tcp"),
     ("REDIS_URL", "redis.redis-system.svc.cluster.local:6379"),
     ("REDIS_TLS", "true"),
     ("REDIS_TLS_CLIENT_CERT", "/redis-certs/tls.crt"),
     ("REDIS_TLS_CLIENT_KEY", "/redis-certs/tls.key"),
-    ("USE_PROMETHEUS", "true"),
     ("PROMETHEUS_ADDR", ":19001"),
-    ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
     ("TRACING_ENABLED", "true"),
     ("TRACING_SERVICE_NAME", "envoy-ratelimit"),
     ("TRACING_EXPORTER_PROTOCOL", "grpc"),
@@ -762,8 +743,9 @@ const ENVOY_GATEWAY: Vars<'static> = &[
 
 #[test]
 fn envoy_gateway_environment_is_accepted() {
-    let lines = report_variables(os(ENVOY_GATEWAY));
-    assert_eq!(lines.len(), ENVOY_GATEWAY.len());
+    let environment = [ENVOY_GATEWAY, ENVOY_GATEWAY_ADDRESSES].concat();
+    let lines = report_variables(os(&environment));
+    assert_eq!(lines.len(), environment.len());
     assert!(
         lines.iter().all(|line| !matches!(line.disposition, Disposition::Invalid { .. } | Disposition::Unknown { .. }))
     );
@@ -772,7 +754,7 @@ fn envoy_gateway_environment_is_accepted() {
     for name in ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_IGNOREDOTFILES", "RUNTIME_WATCH_ROOT"] {
         assert!(ignored.contains(&name), "{name} is not reported as ignored: {ignored:?}");
     }
-    let settings = read(ENVOY_GATEWAY);
+    let settings = read(&environment);
     let xds = settings.xds.unwrap();
     assert_eq!((xds.server_address().as_str(), xds.node_id.as_str()), ("envoy-gateway:18001", "envoy-ratelimit"));
     assert!(xds.tls.is_some_and(|tls| tls.client.is_some() && tls.ca.is_some()));

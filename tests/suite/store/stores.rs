@@ -429,23 +429,28 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
         // rule, response to one hit
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 8 in 3600 s]"),
+        // A lowered and a raised limit apply at once.
         ("{unit: hour, requests_per_unit: 2}", "OVER [OVER 2/HOUR left 0 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 5}", "OK [OK 5/HOUR left 1 in 3600 s]"),
-        // Not part of the identity: a name, a policy, another spelling of the period, a limit beside it.
-        ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 5 in 3600 s]"),
-        ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 4 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 0}", "OVER [OVER 0/HOUR left 0 in 3600 s]"),
+        // Not part of the key.
+        ("{unit: HOUR, requests_per_unit: 10, name: n}", "OK [OK n: 10/HOUR left 4 in 3600 s]"),
+        ("{unit: hour, requests_per_unit: 10, on_store_error: deny}", "OK [OK 10/HOUR left 3 in 3600 s]"),
         ("{unlimited: true}", "OK [OK unlimited]"),
-        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 20}", "OK [OK 20/60 MINUTE left 13 in 3600 s]"),
+        // The same period in another unit.
+        ("{unit: minute, unit_multiplier: 60, requests_per_unit: 20}", "OK [OK 20/60 MINUTE left 12 in 3600 s]"),
         (
             "[{unit: hour, requests_per_unit: 10}, {unit: year, requests_per_unit: 999}]",
-            "OK [OK 10/HOUR left 2 in 3600 s]",
+            "OK [OK 10/HOUR left 1 in 3600 s]",
         ),
-        // Part of the identity: period, algorithm, epoch.
+        // Part of the key.
         ("{unit: minute, requests_per_unit: 10}", "OK [OK 10/MINUTE left 9 in 60 s]"),
+        ("{unit: hour, unit_multiplier: 2, requests_per_unit: 10}", "OK [OK 10/2 HOUR left 9 in 7200 s]"),
         ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: sliding_window_log}", "OK [OK 10/HOUR left 9 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 9 in 360 s]"),
-        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 1 in 3600 s]"),
+        // None of these touched the counter.
+        ("{unit: hour, requests_per_unit: 10}", "OK [OK 10/HOUR left 0 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, epoch: 1}", "OK [OK 10/HOUR left 8 in 3600 s]"),
         ("{unit: hour, requests_per_unit: 10, algorithm: token_bucket}", "OK [OK 10/HOUR left 8 in 720 s]"),
     ];
@@ -462,7 +467,7 @@ fn reload_keeps_counters_of_limits_with_the_same_identity(store: &StoreUnderTest
     );
     assert_responses(&service, &[(shop_request("k,k"), "OK [OK 10/HOUR left 9 in 3600 s]")]);
     rule("{unit: hour, requests_per_unit: 10}");
-    assert_responses(&service, &[(shop_request("k"), "OK [OK 10/HOUR left 0 in 3600 s]")]);
+    assert_responses(&service, &[(shop_request("k"), "OVER [OVER 10/HOUR left 0 in 3600 s]")]);
 }
 
 fn new_epoch_starts_a_new_counter(store: &StoreUnderTest) {

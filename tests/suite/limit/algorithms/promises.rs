@@ -16,7 +16,7 @@ use tollkeeper::limit::request::{Hits, MAX_HITS};
 use tollkeeper::limit::{Limit, LimitSpec};
 
 use super::model::{can_ever_pass, window};
-use super::scenario::{WILD, config, limit, scenario};
+use super::scenario::{WILD, config, last_counted, limit, scenario};
 
 proptest! {
     #![proptest_config(config())]
@@ -52,7 +52,7 @@ proptest! {
                 let peek = state.clone().charge(limit, now.plus_us(wait_us), ChargeRequest::new(Hits::Peek, u64::MAX));
                 peek.remaining == limit.capacity()
             };
-            let last = last_of(&state);
+            let last = last_counted(&state);
             if last.since_us(now) > limit.period_us() {
                 // The state is discarded, but no charge has replaced it: it applies again if the clock comes near it.
                 return Ok(result);
@@ -159,23 +159,6 @@ proptest! {
                 }
             }
         }
-    }
-}
-
-/// Time at which hits were last counted.
-fn last_of(state: &State) -> Time {
-    match state {
-        State::TokenBucket(state) => state.last,
-        State::LeakyBucket(state) => state.last,
-        State::FixedWindow(state) => state.last,
-        State::SlidingWindowLog(state) => state.last,
-        State::SlidingWindowCounter(state) => state.last,
-        State::RegionWindow(state) => state.last,
-        State::RegionBucket(state) => state.last,
-        State::CalendarWindow(state) => state.last,
-        State::Slots(state) => state.last,
-        State::WithBan(state) => last_of(&state.counter),
-        State::WithReservations(state) => last_of(&state.counter),
     }
 }
 

@@ -9,6 +9,7 @@ use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::fixed_window;
+use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{ChargeRequest, ChargeResult};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Hits, MAX_HITS};
@@ -316,4 +317,21 @@ impl MaxDelay {
 /// Time for one hit to drain, in microseconds, rounded up.
 fn hit_us(limit: &Limit) -> u64 {
     limit.period_us().div_ceil(u64::from(limit.requests_per_unit().max(1)))
+}
+
+/// Time at which hits were last counted.
+pub(crate) fn last_counted(state: &State) -> Time {
+    match state {
+        State::TokenBucket(state) => state.last,
+        State::LeakyBucket(state) => state.last,
+        State::FixedWindow(state) => state.last,
+        State::SlidingWindowLog(state) => state.last,
+        State::SlidingWindowCounter(state) => state.last,
+        State::RegionWindow(state) => state.last,
+        State::RegionBucket(state) => state.last,
+        State::CalendarWindow(state) => state.last,
+        State::Slots(state) => state.last,
+        State::WithBan(state) => last_counted(&state.counter),
+        State::WithReservations(state) => last_counted(&state.counter),
+    }
 }

@@ -10,35 +10,12 @@ use ::tollkeeper::base::pb::xds::{RateLimitConfig, RateLimitDescriptor, RateLimi
 
 use super::tls::{issue, rsa_key, start};
 use super::{accepted, facts};
+use kit::fixtures::ENVOY_GATEWAY;
 use kit::port::Port;
 use kit::scrape::scrape;
 use kit::tollkeeper::{self, Setup, Tollkeeper, Volume};
 use kit::xds_server::{XdsServer, daily, limited, resource};
 use kit::{http, read, redis, signal, wait_for};
-
-/// Variables of the Deployment, but for addresses.
-const ENVOY_GATEWAY: &[(&str, &str)] = &[
-    ("RUNTIME_ROOT", "/data"),
-    ("RUNTIME_SUBDIRECTORY", "ratelimit"),
-    ("RUNTIME_IGNOREDOTFILES", "true"),
-    ("RUNTIME_WATCH_ROOT", "false"),
-    ("LOG_LEVEL", "info"),
-    ("USE_STATSD", "false"),
-    ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
-    ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
-    ("GRPC_SERVER_USE_TLS", "true"),
-    ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
-    ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
-    ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
-    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
-    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
-    ("REDIS_SOCKET_TYPE", "tcp"),
-    ("USE_PROMETHEUS", "true"),
-    ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
-];
 
 /// Variables of the Deployment in the documentation of Envoy AI Gateway, but for addresses.
 const ENVOY_AI_GATEWAY: &[(&str, &str)] = &[

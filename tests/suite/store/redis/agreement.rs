@@ -245,7 +245,7 @@ pub(super) fn expected(
             return charge_together(&terms, &mut states.to_vec(), now, request);
         }
         let late = |place: usize| {
-            let last = last(&states[place]);
+            let last = scenario::last_counted(&states[place]);
             let at = if last.since_us(now) > terms[place].limit.period_us() { now } else { now.max(last) };
             charge.void_from.is_some_and(|until| at >= until)
         };
@@ -293,7 +293,7 @@ struct KeyLife {
 /// Checks that a key lives between its time to empty and one period longer; `took` may have passed.
 fn check_life(life: KeyLife, took: Duration, state: &State, limit: &Limit, now: Time) -> TestCaseResult {
     let reset_us = state.clone().charge(limit, now, ChargeRequest::new(Hits::Peek, 0)).reset_us;
-    let empty_us = u128::from(reset_us.max(last(state).since_us(now))).min(1 << 53);
+    let empty_us = u128::from(reset_us.max(scenario::last_counted(state).since_us(now))).min(1 << 53);
     let life_us = u128::try_from(life.ms).expect("a key has a life") * 1000;
     // A life that an earlier call set was read in whole milliseconds, and counted from there in whole milliseconds.
     let rounding_us = if life.is_kept { 3000 } else { 1000 };
@@ -304,22 +304,6 @@ fn check_life(life: KeyLife, took: Duration, state: &State, limit: &Limit, now: 
     let most_us = empty_us + u128::from(limit.period_us()) + 1000;
     prop_assert!(life.is_kept || life_us <= most_us, "{life_us} of {empty_us} for {state:?} at {now} under {limit:?}");
     Ok(())
-}
-
-fn last(state: &State) -> Time {
-    match state {
-        State::TokenBucket(state) => state.last,
-        State::LeakyBucket(state) => state.last,
-        State::FixedWindow(state) => state.last,
-        State::SlidingWindowLog(state) => state.last,
-        State::SlidingWindowCounter(state) => state.last,
-        State::RegionWindow(state) => state.last,
-        State::RegionBucket(state) => state.last,
-        State::CalendarWindow(state) => state.last,
-        State::Slots(state) => state.last,
-        State::WithBan(state) => last(&state.counter),
-        State::WithReservations(state) => last(&state.counter),
-    }
 }
 
 /// Source of the time at which a script charges, and its form.
