@@ -15,6 +15,7 @@
 //! Decides: Retry-After: rounded to whole seconds, at least 1, none, after a block.
 //! Decides: the body of a rejection (`over_limit_body`) if several reject; the delay of a request with several.
 //! Decides: characters of a limit's name in a header (`encode_limit_name`); the answer of a block.
+//! Decides: which of several descriptors fills `RateLimit-*` and the other headers.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

@@ -12,6 +12,7 @@
 //!
 //! Decides: when a window starts; calendar months in UTC; why `requests_per_unit: 0` rejects everything (no hit fits).
 //! Decides: what rejected hits and refunds change in a window.
+//! Decides: how long a rejected request waits (Retry-After, reset).
 
 use jiff::Timestamp;
 use jiff::civil::Date;

@@ -9,6 +9,7 @@
 //! low. A state has two counts only. The weight is rounded down: the one rounding in favour of the caller.
 //!
 //! Decides: weight of the previous window and its rounding; what a refund takes back first.
+//! Decides: how long a rejected request waits (Retry-After, reset).
 
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;

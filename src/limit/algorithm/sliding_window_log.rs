@@ -9,6 +9,7 @@
 //! the log keeps as many of its newest hits as it held before, at least the limit.
 //!
 //! Decides: when a hit leaves the log; which entries of a log are dropped; that a refund takes the newest hits.
+//! Decides: how long a rejected request waits (Retry-After, reset).
 
 use std::collections::VecDeque;
 

@@ -10,6 +10,7 @@
 //!
 //! Decides: how many seats a request takes; a stream that asks again for its slot; a request for more than the limit.
 //! Decides: a lowered concurrent limit; no slot in shadow mode when all are taken; what a release frees.
+//! Decides: a request that comes after its `?` release (rejected for 15 s, `Late`).
 
 use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;

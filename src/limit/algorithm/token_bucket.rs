@@ -9,6 +9,7 @@
 //!
 //! Decides: the most tokens of a bucket, also after a refund or a lowered `bucket_size`.
 //! Decides: the debt that rejected hits leave; the wait of `max_wait`.
+//! Decides: how long a rejected request waits (Retry-After, reset).
 
 use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};

@@ -3,6 +3,7 @@
 //! An alarm is a condition that holds at the time of the report. Nothing is kept, and none is acknowledged.
 //!
 //! Decides: which alarms a process has, and when: late process, certificate that ends, lost store.
+//! Decides: when `hot_key`, `certificate_expires`, `store_lost`, `replica_gone` and the other alarms begin.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -18,6 +18,7 @@
 //!
 //! Decides: a counter's key in Redis: hash tag, long or strange values, `CACHE_KEY_PREFIX`.
 //! Decides: which change of a limit starts a new key.
+//! Decides: paths over 200 bytes (a hash in the key).
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;

@@ -4,6 +4,7 @@
 //! was measured with Envoy 1.40 under cancelled requests, restarts and crashes.
 //!
 //! Decides: which filters for slots `check --envoy` reports (`failure_mode_deny`, release).
+//! Decides: health checks (`heartbeat-slow`) and holders of concurrent limits.
 
 use std::collections::HashSet;
 
