@@ -4,7 +4,8 @@
 //! they are in no metric, key or log. A descriptor with `release` frees the slots of its concurrent limits, settles the
 //! reservations of others with its hits, and charges nothing else.
 //!
-//! Decides: which entries identify a stream (`slot`, `release`), and which values are refused.
+//! Decides: which entries identify a stream (`slot`, `release`).
+//! Decides: values that are refused (INVALID_ARGUMENT): all begin with `%`, a formatter that Envoy did not expand.
 
 use std::time::Duration;
 

@@ -8,8 +8,7 @@
 //! Nothing here knows a store: [`slot_table`](crate::limit::slot_table) has the slots of one counter.
 //!
 //! Decides: the token of a slot; the name of a stream without entries `slot`; the hash of a long value.
-//! Decides: which values are refused (`%...%` that Envoy did not format).
-//! Decides: how long a released stream may not take a slot (`TOMBSTONE_US`).
+//! Decides: for how long (15 s) a released stream may not take a slot (`TOMBSTONE_US`).
 //! Decides: Retry-After if no slot is free (`FULL_LIMIT_RETRY_AFTER_US`); the identity of an Envoy (`HolderId`).
 
 use std::borrow::Cow;

@@ -1,6 +1,6 @@
 //! A limit as it is divided: as a rate that each proxy refills by itself, or as hits that are lent.
 //!
-//! Decides: which limits are assigned as a rate, and which as hits.
+//! Decides: which limits are assigned as a rate, and which as lent hits.
 
 use crate::limit::Limit;
 use crate::limit::algorithm::Algorithm;

@@ -6,7 +6,7 @@
 //! The number of nodes that aliases expand to is bounded, because a walk over the tree visits them. Depth is bounded
 //! too, including aliases, so a walk can recurse. Merge keys are resolved, and of duplicate keys the last one counts.
 //!
-//! Decides: a key twice, `<<`, stray brackets, further documents.
+//! Decides: a key twice, `<<`, stray brackets; the warning of documents that are not read.
 //! Decides: how deep YAML nests, and to how many nodes aliases expand (`MAX_ALIASED_NODES`).
 
 use std::borrow::Cow;

@@ -21,7 +21,7 @@
 //!
 //! Decides: which replica slot and share this replica has (`OwnerId`).
 //! Decides: when a slot of a dead replica is free (`CLAIM_DURATION`), and its share usable (`may_use_share`).
-//! Decides: the number of replicas that divides `local`.
+//! Decides: the number of replicas that divides `local` (without `TOLLKEEPER_REPLICAS`).
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,6 +1,7 @@
 //! `serve`: runs the service.
 //!
 //! Decides: which source of rules is used: `--config`, `RUNTIME_*` or xDS (`choose_rule_source`).
+//! Decides: whether all documents of a file are read (`--config`) or the first document (`RUNTIME_*`).
 //! Decides: how many threads decide; exit codes of the server.
 
 use std::ffi::{OsStr, OsString};

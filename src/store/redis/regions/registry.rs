@@ -1,7 +1,7 @@
 //! Arguments and replies of the scripts that tell who a region is: `lua/regions/region_identity.lua`, the identity of a
 //! region's Redis, and `lua/regions/global_members.lua`, the registry of regions in the global Redis.
 //!
-//! Decides: how a copied Redis of a region is found (fencing token).
+//! Decides: form and proof of the fencing token by which `lua/regions/global_members.lua` finds a copied Redis.
 //!
 //! # Fencing tokens
 //!

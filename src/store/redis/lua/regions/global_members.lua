@@ -20,6 +20,7 @@
 -- the least recent one if there are more than 128. Writes: one SET with PX. TTL: 366 days. O(Redis).
 --
 -- Decides: lists of regions that differ (`TOLLKEEPER_REGIONS`); when the row of a region that is gone is forgotten.
+-- Decides: that the Redis of a region was copied (fencing token, `contested_until`).
 
 local unpack, pack, min, max, concat = struct.unpack, struct.pack, math.min, math.max, table.concat
 local now, sent, lease, generation, jumped_ago, own_id, own_list, current_token, next_token =
