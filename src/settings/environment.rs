@@ -4,7 +4,7 @@
 //! settings and reads them. Only that file knows their defaults. The groups and their settings are in the order of the
 //! documentation. Other unknown names are ignored.
 //!
-//! Decides: whether a misspelled or unknown variable is noticed.
+//! Decides: whether a misspelled or unknown variable is noticed, also by `check --env`.
 //! Decides: which groups of variables there are (`SETTING_GROUPS`).
 
 use std::ffi::OsString;

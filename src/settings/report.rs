@@ -2,7 +2,7 @@
 //!
 //! The report says what a start with the same environment would do, and comes from the same code: `values` decides.
 //!
-//! Decides: the disposition that `check --env` and `/settings` give a variable (ignored, without effect).
+//! Decides: which of several dispositions of a variable `check --env` and `/settings` show.
 
 use std::ffi::OsString;
 

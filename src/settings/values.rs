@@ -6,7 +6,7 @@
 //! alike. The requirements (`only_with`), without which a setting has no effect, are applied here too.
 //!
 //! Decides: what a wrong variable does, or one that is not UTF-8 (`own_effect`).
-//! Decides: when a variable has no effect because of others (`only_with`).
+//! Decides: when a variable has no effect because of others (`only_with`), also in `check --env`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

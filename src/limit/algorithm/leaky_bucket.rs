@@ -10,6 +10,7 @@
 //! A refund takes places from the end of the queue only, never before a departure that was promised. The state
 //! therefore keeps the number of places that belong to the request admitted last.
 //!
+//! Decides: how long a request is delayed, and when it is rejected in place of that.
 //! Decides: how long a rejected request waits (Retry-After, reset).
 
 use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derive_level_wait_from_result_us};

@@ -6,7 +6,7 @@
 //! quotient and remainder by the period, so that both fit a Lua number. Capacity and debt are bounded by the
 //! algorithms.
 //!
-//! Decides: fractions of a token at a refill; the wait of a leaky bucket; remaining hits of buckets.
+//! Decides: fractions of a token at a refill; remaining hits of buckets.
 //! Decides: what a lowered size does to a bucket.
 
 use crate::base::clock::Time;

@@ -5,7 +5,7 @@
 //! bounded by two generations in each shard: when the young one is full it becomes the old one, whose rows are dropped
 //! next unless they are used. Nothing is read here.
 //!
-//! Decides: how long a row of Redis counts, when it is read again, and how many bytes are kept.
+//! Decides: how soon a changed row of a table in Redis counts (`keep`), when it is read again, how many are kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! invalidate a million. A message of PUBLISH is lost while the connection is. A stream is read in plain commands.
 //! After a lost connection all rows count as changed, because the stream may have been trimmed.
 //!
-//! Decides: how changes of a table in Redis are noticed, also after a lost connection.
+//! Decides: how announced changes of a table in Redis arrive, also after a lost connection.
 
 use std::sync::Arc;
 use std::time::Duration;

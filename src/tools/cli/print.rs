@@ -4,7 +4,7 @@
 //! message of a server) is escaped first, so that it cannot control the terminal. There are no colours: output looks
 //! the same in a terminal, a pipe and a log.
 //!
-//! Decides: exit codes (0, 1, 2); a closed output (`head`).
+//! Decides: the number of each exit code (0, 1, 2); a closed output (`head`).
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};

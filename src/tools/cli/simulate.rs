@@ -1,6 +1,7 @@
 //! `simulate`: shows the effect that rules would have had on recorded traffic.
 //!
 //! Decides: options of `simulate`, their defaults (`--memory`, `--top`).
+//! Decides: exit code of `simulate`: 1 if a condition of `--fail-if` holds, 2 if it cannot be judged.
 //! Decides: several `--fail-if` (one suffices), an unknown limit in one.
 
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! Notices about the membership of a region: log lines when one appears or ends, and texts for pages.
 //!
-//! Decides: which notices a region has, and when.
+//! Decides: the texts of notices of a region, while a conflict lasts.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

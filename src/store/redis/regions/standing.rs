@@ -7,7 +7,7 @@
 //!
 //! Decides: when a region is cut off (`on_region_loss`), missing or silent (`find_missing_regions`).
 //! Decides: different `TOLLKEEPER_REGIONS`, and until when parts are unused.
-//! Decides: a second, removed or copied Redis of one region's name; what follows a clock that jumped.
+//! Decides: `second_redis`, `copied_redis`, `other_lists`: when each begins and ends; what follows a clock that jumped.
 //! Decides: which regions never reported (`count_reported_regions`).
 //!
 //! # Lease of the parts
