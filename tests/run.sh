@@ -90,9 +90,9 @@ else
     export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 4))}
     # Tests of the suite print their times.
     timed=(--config "target.'cfg(all())'.runner=['$PWD/.ci/test-runner']")
-    # Tests that judge latencies, or lose hits if Redis answers late, run by themselves, few at a time.
+    # Tests that judge latencies run by themselves, few at a time; those that lose hits if Redis answers late, one by one.
     cargo test --locked "${timed[@]}" -- --skip redis::faults:: --skip memcache::faults:: --skip redis::eventual::
-    cargo test --locked "${timed[@]}" --test suite -- redis::faults:: memcache::faults:: redis::eventual:: \
-        --test-threads=3
+    cargo test --locked "${timed[@]}" --test suite -- redis::faults:: memcache::faults:: --test-threads=3
+    cargo test --locked "${timed[@]}" --test suite -- redis::eventual:: --test-threads=1
 fi
 echo "tests/run.sh: cargo test: $((SECONDS - began)) s"
