@@ -24,7 +24,7 @@ pub struct KeyEntry {
     pub value: Option<String>,
 }
 
-/// Text of the entries of a path, as [`write_entries_text`] writes it.
+/// Text of the entries of a path, as `write_entries_text` writes it.
 pub fn key_text(path: &CounterPath<'_>, form: &ValueForm) -> Arc<str> {
     let mut text = Vec::new();
     write_entries_text(&mut text, path, form);

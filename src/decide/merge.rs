@@ -1,6 +1,6 @@
 //! Merges the outcomes of all descriptors into one decision: statuses, the overall code, headers and body.
 //!
-//! [`outcome`](super::outcome) tells if the request is rejected, and which verdict wins. Body and retry time are those
+//! `outcome` tells if the request is rejected, and which verdict wins. Body and retry time are those
 //! of the descriptors that reject it. A request with blocked entries is rejected whatever its refunds come to.
 //!
 //! Headers for the upstream, and headers of all descriptors for the client, are off by default. The upstream learns by

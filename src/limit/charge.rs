@@ -57,7 +57,7 @@ pub struct Counter<'a> {
     pub shadow: bool,
     /// The limit is a quota: its rejection does not keep the other counters from being charged.
     pub quota: bool,
-    /// Hash that identifies the counter within its path: see [`crate::rules::rule::set::hash_limit_identity`].
+    /// Hash that identifies the counter within its path: see `rules::rule::set::hash_limit_identity`.
     pub tag: u128,
     /// Epoch of the rule, which is part of the tag; raising it resets the counter.
     pub epoch: u64,

@@ -1,7 +1,7 @@
 //! Frames of HTTP/2 that a client sends, bounded and changed before h2 reads them.
 //!
 //! h2 reads all bytes that have arrived before it hands out a single request. Here reading pauses after
-//! [`READ_BYTES_PER_TURN`], until the requests among them have been started and other connections had their turn.
+//! `READ_BYTES_PER_TURN`, until the requests among them have been started and other connections had their turn.
 //! Reading ends at more SETTINGS and GOAWAY frames than `frame_filter` allows.
 //!
 //! h2 resets a stream whose `:authority` is not one of a URI, such as the name of an Istio cluster, and ends the

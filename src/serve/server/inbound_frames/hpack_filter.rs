@@ -5,7 +5,7 @@
 //!
 //! - Each `:authority` becomes one of the same length, `000...`, which is a valid name of a host. Blocks that refer
 //!   to it by its position then get the valid one too.
-//! - A value of more than [`MAX_VALUE_BYTES`] becomes a short one, or one that just exceeds the table if it enters
+//! - A value of more than `MAX_VALUE_BYTES` becomes a short one, or one that just exceeds the table if it enters
 //!   the table. Such an entry empties the table, whatever its length.
 //!
 //! A block that is malformed, or names `:authority` by an entry of the table, passes unchanged, for h2 to judge.
