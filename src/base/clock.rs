@@ -21,7 +21,7 @@ pub fn to_micros(duration: Duration) -> u64 {
 /// Interval of a background task; in debug builds a part of it, so that tests need not wait as long: the interval divided by
 /// the variable `TEST_PACE`, a whole number from 1 on (1 without it). Intervals and lifetimes that depend on each
 /// other must all be passed through here, so that their ratios stay.
-pub fn pace(interval: Duration) -> Duration {
+pub fn shorten_in_tests(interval: Duration) -> Duration {
     static PACE: LazyLock<u32> = LazyLock::new(|| {
         let variable = std::env::var("TEST_PACE");
         variable.ok().and_then(|pace| pace.parse().ok()).filter(|pace| *pace > 0).unwrap_or(1)

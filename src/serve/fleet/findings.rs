@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::summary::ReplicaSummary;
 use super::view::{FleetView, GoneReplica};
-use crate::base::clock::{Time, pace, to_micros};
+use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::base::text::escape_unprintable;
 
 /// A finding about replicas.
@@ -177,7 +177,7 @@ fn find_most_frequent<'r>(values: impl Iterator<Item = &'r str>) -> Option<&'r s
 
 /// True for a replica that published nothing for a while and may have died; `now` is the time of Redis.
 pub(super) fn is_silent(replica: &ReplicaSummary, now: Time) -> bool {
-    now.as_micros().saturating_sub(replica.published_us) >= to_micros(pace(MAX_SILENCE))
+    now.as_micros().saturating_sub(replica.published_us) >= to_micros(shorten_in_tests(MAX_SILENCE))
 }
 
 fn find_not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFinding> {

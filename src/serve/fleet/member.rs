@@ -23,7 +23,7 @@ use super::reset_announcements;
 use super::reset_announcements::ResetReader;
 use super::summary::{PublishedKeyForm, ReplicaSummary};
 use super::view::{FleetView, FleetViewBuilder};
-use crate::base::clock::{Clock, Time, pace, to_micros};
+use crate::base::clock::{Clock, Time, shorten_in_tests, to_micros};
 use crate::base::random::random_u64_pair;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
@@ -92,7 +92,7 @@ impl FleetMembership {
     pub async fn get_or_refresh_fleet_view(&self) -> Arc<FleetView> {
         let mut last = self.last.lock().await;
         if let Some((at, view)) = &*last
-            && at.elapsed() < pace(VIEW_LIFETIME)
+            && at.elapsed() < shorten_in_tests(VIEW_LIFETIME)
         {
             return Arc::clone(view);
         }
@@ -137,17 +137,17 @@ impl FleetMembership {
 
 /// Drops the view, which may be large, once it is outdated.
 async fn drop_outdated_view(last: Weak<CachedView>) {
-    sleep(pace(VIEW_LIFETIME)).await;
+    sleep(shorten_in_tests(VIEW_LIFETIME)).await;
     let Some(last) = last.upgrade() else { return };
     let mut last = last.lock().await;
-    if last.as_ref().is_some_and(|(at, _)| at.elapsed() >= pace(VIEW_LIFETIME)) {
+    if last.as_ref().is_some_and(|(at, _)| at.elapsed() >= shorten_in_tests(VIEW_LIFETIME)) {
         *last = None;
     }
 }
 
 /// Records the decision totals of a replica that publishes nothing every 5 s, until the collector is dropped.
 async fn record_decision_totals_periodically(collector: Weak<Mutex<ReplicaSummaryBuilder>>) {
-    let mut ticks = interval(pace(PUBLISH_INTERVAL));
+    let mut ticks = interval(shorten_in_tests(PUBLISH_INTERVAL));
     loop {
         ticks.tick().await;
         let Some(collector) = collector.upgrade() else { return };
@@ -302,7 +302,7 @@ impl FleetWorker {
     }
 
     async fn publish_and_answer_view_requests(mut self, mut requests: mpsc::Receiver<oneshot::Sender<FleetView>>) {
-        let mut ticks = interval(pace(PUBLISH_INTERVAL));
+        let mut ticks = interval(shorten_in_tests(PUBLISH_INTERVAL));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -419,7 +419,7 @@ impl FleetWorker {
         let beyond =
             self.exchange.read_all_summaries(now, |id, sealed| view.add_published_summary(id, sealed, key)).await?;
         view.record_replicas_beyond_maximum(beyond);
-        if self.publishing_since.is_some_and(|since| since.elapsed() >= pace(GONE_GRACE_AFTER_OUTAGE)) {
+        if self.publishing_since.is_some_and(|since| since.elapsed() >= shorten_in_tests(GONE_GRACE_AFTER_OUTAGE)) {
             self.exchange.read_gone_summaries(now, |gone| view.add_gone_replica(gone, key)).await?;
         }
         Ok(view.finish_view(None))

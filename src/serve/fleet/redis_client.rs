@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::summary::MAX_SUMMARY_BYTES;
-use crate::base::clock::{Time, pace, to_micros};
+use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::client::redis::connect::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
@@ -156,7 +156,7 @@ impl FleetRedisClient {
     /// Redis failed.
     pub(super) async fn publish_summary(&self, incarnation: &str, summary: &[u8], now: Time) -> Result<(), RedisError> {
         let key = self.keys.summary_key(incarnation.as_bytes());
-        let lifetime = pace(SUMMARY_LIFETIME).as_millis().to_string();
+        let lifetime = shorten_in_tests(SUMMARY_LIFETIME).as_millis().to_string();
         self.send_command(&[b"SET", &key, summary, b"PX", lifetime.as_bytes()]).await?;
         let score = unix_seconds(now).to_string();
         self.send_command(&[b"ZADD", &self.keys.index, score.as_bytes(), incarnation.as_bytes()]).await?;
@@ -327,7 +327,7 @@ const fn unix_seconds(time: Time) -> u64 {
 
 /// Latest second at which a summary that has expired by now can have been published.
 fn latest_expired_publish_second(now: Time) -> u64 {
-    unix_seconds(now).saturating_sub(pace(SUMMARY_LIFETIME).as_secs())
+    unix_seconds(now).saturating_sub(shorten_in_tests(SUMMARY_LIFETIME).as_secs())
 }
 
 /// Latest second of the last summary of a replica that is forgotten by now.

@@ -13,7 +13,7 @@ use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
 use super::merge_keys::{MergedBusiestKeys, MergedRejectedKeys};
 use super::redis_client::{GoneSummary, SUMMARY_LIFETIME};
 use super::summary::{LimitSummary, ReplicaSummary, decode_sketch};
-use crate::base::clock::{Time, pace, to_micros};
+use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::serve::report::rules::SlotCounts;
 use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::limit_stats::LimitName;
@@ -120,7 +120,8 @@ impl FleetViewBuilder {
 
     fn check_summary(&self, id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, SummaryError> {
         let now_us = self.view.now.as_micros();
-        let oldest = now_us.saturating_sub(to_micros(pace(SUMMARY_LIFETIME))).saturating_sub(CLOCK_TOLERANCE_US);
+        let oldest =
+            now_us.saturating_sub(to_micros(shorten_in_tests(SUMMARY_LIFETIME))).saturating_sub(CLOCK_TOLERANCE_US);
         let newest = now_us.saturating_add(CLOCK_TOLERANCE_US);
         match check_identity(id, summary)? {
             summary if !(oldest..=newest).contains(&summary.published_us) => Err(SummaryError::Outdated),

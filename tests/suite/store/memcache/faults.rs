@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::servers::keys_with;
 use crate::store::redis::faults::load::{Load, with_policies};
 use crate::store::redis::faults::{
-    CALLS_PER_FAULT, has_bounded_log, keeps_no_more_files_than, open_files, wait_for_place,
+    CALLS_PER_FAULT, assert_log_is_bounded, keeps_no_more_files_than, open_files, wait_for_place,
 };
 use kit::memcached::{Memcached, memcached};
 use kit::tcp_proxy::{Mode, TcpProxy};
@@ -58,7 +58,7 @@ fn server_faults_are_answered_in_time() {
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);
-    has_bounded_log(&tollkeeper, began);
+    assert_log_is_bounded(&tollkeeper, began);
 }
 
 /// Replaces some counters by text, once the load has made them again.

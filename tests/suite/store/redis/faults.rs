@@ -33,7 +33,7 @@ pub(crate) fn wait_for_place() -> MutexGuard<'static, ()> {
 }
 
 /// Checks that faults did not fill the log: some lines for each fault, and few a second while a busy machine prolongs them.
-pub(crate) fn has_bounded_log(tollkeeper: &Tollkeeper, began: Instant) {
+pub(crate) fn assert_log_is_bounded(tollkeeper: &Tollkeeper, began: Instant) {
     let lines = tollkeeper.stderr().lines().count();
     let most = 200 + 5 * usize::try_from(began.elapsed().as_secs()).expect("a test ends");
     assert!(lines < most, "{lines} lines were logged:\n{}", tollkeeper.stderr());
@@ -113,7 +113,7 @@ fn server_faults_are_answered_in_time() {
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);
-    has_bounded_log(&tollkeeper, began);
+    assert_log_is_bounded(&tollkeeper, began);
 }
 
 /// Replaces some counters by values of other types.
@@ -171,5 +171,5 @@ fn link_faults_are_answered_in_time() {
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before);
-    has_bounded_log(&tollkeeper, began);
+    assert_log_is_bounded(&tollkeeper, began);
 }

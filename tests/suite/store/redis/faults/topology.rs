@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::load::{Load, with_policies};
-use super::{CALLS_PER_FAULT, has_bounded_log, keeps_no_more_files_than, open_files, wait_for_place};
+use super::{CALLS_PER_FAULT, assert_log_is_bounded, keeps_no_more_files_than, open_files, wait_for_place};
 use kit::grpc::{Client, descriptor, rate_limit_request};
 use kit::http;
 use kit::redis::cluster::Cluster;
@@ -84,7 +84,7 @@ fn cluster_faults_are_answered_in_time() {
 
     drop(load);
     keeps_no_more_files_than(&tollkeeper, before + 4);
-    has_bounded_log(&tollkeeper, began);
+    assert_log_is_bounded(&tollkeeper, began);
 }
 
 /// Slots of all counters of a load, as the servers compute them.
