@@ -1,11 +1,11 @@
 //! A statsd server that keeps every received line, over UDP or TCP.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader};
-use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use socket2::SockRef;
@@ -17,8 +17,13 @@ use super::wait_for;
 pub struct StatsdServer {
     port: u16,
     lines: Arc<Mutex<Vec<String>>>,
+    /// Threads that read a TCP connection each, until it ends.
+    connections: Arc<Mutex<Vec<JoinHandle<()>>>>,
     stopped: Arc<AtomicBool>,
 }
+
+/// Line that [`StatsdServer::flush`] and [`StatsdServer::join`] send themselves.
+const LAST: &str = "the end";
 
 /// A server over UDP on a port of the system's choice.
 pub fn udp() -> StatsdServer {
@@ -43,15 +48,16 @@ pub fn udp() -> StatsdServer {
 pub fn tcp(port: u16) -> StatsdServer {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
     let statsd = StatsdServer::at(listener.local_addr().expect("it is bound").port());
-    let lines = Arc::clone(&statsd.lines);
+    let (lines, connections) = (Arc::clone(&statsd.lines), Arc::clone(&statsd.connections));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let lines = Arc::clone(&lines);
-            thread::spawn(move || {
+            let reader = thread::spawn(move || {
                 for line in BufReader::new(stream).lines().map_while(Result::ok) {
                     lines.lock().expect("no thread panicked with the lock").push(line);
                 }
             });
+            connections.lock().expect("no thread panicked with the lock").push(reader);
         }
     });
     statsd
@@ -59,7 +65,7 @@ pub fn tcp(port: u16) -> StatsdServer {
 
 impl StatsdServer {
     fn at(port: u16) -> Self {
-        Self { port, lines: Arc::default(), stopped: Arc::default() }
+        Self { port, lines: Arc::default(), connections: Arc::default(), stopped: Arc::default() }
     }
 
     /// Its port.
@@ -74,9 +80,23 @@ impl StatsdServer {
 
     /// Waits until all packets sent over UDP so far have arrived: sends one more packet and waits for it.
     pub fn flush(&self) {
-        const LAST: &str = "the end";
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has free ports");
         socket.send_to(LAST.as_bytes(), (Ipv4Addr::LOCALHOST, self.port)).expect("loopback takes it");
+        self.wait_for_last();
+    }
+
+    /// Waits until all that was written to TCP connections has been read; each process that wrote has ended.
+    pub fn join(&self) {
+        // It is accepted after all connections that were opened before.
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).expect("it listens");
+        writeln!(stream, "{LAST}").expect("loopback takes it");
+        drop(stream);
+        self.wait_for_last();
+        let readers = std::mem::take(&mut *self.connections.lock().expect("no thread panicked with the lock"));
+        readers.into_iter().for_each(|reader| reader.join().expect("it does not panic"));
+    }
+
+    fn wait_for_last(&self) {
         wait_for("statsd to read what it was sent", || {
             let mut lines = self.lines.lock().expect("no thread panicked with the lock");
             let has_ended = lines.iter().any(|line| line == LAST);

@@ -1,6 +1,6 @@
 //! Statsd counters after the recorded requests equal those of envoyproxy/ratelimit.
 //!
-//! The sink is a real one, UDP on loopback, and each process is stopped so that its last counts are sent.
+//! The sink is a real one, TCP on loopback (a busy machine loses UDP packets), and each process is stopped so that its last counts are sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,12 +26,12 @@ fn exported_counters_in_one_hour(group: &Group, setup: impl Fn() -> Setup) -> BT
 
 /// Replays all recorded requests against a process that exports to statsd; returns the exported counters of limits.
 fn exported_counters(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
-    let statsd = statsd::udp();
+    let statsd = statsd::tcp(0);
     let mut tollkeeper = setup
         .env("USE_STATSD", "true")
         .env("STATSD_HOST", "127.0.0.1")
         .env("STATSD_PORT", statsd.port().to_string())
-        .env("STATSD_PROTOCOL", "udp")
+        .env("STATSD_PROTOCOL", "tcp")
         .env("STATS_FLUSH_INTERVAL", "50ms")
         .env("TOLLKEEPER_DRAIN_PERIOD", "0s")
         .start();
@@ -40,8 +40,7 @@ fn exported_counters(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
     }
     tollkeeper.signal("TERM");
     assert!(tollkeeper.wait().success(), "{}", tollkeeper.stderr());
-    // All packets that the process sent are in the socket, in order.
-    statsd.flush();
+    statsd.join();
     let counters = statsd.counters().into_iter();
     counters.filter_map(|(name, count)| Some((name.strip_prefix(OF_LIMITS)?.to_owned(), count))).collect()
 }

@@ -116,6 +116,8 @@ fn container_of_envoy_gateway_is_ready_and_shows_rules_and_metrics() {
     let tollkeeper = with_vars(ENVOY_GATEWAY, &[])
         .env("CONFIG_GRPC_XDS_SERVER_URL", format!("envoy-gateway:{}", server.port()))
         .env("REDIS_URL", redis.address())
+        // A busy machine must not look like an unreachable Redis.
+        .env("TOLLKEEPER_STORE_TIMEOUT", "10s")
         .env("PROMETHEUS_ADDR", format!(":{}", metrics.number()))
         .in_container(volumes)
         .start();

