@@ -267,6 +267,7 @@ impl Memcache {
                 .find(|server| !server.is_available())
                 .and_then(|server| server.last_failure()),
             misconfiguration: servers.servers().iter().find_map(|server| server.misconfiguration()),
+            unserved_slots: None,
         };
         health.record_repeatedly(read).await;
     }

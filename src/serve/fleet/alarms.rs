@@ -151,6 +151,12 @@ impl OwnAlarms<'_> {
                 format!("{failing} of {of} servers of the store fail and are not used: {list}"),
             );
         }
+        if let Some(what) = health.unserved_slots() {
+            self.add(
+                "slots_not_served",
+                format!("{}: failure policies decide for their keys", escape_unprintable(&what)),
+            );
+        }
         if let Some(error) = service.rules.status().last_error {
             let first = error.lines().next().unwrap_or_default();
             self.add("reload_failed", format!("the last reload failed, the rules before it are in force: {first}"));
