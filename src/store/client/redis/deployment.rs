@@ -345,7 +345,11 @@ impl Topology {
         let same = self.slot_map.load().nodes().iter().any(|node| node.endpoint() == endpoint);
         if !same {
             let setting = self.context.options.connect.setting;
-            tracing::warn!(setting, primary = %endpoint, "switched to a new redis primary");
+            if self.nodes().is_empty() {
+                tracing::debug!(setting, primary = %endpoint, "sentinels name the redis primary");
+            } else {
+                tracing::warn!(setting, primary = %endpoint, "switched to a new redis primary");
+            }
             let node = Node::start(endpoint.clone(), Arc::clone(&self.context));
             self.slot_map.store(Arc::new(SlotMap::Single(node)));
         }
