@@ -98,7 +98,7 @@ impl Decider {
         }
     }
 
-    /// Sets the maximum number of look-ups of unknown values in tables in Redis, per second.
+    /// Sets the maximum number of reads of unknown values of a table in Redis, per second.
     pub fn set_max_unknown_row_reads_per_s(&mut self, per_s: u32) {
         self.row_reader = PlanRowReader::new(per_s);
     }
