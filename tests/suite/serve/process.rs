@@ -16,6 +16,7 @@ use kit::grpc::{self, Client};
 use kit::http::{self, Response};
 use kit::http2_frames::{DATA, END_STREAM, GOAWAY, HEADERS, Http2Connection};
 use kit::redis;
+use kit::scrape::{scrape, with_prometheus};
 use kit::tollkeeper::{self, Setup, Tollkeeper};
 use kit::{PATIENCE, wait_for};
 
@@ -355,6 +356,39 @@ fn unknown_method_is_unimplemented() {
     ] {
         assert_eq!(client.call_raw(method, b"".as_slice()).unwrap_err().code(), Code::Unimplemented, "{method}");
     }
+}
+
+#[test]
+fn callers_of_older_rate_limit_services_are_told_of() {
+    let (setup, port) = with_prometheus(server());
+    let server = setup.start();
+    let client = Client::connect(server.grpc_port());
+    let long: &'static str = format!("/{}/x%1b", "a".repeat(4000)).leak();
+    for method in [
+        "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
+        "/pb.lyft.ratelimit.RateLimitService/ShouldRateLimit",
+        "/envoy.service.ratelimit.v2x.RateLimitService/ShouldRateLimit",
+        long,
+    ] {
+        for _ in 0..3 {
+            assert_eq!(client.call_raw(method, b"".as_slice()).unwrap_err().code(), Code::Unimplemented, "{method}");
+        }
+    }
+    let log = server.stderr();
+    let lines = |part: &str| log.lines().filter(|line| line.contains(part)).collect::<Vec<_>>();
+    for (service, fix) in
+        [("envoy.service.ratelimit.v2", "transport_api_version: V3"), ("pb.lyft.ratelimit", "upgrade that Envoy")]
+    {
+        let found = lines(&format!("service={service}"));
+        assert!(found.len() == 1 && found[0].contains("peer=127.0.0.1:") && found[0].contains(fix), "{log}");
+        let problems = http::get(server.debug_port(), "/problems").send().text();
+        assert!(problems.contains(service) && problems.contains(fix), "{problems}");
+    }
+    let others = lines("there is no such gRPC method here");
+    assert!(others.len() == 1 && others[0].len() < 400, "{others:?}");
+    let page = scrape(port.number());
+    let count = |service: &str| page.samples[&format!("tollkeeper_unknown_grpc_calls_total{{service=\"{service}\"}}")];
+    assert_eq!(["envoy.service.ratelimit.v2", "pb.lyft.ratelimit", "other"].map(count), [3.0, 3.0, 6.0]);
 }
 
 #[test]
