@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::net::UnixListener;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -389,6 +389,26 @@ fn callers_of_older_rate_limit_services_are_told_of() {
     let page = scrape(port.number());
     let count = |service: &str| page.samples[&format!("tollkeeper_unknown_grpc_calls_total{{service=\"{service}\"}}")];
     assert_eq!(["envoy.service.ratelimit.v2", "pb.lyft.ratelimit", "other"].map(count), [3.0, 3.0, 6.0]);
+}
+
+#[test]
+fn connections_are_accepted_only_once_calls_are_answered() {
+    // A Redis that accepts and never answers: the start waits for blocked values.
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a port");
+    let address = silent.local_addr().expect("it is bound").to_string();
+    for over_socket in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let setup = server().env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", &address);
+        let setup = if over_socket { setup.env("GRPC_UDS", &path) } else { setup };
+        let server = setup.launch();
+        let is_accepted = || match over_socket {
+            true => UnixStream::connect(&path).is_ok(),
+            false => TcpStream::connect(("127.0.0.1", server.grpc_port())).is_ok(),
+        };
+        wait_for("a connection to be accepted", || is_accepted().then_some(()));
+        assert!(server.stderr().contains("serving"), "accepted before it serves:\n{}", server.stderr());
+    }
 }
 
 #[test]
