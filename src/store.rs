@@ -289,6 +289,15 @@ impl Store {
         }
     }
 
+    /// Upper bound on a call to the servers of the store; zero if it has none.
+    pub fn call_timeout(&self) -> Duration {
+        match &self.backend {
+            StoreBackend::Memory(_) => Duration::ZERO,
+            StoreBackend::Redis(redis) => redis.timeout(),
+            StoreBackend::Memcache(memcache) => memcache.timeout(),
+        }
+    }
+
     /// Charges the fallback counters of this process, for a charge that the store failed to decide.
     pub fn charge_fallback(&self, charge: &Charge<'_>, now: Time) -> ChargeResults {
         match &self.backend {

@@ -63,6 +63,8 @@ pub struct ConnectOptions {
     pub(crate) on_failure: &'static str,
     /// Decisions need the servers.
     pub(crate) decides: bool,
+    /// Environment variable that bounds a call; `None` if none does.
+    pub(crate) timeout_setting: Option<&'static str>,
 }
 
 /// User and password for AUTH.
@@ -86,12 +88,13 @@ impl ConnectOptions {
             query_timeout: DISCOVERY_QUERY_TIMEOUT,
             on_failure: "`on_store_error` decides",
             decides: true,
+            timeout_setting: Some("TOLLKEEPER_STORE_TIMEOUT"),
         }
     }
 
     /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
     pub fn for_noncritical_servers(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
-        Self { on_failure, decides: false, ..Self::new(settings) }
+        Self { on_failure, decides: false, timeout_setting: None, ..Self::new(settings) }
     }
 
     /// Returns the options for servers in other parts of the world, which no decision waits for.
@@ -100,6 +103,7 @@ impl ConnectOptions {
             connect_timeout: settings.connect_timeout.min(MAX_DISTANT_CONNECT_TIME),
             query_timeout: DISTANT_DISCOVERY_QUERY_TIMEOUT,
             on_failure: "this region gets no grants",
+            timeout_setting: None,
             ..Self::new(settings)
         }
     }

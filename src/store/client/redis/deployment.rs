@@ -29,19 +29,20 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::address::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::deadline::timeout_with_grace;
+use crate::store::client::server_status::ServerStatus;
 
 /// Maximum number of times a call is sent to another node.
 const MAX_REDIRECTS: usize = 5;
 
 /// Connections and breakers of a deployment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DeploymentStats {
     /// Connections in use.
     pub(crate) open_connection_count: usize,
     /// Connections opened since the start.
     pub(crate) opened_connections_total: u64,
-    /// Address of each server in use, and whether its breaker is open.
-    pub(crate) nodes: Vec<(String, bool)>,
+    /// Servers in use.
+    pub(crate) servers: Vec<ServerStatus>,
 }
 
 /// Client of a deployment; dropping it stops discovery and closes all connections.
@@ -179,7 +180,7 @@ impl Deployment {
         DeploymentStats {
             open_connection_count: nodes.iter().map(|node| node.open_connection_count()).sum(),
             opened_connections_total: self.topology.context.connection_openings.total(),
-            nodes: nodes.iter().map(|node| (node.endpoint().to_string(), node.is_breaker_open())).collect(),
+            servers: nodes.iter().map(|node| node.status()).collect(),
         }
     }
 
