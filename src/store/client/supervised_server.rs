@@ -53,6 +53,8 @@ pub(crate) struct ServerLogNames {
     pub(crate) call_timeout: Duration,
     /// Environment variable that sets `call_timeout`; `None` if none does.
     pub(crate) timeout_setting: Option<&'static str>,
+    /// Names the settings that hold the credentials; `None` if there are none.
+    pub(crate) login_setting: Option<&'static str>,
 }
 
 /// Why a server failed last.
@@ -252,7 +254,8 @@ impl<C> ServerState<C> {
     fn log_connect_error<K: CallErrorKind>(&self, error: &ConnectError<K>) {
         self.record_last_failure(error.text.clone(), error.kind == K::TIMEOUT);
         if lock_ignoring_poison(&self.connect_errors).should_log(&error.text) {
-            let ServerLogNames { program, setting, on_failure, decides, .. } = self.names;
+            let ServerLogNames { program, setting, on_failure, decides, login_setting, .. } = self.names;
+            let setting = login_setting.filter(|_| error.kind.is_login_failure()).or(setting);
             let (server, text) = (&self.endpoint, &error.text);
             // A server that is away comes back by itself; wrong settings do not become right.
             match decides && error.kind.is_misconfiguration() {

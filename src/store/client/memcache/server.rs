@@ -144,6 +144,7 @@ impl MemcacheServerState {
             decides: true,
             call_timeout: options.call_timeout,
             timeout_setting: Some("TOLLKEEPER_STORE_TIMEOUT"),
+            login_setting: None,
         };
         let server = ServerState::new(endpoint, options.connections, names);
         Self { server, options, opened_connections_total: AtomicU64::new(0) }
@@ -184,7 +185,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const TLS_FAILURE_DIAGNOSIS: TlsFailureDiagnosis = TlsFailureDiagnosis {
     tls_settings: TlsAdviceTexts {
         prefix: "MEMCACHE",
-        address: "MEMCACHE_HOST_PORT",
+        address: "MEMCACHE_HOST_PORT or the record of MEMCACHE_SRV",
         plaintext: "unset MEMCACHE_TLS",
         server: "memcached",
     },
@@ -231,7 +232,7 @@ async fn open_connection(
     let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
-    let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls);
+    let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls, None);
     let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {

@@ -299,9 +299,18 @@ impl NodeState {
     /// Creates the state of the node at `endpoint`, without connections.
     fn new(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Self {
         let ConnectOptions { setting, on_failure, decides, timeout_setting, .. } = context.options.connect;
-        let call_timeout = context.options.call_timeout;
+        let (call_timeout, login_setting) = (context.options.call_timeout, context.options.connect.login_setting());
         let (program, files, setting) = ("redis", "credentials or certificates", Some(setting));
-        let names = ServerLogNames { program, files, setting, on_failure, decides, call_timeout, timeout_setting };
+        let names = ServerLogNames {
+            program,
+            files,
+            setting,
+            on_failure,
+            decides,
+            call_timeout,
+            timeout_setting,
+            login_setting,
+        };
         let server = ServerState::new(endpoint, context.options.connections, names);
         let clock = ServerClock::new(Arc::clone(&context.options.clock_jumps));
         Self {
