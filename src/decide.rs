@@ -17,9 +17,9 @@ pub mod slot_entries;
 pub mod key_text;
 mod selection;
 pub mod table_rows;
+mod store_failures;
 pub mod explain;
 pub mod counter_commands;
-mod store_failures;
 mod outcome;
 mod slot_answers;
 mod charge;
@@ -98,7 +98,7 @@ impl Decider {
         }
     }
 
-    /// Sets the maximum number of look-ups of unknown values in tables in Redis, per second.
+    /// Sets the maximum number of reads of unknown values of a table in Redis, per second.
     pub fn set_max_unknown_row_reads_per_s(&mut self, per_s: u32) {
         self.row_reader = PlanRowReader::new(per_s);
     }

@@ -289,6 +289,15 @@ impl Store {
         }
     }
 
+    /// Upper bound on a call to the servers of the store; zero if it has none.
+    pub fn call_timeout(&self) -> Duration {
+        match &self.backend {
+            StoreBackend::Memory(_) => Duration::ZERO,
+            StoreBackend::Redis(redis) => redis.timeout(),
+            StoreBackend::Memcache(memcache) => memcache.timeout(),
+        }
+    }
+
     /// Charges the fallback counters of this process, for a charge that the store failed to decide.
     pub fn charge_fallback(&self, charge: &Charge<'_>, now: Time) -> ChargeResults {
         match &self.backend {
@@ -434,25 +443,12 @@ impl Store {
         })
     }
 
-    /// Reads the row of a value of a table in Redis by `deadline`; the future needs no store. `None`: there is no row.
-    ///
-    /// # Errors
-    /// Redis failed, or counters are not in Redis.
-    pub fn read_table_row(
-        &self,
-        table: &Arc<str>,
-        value: &[u8],
-        deadline: Instant,
-    ) -> impl Future<Output = Result<Option<Bytes>, RedisError>> + Send + use<> {
-        let redis = match &self.backend {
+    /// Source of the rows of tables, which needs no store.
+    pub fn table_row_source(&self) -> TableRowSource {
+        TableRowSource(match &self.backend {
             StoreBackend::Redis(redis) => Some(Arc::clone(redis)),
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => None,
-        };
-        let (table, value) = (Arc::clone(table), Bytes::copy_from_slice(value));
-        async move {
-            let redis = redis.ok_or(RedisError::Misconfigured)?;
-            redis.read_table_row(&table, &value, deadline).await
-        }
+        })
     }
 
     /// Deletes the counters of a charge; returns how many existed.
@@ -596,6 +592,28 @@ pub fn find_settings_with_unusable_files(settings: &StoreSettings) -> Vec<Unusab
         }
         StoreSettings::Memcache(memcache) => {
             memcache.tls.as_ref().and_then(|tls| tls.build_client_config().err()).into_iter().collect()
+        }
+    }
+}
+
+/// Source of the rows of tables: the Redis of the counters, if they are there.
+#[derive(Clone, Debug)]
+pub struct TableRowSource(Option<Arc<Redis>>);
+
+impl TableRowSource {
+    /// Reads the rows of values of a table by `deadline`, one result for each; `None`: there is no row.
+    ///
+    /// # Errors
+    /// Redis failed, or counters are not in Redis.
+    pub async fn read(
+        &self,
+        table: &str,
+        values: &[&[u8]],
+        deadline: Instant,
+    ) -> Vec<Result<Option<Bytes>, RedisError>> {
+        match &self.0 {
+            Some(redis) => redis.read_table_rows(table, values, deadline).await,
+            None => vec![Err(RedisError::Misconfigured); values.len()],
         }
     }
 }

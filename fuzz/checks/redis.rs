@@ -59,7 +59,8 @@ fn parse_all(input: &mut BytesMut) -> (Vec<Reply>, bool) {
 
 fn interpret(reply: &Reply) {
     let seed = Endpoint::Tcp { host: "h".to_owned(), port: 1 };
-    if let Some(ranges) = parse_slot_ranges(reply, &seed) {
+    if let Some(announced) = parse_slot_ranges(reply, &seed) {
+        let ranges = announced.ranges;
         assert!(ranges.iter().all(|range| range.first <= range.last && range.last < HASH_SLOTS), "{ranges:?}");
         let slots: usize = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
         assert!(slots <= usize::from(HASH_SLOTS), "{ranges:?}");

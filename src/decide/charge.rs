@@ -194,7 +194,7 @@ impl<'a> RequestCharger<'a, '_, '_> {
             return self.decide_failed_release(error, charge);
         }
         let policies = FailurePolicies::for_charge(&selection.limits, charge.request.hits);
-        self.failures.record_and_log_failure(error, policies.strictest(), self.context.store.now);
+        self.failures.record_and_log_failure(error, policies.strictest(), self.context.store.now, self.store);
         let mut fallback = ChargeResults::new();
         if policies.uses_fallback() {
             fallback = self.store.charge_fallback(charge, self.context.store.now);
@@ -229,7 +229,7 @@ impl RequestCharger<'_, '_, '_> {
             return DescriptorOutcome::Charged(StoreOutcome::from_store_results(results, self.context.store.now));
         }
         let policies = FailurePolicies { hard: StoreFailurePolicy::Error, quotas: StoreFailurePolicy::Error };
-        self.failures.record_and_log_failure(error, StoreFailurePolicy::Error, self.context.store.now);
+        self.failures.record_and_log_failure(error, StoreFailurePolicy::Error, self.context.store.now, self.store);
         DescriptorOutcome::Failed(FailedCharge { error, policies, fallback: ChargeResults::new() })
     }
 }

@@ -190,7 +190,7 @@ impl Decider {
             .peek_selected_counters(context, RequestWithSelections { request: &request, selections: &selections })
             .await;
         let listed = paths.iter().zip(found).filter_map(|(path, results)| {
-            results.iter().flatten().any(|result| result.after > 0).then_some(())?;
+            results.iter().flatten().any(|counter| counter.result.after > 0).then_some(())?;
             let entries = path.entries.iter().enumerate().map(|(index, [key, value])| {
                 let is_pattern = path.shared.contains(&index);
                 let value = if is_pattern { value.into() } else { form.shown_value(&Entry { key, value }) };
@@ -199,7 +199,7 @@ impl Decider {
             let entries = entries.collect();
             Some(ListedDescriptorCounters {
                 entries,
-                limits: results.iter().flatten().map(ExplainedCounter::from_result).collect(),
+                limits: results.iter().flatten().map(ExplainedCounter::from_peek).collect(),
             })
         });
         listed.collect()

@@ -13,9 +13,10 @@ use super::Decider;
 use super::decision::DecisionContext;
 use super::selection::{RequestWithSelections, RulesAtTime, SelectedLimit, Selection, select_limits};
 use super::slot_entries::RequestAndSlotUses;
+use super::store_failures::FailurePolicies;
 use crate::base::clock::Time;
-use crate::limit::charge::{Charge, ChargeResult};
-use crate::limit::request::{Descriptor, Entry, Request};
+use crate::limit::charge::{Charge, ChargeRequest, ChargeResult};
+use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotCaller;
 use crate::limit::slot_table::SlotSummary;
@@ -286,6 +287,18 @@ pub struct ExplainedCounter {
     /// Time until the ban of the client ends, in microseconds; 0: it is not banned.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub banned_us: u64,
+    /// True for the counter of this process that decides under `on_store_error: local`, because the store failed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub local: bool,
+}
+
+/// Result of a peek at one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeekedCounter {
+    /// The result.
+    pub result: ChargeResult,
+    /// The store failed, and this is the fallback counter of this process.
+    pub is_fallback: bool,
 }
 
 impl Explanation {
@@ -295,7 +308,7 @@ impl Explanation {
         behaviour: &DecisionSettings,
         rules: &RuleSet,
         request: &Request<'_>,
-        counters: &[Vec<Option<ChargeResult>>],
+        counters: &[Vec<Option<PeekedCounter>>],
         now: Time,
     ) -> Self {
         let domain = rules.domain(request.domain);
@@ -311,7 +324,7 @@ impl Explanation {
                 let deciding = selection.limits.iter().map(|one| explain_limit(one, strict, false));
                 let candidates = selection.candidates.iter().map(|one| explain_limit(one, false, true));
                 let with_counter = |mut limit: ExplainedLimit| {
-                    limit.counter = results.next().flatten().map(ExplainedCounter::from_result);
+                    limit.counter = results.next().flatten().map(ExplainedCounter::from_peek);
                     limit
                 };
                 let limits = deciding.chain(candidates).map(with_counter).collect();
@@ -402,13 +415,13 @@ impl Decider {
         })
     }
 
-    /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, candidates last;
-    /// `None` where the store failed.
+    /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, candidates last.
+    /// Where the store failed, those of the fallback counters if these decide, else `None`.
     pub async fn peek_counters(
         &self,
         context: DecisionContext<'_>,
         request: &Request<'_>,
-    ) -> Vec<Vec<Option<ChargeResult>>> {
+    ) -> Vec<Vec<Option<PeekedCounter>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
         let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
@@ -427,7 +440,7 @@ impl Decider {
         &self,
         context: DecisionContext<'_>,
         selected: RequestWithSelections<'_, '_, '_>,
-    ) -> Vec<Vec<Option<ChargeResult>>> {
+    ) -> Vec<Vec<Option<PeekedCounter>>> {
         let RequestWithSelections { request, selections } = selected;
         let charges = selections.iter().enumerate().flat_map(|(index, selection)| {
             selection.build_all_charges(request, index, context.max_delay_us).map(move |charge| (index, charge))
@@ -441,7 +454,20 @@ impl Decider {
         self.store.peek_all(peeks, context.store, record).await;
         let mut counters = vec![Vec::new(); selections.len()];
         for ((index, charge), results) in charges.iter().zip(outcomes) {
-            let result = |at: usize| results.as_ref().and_then(|results| results.get(at).copied());
+            let is_fallback = results.is_none();
+            let limits = &selections[*index].limits;
+            // The first charge of a descriptor is that of its deciding limits, if it has any.
+            let is_deciding = counters[*index].is_empty() && !limits.is_empty();
+            let results = results.or_else(|| {
+                let is_local = is_deciding && FailurePolicies::for_charge(limits, charge.request.hits).uses_fallback();
+                let peek =
+                    || Charge { request: ChargeRequest { hits: Hits::Peek, ..charge.request }, ..charge.clone() };
+                is_local.then(|| self.store.charge_fallback(&peek(), context.store.now))
+            });
+            let result = |at: usize| {
+                let result = results.as_ref().and_then(|results| results.get(at).copied());
+                result.map(|result| PeekedCounter { result, is_fallback })
+            };
             counters[*index].extend((0..charge.counters.len()).map(result));
         }
         counters
@@ -598,7 +624,7 @@ const fn is_zero(number: &u64) -> bool {
 
 impl ExplainedCounter {
     /// Counter of a peek's result.
-    pub(super) const fn from_result(result: &ChargeResult) -> Self {
+    pub(super) const fn from_peek(PeekedCounter { result, is_fallback }: &PeekedCounter) -> Self {
         Self {
             passes: result.admitted,
             used: result.after,
@@ -606,6 +632,7 @@ impl ExplainedCounter {
             reset_us: result.reset_us,
             retry_after_us: result.retry_after_us,
             banned_us: result.ban_left_us,
+            local: *is_fallback,
         }
     }
 }

@@ -21,6 +21,9 @@ use crate::base::clock::Time;
 use crate::base::threads::SCHEDULER_LAG;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::request::Hits;
+use crate::store::Store;
+use crate::store::client::redis::error::RedisError;
+use crate::store::client::server_status::ServerStatus;
 use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -48,13 +51,19 @@ impl Default for FailedChargeCounters {
 
 impl FailedChargeCounters {
     /// Counts a failed charge by its kind and by the policy that decides it, and logs it, at most every 10 s per kind.
-    pub(super) fn record_and_log_failure(&self, error: ChargeError, policy: StoreFailurePolicy, now: Time) {
+    pub(super) fn record_and_log_failure(
+        &self,
+        error: ChargeError,
+        policy: StoreFailurePolicy,
+        now: Time,
+        store: &Store,
+    ) {
         let kind = &self.kinds[error.kind_index()];
         kind.count.fetch_add(1, Ordering::Relaxed);
         self.policies[policy as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(suppressed) = kind.throttle.allow(now) {
             let (policy, lag) = (policy.name(), SCHEDULER_LAG.recent_maximum(Instant::now()));
-            let (process_late_ms, advice) = (lag.as_millis(), explain_failure(error, lag));
+            let (process_late_ms, advice) = (lag.as_millis(), explain_failure(error, lag, store));
             tracing::warn!(
                 suppressed,
                 policy,
@@ -75,16 +84,26 @@ impl FailedChargeCounters {
     }
 }
 
-/// Shortest lag of the process that explains a timeout.
-const MIN_EXPLAINING_LAG: Duration = Duration::from_millis(5);
-
-/// Explains a failure to an operator. `lag` is the largest one of this process in the last seconds.
-fn explain_failure(error: ChargeError, lag: Duration) -> Cow<'static, str> {
+/// Explains a failure to an operator. `lag` is the largest one of this process in the last seconds; from half of the
+/// store's wait on, it explains a timeout.
+fn explain_failure(error: ChargeError, lag: Duration, store: &Store) -> Cow<'static, str> {
+    let servers = || store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
+    let (wait, lag_ms) = (store.call_timeout(), lag.as_millis());
+    let wait_ms = wait.as_millis();
+    let late = format!(
+        "this process was late by {lag_ms} ms in the last seconds, and TOLLKEEPER_STORE_TIMEOUT is {wait_ms} ms"
+    );
     match error.is_timeout() {
-        true if lag >= MIN_EXPLAINING_LAG => {
-            format!("this process was late by {} ms in the last seconds: give it more CPU", lag.as_millis()).into()
+        true if 2 * lag >= wait => format!("{late}: give it more CPU").into(),
+        true => {
+            let answer = servers().into_iter().find_map(|server| Some((server.late_answer_ms?, server.address)));
+            let answer =
+                answer.map_or_else(String::new, |(ms, address)| format!("; {address} last came late after {ms} ms"));
+            format!("look at the server and the network{answer}; {late}").into()
         }
-        true => format!("this process was on time, so look at the server and the network; {}", error.advice()).into(),
+        false if error.name() == RedisError::Unreachable.name() => {
+            ServerStatus::last_error_of(&servers()).map_or_else(|| error.advice().into(), Cow::from)
+        }
         false => error.advice().into(),
     }
 }

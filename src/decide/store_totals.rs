@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::Decider;
 use crate::limit::StoreFailurePolicy;
+use crate::store::client::server_status::ServerStatus;
 use crate::store::stats::{EventualSharingStats, GrantTotals, RegionStats, ServerClockStats, SharedStoreStats};
 
 /// Charges and hits since the start of the process.
@@ -32,6 +33,8 @@ pub struct SharedStoreReport {
     pub calls: u64,
     /// Charges rejected by the over-limit cache.
     pub rejected_locally: u64,
+    /// Servers that keep counters.
+    pub servers: Vec<ServerStatus>,
     /// Figures of eventual rules, if the store has them.
     #[serde(flatten)]
     pub eventual: Option<EventualLimitsReport>,
@@ -110,6 +113,7 @@ impl From<SharedStoreStats> for SharedStoreReport {
         Self {
             calls: stats.calls,
             rejected_locally: stats.rejected_locally,
+            servers: stats.servers,
             eventual: stats.eventual.map(EventualLimitsReport::from),
             regions: stats.regions.map(RegionMembershipReport::from),
         }

@@ -1,19 +1,20 @@
 //! Reads rows of tables in Redis before limits are selected.
 //!
 //! A value is read once, however many requests wait for it; each waits for half of the time that it has, so that the
-//! other half is left for its charge. Then the last known row decides, else the default plan. Reads in flight are
-//! bounded, and so are reads of unknown values in a second: made-up values cost Redis no more than that.
+//! other half is left for its charge. Then the last known row decides, else the default plan. Each table of a domain has
+//! one read in flight, which takes along all values that came since the last one began; so made-up values do not keep
+//! others from being read. Reads in a second are bounded, and with them what made-up values cost Redis.
 //!
-//! Decides: when a row of a table in Redis is read, how long a request waits.
-//! Decides: how many unknown values are read each second (`ReadBudget`); what decides meanwhile.
+//! Decides: when a row of a table in Redis is read, how long a request waits; which values share a read.
+//! Decides: how many reads of unknown values there are each second (`ReadBudget`); what decides meanwhile.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::decision::DecisionContext;
 use crate::base::clock::Clock;
@@ -21,11 +22,13 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::request::Request;
 use crate::rules::plan_table::live::{LiveTable, TableStats};
 use crate::rules::plan_table::row_cache::{RowCache, RowFreshness};
-use crate::store::Store;
+use crate::store::{Store, TableRowSource};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// Maximum number of reads in flight.
-const MAX_READS_IN_FLIGHT: usize = 256;
+/// Maximum number of values in one read.
+const MAX_VALUES_PER_READ: usize = 128;
+/// Maximum number of values of one table that wait for a read.
+const MAX_WAITING_VALUES: usize = 16_384;
 /// Time that Redis has for a read.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Shortest time between two equal log lines.
@@ -34,14 +37,34 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Reader of rows for all decisions of this process.
 #[derive(Debug)]
 pub(super) struct PlanRowReader {
-    permits: Arc<Semaphore>,
-    /// Reads in flight, by table and value; each ends when its sender is dropped.
-    pending: Arc<Mutex<HashMap<PendingReadKey, watch::Receiver<()>>>>,
-    unknown: Mutex<ReadBudget>,
+    /// Reads of unknown values per second, of each table.
+    unknown_reads_per_s: u32,
+    /// Tables whose rows were read, by the address of their cache.
+    tables: Arc<TablesByAddress>,
 }
 
-/// Table, by the address of its cache, and value.
-type PendingReadKey = (usize, Box<[u8]>);
+/// Reads of one table.
+#[derive(Debug)]
+struct TableReads {
+    /// Keeps the address of the cache in use.
+    cache: Weak<RowCache>,
+    /// Values that are being read or wait for it; each ends when its sender is dropped.
+    pending: HashMap<Box<[u8]>, watch::Receiver<()>>,
+    /// Those that wait.
+    waiting: Vec<WaitingValue>,
+    /// A task reads.
+    is_reading: bool,
+    unknown: ReadBudget,
+}
+
+/// Value that waits for a read.
+#[derive(Debug)]
+struct WaitingValue {
+    value: Box<[u8]>,
+    /// Nothing is known of it.
+    is_unknown: bool,
+    done: watch::Sender<()>,
+}
 
 /// Token bucket of reads of unknown values.
 #[derive(Debug)]
@@ -72,13 +95,9 @@ impl ReadBudget {
 }
 
 impl PlanRowReader {
-    /// A reader that reads so many unknown values per second.
+    /// A reader that reads unknown values so often per second and table.
     pub(super) fn new(unknown_reads_per_s: u32) -> Self {
-        Self {
-            permits: Arc::new(Semaphore::new(MAX_READS_IN_FLIGHT)),
-            pending: Arc::default(),
-            unknown: Mutex::new(ReadBudget::new(unknown_reads_per_s, Instant::now())),
-        }
+        Self { unknown_reads_per_s, tables: Arc::default() }
     }
 
     /// Reads the rows that the descriptors of a request need and that are not known, or not up to date.
@@ -99,11 +118,7 @@ impl PlanRowReader {
             let age = cache.row_freshness(value, now);
             let read = match age {
                 RowFreshness::Fresh => None,
-                RowFreshness::RefreshDue | RowFreshness::Stale => self.begin_read(store, table, value),
-                RowFreshness::Unknown => {
-                    let may_read = lock_ignoring_poison(&self.unknown).try_take_read(now);
-                    may_read.then(|| self.begin_read(store, table, value)).flatten()
-                }
+                age => self.begin_read(store, table, value, age == RowFreshness::Unknown),
             };
             awaited.extend(read.filter(|_| age != RowFreshness::RefreshDue));
         }
@@ -114,32 +129,96 @@ impl PlanRowReader {
         let _ = tokio::time::timeout(wait, all).await;
     }
 
-    /// Begins to read a row, unless it is being read. `None`: too many reads are in flight.
-    fn begin_read(&self, store: &Store, table: &LiveTable, value: &[u8]) -> Option<watch::Receiver<()>> {
+    /// Has a row read, unless it is being read. `None`: too many values wait.
+    fn begin_read(
+        &self,
+        store: &Store,
+        table: &LiveTable,
+        value: &[u8],
+        is_unknown: bool,
+    ) -> Option<watch::Receiver<()>> {
         let cache = table.row_cache()?;
-        let key: PendingReadKey = (Arc::as_ptr(cache).addr(), value.into());
-        let mut pending = lock_ignoring_poison(&self.pending);
-        if let Some(reading) = pending.get(&key) {
+        let address = Arc::as_ptr(cache).addr();
+        let mut tables = lock_ignoring_poison(&self.tables);
+        if !tables.contains_key(&address) {
+            tables.retain(|_, reads| reads.cache.strong_count() > 0);
+            tables.insert(address, TableReads::new(Arc::downgrade(cache), self.unknown_reads_per_s));
+        }
+        let reads = tables.get_mut(&address)?;
+        if let Some(reading) = reads.pending.get(value) {
             return Some(reading.clone());
         }
-        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        if reads.waiting.len() >= MAX_WAITING_VALUES {
+            return None;
+        }
         let (done, reading) = watch::channel(());
-        pending.insert(key.clone(), reading.clone());
-        drop(pending);
-        let read = store.read_table_row(&cache.table, value, Instant::now() + READ_TIMEOUT);
-        let (cache, stats, pending) = (Arc::clone(cache), Arc::clone(&table.stats), Arc::clone(&self.pending));
-        tokio::spawn(async move {
-            let started = Instant::now();
-            stats.record_read();
-            match read.await {
-                Ok(text) => cache_row(&cache, &stats, &key.1, text.as_deref(), started),
-                Err(_) => stats.record_failed_read(),
-            }
-            lock_ignoring_poison(&pending).remove(&key);
-            drop((done, permit));
-        });
+        reads.pending.insert(value.into(), reading.clone());
+        reads.waiting.push(WaitingValue { value: value.into(), is_unknown, done });
+        if !std::mem::replace(&mut reads.is_reading, true) {
+            let (tables, cache, stats) = (Arc::clone(&self.tables), Arc::clone(cache), Arc::clone(&table.stats));
+            let rows = store.table_row_source();
+            tokio::spawn(async move {
+                while let Some(batch) = take_batch(&tables, address) {
+                    read_batch(&rows, &cache, &stats, &batch).await;
+                    end_batch(&tables, address, batch);
+                }
+            });
+        }
         Some(reading)
     }
+}
+
+impl TableReads {
+    /// Reads of a table of which none has begun.
+    fn new(cache: Weak<RowCache>, unknown_reads_per_s: u32) -> Self {
+        let unknown = ReadBudget::new(unknown_reads_per_s, Instant::now());
+        Self { cache, pending: HashMap::new(), waiting: Vec::new(), is_reading: false, unknown }
+    }
+}
+
+/// Tables whose rows are read, by the address of their cache.
+type TablesByAddress = Mutex<HashMap<usize, TableReads>>;
+
+/// Takes the values of the next read; `None` ends the task. Without a read left, unknown values are given up.
+fn take_batch(tables: &TablesByAddress, address: usize) -> Option<Vec<WaitingValue>> {
+    let mut tables = lock_ignoring_poison(tables);
+    let reads = tables.get_mut(&address)?;
+    let is_next = |waiting: &[WaitingValue]| waiting.iter().take(MAX_VALUES_PER_READ).any(|one| one.is_unknown);
+    if is_next(&reads.waiting) && !reads.unknown.try_take_read(Instant::now()) {
+        let (given_up, known) = std::mem::take(&mut reads.waiting).into_iter().partition(|one| one.is_unknown);
+        let given_up: Vec<WaitingValue> = given_up;
+        reads.waiting = known;
+        given_up.iter().for_each(|one| drop(reads.pending.remove(&one.value)));
+    }
+    if reads.waiting.is_empty() {
+        reads.is_reading = false;
+        return None;
+    }
+    let count = reads.waiting.len().min(MAX_VALUES_PER_READ);
+    Some(reads.waiting.drain(..count).collect())
+}
+
+/// Reads the rows of some values, and keeps what Redis has for them.
+async fn read_batch(rows: &TableRowSource, cache: &RowCache, stats: &TableStats, batch: &[WaitingValue]) {
+    let started = Instant::now();
+    batch.iter().for_each(|_| stats.record_read());
+    let values: Vec<&[u8]> = batch.iter().map(|one| &*one.value).collect();
+    let found = rows.read(&cache.table, &values, started + READ_TIMEOUT).await;
+    for (value, row) in values.iter().zip(found) {
+        match row {
+            Ok(text) => cache_row(cache, stats, value, text.as_deref(), started),
+            Err(_) => stats.record_failed_read(),
+        }
+    }
+}
+
+/// Forgets the values of a read, and wakes those who wait for them.
+fn end_batch(tables: &TablesByAddress, address: usize, batch: Vec<WaitingValue>) {
+    if let Some(reads) = lock_ignoring_poison(tables).get_mut(&address) {
+        batch.iter().for_each(|one| drop(reads.pending.remove(&one.value)));
+    }
+    // What waiters wait for.
+    drop(batch.into_iter().map(|one| one.done).collect::<Vec<_>>());
 }
 
 /// Keeps what Redis has for a value. A row that cannot be used counts as none.

@@ -61,8 +61,8 @@ struct RedisBlocks {
     list: Bytes,
     version: Bytes,
     changed: Notify,
-    /// True once the blocks were read.
-    loaded: watch::Sender<bool>,
+    /// True once the blocks were read, or could not be read.
+    tried: watch::Sender<bool>,
 }
 
 /// Block as Redis has it. Versions that know no base64 ignore a block whose key or value is not UTF-8.
@@ -177,7 +177,8 @@ fn new_unique_version() -> Vec<u8> {
 }
 
 impl SharedBlocks {
-    /// Starts to follow the blocks in Redis, if counters are there, and waits up to 2 s for the first ones.
+    /// Starts to follow the blocks in Redis, if counters are there, and waits for the first ones: up to 2 s, or until
+    /// Redis fails.
     pub async fn start(service: Arc<RateLimitService>, store: &StoreSettings) -> Arc<Self> {
         let StoreSettings::Redis(settings) = store else {
             return Arc::new(Self { service, redis: None, changing: Mutex::default() });
@@ -186,13 +187,13 @@ impl SharedBlocks {
         let list = key("list");
         let writer = KeyOwnerConnection::start(&settings.main, &list);
         let reader = writer.new_connection();
-        let (loaded, mut is_loaded) = watch::channel(false);
+        let (tried, mut is_tried) = watch::channel(false);
         let redis =
-            RedisBlocks { writer: Mutex::new(writer), list, version: key("version"), changed: Notify::new(), loaded };
+            RedisBlocks { writer: Mutex::new(writer), list, version: key("version"), changed: Notify::new(), tried };
         let blocks = Arc::new(Self { service, redis: Some(redis), changing: Mutex::default() });
         tokio::spawn(Arc::clone(&blocks).follow_redis(reader));
         // Without an answer of Redis the process starts all the same.
-        let _ = timeout(FIRST_LOAD_TIMEOUT, is_loaded.wait_for(|loaded| *loaded)).await;
+        let _ = timeout(FIRST_LOAD_TIMEOUT, is_tried.wait_for(|tried| *tried)).await;
         blocks
     }
 
@@ -258,8 +259,9 @@ impl SharedBlocks {
         let mut known = None;
         loop {
             match self.reload_if_changed(redis, &mut reader, &mut known).await {
-                Ok(()) => drop(redis.loaded.send_replace(true)),
+                Ok(()) => drop(redis.tried.send_replace(true)),
                 Err(error) => {
+                    redis.tried.send_replace(true);
                     if let Some(suppressed) = failure_log.allow(Clock::System.now()) {
                         tracing::warn!(%error, suppressed, "cannot read blocked values: those known stay blocked");
                     }

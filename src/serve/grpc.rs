@@ -11,19 +11,22 @@ pub mod decode;
 pub mod encode;
 pub mod service;
 pub mod health;
+pub mod unknown_methods;
 
 use axum::Router;
 use tonic::service::Routes;
 
 use self::health::GrpcHealth;
+use self::unknown_methods::refuse_unknown_methods;
+use crate::base::clock::Clock;
 use crate::base::pb;
 use crate::settings::grpc::GrpcSettings;
 
 /// Builds the router of all methods but `ShouldRateLimit`; unknown methods get UNIMPLEMENTED.
-pub fn build_router_of_other_methods(settings: &GrpcSettings, health: &GrpcHealth) -> Router {
+pub fn build_router_of_other_methods(settings: &GrpcSettings, health: &GrpcHealth, clock: &Clock) -> Router {
     let routes = Routes::new(health.build_server());
     let routes = if settings.reflection { add_reflection(routes) } else { routes };
-    routes.prepare().into_axum_router()
+    refuse_unknown_methods(routes.prepare().into_axum_router(), clock)
 }
 
 fn add_reflection(routes: Routes) -> Routes {

@@ -2,7 +2,8 @@
 //!
 //! Healthy: not draining, and rules and store are there if the settings require them. A lost store alone does not make
 //! the process unhealthy by default, because that would restart all replicas at once. Ready: healthy, rules are loaded,
-//! the store is configured correctly, and it is reachable if a rule, or the defaults of a domain, need it.
+//! the store is configured correctly, and it is reachable, all slots of a cluster included, if a rule, or the defaults of a
+//! domain, need it.
 //!
 //! Decides: whether the process is healthy and ready (`/readyz`), without rules or without its store.
 
@@ -57,14 +58,19 @@ impl Health {
 
     /// Reason why the process is not ready; `None` if it is.
     pub fn not_ready_reason(&self) -> Option<&'static str> {
-        let needs_store = |rules: &RuleSet| self.store.is_lost() && rules.can_error_on_store_failure();
+        let needs_store = |rules: &RuleSet| rules.can_error_on_store_failure();
+        let is_unserved = self.store.unserved_slots().is_some();
         match self.rules.current_rules().as_ref() {
             _ if self.is_draining.load(Ordering::Relaxed) => Some("the process is stopping"),
             None => Some("no rules are loaded"),
             Some(_) if self.is_store_misconfigured() => Some("the store is misconfigured (see the log)"),
-            Some(loaded) if needs_store(&loaded.rules) => {
+            Some(loaded) if self.store.is_lost() && needs_store(&loaded.rules) => {
                 Some("the store is unreachable, and a rule or the defaults of a domain have `on_store_error: error`")
             }
+            Some(loaded) if is_unserved && needs_store(&loaded.rules) => Some(
+                "no node serves a part of the slots of the Redis cluster (see the log), and a rule or the defaults of a \
+                 domain have `on_store_error: error`",
+            ),
             Some(_) => (!self.is_healthy()).then_some("the process is not healthy"),
         }
     }
@@ -77,6 +83,11 @@ impl Health {
     /// Why the store is unreachable: address of a server and kind of failure; `None` if that is not known.
     pub fn store_failure(&self) -> Option<Arc<String>> {
         self.store.failure().filter(|_| self.store.is_lost())
+    }
+
+    /// How many slots of a Redis cluster no node serves, and why; `None` if all are served.
+    pub fn unserved_slots(&self) -> Option<Arc<String>> {
+        self.store.unserved_slots()
     }
 
     /// True if the store is misconfigured.

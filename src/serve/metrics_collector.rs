@@ -27,6 +27,7 @@ use crate::rules::live::LiveRules;
 use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
+use crate::serve::grpc::unknown_methods::UNKNOWN_METHOD_CALLS;
 use crate::serve::health::Health;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
@@ -263,6 +264,13 @@ fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Family)) {
     let decisions = Series::new(MetricValue::Histogram(Box::new(metrics.decisions.snapshot())));
     let help = "Duration of decisions in seconds, including the store, without the delay of responses.";
     emit(Family::new("tollkeeper_decision_duration_seconds", MetricKind::Histogram, help).add_series(decisions));
+    let help = "Total number of calls of gRPC methods that are not offered, by service.";
+    emit(Family::counter_by_label(
+        "tollkeeper_unknown_grpc_calls_total",
+        help,
+        "service",
+        UNKNOWN_METHOD_CALLS.counts(),
+    ));
     emit(build_error_family(service));
     let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode_count()));
     let help = "Total number of requests admitted because of SHADOW_MODE.";

@@ -99,7 +99,7 @@ settings! { "Counters in Redis";
     TOLLKEEPER_TABLE_KEEP: Duration = Duration::from_secs(300),
         "lifetime of a row of a table in Redis, unless its table has `keep`" .with_allowed(TABLE_ROW_LIFETIME_RANGE);
     TOLLKEEPER_TABLE_UNKNOWN_READS: u32 = 2000,
-        "maximum look-ups of unknown values in tables in Redis, per second; beyond it the default plan decides"
+        "maximum reads a second of unknown values of a table in Redis, 128 values each; beyond it the default plan decides"
         .with_allowed(IntRange::new(1, 1_000_000));
     REDIS_HEALTH_CHECK_ACTIVE_CONNECTION: bool = false, "report unhealthy without a connection to Redis";
     REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for the sentinels";
@@ -287,7 +287,7 @@ pub struct TableLookupSettings {
     pub cache_bytes: usize,
     /// Lifetime of a row whose table has no `keep`, 1 s to 24 h.
     pub keep: Duration,
-    /// Maximum number of look-ups of unknown values per second, and in a burst, at least 1.
+    /// Maximum number of reads of unknown values of a table per second, and in a burst, at least 1.
     pub unknown_reads_per_s: u32,
 }
 

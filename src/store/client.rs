@@ -4,6 +4,7 @@
 //! Nothing here knows a protocol. `redis` and `memcache` define theirs, and what a failure means.
 
 pub(crate) mod deadline;
+pub mod server_status;
 pub mod pipeline;
 pub(crate) mod connect;
 pub(crate) mod supervised_server;

@@ -23,6 +23,7 @@ pub struct StoreHealth {
     lost: AtomicBool,
     misconfigured: ArcSwapOption<String>,
     failure: ArcSwapOption<String>,
+    unserved_slots: ArcSwapOption<String>,
     changed: Notify,
 }
 
@@ -35,13 +36,18 @@ pub(super) struct HealthReading {
     pub(super) failure: Option<Arc<String>>,
     /// Misconfiguration of the store, free of secrets.
     pub(super) misconfiguration: Option<Arc<String>>,
+    /// How many slots of a cluster no node serves, and why; `None` if all are served.
+    pub(super) unserved_slots: Option<Arc<String>>,
 }
 
 impl StoreHealth {
     /// Records what `read` returns, ten times a second, until the future is dropped.
     pub(super) async fn record_repeatedly(&self, read: impl Fn() -> HealthReading) {
         loop {
-            let HealthReading { is_lost, failure, misconfiguration } = read();
+            let HealthReading { is_lost, failure, misconfiguration, unserved_slots } = read();
+            if self.unserved_slots.swap(unserved_slots.clone()).is_some() != unserved_slots.is_some() {
+                self.changed.notify_one();
+            }
             self.set_failure(failure);
             self.set_lost(is_lost);
             self.set_misconfigured(misconfiguration.as_ref().map(|text| text.as_str()));
@@ -82,6 +88,11 @@ impl StoreHealth {
     /// Misconfiguration of the store, if any.
     pub fn misconfiguration(&self) -> Option<Arc<String>> {
         self.misconfigured.load_full()
+    }
+
+    /// How many slots of a cluster no node serves, and why; `None` if all are served.
+    pub fn unserved_slots(&self) -> Option<Arc<String>> {
+        self.unserved_slots.load_full()
     }
 
     /// Waits for a change since the last call. Only one task may wait; changes between two calls count as one.

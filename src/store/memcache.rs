@@ -30,10 +30,11 @@ use super::client::deadline::timeout_with_grace;
 use super::client::memcache::ServerList;
 use super::client::memcache::protocol::{MemcacheError, MemcacheReply, parse_number};
 use super::client::memcache::server::{MemcacheConnectOptions, MemcacheServer};
+use super::client::server_status::ServerStatus;
 use super::fallback::Fallback;
 use super::health::{HealthReading, StoreHealth};
 use super::over_limit_cache::{CallTimes, OverLimitCache};
-use super::stats::{ChargeStats, CommandCount, PoolStats, SharedStoreStats, StoreServerStats};
+use super::stats::{ChargeStats, CommandCount, PoolStats, SharedStoreStats};
 use super::window_key::ExpiryJitter;
 use crate::base::clock::{Clock, Time};
 use crate::limit::algorithm::state::{State, charge_together};
@@ -225,6 +226,8 @@ impl Memcache {
     /// Returns statistics since the start.
     pub fn stats(&self) -> SharedStoreStats {
         let servers = self.shared.servers.servers();
+        let mut statuses = servers.iter().map(|server| server.status()).collect();
+        ServerStatus::merge_by_address(&mut statuses);
         SharedStoreStats {
             charges: self.stats.requested(),
             calls: self.shared.calls.load(Ordering::Relaxed),
@@ -234,13 +237,7 @@ impl Memcache {
             latency: self.stats.latency(),
             eventual: None,
             regions: None,
-            servers: servers
-                .iter()
-                .map(|server| StoreServerStats {
-                    address: server.endpoint().to_string(),
-                    is_breaker_open: server.is_breaker_open(),
-                })
-                .collect(),
+            servers: statuses,
             pools: vec![PoolStats {
                 name: "memcache_pool",
                 open_connection_count: servers.iter().map(|server| server.open_connection_count()).sum(),
@@ -267,6 +264,7 @@ impl Memcache {
                 .find(|server| !server.is_available())
                 .and_then(|server| server.last_failure()),
             misconfiguration: servers.servers().iter().find_map(|server| server.misconfiguration()),
+            unserved_slots: None,
         };
         health.record_repeatedly(read).await;
     }
@@ -299,16 +297,20 @@ impl DetachedCallState {
             if let Some(span) = &mut span {
                 set_span_server(span, server.endpoint());
             }
-            MemcacheCounter { server, key: &call.key, deadline, stats: &self.commands }.count_hits(hits).await
+            let counter = MemcacheCounter { server, key: &call.key, deadline, stats: &self.commands };
+            let count = counter.count_hits(hits).await?;
+            Ok((count, counter.server))
         };
-        let counted = counted.await;
+        let counted: Result<_, MemcacheError> = counted.await;
         if let (Some(span), Err(error)) = (&mut span, &counted) {
             span.set_error(error.name(), error.to_string());
         }
         drop(span);
-        let mut states = [State::FixedWindow(fixed_window::State { count: counted?, last: call.now })];
+        let (count, server) = counted?;
+        let mut states = [State::FixedWindow(fixed_window::State { count, last: call.now })];
         let results = call.compute_results(&mut states);
         let times = CallTimes { sent, answered: Instant::now() };
+        server.record_answer(sent, times.answered);
         self.over_limit_cache.record_results(call.id, slice::from_ref(&call.charge), slice::from_ref(&results), times);
         for OwnedCounter { limit, shadow, tag, .. } in &call.charge.counters {
             if !shadow && limit.on_store_error() == StoreFailurePolicy::Local {

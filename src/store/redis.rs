@@ -434,6 +434,7 @@ impl Redis {
                 is_lost: lost.is_some(),
                 failure: lost.and_then(|deployment| deployment.last_failure()),
                 misconfiguration: self.deployments.clients().find_map(|deployment| deployment.misconfiguration()),
+                unserved_slots: self.deployments.clients().find_map(|deployment| deployment.unserved_slots()),
             }
         };
         health.record_repeatedly(read).await;

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::charge::{DecidedBy, StoreOutcome};
+use super::client::server_status::ServerStatus;
 use crate::base::clock::to_micros;
 use crate::base::go_syntax::DurationText;
 use crate::base::sharded::lock_ignoring_poison;
@@ -47,8 +48,8 @@ pub struct SharedStoreStats {
     pub eventual: Option<EventualSharingStats>,
     /// Membership of this region; `None` if there is only one.
     pub regions: Option<RegionStats>,
-    /// Servers in use.
-    pub servers: Vec<StoreServerStats>,
+    /// Servers in use, each once, by address.
+    pub servers: Vec<ServerStatus>,
     /// Connections, by the settings that name their servers.
     pub pools: Vec<PoolStats>,
     /// Commands sent, as envoyproxy/ratelimit counts them.
@@ -151,15 +152,6 @@ pub struct ServerClockStats {
     pub address: String,
     /// Width of the interval that contains its offset, in microseconds; `None`: it is unknown.
     pub uncertainty_us: Option<u64>,
-}
-
-/// One server.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct StoreServerStats {
-    /// Address of the server.
-    pub address: String,
-    /// True while calls fail at once because the server failed too often.
-    pub is_breaker_open: bool,
 }
 
 /// Connections to servers.

@@ -19,6 +19,8 @@ use crate::base::sharded::lock_ignoring_poison;
 pub const KEPT_HISTORY_MINUTES: usize = 60;
 /// Maximum number of limits with a ring.
 pub const MAX_LIMITS_WITH_HISTORY: usize = 20_000;
+/// Number of failure policies of limits.
+pub const FAILURE_POLICY_COUNT: usize = 4;
 const US_PER_MINUTE: u64 = 60_000_000;
 
 /// Counts by minute of each limit and of all requests.
@@ -45,8 +47,10 @@ pub struct RequestMinute {
     pub requests: u64,
     /// Rejected requests.
     pub rejected: u64,
-    /// Charges that failed in the store.
-    pub failed_charges: u64,
+    /// Charges.
+    pub charges: u64,
+    /// Charges that failed in the store, by the failure policy that decided.
+    pub failed_by_policy: [u64; FAILURE_POLICY_COUNT],
     /// Upper bound of the 99th percentile of latency in microseconds; `None`: no request, or above the last bound.
     pub p99_at_most_us: Option<u64>,
 }
@@ -58,8 +62,10 @@ pub struct RequestTotals {
     pub decisions: HistogramSnapshot,
     /// Rejected requests.
     pub rejected: u64,
-    /// Charges that failed in the store.
-    pub failed_charges: u64,
+    /// Charges.
+    pub charges: u64,
+    /// Charges that failed in the store, by the failure policy that decided.
+    pub failed_by_policy: [u64; FAILURE_POLICY_COUNT],
 }
 
 /// Number of limits and memory of a decision history.
@@ -242,7 +248,19 @@ impl<I: Iterator<Item = MinuteCounts>> SumMinuteCounts for I {
     }
 }
 
+impl RequestTotals {
+    /// Charges that failed in the store.
+    pub fn failed_charges(&self) -> u64 {
+        self.failed_by_policy.iter().sum()
+    }
+}
+
 impl RequestMinute {
+    /// Charges that failed in the store.
+    pub fn failed_charges(&self) -> u64 {
+        self.failed_by_policy.iter().sum()
+    }
+
     fn between(before: &RequestTotals, now: &RequestTotals) -> Self {
         let mut durations = HistogramSnapshot::default();
         for (at, count) in durations.counts.iter_mut().enumerate() {
@@ -252,7 +270,10 @@ impl RequestMinute {
         Self {
             requests,
             rejected: now.rejected.saturating_sub(before.rejected),
-            failed_charges: now.failed_charges.saturating_sub(before.failed_charges),
+            charges: now.charges.saturating_sub(before.charges),
+            failed_by_policy: std::array::from_fn(|at| {
+                now.failed_by_policy[at].saturating_sub(before.failed_by_policy[at])
+            }),
             p99_at_most_us: quantile_bound_us(&durations.counts, 990)
                 .filter(|bound| requests > 0 && *bound <= BUCKET_BOUNDS_US[BUCKET_BOUNDS_US.len() - 1]),
         }

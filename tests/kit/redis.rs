@@ -112,7 +112,8 @@ impl Options {
         server
     }
 
-    fn cluster(mut self) -> Self {
+    /// A node of a cluster, without slots.
+    pub fn cluster(mut self) -> Self {
         self.kind = Kind::Cluster;
         self.with(&[("cluster-enabled", "yes")])
     }

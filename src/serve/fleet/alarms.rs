@@ -17,12 +17,14 @@ use super::view::FleetView;
 use crate::base::clock::Time;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::threads::SCHEDULER_LAG;
+use crate::limit::StoreFailurePolicy;
 use crate::rules::rule::near_miss::MissReason;
 use crate::rules::rule::set::CompiledRule;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::method::LAST_REFUSED_STREAM;
 use crate::serve::report::history::read_request_totals;
 use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
+use crate::store::client::server_status::ServerStatus;
 use crate::telemetry::decision_history::RequestMinute;
 use crate::telemetry::listener_stats::OutgoingTlsConnection;
 use crate::telemetry::metrics::limit_stats::LimitName;
@@ -61,6 +63,7 @@ impl AlarmReport {
             let own = match kind {
                 FleetFindingKind::StoreLost => "store_lost",
                 FleetFindingKind::LoadFailed => "reload_failed",
+                FleetFindingKind::AnswersByPolicy => "answers_by_policy",
                 _ => return false,
             };
             replicas == [replica.as_str()] && alarms.iter().any(|alarm| alarm.kind == own)
@@ -102,6 +105,10 @@ const MIN_NEAR_MISSES: u64 = 20;
 const REJECTION_MINUTES: usize = 3;
 /// Minimum number of requests in those minutes.
 const MIN_REQUESTS_FOR_REJECTION_ALARM: u64 = 100;
+/// Minimum number of charges that failed in those minutes, for an alarm.
+const MIN_FAILED_CHARGES: u64 = 20;
+/// Minimum share of them, in percent; fewer are single lost calls.
+const MIN_FAILED_CHARGE_PERCENT: u64 = 1;
 /// Minimum number of rejected hits of one key in those minutes, bursts left out, for an alarm: about six per second. A
 /// limit that rejects one client now and then does its work.
 const MIN_HITS_OF_HOT_KEY: u64 = 1000;
@@ -134,16 +141,17 @@ impl OwnAlarms<'_> {
             self.add("not_ready", format!("this process cannot decide: {reason}"));
         }
         let stats = service.decider.store.stats();
-        let mut servers = stats.shared.map(|shared| shared.servers).unwrap_or_default();
-        servers.sort_unstable();
-        servers.dedup_by(|a, b| a.address == b.address);
+        let servers = stats.shared.map(|shared| shared.servers).unwrap_or_default();
         let open: Vec<&str> =
             servers.iter().filter(|server| server.is_breaker_open).map(|server| server.address.as_str()).collect();
         if health.is_store_lost() {
             let store = stats.store;
             let why = health.store_failure().map_or_else(String::new, |why| format!(" ({})", escape_unprintable(&why)));
             self.add("store_lost", format!("no charge reaches {store}{why}: failure policies decide (see Failures)"));
-        } else if !open.is_empty() {
+        } else {
+            self.add_charges_decided_by_policy(collector, &servers);
+        }
+        if !health.is_store_lost() && !open.is_empty() {
             let (failing, of) = (open.len(), servers.len());
             let list = open.join(", ");
             self.add(
@@ -151,10 +159,42 @@ impl OwnAlarms<'_> {
                 format!("{failing} of {of} servers of the store fail and are not used: {list}"),
             );
         }
+        if let Some(what) = health.unserved_slots() {
+            self.add(
+                "slots_not_served",
+                format!("{}: failure policies decide for their keys", escape_unprintable(&what)),
+            );
+        }
         if let Some(error) = service.rules.status().last_error {
             let first = error.lines().next().unwrap_or_default();
             self.add("reload_failed", format!("the last reload failed, the rules before it are in force: {first}"));
         }
+    }
+
+    /// A share of charges that failed in a store that is not lost.
+    fn add_charges_decided_by_policy(&mut self, collector: &MetricsCollector, servers: &[ServerStatus]) {
+        let (metrics, now) = (&collector.service.decider.metrics, collector.service.clock.now());
+        let minutes = metrics.history.requests_by_minute(now, &read_request_totals(collector));
+        let recent = || minutes.iter().rev().take(REJECTION_MINUTES).map(|(_, of)| of);
+        let failed: u64 = recent().map(RequestMinute::failed_charges).sum();
+        let charges: u64 = recent().map(|of| of.charges).sum();
+        if failed < MIN_FAILED_CHARGES || failed.saturating_mul(100) < charges * MIN_FAILED_CHARGE_PERCENT {
+            return;
+        }
+        let of_policy = |at: usize| recent().map(|of| of.failed_by_policy[at]).sum::<u64>();
+        let policies = StoreFailurePolicy::ALL.iter().enumerate().map(|(at, policy)| (policy.name(), of_policy(at)));
+        let policies = policies.filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name} {count}"));
+        let per_mille = failed.saturating_mul(1000) / charges.max(failed);
+        let why = ServerStatus::last_error_of(servers).map_or_else(String::new, |error| format!("; {error}"));
+        let text = format!(
+            "{}.{} % of the charges of the last two to three minutes failed in the store, and failure policies decided \
+             them ({failed} of {charges}: {}){} (see `servers` in /store, and the lines `store failed` of the log)",
+            per_mille / 10,
+            per_mille % 10,
+            policies.collect::<Vec<_>>().join(", "),
+            escape_unprintable(&why)
+        );
+        self.add("answers_by_policy", text);
     }
 
     /// Proxies that ask for quotas from a server without them.

@@ -111,7 +111,7 @@ impl ResetReader {
                 && !is_transient
                 && let Some(suppressed) = failure_log.allow(Clock::System.now())
             {
-                let fix = "give the user of Redis the commands of docs/redis.md";
+                let fix = error.advice("give the user of Redis the commands of docs/redis.md");
                 tracing::warn!(%error, fix, suppressed, "cannot read resets of other replicas: caches end after a second");
             }
             sleep(if is_transient { READ_RETRY_INTERVAL } else { READ_RETRY_INTERVAL_AFTER_REFUSAL }).await;

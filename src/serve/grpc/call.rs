@@ -10,7 +10,7 @@
 //! Decides: messages too long, compressed, cut short or missing (`MessageReader`).
 //! Decides: which Envoy a call comes from (`slot_holder`).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header, request};
@@ -35,6 +35,10 @@ pub struct CallHead<'a> {
     /// Address of the caller; `None` for a Unix socket.
     pub peer: Option<IpAddr>,
 }
+
+/// Address of a caller, an extension of a request that the router answers.
+#[derive(Clone, Copy, Debug)]
+pub struct CallPeer(pub SocketAddr);
 
 /// Reason why a request is no valid gRPC call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -18,7 +18,7 @@ use crate::base::text::{escape_unprintable, to_pretty_json};
 use crate::rules::live::RuleProblem;
 use crate::rules::rule::rlconfig;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::store::stats::StoreServerStats;
+use crate::store::client::server_status::ServerStatus;
 use crate::telemetry::logs::{LoggedProblem, RECENT_PROBLEMS};
 
 /// Header of `/rlconfig`: version of the rules at their source.
@@ -90,16 +90,7 @@ struct ProblemsReport {
     /// False if no charge reaches the store.
     store_available: bool,
     /// Servers of the store.
-    servers: Vec<StoreServerReport>,
-}
-
-/// A server of the store, and whether its circuit breaker is open.
-#[derive(Clone, Debug, Serialize)]
-struct StoreServerReport {
-    /// Address.
-    address: String,
-    /// True while calls fail at once because the server failed too often.
-    is_breaker_open: bool,
+    servers: Vec<ServerStatus>,
 }
 
 impl ProblemsReport {
@@ -107,20 +98,13 @@ impl ProblemsReport {
     fn new(collector: &MetricsCollector) -> Self {
         let service = &collector.service;
         let store = service.decider.build_store_totals();
-        let mut servers = service.decider.store.stats().shared.map(|shared| shared.servers).unwrap_or_default();
-        servers.sort_unstable();
-        servers.dedup_by(|a, b| a.address == b.address);
-        let report = |server: StoreServerStats| StoreServerReport {
-            address: server.address,
-            is_breaker_open: server.is_breaker_open,
-        };
         Self {
             log: RECENT_PROBLEMS.copy_lines(),
             diagnostics: service.rules.last_problems(),
             failed_charges: store.failed_charges,
             decided_by_policy: store.decided_by_policy,
             store_available: !collector.health.is_store_lost(),
-            servers: servers.into_iter().map(report).collect(),
+            servers: store.shared.map(|shared| shared.servers).unwrap_or_default(),
         }
     }
 }

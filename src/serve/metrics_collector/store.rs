@@ -7,10 +7,11 @@ use std::time::Duration;
 use crate::decide::Decider;
 use crate::limit::StoreFailurePolicy;
 use crate::serve::health::Health;
+use crate::store::client::server_status::ServerStatus;
 use crate::store::client::tokens::{TokenStats, token_stats};
 use crate::store::stats::{
     CommandCount, EventualSharingStats, GrantTotals, MemoryUsage, PoolStats, RegionNotice, RegionStats,
-    SharedStoreStats, StoreServerStats,
+    SharedStoreStats,
 };
 use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 
@@ -142,15 +143,13 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     }
 }
 
-fn emit_breakers(mut servers: Vec<StoreServerStats>, emit: &mut dyn FnMut(Family)) {
+fn emit_breakers(servers: Vec<ServerStatus>, emit: &mut dyn FnMut(Family)) {
     let mut breakers = Family::new(
         "tollkeeper_breaker_open",
         MetricKind::Gauge,
         "1 if the circuit breaker of a server of the store is open.",
     );
-    servers.sort_unstable();
-    servers.dedup_by(|a, b| a.address == b.address);
-    breakers.series.extend(servers.into_iter().map(|StoreServerStats { address, is_breaker_open }| {
+    breakers.series.extend(servers.into_iter().map(|ServerStatus { address, is_breaker_open, .. }| {
         Series::new(MetricValue::gauge_from(u8::from(is_breaker_open))).with_label("node", address)
     }));
     emit(breakers);

@@ -4,7 +4,6 @@
 //! Decides: which clients keep the ratio of their tokens (`keeps_ratio`).
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,16 +27,13 @@ use super::stream::StreamTask;
 use crate::base::clock::{Clock, Time, to_micros};
 use crate::base::pb::QUOTA_METHOD_PATH;
 use crate::base::pb::rlqs::RateLimitQuotaResponse;
+use crate::serve::grpc::call::CallPeer;
 
 /// Path of the method in HTTP/2 requests.
 pub const STREAM_PATH: &str = QUOTA_METHOD_PATH;
 /// Maximum size of a report in bytes: 100 000 buckets with long ids. A report that is refused would cut the proxy off
 /// from all its quotas.
 const MAX_REPORT_BYTES: usize = 64 << 20;
-
-/// Address of the proxy, an extension of the request.
-#[derive(Clone, Copy, Debug)]
-pub struct StreamPeer(pub SocketAddr);
 
 /// Adds the method to the router of the gRPC listener.
 pub fn add_to_router(router: Router, quota: &Arc<QuotaService>) -> Router {
@@ -107,7 +103,7 @@ impl StreamingService<Bytes> for StreamStarter {
         let quota = Arc::clone(&self.quota);
         Box::pin(async move {
             let (metadata, extensions, reports) = request.into_parts();
-            let peer = extensions.get::<StreamPeer>().map(|peer| peer.0.to_string()).unwrap_or_default();
+            let peer = extensions.get::<CallPeer>().map(|peer| peer.0.to_string()).unwrap_or_default();
             let evidence = extensions.get::<DeliveryEvidence>().cloned();
             let handle = quota.open_stream(peer, keeps_ratio(&metadata.into_headers()));
             // One response, so that a proxy that does not read costs no more.

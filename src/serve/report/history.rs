@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::limit::StoreFailurePolicy;
 use crate::rules::live::LoadRecord;
 use crate::rules::rule::set::RuleSet;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -77,10 +78,13 @@ pub struct LimitSeries {
 /// Reads the totals of all requests.
 pub fn read_request_totals(collector: &MetricsCollector) -> RequestTotals {
     let decider = &collector.service.decider;
+    let decisions = decider.metrics.decisions.snapshot();
     RequestTotals {
-        decisions: decider.metrics.decisions.snapshot(),
+        // Charges of the memory store are not counted, and do not fail by a server.
+        charges: decider.store.stats().shared.map_or(decisions.observation_count(), |shared| shared.charges),
+        failed_by_policy: StoreFailurePolicy::ALL.map(|policy| decider.policy_decided_charge_count(policy)),
+        decisions,
         rejected: decider.metrics.rejected_request_count(),
-        failed_charges: decider.failed_charge_counts().map(|(_, count)| count).sum(),
     }
 }
 
@@ -121,7 +125,7 @@ impl HistoryReport {
         self.requests = Some(RequestSeries {
             requests: minutes.iter().map(|(_, counts)| counts.requests).collect(),
             rejected: minutes.iter().map(|(_, counts)| counts.rejected).collect(),
-            failed_charges: minutes.iter().map(|(_, counts)| counts.failed_charges).collect(),
+            failed_charges: minutes.iter().map(|(_, counts)| counts.failed_charges()).collect(),
             p99_at_most_us: minutes.iter().map(|(_, counts)| counts.p99_at_most_us).collect(),
         });
     }

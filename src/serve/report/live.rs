@@ -149,7 +149,7 @@ impl LiveReport {
             local_rejected: now.local_rejected.saturating_sub(before.local_rejected),
             rejected: requests.rejected.saturating_sub(earlier.rejected),
             latency_us: LatencyPercentiles::new(&decisions),
-            store: LiveStoreReport::new(collector, requests.failed_charges.saturating_sub(earlier.failed_charges)),
+            store: LiveStoreReport::new(collector, requests.failed_charges().saturating_sub(earlier.failed_charges())),
             rules: LoadedRulesReport::new(collector),
             replicas: sharing.map(|sharing| LiveReplicasReport { live: sharing.live_replicas, slot: sharing.slot }),
             ready: not_ready_reason.is_none(),
@@ -178,9 +178,7 @@ impl LatencyPercentiles {
 impl LiveStoreReport {
     fn new(collector: &MetricsCollector, failed_charges: u64) -> Self {
         let stats = collector.service.decider.store.stats();
-        let (mut servers, pools) = stats.shared.map(|shared| (shared.servers, shared.pools)).unwrap_or_default();
-        servers.sort_unstable();
-        servers.dedup_by(|a, b| a.address == b.address);
+        let (servers, pools) = stats.shared.map(|shared| (shared.servers, shared.pools)).unwrap_or_default();
         Self {
             kind: stats.store,
             available: !collector.health.is_store_lost(),

@@ -41,10 +41,11 @@ use self::stream::{
 };
 use super::admission::{Admitted, BufferedBytes, ConnectionPermit};
 use super::inbound_frames::{FrameFilteringIo, InboundFrameState};
+use crate::serve::grpc::call::CallPeer;
 use crate::serve::grpc::call::{CallHead, InvalidCallHead};
 use crate::serve::grpc::service::ShouldRateLimitMethod;
 use crate::serve::quota::evidence::{ConnectionPings, DeliveryEvidence};
-use crate::serve::quota::method::{STREAM_PATH, StreamPeer};
+use crate::serve::quota::method::STREAM_PATH;
 use crate::settings::client_limits::ClientLimits;
 use crate::settings::grpc::GrpcSettings;
 use crate::telemetry::listener_stats::ExceededLimit;
@@ -310,7 +311,10 @@ async fn answer_request(
         admitted => {
             let connection = Arc::clone(body.connection_permit());
             let pings = pings.filter(|_| is_quota_stream);
-            let written = pings.map(|pings| add_quota_stream_extensions(&mut head, &connection, pings));
+            let written = pings.map(|pings| add_quota_stream_extensions(&mut head, pings));
+            if let Some(peer) = connection.peer {
+                head.extensions.insert(CallPeer(peer));
+            }
             let request = Request::from_parts(head, Body::new(body));
             // Boxed, so that the future of the common call stays small.
             let routed = Box::pin(server.answer_by_router(request, sender, written));
@@ -340,14 +344,7 @@ async fn await_routed_answer(
 }
 
 /// Adds what a quota stream knows of its connection to its request; returns the count of the bytes that are written.
-fn add_quota_stream_extensions(
-    head: &mut Parts,
-    connection: &ConnectionPermit,
-    pings: Arc<ConnectionPings>,
-) -> Arc<watch::Sender<u64>> {
-    if let Some(peer) = connection.peer {
-        head.extensions.insert(StreamPeer(peer));
-    }
+fn add_quota_stream_extensions(head: &mut Parts, pings: Arc<ConnectionPings>) -> Arc<watch::Sender<u64>> {
     let evidence = DeliveryEvidence::new(pings);
     let written = Arc::clone(&evidence.written);
     head.extensions.insert(evidence);

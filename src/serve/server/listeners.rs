@@ -1,10 +1,11 @@
 //! Listeners: validates the addresses to listen on, opens the sockets, and starts to serve. `connection` accepts.
 //!
-//! All sockets are opened before anything is served, so a port in use is an error at startup. Ports are never shared
-//! with another process. The validation comes before any socket is opened: there, a port that another process uses is
-//! no problem, two listeners of this process with one port are. A wildcard address listens on IPv4 and IPv6 with one
-//! dual-stack socket.
+//! All sockets are bound before anything is served, so a port in use is an error at startup. They listen only once
+//! requests can be answered: until then connections are refused. Ports are never shared with another process. The
+//! validation comes before any socket is opened: there, a port that another process uses is no problem, two listeners of
+//! this process with one port are. A wildcard address listens on IPv4 and IPv6 with one dual-stack socket.
 //!
+//! Decides: from when on a start accepts connections.
 //! Decides: how sockets are opened: IPv4 and IPv6, backlog, TCP_NODELAY, mode of a Unix socket, a stale one.
 //! Decides: two listeners with one port (`find_address_problems`); the warning about open debug pages without TLS.
 //! Decides: the line "serving".
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::serve::{Listener, ListenerExt as _};
 use rustix::io::Errno;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -54,7 +55,7 @@ pub(super) struct StartSummary {
     pub(super) has_admin_token: bool,
 }
 
-/// Open listeners that do not serve yet.
+/// Bound sockets that do not listen yet.
 #[derive(Debug)]
 pub(super) struct BoundListeners {
     grpc: GrpcListenerSocket,
@@ -74,14 +75,14 @@ pub(super) struct GuardsByListener {
     prometheus: ListenerGuards,
 }
 
-/// Open socket of an HTTP listener, with its guards.
+/// Bound socket of an HTTP listener, with its guards.
 #[derive(Debug)]
 struct HttpListenerSocket {
     listener: TcpListener,
     guards: ListenerGuards,
 }
 
-/// Open socket of the gRPC listener; a Unix socket with its path.
+/// Bound socket of the gRPC listener; a Unix socket with its path.
 #[derive(Debug)]
 enum GrpcListenerSocket {
     Tcp(TcpListener),
@@ -119,18 +120,19 @@ impl GuardsByListener {
 }
 
 impl BoundListeners {
-    /// Opens all listeners.
+    /// Binds the sockets of all listeners.
     ///
     /// # Errors
-    /// The first listener that cannot be opened.
+    /// The first socket that cannot be bound.
     pub(super) fn open_all(settings: &Settings, guards: GuardsByListener) -> Result<Self, StartupError> {
         let open = |listener: ListenerAddress<'_>| {
-            listen_tcp(listener.address).map_err(|error| listener.build_startup_error(error))
+            let bound = open_first_address(listener.address, |address| Ok(bind_tcp(address)?.into()));
+            bound.map_err(|error| listener.build_startup_error(error))
         };
         let grpc = match &settings.listeners.grpc {
             GrpcListenAddress::Tcp(address) => GrpcListenerSocket::Tcp(open(grpc_address(address))?),
             GrpcListenAddress::Unix(path) => {
-                let listener = listen_unix(path).map_err(|error| build_unix_socket_error(path, error))?;
+                let listener = bind_unix(path).map_err(|error| build_unix_socket_error(path, error))?;
                 GrpcListenerSocket::Unix(listener, path.clone())
             }
         };
@@ -180,7 +182,17 @@ impl BoundListeners {
         }
     }
 
-    /// Starts a task per listener, which serves until `stopping` turns true and its connections are closed.
+    /// Listens on all sockets: who is answered on one finds the others open.
+    fn listen_on_all(&self) -> io::Result<()> {
+        match &self.grpc {
+            GrpcListenerSocket::Tcp(listener) => SockRef::from(listener).listen(ACCEPT_BACKLOG)?,
+            GrpcListenerSocket::Unix(listener, _) => SockRef::from(listener).listen(ACCEPT_BACKLOG)?,
+        }
+        let pages = [Some(&self.http), Some(&self.debug), self.prometheus.as_ref()];
+        pages.into_iter().flatten().try_for_each(|page| SockRef::from(&page.listener).listen(ACCEPT_BACKLOG))
+    }
+
+    /// Listens, and starts a task per listener, which serves until `stopping` turns true and its connections are closed.
     pub(super) fn start_serving(
         self,
         settings: &GrpcSettings,
@@ -188,11 +200,12 @@ impl BoundListeners {
         health: &GrpcHealth,
         stopping: &watch::Receiver<bool>,
     ) -> io::Result<JoinSet<()>> {
+        self.listen_on_all()?;
         let mut serving = JoinSet::new();
         let bounds = &self.bounds;
         let service = &state.collector.service;
         let method = ShouldRateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let router = grpc::build_router_of_other_methods(settings, health);
+        let router = grpc::build_router_of_other_methods(settings, health, &service.clock);
         let router = match &state.collector.quota {
             Some(quota) => add_to_router(router, quota),
             None => add_refusal_to_router(router, &service.clock),
@@ -379,10 +392,10 @@ fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Opens a non-blocking Unix listener.
+/// Binds a non-blocking Unix socket.
 ///
 /// Removes a socket file that a crashed process left behind; a socket that still accepts connections stays.
-fn listen_unix(path: &Path) -> io::Result<UnixListener> {
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     // Other errors can come from a live listener: its queue is full, or another user owns it.
     let is_stale = || match UnixStream::connect(path) {
@@ -392,9 +405,10 @@ fn listen_unix(path: &Path) -> io::Result<UnixListener> {
     if is_socket && is_stale() {
         std::fs::remove_file(path)?;
     }
-    let listener = UnixListener::bind(path)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    Ok(socket.into())
 }
 
 /// Checks that a Unix listener can be opened, unless another process has it.

@@ -85,7 +85,7 @@ impl TableChangeReader {
             let Err(error) = self.follow_from_end().await;
             if let Some(suppressed) = failure_log.allow(Clock::System.now()) {
                 let (table, keep) = (&*self.cache.table, self.cache.keep);
-                let fix = "check Redis, and that its user may run XREAD and XREVRANGE (docs/redis.md)";
+                let fix = error.advice("check Redis, and that its user may run XREAD and XREVRANGE (docs/redis.md)");
                 tracing::warn!(table, %error, fix, suppressed, "cannot follow a table: changes wait {keep:?}");
             }
             sleep(RETRY_INTERVAL).await;

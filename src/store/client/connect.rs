@@ -66,10 +66,17 @@ impl TlsFailureDiagnosis {
         }
     }
 
-    /// Returns the error for a failed socket or TLS handshake.
-    pub(crate) fn socket_error<K: CallErrorKind>(&self, error: &io::Error, uses_tls: bool) -> ConnectError<K> {
+    /// Returns the error for a failed socket or TLS handshake. `name_advice` is the advice if the server's certificate
+    /// has other names; `None`: that of the configured address.
+    pub(crate) fn socket_error<K: CallErrorKind>(
+        &self,
+        error: &io::Error,
+        uses_tls: bool,
+        name_advice: Option<String>,
+    ) -> ConnectError<K> {
         let text = io_error_text(error);
-        match self.tls_settings.handshake_failure_advice(error).filter(|_| uses_tls) {
+        let advice = name_advice.filter(|_| has_other_names(error));
+        match advice.or_else(|| self.tls_settings.handshake_failure_advice(error)).filter(|_| uses_tls) {
             Some(advice) => ConnectError::misconfigured(format!("the TLS handshake failed: {text}; {advice}")),
             None => ConnectError { kind: K::BROKEN_CONNECTION, text },
         }
@@ -90,6 +97,11 @@ pub(crate) trait CallErrorKind: Copy + PartialEq + Display + Send + Sync + 'stat
 
     /// Returns true if the error lasts until an operator changes a setting.
     fn is_misconfiguration(self) -> bool;
+
+    /// Returns true if the server rejects the credentials.
+    fn is_login_failure(self) -> bool {
+        false
+    }
 }
 
 /// Reason why a server cannot be used.
@@ -141,6 +153,12 @@ pub(crate) async fn connect_to_endpoint(
 pub(crate) fn io_error_text(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
+}
+
+/// Returns true if the handshake failed because the server's certificate has other names.
+fn has_other_names(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    error.is_some_and(|error| format!("{error:?}").contains("NotValidForName"))
 }
 
 /// Texts of which the advice on a failed TLS handshake of one client is made.

@@ -16,7 +16,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use bytes::{Buf, BytesMut};
@@ -27,6 +27,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::deadline::DeadlineTimer;
+use super::server_status::AnswerDuration;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::write_coalescing::{YieldBarrier, wake_or_defer};
 
@@ -146,6 +147,11 @@ impl<P: WireProtocol> Pipeline<P> {
         (Self { queue, driver }, receiver)
     }
 
+    /// Time by which the last late reply exceeded the deadline of its command, with its age in seconds.
+    pub(crate) fn last_lateness(&self) -> Option<(u64, Duration)> {
+        self.queue.lateness.read()
+    }
+
     /// Sends a command, after `prefix` if there is one, and waits for its reply until `deadline`. The reply to a prefix
     /// is dropped.
     ///
@@ -185,6 +191,8 @@ struct SendQueue<P: WireProtocol> {
     state: Mutex<QueueState<P>>,
     /// Waker of the driver.
     driver_waker: AtomicWaker,
+    /// Time by which the last late reply exceeded the deadline of its command.
+    lateness: AnswerDuration,
 }
 
 /// Contents of a [`SendQueue`].
@@ -226,7 +234,7 @@ struct Caller<P: WireProtocol> {
 
 impl<P: WireProtocol> Default for SendQueue<P> {
     fn default() -> Self {
-        Self { state: Mutex::default(), driver_waker: AtomicWaker::new() }
+        Self { state: Mutex::default(), driver_waker: AtomicWaker::new(), lateness: AnswerDuration::default() }
     }
 }
 
@@ -409,9 +417,8 @@ impl<P: WireProtocol> QueueState<P> {
         self.earliest = None;
         let pending = self.pending.iter_mut().flat_map(|command| &mut command.callers);
         for caller in pending.chain(self.mergeable.iter_mut().map(|call| &mut call.caller)) {
-            let Some(due) = caller.deadline else { continue };
+            let (Some(due), Some(_)) = (caller.deadline, &caller.reply) else { continue };
             if due <= now {
-                caller.deadline = None;
                 if let Some(reply) = caller.reply.take() {
                     let _gone = reply.send(Err(PipelineError::Timeout));
                 }
@@ -431,6 +438,11 @@ impl<P: WireProtocol> PendingCommand<P> {
     /// Returns true if no caller waits for the reply. A prefix is never abandoned by itself.
     fn is_abandoned(&self) -> bool {
         !self.is_prefix() && self.callers.iter().all(Caller::is_gone)
+    }
+
+    /// Deadline of the first caller, if it has expired.
+    fn expired_at(&self) -> Option<Instant> {
+        self.callers.first().filter(|caller| caller.reply.is_none()).and_then(|caller| caller.deadline)
     }
 
     /// Passes the reply to the callers that still wait.
@@ -532,8 +544,14 @@ impl<P: WireProtocol> ConnectionDriver<P> {
         // Collected first, so that no caller is woken while the queue is locked.
         let answered: Vec<PendingCommand<P>> = self.queue.lock().take_answered(self.replies.len()).collect();
         let mut replies = self.replies.drain(..);
+        let mut expired_at = None;
         for (command, reply) in answered.into_iter().zip(replies.by_ref()) {
+            expired_at = command.expired_at().or(expired_at);
             command.answer_callers(reply);
+        }
+        if let Some(due) = expired_at {
+            let now = Instant::now();
+            self.queue.lateness.record_last(now, now.saturating_duration_since(due));
         }
         match replies.next() {
             None => Ok(()),

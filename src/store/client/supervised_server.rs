@@ -27,6 +27,7 @@ use tokio::time::sleep;
 
 use super::connect::{CallErrorKind, ConnectError, Connected, io_error_text};
 use super::pipeline::ClosedReceiver;
+use super::server_status::{AnswerDuration, ServerStatus};
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::address::Endpoint;
@@ -48,7 +49,27 @@ pub(crate) struct ServerLogNames {
     pub(crate) on_failure: &'static str,
     /// Decisions need the server.
     pub(crate) decides: bool,
+    /// Upper bound on a call.
+    pub(crate) call_timeout: Duration,
+    /// Environment variable that sets `call_timeout`; `None` if none does.
+    pub(crate) timeout_setting: Option<&'static str>,
+    /// Names the settings that hold the credentials; `None` if there are none.
+    pub(crate) login_setting: Option<&'static str>,
 }
+
+/// Why a server failed last.
+#[derive(Debug)]
+struct ServerFailure {
+    text: String,
+    at: Instant,
+    /// It did not answer in time.
+    is_timeout: bool,
+}
+
+/// Shortest time between two records of failed calls.
+const FAILURE_UPDATE_INTERVAL: Duration = Duration::from_millis(100);
+/// Time for which a late answer is told beside a timeout.
+const MAX_LATE_ANSWER_AGE_S: u64 = 60;
 
 /// Connections of one server, its circuit breaker, and its errors to log.
 #[derive(Debug)]
@@ -66,7 +87,11 @@ pub(crate) struct ServerState<C> {
     recovered_log: LogThrottle,
     connect_errors: Mutex<ErrorDedup>,
     misconfigured: ArcSwapOption<String>,
-    last_failure: ArcSwapOption<String>,
+    last_failure: ArcSwapOption<ServerFailure>,
+    /// Mean duration of the last answers to charges.
+    answers: AnswerDuration,
+    /// Last answer to a health check that came too late.
+    late_answer: AnswerDuration,
 }
 
 impl<C> ServerState<C> {
@@ -85,6 +110,8 @@ impl<C> ServerState<C> {
             connect_errors: Mutex::default(),
             misconfigured: ArcSwapOption::empty(),
             last_failure: ArcSwapOption::empty(),
+            answers: AnswerDuration::default(),
+            late_answer: AnswerDuration::default(),
         }
     }
 
@@ -103,16 +130,60 @@ impl<C> ServerState<C> {
         self.misconfigured.load_full()
     }
 
-    /// Last reason why the server could not be used, with its address, as the log has it; `None` before the first.
+    /// Last reason why the server could not be used, with its address; `None` before the first.
     pub(crate) fn last_failure(&self) -> Option<Arc<String>> {
-        self.last_failure.load_full()
+        let status = self.status(None);
+        Some(Arc::new(format!("{}: {}", status.address, status.last_error?)))
     }
 
-    fn record_last_failure(&self, text: &str) {
-        let text = format!("{}: {text}", self.endpoint);
-        if self.last_failure.load().as_ref().is_none_or(|last| **last != text) {
-            self.last_failure.store(Some(Arc::new(text)));
+    /// State of the server. `late_by` is the last time by which an answer on its connections exceeded its deadline, with
+    /// its age in seconds.
+    pub(crate) fn status(&self, late_by: Option<(u64, Duration)>) -> ServerStatus {
+        let milliseconds = |duration: Duration| (duration.as_secs_f64() * 100_000.0).round() / 100.0;
+        let late_call = late_by.map(|(age_s, late_by)| (age_s, self.names.call_timeout + late_by));
+        let late = late_call.into_iter().chain(self.late_answer.read()).min_by_key(|(age_s, _)| *age_s);
+        let (answers, failure) = (self.answers.read(), self.last_failure.load_full());
+        let describe = |failure: &ServerFailure| match late {
+            Some((age_s, took)) if failure.is_timeout && age_s <= MAX_LATE_ANSWER_AGE_S => {
+                format!("{}; the last late one came after {} ms", failure.text, took.as_millis())
+            }
+            _ => failure.text.clone(),
+        };
+        ServerStatus {
+            address: self.endpoint.to_string(),
+            is_breaker_open: self.is_breaker_open(),
+            answer_ms: answers.map(|(_, mean)| milliseconds(mean)),
+            last_success_s: answers.map(|(age_s, _)| age_s),
+            last_error: failure.as_deref().map(describe),
+            last_error_s: failure.map(|failure| failure.at.elapsed().as_secs()),
+            late_answer_ms: late.map(|(_, took)| milliseconds(took)),
         }
+    }
+
+    /// Records the answer to a charge that was sent at `sent`.
+    #[inline]
+    pub(crate) fn record_answer(&self, sent: Instant, answered: Instant) {
+        self.answers.record_for_mean(answered, answered.saturating_duration_since(sent));
+    }
+
+    /// Records the answer to a check, sent at `sent`, that came too late.
+    pub(crate) fn record_late_answer(&self, sent: Instant) {
+        self.late_answer.record_last(Instant::now(), sent.elapsed());
+    }
+
+    /// Error of a server that did not answer in time.
+    pub(crate) fn timeout_error<K: CallErrorKind>(&self) -> ConnectError<K> {
+        ConnectError { kind: K::TIMEOUT, text: self.describe_timeout() }
+    }
+
+    fn describe_timeout(&self) -> String {
+        let ServerLogNames { call_timeout, timeout_setting, .. } = self.names;
+        let setting = timeout_setting.map_or_else(String::new, |setting| format!(" ({setting})"));
+        format!("no answer within {} ms{setting}", call_timeout.as_millis())
+    }
+
+    fn record_last_failure(&self, text: String, is_timeout: bool) {
+        self.last_failure.store(Some(Arc::new(ServerFailure { text, at: Instant::now(), is_timeout })));
     }
 
     /// Clears the configuration error.
@@ -134,9 +205,9 @@ impl<C> ServerState<C> {
 
     /// Records a failed call; returns true if it opened the breaker, after too many failures of the server.
     pub(crate) fn record_failure(&self, error: impl CallErrorKind) -> bool {
+        self.record_call_failure(error);
         let opened = error.concerns_whole_server() && self.breaker.record_failure();
         if opened {
-            self.record_last_failure(&error.to_string());
             if let Some(suppressed) = self.opened_log.allow(Clock::System.now()) {
                 let Self { endpoint: server, names: ServerLogNames { program, on_failure, .. }, .. } = self;
                 match error.is_misconfiguration() {
@@ -151,6 +222,17 @@ impl<C> ServerState<C> {
             self.breaker_opened.notify_one();
         }
         opened
+    }
+
+    /// Records why a call failed, unless a failure was recorded just now: calls may fail by thousands.
+    fn record_call_failure<K: CallErrorKind>(&self, error: K) {
+        let is_timeout = error == K::TIMEOUT;
+        let is_recent =
+            |last: &Arc<ServerFailure>| last.is_timeout == is_timeout && last.at.elapsed() < FAILURE_UPDATE_INTERVAL;
+        if !self.last_failure.load().as_ref().is_some_and(is_recent) {
+            let text = if is_timeout { self.describe_timeout() } else { error.to_string() };
+            self.record_last_failure(text, is_timeout);
+        }
     }
 
     /// Records a configuration error; any other error but a timeout clears it.
@@ -170,9 +252,10 @@ impl<C> ServerState<C> {
 
     /// Logs why the server cannot be used, if that is new.
     fn log_connect_error<K: CallErrorKind>(&self, error: &ConnectError<K>) {
-        self.record_last_failure(&error.text);
+        self.record_last_failure(error.text.clone(), error.kind == K::TIMEOUT);
         if lock_ignoring_poison(&self.connect_errors).should_log(&error.text) {
-            let ServerLogNames { program, setting, on_failure, decides, .. } = self.names;
+            let ServerLogNames { program, setting, on_failure, decides, login_setting, .. } = self.names;
+            let setting = login_setting.filter(|_| error.kind.is_login_failure()).or(setting);
             let (server, text) = (&self.endpoint, &error.text);
             // A server that is away comes back by itself; wrong settings do not become right.
             match decides && error.kind.is_misconfiguration() {

@@ -137,7 +137,7 @@ impl RedisCallSender {
             span.set_error(error.name(), error.to_string());
         }
         drop(span);
-        let ScriptOutcome { mut results, mut states, now, region, holds } = outcome?;
+        let (ScriptOutcome { mut results, mut states, now, region, holds }, node) = outcome?;
         if let (Some(hooks), Some(charge)) = (&call.global_limits, charges.last()) {
             hooks.record_use_and_request_grants(call.command.keys(), charge, &states, &region);
         }
@@ -146,6 +146,7 @@ impl RedisCallSender {
         let lease = if lease_hits > 0 { results.pop() } else { None };
         let lease = lease.map(|results| LeaseReply { hits: lease_hits, results });
         let times = CallTimes { sent, answered: Instant::now() };
+        node.record_answer(sent, times.answered);
         // What a holder gives back may make room at any time, so a rejection says little of later charges.
         if holds.is_empty() {
             self.over_limit_cache.record_results(call.id.counters, charges, &results, times);

@@ -27,7 +27,8 @@ use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
 use crate::store::client::redis::server_clock::ClockJumps;
-use crate::store::stats::{PoolStats, StoreServerStats};
+use crate::store::client::server_status::ServerStatus;
+use crate::store::stats::PoolStats;
 
 /// The deployment of `REDIS_URL`, and that of `REDIS_PERSECOND_URL` if it is set.
 #[derive(Debug)]
@@ -41,7 +42,8 @@ pub(super) struct Deployments {
 /// Statistics of the servers that keep counters, and of the connections to them.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionStats {
-    pub(super) servers: Vec<StoreServerStats>,
+    /// Each once, by address.
+    pub(super) servers: Vec<ServerStatus>,
     pub(super) pools: Vec<PoolStats>,
 }
 
@@ -83,11 +85,12 @@ impl Deployments {
         let mut stats = ConnectionStats::default();
         for (name, deployment) in [main, per_second] {
             let Some(deployment) = deployment else { continue };
-            let DeploymentStats { open_connection_count, opened_connections_total, nodes } = deployment.client.stats();
-            let server = |(address, is_breaker_open)| StoreServerStats { address, is_breaker_open };
-            stats.servers.extend(nodes.into_iter().map(server));
+            let DeploymentStats { open_connection_count, opened_connections_total, servers } =
+                deployment.client.stats();
+            stats.servers.extend(servers);
             stats.pools.push(PoolStats { name, open_connection_count, opened_connections_total });
         }
+        ServerStatus::merge_by_address(&mut stats.servers);
         stats
     }
 

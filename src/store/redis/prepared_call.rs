@@ -85,14 +85,14 @@ impl PreparedCall {
         Some(OwnedCharge::new(counters, ChargeRequest::new(Hits::Charge(hits), 0)))
     }
 
-    /// Sends the call, and follows redirections. Ends by `deadline`, or later only if other tasks delay this one.
+    /// Sends the call, and follows redirections; returns the node that answered, too. Ends by `deadline`, or later only if other tasks delay this one.
     pub(super) async fn send_charges(
         &self,
         charges: &[OwnedCharge],
         leases: Option<&LeaseArguments>,
         deadline: Instant,
         mut span: Option<&mut Span>,
-    ) -> Result<ScriptOutcome, RedisError> {
+    ) -> Result<(ScriptOutcome, Arc<Node>), RedisError> {
         let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
         let mut attempt = match &self.command {
             CountCommand::Script { script, keys } => {
@@ -112,7 +112,7 @@ impl PreparedCall {
                 set_span_server(span, target.node.endpoint());
             }
             match attempt.continue_call_at_node(&mut target, deadline).await {
-                Ok(outcome) => return Ok(outcome),
+                Ok(outcome) => return Ok((outcome, target.node)),
                 Err(error) => target.follow_redirection(error)?,
             }
         }

@@ -9,6 +9,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 
 use super::Redis;
 use crate::store::client::redis::error::RedisError;
@@ -35,25 +36,42 @@ impl TableKeys {
 }
 
 impl Redis {
-    /// Reads the row of a value by `deadline`; `None` if there is none.
+    /// Reads the rows of values by `deadline`, one result for each; `None` if there is none.
     ///
-    /// A failure does not count for the breaker: the user of Redis may lack HGET.
+    /// A failure does not count for the breaker: the user of Redis may lack HGET. One who lacks HMGET has the values
+    /// read one by one.
     ///
     /// # Errors
     /// Redis failed, or its user may not run HGET.
-    pub async fn read_table_row(
+    pub async fn read_table_rows(
         &self,
         table: &str,
-        value: &[u8],
+        values: &[&[u8]],
         deadline: Instant,
-    ) -> Result<Option<Bytes>, RedisError> {
+    ) -> Vec<Result<Option<Bytes>, RedisError>> {
         let keys = TableKeys::new(self.keys.prefix(), table);
-        let words: [&[u8]; 3] = [b"HGET", &keys.rows, value];
-        let reply = self.deployments.main.client.call_key_unrecorded(&keys.rows, &words, deadline).await?;
-        match (&reply, reply_bytes(&reply)) {
-            (Reply::Null, _) => Ok(None),
-            (_, Some(row)) if row.len() <= MAX_ROW_BYTES => Ok(Some(Bytes::copy_from_slice(row))),
-            (_, _) => Err(RedisError::BadReply),
+        let client = &self.deployments.main.client;
+        if values.len() > 1 {
+            let words: Vec<&[u8]> = [&b"HMGET"[..], &keys.rows].into_iter().chain(values.iter().copied()).collect();
+            match client.call_key_unrecorded(&keys.rows, &words, deadline).await {
+                Ok(Reply::Array(rows)) if rows.len() == values.len() => return rows.iter().map(read_row).collect(),
+                Ok(_) => return vec![Err(RedisError::BadReply); values.len()],
+                Err(RedisError::Misconfigured) => {}
+                Err(error) => return vec![Err(error); values.len()],
+            }
         }
+        let rows = &keys.rows;
+        join_all(values.iter().map(|value| async move {
+            read_row(&client.call_key_unrecorded(rows, &[b"HGET", rows, value], deadline).await?)
+        }))
+        .await
+    }
+}
+
+fn read_row(reply: &Reply) -> Result<Option<Bytes>, RedisError> {
+    match (reply, reply_bytes(reply)) {
+        (Reply::Null, _) => Ok(None),
+        (_, Some(row)) if row.len() <= MAX_ROW_BYTES => Ok(Some(Bytes::copy_from_slice(row))),
+        (_, _) => Err(RedisError::BadReply),
     }
 }

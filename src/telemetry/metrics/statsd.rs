@@ -180,7 +180,9 @@ fn format_statsd_line(name: &str, value: &str, tags: &[(String, String)]) -> Str
 fn format_dogstatsd_line(name: &str, value: &str, tags: &[(String, String)], rewrites: &[NameRewrite]) -> String {
     let (name, mut all_tags) = rewrite_name(rewrites, name);
     all_tags.extend(tags.iter().cloned());
-    let all_tags: Vec<String> = all_tags.iter().map(|(tag, tag_value)| format!("{tag}:{tag_value}")).collect();
+    // A comma separates tags, and a bar the parts of a line.
+    let part = |text: &str| text.replace([',', '|', '\n'], "_");
+    let all_tags: Vec<String> = all_tags.iter().map(|(tag, value)| format!("{}:{}", part(tag), part(value))).collect();
     match all_tags.is_empty() {
         true => format!("{name}:{value}\n"),
         false => format!("{name}:{value}|#{}\n", all_tags.join(",")),

@@ -240,12 +240,13 @@ fn append_limit_text(page: &mut String, limit: &ExplainedLimit, has_counters: bo
 }
 
 fn format_counter(counter: &ExplainedCounter) -> String {
-    let ExplainedCounter { passes, used, remaining, reset_us, retry_after_us, banned_us } = counter;
+    let ExplainedCounter { passes, used, remaining, reset_us, retry_after_us, banned_us, local } = counter;
     let next = match (passes, retry_after_us) {
         (true, _) => "one more hit is admitted".to_owned(),
         _ if *banned_us > 0 => format!("banned for {}", format_micros(*banned_us)),
         (false, Some(retry)) => format!("one more hit is rejected for {}", format_micros(*retry)),
         (false, None) => "one more hit is rejected".to_owned(),
     };
-    format!("{used} used, {remaining} remaining, reset in {}; {next}", format_micros(*reset_us))
+    let of = if *local { "the store failed, so the counter of this process decides (`local`): " } else { "" };
+    format!("{of}{used} used, {remaining} remaining, reset in {}; {next}", format_micros(*reset_us))
 }

@@ -34,9 +34,14 @@ impl Certificates {
 
     /// Makes a new key and certificate for a server, `NAME.crt` and `NAME.key`, in place of any of that name.
     pub fn issue_server(&self, name: &str) {
+        self.issue_server_for(name, &["localhost", "127.0.0.1"]);
+    }
+
+    /// Makes a new key and certificate for a server of these names, as [`Certificates::issue_server`] does.
+    pub fn issue_server_for(&self, name: &str, hosts: &[&str]) {
         // Servers of a cluster are clients of each other.
         let usages = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        self.issue(name, &["localhost", "127.0.0.1"], &usages);
+        self.issue(name, hosts, &usages);
     }
 
     /// Makes a new key and certificate for a server that was valid until 2020.

@@ -342,14 +342,17 @@ fn every_failed_charge_is_counted() {
 }
 
 #[test]
-fn explain_fails_if_the_counter_cannot_be_read() {
+fn explain_shows_the_fallback_counter_if_that_decides() {
     let service = test_service(&[], 1, RULES);
     let loaded = service.inner.rules.current_rules_owned().unwrap();
-    let request = about(&["local", "unknown"]);
+    let request = about(&["local", "unknown", "deny"]);
     let context = service.inner.build_decision_context(Some(&loaded), Duration::from_secs(1));
     let request = decode::convert_request(&request.0);
     let counters = runtime().block_on(service.inner.decider.peek_counters(context, &request));
-    assert_eq!(counters, [vec![None], Vec::new()]);
+    let [local, unknown, deny] = &counters[..] else { panic!("three descriptors: {counters:?}") };
+    let local = local[0].expect("the counter of this process decides");
+    assert_eq!((local.is_fallback, local.result.after, local.result.remaining), (true, 0, 2));
+    assert_eq!((unknown.len(), &deny[..]), (0, &[None][..]));
     // Nothing was charged to the fallback counters.
     assert_eq!(text(&service, &about(&["local"])), "OK [OK 2/DAY left 1 in 43200 s]");
 }

@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::net::UnixListener;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use kit::grpc::{self, Client};
 use kit::http::{self, Response};
 use kit::http2_frames::{DATA, END_STREAM, GOAWAY, HEADERS, Http2Connection};
 use kit::redis;
+use kit::scrape::{scrape, with_prometheus};
 use kit::tollkeeper::{self, Setup, Tollkeeper};
 use kit::{PATIENCE, wait_for};
 
@@ -354,6 +355,59 @@ fn unknown_method_is_unimplemented() {
         "/",
     ] {
         assert_eq!(client.call_raw(method, b"".as_slice()).unwrap_err().code(), Code::Unimplemented, "{method}");
+    }
+}
+
+#[test]
+fn callers_of_older_rate_limit_services_are_told_of() {
+    let (setup, port) = with_prometheus(server());
+    let server = setup.start();
+    let client = Client::connect(server.grpc_port());
+    let long: &'static str = format!("/{}/x%1b", "a".repeat(4000)).leak();
+    for method in [
+        "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
+        "/pb.lyft.ratelimit.RateLimitService/ShouldRateLimit",
+        "/envoy.service.ratelimit.v2x.RateLimitService/ShouldRateLimit",
+        long,
+    ] {
+        for _ in 0..3 {
+            assert_eq!(client.call_raw(method, b"".as_slice()).unwrap_err().code(), Code::Unimplemented, "{method}");
+        }
+    }
+    let log = server.stderr();
+    let lines = |part: &str| log.lines().filter(|line| line.contains(part)).collect::<Vec<_>>();
+    for (service, fix) in
+        [("envoy.service.ratelimit.v2", "transport_api_version: V3"), ("pb.lyft.ratelimit", "upgrade that Envoy")]
+    {
+        let found = lines(&format!("service={service}"));
+        assert!(found.len() == 1 && found[0].contains("peer=127.0.0.1:") && found[0].contains(fix), "{log}");
+        let problems = http::get(server.debug_port(), "/problems").send().text();
+        assert!(problems.contains(service) && problems.contains(fix), "{problems}");
+    }
+    let others = lines("there is no such gRPC method here");
+    assert!(others.len() == 1 && others[0].len() < 400, "{others:?}");
+    let page = scrape(port.number());
+    let count = |service: &str| page.samples[&format!("tollkeeper_unknown_grpc_calls_total{{service=\"{service}\"}}")];
+    assert_eq!(["envoy.service.ratelimit.v2", "pb.lyft.ratelimit", "other"].map(count), [3.0, 3.0, 6.0]);
+}
+
+#[test]
+fn connections_are_accepted_only_once_calls_are_answered() {
+    // A Redis that accepts and never answers: the start waits for blocked values.
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a port");
+    let address = silent.local_addr().expect("it is bound").to_string();
+    for over_socket in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let setup = server().env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", &address);
+        let setup = if over_socket { setup.env("GRPC_UDS", &path) } else { setup };
+        let server = setup.launch();
+        let is_accepted = || match over_socket {
+            true => UnixStream::connect(&path).is_ok(),
+            false => TcpStream::connect(("127.0.0.1", server.grpc_port())).is_ok(),
+        };
+        wait_for("a connection to be accepted", || is_accepted().then_some(()));
+        assert!(server.stderr().contains("serving"), "accepted before it serves:\n{}", server.stderr());
     }
 }
 

@@ -168,6 +168,9 @@ ratelimit_service_rate_limit_within_limit{domain="shop",key1="trial"} 1
 ratelimit_service_rate_limit_within_limit{domain="shop",key1="user"} 3
 ratelimit_service_response_time_seconds_count{grpc_method="Check"} 1
 ratelimit_service_response_time_seconds_count{grpc_method="ShouldRateLimit"} 20
+tollkeeper_unknown_grpc_calls_total{service="envoy.service.ratelimit.v2"} 0
+tollkeeper_unknown_grpc_calls_total{service="pb.lyft.ratelimit"} 0
+tollkeeper_unknown_grpc_calls_total{service="other"} 0
 ratelimit_service_should_rate_limit_error{err_type="redis_error"} 0
 ratelimit_service_should_rate_limit_error{err_type="service_error"} 1
 ratelimit_service_total_requests{grpc_method="Check"} 1

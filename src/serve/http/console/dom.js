@@ -29,9 +29,9 @@ export function svg(name, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Changes in place: focus, selection, scrolling and open parts stay, because nodes stay.
+// Changes in place keep focus, selection, scrolling and open parts.
 
-/** Makes the children of `parent` like these nodes and texts; nodes with the same `data-key` are kept and moved. */
+/** Makes the children of `parent` like these nodes and texts; nodes of one `data-key` are kept and moved. */
 export function update(parent, ...children) {
   const focused = document.activeElement;
   const wanted = shownOf(children);
@@ -124,7 +124,7 @@ export function timeOf(text) {
   return element('time', { datetime: utc, title: `here: ${at.toLocaleString()}` }, `${utc.slice(0, 10)} ${utc.slice(11, 19)}`);
 }
 
-/** Text of a client: control characters and marks that change the direction of text are spelled out. */
+/** Text of a client, with control characters and direction marks spelled out. */
 export const printable = (text) =>
   String(text).replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
 
@@ -155,7 +155,7 @@ export const numberColumn = (title, cell) => ({ title, number: true, cell });
 /** A column of names, as wide as they need. */
 export const nameColumn = (title, cell) => ({ title, class: 'name', cell });
 
-/** A table: columns are `{ title, cell, number }`, `cell` returns text or nodes for a row, and `key` identifies a row. */
+/** A table of columns `{ title, cell, number }`; `cell` returns text or nodes, `key` identifies a row. */
 export function table(caption, columns, rows, { rowClass = () => undefined, key, open } = {}) {
   const cell = (column, row) => element('td', { class: column.number ? 'number' : column.class }, column.cell(row));
   const seen = new Set();
@@ -199,7 +199,7 @@ export function modeBadge(limit) {
   return limit.shadow_mode ? badge('shadow mode', 'warn') : null;
 }
 
-/** Copies a text; where the browser does not allow that, it is selected to be copied by hand. */
+/** Copies a text, or selects it where the browser forbids that. */
 export function copyButton(name, text) {
   const copy = async (event) => {
     const button = event.currentTarget;

@@ -1,11 +1,11 @@
-// Views of replicas and of this process: fleet, one replica, failures, quotas, settings.
+// Views of replicas and this process: fleet, one replica, failures, quotas, settings.
 
 import { atMost, badge, box, button, card, code, copyButton, countColumn, details, duration, element, figure, grid, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, quoteForShell, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { hourChart, mix, requestSeries, sparkline } from './charts.js';
 import { keyLink, listBlocks, rejectedTable, ruleLink, sharesOf } from './keys.js';
 import { adminRequest, ask, getJson, readAddress, request, searchInput, tell, withQuery, writeState } from './server.js';
 
-/** Parts of decisions by what became of the request; `local` is split into passed and rejected. */
+/** Parts of decisions by what became of the request; `local` split into passed and rejected. */
 function verdictParts(verdicts, localRejected) {
   return [
     ['ok', 'passed', verdicts.ok],
@@ -40,7 +40,7 @@ export function alarmList(report) {
   if (report === undefined) return null;
   if (!report) return notice('Alarms are not known.');
   if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
-  const views = { failures: 'store_lost server_not_used reload_failed answers_by_policy load_failed', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'rejections_rose_after_load' };
+  const views = { failures: 'store_lost server_not_used slots_not_served reload_failed answers_by_policy load_failed', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'rejections_rose_after_load' };
   const viewOf = (kind) => Object.keys(views).find((view) => views[view].split(' ').includes(kind));
   return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
     element('strong', {}, alarm.replicas.join(', ') || alarm.kind), ': ', printable(alarm.text), ' ',
@@ -55,7 +55,7 @@ function storeState({ store }) {
   return span('good', store.kind);
 }
 
-/** A replica with problems comes first, then this one, then the others by name. */
+/** Replicas with problems first, then this one, then others by name. */
 function problemsOf({ name, silent, replaced, store, rules }, findings) {
   const named = findings.filter(({ replicas }) => replicas.includes(name)).length;
   return replaced ? 0 : (silent ? 8 : 0) + (store.available ? 0 : 4) + (store.breakers_open > 0 ? 2 : 0) + (rules.load_failed ? 2 : 0) + named;
@@ -151,7 +151,7 @@ export function replica(main, context) {
   return argument ? otherReplica(main, argument) : thisReplica(main, context);
 }
 
-/** Another replica, by its summary: this console cannot ask it itself. */
+/** Another replica, by its summary. */
 function otherReplica(main, incarnation) {
   const body = element('div');
   main.append(element('p', {}, link('#/fleet', '← All replicas')), body);
@@ -244,14 +244,14 @@ export function failures(main) {
   const body = element('div');
   main.append(heading('Failures'), body);
   const refresh = async () => {
-    const [store, status, problems] = await Promise.all([getJson('store'), getJson('rlconfig/status'), getJson('problems')]);
+    const [status, problems] = await Promise.all([getJson('rlconfig/status'), getJson('problems')]);
     const servers = problems.servers ?? [];
     const log = [...(problems.log ?? [])].reverse();
     return () => update(body,
       grid(
-        counts('Failed charges', store.failed_charges),
-        counts('Decided by failure policy', store.decided_by_policy),
-        card('Servers of the store', servers.length === 0 ? soft(`${store.store}: no server`) : details(servers.map((server) => [server.address, serverState(server, problems.store_available)])))),
+        counts('Failed charges', problems.failed_charges),
+        counts('Decided by failure policy', problems.decided_by_policy),
+        card('Servers of the store', servers.length === 0 ? soft('none') : details(servers.map((server) => [server.address, serverState(server, problems.store_available)])))),
       status.last_error ? box(element('h2', {}, status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force'),
         pre('Errors', status.last_error), (problems.diagnostics ?? []).map(diagnostic)) : null,
       box(log.length === 0 ? soft('No warning or error was logged.') : table('Last warnings and errors of the log', [
@@ -264,8 +264,8 @@ export function failures(main) {
 }
 
 function serverState(server, isStoreAvailable) {
-  if (server.is_breaker_open) return span('bad', 'not used: breaker open');
-  return isStoreAvailable ? span('good', 'in use') : span('bad', 'not reached');
+  const state = server.is_breaker_open ? span('bad', 'not used: breaker open') : isStoreAvailable ? span('good', 'in use') : span('bad', 'not reached');
+  return [state, server.answer_ms && ` in ${server.answer_ms} ms`, server.last_error && `; ${server.last_error_s} s ago: ${server.last_error}`];
 }
 
 function fields(of) {

@@ -6,7 +6,7 @@ import { adminRequest, ask, explain, explainBody, getJson, keyAddress, readAddre
 export const ruleLink = (rule) => link(ruleAddress(rule), printable(rule));
 const isWhole = (entries) => entries?.length > 0 && entries.every(({ value }) => value !== undefined && value !== null);
 
-/** A link that opens a key, if its domain and values are known. */
+/** Opens a key, if its domain and values are known. */
 export function keyLink({ domain, entries, key }) {
   return domain && isWhole(entries)
     ? element('a', { class: 'mono', href: keyAddress(domain, entries) }, printable(key))
@@ -31,7 +31,7 @@ export function busiestTable(caption, keys = [], withRule = true) {
   return table(caption, [countColumn('Hits, about', 'hits_about'), ...keyColumns(withRule)], keys, { key: keyName });
 }
 
-/** Descriptors of this replica that matched no rule; nothing if there are none. */
+/** Descriptors of this replica that matched no rule; nothing if none. */
 function unmatchedCard(report) {
   if (!report || report.domains.length === 0) return null;
   const parts = report.findings.map((finding) => notice(printable(finding.advice)));
@@ -103,9 +103,10 @@ function fullness(counter) {
 export function verdict(counter, isShadow = false) {
   if (!counter) return span('warn', 'not known: the store failed');
   if (counter.banned_us > 0) return span('bad', `banned for ${duration(counter.banned_us)}`);
-  if (counter.passes) return span('good', 'passes');
+  const by = counter.local ? ' (local: the store failed)' : '';
+  if (counter.passes) return span(by ? 'warn' : 'good', `passes${by}`);
   const wait = counter.retry_after_us === null || counter.retry_after_us === undefined ? 'never' : `in ${duration(counter.retry_after_us)}`;
-  return element('span', { class: isShadow ? 'warn' : 'bad' }, `${isShadow ? 'would reject' : 'rejects'}; passes ${wait}`);
+  return element('span', { class: isShadow ? 'warn' : 'bad' }, `${isShadow ? 'would reject' : 'rejects'}; passes ${wait}${by}`);
 }
 
 /** Lines of a rule in its file, that of its limits marked. */
@@ -260,7 +261,7 @@ function jsonIn(text) {
   }
 }
 
-/** Descriptors of a line of the log at the level debug: `user=ann -> shop.user (...): ...; ...`. */
+/** Descriptors of a debug line of the log: `user=ann -> shop.user (...): ...; ...`. */
 const descriptorsOfLog = (text) => text.split('; ').map((part) => ({ entries: parseEntries(part.split(/ -> | \(\d+ hits\)|: /)[0]) }));
 
 function unquote(text) {
@@ -271,7 +272,7 @@ function unquote(text) {
   }
 }
 
-/** Reads a request from what was pasted; throws an error that says what can be pasted. */
+/** Reads a pasted request; throws an error that says what can be pasted. */
 export function parseRequest(text) {
   const json = jsonIn(text);
   const found = json && findRequest(json, undefined);

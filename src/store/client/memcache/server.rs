@@ -20,6 +20,7 @@ use crate::store::client::connect::{
 };
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::pipeline::Pipeline;
+use crate::store::client::server_status::ServerStatus;
 use crate::store::client::supervised_server::{
     ConnectFileHashes, ServerLogNames, ServerState, SupervisedHandle, SupervisedServer,
 };
@@ -46,8 +47,20 @@ impl MemcacheServer {
         self.state.server.is_available()
     }
 
+    /// State of the server, for pages and metrics.
+    pub(crate) fn status(&self) -> ServerStatus {
+        let connections = self.state.server.pool.open_connections();
+        let lateness = connections.filter_map(|connection| connection.last_lateness());
+        self.state.server.status(lateness.min_by_key(|(age_s, _)| *age_s))
+    }
+
+    /// Records the answer to a charge that was sent at `sent`.
+    pub(crate) fn record_answer(&self, sent: Instant, answered: Instant) {
+        self.state.server.record_answer(sent, answered);
+    }
+
     /// Returns true while calls fail at once because the server failed too often.
-    pub(crate) fn is_breaker_open(&self) -> bool {
+    fn is_breaker_open(&self) -> bool {
         self.state.server.is_breaker_open()
     }
 
@@ -123,8 +136,16 @@ impl MemcacheServerState {
     /// Creates the state of the server at `endpoint`, without connections.
     fn new(endpoint: Endpoint, options: Arc<MemcacheConnectOptions>) -> Self {
         let on_failure = "`on_store_error` decides";
-        let names =
-            ServerLogNames { program: "memcached", files: "certificates", setting: None, on_failure, decides: true };
+        let names = ServerLogNames {
+            program: "memcached",
+            files: "certificates",
+            setting: None,
+            on_failure,
+            decides: true,
+            call_timeout: options.call_timeout,
+            timeout_setting: Some("TOLLKEEPER_STORE_TIMEOUT"),
+            login_setting: None,
+        };
         let server = ServerState::new(endpoint, options.connections, names);
         Self { server, options, opened_connections_total: AtomicU64::new(0) }
     }
@@ -164,7 +185,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const TLS_FAILURE_DIAGNOSIS: TlsFailureDiagnosis = TlsFailureDiagnosis {
     tls_settings: TlsAdviceTexts {
         prefix: "MEMCACHE",
-        address: "MEMCACHE_HOST_PORT",
+        address: "MEMCACHE_HOST_PORT or the record of MEMCACHE_SRV",
         plaintext: "unset MEMCACHE_TLS",
         server: "memcached",
     },
@@ -211,7 +232,7 @@ async fn open_connection(
     let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
-    let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls);
+    let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls, None);
     let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {

@@ -47,6 +47,8 @@ pub struct ConnectOptions {
     pub(crate) setting: &'static str,
     /// True for sentinels, which have their own credentials.
     pub(crate) is_sentinel: bool,
+    /// How addresses are found that no setting names.
+    pub(super) announcer: Option<AddressAnnouncer>,
     /// Credentials for AUTH.
     pub(crate) credentials: Credentials,
     /// Source of the tokens, if the credentials are an identity.
@@ -63,6 +65,53 @@ pub struct ConnectOptions {
     pub(crate) on_failure: &'static str,
     /// Decisions need the servers.
     pub(crate) decides: bool,
+    /// Environment variable that bounds a call; `None` if none does.
+    pub(crate) timeout_setting: Option<&'static str>,
+}
+
+/// Servers that tell the addresses of others.
+#[derive(Clone, Debug)]
+pub(super) struct AddressAnnouncer {
+    /// True for sentinels, false for the nodes of a cluster.
+    is_sentinel: bool,
+    /// The addresses that a setting names.
+    configured: Vec<Endpoint>,
+}
+
+impl AddressAnnouncer {
+    /// Those of a deployment; `None` if it is one server.
+    fn of(topology: &TopologySettings) -> Option<Self> {
+        let (is_sentinel, configured) = match topology {
+            TopologySettings::Single(_) => return None,
+            TopologySettings::Sentinel { sentinels, .. } => (true, sentinels),
+            TopologySettings::Cluster(seeds) => (false, seeds),
+        };
+        Some(Self { is_sentinel, configured: configured.to_vec() })
+    }
+
+    /// Advice if the certificate of the server at `endpoint` has other names; `None` if a setting names its host.
+    fn certificate_name_advice(&self, endpoint: &Endpoint) -> Option<String> {
+        let is_host = |other: &Endpoint| match (endpoint, other) {
+            (Endpoint::Tcp { host, .. }, Endpoint::Tcp { host: other, .. }) => host == other,
+            (endpoint, other) => endpoint == other,
+        };
+        if self.configured.iter().any(is_host) {
+            return None;
+        }
+        let (who, fix) = match self.is_sentinel {
+            true => {
+                ("the sentinels name", "`sentinel resolve-hostnames yes` and `sentinel announce-hostnames yes` there")
+            }
+            false => (
+                "the cluster announces",
+                "cluster-announce-hostname on each node and cluster-preferred-endpoint-type to hostname (Redis 7.0)",
+            ),
+        };
+        Some(format!(
+            "{who} {endpoint}, which is not a name of that server's certificate: set {fix}, or \
+             REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true, which skips this check"
+        ))
+    }
 }
 
 /// User and password for AUTH.
@@ -78,6 +127,7 @@ impl ConnectOptions {
         Self {
             setting: settings.setting,
             is_sentinel: false,
+            announcer: AddressAnnouncer::of(&settings.topology),
             credentials: settings.credentials.clone(),
             tokens: find_token_source(&settings.credentials),
             tls: settings.tls.clone(),
@@ -86,12 +136,13 @@ impl ConnectOptions {
             query_timeout: DISCOVERY_QUERY_TIMEOUT,
             on_failure: "`on_store_error` decides",
             decides: true,
+            timeout_setting: Some("TOLLKEEPER_STORE_TIMEOUT"),
         }
     }
 
     /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
     pub fn for_noncritical_servers(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
-        Self { on_failure, decides: false, ..Self::new(settings) }
+        Self { on_failure, decides: false, timeout_setting: None, ..Self::new(settings) }
     }
 
     /// Returns the options for servers in other parts of the world, which no decision waits for.
@@ -100,6 +151,7 @@ impl ConnectOptions {
             connect_timeout: settings.connect_timeout.min(MAX_DISTANT_CONNECT_TIME),
             query_timeout: DISTANT_DISCOVERY_QUERY_TIMEOUT,
             on_failure: "this region gets no grants",
+            timeout_setting: None,
             ..Self::new(settings)
         }
     }
@@ -108,6 +160,11 @@ impl ConnectOptions {
     pub(super) fn for_sentinels(&self, credentials: &Credentials) -> Self {
         let (credentials, tokens) = (credentials.clone(), find_token_source(credentials));
         Self { is_sentinel: true, credentials, tokens, database: None, ..self.clone() }
+    }
+
+    /// Names the settings that hold the credentials, for messages; `None` if there are none.
+    pub(crate) fn login_setting(&self) -> Option<&'static str> {
+        (self.credentials != Credentials::None).then(|| self.auth_setting())
     }
 
     /// Names the settings that hold the credentials, for messages.
@@ -277,17 +334,18 @@ async fn open_connection(
     credentials: Option<AuthCredentials>,
 ) -> Result<Connected<Connection>, RedisConnectError> {
     let uses_tls = tls.is_some();
-    let stream = connect_to_endpoint(endpoint, tls)
-        .await
-        .map_err(|error| TLS_FAILURE_DIAGNOSIS.socket_error(&error, uses_tls))?;
+    let name_advice = || options.announcer.as_ref().and_then(|announcer| announcer.certificate_name_advice(endpoint));
+    let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls, name_advice());
+    let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Connection::on_boxed_stream(stream);
+    let has_user = credentials.as_ref().is_some_and(|credentials| credentials.user.is_some());
     match handshake(&connection, credentials, options.database).await {
         Ok(()) => Ok(Connected { connection, closed }),
         Err((ReplyError::Failed(RedisError::Broken), text)) => {
             let reason = closed.await.unwrap_or_else(|_| io::Error::other(text));
-            Err(TLS_FAILURE_DIAGNOSIS.socket_error(&reason, uses_tls))
+            Err(socket_error(&reason))
         }
-        Err((error, text)) => Err(login_error(&error, text, options)),
+        Err((error, text)) => Err(login_error(&error, text, has_user, options)),
     }
 }
 
@@ -326,13 +384,13 @@ async fn authenticate(connection: &Connection, credentials: &AuthCredentials) ->
 pub(crate) async fn log_in_again(connection: &Connection, options: &ConnectOptions) -> Result<(), RedisConnectError> {
     let Some(credentials) = options.read_auth_credentials().await? else { return Ok(()) };
     match timeout(options.connect_timeout, authenticate(connection, &credentials)).await {
-        Ok(outcome) => outcome.map_err(|(error, text)| login_error(&error, text, options)),
+        Ok(outcome) => outcome.map_err(|(error, text)| login_error(&error, text, credentials.user.is_some(), options)),
         Err(_) => Err(RedisConnectError { kind: RedisError::Timeout, text: "AUTH got no answer in time".to_owned() }),
     }
 }
 
 /// Builds the error for a failed AUTH, SELECT or PING; names the setting if the credentials are wrong.
-fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> RedisConnectError {
+fn login_error(error: &ReplyError, text: String, has_user: bool, options: &ConnectOptions) -> RedisConnectError {
     let kind = match error {
         ReplyError::Failed(RedisError::BadReply) => RedisError::Broken,
         error => error_kind(error),
@@ -341,7 +399,14 @@ fn login_error(error: &ReplyError, text: String, options: &ConnectOptions) -> Re
         RedisError::Unauthenticated => {
             let stale =
                 options.last_token_renewal_error().map(|error| format!(", whose token is not renewed: {error}"));
-            format!("{text}; look at {}{}", options.auth_setting(), stale.unwrap_or_default())
+            // The user is not shown: of a password with a colon it is a part.
+            let split = if has_user && !matches!(options.credentials, Credentials::Identity(_)) {
+                " (what stands before the colon was taken as the user: write `:PASSWORD` if a password has a \
+                 colon and there is no user)"
+            } else {
+                ""
+            };
+            format!("{text}; look at {}{split}{}", options.auth_setting(), stale.unwrap_or_default())
         }
         _ => text,
     };

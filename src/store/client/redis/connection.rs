@@ -16,7 +16,7 @@
 
 use std::cmp::Ordering;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
@@ -77,6 +77,11 @@ impl Connection {
     pub async fn call(&self, words: &[&[u8]], asking: bool, deadline: Option<Instant>) -> Result<Reply, RedisError> {
         let prefix: Option<&[&[u8]]> = asking.then_some(&[b"ASKING"]);
         Ok(self.0.call(words, prefix, deadline).await?)
+    }
+
+    /// Time by which the last late reply exceeded the deadline of its command, with its age in seconds.
+    pub(crate) fn last_lateness(&self) -> Option<(u64, Duration)> {
+        self.0.last_lateness()
     }
 
     /// Calls a script on one key, in one command with the mergeable calls that are queued at the same moment, if any,

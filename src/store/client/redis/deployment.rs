@@ -18,6 +18,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
 
+use super::connect::ConnectOptions;
 use super::deployment_context::{ConnectionOpenings, DeploymentContext};
 use super::error::{RedisError, ReplyError};
 use super::hash_slot::{HASH_SLOTS, hash_slot};
@@ -28,19 +29,20 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::address::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::deadline::timeout_with_grace;
+use crate::store::client::server_status::ServerStatus;
 
 /// Maximum number of times a call is sent to another node.
 const MAX_REDIRECTS: usize = 5;
 
 /// Connections and breakers of a deployment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DeploymentStats {
     /// Connections in use.
     pub(crate) open_connection_count: usize,
     /// Connections opened since the start.
     pub(crate) opened_connections_total: u64,
-    /// Address of each server in use, and whether its breaker is open.
-    pub(crate) nodes: Vec<(String, bool)>,
+    /// Servers in use.
+    pub(crate) servers: Vec<ServerStatus>,
 }
 
 /// Client of a deployment; dropping it stops discovery and closes all connections.
@@ -178,7 +180,7 @@ impl Deployment {
         DeploymentStats {
             open_connection_count: nodes.iter().map(|node| node.open_connection_count()).sum(),
             opened_connections_total: self.topology.context.connection_openings.total(),
-            nodes: nodes.iter().map(|node| (node.endpoint().to_string(), node.is_breaker_open())).collect(),
+            servers: nodes.iter().map(|node| node.status()).collect(),
         }
     }
 
@@ -191,6 +193,11 @@ impl Deployment {
     pub fn misconfiguration(&self) -> Option<Arc<String>> {
         let of_topology = self.topology.misconfigured.load_full();
         of_topology.or_else(|| self.topology.nodes().iter().find_map(|node| node.misconfiguration()))
+    }
+
+    /// How many slots of the cluster no node serves, and why; `None` if all are served.
+    pub(crate) fn unserved_slots(&self) -> Option<Arc<String>> {
+        self.topology.unserved_slots.load_full()
     }
 
     /// Last reason why a server that is not available could not be used, or none was found; `None` if none is known.
@@ -240,6 +247,11 @@ impl TargetNode<'_> {
             ReplyError::Ask(address) => (address, false),
         };
         let next = self.deployment.node_at_address(&address, &self.node).ok_or(RedisError::Misconfigured)?;
+        if moved && address.starts_with('?') && Arc::ptr_eq(&next, &self.node) {
+            // The node has no name, and is not here: only the map of slots may have its address.
+            self.deployment.request_discovery();
+            return Err(RedisError::SlotDown);
+        }
         if moved {
             self.deployment.record_moved_slot(hash_slot(self.key), &next);
         }
@@ -251,16 +263,21 @@ impl TargetNode<'_> {
     }
 }
 
-/// Reads the `host:port` of a redirection; an empty host stands for the host of `responder`. `None` if it is invalid.
+/// Reads the `host:port` of a redirection, as [`announced_endpoint`] does. `None` if it is invalid.
 pub(crate) fn parse_redirection_address(address: &str, responder: &Endpoint) -> Option<Endpoint> {
     let (host, port) = address.rsplit_once(':')?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let port = port.parse().ok().filter(|port| *port != 0)?;
-    match (host, responder) {
-        ("", Endpoint::Tcp { host, .. }) => Some(Endpoint::Tcp { host: host.clone(), port }),
-        ("" | "?", _) => None,
-        (host, _) => Some(Endpoint::Tcp { host: host.to_owned(), port }),
-    }
+    announced_endpoint(host, port.parse().ok()?, responder)
+}
+
+/// Returns the endpoint that a server announces; `None` if it cannot be used. An empty host and `?`, which stand for an
+/// unknown one, mean the host of `responder`.
+pub(super) fn announced_endpoint(host: &str, port: u16, responder: &Endpoint) -> Option<Endpoint> {
+    let host = match (host.trim_start_matches('[').trim_end_matches(']'), responder) {
+        ("" | "?", Endpoint::Tcp { host, .. }) => host,
+        ("" | "?", Endpoint::Unix(_)) => return None,
+        (host, _) => host,
+    };
+    (port != 0).then(|| Endpoint::Tcp { host: host.to_owned(), port })
 }
 
 /// Known servers of a deployment.
@@ -275,6 +292,8 @@ pub(crate) struct Topology {
     pub(crate) misconfigured: ArcSwapOption<String>,
     /// Why the last discovery failed; `None` if it did not.
     pub(crate) last_failure: ArcSwapOption<String>,
+    /// How many slots no node serves, and why; `None` if all are served.
+    unserved_slots: ArcSwapOption<String>,
     /// Set after the first discovery, successful or not.
     pub(crate) discovered: SetOnce<()>,
 }
@@ -293,6 +312,7 @@ impl Topology {
             nodes: Mutex::default(),
             misconfigured: ArcSwapOption::empty(),
             last_failure: ArcSwapOption::empty(),
+            unserved_slots: ArcSwapOption::empty(),
             discovered: SetOnce::new(),
         }
     }
@@ -326,7 +346,11 @@ impl Topology {
         let same = self.slot_map.load().nodes().iter().any(|node| node.endpoint() == endpoint);
         if !same {
             let setting = self.context.options.connect.setting;
-            tracing::warn!(setting, primary = %endpoint, "switched to a new redis primary");
+            if self.nodes().is_empty() {
+                tracing::debug!(setting, primary = %endpoint, "sentinels name the redis primary");
+            } else {
+                tracing::warn!(setting, primary = %endpoint, "switched to a new redis primary");
+            }
             let node = Node::start(endpoint.clone(), Arc::clone(&self.context));
             self.slot_map.store(Arc::new(SlotMap::Single(node)));
         }
@@ -338,6 +362,19 @@ impl Topology {
         lock_ignoring_poison(&self.nodes)
             .retain(|endpoint, _| slot_map.nodes().iter().any(|node| node.endpoint() == endpoint));
         self.slot_map.store(Arc::new(slot_map));
+    }
+
+    /// Records and logs how many slots no node serves, and why; `None` if all are served.
+    pub(crate) fn record_unserved_slots(&self, what: Option<String>) {
+        let before = self.unserved_slots.load_full();
+        if before.as_deref() != what.as_ref() {
+            let ConnectOptions { setting, on_failure, .. } = self.context.options.connect;
+            match &what {
+                Some(what) => tracing::warn!(setting, "{what} ({on_failure} for their keys)"),
+                None => tracing::warn!(setting, "nodes serve all hash slots of the cluster again"),
+            }
+            self.unserved_slots.store(what.map(Arc::new));
+        }
     }
 
     /// Sets the owner of one slot after a redirection, until the next discovery.

@@ -4,7 +4,8 @@
 //! Discovery runs at intervals, and at once when a node fails, at most ten times a second.
 //!
 //! Decides: how the primary is found, so that copies (replicas) are never read; sentinels that disagree.
-//! Decides: how often sentinels and the slot map are asked; an empty or unknown address that a node announces.
+//! Decides: how often sentinels and the slot map are asked; an empty or unknown address (`?`) that a node announces.
+//! Decides: slots without a usable node (`cluster-announce-hostname`): told, and not ready under `on_store_error: error`.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,11 +15,12 @@ use tokio::time::{sleep, timeout};
 
 use super::connect::{self, ConnectOptions};
 use super::connection::{Connection, error_kind, send_with_error_text};
-use super::deployment::{Deployment, SlotRange, Topology};
+use super::deployment::{Deployment, SlotRange, Topology, announced_endpoint};
 use super::deployment_context::{DeploymentContext, DeploymentOptions};
 use super::error::{RedisConnectError, RedisError};
 use super::hash_slot::HASH_SLOTS;
 use super::resp::{Reply, reply_integer, reply_text};
+use crate::base::text::truncate_and_escape;
 use crate::settings::address::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
 use crate::store::client::connect::{CallErrorKind, Connected};
@@ -108,7 +110,9 @@ async fn refresh_topology(topology: &Topology, sources: &mut Vec<TopologySource>
         let current = topology.nodes().first().map(|node| node.endpoint().clone());
         topology.set_primary(&query_primary(sources, primary, current.as_ref()).await?);
     } else {
-        topology.replace_slot_map(&query_slots(topology, sources).await?);
+        let announced = query_slots(topology, sources).await?;
+        topology.replace_slot_map(&announced.ranges);
+        topology.record_unserved_slots(announced.describe_unserved_slots());
     }
     Ok(())
 }
@@ -219,14 +223,15 @@ fn parse_primary(reply: &Reply, sentinel: &TopologySource, name: &str) -> Result
     }
 }
 
-/// Returns the slots that the first available node reports, or else the first seed that answers.
+/// Returns the slots that the first available node reports, or else the first seed that answers. If its reply has
+/// entries that cannot be used, the others are asked too, and the reply with most slots counts.
 ///
 /// # Errors
 /// No node reports any slots.
 async fn query_slots(
     topology: &Topology,
     sources: &mut Vec<TopologySource>,
-) -> Result<Vec<SlotRange>, RedisConnectError> {
+) -> Result<AnnouncedSlots, RedisConnectError> {
     // Known nodes become sources too, because the seeds may have left the cluster.
     let nodes = topology.nodes();
     for node in &nodes {
@@ -240,17 +245,22 @@ async fn query_slots(
     sources.rotate_left(1);
     sources.sort_by_key(|source| !available.contains(&&source.endpoint));
     let mut last_error = RedisConnectError { kind: RedisError::Unreachable, text: "no node answers".to_owned() };
-    for index in 0..sources.len() {
-        let source = &mut sources[index];
+    let mut best: Option<AnnouncedSlots> = None;
+    for source in sources.iter_mut() {
         match source.query(&[b"CLUSTER", b"SLOTS"]).await {
             Ok(reply) => match parse_slot_ranges(&reply, &source.endpoint) {
-                Some(ranges) if !ranges.is_empty() => {
-                    retain_seeds_and_owners(sources, &topology.settings, &ranges);
-                    return Ok(ranges);
+                Some(announced) if announced.ranges.is_empty() => {
+                    let text = announced.unusable.unwrap_or_else(|| "no node owns a slot".to_owned());
+                    last_error = RedisConnectError { kind: RedisError::SlotDown, text };
                 }
-                Some(_) => {
-                    last_error =
-                        RedisConnectError { kind: RedisError::SlotDown, text: "no node owns a slot".to_owned() };
+                Some(announced) => {
+                    let is_complete = announced.unusable.is_none();
+                    if best.as_ref().is_none_or(|best| best.slot_count() < announced.slot_count()) {
+                        best = Some(announced);
+                    }
+                    if is_complete {
+                        break;
+                    }
                 }
                 None => last_error = source.invalid_reply(),
             },
@@ -260,7 +270,9 @@ async fn query_slots(
             }
         }
     }
-    Err(last_error)
+    let best = best.ok_or(last_error)?;
+    retain_seeds_and_owners(sources, &topology.settings, &best.ranges);
+    Ok(best)
 }
 
 /// Keeps the seeds and the owners of slots as sources.
@@ -270,35 +282,107 @@ fn retain_seeds_and_owners(sources: &mut Vec<TopologySource>, settings: &Topolog
         .retain(|source| seeds.contains(&source.endpoint) || ranges.iter().any(|range| range.owner == source.endpoint));
 }
 
-/// Reads the reply to CLUSTER SLOTS, `[first, last, [host, port, ...], replicas...]` for each range, ordered by slot.
-///
-/// `None` if the reply is invalid, such as with a slot in two ranges. `responder` is the server that sent it.
-pub fn parse_slot_ranges(reply: &Reply, responder: &Endpoint) -> Option<Vec<SlotRange>> {
-    let Reply::Array(ranges) = reply else { return None };
-    // Each slot is in one range at most, so there are no more owners than slots.
-    let mut ranges: Vec<_> = ranges.iter().map(|range| parse_slot_range(range, responder)).collect::<Option<_>>()?;
-    ranges.sort_by_key(|range| range.first);
-    ranges.is_sorted_by(|range, next| range.last < next.first).then_some(ranges)
+/// Slots of a cluster and their owners, as one node announces them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AnnouncedSlots {
+    /// Slots with a usable owner, ordered by slot; each slot is in one range at most.
+    pub ranges: Vec<SlotRange>,
+    /// Why the first entry without a usable owner was left out; `None` without such an entry.
+    pub unusable: Option<String>,
 }
 
-fn parse_slot_range(range: &Reply, responder: &Endpoint) -> Option<SlotRange> {
-    let Reply::Array(parts) = range else { return None };
-    let [first, last, Reply::Array(primary), ..] = &**parts else { return None };
-    let [host, port, ..] = &**primary else { return None };
-    let slot = |reply: &Reply| u16::try_from(reply_integer(reply)?).ok().filter(|slot| *slot < HASH_SLOTS);
-    let (first, last) = (slot(first)?, slot(last)?);
-    (first <= last).then_some(SlotRange { first, last, owner: parse_announced_endpoint(host, port, responder)? })
+impl AnnouncedSlots {
+    /// Number of slots with a usable owner.
+    pub fn slot_count(&self) -> u16 {
+        self.ranges.iter().map(|range| range.last - range.first + 1).sum()
+    }
+
+    /// Says how many slots no node serves, and why; `None` if all are served.
+    fn describe_unserved_slots(&self) -> Option<String> {
+        let unserved = HASH_SLOTS - self.slot_count();
+        let why =
+            || self.unusable.clone().unwrap_or_else(|| "they have no owner (CLUSTER ADDSLOTS assigns them)".to_owned());
+        (unserved > 0)
+            .then(|| format!("no node serves {unserved} of {HASH_SLOTS} hash slots of the cluster: {}", why()))
+    }
 }
+
+/// Reads the reply to CLUSTER SLOTS, `[first, last, [host, port, id, [name, value, ...]], replicas...]` for each range.
+///
+/// An entry that cannot be used, such as one whose slots are in an earlier entry, concerns its own slots only. `None` if
+/// the reply is no list. `responder` is the server that sent it.
+pub fn parse_slot_ranges(reply: &Reply, responder: &Endpoint) -> Option<AnnouncedSlots> {
+    let Reply::Array(entries) = reply else { return None };
+    let mut announced = AnnouncedSlots::default();
+    let mut leave_out = |why: String| {
+        announced.unusable.get_or_insert_with(|| format!("{responder} announces {why}"));
+    };
+    let mut ranges: Vec<SlotRange> = Vec::new();
+    for entry in entries {
+        match parse_slot_range(entry, responder) {
+            Ok(range) => ranges.push(range),
+            Err(why) => leave_out(why),
+        }
+    }
+    // Stable: of entries with equal slots, the first counts.
+    ranges.sort_by_key(|range| range.first);
+    for range in ranges {
+        match announced.ranges.last() {
+            Some(SlotRange { last, owner, .. }) if range.first <= *last => {
+                if *owner != range.owner {
+                    leave_out(format!("slot {} with two owners, {owner} and {}", range.first, range.owner));
+                }
+            }
+            // Each slot is in one range at most, so there are no more owners than slots.
+            Some(_) | None => announced.ranges.push(range),
+        }
+    }
+    Some(announced)
+}
+
+/// Reads an entry.
+///
+/// # Errors
+/// The entry cannot be used; the text says why, and what to do.
+fn parse_slot_range(entry: &Reply, responder: &Endpoint) -> Result<SlotRange, String> {
+    let slot = |reply: &Reply| u16::try_from(reply_integer(reply)?).ok().filter(|slot| *slot < HASH_SLOTS);
+    let parts = if let Reply::Array(parts) = entry { &**parts } else { &[] };
+    let [first, last, primary, ..] = parts else { return Err("an entry without slots or node".to_owned()) };
+    let slots = slot(first).zip(slot(last)).filter(|(first, last)| first <= last);
+    let (first, last) = slots.ok_or_else(|| "an entry whose slots are no numbers in order".to_owned())?;
+    let node = if let Reply::Array(node) = primary { &**node } else { &[] };
+    let [host, port, rest @ ..] = node else { return Err(format!("no node for slots {first} to {last}")) };
+    // A node without a host name has its address beside it.
+    let address = match (reply_text(host), rest) {
+        (Some("?"), [_, Reply::Array(names), ..]) => {
+            names.chunks_exact(2).find(|pair| reply_text(&pair[0]) == Some("ip")).map(|pair| &pair[1])
+        }
+        _ => None,
+    };
+    let host = address.filter(|address| reply_text(address).is_some_and(|text| !text.is_empty())).unwrap_or(host);
+    match parse_announced_endpoint(host, port, responder) {
+        Some(owner) => Ok(SlotRange { first, last, owner }),
+        None => {
+            let shown =
+                |reply: &Reply| truncate_and_escape(reply_text(reply).unwrap_or_default(), MAX_SHOWN_HOST_CHARS);
+            let port = reply_integer(port).unwrap_or_default();
+            Err(format!(
+                "the node of slots {first} to {last} as host `{}` and port {port} (set cluster-announce-ip, or \
+                 cluster-announce-hostname, and cluster-announce-port of that node)",
+                shown(host)
+            ))
+        }
+    }
+}
+
+/// Maximum number of characters of an announced host in messages.
+const MAX_SHOWN_HOST_CHARS: usize = 100;
 
 /// Reads the `host` and `port` of a reply; `None` if they are invalid.
-///
-/// An empty host stands for the host of `responder`.
-pub(crate) fn parse_announced_endpoint(host: &Reply, port: &Reply, responder: &Endpoint) -> Option<Endpoint> {
-    let port = u16::try_from(reply_integer(port)?).ok().filter(|port| *port != 0)?;
-    let host = match (reply_text(host), responder) {
-        (None | Some(""), Endpoint::Tcp { host, .. }) => host.clone(),
-        (Some(host), _) if !host.is_empty() && host != "?" => host.to_owned(),
-        _ => return None,
+fn parse_announced_endpoint(host: &Reply, port: &Reply, responder: &Endpoint) -> Option<Endpoint> {
+    let host = match host {
+        Reply::Null => "",
+        host => reply_text(host)?,
     };
-    Some(Endpoint::Tcp { host, port })
+    announced_endpoint(host, u16::try_from(reply_integer(port)?).ok()?, responder)
 }

@@ -102,6 +102,10 @@ impl CallErrorKind for RedisError {
     fn is_misconfiguration(self) -> bool {
         matches!(self, Self::Misconfigured | Self::Unauthenticated)
     }
+
+    fn is_login_failure(self) -> bool {
+        self == Self::Unauthenticated
+    }
 }
 
 /// Reason why a server cannot be used.

@@ -28,6 +28,7 @@ use crate::settings::address::Endpoint;
 use crate::store::client::connect::{CallErrorKind, Connected};
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::redis::{connect, health_check};
+use crate::store::client::server_status::ServerStatus;
 use crate::store::client::supervised_server::{
     ConnectFileHashes, RECONNECT_AFTER, ServerLogNames, ServerState, SupervisedHandle, SupervisedServer,
 };
@@ -65,6 +66,19 @@ impl Node {
     /// Returns true if calls are sent to the server now.
     pub(crate) fn is_available(&self) -> bool {
         self.state.server.is_available()
+    }
+
+    /// State of the server, for pages and metrics.
+    pub(crate) fn status(&self) -> ServerStatus {
+        let connections = self.state.server.pool.open_connections();
+        let lateness = connections.filter_map(|connection| connection.last_lateness());
+        self.state.server.status(lateness.min_by_key(|(age_s, _)| *age_s))
+    }
+
+    /// Records the answer to a charge that was sent at `sent`.
+    #[inline]
+    pub(crate) fn record_answer(&self, sent: Instant, answered: Instant) {
+        self.state.server.record_answer(sent, answered);
     }
 
     /// Returns true while calls fail at once because the server failed too often.
@@ -262,6 +276,8 @@ impl Node {
 
 /// Maximum wait for the late reply of a health check before the next check is sent.
 const LATE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum wait for the late reply to the first health check of a connection, to tell how late it is.
+const MAX_LATE_FIRST_REPLY_WAIT: Duration = Duration::from_millis(200);
 /// Minimum time between two log lines about jumps of the clock.
 const CLOCK_JUMP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -282,9 +298,19 @@ struct NodeState {
 impl NodeState {
     /// Creates the state of the node at `endpoint`, without connections.
     fn new(endpoint: Endpoint, context: Arc<DeploymentContext>) -> Self {
-        let ConnectOptions { setting, on_failure, decides, .. } = context.options.connect;
+        let ConnectOptions { setting, on_failure, decides, timeout_setting, .. } = context.options.connect;
+        let (call_timeout, login_setting) = (context.options.call_timeout, context.options.connect.login_setting());
         let (program, files, setting) = ("redis", "credentials or certificates", Some(setting));
-        let names = ServerLogNames { program, files, setting, on_failure, decides };
+        let names = ServerLogNames {
+            program,
+            files,
+            setting,
+            on_failure,
+            decides,
+            call_timeout,
+            timeout_setting,
+            login_setting,
+        };
         let server = ServerState::new(endpoint, context.options.connections, names);
         let clock = ServerClock::new(Arc::clone(&context.options.clock_jumps));
         Self {
@@ -325,6 +351,19 @@ impl NodeState {
         self.can_merge.store(can_merge, Ordering::Relaxed);
     }
 
+    /// Runs the health check of a new connection; of one that is late, records how late it is.
+    async fn run_first_health_check(&self, connection: &Connection) -> Result<(), RedisConnectError> {
+        let sent = Instant::now();
+        let mut check = pin!(self.run_health_check(connection));
+        if let Ok(outcome) = timeout(self.context.options.call_timeout, &mut check).await {
+            return outcome;
+        }
+        if timeout(MAX_LATE_FIRST_REPLY_WAIT, check).await.is_ok_and(|outcome| outcome.is_ok()) {
+            self.server.record_late_answer(sent);
+        }
+        Err(self.server.timeout_error())
+    }
+
     async fn run_health_check(&self, connection: &Connection) -> Result<(), RedisConnectError> {
         let slot = self.context.is_cluster.then(|| self.slot.load(Ordering::Relaxed));
         health_check::run_health_check(&*self.context.options.health_check, connection, slot).await
@@ -362,10 +401,7 @@ impl SupervisedServer for NodeState {
     /// Connects, then runs the health check and the check for merged calls.
     async fn connect(&self) -> Result<Connected<Connection>, RedisConnectError> {
         let connected = connect::connect(&self.server.endpoint, &self.context.options.connect).await?;
-        let check = self.run_health_check(&connected.connection);
-        timeout(self.context.options.call_timeout, check)
-            .await
-            .unwrap_or_else(|_| Err(health_check_timeout_error()))?;
+        self.run_first_health_check(&connected.connection).await?;
         self.detect_merge_support(&connected.connection).await;
         Ok(connected)
     }
@@ -374,18 +410,24 @@ impl SupervisedServer for NodeState {
     ///
     /// Without that wait, health checks would pile up before a frozen server.
     async fn check_health(&self, connection: &Connection) -> Result<(), RedisConnectError> {
+        let sent = Instant::now();
         let mut check = pin!(self.run_health_check(connection));
         if let Ok(outcome) = timeout(self.context.options.call_timeout, &mut check).await {
             return outcome;
         }
-        let late = health_check_timeout_error();
+        let late = self.server.timeout_error();
         self.server.record_and_log_connect_error(&late);
         self.request_discovery();
         let reconnect = async {
             sleep(RECONNECT_AFTER).await;
             self.server.request_reconnect();
         };
-        let _late = timeout(LATE_REPLY_TIMEOUT, async { tokio::join!(&mut check, reconnect) }).await;
+        let late_reply = async {
+            if check.await.is_ok() {
+                self.server.record_late_answer(sent);
+            }
+        };
+        let _late = timeout(LATE_REPLY_TIMEOUT, async { tokio::join!(late_reply, reconnect) }).await;
         Err(late)
     }
 
@@ -406,10 +448,6 @@ impl SupervisedServer for NodeState {
     fn request_discovery(&self) {
         self.context.refresh_topology.notify_one();
     }
-}
-
-fn health_check_timeout_error() -> RedisConnectError {
-    RedisConnectError { kind: RedisError::Timeout, text: "the health check got no answer in time".to_owned() }
 }
 
 /// Time for which health shows the advice on a rejected optional command, and between two log lines about it.

@@ -1,8 +1,9 @@
 //! `/alarms`: what it says of traffic and of rules that do nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tollkeeper::base::clock::Time;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
@@ -22,6 +23,7 @@ use kit::fixtures::shop_request;
 use kit::grpc::{Client, rate_limit_request};
 use kit::http;
 use kit::redis;
+use kit::tcp_proxy::{Mode, TcpProxy};
 use kit::test_service::{TestService, store_runtime};
 use kit::tollkeeper::{Tollkeeper, with_rules};
 use kit::wait_for;
@@ -125,13 +127,93 @@ fn alarm_of_a_lost_store_names_the_kind_of_failure() {
     wait_for("the end of the alarm", || alarms(&server, "store_lost").is_empty().then_some(()));
     redis.freeze();
     call(&server, &[("user", "ann")], 10);
-    says(&server, [&redis.address(), "no answer in time"]);
+    says(&server, [&redis.address(), "no answer within 100 ms (TOLLKEEPER_STORE_TIMEOUT)"]);
     redis.thaw();
 
     let protected = redis::options().password("secret").start();
     let wrong = lost(&protected.address(), "REDIS_AUTH", "another").start_unhealthy();
     says(&wrong, [&protected.address(), "REDIS_AUTH"]);
     assert!(!alarms(&wrong, "store_lost")[0].contains("another"));
+}
+
+/// The page of `/store`, once its only server says `is_it`.
+fn wait_for_server(server: &Tollkeeper, is_it: impl Fn(&Value) -> bool) -> Value {
+    wait_for("the state of the server of the store", || {
+        let servers = server.store_stats()["servers"].clone();
+        assert_eq!(servers.as_array().map(Vec::len), Some(1), "{servers}");
+        is_it(&servers[0]).then(|| servers[0].clone())
+    })
+}
+
+#[test]
+fn late_answers_of_the_store_are_measured_and_told() {
+    let redis = redis::options().start();
+    let proxy = TcpProxy::to(&redis.address());
+    let address = format!("127.0.0.1:{}", proxy.port());
+    let setup = with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TOLLKEEPER_STORE_TIMEOUT", "40ms");
+    let server = setup.env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", &address).start();
+    let found = wait_for_server(&server, |found| {
+        call(&server, &[("user", "ann")], 1);
+        found["answer_ms"].is_number() && found["last_success_s"].is_number()
+    });
+    assert_eq!((&found["address"], &found["is_breaker_open"]), (&json!(address), &json!(false)));
+    proxy.set(Mode::Delay(Duration::from_millis(30)));
+    let found = wait_for_server(&server, |found| {
+        call(&server, &[("user", "ann")], 1);
+        found["late_answer_ms"].is_number() && found["is_breaker_open"] == true
+    });
+    assert!(found["late_answer_ms"].as_f64().unwrap() >= 60.0, "{found}");
+    let told = "no answer within 40 ms (TOLLKEEPER_STORE_TIMEOUT); the last late one came after ";
+    assert!(found["last_error"].as_str().unwrap().starts_with(told), "{found}");
+    wait_for("the alarm", || alarms(&server, "store_lost").iter().any(|text| text.contains(told)).then_some(()));
+    // The line of a timeout tells both: how late this process was, and the time that the store has.
+    let log = server.stderr();
+    let line = log.lines().find(|line| line.contains("store failed: no answer in time")).expect("it is logged");
+    let late: u64 = line.split("process_late_ms=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!(
+        line.contains(&format!("late by {late} ms in the last seconds, and TOLLKEEPER_STORE_TIMEOUT is 40 ms")),
+        "{line}"
+    );
+    assert_eq!(line.contains("give it more CPU"), 2 * late >= 40, "{line}");
+}
+
+#[test]
+fn share_of_charges_that_fail_in_the_store_is_an_alarm() {
+    let redis = redis::options().start();
+    let setup = with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TOLLKEEPER_STORE_TIMEOUT", "5s");
+    let server = setup.env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", redis.address()).start();
+    wait_for("the store", || {
+        (server.post_json("{}").status != 0 && alarms(&server, "store_lost").is_empty()).then_some(())
+    });
+    call(&server, &[("user", "ann")], 1);
+    let key: Vec<String> = redis.query(&["KEYS", "tk1:*user=ann*"]);
+    redis.query::<()>(&["EVAL", "redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], 'a', 'b')", "1", &key[0]]);
+    call(&server, &[("user", "ann")], 15);
+    assert_eq!(alarms(&server, "answers_by_policy"), [""; 0], "few may fail");
+    call(&server, &[("user", "ann")], 15);
+    call(&server, &[("user", "bob")], 69);
+    let found = alarms(&server, "answers_by_policy");
+    assert_eq!(found.len(), 1, "{found:?}");
+    for part in
+        ["30.0 % of the charges", "(30 of 100: local 30); ", &redis.address(), "the key holds a value of another type"]
+    {
+        assert!(found[0].contains(part), "{part}: {found:?}");
+    }
+    call(&server, &[("user", "bob")], 3000);
+    assert_eq!(alarms(&server, "answers_by_policy"), [""; 0], "less than 1 % failed");
+}
+
+#[test]
+fn one_server_of_two_deployments_counts_once_everywhere() {
+    let redis = redis::options().start();
+    let setup = with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TOLLKEEPER_FLEET", "true");
+    let setup = setup.env("REDIS_SOCKET_TYPE", "tcp").env("REDIS_URL", redis.address()).env("REDIS_PERSECOND", "true");
+    let server = setup.env("REDIS_PERSECOND_SOCKET_TYPE", "tcp").env("REDIS_PERSECOND_URL", redis.address()).start();
+    wait_for_server(&server, |found| found["address"] == redis.address());
+    let page =
+        |path| -> Value { serde_json::from_slice(&http::get(server.debug_port(), path).send().body).expect("JSON") };
+    assert_eq!(page("/problems")["servers"].as_array().map(Vec::len), Some(1));
+    wait_for("the replica in the fleet", || (page("/fleet")["replicas"][0]["store"]["servers"] == 1).then_some(()));
 }
 
 /// Start of a minute: 08:00 UTC.

@@ -150,5 +150,5 @@ fn peek(service: &TestService, descriptor: &str) -> Vec<ChargeResult> {
     let rules = service.inner.rules.current_rules_owned();
     let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_CALLER_DEADLINE);
     let results = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
-    results[0].iter().map(|result| result.expect("the store answers")).collect()
+    results[0].iter().map(|counter| counter.expect("the store answers").result).collect()
 }

@@ -325,7 +325,7 @@ fn peek(service: &TestService, request: &[ModelDescriptor]) -> Vec<Vec<u64>> {
     let rules = service.inner.rules.current_rules_owned();
     let context = service.inner.build_decision_context(rules.as_deref(), DEFAULT_CALLER_DEADLINE);
     let results = store_runtime().block_on(service.inner.decider.peek_counters(context, &request));
-    results.iter().map(|results| results.iter().flatten().map(|result| result.after).collect()).collect()
+    results.iter().map(|results| results.iter().flatten().map(|counter| counter.result.after).collect()).collect()
 }
 
 /// Reproducible random numbers: the upper bits of a linear congruential generator.

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
+use tollkeeper::telemetry::metrics::statsd::{StatsdEncoder, StatsdFormat};
+use tollkeeper::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
+
 use super::{SHOP, Setup, Watched, send_traffic, statsd, wait_for, with_prometheus, with_rules};
 use kit::port::Port;
 
@@ -163,4 +166,19 @@ fn statsd_server_that_does_not_read_does_no_harm() {
     watched.server.signal("TERM");
     assert!(watched.server.wait().success(), "{}", watched.server.stderr());
     drop(listener);
+}
+
+#[test]
+fn separators_in_tags_of_dogstatsd_are_replaced() {
+    let tags = vec![("env".to_owned(), "a,b|c".to_owned())];
+    let mut encoder = StatsdEncoder::new(StatsdFormat::DogStatsd(Vec::new()), tags);
+    let series = Series::new(MetricValue::Gauge(1.0)).with_statsd_name("x".to_owned());
+    encoder.add_family(&Family::new("x", MetricKind::Gauge, "Help.").add_series(series));
+    let mut sent = String::new();
+    let report = encoder.send_report(|packet| {
+        sent.push_str(packet);
+        Ok(())
+    });
+    report.expect("it is sent");
+    assert_eq!(sent, "x:1|g|#env:a_b_c\n");
 }

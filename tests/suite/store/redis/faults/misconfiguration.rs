@@ -67,7 +67,9 @@ fn assert_reported(cases: Vec<Case>) {
             assert!(patience > 0, "{env:?}: nothing says {expected_text:?} in\n{log}");
             log.lines().find(is_it).map(str::to_owned)
         });
-        assert!(line.contains("setting=REDIS_URL"), "{line}");
+        // Where the login is at fault, its settings are named.
+        let settings = ["setting=REDIS_URL", "setting=\"REDIS_AUTH or", "setting=TOLLKEEPER_REDIS_AUTH_FILE"];
+        assert!(settings.iter().any(|setting| line.contains(setting)), "{line}");
         println!("{line}");
         let ready = if misconfigured { 503 } else { 200 };
         wait_for(&format!("/readyz to be {ready} under {env:?}"), || {
@@ -112,11 +114,18 @@ fn rejected_password_is_reported_and_not_shown() {
     let url = format!("redis://:{}@{address}", SECRETS[1]);
     assert_reported(vec![
         misconfigured_env(&[("REDIS_URL", &address)], &["NOAUTH", "REDIS_AUTH"]),
-        misconfigured_env(&[("REDIS_URL", &address), ("REDIS_AUTH", SECRETS[1])], &["WRONGPASS", "REDIS_AUTH"]),
+        misconfigured_env(
+            &[("REDIS_URL", &address), ("REDIS_AUTH", SECRETS[1])],
+            &["WRONGPASS", "setting=\"REDIS_AUTH or"],
+        ),
+        misconfigured_env(
+            &[("REDIS_URL", &address), ("REDIS_AUTH", &format!("{}:more", SECRETS[0]))],
+            &["WRONGPASS", "what stands before the colon was taken as the user", "`:PASSWORD`"],
+        ),
         misconfigured_env(&[("REDIS_URL", &url)], &["WRONGPASS", "REDIS_URL"]),
         misconfigured_env(
             &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", file)],
-            &["WRONGPASS", "TOLLKEEPER_REDIS_AUTH_FILE"],
+            &["WRONGPASS", "setting=TOLLKEEPER_REDIS_AUTH_FILE"],
         ),
         misconfigured_env(
             &[("REDIS_URL", &address), ("TOLLKEEPER_REDIS_AUTH_FILE", "/does/not/exist")],
@@ -173,6 +182,13 @@ fn tls_mismatch_is_reported() {
     let certificates = Certificates::new(directory.path());
     let server = options().tls(&certificates).with(&[("tls-auth-clients", "yes")]).start();
     let open = options().tls(&certificates).start();
+    // A node whose certificate has only a name announces its address.
+    certificates.issue_server_for("server", &["localhost"]);
+    let node =
+        options().cluster().tls(&certificates).with(&[("cluster-announce-ip", "127.0.0.1"), ("tls-cluster", "yes")]);
+    let node = node.start();
+    node.query::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    let node_url = format!("rediss://localhost:{}", node.tls_port());
     let path = |name: &str| certificates.path(name).to_str().unwrap().to_owned();
     let ca = path("ca.crt");
     let tls = |server: &Server| format!("rediss://127.0.0.1:{}", server.tls_port());
@@ -183,6 +199,10 @@ fn tls_mismatch_is_reported() {
                 &["REDIS_TLS_CACERT", "UnknownIssuer"],
             ),
             misconfigured_env(&[("REDIS_URL", &tls(&open))], &["REDIS_TLS_CACERT", "UnknownIssuer"]),
+            misconfigured_env(
+                &[("REDIS_URL", &node_url), ("REDIS_TYPE", "cluster"), ("REDIS_TLS_CACERT", &ca)],
+                &["the cluster announces 127.0.0.1:", "cluster-announce-hostname", "cluster-preferred-endpoint-type"],
+            ),
             misconfigured_env(
                 &[("REDIS_URL", &format!("rediss://127.0.0.2:{}", open.tls_port())), ("REDIS_TLS_CACERT", &ca)],
                 // The server listens on 127.0.0.1 only, so connecting fails before any certificate is checked.

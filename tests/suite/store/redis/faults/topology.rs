@@ -240,3 +240,70 @@ fn start_without_redis_is_decided_by_policy_until_it_appears() {
         (0..3).for_each(|sentinel| sentinels.sentinel(sentinel).restart());
     });
 }
+
+#[test]
+fn cluster_node_without_a_name_is_used_by_all_replicas() {
+    let cluster = Cluster::start();
+    for node in 0..6 {
+        let set = |name: &str, value: &str| cluster.node(node).query::<()>(&["CONFIG", "SET", name, value]);
+        set("cluster-preferred-endpoint-type", "hostname");
+        if node % 3 < 2 {
+            set("cluster-announce-hostname", "localhost");
+        }
+    }
+    wait_for("all nodes to know the names of two primaries", || {
+        let named = |node: usize| {
+            let reply = cluster.node(node).command(&["CLUSTER", "SLOTS"]).ok()?;
+            let text = format!("{reply:?}");
+            (text.matches("localhost").count() >= 4 && text.contains("\"?\"") || text.contains("'?'")).then_some(())
+        };
+        (0..6).all(|node| named(node).is_some()).then_some(())
+    });
+    let rules = "domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 3, on_store_error: error}}
+";
+    let replicas = [(); 2].map(|()| counting_in(&cluster, with_rules(rules).env("TOLLKEEPER_STORE_TIMEOUT", "5s")));
+    let clients = replicas.each_ref().map(|replica| Client::connect(replica.grpc_port()));
+    let mut admitted = 0;
+    for hit in 0..72 {
+        let request = rate_limit_request("shop", &[("user", &(hit / 6).to_string())]);
+        let answer = wait_for("an answer", || clients[hit % 2].call(&request).ok());
+        admitted += usize::from(answer.overall_code() == Code::Ok);
+    }
+    // Slots of all three primaries: 12 users of 3 hits each.
+    assert_eq!(admitted, 36, "{}", replicas[0].stderr());
+    assert!(!replicas[0].stderr().contains("invalid reply"), "{}", replicas[0].stderr());
+}
+
+#[test]
+fn slots_that_no_node_serves_are_told() {
+    let server = options().cluster().with(&[("cluster-require-full-coverage", "no")]).start();
+    server.query::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "9999"]);
+    let start = |policy: &str| {
+        let rules = format!(
+            "domain: shop
+descriptors:
+  - {{key: user, rate_limit: {{unit: day, requests_per_unit: 3, on_store_error: {policy}}}}}
+"
+        );
+        let setup = with_rules(&rules).env("TOLLKEEPER_ON_STORE_ERROR", "allow");
+        setup.env("REDIS_TYPE", "cluster").env("REDIS_URL", server.address()).start()
+    };
+    let (error, allow) = (start("error"), start("allow"));
+    let ready = |tollkeeper: &Tollkeeper| http::get(tollkeeper.http_port(), "/readyz").send();
+    let told =
+        "no node serves 6384 of 16384 hash slots of the cluster: they have no owner (CLUSTER ADDSLOTS assigns them)";
+    for tollkeeper in [&error, &allow] {
+        wait_for("the log to tell", || tollkeeper.stderr().contains(told).then_some(()));
+        wait_for("an alarm", || {
+            let alarms = http::get(tollkeeper.debug_port(), "/alarms").send().text();
+            (alarms.contains("slots_not_served") && alarms.contains(told)).then_some(())
+        });
+    }
+    wait_for("the server to be used", || (ready(&allow).status == 200).then_some(()));
+    wait_for("not ready", || ready(&error).text().contains("no node serves a part of the slots").then_some(()));
+    server.query::<()>(&["CLUSTER", "ADDSLOTSRANGE", "10000", "16383"]);
+    wait_for("all slots to be served", || (ready(&error).status == 200).then_some(()));
+    assert!(error.stderr().contains("nodes serve all hash slots of the cluster again"));
+}
