@@ -9,7 +9,6 @@
 
 mod response;
 pub mod page_builder;
-pub mod token_attempts;
 pub mod browser_protection;
 pub mod live_events;
 pub mod app_state;
