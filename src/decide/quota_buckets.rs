@@ -178,7 +178,7 @@ impl Decider {
 
     /// Reads the rows of tables that the entries of buckets need.
     pub async fn read_bucket_rows(&self, context: DecisionContext<'_>, request: &Request<'_>) {
-        self.row_reader.read_missing_rows(&self.store, context, request).await;
+        self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request).await;
     }
 
     /// Selects the limits of a bucket with these entries, which are in no order.

@@ -16,11 +16,13 @@ use smallvec::SmallVec;
 use tokio::sync::{Semaphore, watch};
 
 use super::decision::DecisionContext;
+use super::log::value_form::ValueForm;
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::request::Request;
 use crate::rules::plan_table::live::{LiveTable, TableStats};
 use crate::rules::plan_table::row_cache::{RowCache, RowFreshness};
+use crate::rules::rule::RuleLogging;
 use crate::store::Store;
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -71,6 +73,14 @@ impl ReadBudget {
     }
 }
 
+/// Value whose row is read.
+#[derive(Clone, Copy)]
+struct RowValue<'v> {
+    value: &'v [u8],
+    /// The log may name it.
+    is_shown: bool,
+}
+
 impl PlanRowReader {
     /// A reader that reads so many unknown values per second.
     pub(super) fn new(unknown_reads_per_s: u32) -> Self {
@@ -82,7 +92,15 @@ impl PlanRowReader {
     }
 
     /// Reads the rows that the descriptors of a request need and that are not known, or not up to date.
-    pub(super) async fn read_missing_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
+    ///
+    /// Values are named in the log only if `key_values` shows them as they are, and their rule does not hide them.
+    pub(super) async fn read_missing_rows(
+        &self,
+        store: &Store,
+        key_values: &ValueForm,
+        context: DecisionContext<'_>,
+        request: &Request<'_>,
+    ) {
         let Some(rules) = context.rules else { return };
         let Some(domain) = rules.domain(request.domain) else { return };
         // Matching here and again for the selection is for domains whose rows are in Redis only.
@@ -93,10 +111,13 @@ impl PlanRowReader {
         let mut awaited: SmallVec<[watch::Receiver<()>; 2]> = SmallVec::new();
         for descriptor in request.descriptors.iter().filter(|descriptor| descriptor.limit_override.is_none()) {
             let found = rules.find_rule(domain, &descriptor.entries);
-            let needed = found.and_then(|found| found.rule.looked_up_table_and_value(domain, &descriptor.entries));
+            let needed =
+                found.as_ref().and_then(|found| found.rule.looked_up_table_and_value(domain, &descriptor.entries));
             let Some((table, value)) = needed else { continue };
             let Some(cache) = table.row_cache() else { continue };
-            let age = cache.row_freshness(value, now);
+            let is_private = found.as_ref().is_some_and(|found| found.rule.rule.logging == Some(RuleLogging::None));
+            let value = RowValue { value, is_shown: !is_private && matches!(key_values, ValueForm::Plain) };
+            let age = cache.row_freshness(value.value, now);
             let read = match age {
                 RowFreshness::Fresh => None,
                 RowFreshness::RefreshDue | RowFreshness::Stale => self.begin_read(store, table, value),
@@ -115,7 +136,8 @@ impl PlanRowReader {
     }
 
     /// Begins to read a row, unless it is being read. `None`: too many reads are in flight.
-    fn begin_read(&self, store: &Store, table: &LiveTable, value: &[u8]) -> Option<watch::Receiver<()>> {
+    fn begin_read(&self, store: &Store, table: &LiveTable, row: RowValue<'_>) -> Option<watch::Receiver<()>> {
+        let RowValue { value, is_shown } = row;
         let cache = table.row_cache()?;
         let key: PendingReadKey = (Arc::as_ptr(cache).addr(), value.into());
         let mut pending = lock_ignoring_poison(&self.pending);
@@ -132,7 +154,7 @@ impl PlanRowReader {
             let started = Instant::now();
             stats.record_read();
             match read.await {
-                Ok(text) => cache_row(&cache, &stats, &key.1, text.as_deref(), started),
+                Ok(text) => cache_row(&cache, &stats, RowValue { value: &key.1, is_shown }, text.as_deref(), started),
                 Err(_) => stats.record_failed_read(),
             }
             lock_ignoring_poison(&pending).remove(&key);
@@ -143,16 +165,17 @@ impl PlanRowReader {
 }
 
 /// Keeps what Redis has for a value. A row that cannot be used counts as none.
-fn cache_row(cache: &RowCache, stats: &TableStats, value: &[u8], text: Option<&[u8]>, read_at: Instant) {
+fn cache_row(cache: &RowCache, stats: &TableStats, of: RowValue<'_>, text: Option<&[u8]>, read_at: Instant) {
     static INVALID_ROW_LOG_THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
     let row = text.map(|text| cache.parse_row(text)).transpose().unwrap_or_else(|error| {
         stats.record_failed_load();
         if let Some(suppressed) = INVALID_ROW_LOG_THROTTLE.allow(Clock::System.now()) {
-            let (table, value) = (&*cache.table, String::from_utf8_lossy(value));
+            let (table, shown) = (&*cache.table, if of.is_shown { of.value } else { b"(not shown)" });
+            let value = String::from_utf8_lossy(shown);
             let fix = "write the name of a plan, or a limit such as 500/minute";
             tracing::warn!(table, %value, %error, fix, suppressed, "row in Redis ignored: the default plan decides");
         }
         None
     });
-    cache.insert(value, row, read_at);
+    cache.insert(of.value, row, read_at);
 }
