@@ -10,5 +10,6 @@ pub mod text_table;
 pub mod random;
 pub mod write_coalescing;
 pub mod sharded;
+pub mod client_network;
 pub mod threads;
 pub mod pb;

@@ -122,7 +122,8 @@ impl Decider {
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
         OptionFuture::from(
-            reads_rows_from_redis.then(|| Box::pin(self.row_reader.read_missing_rows(&self.store, context, request))),
+            reads_rows_from_redis
+                .then(|| Box::pin(self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request))),
         )
         .await;
         let rules = self.check_request_and_get_rules(context, request)?;
@@ -224,7 +225,8 @@ impl Decider {
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
         OptionFuture::from(
-            reads_rows_from_redis.then(|| self.row_reader.read_missing_rows(&self.store, context, request)),
+            reads_rows_from_redis
+                .then(|| self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request)),
         )
         .await;
         let rules = self.check_request_and_get_rules(context, request)?;

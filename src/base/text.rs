@@ -1,20 +1,28 @@
 //! Text made safe and short for people: unprintable characters are escaped, replaced or removed. Also bytes as text:
 //! hexadecimal digits, and the percent-encoding of URLs and forms.
 //!
-//! Names, values and messages come from clients, files and other servers. A terminal acts on control characters, and
-//! marks of writing direction show a text in another order than it has. [`is_unprintable`] is the one set of such
-//! characters, and no output has one of them raw: text for people escapes them, JSON escapes them so that it decodes to
-//! the same text, and where no escape exists, as in headers, they are replaced or removed.
+//! Names, values and messages come from clients, files and other servers. A terminal acts on control characters, marks
+//! of writing direction show a text in another order than it has, and characters without a glyph make two names look
+//! alike. [`is_unprintable`] is the one set of such characters, and no output has one of them raw: text for people
+//! escapes them, JSON escapes them so that it decodes to the same text, and where no escape exists, as in headers, they
+//! are replaced or removed.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// True for control characters, line and paragraph separators, and marks of writing direction.
+/// True for control characters, line and paragraph separators, annotation marks, and characters that are shown as
+/// nothing: Unicode's `Default_Ignorable_Code_Point`, which includes marks of writing direction, joiners and tags.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || c > '\u{ac}'
+            && matches!(c,
+                '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+                | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
+                | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// True if all bytes are printable ASCII, as in nearly all texts.
@@ -139,10 +147,12 @@ pub fn to_pretty_json(value: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string_pretty(value).map(|json| escape_unprintable_json(&json).into_owned())
 }
 
-/// Appends an escape of JSON; all unprintable characters are within 16 bits.
+/// Appends an escape of JSON, a pair of them above 16 bits.
 fn push_json_escape(json: &mut String, c: char) {
-    // Writing to a String does not fail.
-    let _ = write!(json, "\\u{:04x}", u32::from(c));
+    for unit in c.encode_utf16(&mut [0; 2]) {
+        // Writing to a String does not fail.
+        let _ = write!(json, "\\u{unit:04x}");
+    }
 }
 
 /// Returns bytes as lower-case hexadecimal digits.

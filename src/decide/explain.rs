@@ -428,7 +428,7 @@ impl Decider {
         let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
         if rules.reads_rows_from_redis() {
-            self.row_reader.read_missing_rows(&self.store, context, request).await;
+            self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request).await;
         }
         let terms = RulesAtTime { rules, active_at: Some(context.store.now) };
         let selections = select_limits(&self.behaviour, terms, request, uses);

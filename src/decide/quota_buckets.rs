@@ -8,6 +8,7 @@
 //! Decides: what limits a bucket of RLQS, also unlimited, in shadow mode or without a rule.
 //! Decides: what becomes of its reports; SHADOW_MODE over RLQS.
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::Decider;
@@ -25,13 +26,22 @@ use crate::rules::rule::RuleLogging;
 use crate::rules::rule::set::CompiledRule;
 use crate::store::charge::{ChargeResults, DecidedBy, DeferredOutcomes, StoreOutcome, spawn_outcome_handler};
 
-/// Entry in owned form.
+/// Entry in owned form: parts of the id of the bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedEntry {
     /// Key as raw bytes.
-    pub key: Box<[u8]>,
+    pub key: Bytes,
     /// Value as raw bytes.
-    pub value: Box<[u8]>,
+    pub value: Bytes,
+}
+
+/// Part of the bytes `whole`, without a copy if it lies in them.
+fn share_part(whole: &Bytes, part: &[u8]) -> Bytes {
+    let start = part.as_ptr().addr().wrapping_sub(whole.as_ptr().addr());
+    match start.checked_add(part.len()) {
+        Some(end) if end <= whole.len() => whole.slice(start..end),
+        _ => Bytes::copy_from_slice(part),
+    }
 }
 
 /// Counter of a limit that a proxy decides by itself.
@@ -178,14 +188,15 @@ impl Decider {
 
     /// Reads the rows of tables that the entries of buckets need.
     pub async fn read_bucket_rows(&self, context: DecisionContext<'_>, request: &Request<'_>) {
-        self.row_reader.read_missing_rows(&self.store, context, request).await;
+        self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request).await;
     }
 
-    /// Selects the limits of a bucket with these entries, which are in no order.
+    /// Selects the limits of a bucket with these entries, which are in no order, and parts of `id`.
     pub fn select_bucket_limits(
         &self,
         context: DecisionContext<'_>,
         domain: &str,
+        id: &Bytes,
         entries: &[Entry<'_>],
     ) -> BucketMatch {
         let unmatched = BucketMatch { limits: BucketLimits::Unmatched, may_change: false };
@@ -198,13 +209,14 @@ impl Decider {
         else {
             return unmatched;
         };
-        let limits = self.build_bucket_limits(&request, selection, compiled);
+        let limits = self.build_bucket_limits(&request, id, selection, compiled);
         BucketMatch { limits, may_change: compiled.has_active_times || selection.plan_source.is_some() }
     }
 
     fn build_bucket_limits(
         &self,
         request: &Request<'_>,
+        id: &Bytes,
         selection: &Selection<'_>,
         compiled: &CompiledRule,
     ) -> BucketLimits {
@@ -221,9 +233,11 @@ impl Decider {
         }
         let path = selection.counter_path(request, 0);
         let own = |bytes: &[u8]| bytes.to_vec().into_boxed_slice();
+        let share =
+            |entry: &Entry<'_>| OwnedEntry { key: share_part(id, entry.key), value: share_part(id, entry.value) };
         BucketLimits::Divided(BucketCounters {
             domain: request.domain.into(),
-            entries: path.entries.iter().map(|it| OwnedEntry { key: own(it.key), value: own(it.value) }).collect(),
+            entries: path.entries.iter().map(share).collect(),
             shared: path.shared.iter().map(|(at, it)| CounterSharingEntry { index: *at, pattern: own(it) }).collect(),
             path_hash: selection.key,
             counters,

@@ -54,13 +54,20 @@ fn is_slot_entry(entry: &Entry<'_>) -> bool {
     entry.key == SLOT_KEY || entry.key == RELEASE_KEY
 }
 
-/// Returns true if Envoy sent formatters as text, so that all streams have the same values. A client may choose one of
-/// several values, such as `x-request-id`, and must not be able to make its call fail.
+/// Returns true if Envoy sent formatters as text, so that all streams have the same values. A client may choose a value,
+/// such as `x-request-id`, and must not be able to make its call fail: a value counts as a formatter if it looks like one.
 fn are_literal_formatters(own: &[Entry<'_>]) -> bool {
-    let is_literal = |entry: &Entry<'_>| entry.value.starts_with(b"%");
+    let is_literal = |entry: &Entry<'_>| is_formatter(entry.value);
     let mut slots = own.iter().filter(|entry| entry.key == SLOT_KEY).peekable();
     let all_are_literal = slots.peek().is_some() && slots.all(is_literal);
     all_are_literal || own.iter().any(|entry| entry.key == RELEASE_KEY && is_literal(entry))
+}
+
+/// Returns true for a text with a command operator of Envoy, such as `%STREAM_ID%` or `%REQ(x-request-id)%`, at its start.
+fn is_formatter(value: &[u8]) -> bool {
+    let Some(value) = value.strip_prefix(b"%") else { return false };
+    let name = value.iter().take_while(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_')).count();
+    name > 0 && matches!(value[name..].first(), Some(b'%' | b'(' | b':')) && value[name..].contains(&b'%')
 }
 
 /// Returns true if a request may free a slot: such a call is carried out though its caller gives up.

@@ -17,11 +17,13 @@ use smallvec::SmallVec;
 use tokio::sync::watch;
 
 use super::decision::DecisionContext;
+use super::log::value_form::ValueForm;
 use crate::base::clock::Clock;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::request::Request;
 use crate::rules::plan_table::live::{LiveTable, TableStats};
 use crate::rules::plan_table::row_cache::{RowCache, RowFreshness};
+use crate::rules::rule::RuleLogging;
 use crate::store::{Store, TableRowSource};
 use crate::telemetry::log_throttle::LogThrottle;
 
@@ -61,6 +63,8 @@ struct TableReads {
 #[derive(Debug)]
 struct WaitingValue {
     value: Box<[u8]>,
+    /// The log may name it.
+    is_shown: bool,
     /// Nothing is known of it.
     is_unknown: bool,
     done: watch::Sender<()>,
@@ -94,6 +98,14 @@ impl ReadBudget {
     }
 }
 
+/// Value whose row is read.
+#[derive(Clone, Copy)]
+struct RowValue<'v> {
+    value: &'v [u8],
+    /// The log may name it.
+    is_shown: bool,
+}
+
 impl PlanRowReader {
     /// A reader that reads unknown values so often per second and table.
     pub(super) fn new(unknown_reads_per_s: u32) -> Self {
@@ -101,7 +113,15 @@ impl PlanRowReader {
     }
 
     /// Reads the rows that the descriptors of a request need and that are not known, or not up to date.
-    pub(super) async fn read_missing_rows(&self, store: &Store, context: DecisionContext<'_>, request: &Request<'_>) {
+    ///
+    /// Values are named in the log only if `key_values` shows them as they are, and their rule does not hide them.
+    pub(super) async fn read_missing_rows(
+        &self,
+        store: &Store,
+        key_values: &ValueForm,
+        context: DecisionContext<'_>,
+        request: &Request<'_>,
+    ) {
         let Some(rules) = context.rules else { return };
         let Some(domain) = rules.domain(request.domain) else { return };
         // Matching here and again for the selection is for domains whose rows are in Redis only.
@@ -112,10 +132,13 @@ impl PlanRowReader {
         let mut awaited: SmallVec<[watch::Receiver<()>; 2]> = SmallVec::new();
         for descriptor in request.descriptors.iter().filter(|descriptor| descriptor.limit_override.is_none()) {
             let found = rules.find_rule(domain, &descriptor.entries);
-            let needed = found.and_then(|found| found.rule.looked_up_table_and_value(domain, &descriptor.entries));
+            let needed =
+                found.as_ref().and_then(|found| found.rule.looked_up_table_and_value(domain, &descriptor.entries));
             let Some((table, value)) = needed else { continue };
             let Some(cache) = table.row_cache() else { continue };
-            let age = cache.row_freshness(value, now);
+            let is_private = found.as_ref().is_some_and(|found| found.rule.rule.logging == Some(RuleLogging::None));
+            let value = RowValue { value, is_shown: !is_private && matches!(key_values, ValueForm::Plain) };
+            let age = cache.row_freshness(value.value, now);
             let read = match age {
                 RowFreshness::Fresh => None,
                 age => self.begin_read(store, table, value, age == RowFreshness::Unknown),
@@ -134,9 +157,10 @@ impl PlanRowReader {
         &self,
         store: &Store,
         table: &LiveTable,
-        value: &[u8],
+        row: RowValue<'_>,
         is_unknown: bool,
     ) -> Option<watch::Receiver<()>> {
+        let RowValue { value, is_shown } = row;
         let cache = table.row_cache()?;
         let address = Arc::as_ptr(cache).addr();
         let mut tables = lock_ignoring_poison(&self.tables);
@@ -153,7 +177,7 @@ impl PlanRowReader {
         }
         let (done, reading) = watch::channel(());
         reads.pending.insert(value.into(), reading.clone());
-        reads.waiting.push(WaitingValue { value: value.into(), is_unknown, done });
+        reads.waiting.push(WaitingValue { value: value.into(), is_shown, is_unknown, done });
         if !std::mem::replace(&mut reads.is_reading, true) {
             let (tables, cache, stats) = (Arc::clone(&self.tables), Arc::clone(cache), Arc::clone(&table.stats));
             let rows = store.table_row_source();
@@ -204,9 +228,10 @@ async fn read_batch(rows: &TableRowSource, cache: &RowCache, stats: &TableStats,
     batch.iter().for_each(|_| stats.record_read());
     let values: Vec<&[u8]> = batch.iter().map(|one| &*one.value).collect();
     let found = rows.read(&cache.table, &values, started + READ_TIMEOUT).await;
-    for (value, row) in values.iter().zip(found) {
+    for (one, row) in batch.iter().zip(found) {
+        let of = RowValue { value: &one.value, is_shown: one.is_shown };
         match row {
-            Ok(text) => cache_row(cache, stats, value, text.as_deref(), started),
+            Ok(text) => cache_row(cache, stats, of, text.as_deref(), started),
             Err(_) => stats.record_failed_read(),
         }
     }
@@ -222,16 +247,17 @@ fn end_batch(tables: &TablesByAddress, address: usize, batch: Vec<WaitingValue>)
 }
 
 /// Keeps what Redis has for a value. A row that cannot be used counts as none.
-fn cache_row(cache: &RowCache, stats: &TableStats, value: &[u8], text: Option<&[u8]>, read_at: Instant) {
+fn cache_row(cache: &RowCache, stats: &TableStats, of: RowValue<'_>, text: Option<&[u8]>, read_at: Instant) {
     static INVALID_ROW_LOG_THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
     let row = text.map(|text| cache.parse_row(text)).transpose().unwrap_or_else(|error| {
         stats.record_failed_load();
         if let Some(suppressed) = INVALID_ROW_LOG_THROTTLE.allow(Clock::System.now()) {
-            let (table, value) = (&*cache.table, String::from_utf8_lossy(value));
+            let (table, shown) = (&*cache.table, if of.is_shown { of.value } else { b"(not shown)" });
+            let value = String::from_utf8_lossy(shown);
             let fix = "write the name of a plan, or a limit such as 500/minute";
             tracing::warn!(table, %value, %error, fix, suppressed, "row in Redis ignored: the default plan decides");
         }
         None
     });
-    cache.insert(value, row, read_at);
+    cache.insert(of.value, row, read_at);
 }

@@ -9,7 +9,6 @@
 
 mod response;
 pub mod page_builder;
-pub mod token_attempts;
 pub mod browser_protection;
 pub mod live_events;
 pub mod app_state;
@@ -42,6 +41,7 @@ pub fn build_http_router(state: AppState) -> Router {
         .fallback(respond_not_found)
         .layer(DefaultBodyLimit::max(state.max_body_bytes))
         .layer(middleware::from_fn(limit_request_time))
+        .layer(middleware::from_fn_with_state(state.debug_hosts.clone(), browser_protection::refuse_other_sites))
         .with_state(state)
 }
 

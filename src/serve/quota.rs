@@ -5,12 +5,13 @@
 //! that report a bucket of it; `divisions` keeps one division for each key, and its hold in the store; `stream` reads
 //! reports and sends assignments, in a task of its own for each stream, so that a large report delays no decision.
 //!
-//! Everything has a bound: buckets of a stream, pairs and bytes of an id, responses that wait for a proxy that does not
-//! read (one).
+//! Everything has a bound: buckets and their ids (`room`), pairs and bytes of an id, responses that wait for a proxy that
+//! does not read (one), and their bytes.
 
 pub mod stats;
 pub mod evidence;
 pub mod messages;
+mod room;
 mod bucket;
 mod stream_handle;
 mod divisions;

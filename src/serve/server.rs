@@ -229,7 +229,6 @@ fn build_app_state(settings: &Settings, sources: AppStateParts) -> AppState {
         max_body_bytes: settings.grpc.max_message_bytes,
         prometheus_page,
         admin_token: settings.admin.clone(),
-        token_attempts: Arc::default(),
     }
 }
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::listeners::GrpcListenAddress;
-use super::setting::{RequiredValue, Requirement, settings};
+use super::setting::{Condition, RequiredValue, Requirement, Support, settings};
 use super::value::number::{ByteSize, ByteSizeRange, DurationRange, IntRange};
 use super::values::Values;
 use crate::base::go_syntax::MAX_GO_DURATION;
@@ -39,13 +39,18 @@ settings! { "gRPC";
     TOLLKEEPER_REFLECTION: Option<bool> = None,
         "offer gRPC server reflection, for tools such as grpcurl; unset: only on loopback addresses and unix sockets";
     TOLLKEEPER_RLQS: bool = false, "offer the rate limit quota service, by which proxies decide by themselves";
-    TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM: usize = 100_000,
-        "buckets of one proxy and domain; further ones are abandoned" .only_with(&REQUIRES_RLQS)
-        .with_allowed(IntRange::new(1, 10_000_000));
-    TOLLKEEPER_RLQS_MAX_BUCKETS: usize = 1_000_000,
-        "buckets of all proxies; further ones are abandoned" .only_with(&REQUIRES_RLQS)
-        .with_allowed(IntRange::new(1, 100_000_000));
+    TOLLKEEPER_RLQS_MAX_BUCKETS: usize = 100_000,
+        "buckets of all proxies, of which one stream gets at most 4/5; further ones are abandoned"
+        .only_with(&REQUIRES_RLQS) .with_allowed(IntRange::new(1, 100_000_000));
+    TOLLKEEPER_RLQS_MAX_ID_BYTES: ByteSize = 64 << 20,
+        "the same for the bytes of their keys and values" .only_with(&REQUIRES_RLQS)
+        .with_allowed(ByteSizeRange::new(1 << 10, 1 << 40));
+    TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM: String = "", "removed: TOLLKEEPER_RLQS_MAX_BUCKETS bounds streams too"
+        .with_support(NO_EFFECT_PER_STREAM);
 }
+
+const NO_EFFECT_PER_STREAM: Support =
+    Support::NoEffect { when: Condition::Set, why: "a stream gets a part of TOLLKEEPER_RLQS_MAX_BUCKETS" };
 
 static REQUIRES_RLQS: Requirement = Requirement {
     any_of: &[RequiredValue::Is(&TOLLKEEPER_RLQS, "true")],
@@ -78,10 +83,10 @@ pub struct GrpcSettings {
 /// Bounds of the rate limit quota service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaSettings {
-    /// Maximum number of buckets of a stream.
-    pub buckets_per_stream: usize,
     /// Maximum number of buckets of all streams.
     pub buckets: usize,
+    /// Maximum number of bytes of their ids.
+    pub id_bytes: usize,
 }
 
 impl GrpcSettings {
@@ -97,8 +102,8 @@ impl GrpcSettings {
             max_header_bytes: u32::try_from(values.get(&TOLLKEEPER_GRPC_MAX_HEADER_BYTES).0).unwrap_or(u32::MAX),
             reflection: values.get(&TOLLKEEPER_REFLECTION).unwrap_or_else(|| listener.is_local()),
             quota: values.get(&TOLLKEEPER_RLQS).then(|| QuotaSettings {
-                buckets_per_stream: values.get(&TOLLKEEPER_RLQS_MAX_BUCKETS_PER_STREAM),
                 buckets: values.get(&TOLLKEEPER_RLQS_MAX_BUCKETS),
+                id_bytes: values.get(&TOLLKEEPER_RLQS_MAX_ID_BYTES).to_usize_saturating(),
             }),
         }
     }

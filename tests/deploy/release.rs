@@ -85,6 +85,43 @@ fn workflows_grant_no_more_than_reading_by_default() {
     }
 }
 
+/// What a tool from a registry does with such a job's rights is beyond our control.
+#[test]
+fn jobs_with_rights_compile_no_tools_and_builders_attest_what_they_build() {
+    let release = documents(&read(&repository(".github/workflows/release.yml"))).remove(0);
+    let mut attested = 0;
+    for (name, job) in release["jobs"].as_object().unwrap() {
+        let permissions = job["permissions"].as_object().unwrap();
+        let steps = job["steps"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let runs = |text: &str| steps.iter().any(|step| step["run"].as_str().is_some_and(|run| run.contains(text)));
+        let uses =
+            |action: &str| steps.iter().any(|step| step["uses"].as_str().is_some_and(|uses| uses.starts_with(action)));
+        let has_rights = permissions.values().any(|permission| permission == "write");
+        assert!(!(has_rights && runs("cargo install")), "{name} compiles a tool with rights");
+        assert!(
+            !(uses("actions/attest-build-provenance") && uses("actions/download-artifact")),
+            "{name} attests what it did not build"
+        );
+        attested += usize::from(uses("actions/attest-build-provenance"));
+    }
+    assert_eq!(attested, 2, "image and archives; chart and compose.yaml");
+}
+
+#[test]
+fn crates_and_actions_are_looked_at_on_a_schedule() {
+    let dependabot = documents(&read(&repository(".github/dependabot.yml"))).remove(0);
+    let ecosystems: Vec<_> =
+        dependabot["updates"].as_array().unwrap().iter().map(|it| it["package-ecosystem"].as_str().unwrap()).collect();
+    assert_eq!(ecosystems, ["github-actions", "cargo", "docker"]);
+    let nightly = documents(&read(&repository(".github/workflows/nightly.yml"))).remove(0);
+    let steps = nightly["jobs"]["steps"]["strategy"]["matrix"]["step"].to_string();
+    let script = read(&repository(".ci/nightly"));
+    for step in ["advisories", "fuzz"] {
+        assert!(steps.contains(step) && script.contains(&format!("\n{step}() {{")), "{step}: {steps}");
+    }
+    assert!(script.contains("cargo deny check"), "{script}");
+}
+
 #[test]
 fn nothing_names_an_owner() {
     for path in ["deploy", ".github/workflows", ".ci", "README.md", "CONTRIBUTING.md", "SECURITY.md", "docs"] {

@@ -1,25 +1,25 @@
 //! Authentication of admin requests by a bearer token.
 //!
-//! Tokens are compared by hash, so the time of the comparison reveals nothing. A token file is read on each request, so
-//! a new token is valid at once. Wrong tokens are bounded. Every request is logged with the client's address, rejected
-//! ones too; the token never is.
+//! Tokens are compared by hash, so the time of the comparison reveals nothing, and have 16 bytes at least, so nobody
+//! guesses one. A token file is read on each request, so a new token is valid at once. Every request with the token is
+//! logged with the client's address; of those that are refused a line of each kind each ten seconds, because anybody may
+//! send them at any rate. The token never is logged.
 //!
 //! Decides: how an admin token is compared, when its file is read, which status a refusal has.
 //! Decides: the audit log, and as whom (`AuthenticatedAdmin`).
 
 use std::fmt::Display;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 
 use super::app_state::AppState;
 use super::response::{respond_error, respond_text};
-use super::token_attempts::{TokenAttempt, TokenAttemptResult};
 use crate::settings::listeners::AdminToken;
 use crate::settings::listeners::TOLLKEEPER_ADMIN_TOKEN_FILE;
 use crate::settings::problem::UnusableSetting;
@@ -58,30 +58,24 @@ impl FromRequestParts<AppState> for AuthenticatedAdmin {
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, Response> {
         let address = parts.extensions.get().map(|ClientAddress(address)| *address);
         let peer = address.map_or_else(|| "unknown".to_owned(), |address| address.to_string());
-        let Err(rejection) = authenticate_request(state, address.map(|address| address.ip()), &parts.headers).await
-        else {
+        let Err(rejection) = authenticate_request(state, &parts.headers).await else {
             return Ok(Self { peer, path: parts.uri.path().to_owned() });
         };
         let status = rejection.status_code();
-        let (path, code) = (parts.uri.path(), status.as_u16());
-        let suppressed = match rejection {
-            // A client may send these at any rate.
-            TokenRejection::TooManyWrong(_) => REFUSAL_LOG_THROTTLE.allow(state.collector.service.clock.now()),
-            _ => Some(0),
-        };
-        if let Some(suppressed) = suppressed {
-            tracing::warn!(target: AUDIT_TARGET, peer, path, status = code, suppressed, "admin request rejected");
+        if let Some(suppressed) = rejection.log_throttle().allow(state.collector.service.clock.now()) {
+            let (path, status) = (parts.uri.path(), status.as_u16());
+            tracing::warn!(target: AUDIT_TARGET, peer, path, status, suppressed, "admin request rejected");
         }
         let mut response = respond_error(status, format!("{rejection}\n"));
-        if let Some((name, value)) = rejection.response_header() {
-            response.headers_mut().insert(name, value);
+        if matches!(rejection, TokenRejection::Wrong) {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         Err(response)
     }
 }
 
-/// Lines about clients that sent too many wrong tokens.
-static REFUSAL_LOG_THROTTLE: LogThrottle = LogThrottle::every(Duration::from_secs(10));
+/// Interval between lines about requests that are refused for the same reason.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reason why a request is not authenticated, for the client.
 #[derive(Debug, thiserror::Error)]
@@ -95,8 +89,6 @@ enum TokenRejection {
     Unusable(String),
     #[error("send the token as `Authorization: Bearer TOKEN`")]
     Wrong,
-    #[error("too many wrong tokens: no token is accepted for {} s", .0.as_secs() + 1)]
-    TooManyWrong(Duration),
 }
 
 impl TokenRejection {
@@ -105,34 +97,27 @@ impl TokenRejection {
             Self::NotConfigured => StatusCode::FORBIDDEN,
             Self::Unusable(_) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Wrong => StatusCode::UNAUTHORIZED,
-            Self::TooManyWrong(_) => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
-    fn response_header(&self) -> Option<(HeaderName, HeaderValue)> {
+    fn log_throttle(&self) -> &'static LogThrottle {
+        static NOT_CONFIGURED: LogThrottle = LogThrottle::every(REFUSAL_LOG_INTERVAL);
+        static UNUSABLE: LogThrottle = LogThrottle::every(REFUSAL_LOG_INTERVAL);
+        static WRONG: LogThrottle = LogThrottle::every(REFUSAL_LOG_INTERVAL);
         match self {
-            Self::Wrong => Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
-            Self::TooManyWrong(left) => Some((header::RETRY_AFTER, HeaderValue::from(left.as_secs() + 1))),
-            Self::NotConfigured | Self::Unusable(_) => None,
+            Self::NotConfigured => &NOT_CONFIGURED,
+            Self::Unusable(_) => &UNUSABLE,
+            Self::Wrong => &WRONG,
         }
     }
 }
 
 /// Compares the token of a request.
-async fn authenticate_request(
-    state: &AppState,
-    peer: Option<IpAddr>,
-    headers: &HeaderMap,
-) -> Result<(), TokenRejection> {
+async fn authenticate_request(state: &AppState, headers: &HeaderMap) -> Result<(), TokenRejection> {
     let token = state.admin_token.as_ref().ok_or(TokenRejection::NotConfigured)?;
     let expected = hash_configured_token(token).await.map_err(TokenRejection::Unusable)?;
     let presented = parse_bearer_token(headers).ok_or(TokenRejection::Wrong)?;
-    let is_right = blake3::hash(presented) == expected;
-    match state.token_attempts.check_and_record_attempt(TokenAttempt { peer, is_right, now: Instant::now() }) {
-        TokenAttemptResult::Accepted => Ok(()),
-        TokenAttemptResult::Wrong => Err(TokenRejection::Wrong),
-        TokenAttemptResult::Refused(left) => Err(TokenRejection::TooManyWrong(left)),
-    }
+    if blake3::hash(presented) == expected { Ok(()) } else { Err(TokenRejection::Wrong) }
 }
 
 /// Hash of the configured token; an error names the setting.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use super::browser_protection::AllowedHosts;
 use super::live_events::LiveEvents;
 use super::page_builder::PageBuilder;
-use super::token_attempts::TokenAttempts;
 use crate::serve::blocks::SharedBlocks;
 use crate::serve::fleet::member::FleetMembership;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -42,8 +41,6 @@ pub struct AppState {
     pub prometheus_page: Option<Arc<PrometheusPageConfig>>,
     /// Token for pages that change state or show keys; `None` switches these pages off.
     pub admin_token: Option<AdminToken>,
-    /// Wrong tokens of the last minute.
-    pub token_attempts: Arc<TokenAttempts>,
 }
 
 /// Path and options of the page for Prometheus.

@@ -1,14 +1,15 @@
-//! Protection of the debug listener against web pages that an operator's browser has open.
+//! Protection of the HTTP listeners against web pages that somebody's browser has open.
 //!
 //! - A site whose DNS name is made to point at this process is same-origin to the browser. So the `Host` must be an IP
-//!   address, a name that no such site can have, or a name from `TOLLKEEPER_DEBUG_HOSTS`. The check applies to all
-//!   clients, because a script can hide that it runs in a browser: it may set `User-Agent` and `Accept`, and a browser
-//!   sends `Origin` and `Sec-Fetch-Site` not always.
+//!   address, a name that no such site can have, or a name from `TOLLKEEPER_DEBUG_HOSTS`. On the debug listener the check
+//!   applies to all clients, because a script can hide that it runs in a browser: it may set `User-Agent` and `Accept`,
+//!   and a browser sends `Origin` and `Sec-Fetch-Site` not always. On the listener of `/json`, which has any name, it
+//!   applies to requests with one of these headers: without `Origin` a browser sends GET and HEAD only, without a body.
 //! - Another site can send requests without reading the response. They are refused by the headers that the browser adds
 //!   and no script can change.
 //! - Response headers forbid other sites to frame or embed a page, and the console to load anything else.
 //!
-//! Decides: who may open a debug page: `Host`, other sites, embedding; security headers.
+//! Decides: who may open a debug page, or send `/json`: `Host`, other sites, embedding; security headers.
 //! Decides: that no page is cached (`SECURITY_HEADERS`).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -49,19 +50,34 @@ pub(super) async fn protect_from_other_sites(
     request: Request,
     next: Next,
 ) -> Response {
-    let mut response = if !allowed.allows_request(&request) {
-        let what = "the Host is neither an IP address nor localhost nor the name of a Kubernetes service (as protection \
-                    against DNS rebinding; add it to TOLLKEEPER_DEBUG_HOSTS)\n";
-        respond_error(StatusCode::MISDIRECTED_REQUEST, what)
-    } else if is_cross_site(&request) {
-        respond_error(StatusCode::FORBIDDEN, "another site caused this request; open the page itself\n")
-    } else {
-        next.run(request).await
+    let mut response = match find_reason_against_request(&allowed, &request) {
+        Some(refusal) => refusal,
+        None => next.run(request).await,
     };
     for (name, value) in SECURITY_HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
+}
+
+/// Refuses requests that a browser sends for another site; those without a sign of a browser pass, whatever their `Host`.
+pub(super) async fn refuse_other_sites(State(allowed): State<AllowedHosts>, request: Request, next: Next) -> Response {
+    let is_of_browser = [header::ORIGIN, SEC_FETCH_SITE].iter().any(|name| request.headers().contains_key(name));
+    match find_reason_against_request(&allowed, &request).filter(|_| is_of_browser) {
+        Some(refusal) => refusal,
+        None => next.run(request).await,
+    }
+}
+
+/// Response to a request that another site may have caused.
+fn find_reason_against_request(allowed: &AllowedHosts, request: &Request) -> Option<Response> {
+    if !allowed.allows_request(request) {
+        let what = "the Host is neither an IP address nor localhost nor the name of a Kubernetes service (as protection \
+                    against DNS rebinding; add it to TOLLKEEPER_DEBUG_HOSTS)\n";
+        return Some(respond_error(StatusCode::MISDIRECTED_REQUEST, what));
+    }
+    let what = "another site caused this request; open the page itself\n";
+    is_cross_site(request).then(|| respond_error(StatusCode::FORBIDDEN, what))
 }
 
 impl AllowedHosts {

@@ -3,10 +3,12 @@
 //! The sampler starts with the first subscriber and ends with the last, so nothing is computed without a subscriber. It
 //! computes one event a second on a low-priority thread. All subscribers share its text, and only the newest is kept.
 //!
-//! Decides: how many listeners `/live` may have.
+//! A new subscriber is never refused: if there are too many, the oldest one of the client that has most of them ends. So
+//! a client with many, also one behind the same sidecar, keeps no console out.
+//!
+//! Decides: how many listeners `/live` may have, and which of them ends for a new one.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -15,16 +17,14 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::page_builder::PageBuilder;
-use super::token_attempts::client_network;
+use crate::base::client_network::client_network;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::text::escape_unprintable_json;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::report::live::{LiveReport, LiveTotals};
 
 /// Maximum number of subscribers.
-const MAX_SUBSCRIBERS: usize = 16;
-/// Maximum number of subscribers of one client: an IPv4 address, or a /64 network of IPv6.
-const MAX_SUBSCRIBERS_PER_CLIENT: usize = 8;
+const MAX_SUBSCRIBERS: usize = 64;
 /// Time between events.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -37,7 +37,7 @@ pub struct LiveEvents {
     collector: MetricsCollector,
     pages: PageBuilder,
     stopping: watch::Receiver<bool>,
-    subscribers_by_client: Arc<SubscriberCounts>,
+    subscribers: Arc<Subscribers>,
     /// Sender of the running sampler; `None` while there is no subscriber.
     sampler: Mutex<Option<watch::Sender<NewestEvent>>>,
 }
@@ -47,72 +47,48 @@ pub struct LiveEvents {
 pub(super) struct LiveSubscriber {
     events: watch::Receiver<NewestEvent>,
     stopping: watch::Receiver<bool>,
-    _permit: SubscriberPermit,
+    /// Its sender is dropped when this subscriber ends for a newer one.
+    displaced: watch::Receiver<()>,
 }
 
-/// Subscribers by client.
+/// Subscribers, the oldest first. A subscriber that is gone has dropped the receiver.
 #[derive(Debug, Default)]
-struct SubscriberCounts(Mutex<HashMap<IpAddr, usize>>);
+struct Subscribers(Mutex<Vec<Subscriber>>);
 
-/// Count of one subscriber, until it is dropped.
+/// A subscriber, as the others see it.
 #[derive(Debug)]
-struct SubscriberPermit {
-    subscribers_by_client: Arc<SubscriberCounts>,
+struct Subscriber {
     client: IpAddr,
+    displace: watch::Sender<()>,
 }
 
-/// Bound that keeps a subscriber out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum TooManySubscribers {
-    /// There are [`MAX_SUBSCRIBERS`].
-    #[error("{MAX_SUBSCRIBERS} listeners")]
-    InAll,
-    /// There are [`MAX_SUBSCRIBERS_PER_CLIENT`] of this client.
-    #[error("{MAX_SUBSCRIBERS_PER_CLIENT} listeners of this address")]
-    OfClient,
-}
-
-impl SubscriberCounts {
-    /// Adds a subscriber of a client.
-    fn add_subscriber(self: &Arc<Self>, peer: IpAddr) -> Result<SubscriberPermit, TooManySubscribers> {
-        let client = client_network(peer);
+impl Subscribers {
+    /// Adds a subscriber of a client; returns what tells when it ends for a newer one.
+    fn add_subscriber(&self, peer: IpAddr) -> watch::Receiver<()> {
+        let (displace, displaced) = watch::channel(());
         let mut subscribers = lock_ignoring_poison(&self.0);
-        if subscribers.values().sum::<usize>() >= MAX_SUBSCRIBERS {
-            return Err(TooManySubscribers::InAll);
+        subscribers.retain(|subscriber| !subscriber.displace.is_closed());
+        subscribers.push(Subscriber { client: client_network(peer), displace });
+        if subscribers.len() > MAX_SUBSCRIBERS {
+            let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+            subscribers.iter().for_each(|subscriber| *counts.entry(subscriber.client).or_default() += 1);
+            let most = counts.values().copied().max();
+            let oldest = subscribers.iter().position(|subscriber| counts.get(&subscriber.client).copied() == most);
+            oldest.map(|oldest| subscribers.remove(oldest));
         }
-        let of_client = subscribers.entry(client).or_default();
-        if *of_client >= MAX_SUBSCRIBERS_PER_CLIENT {
-            return Err(TooManySubscribers::OfClient);
-        }
-        *of_client += 1;
-        Ok(SubscriberPermit { subscribers_by_client: Arc::clone(self), client })
-    }
-}
-
-impl Drop for SubscriberPermit {
-    fn drop(&mut self) {
-        let mut subscribers = lock_ignoring_poison(&self.subscribers_by_client.0);
-        if let Entry::Occupied(mut of_client) = subscribers.entry(self.client) {
-            *of_client.get_mut() -= 1;
-            if *of_client.get() == 0 {
-                of_client.remove();
-            }
-        }
+        displaced
     }
 }
 
 impl LiveEvents {
     /// Events of this process, until `stopping` turns true.
     pub fn new(collector: MetricsCollector, pages: PageBuilder, stopping: watch::Receiver<bool>) -> Self {
-        Self { collector, pages, stopping, subscribers_by_client: Arc::default(), sampler: Mutex::default() }
+        Self { collector, pages, stopping, subscribers: Arc::default(), sampler: Mutex::default() }
     }
 
     /// Adds a subscriber.
-    ///
-    /// # Errors
-    /// There are too many subscribers in all, or of this client.
-    pub(super) fn subscribe(self: &Arc<Self>, peer: IpAddr) -> Result<LiveSubscriber, TooManySubscribers> {
-        let permit = self.subscribers_by_client.add_subscriber(peer)?;
+    pub(super) fn subscribe(self: &Arc<Self>, peer: IpAddr) -> LiveSubscriber {
+        let displaced = self.subscribers.add_subscriber(peer);
         let mut sampler = self.lock_sampler();
         let mut events = match &*sampler {
             Some(sender) => sender.subscribe(),
@@ -125,7 +101,7 @@ impl LiveEvents {
         };
         // The newest event is sent at once.
         events.mark_changed();
-        Ok(LiveSubscriber { events, stopping: self.stopping.clone(), _permit: permit })
+        LiveSubscriber { events, stopping: self.stopping.clone(), displaced }
     }
 
     /// Sends an event each second until there is no subscriber.
@@ -170,12 +146,14 @@ impl LiveEvents {
 }
 
 impl LiveSubscriber {
-    /// Waits for the next event; `None` when the process begins to stop.
+    /// Waits for the next event; `None` when the process begins to stop, or a newer subscriber takes the place.
     pub(super) async fn next_event(&mut self) -> Option<Arc<str>> {
         loop {
             tokio::select! {
                 // An error means that the sender is gone: the process is ending.
                 _ = self.stopping.wait_for(|stop| *stop) => return None,
+                // Nothing is ever sent, so this is an error: the sender is gone.
+                _ = self.displaced.changed() => return None,
                 changed = self.events.changed() => changed.ok()?,
             }
             if let Some(event) = &*self.events.borrow_and_update() {

@@ -157,14 +157,7 @@ pub(super) async fn show_live(State(state): State<AppState>, address: Option<Ext
         return respond_metrics_off();
     }
     let peer = address.map_or(Ipv4Addr::LOCALHOST.into(), |Extension(ClientAddress(address))| address.ip());
-    let listener = match state.live.subscribe(peer) {
-        Ok(listener) => listener,
-        Err(too_many) => {
-            let what = format!("/live has {too_many} already (close a console and retry)\n");
-            return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
-        }
-    };
-    let events = stream::unfold(listener, |mut listener| async move {
+    let events = stream::unfold(state.live.subscribe(peer), |mut listener| async move {
         let event = listener.next_event().await?;
         Some((Ok::<_, Infallible>(Event::default().data(&*event)), listener))
     });

@@ -11,7 +11,7 @@ pub(super) fn emit_quota(quota: Option<&QuotaService>, emit: &mut dyn FnMut(Fami
     let Some(quota) = quota else { return };
     let stats = &quota.stats;
     emit(Family::gauge("tollkeeper_rlqs_streams", "Number of open quota streams.", quota.stream_count()));
-    emit(Family::gauge("tollkeeper_rlqs_buckets", "Number of buckets of all quota streams.", stats.bucket_count()));
+    emit(Family::gauge("tollkeeper_rlqs_buckets", "Number of buckets of all quota streams.", quota.bucket_count()));
     emit(Family::gauge("tollkeeper_rlqs_keys", "Number of keys whose limits are divided.", quota.key_count()));
     let mut count = |name, help, count: &Count| {
         emit(Family::counter(name, help, count.total()));

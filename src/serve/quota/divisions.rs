@@ -7,6 +7,7 @@
 //! Decides: when a proxy is told before its report (something becomes free).
 //! Decides: what is held of a counter for proxies, also while the store fails.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -15,6 +16,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use smallvec::SmallVec;
 
+use super::room::client_leaves_room;
 use super::stats::Count;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
@@ -117,20 +119,30 @@ impl Divisions {
     /// Returns false if there is no room for it.
     pub(super) fn join(&self, key: u128, counters: BucketCounters, holder: BucketOfStream, now: Time) -> bool {
         let mut shard = self.keys.lock_shard(upper_half(key));
-        let entry = shard.entry(key).or_insert_with(|| {
-            self.service.decider.store.decision_demand.watch(counters.path_hash);
-            KeyDivision::new(counters.clone(), now)
-        });
-        if *entry.counters != counters {
-            entry.division.change_limits(counters.counters.iter().map(|counter| DividedLimit::new(&counter.limit)));
-            entry.counters = Arc::new(counters);
-        }
+        let entry = match shard.entry(key) {
+            Entry::Vacant(vacant) => {
+                self.service.decider.store.decision_demand.watch(counters.path_hash);
+                vacant.insert(KeyDivision::new(counters, now))
+            }
+            Entry::Occupied(occupied) => {
+                let entry = occupied.into_mut();
+                if *entry.counters != counters {
+                    let limits = counters.counters.iter().map(|counter| DividedLimit::new(&counter.limit));
+                    entry.division.change_limits(limits);
+                    entry.counters = Arc::new(counters);
+                }
+                entry
+            }
+        };
         if entry.find(&holder).is_none() {
-            if entry.division.holders.len() >= MAX_HOLDERS_PER_KEY {
+            let (keeps_ratio, client) = (holder.stream.keeps_ratio, holder.stream.client);
+            let holders = &entry.division.holders;
+            let of_client = holders.iter().filter(|holder| holder.client == Some(client)).count();
+            if !client_leaves_room(of_client, holders.len(), MAX_HOLDERS_PER_KEY) {
                 return false;
             }
-            let keeps_ratio = holder.stream.keeps_ratio;
-            entry.division.join(holder, keeps_ratio, now);
+            let index = entry.division.join(holder, keeps_ratio, now);
+            entry.division.holders[index].client = Some(client);
         }
         true
     }

@@ -103,7 +103,7 @@ impl StreamingService<Bytes> for StreamStarter {
         let quota = Arc::clone(&self.quota);
         Box::pin(async move {
             let (metadata, extensions, reports) = request.into_parts();
-            let peer = extensions.get::<CallPeer>().map(|peer| peer.0.to_string()).unwrap_or_default();
+            let peer = extensions.get::<CallPeer>().map(|peer| peer.0);
             let evidence = extensions.get::<DeliveryEvidence>().cloned();
             let handle = quota.open_stream(peer, keeps_ratio(&metadata.into_headers()));
             // One response, so that a proxy that does not read costs no more.

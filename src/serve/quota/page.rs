@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::divisions::{BucketOfStream, KeyDivision, division_key};
@@ -147,7 +148,7 @@ impl QuotaService {
         keep_largest(&mut keys, most);
         QuotaReport {
             stream_count: handles.len(),
-            bucket_count: self.stats.bucket_count(),
+            bucket_count: self.bucket_count(),
             key_count: self.key_count(),
             streams,
             keys,
@@ -173,7 +174,7 @@ impl QuotaService {
     /// Sums up what is divided. Looks at every key: takes milliseconds for 20 000.
     pub fn compute_totals(&self) -> QuotaTotals {
         let now = self.service.clock.now();
-        let (streams, buckets) = (self.stream_count() as u64, self.stats.bucket_count() as u64);
+        let (streams, buckets) = (self.stream_count() as u64, self.bucket_count() as u64);
         let mut totals = QuotaTotals { streams, buckets, ..QuotaTotals::default() };
         self.divisions.for_each(|entry| {
             totals.keys += 1;
@@ -195,7 +196,7 @@ impl QuotaService {
         entries: &[Entry<'_>],
     ) -> Option<ExplainedProxyShares> {
         let BucketLimits::Divided(counters) =
-            self.service.decider.select_bucket_limits(context, domain, entries).limits
+            self.service.decider.select_bucket_limits(context, domain, &Bytes::new(), entries).limits
         else {
             return None;
         };

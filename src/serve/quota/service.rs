@@ -3,6 +3,7 @@
 //! Decides: a tollkeeper that stood still: which silence of proxies counts then.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::divisions::Divisions;
+use super::room::BucketRoom;
 use super::stats::{Count, QuotaStats};
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
@@ -28,7 +30,7 @@ const STANDSTILL_US: u64 = 750_000;
 pub struct QuotaService {
     /// The service that decides, with its rules and its clock.
     pub service: Arc<RateLimitService>,
-    pub(super) bounds: QuotaSettings,
+    pub(super) room: BucketRoom,
     pub(super) divisions: Divisions,
     streams: Mutex<HashMap<u64, Arc<StreamHandle>>>,
     next_stream: AtomicU64,
@@ -49,7 +51,7 @@ impl QuotaService {
         let quota = Arc::new(Self {
             divisions: Divisions::new(Arc::clone(&service)),
             service,
-            bounds,
+            room: BucketRoom::new(bounds),
             streams: Mutex::default(),
             next_stream: AtomicU64::new(1),
             stats: QuotaStats::default(),
@@ -110,7 +112,7 @@ impl QuotaService {
     }
 
     /// Opens a stream of the proxy at `peer`; `keeps_ratio` says whether it keeps its ratio of tokens.
-    pub fn open_stream(&self, peer: String, keeps_ratio: bool) -> Arc<StreamHandle> {
+    pub fn open_stream(&self, peer: Option<SocketAddr>, keeps_ratio: bool) -> Arc<StreamHandle> {
         let id = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let opened = self.service.clock.now();
         let handle = Arc::new(StreamHandle::new(id, peer, keeps_ratio, opened));
@@ -134,6 +136,11 @@ impl QuotaService {
     /// Number of keys whose limits are divided.
     pub fn key_count(&self) -> usize {
         self.divisions.count()
+    }
+
+    /// Number of buckets of all streams.
+    pub fn bucket_count(&self) -> usize {
+        self.room.bucket_count()
     }
 
     /// Number of open streams.

@@ -1,12 +1,10 @@
 //! Counts of the quota service, for metrics and pages.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts since the start, and what there is now.
+/// Counts since the start.
 #[derive(Debug, Default)]
 pub struct QuotaStats {
-    /// Buckets of all streams.
-    pub buckets: AtomicUsize,
     /// Messages with reports.
     pub reports: Count,
     /// Assignments that were sent, renewals included.
@@ -44,12 +42,5 @@ impl Count {
     /// The count.
     pub fn total(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl QuotaStats {
-    /// Buckets of all streams now.
-    pub fn bucket_count(&self) -> usize {
-        self.buckets.load(Ordering::Relaxed)
     }
 }

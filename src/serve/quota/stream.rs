@@ -4,14 +4,13 @@
 //! only when the last one was taken: a proxy that does not read costs one message, and gets what is due when it reads
 //! again.
 //!
-//! Decides: how many buckets a stream may have, how many streams, when a bucket is abandoned.
+//! Decides: when a bucket is abandoned; how large a response may be.
 //! Decides: why a quota stream ends (unread responses, two domains, malformed report, drain).
 //! Decides: buckets while no rules are loaded; what a changed rule does to open streams.
 //! Decides: the TTL of buckets without a limit.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -54,8 +53,14 @@ const OPEN_TTL_S: u32 = 60;
 const OPEN_RENEWAL_US: u64 = 31_000_000;
 /// Time that a proxy may leave a response unread, while more is due.
 const MAX_UNREAD_TIME: Duration = Duration::from_secs(60);
-/// Maximum number of ids that wait to be abandoned; the proxy reports others again.
-const MAX_UNWANTED: usize = 1000;
+/// Bytes of ids from which on no more wait to be abandoned; the proxy reports others again.
+const MAX_UNWANTED_BYTES: usize = 128 << 10;
+/// Bytes that an id counts beside its own.
+const MIN_UNWANTED_BYTES: usize = 128;
+/// Bytes of a response from which on what is due goes into the next one.
+const MAX_RESPONSE_BYTES: usize = 2 << 20;
+/// Bytes of the actions of one bucket, without its id.
+const ACTION_BYTES: usize = 64;
 /// Maximum length of a domain in bytes.
 const MAX_DOMAIN_BYTES: usize = 4096;
 /// Longest rest after a report.
@@ -79,6 +84,8 @@ pub struct StreamTask {
     buckets: Buckets,
     /// Ids that the proxy must forget, because there is no room for them.
     unwanted: Vec<BucketId>,
+    /// What they count.
+    unwanted_bytes: usize,
     /// Number of the rules that the buckets were matched by.
     rules_version: u64,
     /// Last time at which the proxy is known to have run. The end of the work on a report counts: that work would
@@ -125,6 +132,7 @@ impl StreamTask {
             domain: String::new(),
             buckets: Buckets::default(),
             unwanted: Vec::new(),
+            unwanted_bytes: 0,
             rules_version: 0,
             proxy_last_ran: Time::default(),
             unread_since: None,
@@ -275,17 +283,16 @@ impl StreamTask {
         if let Some(index) = self.buckets.find(&encoded) {
             return Some(index);
         }
-        let bounds = self.quota.bounds;
-        let all = &self.quota.stats.buckets;
-        if self.buckets.len() >= bounds.buckets_per_stream || all.load(Ordering::Relaxed) >= bounds.buckets {
-            log_too_many_buckets(&self.handle.peer, &self.domain, self.buckets.len());
+        let amount = self.buckets.amount();
+        if let Err(bound) = self.quota.room.take(self.handle.client, amount, encoded.len()) {
+            log_too_many_buckets(&self.handle.peer, &self.domain, amount, bound);
             self.quota.stats.abandoned.add(1);
-            if self.unwanted.len() < MAX_UNWANTED {
+            if self.unwanted_bytes < MAX_UNWANTED_BYTES {
+                self.unwanted_bytes += encoded.len() + MIN_UNWANTED_BYTES;
                 self.unwanted.push(id);
             }
             return None;
         }
-        all.fetch_add(1, Ordering::Relaxed);
         Some(self.buckets.add(encoded.into(), now))
     }
 
@@ -347,7 +354,8 @@ impl StreamTask {
             if bucket.rules_version == rules.version && !bucket.may_change {
                 continue;
             }
-            let Ok(id) = BucketId::decode(bucket.id.clone()) else { continue };
+            let bucket_id = bucket.id.clone();
+            let Ok(id) = BucketId::decode(bucket_id.clone()) else { continue };
             let entries = entries_as_refs(&id);
             if Decider::must_read_bucket_rows(context) {
                 let descriptor =
@@ -356,7 +364,7 @@ impl StreamTask {
                 let request = Request { domain: &self.domain, descriptors, hits_addend: 0 };
                 quota.service.decider.read_bucket_rows(context, &request).await;
             }
-            let matched = quota.service.decider.select_bucket_limits(context, &self.domain, &entries);
+            let matched = quota.service.decider.select_bucket_limits(context, &self.domain, &bucket_id, &entries);
             // There may be room later at a key that has too many proxies now.
             let is_dividable = matches!(matched.limits, BucketLimits::Divided(_));
             let kind = self.join_division(*index, matched.limits, now);
@@ -395,7 +403,9 @@ impl StreamTask {
                 if !self.quota.divisions.join(key, counters, holder.clone(), now) {
                     log_indivisible_limit(
                         &rule,
-                        &format!("{MAX_HOLDERS_PER_KEY} proxies share its key at this replica"),
+                        &format!(
+                            "too many proxies of {MAX_HOLDERS_PER_KEY}, or of one address, share its key at this replica"
+                        ),
                     );
                     return BucketKind::Refused;
                 }
@@ -415,19 +425,23 @@ impl StreamTask {
     async fn respond(&mut self, permit: Permit<'_, Result<RateLimitQuotaResponse, Status>>) {
         let due = std::mem::take(&mut self.handle.lock().due);
         let mut response = RateLimitQuotaResponse::default();
+        self.unwanted_bytes = 0;
         for id in self.unwanted.drain(..) {
             push_abandonment(&mut response, &id);
         }
         let began = Instant::now();
         let mut due = due.into_iter();
-        let mut count = 0;
+        let (mut count, mut bytes) = (0, 0);
         while began.elapsed() < MAX_RESPONSE_TIME
+            && bytes < MAX_RESPONSE_BYTES
             && let Some(index) = due.next()
         {
             count += 1;
             if count % BUCKETS_PER_TURN == 0 {
                 tokio::task::yield_now().await;
             }
+            // Two actions at most.
+            bytes += self.buckets.get(index).map_or(0, |bucket| 2 * (bucket.id.len() + ACTION_BYTES));
             self.add_actions(index, &mut response, self.quota.service.clock.now());
         }
         self.handle.lock().due.extend(due);
@@ -519,7 +533,7 @@ impl StreamTask {
 
     fn remove_bucket(&mut self, index: u32, now: Time) {
         let Some(bucket) = self.buckets.remove(index) else { return };
-        self.quota.stats.buckets.fetch_sub(1, Ordering::Relaxed);
+        self.quota.room.give_back(self.handle.client, bucket.id.len());
         if let BucketKind::Divided { key } = bucket.kind {
             self.quota.divisions.leave(key, &self.holder(index), now);
         }

@@ -1,10 +1,12 @@
 //! A stream, as other streams and pages see it.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Mutex, MutexGuard};
 
 use tokio::sync::Notify;
 
+use crate::base::client_network::client_network;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 
@@ -13,6 +15,8 @@ use crate::base::sharded::lock_ignoring_poison;
 pub struct StreamHandle {
     pub(super) id: u64,
     pub(super) peer: String,
+    /// Network of the proxy; streams over a Unix socket are of one client.
+    pub(super) client: IpAddr,
     /// The proxy keeps the ratio of tokens when its bucket changes.
     pub(super) keeps_ratio: bool,
     pub(super) opened: Time,
@@ -33,8 +37,10 @@ pub(super) struct SharedStreamState {
 
 impl StreamHandle {
     /// A new stream.
-    pub(super) fn new(id: u64, peer: String, keeps_ratio: bool, opened: Time) -> Self {
-        Self { id, peer, keeps_ratio, opened, state: Mutex::default(), wake: Notify::new() }
+    pub(super) fn new(id: u64, peer: Option<SocketAddr>, keeps_ratio: bool, opened: Time) -> Self {
+        let client = peer.map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| client_network(peer.ip()));
+        let peer = peer.map(|peer| peer.to_string()).unwrap_or_default();
+        Self { id, peer, client, keeps_ratio, opened, state: Mutex::default(), wake: Notify::new() }
     }
 
     /// Locks what changes.

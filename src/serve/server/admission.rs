@@ -9,14 +9,13 @@
 //! [`UNCOUNTED_BYTES_PER_BODY`] are counted, so the usual call touches no counter of bytes.
 //!
 //! Decides: what one client address, or all together, may have in connections, requests and bytes.
-//! Decides: which addresses are one (IPv6 /64, IPv4-mapped).
 //! Decides: how many health checks (probes) and `Watch` streams a connection may have.
 //! Decides: status and Retry-After of a refusal; that the limit of open files is raised at the start (RLIMIT_NOFILE).
 //! Decides: how often refusals are logged; what counts as in progress, quota streams too.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,6 +24,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::IntoResponse as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::base::client_network::client_network;
 use crate::base::clock::Clock;
 use crate::base::named_enum::named_enum;
 use crate::base::sharded::lock_ignoring_poison;
@@ -220,7 +220,7 @@ impl ListenerAdmission {
     ) -> Option<Arc<CachePadded<InFlightCounts>>> {
         let Some(peer) = peer else { return Some(Arc::default()) };
         let mut usage = lock_ignoring_poison(&self.usage);
-        let address = usage.entry(address_key(peer)).or_default();
+        let address = usage.entry(client_network(peer.ip())).or_default();
         if address.connections >= max {
             return None;
         }
@@ -235,14 +235,6 @@ impl ListenerAdmission {
             let (listener, peer) = (self.kind.name(), peer.map(|peer| peer.to_string()));
             tracing::warn!(listener, peer, suppressed, "connection closed: {setting} of {max} is reached (raise it)");
         }
-    }
-}
-
-/// Key under which an address is limited: IPv4 addresses each, IPv6 addresses by their /64 network.
-fn address_key(peer: SocketAddr) -> IpAddr {
-    match peer.ip() {
-        IpAddr::V4(ip) => ip.into(),
-        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 
@@ -379,7 +371,7 @@ impl Drop for ConnectionPermit {
         self.listener.stats().record_closed_connection();
         let Some(peer) = self.peer else { return };
         let mut usage = lock_ignoring_poison(&self.listener.usage);
-        if let Entry::Occupied(mut address) = usage.entry(address_key(peer)) {
+        if let Entry::Occupied(mut address) = usage.entry(client_network(peer.ip())) {
             address.get_mut().connections -= 1;
             if address.get().connections == 0 {
                 address.remove();

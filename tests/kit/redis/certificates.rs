@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rcgen::KeyUsagePurpose;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType};
 
 /// A directory with `ca.crt`, `server.crt`, `server.key`, `client.crt`, `client.key` and `other_ca.crt`, all PEM.
 #[derive(Debug)]
@@ -61,9 +61,20 @@ impl Certificates {
         self.issue(name, hosts, &[ExtendedKeyUsagePurpose::ClientAuth]);
     }
 
+    /// Makes a new key and certificate for a client that is named by a URI.
+    pub fn issue_client_with_uri(&self, name: &str, uri: &str) {
+        let mut params = CertificateParams::default();
+        params.subject_alt_names.push(SanType::URI(uri.try_into().expect("it is ASCII")));
+        self.sign(name, params, &[ExtendedKeyUsagePurpose::ClientAuth]);
+    }
+
     fn issue(&self, name: &str, hosts: &[&str], usages: &[ExtendedKeyUsagePurpose]) {
         let hosts: Vec<_> = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let mut params = CertificateParams::new(hosts).expect("the hosts are names and addresses");
+        let params = CertificateParams::new(hosts).expect("the hosts are names and addresses");
+        self.sign(name, params, usages);
+    }
+
+    fn sign(&self, name: &str, mut params: CertificateParams, usages: &[ExtendedKeyUsagePurpose]) {
         params.distinguished_name.push(DnType::CommonName, format!("tollkeeper test {name}"));
         params.use_authority_key_identifier_extension = true;
         params.key_usages.push(KeyUsagePurpose::DigitalSignature);

@@ -406,7 +406,6 @@ fn health_follows_the_store_as_configured() {
             max_body_bytes: 1 << 20,
             prometheus_page: None,
             admin_token: None,
-            token_attempts: Arc::default(),
         };
         let port = runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

@@ -332,6 +332,65 @@ fn stream_that_never_reads_harms_no_other() {
     });
 }
 
+/// Number of buckets of all streams.
+fn bucket_count(server: &Tollkeeper) -> u64 {
+    let page = http::get(server.debug_port(), "/quota").send();
+    let page: serde_json::Value = serde_json::from_slice(&page.body).unwrap();
+    page["bucket_count"].as_u64().unwrap()
+}
+
+/// Who invents buckets gets no more than a part of the room, and the others keep theirs and get new ones.
+#[test]
+fn buckets_of_one_proxy_leave_room_for_others() {
+    let long = "x".repeat(1000);
+    let expected =
+        [("TOLLKEEPER_RLQS_MAX_BUCKETS", "100", "", 80), ("TOLLKEEPER_RLQS_MAX_ID_BYTES", "128KiB", &*long, 104)];
+    for (setting, most, text, expected) in expected {
+        let server = tollkeeper::with_rules(RULES).env("TOLLKEEPER_RLQS", "true").env(setting, most).start();
+        let mut early = Proxy::connect(server.grpc_port(), "quota");
+        early.report(&[(&ANN, 1, 0)]);
+        assert!(matches!(early.next(&ANN), Assigned::Tokens { .. }), "{early:?}");
+        let mut hostile = Proxy::connect(server.grpc_port(), "quota");
+        let users: Vec<String> = (0..300).map(|number| format!("{number}{text}")).collect();
+        let buckets: Vec<[(&str, &str); 2]> =
+            users.iter().map(|user| [("user", user.as_str()), ("api", "v1")]).collect();
+        let usages: Vec<_> = buckets.iter().map(|bucket| (&bucket[..], 1, 0)).collect();
+        hostile.report(&usages);
+        wait_for("a bucket without room", || server.stderr().contains(&format!("raise {setting},")).then_some(()));
+        let mut late = Proxy::connect(server.grpc_port(), "quota");
+        late.report(&[(&[("user", "bob"), ("api", "v1")], 1, 0)]);
+        assert!(matches!(late.next(&[("user", "bob"), ("api", "v1")]), Assigned::Tokens { .. }), "{late:?}");
+        let count = bucket_count(&server);
+        assert!((expected - 5..=expected + 5).contains(&count), "{count} buckets, {setting}");
+        drop(hostile);
+        wait_for("the room to be free again", || (bucket_count(&server) == 2).then_some(()));
+        early.report(&[(&ANN, 3, 0)]);
+        drop(early);
+        drop(late);
+        wait_for("all to be free", || (bucket_count(&server) == 0).then_some(()));
+    }
+}
+
+/// A client with long ids that reads nothing, or little at once.
+#[test]
+fn responses_with_long_ids_are_sent_in_parts() {
+    let server = start(RULES);
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let long = "x".repeat(4000);
+    let users: Vec<String> = (0..800).map(|number| format!("{number}{long}")).collect();
+    for part in users.chunks(400) {
+        let buckets: Vec<[(&str, &str); 2]> =
+            part.iter().map(|user| [("user", user.as_str()), ("api", "v1")]).collect();
+        let usages: Vec<_> = buckets.iter().map(|bucket| (&bucket[..], 1, 0)).collect();
+        proxy.report(&usages);
+    }
+    // The client of this test refuses a message above 4 MiB.
+    for user in &users {
+        let bucket = [("user", user.as_str()), ("api", "v1")];
+        assert!(matches!(proxy.next(&bucket), Assigned::Tokens { .. }), "{user}");
+    }
+}
+
 #[test]
 fn buckets_of_a_report_are_answered_together() {
     let server = start(RULES);

@@ -124,9 +124,9 @@ export function timeOf(text) {
   return element('time', { datetime: utc, title: `here: ${at.toLocaleString()}` }, `${utc.slice(0, 10)} ${utc.slice(11, 19)}`);
 }
 
-/** Text of a client, with control characters and direction marks spelled out. */
+/** Text of a client: control characters, marks that change the direction of text, and what is shown as nothing are spelled out. */
 export const printable = (text) =>
-  String(text).replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
+  String(text).replace(/[\p{Cc}\p{DI}\u2028\u2029\ufff9-\ufffb]/gu, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
 
 // Parts that views share.
 

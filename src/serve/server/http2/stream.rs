@@ -37,6 +37,8 @@ pub(super) struct RequestBody {
     timeout: Option<Duration>,
     /// Of a body with many messages: where it is in them.
     messages: Option<MessagePosition>,
+    /// A message is complete. Its bytes count until its reader wants the next one: it works on this one meanwhile.
+    has_complete_message: bool,
     /// Set from the first wait for the client on.
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -44,12 +46,13 @@ pub(super) struct RequestBody {
 impl RequestBody {
     /// Body that must be complete within `timeout` from the first wait for it.
     pub(super) const fn new(stream: RecvStream, received: BufferedBytes, timeout: Duration) -> Self {
-        Self { stream, received, timeout: Some(timeout), messages: None, timer: None }
+        Self { stream, received, timeout: Some(timeout), messages: None, has_complete_message: false, timer: None }
     }
 
-    /// Body of a call with many messages, over any time: the bytes of each count until it is complete.
+    /// Body of a call with many messages, over any time: the bytes of each count until the next one is read.
     pub(super) fn for_streaming_call(stream: RecvStream, received: BufferedBytes) -> Self {
-        Self { stream, received, timeout: None, messages: Some(MessagePosition::default()), timer: None }
+        let messages = Some(MessagePosition::default());
+        Self { stream, received, timeout: None, messages, has_complete_message: false, timer: None }
     }
 
     /// The connection of the request.
@@ -58,15 +61,16 @@ impl RequestBody {
     }
 
     fn poll_stream(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if std::mem::take(&mut self.has_complete_message) {
+            self.received.clear();
+        }
         let stream = &mut self.stream;
         Poll::Ready(match ready!(stream.poll_data(context)) {
             Some(Ok(data)) => match self.received.add_bytes(data.len()) {
                 Ok(()) => {
                     if let Some(messages) = &mut self.messages {
                         self.received.connection().mark_active();
-                        if messages.advance(&data) {
-                            self.received.clear();
-                        }
+                        self.has_complete_message = messages.advance(&data);
                     }
                     let released = stream.flow_control().release_capacity(data.len());
                     Some(released.map(|()| Frame::data(data)).map_err(Into::into))

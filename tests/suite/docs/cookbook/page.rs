@@ -108,6 +108,7 @@ impl Recipe {
         let mut filter = vec![format!("domain: {}", self.domain())];
         let (mut route, mut beside_route, mut filters_before) = (Vec::new(), Vec::new(), Vec::new());
         let (mut grpc_service, mut cluster) = (Vec::new(), Vec::new());
+        let (mut filters_behind, mut routes_before) = (Vec::new(), Vec::new());
         let mut route_match = "{ prefix: / }".to_owned();
         if !self.envoy.contains_key("circuit_breakers") {
             cluster.push(
@@ -123,8 +124,18 @@ impl Recipe {
             match key.as_str() {
                 "rate_limits" => route.push(line),
                 "typed_per_filter_config" => beside_route.push(line),
+                "routes" => {
+                    routes_before.extend(value.as_array().expect("a list").iter().map(|it| format!("- {it}")));
+                }
                 "http_filters" => {
-                    filters_before.extend(value.as_array().expect("a list").iter().map(|it| format!("- {it}")));
+                    // The rate limit filter without a configuration stands for that of the template.
+                    let filters = value.as_array().expect("a list");
+                    let is_ours =
+                        |it: &Value| it["name"] == "envoy.filters.http.ratelimit" && it["typed_config"].is_null();
+                    let own = filters.iter().position(is_ours).unwrap_or(filters.len());
+                    let line = |it: &Value| format!("- {it}");
+                    filters_before.extend(filters[..own].iter().map(line));
+                    filters_behind.extend(filters.iter().skip(own + 1).map(line));
                 }
                 "timeout" | "failure_mode_deny" => filter.push(line),
                 "use_remote_address" => assert_eq!(*value, Value::Bool(true), "{}", self.heading),
@@ -145,7 +156,8 @@ impl Recipe {
             ("FILTERS BEFORE", filters_before),
             ("FILTER", filter),
             ("GRPC SERVICE", grpc_service),
-            ("MATCH", vec![format!("- match: {route_match}")]),
+            ("FILTERS BEHIND", filters_behind),
+            ("MATCH", routes_before.into_iter().chain([format!("- match: {route_match}")]).collect()),
             ("ROUTE", route),
             ("BESIDE ROUTE", beside_route),
             ("CLUSTER", cluster),

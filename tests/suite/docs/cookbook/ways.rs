@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::page::Recipe;
 use super::{NEW_YEAR, Served, assert_limit, assert_unlimited, simulate, top};
 use crate::serve::envoy::concurrency::{OpenUpstream, open};
-use kit::http::Request;
+use kit::http::{self, Request};
+use kit::redis::certificates::Certificates;
 use kit::test_service::TestRequest;
 use kit::tollkeeper::{inherited_env, program_path};
 use kit::{read, repository, wait_for};
@@ -103,6 +104,142 @@ fn trap_of_an_account_whose_tries_someone_uses_up() {
     }
     assert_limit(0, &login("ann", 2));
     assert_unlimited(1, &login("bob", 2));
+
+    // The cure: what the ban rejects is charged to nothing else.
+    let cure = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT";
+    assert!(read(&repository("docs/cookbook.md")).contains(&format!("`{cure}=true`")));
+    let served = Served::start_with(&Recipe::find_way(4, 2), |setup| setup.env(cure, "true"));
+    let login = |account: &str, last| post(&served, "/login").header("x-account", account).from(last);
+    for _ in 0..60 {
+        login("ann", 1).send();
+    }
+    assert_unlimited(1, &login("ann", 2));
+}
+
+/// Tokens of the page's key with the claim `tenant`, a number.
+const TOKENS: [(u32, &str); 2] = [
+    (
+        42,
+        "eyJhbGciOiJIUzI1NiIsImtpZCI6ImsxIn0.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUiLCJ0ZW5hbnQiOjQyfQ.Aiv8mAayx4sQsV488O_atnOGDQA5S9_WW2kixxnHE0Y",
+    ),
+    (
+        43,
+        "eyJhbGciOiJIUzI1NiIsImtpZCI6ImsxIn0.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUiLCJ0ZW5hbnQiOjQzfQ.tfjKsk9maasob3hcaIMs0LRN7G75MKJ-f9pWsZXQXzU",
+    ),
+];
+
+#[test]
+fn number_in_a_token_is_a_value() {
+    let served = serve_way(20, 1);
+    for (tenant, token) in TOKENS {
+        let request = served.envoy.get("/").header("authorization", format!("Bearer {token}"));
+        assert_limit(5, &request.header("x-tenant", "99"));
+        let key = format!("tenants.tenant tenant={tenant}");
+        assert!(top(&served, "").iter().any(|(rejected, _)| *rejected == key), "{:?}", top(&served, ""));
+    }
+    assert_eq!(served.envoy.get("/").header("x-tenant", "1").send().status, 401);
+}
+
+#[test]
+fn methods_of_grpc_have_costs() {
+    let served = serve_way(21, 1);
+    let call = |method: &str, user: &str| served.envoy.get(&format!("/shop.Orders/{method}")).header("x-user", user);
+    assert_unlimited(9, &call("Export", "ann"));
+    assert_limit(10, &call("List", "ann"));
+    assert_limit(100, &call("List", "bob"));
+    assert_limit(10, &call("Export", "eve"));
+}
+
+#[test]
+fn requests_above_a_limit_go_to_a_slower_backend() {
+    let setting = "TOLLKEEPER_EXCEEDED_LIMITS_HEADER=x-ratelimit-exceeded";
+    let (name, value) = setting.split_once('=').unwrap();
+    let sent_to_slow = |recipe: &Recipe, header: &str| {
+        let served = Served::start_with(recipe, |setup| setup.env(name, value));
+        assert_unlimited(8, &served.envoy.get("/").header("x-user", "ann").header(header, "forged"));
+        served.envoy.stat("cluster.slow.upstream_rq_total")
+    };
+    let mut recipe = Recipe::find(22);
+    assert_eq!(sent_to_slow(&recipe, "x-ratelimit-exceeded"), 3);
+    // The traps.
+    assert!(recipe.envoy.remove("early_header_mutation_extensions").is_some());
+    assert_eq!(sent_to_slow(&recipe, "x-ratelimit-exceeded"), 8, "whatever was used");
+    assert!(recipe.envoy.remove("http_filters").is_some());
+    assert_eq!(sent_to_slow(&recipe, "x-other"), 0);
+}
+
+#[test]
+fn wrong_passwords_count_until_a_right_one() {
+    let served = serve_way(23, 1);
+    let mut calls = 0;
+    // A peek, and one report after the answer: the other descriptor ends at no rule.
+    let mut login = |account: &str, password: &str| {
+        let request = served.envoy.get("/").header("x-account", account).header("x-test-password", password);
+        let status = request.send().status;
+        calls += if status == 429 { 1 } else { 2 };
+        wait_for("the report", || {
+            (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= calls).then_some(())
+        });
+        status
+    };
+    for _ in 0..4 {
+        assert_eq!(login("ann", "wrong"), 401);
+    }
+    assert_eq!(login("ann", "right"), 200);
+    for _ in 0..5 {
+        assert_eq!(login("ann", "wrong"), 401);
+    }
+    assert_eq!((login("ann", "right"), login("bob", "right")), (429, 200));
+}
+
+#[test]
+fn uploads_are_charged_by_their_bytes() {
+    let served = serve_way(24, 1);
+    let upload =
+        |user: &str| http::post(served.envoy.port(), "/", vec![b'x'; 4000]).header("x-user", user).send().status;
+    let mut statuses = Vec::new();
+    for number in 1..=4_u64 {
+        statuses.push(upload("ann"));
+        wait_for("the size to be reported", || {
+            (served.envoy.stat("cluster.tollkeeper.upstream_rq_completed") >= 2 * number.min(3)).then_some(())
+        });
+    }
+    assert_eq!(statuses, [200, 200, 200, 429]);
+    assert_eq!(upload("bob"), 200);
+}
+
+#[test]
+fn client_certificate_is_a_value() {
+    let directory = tempfile::tempdir().unwrap();
+    let certificates = Certificates::new(directory.path());
+    certificates.issue_server("server");
+    for name in ["shop", "other"] {
+        certificates.issue_client_with_uri(name, &format!("spiffe://example/{name}"));
+    }
+    let path = |name: &str| serde_json::json!({ "filename": certificates.path(name) });
+    let context = serde_json::json!({
+        "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+        "require_client_certificate": true,
+        "common_tls_context": {
+            "tls_certificates": [{ "certificate_chain": path("server.crt"), "private_key": path("server.key") }],
+            "validation_context": { "trusted_ca": path("ca.crt") },
+        },
+    });
+    let socket = format!(
+        "- transport_socket: {{ name: envoy.transport_sockets.tls, typed_config: {context} }}\n          filters:"
+    );
+    let served = Served::start_changed(&Recipe::find(25), |bootstrap| bootstrap.replacen("- filters:", &socket, 1));
+    let status = |name: &str| {
+        let mut curl = Command::new("curl");
+        curl.args(["-s", "--noproxy", "*", "-o", "/dev/null", "-w", "%{http_code}", "--cacert"])
+            .arg(certificates.path("ca.crt"));
+        curl.arg("--cert").arg(certificates.path(&format!("{name}.crt")));
+        curl.arg("--key").arg(certificates.path(&format!("{name}.key")));
+        let output = curl.arg(format!("https://localhost:{}/", served.envoy.port())).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!([(); 6].map(|()| status("shop")), ["200", "200", "200", "200", "200", "429"]);
+    assert_eq!(status("other"), "200");
 }
 
 #[test]

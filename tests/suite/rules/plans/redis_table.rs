@@ -12,7 +12,7 @@ use kit::redis::sentinels::{NAME, Sentinels};
 use kit::redis::{Server, options};
 use kit::scrape::{scrape, with_prometheus};
 use kit::tollkeeper::{Setup, Tollkeeper};
-use kit::{wait_at_most, wait_for};
+use kit::{http, wait_at_most, wait_for};
 
 const ROWS: &str = "tk1:{table:customers}:rows";
 const CHANGES: &str = "tk1:{table:customers}:changes";
@@ -68,6 +68,25 @@ fn rows_decide_and_a_change_is_seen_within_a_second() {
     redis.query::<i64>(&["HDEL", ROWS, "acme"]);
     announce(&redis, "acme");
     wait_at_most(Duration::from_secs(1), "the deletion", || (limit(&server, "acme") == Some(2)).then_some(()));
+}
+
+#[test]
+fn row_that_cannot_be_used_is_named_unless_its_value_is_private() {
+    let rule = "  - key: tenant\n";
+    let private_rule = RULES.replace(rule, &format!("{rule}    decision_log: none\n"));
+    for (rules, values, is_shown) in [(RULES, "plain", true), (RULES, "none", false), (&private_rule, "plain", false)] {
+        let files = Files::new(&rules.replace("{ file: customers.csv }", "{ redis: customers, keep: 24h }"), TABLE);
+        let redis = options().start();
+        set(&redis, "ann@example.com", "nonsense");
+        let server = setup(&files, &redis).env("TOLLKEEPER_DECISION_LOG_VALUES", values).start();
+        wait_until_followed(&server, &redis);
+        assert_eq!(limit(&server, "ann@example.com"), Some(2));
+        let problems = http::get(server.debug_port(), "/problems").send().text();
+        for output in [server.stderr(), problems] {
+            assert!(output.contains("unknown plan 'nonsense'"), "{output}");
+            assert_eq!(output.contains("ann@example.com"), is_shown, "{values}: {output}");
+        }
+    }
 }
 
 #[test]

@@ -1,8 +1,4 @@
 //! The console in a real browser: every view, both widths and themes, hostile values, the keyboard, actions.
-
-use std::io::{Read as _, Write as _};
-use std::net::Ipv4Addr;
-
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
@@ -441,26 +437,6 @@ fn key_is_shown_and_reset_in_its_own_domain() {
     browser.evaluate("document.getElementById('dialog-ok').click()");
     browser.wait_until("document.getElementById('dialog-title').textContent === 'Reset'");
     assert_eq!((used("shop"), used("shop.eu")), (2.into(), 0.into()));
-}
-
-#[test]
-fn ninth_console_of_an_address_says_why_it_has_no_live_figures() {
-    let server = with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
-    let consoles = [(); 8].map(|()| {
-        let mut stream = http::connect(server.debug_port(), Ipv4Addr::LOCALHOST).unwrap();
-        stream.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
-        let mut status = [0; 12];
-        stream.read_exact(&mut status).unwrap();
-        assert_eq!(&status, b"HTTP/1.1 200");
-        stream
-    });
-    let mut browser = Chromium::start();
-    browser.call("Page.navigate", &serde_json::json!({"url": format!("http://127.0.0.1:{}/", server.debug_port())}));
-    browser.wait_until("document.getElementById('connection')?.dataset.state === 'lost'");
-    browser.wait_until(
-        "document.getElementById('connection').textContent.includes('/live has 8 listeners of this address')",
-    );
-    drop(consoles);
 }
 
 #[test]

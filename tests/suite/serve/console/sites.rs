@@ -113,6 +113,39 @@ fn request_of_another_site_is_refused() {
     assert!(preflight.all("access-control-allow-origin").is_empty());
 }
 
+/// It needs no token and no preflight, so a web page could charge and refund.
+#[test]
+fn json_of_another_site_is_refused() {
+    let server = server().env("TOLLKEEPER_DEBUG_HOSTS", "limits.example").start();
+    let port = server.http_port();
+    let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"login","value":"x"}],"hitsAddend":"0"}]}"#;
+    let send = |method: &str, host: &str, headers: &[(&str, &str)]| {
+        let request = http::post(port, "/json", body).method(method).host(host);
+        headers.iter().fold(request, |request, (name, value)| request.header(name, value)).send().status
+    };
+    let own = format!("127.0.0.1:{port}");
+    for method in ["POST", "PUT", "DELETE"] {
+        for headers in [
+            &[("origin", "http://attacker.example"), ("content-type", "text/plain")][..],
+            &[("origin", "null")],
+            &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "empty")],
+            &[("sec-fetch-site", "same-site")],
+        ] {
+            assert_eq!(send(method, &own, headers), 403, "{method} {headers:?}");
+        }
+        // A name that was made to point at this process is the page's own site.
+        let rebound = [("origin", "http://attacker.example"), ("sec-fetch-site", "same-origin")];
+        assert_eq!(send(method, "attacker.example", &rebound), 421);
+        assert_eq!(send(method, "attacker.example", &[("sec-fetch-site", "same-origin")]), 421);
+    }
+    // Neither Envoy nor curl sends these headers, and they may use any name.
+    assert_eq!(send("POST", "ratelimit.shop.example", &[]), 200);
+    assert_eq!(send("POST", &own, &[("origin", &format!("http://{own}")), ("sec-fetch-site", "same-origin")]), 200);
+    assert_eq!(send("POST", "limits.example", &[("origin", "https://limits.example")]), 200);
+    let probe = http::get(port, "/healthcheck").host("any.example").send();
+    assert_eq!(probe.status, 200);
+}
+
 #[test]
 fn get_changes_nothing() {
     let server = server().env("TOLLKEEPER_ADMIN_TOKEN", "correct horse battery staple").start();

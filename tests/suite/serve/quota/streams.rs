@@ -98,7 +98,7 @@ mod task {
             service.rules.replace_rules(set, RuleSetOrigin::default(), START);
         }
         let quota = QuotaService::start(Arc::new(service), settings.grpc.quota.expect("it is on"));
-        let handle = quota.open_stream(String::new(), true);
+        let handle = quota.open_stream(None, true);
         StreamTask::new(quota, handle, None)
     }
 
@@ -120,7 +120,7 @@ mod task {
         assert!(!is_abandoned(1, 40).await);
         assert!(!is_abandoned(0, 99).await, "59 s after the last request");
         assert!(is_abandoned(0, 100).await);
-        assert_eq!(task.quota.stats.bucket_count(), 0);
+        assert_eq!(task.quota.bucket_count(), 0);
     }
 
     #[tokio::test]

@@ -382,6 +382,11 @@ fn formatter_sent_as_text_is_refused(server: Option<&Server>) {
     assert!(!decide(&service, &shop_request("other=%x%")).over_limit());
     // The client's x-request-id, beside a value that it cannot choose: its call must not fail.
     assert!(acquire(&service, "k=a", "%STREAM_ID%").is_some());
+    // Alone too, unless it is a formatter.
+    for stream in ["%", "%%", "%41", "%x%", "100%"] {
+        let token = acquire(&service, "k=b", stream).unwrap_or_else(|| panic!("{stream}"));
+        release(&service, "k=b", stream, &token);
+    }
 }
 
 fn reset_frees_all_slots(server: Option<&Server>) {
