@@ -387,9 +387,7 @@ impl From<ReportedVariable> for VariableReport {
             Disposition::Differs { why } => ("differs", Some(why.to_owned()), None),
             Disposition::NoEffect { why } => ("no_effect", Some(why.to_owned()), None),
             Disposition::Invalid { what, fix } => ("invalid", Some(what), Some(fix)),
-            Disposition::Unknown { nearest } => {
-                ("unknown", Some("not known".to_owned()), nearest.map(|name| format!("did you mean {name}?")))
-            }
+            Disposition::Unknown { fix } => ("unknown", Some("not known".to_owned()), fix),
         };
         Self { name: reported.name, value: reported.value, disposition, prevents_start, why, fix }
     }
