@@ -179,7 +179,10 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         options.caller_timeouts_us =
             Arc::new(envoy.as_ref().map(EnvoyFiles::collect_shortest_timeouts).unwrap_or_default());
         let merge_domains = options.merge_domains || args.merge_domains;
-        CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
+        let options = CompileOptions { merge_domains, ..options };
+        let mut rules = CheckedRules::read_and_compile(&args.paths, &options, found);
+        rules.warn_about_files_left_out(&args.paths, settings.rules.ignore_dot_files);
+        rules
     });
     let for_quotas = rules.as_ref().zip(settings.as_ref());
     let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.quota.is_some());
