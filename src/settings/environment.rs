@@ -73,7 +73,44 @@ pub(crate) struct UnknownVariable {
     pub(crate) name: String,
     /// Similar known name, which may have been meant.
     pub(crate) nearest: Option<&'static str>,
+    /// What to use instead, if other rate limiters have the variable.
+    pub(crate) instead: Option<&'static str>,
 }
+
+/// Variables of envoyproxy/ratelimit that came later, of its forks, and of Limitador, with what to use instead.
+const FOREIGN_VARIABLES: [(&str, &str); 27] = [
+    ("SANITIZE_DESCRIPTOR_METRIC_DOTS", "nothing: a dot in a value shifts no label of Prometheus here"),
+    ("ENABLE_NEGATIVE_HITS", "nothing: `is_negative_hits` of a descriptor always refunds"),
+    ("MAX_CONCURRENT_REQUESTS", "TOLLKEEPER_MAX_CONCURRENT_REQUESTS"),
+    ("REQUEST_TIMEOUT", "`timeout` of Envoy's filter, and TOLLKEEPER_STORE_TIMEOUT"),
+    ("MAX_SLEEPING_ROUTINES", "`queue_size` of a rule with `algorithm: leaky_bucket`"),
+    ("REDIS_SENTINEL_MASTER_NAME", "REDIS_URL: the name of the primary, then the sentinels"),
+    ("REDIS_PERSECOND_SENTINEL_MASTER_NAME", "REDIS_PERSECOND_URL: the name of the primary, then the sentinels"),
+    ("REDIS_PASSWORD", "REDIS_AUTH"),
+    ("REDIS_USERNAME", "REDIS_AUTH: user:password"),
+    ("REDIS_HOST", "REDIS_URL: host:port, with REDIS_SOCKET_TYPE=tcp"),
+    ("REDIS_PORT", "REDIS_URL: host:port, with REDIS_SOCKET_TYPE=tcp"),
+    ("LIMITS_FILE", "RUNTIME_ROOT, or serve --config FILE; the rules have another form"),
+    ("ENVOY_RLS_HOST", "GRPC_HOST"),
+    ("ENVOY_RLS_PORT", "GRPC_PORT"),
+    ("HTTP_API_HOST", "HOST"),
+    ("HTTP_API_PORT", "PORT"),
+    ("RUST_LOG", "LOG_LEVEL"),
+    ("TRACING_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT, with TRACING_ENABLED=true"),
+    ("LIMIT_NAME_IN_PROMETHEUS_LABELS", "nothing: metrics have the keys of a rule as labels"),
+    ("METRIC_LABELS_DEFAULT", "`detailed_metric` of a rule"),
+    ("RATE_LIMIT_HEADERS", "`enable_x_ratelimit_headers` of Envoy's filter"),
+    ("GRPC_REFLECTION_SERVICE", "TOLLKEEPER_REFLECTION"),
+    ("DISK_PATH", "REDIS_URL: counters that must survive a restart are in Redis"),
+    ("REDIS_LOCAL_CACHE_ENABLED", "`consistency: eventual` of a rule"),
+    ("REDIS_LOCAL_CACHE_FLUSHING_PERIOD_MS", "`consistency: eventual` of a rule"),
+    ("REDIS_LOCAL_CACHE_BATCH_SIZE", "`consistency: eventual` of a rule"),
+    ("REDIS_LOCAL_CACHE_RESPONSE_TIMEOUT_MS", "TOLLKEEPER_STORE_TIMEOUT"),
+];
+
+/// Starts of names of this program and of envoyproxy/ratelimit.
+const KNOWN_PREFIXES: [&str; 8] =
+    ["TOLLKEEPER_", "REDIS_", "MEMCACHE_", "RUNTIME_", "CONFIG_GRPC_XDS_", "GRPC_SERVER_", "PROMETHEUS_", "STATSD_"];
 
 impl Environment {
     /// Selects the variables that concern this program.
@@ -107,7 +144,7 @@ impl Environment {
         notices.sort_by_key(|notice| setting_position(&notice.name));
         notices.dedup();
         for variable in &self.unknown {
-            let guess = variable.nearest.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+            let guess = variable.suggestion().map(|fix| format!("; {fix}")).unwrap_or_default();
             let what = format!("is not known and has no effect{guess}");
             notices.push(Notice { name: variable.name.clone(), what });
         }
@@ -116,12 +153,24 @@ impl Environment {
 }
 
 impl UnknownVariable {
-    /// Returns the unknown variable `name` if it begins with `TOLLKEEPER_` or resembles a known name.
+    /// What to do about it.
+    pub(crate) fn suggestion(&self) -> Option<String> {
+        let instead = self.instead.map(|instead| match instead.strip_prefix("nothing: ") {
+            Some(why) => why.to_owned(),
+            None => format!("use {instead}"),
+        });
+        instead.or_else(|| self.nearest.map(|name| format!("did you mean {name}?")))
+    }
+
+    /// Returns the unknown variable `name` if it begins as known ones do, is of another rate limiter, or resembles a known
+    /// name.
     fn detect_meant_for_tollkeeper(name: &str) -> Option<Self> {
         let own = name.strip_prefix("TOLLKEEPER_");
         let nearest =
             own.and_then(|rest| find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));
-        (own.is_some() || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest })
+        let instead = FOREIGN_VARIABLES.iter().find(|(foreign, _)| *foreign == name).map(|(_, instead)| *instead);
+        let is_meant = instead.is_some() || KNOWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        (is_meant || nearest.is_some()).then(|| Self { name: name.to_owned(), nearest, instead })
     }
 }
 

@@ -48,8 +48,8 @@ pub enum Disposition {
     },
     /// The variable looks meant for this program and is not known.
     Unknown {
-        /// Similar known name, which may have been meant.
-        nearest: Option<&'static str>,
+        /// What to do: a similar name, or what to use instead.
+        fix: Option<String>,
     },
 }
 
@@ -96,7 +96,7 @@ pub fn list_effective_settings(vars: impl Iterator<Item = (OsString, OsString)>)
 }
 
 /// Reports each known variable that is set, in the order of the documentation, then each unknown one that looks meant
-/// for this program: one that begins with `TOLLKEEPER_`, or a misspelled name. A variable that is missing and prevents
+/// for this program: one that begins as known ones do, of another rate limiter, or a misspelled name. A variable that is missing and prevents
 /// the start is among the known ones.
 pub fn report_variables(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec<ReportedVariable> {
     let environment = Environment::select_variables(vars);
@@ -117,7 +117,7 @@ pub fn report_variables(vars: impl Iterator<Item = (OsString, OsString)>) -> Vec
     let unknown = environment.unknown.iter().map(|variable| ReportedVariable {
         name: variable.name.clone(),
         value: None,
-        disposition: Disposition::Unknown { nearest: variable.nearest },
+        disposition: Disposition::Unknown { fix: variable.suggestion() },
     });
     known.extend(unknown);
     known

@@ -7,9 +7,10 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::{RENDERINGS, documents, list, run_tool, tool};
+use kit::envoy::Envoy;
 use kit::port::Port;
 use kit::tollkeeper::with_rules;
-use kit::{grpc, http, read, repository};
+use kit::{grpc, http, read, repository, wait_for};
 
 fn promtool(arguments: &[&str]) -> Result<String, String> {
     run_tool(Command::new(tool("PROMTOOL")).args(arguments), "")
@@ -39,8 +40,8 @@ fn queries(dashboard: &Value) -> Vec<(String, String)> {
     targets.chain(notes).map(|(place, it)| (place, filled(it["expr"].as_str().unwrap()))).collect()
 }
 
-/// Metrics of Envoy that alerts and panels query: `cluster.NAME.ratelimit.*`.
-const ENVOY_METRICS: [&str; 2] = ["envoy_cluster_ratelimit_failure_mode_allowed", "envoy_cluster_ratelimit_error"];
+/// Start of the metrics of Envoy that alerts and panels query: `cluster.NAME.ratelimit.*`.
+const ENVOY_METRICS: [&str; 1] = ["envoy_cluster_ratelimit_"];
 
 /// Metric names in an expression: words with a prefix of metrics of tollkeeper or Envoy.
 fn metrics(expression: &str) -> impl Iterator<Item = &str> {
@@ -93,6 +94,54 @@ fn each_alert_has_its_runbook_and_each_runbook_its_alert() {
         let severity = alert["labels"]["severity"].as_str().unwrap();
         assert!(["critical", "warning", "info"].contains(&severity), "{severity}");
         assert!(alert["for"].is_string() && alert["annotations"]["summary"].is_string(), "{}", alert["alert"]);
+    }
+}
+
+/// Envoy's own page, with a prefix and without, as the series of alerts and of the panel.
+#[test]
+fn alerts_and_panel_know_the_names_that_envoy_gives_its_statistics() {
+    let calls_fail = Port::reserve();
+    let dashboard = dashboard();
+    let of_panel = queries(&dashboard).into_iter().filter(|(_, query)| query.contains("envoy_cluster_ratelimit"));
+    let of_panel: Vec<_> = of_panel.map(|(_, query)| query).collect();
+    assert_eq!(of_panel.len(), 2, "{of_panel:?}");
+    for prefix in ["", "stat_prefix: edge.in, "] {
+        let with_prefix = format!("{prefix}domain: gateway");
+        let envoy = Envoy::start_with("gateway", &[calls_fail.number()], |text| {
+            let field = "domain: gateway\n";
+            assert!(text.contains(field), "the filter has another domain");
+            let indent = text.lines().find(|line| line.ends_with(field.trim_end())).unwrap();
+            let indent = &indent[..indent.find("domain").unwrap()];
+            text.replacen(field, &format!("{}\n", with_prefix.replace(", ", &format!("\n{indent}"))), 1)
+        });
+        envoy.get("/search").send();
+        let page = wait_for("Envoy to count a failed call", || {
+            let page = envoy.prometheus_page();
+            page.contains("failure_mode_allowed{").then_some(page)
+        });
+        let series = page.lines().filter(|line| line.starts_with("envoy_cluster_ratelimit_")).map(|line| {
+            let (series, _) = line.rsplit_once(' ').unwrap();
+            let series = series.replace('{', "{job=\"envoy\",namespace=\"edge\",");
+            serde_json::json!({ "series": series, "values": "0+60x20" })
+        });
+        let expected = |alert: &str| {
+            let alert = alerts().into_iter().find(|it| it["alert"] == alert).unwrap();
+            serde_json::json!({ "expr": alert["expr"], "eval_time": "15m", "exp_samples": [{
+                "labels": r#"{envoy_cluster_name="upstream", job="envoy", namespace="edge"}"#,
+                "value": if alert["alert"] == "TollkeeperEnvoyErrors" { 300 } else { 1 },
+            }]})
+        };
+        let of_panel = of_panel.iter().map(|query| {
+            let labels = r#"{envoy_cluster_name="upstream"}"#;
+            serde_json::json!({ "expr": query, "eval_time": "15m", "exp_samples": [{ "labels": labels, "value": 1 }] })
+        });
+        let cases = ["TollkeeperEnvoyFailOpen", "TollkeeperEnvoyErrors"].map(expected).into_iter().chain(of_panel);
+        let test = serde_json::json!({ "evaluation_interval": "1m", "tests": [{
+            "interval": "1m", "input_series": series.collect::<Vec<_>>(), "promql_expr_test": cases.collect::<Vec<_>>(),
+        }]});
+        let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+        fs::write(file.path(), test.to_string()).unwrap();
+        promtool(&["test", "rules", file.path().to_str().unwrap()]).unwrap_or_else(|wrong| panic!("{wrong}\n{test:#}"));
     }
 }
 

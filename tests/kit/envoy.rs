@@ -102,6 +102,11 @@ impl Envoy {
         value.map_or(0, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number: {value}")))
     }
 
+    /// Its statistics as Prometheus reads them.
+    pub fn prometheus_page(&self) -> String {
+        http::get(self.admin.number(), "/stats/prometheus").send().text()
+    }
+
     fn wait_until_ready(&self) {
         let ready = http::get(self.admin.number(), "/ready");
         wait_for("Envoy to be ready", || {

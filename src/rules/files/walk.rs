@@ -12,6 +12,7 @@
 //! Decides: order and equal names of files; a missing or empty directory, also in `check`.
 //! Decides: when a table has changed (`FileStamps`).
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::hash::Hash as _;
@@ -79,6 +80,15 @@ fn search_paths(paths: &[PathBuf]) -> FileSearchResult {
         }
     }
     walk.scan
+}
+
+/// Returns the files of a directory that are rules under `RUNTIME_ROOT`, and none with `--config`.
+pub fn find_files_of_runtime_only(directory: &Path, ignore_dotfiles: bool) -> Vec<PathBuf> {
+    let runtime = RuntimeDirectories { root: directory, subdirectory: "", app_directory: "", ignore_dotfiles };
+    let with_config: HashSet<PathBuf> =
+        search_paths(&[directory.to_owned()]).found.into_iter().map(|file| file.path).collect();
+    let found = runtime.search_app_directory().found.into_iter().map(|file| file.path);
+    found.filter(|path| !with_config.contains(path)).collect()
 }
 
 /// Directories of the `RUNTIME_*` variables.

@@ -7,11 +7,13 @@
 //!
 //! Decides: which rule a descriptor nearly matches, and what differs (`explain`, `/unmatched`, sandbox).
 
+use std::collections::HashSet;
+
 use super::NodeId;
 use super::set::{CompiledNode, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
 use super::wildcard::WildcardPattern;
-use super::{EntryOrder, SourceLocation};
+use super::{EntryOrder, Rule, SourceLocation};
 use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::base::text::truncate_and_escape;
 use crate::limit::request::Entry;
@@ -136,6 +138,8 @@ struct Search<'s> {
     comparisons_left: usize,
     /// Nodes of the path, each with the index of its entry; `None`: the descriptor lacks it.
     path: Vec<(NodeId, Option<usize>)>,
+    /// All nodes that match, if they are wanted rather than the first.
+    all: Option<&'s mut HashSet<NodeId>>,
 }
 
 /// Entries that a search has not used yet, as a set of indices.
@@ -163,7 +167,12 @@ impl Search<'_> {
         let is_complete =
             (0..self.entries.len()).all(|index| !unused.contains(index) || self.entries[index].is_optional);
         if is_complete && !self.path.is_empty() && (reached.rule.is_some() || reached.exempt) {
-            return true;
+            match &mut self.all {
+                None => return true,
+                Some(all) => {
+                    all.insert(node);
+                }
+            }
         }
         for child in &reached.children {
             let Some(left) = self.comparisons_left.checked_sub(1) else { return false };
@@ -267,6 +276,73 @@ impl RuleSet {
         self.find_match_possibility(domain, entries) != MatchPossibility::None
     }
 
+    /// Adds all nodes that a descriptor with these entries can match to `reached`. Returns `false` if there is too much to
+    /// compare.
+    pub fn collect_matches(
+        &self,
+        domain: &DomainRules,
+        entries: &[PossibleEntry<'_>],
+        reached: &mut HashSet<NodeId>,
+    ) -> bool {
+        if entries.len() > MAX_ENTRIES {
+            return false;
+        }
+        let any_order = domain.matching.order == EntryOrder::Any;
+        let mut search = self.new_near_miss_search(entries, ComparisonMode::Exact, any_order);
+        search.all = Some(reached);
+        search.search(domain.root, mark_all_unused(entries), 0);
+        search.comparisons_left > 0
+    }
+
+    /// Rules of a domain whose nodes are not in `reached`.
+    pub fn unreached_rules(&self, domain: &DomainRules, reached: &HashSet<NodeId>) -> Vec<&Rule> {
+        let nodes = self.nodes_below(domain).into_iter().filter(|node| !reached.contains(node));
+        nodes.filter_map(|node| Some(&self.nodes[node as usize].rule.as_ref()?.rule)).collect()
+    }
+
+    /// Returns a respelled value that rules of the domain count apart from the value itself, or not at all, where a rule
+    /// has this key. `sample` is a value where the rules have none.
+    pub fn find_escaping_value(
+        &self,
+        domain: &DomainRules,
+        key: &[u8],
+        sample: &str,
+        respell: impl Fn(&str) -> Vec<String>,
+    ) -> Option<String> {
+        self.nodes_below(domain).into_iter().find_map(|node| {
+            let node = &self.nodes[node as usize];
+            if node.composite.get(..node.key_length) != Some(key) {
+                return None;
+            }
+            let own = node.composite.get(node.key_length + 1..).map(String::from_utf8_lossy);
+            let value = match (node.match_kind, &own) {
+                (MatchKind::Exact, Some(own)) => own.to_string(),
+                (MatchKind::Wildcard, Some(own)) => own.replace('*', ""),
+                _ => sample.to_owned(),
+            };
+            respell(&value).into_iter().find(|spelling| match node.match_kind {
+                MatchKind::Exact | MatchKind::Any => true,
+                // What an expression matches is not compared.
+                MatchKind::Match => !node.share_threshold,
+                MatchKind::Wildcard => {
+                    !node.share_threshold
+                        || !WildcardPattern::new(&node.composite).matches(&[key, b"_", spelling.as_bytes()].concat())
+                }
+            })
+        })
+    }
+
+    /// Nodes of a domain, without its root.
+    fn nodes_below(&self, domain: &DomainRules) -> Vec<NodeId> {
+        let mut nodes: Vec<NodeId> = self.nodes[domain.root as usize].children.to_vec();
+        let mut next = 0;
+        while let Some(node) = nodes.get(next) {
+            nodes.extend_from_slice(&self.nodes[*node as usize].children);
+            next += 1;
+        }
+        nodes
+    }
+
     /// Returns the name of a domain for which `name` was probably meant.
     pub fn find_similar_domain(&self, name: &str) -> Option<&str> {
         let mut names: Vec<&str> = self.domains().map(|domain| &*domain.name).collect();
@@ -362,7 +438,15 @@ impl RuleSet {
         comparison: ComparisonMode,
         any_order: bool,
     ) -> Search<'s> {
-        Search { set: self, entries, comparison, any_order, comparisons_left: MAX_COMPARISONS, path: Vec::new() }
+        Search {
+            set: self,
+            entries,
+            comparison,
+            any_order,
+            comparisons_left: MAX_COMPARISONS,
+            path: Vec::new(),
+            all: None,
+        }
     }
 
     fn build_near_miss(

@@ -43,7 +43,7 @@ pub(super) struct Args {
     /// Rule files, directories of rule files (.yaml, .yml and .json, recursively), or - for standard input
     #[arg(value_name = "PATH", required_unless_present_any = ["env", "defaults", "envoy", "addr", "log"])]
     paths: Vec<PathBuf>,
-    /// Envoy bootstrap (YAML or JSON), or - for standard input, to check why a limit will not work; repeatable
+    /// Envoy bootstrap, /config_dump, EnvoyFilter or EnvoyPatchPolicy (YAML or JSON), or - for standard input, to check why a limit will not work; repeatable
     #[arg(long, value_name = "FILE")]
     envoy: Vec<PathBuf>,
     /// Debug listener of a running server, to name limits whose slots or reservations nothing released
@@ -81,8 +81,8 @@ severity), and `acknowledged` if there are acknowledged warnings. With --quota `
 disposition is honoured, differs, no_effect, unknown, unusable (a file without which a part of the service does \
 not work) or invalid.
 
---envoy reads a bootstrap of Envoy, or the page /config_dump of a running one, and says why a limit will not work there: a \
-filter that is never asked, a cost that is left out, formatters that are sent as text, slots that leak, a cluster whose calls fail. \
+--envoy reads a bootstrap of Envoy, the page /config_dump of a running one, an EnvoyFilter or an EnvoyPatchPolicy, and says why a limit will not work there: a \
+filter that is never asked, a value that is not there yet, a value that the client spells, slots that leak, a cluster whose calls fail. Anything else is refused. \
 Each finding has its place, the consequence and the fix. With PATH it also says which domains and descriptors of Envoy match no \
 rule, whatever their values. A comment `# check: ok, REASON` at the line, or alone above it, acknowledges warnings and hints, and in rule \
 files warnings. The JSON has `envoy` (files, errors, warnings, hints, acknowledged, and findings with severity, check, file, line, column, path, message, \
@@ -179,7 +179,10 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
         options.caller_timeouts_us =
             Arc::new(envoy.as_ref().map(EnvoyFiles::collect_shortest_timeouts).unwrap_or_default());
         let merge_domains = options.merge_domains || args.merge_domains;
-        CheckedRules::read_and_compile(&args.paths, &CompileOptions { merge_domains, ..options }, found)
+        let options = CompileOptions { merge_domains, ..options };
+        let mut rules = CheckedRules::read_and_compile(&args.paths, &options, found);
+        rules.warn_about_files_left_out(&args.paths, settings.rules.ignore_dot_files);
+        rules
     });
     let for_quotas = rules.as_ref().zip(settings.as_ref());
     let for_quotas = for_quotas.filter(|(_, settings)| args.quota || settings.grpc.quota.is_some());
@@ -387,9 +390,7 @@ impl From<ReportedVariable> for VariableReport {
             Disposition::Differs { why } => ("differs", Some(why.to_owned()), None),
             Disposition::NoEffect { why } => ("no_effect", Some(why.to_owned()), None),
             Disposition::Invalid { what, fix } => ("invalid", Some(what), Some(fix)),
-            Disposition::Unknown { nearest } => {
-                ("unknown", Some("not known".to_owned()), nearest.map(|name| format!("did you mean {name}?")))
-            }
+            Disposition::Unknown { fix } => ("unknown", Some("not known".to_owned()), fix),
         };
         Self { name: reported.name, value: reported.value, disposition, prevents_start, why, fix }
     }

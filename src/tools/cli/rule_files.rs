@@ -18,8 +18,9 @@ use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::value_set_files::SetFiles;
 use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
-use crate::rules::diagnostic::{Diagnostics, Severity};
+use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity};
 use crate::rules::files::read::read_rule_files;
+use crate::rules::files::walk::find_files_of_runtime_only;
 use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, RuleFile, RuleFileSetFailure, RuleFilesLocation};
 use crate::rules::rule::Domain;
 use crate::rules::rule::set::RuleSet;
@@ -41,6 +42,9 @@ pub(super) struct CheckedRules {
 
 /// Files of tables by their names, in place of those that rules name.
 pub(super) type TableFiles = HashMap<String, PathBuf>;
+
+/// Maximum number of files that one warning names.
+const MAX_FILES_SHOWN: usize = 5;
 
 /// Path that means standard input.
 const STDIN_PATH: &str = "-";
@@ -108,6 +112,34 @@ impl CheckedRules {
             }
         };
         Self { sources, set_files: Arc::clone(&options.set_files), diagnostics, set }
+    }
+
+    /// Warns about files of given directories that `serve` reads under `RUNTIME_ROOT`, and not with `--config`.
+    pub(super) fn warn_about_files_left_out(&mut self, paths: &[PathBuf], ignore_dotfiles: bool) {
+        for directory in paths.iter().filter(|path| path.is_dir()) {
+            let mut left_out = find_files_of_runtime_only(directory, ignore_dotfiles);
+            let is_set = |path: &Path| self.set_files.texts.iter().any(|set| Path::new(&*set.path) == path);
+            left_out.retain(|path| !paths.contains(path) && !is_set(path));
+            let names = left_out.iter().map(|path| path.strip_prefix(directory).unwrap_or(path).to_string_lossy());
+            let shown: Vec<_> = names.take(MAX_FILES_SHOWN).collect();
+            let more = left_out.len() - shown.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            if shown.is_empty() {
+                continue;
+            }
+            self.diagnostics.push(Diagnostic {
+                severity: Severity::Warning,
+                file: directory.to_string_lossy().into(),
+                line: 0,
+                column: 0,
+                path: String::new(),
+                message: format!(
+                    "{}{more}: not read, because hidden or without .yaml, .yml or .json",
+                    shown.join(", ")
+                ),
+                hint: Some("but `serve` with RUNTIME_ROOT reads every file: give them as PATH too".to_owned()),
+            });
+        }
     }
 
     /// Formats every problem with its line, errors first.

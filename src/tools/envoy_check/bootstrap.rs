@@ -6,20 +6,29 @@
 //! Decides: what of Envoy's configuration `check --envoy` looks at.
 
 use std::collections::HashMap;
-use std::rc::Rc;
 
 use super::config_node::ConfigNode;
-use super::descriptors::{LimitEntry, LimitPlace};
+use super::descriptors::LimitEntry;
+use super::document::{CONNECTION_MANAGER_TYPE, Form};
+use super::http_filters::HttpFilter;
+use super::routes::{Ask, LimitList, RateLimitFilter, Routes};
+use crate::rules::yaml::Position;
 
-const CONNECTION_MANAGER_TYPE: &str =
-    "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 const HTTP_FILTER_TYPE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
-const PER_ROUTE_TYPE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
 const NETWORK_FILTER_TYPE: &str = "envoy.extensions.filters.network.ratelimit.v3.RateLimit";
 const THRIFT_FILTER_TYPE: &str = "envoy.extensions.filters.network.thrift_proxy.filters.ratelimit.v3.RateLimit";
-const THRIFT_PROXY_TYPE: &str = "envoy.extensions.filters.network.thrift_proxy.v3.ThriftProxy";
 const QUOTA_FILTER_TYPE: &str = "envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaFilterConfig";
 const ROUTES_TYPE: &str = "envoy.config.route.v3.RouteConfiguration";
+const EXTENSION_TYPE: &str = "envoy.config.core.v3.TypedExtensionConfig";
+const CLUSTERS_DUMP_TYPE: &str = "envoy.admin.v3.ClustersConfigDump";
+const LISTENERS_DUMP_TYPE: &str = "envoy.admin.v3.ListenersConfigDump";
+const BOOTSTRAP_DUMP_TYPE: &str = "envoy.admin.v3.BootstrapConfigDump";
+/// Types of the API that Envoy no longer has.
+const OUTDATED_TYPES: [&str; 3] = [
+    "envoy.config.filter.http.rate_limit.v2.RateLimit",
+    "envoy.config.filter.network.rate_limit.v2.RateLimit",
+    "envoy.config.filter.network.http_connection_manager.v2.HttpConnectionManager",
+];
 const CLUSTER_TYPE: &str = "envoy.config.cluster.v3.Cluster";
 
 /// Runtime flag by which Envoy expands formatters in values of descriptors.
@@ -41,92 +50,88 @@ pub(super) enum RuntimeFlag {
 #[derive(Debug)]
 pub(super) struct Bootstrap<'n, 'a> {
     pub(super) managers: Vec<ConnectionManager<'n, 'a>>,
+    /// Filters of TCP and of thrift proxies; the latter have no descriptors of their own.
     pub(super) network_filters: Vec<ConfigNode<'n, 'a>>,
-    /// Filters of thrift proxies, with the routes of their proxy.
-    pub(super) thrift_filters: Vec<(ConfigNode<'n, 'a>, Vec<LimitEntry<'n, 'a>>)>,
     pub(super) clusters: HashMap<&'n str, ConfigNode<'n, 'a>>,
-    /// Clusters come from elsewhere too.
-    pub(super) has_dynamic_clusters: bool,
+    /// All clusters are in the file.
+    pub(super) has_all_clusters: bool,
+    /// All listeners are in the file.
+    pub(super) has_all_listeners: bool,
     pub(super) formatters: RuntimeFlag,
+    /// Filters of types that Envoy no longer reads.
+    pub(super) outdated: Vec<ConfigNode<'n, 'a>>,
+    /// The bootstrap, for its runtime.
+    pub(super) settings: ConfigNode<'n, 'a>,
 }
 
 /// A connection manager.
 #[derive(Debug)]
 pub(super) struct ConnectionManager<'n, 'a> {
     pub(super) node: ConfigNode<'n, 'a>,
+    /// All its filters.
+    pub(super) http_filters: Vec<HttpFilter<'n, 'a>>,
     /// Its rate limit filters, in their order.
     pub(super) filters: Vec<RateLimitFilter<'n, 'a>>,
     /// Its quota filters.
     pub(super) quota_filters: Vec<ConfigNode<'n, 'a>>,
-    /// Items of virtual hosts and routes, and of their RateLimitPerRoute.
-    pub(super) route_entries: Vec<LimitEntry<'n, 'a>>,
-    /// Domains that a RateLimitPerRoute names.
-    pub(super) route_domains: Vec<RouteDomain<'n, 'a>>,
-    /// Each RateLimitPerRoute under a name that no HTTP filter of this manager has.
-    pub(super) unclaimed_per_route: Vec<UnclaimedPerRoute<'n, 'a>>,
+    /// Filters that may be of rate limits, whose configuration is not in the file.
+    pub(super) missing_filters: Vec<ConfigNode<'n, 'a>>,
+    pub(super) routes: Routes<'n, 'a>,
     /// Its routes stand in it, so that no other manager uses them.
     pub(super) has_own_routes: bool,
-    /// Routes that answer by themselves, with limits.
-    pub(super) limited_direct_responses: Vec<ConfigNode<'n, 'a>>,
-    /// Its routes are not in the file.
+    /// Its routes are not in the file; the field that says where they come from.
     pub(super) has_unknown_routes: bool,
-}
-
-/// Domain of a RateLimitPerRoute.
-#[derive(Debug)]
-pub(super) struct RouteDomain<'n, 'a> {
-    /// Name of the filter that uses it.
-    pub(super) of_filter: &'n str,
-    pub(super) node: ConfigNode<'n, 'a>,
-}
-
-/// RateLimitPerRoute that no filter of a connection manager gets.
-#[derive(Debug)]
-pub(super) struct UnclaimedPerRoute<'n, 'a> {
-    /// Name that it stands under.
-    pub(super) name: &'n str,
-    pub(super) node: ConfigNode<'n, 'a>,
-}
-
-/// A rate limit filter of a connection manager.
-#[derive(Debug)]
-pub(super) struct RateLimitFilter<'n, 'a> {
-    /// The filter in its list.
-    pub(super) listed: ConfigNode<'n, 'a>,
-    /// Its configuration.
-    pub(super) node: ConfigNode<'n, 'a>,
-    pub(super) name: &'n str,
-    pub(super) stage: u64,
-    pub(super) entries: Vec<LimitEntry<'n, 'a>>,
+    /// It is made of patches: other filters and fields of the manager are not in the file.
+    pub(super) is_partial: bool,
 }
 
 impl<'n, 'a> Bootstrap<'n, 'a> {
-    pub(super) fn read(root: &ConfigNode<'n, 'a>) -> Self {
-        let mut parts = FoundParts::default();
+    pub(super) fn read(root: &ConfigNode<'n, 'a>, form: Form) -> Self {
+        let configs = root.items("configs");
+        let find_dump =
+            |name: &str| configs.iter().find(|config| config.type_name_and_message().is_some_and(|(is, _)| is == name));
+        let listeners = find_dump(LISTENERS_DUMP_TYPE);
+        let of_dump = find_dump(BOOTSTRAP_DUMP_TYPE).and_then(|dump| dump.field("bootstrap"));
+        let settings = of_dump.unwrap_or_else(|| root.clone());
+        // A dump repeats the listeners of the bootstrap.
+        let repeated = listeners.and_then(|_| settings.field_at(&["static_resources", "listeners"]));
+        let mut parts = FoundParts { repeated: repeated.map(|node| node.at), ..FoundParts::default() };
         parts.visit(root);
-        let mut clusters = parts.clusters;
+        let mut clusters = std::mem::take(&mut parts.clusters);
         let listed = root.field_at(&["static_resources", "clusters"]);
         for cluster in listed.iter().flat_map(ConfigNode::elements) {
             if let Some(name) = cluster.text("name") {
                 clusters.insert(name, cluster);
             }
         }
-        let managers = parts.managers.into_iter().map(|node| ConnectionManager::read(node, &parts.routes)).collect();
+        let nodes = std::mem::take(&mut parts.managers);
+        let managers = nodes.into_iter().map(|node| ConnectionManager::read(node, &parts, form)).collect();
+        let is_static = |name: &str| form == Form::Bootstrap && root.field_at(&["dynamic_resources", name]).is_none();
         Self {
             managers,
             network_filters: parts.network_filters,
-            thrift_filters: parts.thrift_proxies.iter().flat_map(read_thrift_proxy).collect(),
             clusters,
-            has_dynamic_clusters: root.field_at(&["dynamic_resources", "cds_config"]).is_some(),
-            formatters: read_formatter_flag(root),
+            has_all_clusters: find_dump(CLUSTERS_DUMP_TYPE).is_some()
+                || is_static("cds_config") && is_static("ads_config"),
+            has_all_listeners: listeners.is_some() || is_static("lds_config") && is_static("ads_config"),
+            formatters: read_formatter_flag(&settings),
+            outdated: parts.outdated,
+            settings,
         }
     }
 
-    /// Returns `true` if no filter asks for limits.
+    /// Returns `true` if no filter asks for limits, as far as the file says.
     pub(super) fn has_no_limits(&self) -> bool {
         let has_filter =
             |manager: &ConnectionManager<'_, '_>| !manager.filters.is_empty() || !manager.quota_filters.is_empty();
-        self.network_filters.is_empty() && self.thrift_filters.is_empty() && !self.managers.iter().any(has_filter)
+        self.network_filters.is_empty() && !self.managers.iter().any(has_filter)
+    }
+
+    /// Value of a runtime key in the layers of the file.
+    pub(super) fn runtime_number(&self, key: &str) -> Option<u64> {
+        let layers = self.settings.field("layered_runtime").map_or_else(Vec::new, |runtime| runtime.items("layers"));
+        let values = layers.iter().rev().filter_map(|layer| layer.field("static_layer"));
+        values.filter_map(|values| find_runtime_value(&values, key)?.as_text()?.parse().ok()).next()
     }
 }
 
@@ -135,27 +140,43 @@ impl<'n, 'a> Bootstrap<'n, 'a> {
 struct FoundParts<'n, 'a> {
     managers: Vec<ConfigNode<'n, 'a>>,
     network_filters: Vec<ConfigNode<'n, 'a>>,
-    thrift_proxies: Vec<ConfigNode<'n, 'a>>,
     clusters: HashMap<&'n str, ConfigNode<'n, 'a>>,
     routes: HashMap<&'n str, ConfigNode<'n, 'a>>,
+    /// Configurations of filters that come by themselves, by name.
+    extensions: HashMap<&'n str, ConfigNode<'n, 'a>>,
+    outdated: Vec<ConfigNode<'n, 'a>>,
+    /// Position of listeners that stand elsewhere too.
+    repeated: Option<Position>,
 }
 
 impl<'n, 'a> FoundParts<'n, 'a> {
     /// Visits all nodes below; the parser bounds depth and number.
     fn visit(&mut self, node: &ConfigNode<'n, 'a>) {
+        if self.repeated == Some(node.at) && node.as_text().is_none() {
+            return;
+        }
+        // A dump has a listener in each of its states.
+        if let Some(state) = node.field("active_state").or_else(|| node.field("warming_state")) {
+            return self.visit(&state);
+        }
         if let Some((name, message)) = node.type_name_and_message() {
             match name {
                 CONNECTION_MANAGER_TYPE => self.managers.push(message),
-                NETWORK_FILTER_TYPE => self.network_filters.push(message),
-                THRIFT_PROXY_TYPE => self.thrift_proxies.push(message),
+                NETWORK_FILTER_TYPE | THRIFT_FILTER_TYPE => self.network_filters.push(message),
                 CLUSTER_TYPE => {
                     self.clusters.extend(message.text("name").map(|name| (name, message.clone())));
                 }
                 ROUTES_TYPE => {
                     self.routes.extend(message.text("name").map(|name| (name, message.clone())));
                 }
+                EXTENSION_TYPE => {
+                    self.extensions.extend(message.text("name").map(|name| (name, message.clone())));
+                }
+                name if OUTDATED_TYPES.contains(&name) => self.outdated.push(message),
                 _ => {}
             }
+        } else if node.text("name") == Some("envoy.rate_limit") && node.field("typed_config").is_none() {
+            self.outdated.push(node.clone());
         }
         node.fields().for_each(|(_, child)| self.visit(&child));
         node.elements().for_each(|child| self.visit(&child));
@@ -163,142 +184,73 @@ impl<'n, 'a> FoundParts<'n, 'a> {
 }
 
 impl<'n, 'a> ConnectionManager<'n, 'a> {
-    fn read(node: ConfigNode<'n, 'a>, routes: &HashMap<&'n str, ConfigNode<'n, 'a>>) -> Self {
-        let listed = node.items("http_filters");
-        let filters = listed.iter().filter_map(RateLimitFilter::read).take(MAX_CHECKED_FILTERS).collect();
-        let quota_filters = listed.iter().filter_map(|filter| filter.typed_config(QUOTA_FILTER_TYPE)).collect();
+    fn read(node: ConfigNode<'n, 'a>, parts: &FoundParts<'n, 'a>, form: Form) -> Self {
+        let (mut filters, mut quota_filters, mut missing_filters) = (Vec::new(), Vec::new(), Vec::new());
+        let mut http_filters = Vec::new();
+        for listed in node.items("http_filters") {
+            let name = listed.text("name").unwrap_or_default();
+            let found = listed.field("config_discovery").and_then(|_| parts.extensions.get(name).cloned());
+            let config = found.unwrap_or_else(|| listed.clone()).field("typed_config");
+            let config = config.and_then(|config| config.type_name_and_message());
+            let at = http_filters.len();
+            match &config {
+                Some((HTTP_FILTER_TYPE, message)) if filters.len() < MAX_CHECKED_FILTERS => {
+                    filters.push(RateLimitFilter::read(&listed, message, at));
+                }
+                Some((QUOTA_FILTER_TYPE, message)) => quota_filters.push(message.clone()),
+                None if listed.field("config_discovery").is_some()
+                    || name.contains("rate_limit")
+                    || name.contains("ratelimit") =>
+                {
+                    missing_filters.push(listed);
+                }
+                Some(_) | None => {}
+            }
+            let package = config.as_ref().and_then(|(name, _)| name.rsplit('.').nth(2));
+            let message = config.map(|(_, message)| message);
+            http_filters.push(HttpFilter { name, package: package.unwrap_or_default(), message });
+        }
         let dynamic = node.field_at(&["rds", "route_config_name"]).and_then(|name| name.as_text());
         let own_routes = node.field("route_config");
         let has_own_routes = own_routes.is_some();
-        let configuration = own_routes.or_else(|| routes.get(dynamic?).cloned());
-        let mut manager = Self {
-            has_unknown_routes: configuration.is_none(),
+        let configuration = own_routes.or_else(|| parts.routes.get(dynamic?).cloned());
+        let is_partial = form == Form::Patches;
+        let routes = Routes::read(configuration.as_ref(), &filters, is_partial);
+        Self {
+            has_unknown_routes: configuration.is_none_or(|configuration| configuration.field("vhds").is_some()),
             node,
+            http_filters,
             filters,
             quota_filters,
-            route_entries: Vec::new(),
-            route_domains: Vec::new(),
-            unclaimed_per_route: Vec::new(),
+            missing_filters,
+            routes,
             has_own_routes,
-            limited_direct_responses: Vec::new(),
-        };
-        if let Some(configuration) = configuration {
-            manager.read_routes(&configuration);
+            is_partial,
         }
-        manager
-    }
-
-    fn read_routes(&mut self, configuration: &ConfigNode<'n, 'a>) {
-        let of_all = self.read_per_route(configuration);
-        for host in configuration.items("virtual_hosts") {
-            let of_host = merge_names(&of_all, self.read_per_route(&host));
-            let mut of_each_route: Option<Vec<&str>> = None;
-            for route in host.items("routes") {
-                let before = self.route_entries.len();
-                let of_route = merge_names(&of_host, self.read_per_route(&route));
-                match &mut of_each_route {
-                    None => of_each_route = Some(of_route.clone()),
-                    Some(names) => names.retain(|name| of_route.contains(name)),
-                }
-                if let Some(action) = route.field("route") {
-                    let replaced_for: Rc<[&str]> = of_route.into();
-                    let entries = LimitEntry::read_all(&action, LimitPlace::Route).into_iter();
-                    let entries = entries.map(|entry| LimitEntry { replaced_for: Rc::clone(&replaced_for), ..entry });
-                    self.route_entries.extend(entries);
-                    let weighted = action.field_at(&["weighted_clusters", "clusters"]);
-                    weighted.iter().flat_map(ConfigNode::elements).for_each(|cluster| {
-                        self.read_per_route(&cluster);
-                    });
-                }
-                let answers = ["direct_response", "redirect"].iter().find_map(|name| route.field(name));
-                if let Some(answer) = answers.filter(|_| self.route_entries.len() > before) {
-                    self.limited_direct_responses.push(answer);
-                }
-            }
-            let replaced_for: Rc<[&str]> = of_each_route.unwrap_or(of_host).into();
-            let entries = LimitEntry::read_all(&host, LimitPlace::VirtualHost).into_iter();
-            let entries = entries.map(|entry| LimitEntry { replaced_for: Rc::clone(&replaced_for), ..entry });
-            self.route_entries.extend(entries);
-        }
-    }
-
-    /// Reads each RateLimitPerRoute of a route, a virtual host or a cluster. Returns the names of the filters that have
-    /// `rate_limits` there: they send no others.
-    fn read_per_route(&mut self, holder: &ConfigNode<'n, 'a>) -> Vec<&'n str> {
-        let mut with_limits = Vec::new();
-        let Some(configs) = holder.field("typed_per_filter_config") else { return with_limits };
-        for (of_filter, config) in configs.fields() {
-            let Some((PER_ROUTE_TYPE, message)) = config.type_name_and_message() else { continue };
-            if !self.has_http_filter(of_filter) {
-                self.unclaimed_per_route.push(UnclaimedPerRoute { name: of_filter, node: config });
-            }
-            let entries = LimitEntry::read_all(&message, LimitPlace::PerRoute);
-            // Only names of filters, which are few.
-            if !entries.is_empty() && self.filters.iter().any(|filter| filter.name == of_filter) {
-                with_limits.push(of_filter);
-            }
-            let entries = entries.into_iter().map(|entry| LimitEntry { of_filter: Some(of_filter), ..entry });
-            self.route_entries.extend(entries);
-            self.route_domains.extend(message.field("domain").map(|node| RouteDomain { of_filter, node }));
-        }
-        with_limits
     }
 
     /// Returns `true` if an HTTP filter has this name, whatever it does.
     pub(super) fn has_http_filter(&self, name: &str) -> bool {
-        let Some(filters) = self.node.field("http_filters") else { return false };
-        filters.elements().any(|filter| filter.text("name") == Some(name))
-    }
-
-    /// Returns the descriptors that a filter sends: its own, else those of its stage, except on routes with a
-    /// RateLimitPerRoute; and those of a RateLimitPerRoute under its name.
-    pub(super) fn entries_of(&self, filter: &RateLimitFilter<'n, 'a>) -> Vec<LimitEntry<'n, 'a>> {
-        let has_own = !filter.entries.is_empty();
-        let of_routes = self.route_entries.iter().filter(|entry| match entry.place {
-            LimitPlace::PerRoute => entry.of_filter == Some(filter.name),
-            LimitPlace::Filter | LimitPlace::Route | LimitPlace::VirtualHost => {
-                !has_own && entry.stage == filter.stage && !entry.replaced_for.contains(&filter.name)
-            }
-        });
-        filter.entries.iter().chain(of_routes).cloned().collect()
+        self.http_filters.iter().any(|filter| filter.name == name)
     }
 }
 
-impl<'n, 'a> RateLimitFilter<'n, 'a> {
-    fn read(listed: &ConfigNode<'n, 'a>) -> Option<Self> {
-        let node = listed.typed_config(HTTP_FILTER_TYPE)?;
-        Some(Self {
-            listed: listed.clone(),
-            name: listed.text("name").unwrap_or_default(),
-            stage: node.whole_number("stage").unwrap_or(0),
-            entries: LimitEntry::read_all(&node, LimitPlace::Filter),
-            node,
-        })
+impl<'n, 'a> ConnectionManager<'n, 'a> {
+    /// Items that the filter at `filter_at` sends on some route, each once.
+    pub(super) fn entries_of(&self, filter_at: usize) -> Vec<&LimitEntry<'n, 'a>> {
+        let filter = &self.filters[filter_at];
+        let sent = |list: &'_ LimitList<'n, 'a>, entry: &LimitEntry<'n, 'a>| list.applies(entry, filter);
+        let lists = self.routes.lists_of(filter_at);
+        lists.flat_map(|list| list.entries.iter().filter(move |entry| sent(list, entry))).collect()
     }
 
-    /// Its `grpc_service`.
-    pub(super) fn grpc_service(&self) -> Option<ConfigNode<'n, 'a>> {
-        self.node.field_at(&["rate_limit_service", "grpc_service"])
+    /// Domain in which a filter asks.
+    pub(super) fn domain_of(&self, ask: Ask, filter: &RateLimitFilter<'n, 'a>) -> Option<&'n str> {
+        match ask.domain {
+            Some(domain) => self.routes.domains[domain].1.as_text(),
+            None => filter.node.text("domain"),
+        }
     }
-}
-
-/// Returns all names once.
-fn merge_names<'n>(outer: &[&'n str], inner: Vec<&'n str>) -> Vec<&'n str> {
-    let mut names = outer.to_vec();
-    names.extend(inner.into_iter().filter(|name| !outer.contains(name)));
-    names
-}
-
-/// Returns the rate limit filters of a thrift proxy, each with the items of its routes.
-fn read_thrift_proxy<'n, 'a>(proxy: &ConfigNode<'n, 'a>) -> Vec<(ConfigNode<'n, 'a>, Vec<LimitEntry<'n, 'a>>)> {
-    let routes = proxy.field("route_config").map_or_else(Vec::new, |routes| routes.items("routes"));
-    let entries: Vec<_> = routes
-        .iter()
-        .filter_map(|route| route.field("route"))
-        .flat_map(|action| LimitEntry::read_all(&action, LimitPlace::Route))
-        .collect();
-    let filters = proxy.items("thrift_filters");
-    filters.iter().filter_map(|filter| Some((filter.typed_config(THRIFT_FILTER_TYPE)?, entries.clone()))).collect()
 }
 
 /// Reads the runtime flag from the static layers; a later layer takes precedence.

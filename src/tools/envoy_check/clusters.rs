@@ -2,15 +2,13 @@
 //!
 //! Decides: which clusters of the rate limit service `check --envoy` reports.
 
-use super::bootstrap::{Bootstrap, RateLimitFilter};
+use super::bootstrap::Bootstrap;
 use super::config_node::ConfigNode;
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
+use super::routes::RateLimitFilter;
 
 /// Timeout from which on so many calls may wait that the default circuit breakers matter, in seconds.
 const LONG_TIMEOUT_S: f64 = 0.5;
-
-/// Formatters that kill Envoy 1.40 in `initial_metadata`.
-const DEADLY_FORMATTERS: [&str; 2] = ["%CEL(", "%FILE_CONTENT("];
 
 /// Field with the options of HTTP of a cluster.
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
@@ -26,15 +24,11 @@ struct ServiceUse<'n, 'a> {
 /// Checks all services that filters call.
 pub(super) fn check_clusters(bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
     for service in find_services(bootstrap) {
-        check_initial_metadata(&service.grpc_service, found);
         let Some(envoy_grpc) = service.grpc_service.field("envoy_grpc") else { continue };
-        if let Some(retry) = envoy_grpc.field("retry_policy") {
-            found.report(EnvoyCheck::EnvoyGrpcRetry, &retry, "`retry_policy` in `envoy_grpc`");
-        }
         let Some(named) = envoy_grpc.field("cluster_name") else { continue };
         let name = named.as_text().unwrap_or_default();
         let Some(cluster) = bootstrap.clusters.get(name) else {
-            if !bootstrap.has_dynamic_clusters {
+            if bootstrap.has_all_clusters {
                 found.report(EnvoyCheck::ClusterUnknown, &named, format!("this file has no cluster '{name}'"));
             }
             continue;
@@ -46,8 +40,8 @@ pub(super) fn check_clusters(bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFin
 fn find_services<'n, 'a>(bootstrap: &Bootstrap<'n, 'a>) -> Vec<ServiceUse<'n, 'a>> {
     let mut services = Vec::new();
     for manager in &bootstrap.managers {
-        for filter in &manager.filters {
-            let entries = manager.entries_of(filter);
+        for (at, filter) in manager.filters.iter().enumerate() {
+            let entries = manager.entries_of(at);
             let holds_slots = entries.iter().any(|entry| entry.has_slot() || entry.is_release());
             services.extend(filter.grpc_service().map(|grpc_service| ServiceUse {
                 has_many_calls: holds_slots || has_long_calls(filter) || grpc_service.field("retry_policy").is_some(),
@@ -62,7 +56,7 @@ fn find_services<'n, 'a>(bootstrap: &Bootstrap<'n, 'a>) -> Vec<ServiceUse<'n, 'a
             is_quota_stream: true,
         }));
     }
-    let others = bootstrap.network_filters.iter().chain(bootstrap.thrift_filters.iter().map(|(filter, _)| filter));
+    let others = bootstrap.network_filters.iter();
     let services_of_others = others.filter_map(|filter| filter.field_at(&["rate_limit_service", "grpc_service"]));
     services.extend(services_of_others.map(|grpc_service| ServiceUse {
         grpc_service,
@@ -76,29 +70,8 @@ fn has_long_calls(filter: &RateLimitFilter<'_, '_>) -> bool {
     filter.node.seconds("timeout").is_some_and(|seconds| seconds >= LONG_TIMEOUT_S)
 }
 
-/// Checks `initial_metadata` of a service.
-fn check_initial_metadata(grpc_service: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
-    for header in grpc_service.items("initial_metadata") {
-        report_deadly_formatter(&header, found);
-    }
-}
-
-fn report_deadly_formatter(header: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
-    let value = header.text("value").unwrap_or_default();
-    if let Some(formatter) = DEADLY_FORMATTERS.iter().find(|formatter| value.contains(**formatter)) {
-        let message = format!("{formatter}...)% in `initial_metadata`");
-        found.report(EnvoyCheck::MetadataKillsEnvoy, header, message);
-    }
-}
-
 fn check_cluster(cluster: &ConfigNode<'_, '_>, service: &ServiceUse<'_, '_>, found: &mut EnvoyFindings) {
     let name = cluster.text("name").unwrap_or_default();
-    for check in cluster.items("health_checks") {
-        let headers = check.field("grpc_health_check").map_or_else(Vec::new, |check| check.items("initial_metadata"));
-        headers.iter().filter_map(|header| header.field("header")).for_each(|header| {
-            report_deadly_formatter(&header, found);
-        });
-    }
     let options = cluster.field("typed_extension_protocol_options").and_then(|options| options.field(HTTP_OPTIONS));
     match find_http2_options(cluster, options.as_ref()) {
         None => {
@@ -123,15 +96,6 @@ fn check_cluster(cluster: &ConfigNode<'_, '_>, service: &ServiceUse<'_, '_>, fou
             false => format!("the default circuit breakers in the cluster '{name}'"),
         };
         found.report_with_severity(severity, EnvoyCheck::DefaultCircuitBreakers, cluster, message);
-    }
-    let options =
-        options.and_then(|options| options.field_at(&["common_http_protocol_options", "max_stream_duration"]));
-    if let Some(duration) = options.filter(|_| service.is_quota_stream) {
-        found.report(
-            EnvoyCheck::RlqsStreamDuration,
-            &duration,
-            "`max_stream_duration` in the cluster of a quota stream",
-        );
     }
 }
 

@@ -42,6 +42,31 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
         Self { node, at: node.at, path: None }
     }
 
+    /// The node itself.
+    pub(super) const fn yaml(&self) -> &'n YamlNode<'a> {
+        self.node
+    }
+
+    /// Visits the names of all fields below, and all texts, in their order.
+    pub(super) fn visit_texts(&self, visit: &mut impl FnMut(&'n str)) {
+        self.as_text().into_iter().for_each(&mut *visit);
+        for (name, field) in self.fields() {
+            visit(name);
+            field.visit_texts(visit);
+        }
+        self.elements().for_each(|element| element.visit_texts(visit));
+    }
+
+    /// Returns `true` if a field below, whose name is one of `names`, is this text, letters of any case.
+    pub(super) fn has_text_below(&self, names: &[&str], text: &str) -> bool {
+        let is_it = |name: &str, field: &Self| {
+            names.iter().any(|one| names_field(name, one))
+                && field.as_text().is_some_and(|value| value.eq_ignore_ascii_case(text))
+        };
+        self.fields().any(|(name, field)| is_it(name, &field) || field.has_text_below(names, text))
+            || self.elements().any(|element| element.has_text_below(names, text))
+    }
+
     /// Returns a field.
     pub(super) fn field(&self, name: &str) -> Option<Self> {
         self.fields().find(|(key, node)| names_field(key, name) && !node.node.is_null()).map(|(_, node)| node)
@@ -85,6 +110,11 @@ impl<'n, 'a> ConfigNode<'n, 'a> {
     /// Text of the node, if it is a scalar.
     pub(super) fn as_text(&self) -> Option<&'n str> {
         self.node.as_scalar().map(|scalar| scalar.text())
+    }
+
+    /// Returns `true` if the node is a text, and no number or other value.
+    pub(super) fn is_text(&self) -> bool {
+        self.node.as_scalar().is_some_and(|scalar| scalar.value() == ScalarValue::Text)
     }
 
     /// Text of a field.

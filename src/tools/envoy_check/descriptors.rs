@@ -1,12 +1,15 @@
 //! Descriptors that the actions of a `rate_limits` item make: the keys, and the values as far as the file has them.
 
-use std::rc::Rc;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::config_node::ConfigNode;
 use crate::rules::rule::near_miss::PossibleEntry;
 
 /// Type of the extension that makes an entry from a CEL expression.
 const EXPRESSION_TYPE: &str = "envoy.extensions.rate_limit_descriptors.expr.v3.Descriptor";
+
+/// Type of the extension that makes an entry from a claim of a token, which it does not verify.
+pub(super) const CLAIM_TYPE: &str = "envoy.extensions.rate_limit_descriptors.jwt_claim.v3.Descriptor";
 
 /// Key of the entries that identify a slot; they match no rule.
 pub(super) const SLOT_KEY: &str = "slot";
@@ -37,18 +40,24 @@ impl LimitPlace {
     }
 }
 
+/// What a descriptor does to its counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HitsAddend {
+    Charges,
+    Peeks,
+    Refunds,
+}
+
 /// An item of `rate_limits`: one descriptor of the call.
 #[derive(Clone, Debug)]
 pub(super) struct LimitEntry<'n, 'a> {
     pub(super) node: ConfigNode<'n, 'a>,
-    pub(super) place: LimitPlace,
     pub(super) stage: u64,
-    /// Name of the filter that sends the item of a RateLimitPerRoute; `None` elsewhere.
-    pub(super) of_filter: Option<&'n str>,
-    /// Names of the filters for which a RateLimitPerRoute replaces the item on each of its routes.
-    pub(super) replaced_for: Rc<[&'n str]>,
     /// Sent when the stream is done.
     pub(super) on_stream_done: bool,
+    pub(super) hits: HitsAddend,
+    /// Hash of its actions and its `limit`: equal ones make equal descriptors.
+    pub(super) identity: u64,
     pub(super) actions: Vec<Action<'n, 'a>>,
 }
 
@@ -56,7 +65,9 @@ pub(super) struct LimitEntry<'n, 'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Action<'n, 'a> {
     /// Name of the action, such as `request_headers`.
-    pub(super) kind: &'n str,
+    pub(super) name: String,
+    /// Text of a CEL expression.
+    pub(super) expression: Option<&'n str>,
     pub(super) node: ConfigNode<'n, 'a>,
     /// Key of its entry; `None` if the file does not say it.
     pub(super) key: Option<&'n str>,
@@ -73,15 +84,21 @@ impl<'n, 'a> LimitEntry<'n, 'a> {
             .items("rate_limits")
             .into_iter()
             .map(|node| Self {
-                place,
                 stage: node.whole_number("stage").unwrap_or(0),
-                of_filter: None,
-                replaced_for: Rc::default(),
+                hits: read_hits(&node, place),
+                identity: hash_texts(["actions", "limit"].iter().filter_map(|name| node.field(name))),
                 on_stream_done: node.flag("apply_on_stream_done"),
                 actions: node.items("actions").iter().filter_map(Action::read).collect(),
                 node,
             })
             .collect()
+    }
+
+    /// Sorted keys of its entries; `None` if one is not known.
+    pub(super) fn keys(&self) -> Option<Vec<&'n str>> {
+        let mut keys: Vec<&str> = self.actions.iter().map(|action| action.key).collect::<Option<_>>()?;
+        keys.sort_unstable();
+        Some(keys)
     }
 
     /// Returns the action whose entry has this key.
@@ -123,10 +140,11 @@ impl<'n, 'a> LimitEntry<'n, 'a> {
 
 impl<'n, 'a> Action<'n, 'a> {
     fn read(action: &ConfigNode<'n, 'a>) -> Option<Self> {
-        let (kind, node) = action.fields().next()?;
+        let (name, node) = action.fields().next()?;
+        let name = snake_case(name);
         let key_or = |default: &'n str| Some(node.text("descriptor_key").unwrap_or(default));
         let value = node.text("descriptor_value");
-        let (key, value, is_optional) = match snake_case(kind).as_str() {
+        let (key, value, is_optional) = match &*name {
             "generic_key" => (key_or("generic_key"), value, false),
             "header_value_match" => (key_or("header_match"), value, false),
             "query_parameter_value_match" => (key_or("query_match"), value, false),
@@ -142,20 +160,38 @@ impl<'n, 'a> Action<'n, 'a> {
                 (node.text("descriptor_key"), None, node.flag("skip_if_absent"))
             }
             "extension" => {
-                let expression = node.typed_config(EXPRESSION_TYPE);
-                let optional = expression.as_ref().is_some_and(|expression| expression.flag("skip_if_error"));
-                (expression.and_then(|expression| expression.text("descriptor_key")), None, optional)
+                let known = node.typed_config(EXPRESSION_TYPE).or_else(|| node.typed_config(CLAIM_TYPE));
+                let optional =
+                    known.as_ref().is_some_and(|known| known.flag("skip_if_error") || known.flag("skip_if_absent"));
+                (known.and_then(|known| known.text("descriptor_key")), None, optional)
             }
             _ => (None, None, false),
         };
-        Some(Self { kind, key, value, is_optional, node })
+        let expression = node.typed_config(EXPRESSION_TYPE).and_then(|expression| expression.text("text"));
+        Some(Self { name, expression, key, value, is_optional, node })
     }
 
     /// Returns `true` if Envoy expands formatters in the value with the runtime flag, and sends them as they are
     /// without it.
     pub(super) fn needs_formatter_flag(&self) -> bool {
-        matches!(snake_case(self.kind).as_str(), "generic_key" | "header_value_match" | "query_parameter_value_match")
+        matches!(&*self.name, "generic_key" | "header_value_match" | "query_parameter_value_match")
     }
+}
+
+/// Envoy leaves `hits_addend` out in routes and virtual hosts.
+fn read_hits(node: &ConfigNode<'_, '_>, place: LimitPlace) -> HitsAddend {
+    match node.field("hits_addend").filter(|_| !place.drops_hits()) {
+        Some(hits) if hits.flag("is_negative_hits") => HitsAddend::Refunds,
+        Some(hits) if hits.whole_number("number") == Some(0) => HitsAddend::Peeks,
+        _ => HitsAddend::Charges,
+    }
+}
+
+/// Hash of all texts of some nodes, with the names of their fields.
+fn hash_texts<'n, 'a: 'n>(nodes: impl Iterator<Item = ConfigNode<'n, 'a>>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    nodes.for_each(|node| node.visit_texts(&mut |text| text.hash(&mut hasher)));
+    hasher.finish()
 }
 
 fn snake_case(name: &str) -> String {

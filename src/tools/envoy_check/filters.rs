@@ -1,19 +1,23 @@
-//! Checks of filters and of the places of `rate_limits`: what is never sent, and what is sent otherwise than written.
-//!
-//! Of filters that get quotas over RLQS: what Envoy 1.40 ignores in them, and what crashes it.
+//! Checks of rate limit filters and of the places of `rate_limits`: what is never sent, sent twice or only afterwards,
+//! and what is sent otherwise than written.
 //!
 //! Decides: which filters and timeouts `check --envoy` reports.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use super::bootstrap::{Bootstrap, ConnectionManager, RateLimitFilter, RuntimeFlag, UnclaimedPerRoute};
+use super::bootstrap::{Bootstrap, ConnectionManager, RuntimeFlag};
 use super::config_node::ConfigNode;
-use super::descriptors::{LimitEntry, LimitPlace, find_formatter};
+use super::descriptors::{HitsAddend, LimitEntry, LimitPlace, find_formatter};
+use super::document::GIVE_DUMP;
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
+use super::routes::{Barrier, LimitList, RateLimitFilter};
 use crate::base::text::truncate_and_escape;
 
 /// Maximum length of a name in a message, in characters.
-const MAX_NAME_CHARS: usize = 100;
+pub(super) const MAX_NAME_CHARS: usize = 100;
+
+/// Maximum number of items of routes that are compared with others of their route.
+const MAX_COMPARED_ENTRIES: usize = 100_000;
 
 /// Checks the rate limit filters of a connection manager and their descriptors.
 pub(super) fn check_manager(
@@ -21,26 +25,55 @@ pub(super) fn check_manager(
     bootstrap: &Bootstrap<'_, '_>,
     found: &mut EnvoyFindings,
 ) {
-    for filter in &manager.filters {
-        let entries = manager.entries_of(filter);
-        if entries.is_empty() && !manager.has_unknown_routes {
+    report_missing_parts(manager, found);
+    check_per_route_names(manager, bootstrap, found);
+    for (at, filter) in manager.filters.iter().enumerate() {
+        let entries = manager.entries_of(at);
+        let can_ask = check_gates(filter, manager, bootstrap, found);
+        if entries.is_empty() && can_ask && !manager.has_unknown_routes {
             let message = format!("no `rate_limits` for the filter '{}'", filter.name);
             found.report(EnvoyCheck::FilterNeverAsks, &filter.listed, message);
         }
-        hint_at_missing_timeout(filter, &entries, found);
-        hint_at_dropped_descriptors(&entries, found);
+        check_timeout(filter, &entries, found);
     }
-    check_per_route_names(manager, bootstrap, found);
-    if !manager.filters.is_empty() {
-        check_route_entries(manager, found);
+    if manager.filters.is_empty() {
+        return;
     }
-    for answer in manager.limited_direct_responses.iter().filter(|_| !manager.filters.is_empty()) {
+    for answer in &manager.routes.limited_answers {
         found.report(EnvoyCheck::DirectResponseNotLimited, answer, "limits on a route that answers by itself");
     }
-    let own = manager.filters.iter().flat_map(|filter| &filter.entries);
-    for entry in own.chain(&manager.route_entries) {
-        check_formatters(entry, bootstrap.formatters, found);
-        warn_about_spoofable_address(entry, manager, found);
+    for list in &manager.routes.lists {
+        check_list(list, manager, found);
+        for entry in &list.entries {
+            check_formatters(entry, bootstrap.formatters, found);
+            if entry.node.text("disable_key").is_some_and(|key| is_switched_off(bootstrap, key)) {
+                let message = "`disable_key`, and the runtime of this file disables it";
+                found.report(EnvoyCheck::RouteLimitsIgnored, &entry.node, message);
+            }
+        }
+    }
+    compare_entries_of_routes(manager, found);
+}
+
+fn is_switched_off(bootstrap: &Bootstrap<'_, '_>, key: &str) -> bool {
+    bootstrap.runtime_number(&format!("ratelimit.{key}.http_filter_enabled")) == Some(0)
+}
+
+/// Reports filters and routes that the file only names.
+fn report_missing_parts(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+    for listed in &manager.missing_filters {
+        let name = truncate_and_escape(listed.text("name").unwrap_or_default(), MAX_NAME_CHARS);
+        let message = format!("the configuration of the filter '{name}' is not in this file");
+        found.report(EnvoyCheck::NotInFile, listed, message);
+    }
+    let needs_routes = |filter: &&RateLimitFilter<'_, '_>| filter.own_limits().is_none();
+    if let Some(filter) = manager.filters.iter().find(needs_routes).filter(|_| manager.has_unknown_routes) {
+        let message = format!("the routes of the filter '{}' are not in this file", filter.name);
+        let fix = match manager.is_partial {
+            true => "give the patches that add `rate_limits` in one file with this one, or the page /config_dump",
+            false => GIVE_DUMP,
+        };
+        found.report_with_fix(EnvoyCheck::NotInFile, &filter.listed, message, Some(fix.to_owned()));
     }
 }
 
@@ -50,7 +83,7 @@ fn check_per_route_names(
     bootstrap: &Bootstrap<'_, '_>,
     found: &mut EnvoyFindings,
 ) {
-    for UnclaimedPerRoute { name, node } in &manager.unclaimed_per_route {
+    for (name, node) in manager.routes.per_route.iter().filter(|(name, _)| !manager.has_http_filter(name)) {
         if !manager.has_own_routes && bootstrap.managers.iter().any(|other| other.has_http_filter(name)) {
             continue;
         }
@@ -63,81 +96,199 @@ fn check_per_route_names(
     }
 }
 
-/// Headers that each request has.
-const HEADERS_OF_EVERY_REQUEST: [&str; 5] = [":path", ":method", ":authority", ":scheme", "x-request-id"];
-
-/// Hints at descriptors that Envoy drops when a header or a query parameter is missing, once for each.
-///
-/// What is sent at the end of a stream has the entries of another descriptor, which has the hint. A header that
-/// `header_value_match` names was thought of.
-fn hint_at_dropped_descriptors(entries: &[LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
-    let matches = entries.iter().flat_map(|entry| &entry.actions).flat_map(|action| action.node.items("headers"));
-    // Envoy compares names of headers without case.
-    let matched: HashSet<String> =
-        matches.filter_map(|header| header.text("name")).map(str::to_ascii_lowercase).collect();
-    let is_expected = |name: &str| {
-        let name = name.to_ascii_lowercase();
-        HEADERS_OF_EVERY_REQUEST.contains(&&*name) || matched.contains(&name)
-    };
-    for entry in entries.iter().filter(|entry| !entry.on_stream_done) {
-        let required = entry.actions.iter().filter(|action| !action.is_optional).filter_map(|action| {
-            let header = action.node.text("header_name").filter(|name| !is_expected(name));
-            header.or_else(|| action.node.text("query_parameter_name"))
-        });
-        let required: Vec<String> =
-            required.map(|name| format!("`{}`", truncate_and_escape(name, MAX_NAME_CHARS))).collect();
-        let message = match &*required {
-            [] => continue,
-            [one] => format!("this descriptor needs {one}, which a request may lack"),
-            several => format!("this descriptor needs all of {}, which a request may lack", several.join(", ")),
-        };
-        found.report(EnvoyCheck::DescriptorMayBeDropped, &entry.node, message);
+/// Reports settings by which a filter asks never, or not for all requests. Returns `false` if it never asks.
+fn check_gates(
+    filter: &RateLimitFilter<'_, '_>,
+    manager: &ConnectionManager<'_, '_>,
+    bootstrap: &Bootstrap<'_, '_>,
+    found: &mut EnvoyFindings,
+) -> bool {
+    let is_enabled_somewhere = manager.routes.per_filter_names.contains(filter.name);
+    if filter.is_disabled && !is_enabled_somewhere && !manager.has_unknown_routes {
+        let node = filter.listed.field("disabled").unwrap_or_else(|| filter.listed.clone());
+        let message = format!("the filter '{}' is disabled, and no route enables it", filter.name);
+        found.report(EnvoyCheck::FilterNotAsked, &node, message);
+        return false;
     }
+    let mut can_ask = true;
+    if let Some(kind) = filter.node.field("request_type").filter(|kind| kind.as_text() == Some("internal")) {
+        let knows_internal = manager.node.field("internal_address_config").is_some();
+        let is_external = !knows_internal && !manager.is_partial;
+        let message = match is_external {
+            true => "`request_type: internal`, and without `internal_address_config` no request is internal",
+            false => "`request_type: internal`: requests from outside are not limited",
+        };
+        let severity = if is_external { FindingSeverity::Error } else { FindingSeverity::Warning };
+        found.report_with_severity(severity, EnvoyCheck::FilterNotAsked, &kind, message);
+        can_ask = !is_external;
+    }
+    for (name, check) in
+        [("filter_enabled", EnvoyCheck::FilterNotAsked), ("filter_enforced", EnvoyCheck::FilterNotEnforced)]
+    {
+        let Some(fraction) = filter.node.field(name) else { continue };
+        let key = fraction.text("runtime_key");
+        let percent = key.and_then(|key| bootstrap.runtime_number(key).map(|percent| percent as f64));
+        let percent = percent.unwrap_or_else(|| read_percent(&fraction));
+        if percent >= 100.0 {
+            continue;
+        }
+        let by_key = key.map_or_else(String::new, |key| format!(", unless the runtime key `{key}` says more"));
+        let is_never = percent == 0.0 && key.is_none() && check == EnvoyCheck::FilterNotAsked;
+        let severity = if is_never { FindingSeverity::Error } else { FindingSeverity::Warning };
+        found.report_with_severity(severity, check, &fraction, format!("`{name}` is {percent} %{by_key}"));
+        can_ask &= !is_never;
+    }
+    can_ask
+}
+
+/// Percentage of a RuntimeFractionalPercent.
+fn read_percent(fraction: &ConfigNode<'_, '_>) -> f64 {
+    let Some(value) = fraction.field("default_value") else { return 100.0 };
+    let numerator = value.text("numerator").and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
+    let denominator = match value.text("denominator") {
+        Some("TEN_THOUSAND" | "1") => 100.0,
+        Some("MILLION" | "2") => 10_000.0,
+        _ => 1.0,
+    };
+    numerator / denominator
 }
 
 /// Checks that the items of routes and virtual hosts are sent, with what they say.
-fn check_route_entries(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
-    let in_routes = manager.route_entries.iter().filter(|entry| entry.place.drops_hits());
-    for entry in in_routes {
-        let mut of_stage = manager.filters.iter().filter(|filter| filter.stage == entry.stage).peekable();
-        let mut is_own_used = false;
-        if of_stage.peek().is_none() {
+fn check_list(list: &LimitList<'_, '_>, manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+    let filters = &manager.filters;
+    let mut is_sent_somewhere = false;
+    for entry in &list.entries {
+        if let Some(hits) = entry.node.field("hits_addend").filter(|_| list.place.drops_hits()) {
+            let what = if hits.flag("is_negative_hits") { "`is_negative_hits`" } else { "`hits_addend`" };
+            let place = if list.place == LimitPlace::VirtualHost { "a virtual host" } else { "a route" };
+            found.report(EnvoyCheck::HitsAddendDropped, &hits, format!("{what} in {place}"));
+        }
+        if list.is_sent(entry, filters) {
+            is_sent_somewhere |= list.is_barred_by(Barrier::RouteLimits, entry, filters);
+            continue;
+        }
+        if !filters.iter().any(|filter| list.applies(entry, filter)) {
             let message = format!("`stage: {}`, and no rate limit filter has it", entry.stage);
             found.report(EnvoyCheck::StageWithoutFilter, &entry.node, message);
-        } else if of_stage.all(|filter| {
-            is_own_used = is_own_used || !filter.entries.is_empty();
-            !filter.entries.is_empty() || entry.replaced_for.contains(&filter.name)
-        }) {
-            let message = match is_own_used {
-                true => "`rate_limits` beside those of the filter",
-                false => "`rate_limits` beside those of a RateLimitPerRoute",
-            };
-            found.report(EnvoyCheck::RouteLimitsIgnored, &entry.node, message);
+            continue;
         }
-        if let Some(hits) = entry.node.field("hits_addend") {
-            let what = if hits.flag("is_negative_hits") { "`is_negative_hits`" } else { "`hits_addend`" };
-            let place = match entry.place {
-                LimitPlace::VirtualHost => "a virtual host",
-                LimitPlace::Route | LimitPlace::PerRoute | LimitPlace::Filter => "a route",
-            };
-            found.report(EnvoyCheck::HitsAddendDropped, &hits, format!("{what} in {place}"));
+        let (why, fix) = match list.find_barrier(entry, filters) {
+            // The route, or the filter, has a finding.
+            None | Some(Barrier::AnswersItself) => continue,
+            Some(Barrier::Disabled) if filters.iter().all(|filter| filter.is_disabled) => continue,
+            Some(Barrier::FilterLimits) => ("beside those of the filter", None),
+            Some(Barrier::PerRouteLimits) => ("beside those of a RateLimitPerRoute", None),
+            Some(Barrier::RouteLimits) => ("of a virtual host whose routes have their own", Some(INCLUDE_HOST)),
+            Some(Barrier::Ignored) => ("of a virtual host, under `vh_rate_limits: IGNORE`", Some(INCLUDE_HOST)),
+            Some(Barrier::Disabled) => ("where the filter is disabled", Some("enable the filter there, or remove it")),
+        };
+        let (message, fix) = (format!("`rate_limits` {why}"), fix.map(str::to_owned));
+        found.report_with_fix(EnvoyCheck::RouteLimitsIgnored, &entry.node, message, fix);
+    }
+    if let Some(first) = list.entries.first().filter(|_| is_sent_somewhere && list.replacing_routes > 0) {
+        let (replacing, all) = (list.replacing_routes, list.routes);
+        let message = format!("`rate_limits` of a virtual host, which {replacing} of its {all} routes replace");
+        found.report(EnvoyCheck::HostLimitsReplaced, &first.node, message);
+    }
+}
+
+/// How a route gets the limits of its virtual host.
+const INCLUDE_HOST: &str =
+    "write `include_vh_rate_limits: true` in the route, or `vh_rate_limits: INCLUDE` in its RateLimitPerRoute";
+
+/// Reports a timeout that is not written, or written where it is not used; slots have checks of their own.
+fn check_timeout(filter: &RateLimitFilter<'_, '_>, entries: &[&LimitEntry<'_, '_>], found: &mut EnvoyFindings) {
+    if let Some(timeout) = filter.grpc_service().and_then(|service| service.field("timeout")) {
+        let message = format!("`timeout: {}` inside `grpc_service`", timeout.as_text().unwrap_or_default());
+        found.report(EnvoyCheck::TimeoutNotUsed, &timeout, message);
+    }
+    if filter.node.field("timeout").is_some() || entries.iter().any(|entry| entry.is_release()) {
+        return;
+    }
+    let is_acquire = entries.iter().any(|entry| entry.is_acquire());
+    let severity = if is_acquire { FindingSeverity::Warning } else { FindingSeverity::Hint };
+    let message = format!("no `timeout` in the filter '{}'", filter.name);
+    found.report_with_severity(severity, EnvoyCheck::TimeoutDefault, &filter.listed, message);
+}
+
+/// An item that a filter sends on a route.
+struct SentEntry<'r, 'n, 'a> {
+    filter: &'r RateLimitFilter<'n, 'a>,
+    domain: Option<&'n str>,
+    entry: &'r LimitEntry<'n, 'a>,
+}
+
+/// What items share that may count in one counter, as far as the file says: domain and keys.
+type CounterKeys<'n> = (Option<&'n str>, Option<Vec<&'n str>>);
+
+impl<'n> SentEntry<'_, 'n, '_> {
+    fn counter_keys(&self) -> CounterKeys<'n> {
+        (self.domain, self.entry.keys())
+    }
+}
+
+/// Compares all items that a request of a route sends: each counts once, and what counts afterwards is asked before.
+fn compare_entries_of_routes(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
+    let mut seen = HashSet::new();
+    let mut left = MAX_COMPARED_ENTRIES;
+    for route in manager.routes.routes.iter().filter(|route| seen.insert(&route.asks)) {
+        let mut sent = Vec::new();
+        for (ask, filter) in route.asks.iter().zip(&manager.filters) {
+            let domain = manager.domain_of(*ask, filter);
+            sent.extend(manager.routes.entries_of(*ask, filter).map(|entry| SentEntry { filter, domain, entry }));
+        }
+        let Some(rest) = left.checked_sub(sent.len()) else { return };
+        left = rest;
+        let (afterwards, before): (Vec<_>, Vec<_>) = sent.into_iter().partition(|one| one.entry.on_stream_done);
+        report_double_charges(&before, found);
+        // For each counter that is asked before: whether it is charged then.
+        let mut charged_before: HashMap<CounterKeys<'_>, bool> = HashMap::new();
+        for one in &before {
+            *charged_before.entry(one.counter_keys()).or_default() |= one.entry.hits == HitsAddend::Charges;
+        }
+        for one in afterwards.iter().filter(|one| !one.entry.is_release()) {
+            // An item with an unknown key may be the same.
+            let same = charged_before.get(&one.counter_keys()).or_else(|| charged_before.get(&(one.domain, None)));
+            let (entry, is_unknown) = (one.entry, one.entry.keys().is_none() || manager.has_unknown_routes);
+            match (entry.hits, same) {
+                (HitsAddend::Refunds, Some(true)) => {
+                    let refund = entry.node.field_at(&["hits_addend", "is_negative_hits"]);
+                    let refund = refund.unwrap_or_else(|| entry.node.clone());
+                    found.report(EnvoyCheck::RefundAsSlot, &refund, "a refund when the request is done");
+                }
+                (HitsAddend::Charges, None) if !is_unknown => {
+                    let node = entry.node.field("apply_on_stream_done").unwrap_or_else(|| entry.node.clone());
+                    let message = "`apply_on_stream_done`, and no item with these keys that is sent before";
+                    found.report(EnvoyCheck::ChargedAfterOnly, &node, message);
+                }
+                _ => {}
+            }
         }
     }
 }
 
-/// Hints at a timeout that is not written; slots have checks of their own.
-fn hint_at_missing_timeout(
-    filter: &RateLimitFilter<'_, '_>,
-    entries: &[LimitEntry<'_, '_>],
-    found: &mut EnvoyFindings,
-) {
-    if filter.node.field("timeout").is_some() || entries.iter().any(LimitEntry::is_release) {
-        return;
+/// Reports items that a request sends twice in one domain.
+fn report_double_charges(before: &[SentEntry<'_, '_, '_>], found: &mut EnvoyFindings) {
+    let mut first_filters = HashMap::new();
+    for one in before.iter().filter(|one| one.entry.hits == HitsAddend::Charges && !one.entry.has_slot()) {
+        let first = *first_filters.entry((one.domain, one.entry.identity)).or_insert((one.filter, one.entry.node.at));
+        if (first.0.at, first.1) == (one.filter.at, one.entry.node.at) {
+            continue;
+        }
+        if first.0.at == one.filter.at {
+            found.report(EnvoyCheck::CountedTwice, &one.entry.node, "the same actions twice in one call");
+        } else {
+            let message = format!("the filter '{}' sends the same as the filter '{}'", one.filter.name, first.0.name);
+            found.report(EnvoyCheck::CountedTwice, &one.filter.listed, message);
+        }
     }
-    let is_acquire = entries.iter().any(LimitEntry::is_acquire);
-    let severity = if is_acquire { FindingSeverity::Warning } else { FindingSeverity::Hint };
-    let message = format!("no `timeout` in the filter '{}'", filter.name);
-    found.report_with_severity(severity, EnvoyCheck::TimeoutDefault, &filter.listed, message);
+}
+
+/// Hints at a timeout that network and thrift filters lack.
+pub(super) fn check_other_filters(bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
+    for filter in bootstrap.network_filters.iter().filter(|filter| filter.field("timeout").is_none()) {
+        found.report(EnvoyCheck::TimeoutDefault, filter, "no `timeout` in this filter");
+    }
 }
 
 /// Checks the text of an item's actions for formatters that Envoy sends as they are.
@@ -163,122 +314,5 @@ fn check_formatters(entry: &LimitEntry<'_, '_>, flag: RuntimeFlag, found: &mut E
                 found.report(EnvoyCheck::FormatterNeverExpanded, &field, message);
             }
         }
-    }
-}
-
-/// Warns about a limit by address that a client can choose.
-fn warn_about_spoofable_address(
-    entry: &LimitEntry<'_, '_>,
-    manager: &ConnectionManager<'_, '_>,
-    found: &mut EnvoyFindings,
-) {
-    let is_trusted =
-        manager.node.flag("use_remote_address") || manager.node.field("original_ip_detection_extensions").is_some();
-    let by_address =
-        entry.actions.iter().find(|action| matches!(action.key, Some("remote_address" | "masked_remote_address")));
-    if let Some(action) = by_address.filter(|_| !is_trusted) {
-        let message = "a limit by the client's address, without `use_remote_address`";
-        found.report(EnvoyCheck::AddressForgeable, &action.node, message);
-    }
-}
-
-/// Checks network and thrift filters.
-pub(super) fn check_network_filters(bootstrap: &Bootstrap<'_, '_>, found: &mut EnvoyFindings) {
-    for filter in &bootstrap.network_filters {
-        for descriptor in filter.items("descriptors") {
-            for name in ["limit", "hits_addend"] {
-                if let Some(field) = descriptor.field(name) {
-                    let message = format!("`{name}` in a network filter");
-                    found.report(EnvoyCheck::NetworkFieldsDropped, &field, message);
-                }
-            }
-        }
-        report_missing_timeout(filter, found);
-    }
-    for (filter, entries) in &bootstrap.thrift_filters {
-        for entry in entries.iter().filter(|entry| entry.on_stream_done) {
-            let message = "`apply_on_stream_done` in a thrift proxy";
-            found.report(EnvoyCheck::StreamDoneIgnored, &entry.node, message);
-        }
-        report_missing_timeout(filter, found);
-    }
-}
-
-fn report_missing_timeout(filter: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
-    if filter.field("timeout").is_none() {
-        found.report(EnvoyCheck::TimeoutDefault, filter, "no `timeout` in this filter");
-    }
-}
-
-/// Type of the settings of a bucket, in the matcher of a quota filter.
-const BUCKET_SETTINGS_TYPE: &str = "envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaBucketSettings";
-
-/// Interval in which Envoy reports, in seconds.
-const REPORT_INTERVAL_S: f64 = 5.0;
-
-/// Checks the quota filters of a connection manager.
-pub(super) fn check_quota_filters(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
-    for filter in &manager.quota_filters {
-        let metadata = filter.field("rlqs_server").map_or_else(Vec::new, |server| server.items("initial_metadata"));
-        for header in &metadata {
-            if let Some(formatter) = header.text("value").and_then(find_formatter) {
-                let message = format!("`{formatter}` in `initial_metadata` of a quota stream");
-                found.report(EnvoyCheck::RlqsMetadataLiteral, header, message);
-            }
-        }
-        visit_buckets(filter, found);
-    }
-}
-
-/// Visits the settings of all buckets below; the parser bounds depth and number.
-fn visit_buckets(node: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
-    if let Some((BUCKET_SETTINGS_TYPE, settings)) = node.type_name_and_message() {
-        check_bucket(&settings, found);
-    }
-    if let Some(preview) = node.field("keep_matching").filter(ConfigNode::is_true) {
-        found.report(EnvoyCheck::RlqsPreviewDenies, &preview, "a preview bucket (`keep_matching`)");
-    }
-    node.fields().for_each(|(_, child)| visit_buckets(&child, found));
-    node.elements().for_each(|child| visit_buckets(&child, found));
-}
-
-fn check_bucket(settings: &ConfigNode<'_, '_>, found: &mut EnvoyFindings) {
-    let interval = settings.field("reporting_interval");
-    let differs = settings.seconds("reporting_interval").is_some_and(|seconds| seconds != REPORT_INTERVAL_S);
-    if let Some(interval) = interval.filter(|_| differs) {
-        found.report(EnvoyCheck::RlqsReportingInterval, &interval, "a `reporting_interval` other than 5s");
-    }
-    if let Some(fallback) = settings.field_at(&["no_assignment_behavior", "fallback_rate_limit"]) {
-        if let Some(bucket) = fallback.field("token_bucket") {
-            let message = "a `token_bucket` in `no_assignment_behavior`";
-            found.report(EnvoyCheck::RlqsCrash, &bucket, message);
-        }
-        report_ignored_rate(&fallback, "no_assignment_behavior", found);
-    }
-    let Some(expired) = settings.field("expired_assignment_behavior") else { return };
-    if let Some(reuse) = expired.field("reuse_last_assignment") {
-        found.report(EnvoyCheck::RlqsFallbackIgnored, &reuse, "`reuse_last_assignment`");
-    }
-    let Some(fallback) = expired.field("fallback_rate_limit") else { return };
-    if expired.field("expired_assignment_behavior_timeout").is_none() {
-        let message = "a fallback without `expired_assignment_behavior_timeout` is in force for no time";
-        found.report(EnvoyCheck::RlqsFallbackIgnored, &fallback, message);
-    }
-    report_ignored_rate(&fallback, "expired_assignment_behavior", found);
-    if let Some(bucket) = fallback.field("token_bucket") {
-        if bucket.seconds("fill_interval").is_none_or(|seconds| seconds < 1.0) {
-            let node = bucket.field("fill_interval").unwrap_or_else(|| bucket.clone());
-            found.report(EnvoyCheck::RlqsUnlimitedBucket, &node, "a `fill_interval` below one second");
-        }
-        if bucket.field("tokens_per_fill").is_none() {
-            found.report(EnvoyCheck::RlqsNeverFilled, &bucket, "a bucket without `tokens_per_fill`");
-        }
-    }
-}
-
-fn report_ignored_rate(fallback: &ConfigNode<'_, '_>, place: &str, found: &mut EnvoyFindings) {
-    if let Some(rate) = fallback.field("requests_per_time_unit") {
-        let message = format!("`requests_per_time_unit` in `{place}`");
-        found.report(EnvoyCheck::RlqsFallbackIgnored, &rate, message);
     }
 }

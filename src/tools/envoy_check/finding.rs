@@ -13,7 +13,13 @@ use serde::Serialize;
 
 use super::config_node::ConfigNode;
 use crate::base::named_enum::{named_enum, serialize_by_name};
+use crate::base::text::truncate_and_escape;
 use crate::rules::diagnostic::AcknowledgedLines;
+use crate::rules::rule::{Rule, SourceLocation};
+use crate::rules::yaml::Position;
+
+/// Maximum number of characters of a rule's path in a message.
+const MAX_PATH_CHARS: usize = 100;
 
 /// Maximum number of findings that are kept.
 const MAX_FINDINGS: usize = 1000;
@@ -76,12 +82,39 @@ envoy_checks! {
     FilterNeverAsks = "filter-never-asks", Warning:
         "the filter has no descriptor to send, so it makes no call and limits nothing",
         "write `rate_limits` in the filter, a virtual host or a route";
+    FilterNotAsked = "filter-not-asked", Warning:
+        "Envoy makes no call for the requests that this leaves out, so they are not limited",
+        "remove it, if all requests must be limited";
+    FilterNotEnforced = "filter-not-enforced", Warning:
+        "the requests that this leaves out are asked about and counted, and pass even over the limit",
+        "remove it, or use `shadow_mode` of the rule";
+    NotInFile = "not-in-file", Error:
+        "what is asked there is not known, so nothing is said of it",
+        "give the configuration of a running Envoy: `curl -s localhost:9901/config_dump`";
+    NotRead = "not-read", Hint:
+        "nothing is said of it",
+        "give only configuration of Envoy";
+    ApiOutdated = "api-outdated", Error:
+        "Envoy removed the API v2 in 1.18, and does not read this filter",
+        "write `envoy.extensions.filters.http.ratelimit.v3.RateLimit` with `transport_api_version: V3`";
     StageWithoutFilter = "stage-without-filter", Error:
         "no filter has this stage, so the descriptor is never sent",
         "write the same `stage` in the filter and here";
     RouteLimitsIgnored = "route-limits-ignored", Error:
-        "a filter with `rate_limits` of its own uses no others, so the descriptor is never sent",
-        "move this item into the `rate_limits` of the filter, or those of the filter here";
+        "other limits take its place, or the filter is switched off there, so the descriptor is never sent",
+        "move this item into the `rate_limits` that are sent, or those here";
+    HostLimitsReplaced = "host-limits-replaced", Warning:
+        "on these routes Envoy sends the limits of the route only, so those of the virtual host do not limit them",
+        "write `include_vh_rate_limits: true` in the route, or false if it is meant";
+    CountedTwice = "counted-twice", Error:
+        "each request counts twice, so half of the limit is admitted",
+        "remove one, or write another `stage` in one filter and in its items";
+    ChargedAfterOnly = "charged-after-only", Warning:
+        "it is counted when the response has ended, and nothing asks before, so no request is rejected by it",
+        "add the same item without `apply_on_stream_done` and with `hits_addend: { number: 0 }` to the filter";
+    ValueNeverThere = "value-never-there", Error:
+        "the value is not there when the filter asks: Envoy drops the descriptor of each request, or sends the default",
+        "write the value before the rate limit filter";
     DirectResponseNotLimited = "direct-response-not-limited", Warning:
         "Envoy makes no call for a route that answers by itself, so it is not limited",
         "limit a route with an upstream cluster, or use `envoy.filters.http.local_ratelimit`";
@@ -94,15 +127,15 @@ envoy_checks! {
     HitsAddendDropped = "hits-addend-dropped", Error:
         "Envoy leaves it out in virtual hosts and routes: the call counts one hit, and a refund is one hit more",
         "move this item into `rate_limits` of the filter, or of a RateLimitPerRoute";
-    NetworkFieldsDropped = "network-fields-dropped", Warning:
-        "the network filter sends entries only: the call counts one hit by the rule",
-        "remove it, and set the limit in the rules";
-    StreamDoneIgnored = "stream-done-ignored", Error:
-        "the thrift filter ignores it, and sends both descriptors when the request begins",
-        "remove it: what is known only afterwards cannot be counted there";
     AddressForgeable = "address-forgeable", Warning:
-        "Envoy takes the address from the x-forwarded-for that a client sends, so each request can have a new one",
+        "a client writes the header from which it comes, so each request can have a new one",
         "write `use_remote_address: true` in the connection manager, and `xff_num_trusted_hops` behind proxies";
+    ClientSpelled = "client-spelled", Warning:
+        "each spelling has a counter of its own, or matches no rule, so a client gets around the limit",
+        "limit by a value that the client does not choose: `generic_key` in a route or virtual host, `remote_address`, an authenticated identity";
+    TimeoutNotUsed = "timeout-not-used", Warning:
+        "Envoy does not use this timeout, but the one of the filter, 20 ms by default",
+        "write `timeout` in the filter, beside `rate_limit_service`";
     TimeoutDefault = "timeout-default", Hint:
         "Envoy waits 20 ms for the answer; what takes longer is an error, and by default the request passes",
         "write `timeout` in the filter";
@@ -115,12 +148,6 @@ envoy_checks! {
     FormatterNeverExpanded = "formatter-never-expanded", Error:
         "Envoy expands no formatters in this field, whatever the runtime says, and sends the text as it is",
         "put the formatter into `descriptor_value` of a generic_key";
-    MetadataKillsEnvoy = "metadata-kills-envoy", Error:
-        "Envoy 1.40 accepts the file, and dies at the first request or health check",
-        "use another formatter, such as %ENVIRONMENT(NAME)% or %HOSTNAME%";
-    EnvoyGrpcRetry = "envoy-grpc-retry", Warning:
-        "this retry policy has no effect: a call is tried once",
-        "write `retry_policy` beside `envoy_grpc`, in the `grpc_service`";
     ClusterUnknown = "cluster-unknown", Error:
         "Envoy starts all the same; each call fails, and by default each request passes",
         "write the `name` of a cluster of this file";
@@ -178,34 +205,13 @@ envoy_checks! {
     RefundAsSlot = "refund-as-slot", Warning:
         "a refund at the end of a request is lost whenever Envoy, the service or the call ends first, and never comes back",
         "use a rule with `concurrent`, which expires such slots";
-    RlqsCrash = "rlqs-crash", Error:
-        "Envoy 1.40 crashes at the second request of a bucket without an assignment",
-        "write `blanket_rule: ALLOW_ALL` or `DENY_ALL`";
-    RlqsFallbackIgnored = "rlqs-fallback-ignored", Warning:
-        "Envoy ignores this fallback",
-        "write `blanket_rule` or, for `expired_assignment_behavior`, a `token_bucket`";
-    RlqsUnlimitedBucket = "rlqs-unlimited-bucket", Error:
-        "Envoy does not limit by a bucket that fills in less than a second",
-        "write `fill_interval: 1s` or a longer whole number of seconds";
-    RlqsNeverFilled = "rlqs-never-filled", Warning:
-        "Envoy never refills a bucket without `tokens_per_fill`",
-        "write `tokens_per_fill`";
-    RlqsReportingInterval = "rlqs-reporting-interval", Hint:
-        "Envoy 1.40 reports each 5 s whatever this says",
-        "write 5s, so that nobody relies on it";
-    RlqsPreviewDenies = "rlqs-preview-denies", Warning:
-        "a preview bucket is no dry run: once it has an assignment it denies for real",
-        "use `shadow_mode` of the rule instead";
-    RlqsMetadataLiteral = "rlqs-metadata-literal", Warning:
-        "on a quota stream Envoy expands no formatters, and sends the text as it is",
-        "write the value itself";
-    RlqsStreamDuration = "rlqs-stream-duration", Warning:
-        "Envoy resets the quota stream after this time, and the usage since the last report is lost",
-        "use a cluster without `max_stream_duration`";
     DomainUnknown = "domain-unknown", Error:
         "no rule has this domain, so every request passes",
         "write the `domain` of the rules, or add rules for it";
-    DescriptorUnmatched = "descriptor-unmatched", Warning:
+    RuleUnreachable = "rule-unreachable", Hint:
+        "no descriptor of these files reaches this rule, so it limits nothing here",
+        "add the actions for it, or remove the rule; with several Envoys, give the files of all";
+    DescriptorUnmatched = "descriptor-unmatched", Error:
         "this descriptor matches no rule, whatever its values, so it limits nothing",
         "change the actions or the rules: keys, order and number of entries must be the same";
 }
@@ -231,6 +237,15 @@ pub struct EnvoyFinding {
     pub consequence: String,
     /// How to mend it.
     pub fix: String,
+}
+
+/// What is wrong at a place, with what differs from the text of its check.
+pub(super) struct Problem {
+    pub(super) severity: FindingSeverity,
+    pub(super) check: EnvoyCheck,
+    pub(super) message: String,
+    /// Fix in place of the check's.
+    pub(super) fix: Option<String>,
 }
 
 /// File whose findings are collected.
@@ -280,8 +295,7 @@ impl EnvoyFindings {
         node: &ConfigNode<'_, '_>,
         message: impl Into<String>,
     ) {
-        let finding = self.build(check, node, message.into());
-        self.add(EnvoyFinding { severity, ..finding });
+        self.report_problem(node, Problem { severity, check, message: message.into(), fix: None });
     }
 
     /// Adds a finding of a check with another fix.
@@ -292,11 +306,32 @@ impl EnvoyFindings {
         message: String,
         fix: Option<String>,
     ) {
-        let mut finding = self.build(check, node, message);
-        if let Some(fix) = fix {
-            finding.fix = fix;
-        }
-        self.add(finding);
+        self.report_problem(node, Problem { severity: check.text().severity, check, message, fix });
+    }
+
+    /// Adds a finding that says more than its check.
+    pub(super) fn report_problem(&mut self, node: &ConfigNode<'_, '_>, problem: Problem) {
+        let Problem { severity, check, message, fix } = problem;
+        let finding = self.build(check, node, message);
+        let fix = fix.unwrap_or(finding.fix);
+        self.add(EnvoyFinding { severity, fix, ..finding });
+    }
+
+    /// Adds a finding about a rule, which stands in another file.
+    pub(super) fn report_rule(&mut self, check: EnvoyCheck, rule: &Rule) {
+        let CheckText { severity, consequence, fix } = check.text();
+        let SourceLocation { file, line, column } = &rule.location;
+        self.add(EnvoyFinding {
+            severity,
+            check,
+            file: file.to_string(),
+            line: *line,
+            column: *column,
+            path: rule.path.clone(),
+            message: format!("nothing reaches the rule '{}'", truncate_and_escape(&rule.path, MAX_PATH_CHARS)),
+            consequence: consequence.to_owned(),
+            fix: fix.to_owned(),
+        });
     }
 
     fn build(&self, check: EnvoyCheck, node: &ConfigNode<'_, '_>, message: String) -> EnvoyFinding {
@@ -314,17 +349,32 @@ impl EnvoyFindings {
         }
     }
 
-    /// Reports a file without any filter that asks for limits.
-    pub(super) fn report_no_limits(&mut self, root: &ConfigNode<'_, '_>) {
-        self.report(EnvoyCheck::NoLimits, root, "no rate limit filter in this file");
+    /// Reports a document that is not read.
+    pub(super) fn report_unread(&mut self, at: Position, what: &str, fix: &str) {
+        let CheckText { severity, consequence, .. } = EnvoyCheck::NotRead.text();
+        self.add(EnvoyFinding {
+            severity,
+            check: EnvoyCheck::NotRead,
+            file: self.file.to_string(),
+            line: at.line,
+            column: at.column,
+            path: String::new(),
+            message: what.to_owned(),
+            consequence: consequence.to_owned(),
+            fix: fix.to_owned(),
+        });
     }
 
     fn add(&mut self, finding: EnvoyFinding) {
         // An alias is one text in several places, and several filters use one cluster.
-        if self.seen.len() >= MAX_FINDINGS * 10 || !self.seen.insert((finding.check, finding.line, finding.column)) {
+        let is_own = *finding.file == *self.file;
+        if is_own
+            && (self.seen.len() >= MAX_FINDINGS * 10
+                || !self.seen.insert((finding.check, finding.line, finding.column)))
+        {
             return;
         }
-        if finding.severity != FindingSeverity::Error && self.acknowledged_lines.contains_line(finding.line) {
+        if is_own && finding.severity != FindingSeverity::Error && self.acknowledged_lines.contains_line(finding.line) {
             self.acknowledged += 1;
             return;
         }
@@ -334,9 +384,13 @@ impl EnvoyFindings {
         }
     }
 
-    /// Sorts findings: errors first, then by position.
+    /// Sorts findings: errors first, then by file and position.
     pub(super) fn sort_errors_first(&mut self) {
-        self.kept.sort_by_key(|finding| (finding.severity, finding.line, finding.column));
+        let key = |finding: &EnvoyFinding| {
+            let is_foreign = *finding.file != *self.file;
+            (finding.severity, is_foreign, finding.line, finding.column)
+        };
+        self.kept.sort_by_key(key);
     }
 
     /// Findings that are kept, errors first.

@@ -2,16 +2,17 @@
 //!
 //! Decides: which rules no filter of Envoy reaches.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use super::bootstrap::{Bootstrap, RouteDomain, RuntimeFlag};
+use super::bootstrap::{Bootstrap, RuntimeFlag};
 use super::config_node::ConfigNode;
 use super::descriptors::LimitEntry;
 use super::finding::{EnvoyCheck, EnvoyFindings};
 use crate::base::clock::to_micros;
 use crate::base::text::truncate_and_escape;
 use crate::limit::DEFAULT_ENVOY_TIMEOUT_US;
+use crate::rules::rule::NodeId;
 use crate::rules::rule::near_miss::PossibleEntry;
 use crate::rules::rule::set::{DomainRules, RuleSet};
 
@@ -21,38 +22,62 @@ const MAX_SEARCHED_DESCRIPTORS: usize = 2000;
 /// Maximum number of characters of a domain or value in a message.
 const MAX_TEXT_CHARS: usize = 60;
 
-/// Checks all filters against the rules.
-pub(super) fn check_rules(bootstrap: &Bootstrap<'_, '_>, rules: &RuleSet, found: &mut EnvoyFindings) {
+/// Checks all filters against the rules. Notes in `reached` what they reach.
+pub(super) fn check_rules(
+    bootstrap: &Bootstrap<'_, '_>,
+    rules: &RuleSet,
+    reached: &mut ReachedRules,
+    found: &mut EnvoyFindings,
+) {
     let has_formatters = bootstrap.formatters != RuntimeFlag::Off;
-    let mut checker = RuleChecker { rules, has_formatters, searched: HashMap::new() };
+    let mut checker = RuleChecker { rules, has_formatters, searched: HashMap::new(), reached };
     for manager in &bootstrap.managers {
-        let mut of_routes = Vec::new();
-        for RouteDomain { of_filter, node } in &manager.route_domains {
-            of_routes.extend(find_domain(node, rules, found).map(|domain| (*of_filter, domain)));
-        }
-        for filter in &manager.filters {
+        let of_routes = manager.routes.domains.iter();
+        let of_routes: Vec<_> =
+            of_routes.filter_map(|(of_filter, node)| Some((*of_filter, find_domain(node, rules, found)?))).collect();
+        for (at, filter) in manager.filters.iter().enumerate() {
             let own = filter.node.field("domain").and_then(|domain| find_domain(&domain, rules, found));
             let of_routes = of_routes.iter().filter(|(of_filter, _)| *of_filter == filter.name);
             let possible: Vec<&DomainRules> = own.into_iter().chain(of_routes.map(|(_, domain)| *domain)).collect();
             possible.iter().for_each(|domain| warn_about_longest_queue(&filter.node, domain, rules, found));
-            for entry in manager.entries_of(filter) {
-                checker.check_entry(&entry, &possible, found);
+            checker.note_domains(&possible, manager.has_unknown_routes || manager.is_partial);
+            for entry in manager.entries_of(at) {
+                checker.check_entry(entry, &possible, found);
             }
         }
         for filter in &manager.quota_filters {
-            filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
+            let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
+            checker.note_domains(domain.as_slice(), true);
         }
-    }
-    for (filter, entries) in &bootstrap.thrift_filters {
-        let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
-        entries.iter().for_each(|entry| checker.check_entry(entry, domain.as_slice(), found));
     }
     for filter in &bootstrap.network_filters {
         let domain = filter.field("domain").and_then(|domain| find_domain(&domain, rules, found));
-        for descriptor in filter.items("descriptors") {
+        let descriptors = filter.items("descriptors");
+        checker.note_domains(domain.as_slice(), descriptors.is_empty());
+        for descriptor in descriptors {
             let entries = descriptor.items("entries");
             let entries: Vec<_> = entries.iter().filter_map(read_network_filter_entry).collect();
-            checker.check_entries(&descriptor, &entries, domain.as_slice(), found);
+            report_mismatch(&descriptor, checker.find_known_mismatch(&entries, domain.as_slice()), found);
+        }
+    }
+}
+
+/// Rules that descriptors of Envoy can match, of all files.
+#[derive(Debug, Default)]
+pub struct ReachedRules {
+    /// Domains that a filter asks in, by name, with the rules reached; `None` if not all descriptors are known.
+    domains: BTreeMap<String, Option<HashSet<NodeId>>>,
+}
+
+impl ReachedRules {
+    /// Reports rules that nothing reaches, in domains whose descriptors are all known.
+    pub fn report_others(&self, rules: &RuleSet, found: &mut EnvoyFindings) {
+        for (name, reached) in &self.domains {
+            if let Some((domain, reached)) = rules.domain(name).zip(reached.as_ref()) {
+                for rule in rules.unreached_rules(domain, reached) {
+                    found.report_rule(EnvoyCheck::RuleUnreachable, rule);
+                }
+            }
         }
     }
 }
@@ -90,6 +115,7 @@ struct UnmatchableDescriptor {
 /// Searches the rules of descriptors, once for equal ones: routes repeat them.
 struct RuleChecker<'r> {
     rules: &'r RuleSet,
+    reached: &'r mut ReachedRules,
     /// Envoy expands formatters in values.
     has_formatters: bool,
     /// Mismatches of the descriptors that were searched, by domains and entries; `None`: a rule can match.
@@ -98,35 +124,52 @@ struct RuleChecker<'r> {
 
 impl RuleChecker<'_> {
     fn check_entry(&mut self, entry: &LimitEntry<'_, '_>, domains: &[&DomainRules], found: &mut EnvoyFindings) {
-        // A limit that comes with the request needs no rule, and an entry of an unknown action may match any.
-        if entry.node.field("limit").is_some() {
+        // An entry of an unknown action may match any rule.
+        let Some(entries) = entry.possible_entries(self.has_formatters) else {
+            self.note_domains(domains, true);
             return;
-        }
-        if let Some(entries) = entry.possible_entries(self.has_formatters) {
-            self.check_entries(&entry.node, &entries, domains, found);
+        };
+        let mismatch = self.find_known_mismatch(&entries, domains);
+        // A limit that comes with the request needs no rule.
+        if entry.node.field("limit").is_none() {
+            report_mismatch(&entry.node, mismatch, found);
         }
     }
 
-    fn check_entries(
+    /// Notes that a filter asks in these domains; `is_unknown` if it may send more than the file says.
+    fn note_domains(&mut self, domains: &[&DomainRules], is_unknown: bool) {
+        for domain in domains {
+            let reached = self.reached.domains.entry(domain.name.clone()).or_insert_with(|| Some(HashSet::new()));
+            reached.take_if(|_| is_unknown);
+        }
+    }
+
+    fn note_reached(&mut self, entries: &[PossibleEntry<'_>], domains: &[&DomainRules]) {
+        for domain in domains {
+            let Some(reached) = self.reached.domains.get_mut(&domain.name) else { continue };
+            reached.take_if(|reached| !self.rules.collect_matches(domain, entries, reached));
+        }
+    }
+
+    /// Searches the rules, once for equal descriptors, and notes what these reach. Beyond the bound nothing is searched.
+    fn find_known_mismatch(
         &mut self,
-        node: &ConfigNode<'_, '_>,
         entries: &[PossibleEntry<'_>],
         domains: &[&DomainRules],
-        found: &mut EnvoyFindings,
-    ) {
+    ) -> Option<UnmatchableDescriptor> {
         let names: Vec<&str> = domains.iter().map(|domain| &*domain.name).collect();
         let id = format!("{names:?} {entries:?}");
-        let known = self.searched.get(&id).cloned();
-        // Beyond the bound descriptors are not searched.
-        let mismatch = known.unwrap_or_else(|| {
-            let is_searched = !entries.is_empty() && self.searched.len() < MAX_SEARCHED_DESCRIPTORS;
-            let mismatch = is_searched.then(|| self.find_mismatch(entries, domains)).flatten();
-            self.searched.insert(id, mismatch.clone());
-            mismatch
-        });
-        if let Some(UnmatchableDescriptor { message, fix }) = mismatch {
-            found.report_with_fix(EnvoyCheck::DescriptorUnmatched, node, message, fix);
+        if let Some(known) = self.searched.get(&id) {
+            return known.clone();
         }
+        if self.searched.len() >= MAX_SEARCHED_DESCRIPTORS {
+            self.note_domains(domains, true);
+            return None;
+        }
+        self.note_reached(entries, domains);
+        let mismatch = if entries.is_empty() { None } else { self.find_mismatch(entries, domains) };
+        self.searched.insert(id, mismatch.clone());
+        mismatch
     }
 
     fn find_mismatch(&self, entries: &[PossibleEntry<'_>], domains: &[&DomainRules]) -> Option<UnmatchableDescriptor> {
@@ -140,6 +183,12 @@ impl RuleChecker<'_> {
             None => near.describe(),
         });
         Some(UnmatchableDescriptor { message, fix })
+    }
+}
+
+fn report_mismatch(node: &ConfigNode<'_, '_>, mismatch: Option<UnmatchableDescriptor>, found: &mut EnvoyFindings) {
+    if let Some(UnmatchableDescriptor { message, fix }) = mismatch {
+        found.report_with_fix(EnvoyCheck::DescriptorUnmatched, node, message, fix);
     }
 }
 
@@ -182,11 +231,11 @@ fn read_timeout_us(filter: &ConfigNode<'_, '_>) -> u64 {
 /// Adds the shortest timeout of the filters of each domain, in microseconds, to `timeouts`.
 pub(super) fn collect_shortest_timeouts(bootstrap: &Bootstrap<'_, '_>, timeouts: &mut BTreeMap<String, u64>) {
     for manager in &bootstrap.managers {
-        for filter in &manager.filters {
-            let of_routes = manager.route_domains.iter().filter(|domain| domain.of_filter == filter.name);
+        for (at, filter) in manager.filters.iter().enumerate() {
+            let of_routes = manager.routes.domains.iter().filter(|(of_filter, _)| *of_filter == filter.name);
             let own = filter.node.text("domain");
-            let releases = manager.entries_of(filter).iter().any(LimitEntry::is_release);
-            for name in own.into_iter().chain(of_routes.filter_map(|domain| domain.node.as_text())) {
+            let releases = manager.entries_of(at).iter().any(|entry| entry.is_release());
+            for name in own.into_iter().chain(of_routes.filter_map(|(_, domain)| domain.as_text())) {
                 // Nothing waits for a release.
                 let timeout_us = if releases { u64::MAX } else { read_timeout_us(&filter.node) };
                 let shortest = timeouts.entry(name.to_owned()).or_insert(u64::MAX);

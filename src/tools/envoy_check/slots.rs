@@ -8,10 +8,11 @@
 
 use std::collections::HashSet;
 
-use super::bootstrap::{Bootstrap, ConnectionManager, RateLimitFilter};
+use super::bootstrap::{Bootstrap, ConnectionManager};
 use super::config_node::ConfigNode;
 use super::descriptors::{Action, LimitEntry, RELEASE_KEY, SLOT_KEY};
 use super::finding::{EnvoyCheck, EnvoyFindings};
+use super::routes::RateLimitFilter;
 
 /// Smallest timeout of a release without a warning, in seconds.
 const MIN_RELEASE_TIMEOUT_S: f64 = 2.0;
@@ -27,7 +28,7 @@ struct SlotFilter<'m, 'n, 'a> {
     /// Place among the rate limit filters of the manager.
     index: usize,
     filter: &'m RateLimitFilter<'n, 'a>,
-    entries: Vec<LimitEntry<'n, 'a>>,
+    entries: Vec<&'m LimitEntry<'n, 'a>>,
 }
 
 /// Checks the concurrency limits of a connection manager.
@@ -36,11 +37,10 @@ pub(super) fn check_manager(
     bootstrap: &Bootstrap<'_, '_>,
     found: &mut EnvoyFindings,
 ) {
-    warn_about_concurrency_by_refunds(manager, found);
     let acquires = find_filters(manager, LimitEntry::is_acquire);
     let releases = find_filters(manager, LimitEntry::is_release);
     for acquire in &acquires {
-        check_acquire_filter(acquire, found);
+        check_acquire_filter(acquire, &releases, found);
         if releases.is_empty()
             && !manager.has_unknown_routes
             && let Some(entry) = acquire.entries.first()
@@ -49,7 +49,8 @@ pub(super) fn check_manager(
             found.report(EnvoyCheck::ReleaseMissing, &entry.node, message);
         }
     }
-    let acquired: HashSet<_> = acquires.iter().flat_map(|acquire| &acquire.entries).map(describe_slot).collect();
+    let acquired: HashSet<_> =
+        acquires.iter().flat_map(|acquire| &acquire.entries).map(|entry| describe_slot(entry)).collect();
     for release in &releases {
         check_release_filter(release, found);
         check_filter_order(release, &acquires, found);
@@ -65,28 +66,20 @@ fn find_filters<'m, 'n, 'a>(
     is_of_kind: fn(&LimitEntry<'n, 'a>) -> bool,
 ) -> Vec<SlotFilter<'m, 'n, 'a>> {
     let of_filter = |(index, filter): (usize, &'m RateLimitFilter<'n, 'a>)| {
-        let entries: Vec<_> = manager.entries_of(filter).into_iter().filter(is_of_kind).collect();
+        let entries: Vec<_> = manager.entries_of(index).into_iter().filter(|entry| is_of_kind(entry)).collect();
         (!entries.is_empty()).then_some(SlotFilter { index, filter, entries })
     };
     manager.filters.iter().enumerate().filter_map(of_filter).collect()
 }
 
-/// Warns about concurrency limits made of refunds.
-fn warn_about_concurrency_by_refunds(manager: &ConnectionManager<'_, '_>, found: &mut EnvoyFindings) {
-    let own = manager.filters.iter().flat_map(|filter| &filter.entries);
-    for entry in own.chain(&manager.route_entries).filter(|entry| entry.on_stream_done && !entry.has_slot()) {
-        let refund = entry.node.field_at(&["hits_addend", "is_negative_hits"]);
-        if let Some(refund) = refund.filter(ConfigNode::is_true) {
-            let message = "a refund when the request is done";
-            found.report(EnvoyCheck::RefundAsSlot, &refund, message);
-        }
-    }
-}
-
-fn check_acquire_filter(acquire: &SlotFilter<'_, '_, '_>, found: &mut EnvoyFindings) {
+fn check_acquire_filter(
+    acquire: &SlotFilter<'_, '_, '_>,
+    releases: &[SlotFilter<'_, '_, '_>],
+    found: &mut EnvoyFindings,
+) {
     let filter = acquire.filter;
     let retry = filter.grpc_service().and_then(|service| service.field("retry_policy"));
-    let only_acquires = !acquire.filter.entries.iter().any(LimitEntry::is_release);
+    let only_acquires = !releases.iter().any(|release| release.index == acquire.index);
     if let Some(retry) = retry.filter(|_| only_acquires) {
         found.report(EnvoyCheck::AcquireRetried, &retry, "a retry policy in the filter that acquires slots");
     }
@@ -150,7 +143,7 @@ fn check_filter_order(
 }
 
 /// Checks that each release names the slot of an acquire.
-fn check_slots_agree(release: &SlotFilter<'_, '_, '_>, acquired: &HashSet<Vec<String>>, found: &mut EnvoyFindings) {
+fn check_slots_agree(release: &SlotFilter<'_, '_, '_>, acquired: &HashSet<Vec<&str>>, found: &mut EnvoyFindings) {
     for entry in release.entries.iter().filter(|entry| entry.has_slot()) {
         if !acquired.is_empty() && !acquired.contains(&describe_slot(entry)) {
             found.report(EnvoyCheck::SlotDiffers, &entry.node, "no acquire has the same entries as this release");
@@ -158,27 +151,13 @@ fn check_slots_agree(release: &SlotFilter<'_, '_, '_>, acquired: &HashSet<Vec<St
     }
 }
 
-/// Text of each action but `release`, to compare.
-fn describe_slot(entry: &LimitEntry<'_, '_>) -> Vec<String> {
-    let actions = entry.actions.iter().filter(|action| action.key != Some(RELEASE_KEY));
-    actions
-        .map(|action| {
-            let mut text = action.kind.to_owned();
-            append_text(&action.node, &mut text);
-            text
-        })
-        .collect()
-}
-
-fn append_text(node: &ConfigNode<'_, '_>, text: &mut String) {
-    *text += node.as_text().unwrap_or_default();
-    for (name, field) in node.fields() {
-        *text += "\n";
-        *text += name;
-        *text += "=";
-        append_text(&field, text);
+/// Texts of each action but `release`, to compare.
+fn describe_slot<'n>(entry: &LimitEntry<'n, '_>) -> Vec<&'n str> {
+    let mut texts = Vec::new();
+    for action in entry.actions.iter().filter(|action| action.key != Some(RELEASE_KEY)) {
+        action.node.visit_texts(&mut |text| texts.push(text));
     }
-    node.elements().for_each(|element| append_text(&element, text));
+    texts
 }
 
 /// Checks that health checks are heartbeats of the holder that the filter names.

@@ -635,13 +635,44 @@ fn report_shows_the_disposition_of_each_variable() {
         ReportedVariable {
             name: "TOLLKEEPER_LOGMAX".into(),
             value: None,
-            disposition: Disposition::Unknown { nearest: Some("TOLLKEEPER_LOG_MAX") },
+            disposition: Disposition::Unknown { fix: Some("did you mean TOLLKEEPER_LOG_MAX?".into()) },
         },
     ];
     assert_eq!(lines, expected);
     let stopping: Vec<&str> =
         lines.iter().filter(|line| line.disposition.prevents_start()).map(|line| line.name.as_str()).collect();
     assert_eq!(stopping, ["PORT", "TOLLKEEPER_SHUTDOWN_TIMEOUT"]);
+}
+
+#[test]
+fn variables_that_nobody_reads_are_named_with_what_to_use() {
+    let fixes: &[(&str, Option<&str>)] = &[
+        ("SANITIZE_DESCRIPTOR_METRIC_DOTS", Some("a dot in a value shifts no label of Prometheus here")),
+        ("ENABLE_NEGATIVE_HITS", Some("`is_negative_hits` of a descriptor always refunds")),
+        ("MAX_CONCURRENT_REQUESTS", Some("use TOLLKEEPER_MAX_CONCURRENT_REQUESTS")),
+        ("REQUEST_TIMEOUT", Some("use `timeout` of Envoy's filter, and TOLLKEEPER_STORE_TIMEOUT")),
+        ("MAX_SLEEPING_ROUTINES", Some("use `queue_size` of a rule with `algorithm: leaky_bucket`")),
+        ("REDIS_SENTINEL_MASTER_NAME", Some("use REDIS_URL: the name of the primary, then the sentinels")),
+        ("REDIS_PASSWORD", Some("use REDIS_AUTH")),
+        ("LIMITS_FILE", Some("use RUNTIME_ROOT, or serve --config FILE; the rules have another form")),
+        ("ENVOY_RLS_PORT", Some("use GRPC_PORT")),
+        ("REDIS_SHARD_KEY", None),
+        ("PROMETHEUS_BUCKETS", None),
+        ("TOLLKEEPER_NEW_THING", None),
+    ];
+    for (name, fix) in fixes {
+        let vars = [(OsString::from(name), OsString::from("1"))].into_iter();
+        let unknown = Disposition::Unknown { fix: fix.map(str::to_owned) };
+        let lines: Vec<_> = report_variables(vars).into_iter().map(|line| (line.name, line.disposition)).collect();
+        assert!(lines.contains(&((*name).to_owned(), unknown)), "{name}: {lines:?}");
+    }
+    // Of Kubernetes, and of programs that have nothing to do with this one.
+    for (name, value) in
+        [("REDIS_PORT", "tcp://10.0.0.1:6379"), ("REDIS_SERVICE_HOST", "10.0.0.1"), ("GRPC_TRACE", "all")]
+    {
+        let lines = report_variables([(OsString::from(name), OsString::from(value))].into_iter());
+        assert!(lines.iter().all(|line| line.name != name), "{name}: {lines:?}");
+    }
 }
 
 #[test]

@@ -151,6 +151,26 @@ fn check_exit_code_follows_its_findings() {
 }
 
 #[test]
+fn check_names_files_of_a_directory_that_only_runtime_root_reads() {
+    let other = GOOD.replace("good", "other");
+    let files = directory(&[("a.yaml", GOOD), ("b", &other), (".config.yaml", "domain: ["), ("x.schema.json", "{}")]);
+    let path = files.path().to_str().unwrap();
+    let page = run(&["check", path]);
+    assert_eq!(page.code, 0, "{page:?}");
+    let warning = "warning: .config.yaml, b: not read, because hidden or without .yaml, .yml or .json, but `serve` with RUNTIME_ROOT";
+    assert!(page.stdout.contains(warning) && page.stdout.contains("1 file, 0 errors, 1 warning"), "{}", page.stdout);
+    let ignoring = Run { env: &[("RUNTIME_IGNOREDOTFILES", "true")], ..Run::default() }.with(&["check", path]);
+    assert!(ignoring.stdout.contains("warning: b: not read"), "{}", ignoring.stdout);
+    // As the warning says, each can be given too.
+    let all = run(&["check", path, &format!("{path}/b"), &format!("{path}/.config.yaml")]);
+    assert_eq!(all.code, 1, "{all:?}");
+    let set = "domain: good\ndescriptors:\n  - {key: a, match: {in: {file: v.txt}}, rate_limit: {unit: day, requests_per_unit: 1}}\n";
+    let files = directory(&[("a.yaml", set), ("v.txt", "one\n"), ("t.csv", "a,b\n")]);
+    let page = run(&["check", files.path().to_str().unwrap()]);
+    assert!(page.stdout.contains("0 warnings"), "sets and tables are no rules: {}", page.stdout);
+}
+
+#[test]
 fn check_env_shows_the_disposition_of_each_variable() {
     let env = [
         ("GRPC_PORT", "99999"),

@@ -2,7 +2,7 @@
 //!
 //! Decides: which files `check --envoy` reads, how large: standard input, `/config_dump`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,13 @@ use crate::rules::rule::set::RuleSet;
 use crate::rules::yaml::text;
 use crate::tools::cli::print::format_with_noun;
 use crate::tools::envoy_check::finding::{EnvoyFinding, EnvoyFindings, FindingSeverity};
-use crate::tools::envoy_check::{check_bootstrap, collect_shortest_timeouts};
+use crate::tools::envoy_check::{ReachedRules, check_file, collect_shortest_timeouts};
 
 /// Path that means standard input.
 const STDIN_PATH: &str = "-";
+
+/// Maximum number of findings with one consequence and fix whose lines are shown.
+const MAX_EXCERPTS: usize = 3;
 
 /// Prefix of the messages of rule files that are not YAML.
 const RULE_FILE_ERROR_PREFIX: &str = "error loading config file: ";
@@ -74,10 +77,11 @@ impl EnvoyFiles {
 
     /// Checks the files, against rules if there are any without errors.
     pub(super) fn check(self, rules: Option<&RuleSet>) -> CheckedEnvoyFiles {
-        let check = |(name, text): (String, Result<String, UnreadableFile>)| {
+        let mut reached = ReachedRules::default();
+        let mut check = |(name, text): (String, Result<String, UnreadableFile>)| {
             let (text, found) = match text {
                 Ok(text) => {
-                    let found = check_bootstrap(&Arc::from(&*name), &text, rules);
+                    let found = check_file(&Arc::from(&*name), &text, rules, &mut reached);
                     let found = found.map_err(|problems| match problems.errors().first() {
                         Some(first) => UnreadableFile::from(first),
                         None => UnreadableFile::with_problem_at_start("unreadable".to_owned(), "write YAML or JSON"),
@@ -88,7 +92,14 @@ impl EnvoyFiles {
             };
             CheckedFile { name, text, found }
         };
-        CheckedEnvoyFiles { files: self.0.into_iter().map(check).collect() }
+        let mut files: Vec<CheckedFile> = self.0.into_iter().map(&mut check).collect();
+        // Of several Envoys, each may reach some of the rules; of an unreadable one nothing is known.
+        if files.iter().all(|file| file.found.is_ok())
+            && let Some(found) = files.last_mut().and_then(|file| file.found.as_mut().ok())
+        {
+            rules.iter().for_each(|rules| reached.report_others(rules, found));
+        }
+        CheckedEnvoyFiles { files }
     }
 }
 
@@ -116,7 +127,7 @@ impl CheckedEnvoyFiles {
         for CheckedFile { name, text, found } in &self.files {
             match found {
                 Ok(found) => {
-                    found.kept().iter().for_each(|finding| page += &format_finding(finding, text));
+                    page += &format_findings(name, found.kept(), text);
                     let total: u64 = FindingSeverity::ALL.iter().map(|severity| found.count(*severity)).sum();
                     let more = total.saturating_sub(found.kept().len() as u64);
                     page += &if more > 0 { format!("and {more} more findings\n") } else { String::new() };
@@ -142,17 +153,28 @@ impl CheckedEnvoyFiles {
     }
 }
 
-/// Formats a finding: place and message, the line, consequence and fix.
-fn format_finding(finding: &EnvoyFinding, text: &str) -> String {
-    let EnvoyFinding { severity, check, file, line, column, path: _, message, consequence, fix } = finding;
-    let headline = format!("{file}:{line}:{column}: {}: {message} [{}]", severity.name(), check.name());
-    format!(
-        "{}\n{}  so: {}\n  fix: {}\n",
-        escape_unprintable(&headline),
-        format_excerpt(text, *line, *column),
-        escape_unprintable(consequence),
-        escape_unprintable(fix)
-    )
+/// Formats findings: place and message of each, with the line; consequence and fix once for those that share them.
+fn format_findings(own_file: &str, findings: &[EnvoyFinding], text: &str) -> String {
+    let mut page = String::new();
+    let mut is_written = HashSet::new();
+    for EnvoyFinding { severity, check, consequence, fix, .. } in findings {
+        let group = (*severity, check.name(), fix);
+        if !is_written.insert((check.name(), severity.name(), fix)) {
+            continue;
+        }
+        let same = findings.iter().filter(|other| (other.severity, other.check.name(), &other.fix) == group);
+        for (count, finding) in same.enumerate() {
+            let EnvoyFinding { file, line, column, message, .. } = finding;
+            let headline = format!("{file}:{line}:{column}: {}: {message} [{}]", severity.name(), check.name());
+            page += &escape_unprintable(&headline);
+            page.push('\n');
+            if file == own_file && count < MAX_EXCERPTS {
+                page += &format_excerpt(text, *line, *column);
+            }
+        }
+        page += &format!("  so: {}\n  fix: {}\n", escape_unprintable(consequence), escape_unprintable(fix));
+    }
+    page
 }
 
 /// Reads a file, or standard input, of at most the size of a rule file.

@@ -263,6 +263,14 @@ impl Places {
             "# FILTER\n",
             &format!("domain: shop\n                      timeout: 10s\n                      {}\n", self.filter),
         );
+        // The field stands beside `typed_config`.
+        let name = "- name: envoy.filters.http.ratelimit\n";
+        let text = match text.split_once("DISABLED") {
+            Some((start, end)) => {
+                replace(&format!("{start}{end}"), name, &format!("{name}                    disabled: true\n"))
+            }
+            None => text,
+        };
         let domains = "domains: [\"*\"]\n";
         let virtual_host = if self.virtual_host { limits("virtual_host") } else { String::new() };
         let text = replace(&text, domains, &format!("{domains}                      {virtual_host}\n"));
@@ -338,7 +346,26 @@ fn place_of_rate_limits_decides_what_is_sent() {
     assert_eq!(other.calls(), [("other".to_owned(), vec!["route".to_owned()])]);
     // Another stage than that of the filter.
     let staged = limits("route").replace("actions", "stage: 1, actions");
-    assert!(Places { route: staged, ..Places::default() }.calls().is_empty());
+    assert!(Places { route: staged.clone(), ..Places::default() }.calls().is_empty());
+    // It hides the limits of the virtual host all the same.
+    assert!(Places { route: staged, ..both() }.calls().is_empty());
+    // A filter that is disabled, with a route that enables it and without; requests of which none is internal.
+    let filter = |more: &str| format!("{}\n                      {more}", limits("filter"));
+    assert!(Places { filter: filter("request_type: internal"), ..both() }.calls().is_empty());
+    assert!(Places { filter: filter("filter_enabled: { default_value: {} }"), ..both() }.calls().is_empty());
+    for (per_route, sent) in [("", false), ("vh_rate_limits: OVERRIDE", true)] {
+        let places = Places { filter: filter("") + "DISABLED", per_route: per_route.to_owned(), ..both() };
+        assert_eq!(!places.calls().is_empty(), sent, "{per_route}");
+    }
+    // The router adds these headers, after the filters.
+    let made = "request_headers: { header_name: x-made, descriptor_key: made }";
+    let made = limits("made").replace("generic_key: { descriptor_value: made }", made);
+    let places = Places { route: made, ..Places::default() };
+    let adds =
+        "domains: [\"*\"]\n                      request_headers_to_add: [{ header: { key: x-made, value: v } }]\n";
+    let recorder = Recorder::start(|template| places.fill(&template).replacen("domains: [\"*\"]\n", adds, 1));
+    assert_eq!(recorder.envoy.get("/").send().status, 200);
+    assert_eq!(recorder.decisions(), [Value::Null; 0]);
 }
 
 #[test]

@@ -1,0 +1,75 @@
+//! HTTP filters of any type: which headers and metadata they write, as far as their configuration says.
+//!
+//! Decides: which HTTP filters write which headers and metadata (`PASSIVE_FILTERS` write none).
+
+use super::config_node::ConfigNode;
+
+/// Filters that write no header and no metadata, by the last part of their package.
+const PASSIVE_FILTERS: [&str; 17] = [
+    "adaptive_concurrency",
+    "admission_control",
+    "bandwidth_limit",
+    "buffer",
+    "compressor",
+    "cors",
+    "csrf",
+    "decompressor",
+    "fault",
+    "grpc_stats",
+    "grpc_web",
+    "health_check",
+    "local_ratelimit",
+    "rate_limit_quota",
+    "ratelimit",
+    "rbac",
+    "router",
+];
+
+/// An HTTP filter of any type.
+#[derive(Debug)]
+pub(super) struct HttpFilter<'n, 'a> {
+    pub(super) name: &'n str,
+    /// Last part of the package of its type, such as `jwt_authn`; empty if it is not known.
+    pub(super) package: &'n str,
+    pub(super) message: Option<ConfigNode<'n, 'a>>,
+}
+
+impl<'n> HttpFilter<'n, '_> {
+    /// Returns `true` if its configuration says that it sets this header of requests.
+    pub(super) fn sets_header(&self, name: &str) -> bool {
+        let Some(message) = &self.message else { return false };
+        match self.package {
+            "header_mutation" => {
+                let mutations = message.field("mutations");
+                mutations.is_some_and(|mutations| appends_header(&mutations.items("request_mutations"), name))
+            }
+            "jwt_authn" => message.has_text_below(&["header_name", "forward_payload_header"], name),
+            _ => false,
+        }
+    }
+
+    /// Returns `true` if it writes no header and no metadata, and verifies nothing.
+    pub(super) fn is_passive(&self) -> bool {
+        PASSIVE_FILTERS.contains(&self.package)
+    }
+
+    /// Returns `true` if it may set this header, as far as its configuration says.
+    pub(super) fn may_set_header(&self, name: &str) -> bool {
+        !self.is_passive() && (self.package != "jwt_authn" || self.sets_header(name))
+    }
+
+    /// Returns `true` if its configuration says that it writes metadata of this namespace.
+    pub(super) fn writes_namespace(&self, namespace: &str) -> bool {
+        let own = namespace.strip_prefix("envoy.filters.http.").is_some_and(|own| own == self.package);
+        let is_named = |message: &ConfigNode<'_, '_>| message.has_text_below(&["metadata_namespace"], namespace);
+        own || self.message.as_ref().is_some_and(is_named)
+    }
+}
+
+/// Returns `true` if one of the mutations appends or sets a header.
+pub(super) fn appends_header(mutations: &[ConfigNode<'_, '_>], name: &str) -> bool {
+    mutations.iter().any(|mutation| {
+        let key = mutation.field_at(&["append", "header", "key"]).or_else(|| mutation.field_at(&["header", "key"]));
+        key.and_then(|key| key.as_text()).is_some_and(|key| key.eq_ignore_ascii_case(name))
+    })
+}
