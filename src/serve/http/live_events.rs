@@ -107,6 +107,11 @@ impl LiveEvents {
         Self { collector, pages, stopping, subscribers_by_client: Arc::default(), sampler: Mutex::default() }
     }
 
+    /// Turns true when the process begins to stop.
+    pub(super) fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.clone()
+    }
+
     /// Adds a subscriber.
     ///
     /// # Errors
