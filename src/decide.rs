@@ -25,6 +25,7 @@ mod slot_answers;
 mod charge;
 mod metrics;
 mod candidates;
+pub mod tap;
 mod decided_request;
 pub mod results;
 pub mod store_totals;
@@ -51,6 +52,7 @@ use self::selection::{RequestWithSelections, RulesAtTime, Selection, select_limi
 use self::slot_entries::{RequestAndSlotUses, warn_about_literal_formatter};
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::PlanRowReader;
+use self::tap::DecisionTap;
 use crate::decide::decision::{DecideError, Decision, DecisionContext};
 use crate::decide::log::DecisionLog;
 use crate::decide::log::value_form::ValueForm;
@@ -77,6 +79,8 @@ pub struct Decider {
     pub log: Option<Arc<DecisionLog>>,
     /// Blocked values.
     pub blocks: Blocks,
+    /// Operators that listen to decisions.
+    pub tap: Arc<DecisionTap>,
     /// Form of the values in rejected keys.
     pub key_values: ValueForm,
     failures: FailedChargeCounters,
@@ -92,6 +96,7 @@ impl Decider {
             metrics,
             log: None,
             blocks: Blocks::default(),
+            tap: Arc::default(),
             key_values: ValueForm::Plain,
             failures: FailedChargeCounters::default(),
             row_reader: PlanRowReader::new(TableLookupSettings::default().unknown_reads_per_s),
@@ -319,10 +324,13 @@ impl Decider {
         merged.map(|()| decision)
     }
 
-    /// Logs a decision: in the decision log, and as a line at the level debug.
+    /// Logs a decision: in the decision log, to operators that listen, and as a line at the level debug.
     fn log_decision(&self, request: DecidedRequest<'_, '_, '_>, decided: Result<&Decision<'_>, DecideError>) {
         if let Some(log) = &self.log {
             request.log_if_selected(log, decided);
+        }
+        if self.tap.has_listeners() {
+            request.send_to_tap(&self.tap, &self.key_values, decided);
         }
         if tracing::enabled!(tracing::Level::DEBUG) {
             let values = self.log.as_ref().map_or(&ValueForm::Plain, |log| &log.values);

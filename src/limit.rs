@@ -11,9 +11,9 @@
 pub mod request;
 pub mod slot;
 pub mod counter_path;
-pub mod charge;
 pub mod period;
 pub mod ban;
+pub mod charge;
 pub mod reservation;
 pub mod algorithm;
 pub mod slot_table;
@@ -467,6 +467,11 @@ impl Limit {
     /// Returns `true` if rejected hits count too.
     pub const fn counts_rejected_hits(&self) -> bool {
         self.count_rejected
+    }
+
+    /// Returns `true` if a peek is rejected only past the limit, and not once it is used up.
+    pub fn passes_peeks_at_limit(&self) -> bool {
+        self.count_rejected && self.algorithm() == Algorithm::FixedWindow
     }
 
     /// Returns `true` if windows are calendar months in UTC.

@@ -61,7 +61,7 @@ use logs::LogSettings;
 use metrics::MetricsSettings;
 use otlp_metrics::OtlpMetricsSettings;
 use pem::{ClientCertificate, PemFile};
-use problem::{Notice, SettingsError};
+use problem::{Notice, SettingProblem, SettingsError};
 use process::{ShutdownSettings, TOLLKEEPER_WORKER_THREADS};
 use rules::RuleSettings;
 use setting::AnySetting as _;
@@ -123,11 +123,11 @@ impl Settings {
         if problems.is_empty() { Ok((settings, notices)) } else { Err(SettingsError { problems }) }
     }
 
-    /// Reads the settings of an environment, with the default for each variable that has a problem; the flag says that
-    /// there is one. Not for a start: a default may contradict the valid variables.
-    pub fn from_env_ignoring_invalid(vars: impl Iterator<Item = (OsString, OsString)>) -> (Self, bool) {
+    /// Reads the settings of an environment, with the default for each variable that has a problem, and the problems.
+    /// Not for a start: a default may contradict the valid variables.
+    pub fn from_env_ignoring_invalid(vars: impl Iterator<Item = (OsString, OsString)>) -> (Self, Vec<SettingProblem>) {
         let (settings, findings) = Self::read(&Environment::select_variables(vars));
-        (settings, !findings.problems.is_empty())
+        (settings, findings.problems)
     }
 
     /// Reads the key of hashed values alone, whether or not the environment has a decision log.

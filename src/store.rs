@@ -43,7 +43,7 @@ use self::redis::Redis;
 use self::stats::StoreStats;
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::Charge;
+use crate::limit::charge::{Charge, ChargeRequest};
 use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::limit::request::Hits;
 use crate::limit::slot_table::SlotSummary;
@@ -199,7 +199,7 @@ impl Store {
         mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
     ) {
         let charges = charges.map(|(index, mut charge)| {
-            charge.request.hits = Hits::Peek;
+            charge.request = ChargeRequest { hits: Hits::Peek, from_client: false, ..charge.request };
             (index, charge)
         });
         match &self.backend {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use super::decision::DecisionContext;
 use super::key_text::{key_text, write_entries_text};
 use super::metrics::{
-    ChargeResultToRecord, LimitStatsRef, MetricsRecorder, hash_distinct_key, near_limit_threshold, record_hits,
-    record_slot_or_reservation_change,
+    ChargeResultToRecord, LimitStatsRef, MetricsRecorder, hash_distinct_key, hits_in_keys, near_limit_threshold,
+    record_hits, record_slot_or_reservation_change,
 };
 use super::selection::{RequestWithSelections, SelectedLimit};
 use crate::base::clock::Time;
@@ -246,7 +246,7 @@ impl UnrecordedCandidateCharge {
         if of_request.is_some() {
             of_rule.record_decision_under_request_name(is_rejected);
         }
-        if let (true, Hits::Charge(hits)) = (is_rejected, hits) {
+        if let (true, Some(hits)) = (is_rejected, hits_in_keys(hits)) {
             of_rule.rejected_keys.add_hash(distinct_hash);
             let id = of_rule.combine_id_with_key(key);
             metrics.top_keys.record_rejection(KeyRejection { id, limit: &of_rule, hits }, now, push_text);

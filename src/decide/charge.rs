@@ -19,7 +19,7 @@ use super::outcome::{Answer, DescriptorOutcome, FailedCharge, LimitRejection, Li
 use super::selection::{RequestWithSelections, Selection};
 use super::store_failures::{FailedChargeCounters, FailurePolicies};
 use crate::limit::StoreFailurePolicy;
-use crate::limit::charge::Charge;
+use crate::limit::charge::{Charge, ChargeRequest};
 use crate::limit::request::Hits;
 use crate::limit::slot::{SlotAction, SlotChange};
 use crate::settings::decisions::DecisionSettings;
@@ -237,7 +237,7 @@ impl RequestCharger<'_, '_, '_> {
 /// The same charge as a peek; refunds stay.
 const fn to_peek(mut charge: Charge<'_>) -> Charge<'_> {
     if matches!(charge.request.hits, Hits::Charge(_)) {
-        charge.request.hits = Hits::Peek;
+        charge.request = ChargeRequest { hits: Hits::Peek, from_client: false, ..charge.request };
     }
     charge
 }

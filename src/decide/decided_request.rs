@@ -25,6 +25,7 @@ use super::log::value_form::ValueForm;
 use super::log::{DecisionFacts, DecisionLog, RecordIdAndTime};
 use super::outcome::{CombinedVerdict, DescriptorOutcome, retry_after_us};
 use super::selection::{RequestWithSelections, SelectedLimit, Selection};
+use super::tap::DecisionTap;
 use crate::limit::charge::ChargeResult;
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::Entry;
@@ -86,8 +87,25 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         };
         if is_logged {
             let logged = LoggedDecision { decided, verdicts, sampled };
-            log.write_decision(|stamp| self.build_record(log, stamp, &logged));
+            log.write_decision(|stamp| self.build_record(&log.values, stamp, &logged));
         }
+    }
+
+    /// Passes the decision to operators that listen.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn send_to_tap(
+        self,
+        tap: &DecisionTap,
+        values: &ValueForm,
+        decided: Result<&Decision<'_>, DecideError>,
+    ) {
+        let sampled = SmallVec::from_elem(true, self.selected.request.descriptors.len());
+        let logged = LoggedDecision { decided, verdicts: self.verdicts(decided), sampled };
+        let (verdict, now_us) = (logged.verdicts.request, self.context.store.now.as_micros());
+        tap.send_decision(self.selected.request, verdict, now_us, |seq| {
+            self.build_record(values, RecordIdAndTime { process: "tap", seq, now_us }, &logged)
+        });
     }
 
     fn verdicts(self, decided: Result<&Decision<'_>, DecideError>) -> RecordedVerdicts {
@@ -146,7 +164,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
 
     fn build_record(
         self,
-        log: &DecisionLog,
+        values: &ValueForm,
         stamp: RecordIdAndTime<'a>,
         logged: &LoggedDecision<'_, '_>,
     ) -> DecisionRecord<'a> {
@@ -164,7 +182,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
             time_us,
             domain: request.domain.into(),
             hits_addend: request.hits_addend,
-            descriptors: (0..count).map(|index| self.build_descriptor_record(log, index, logged)).collect(),
+            descriptors: (0..count).map(|index| self.build_descriptor_record(values, index, logged)).collect(),
             verdict: verdicts.request,
             error: decided.err().map(|error| error.name().into()),
             retry_after_us: match self.blocked {
@@ -182,7 +200,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
 
     fn build_descriptor_record(
         self,
-        log: &DecisionLog,
+        values: &ValueForm,
         index: usize,
         logged: &LoggedDecision<'_, '_>,
     ) -> DescriptorRecord<'a> {
@@ -191,7 +209,7 @@ impl<'a> DecidedRequest<'a, '_, '_> {
         let (selection, outcome) = (selections.get(index), self.outcomes.get(index));
         let is_hidden = self.rule_logging(index) == Some(RuleLogging::None);
         let entry =
-            |entry| if is_hidden { EntryRecord::without_value(entry) } else { log.values.build_entry_record(entry) };
+            |entry| if is_hidden { EntryRecord::without_value(entry) } else { values.build_entry_record(entry) };
         let block = self.blocked.and_then(|blocked| blocked.block_of_descriptor(index));
         let failed = match outcome {
             Some(DescriptorOutcome::Failed(failed)) => Some(failed),

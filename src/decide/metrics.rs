@@ -6,7 +6,7 @@
 //! them each decision counts once under its verdict. Recording changes no counter.
 //!
 //! Decides: when hits count as within, near or over a limit (`NEAR_LIMIT_RATIO`), or as rejected by the local cache.
-//! Decides: which rejections count in `/top`: shadow mode too, no peeks, no `deny`; the hash of distinct keys.
+//! Decides: which rejections count in `/top`: shadow mode too, peeks as one hit, no `deny`; the hash of distinct keys.
 
 use std::sync::Arc;
 
@@ -180,7 +180,8 @@ impl<'d> MetricsRecorder<'d> {
             DescriptorOutcome::Failed(failed) => (&failed.fallback, false),
             DescriptorOutcome::WithoutLimits => return,
         };
-        let Hits::Charge(hits) = descriptor.hits else { return };
+        let Some(hits) = hits_in_keys(descriptor.hits) else { return };
+        let adds_key = is_charged && descriptor.hits != Hits::Peek && self.records_recent_keys;
         let key = selection.key;
         let hash = hash_distinct_key(self.metrics, &path, key);
         if let Some(weight) = self.metrics.busiest_keys.weight_if_sampled() {
@@ -193,7 +194,7 @@ impl<'d> MetricsRecorder<'d> {
             };
             if at == 0 {
                 stats.keys.add_hash(hash);
-                if is_charged && self.records_recent_keys && result.before == 0 && result.admitted {
+                if adds_key && result.before == 0 && result.admitted {
                     let parts = descriptor.entries.iter().flat_map(|entry| [entry.key, entry.value]);
                     self.metrics.recently_created_keys.record_key(stats, parts);
                 }
@@ -313,6 +314,15 @@ fn record_default_plan_use(selection: &Selection<'_>, source: PlanSource) {
     }
 }
 
+/// Hits that count for a key: those that had to fit, so that a rejected peek is seen. `None` for a refund.
+pub(super) const fn hits_in_keys(hits: Hits) -> Option<u64> {
+    match hits {
+        Hits::Charge(hits) => Some(hits),
+        Hits::Peek => Some(1),
+        Hits::Refund(_) => None,
+    }
+}
+
 /// Hash of a path among the distinct keys; `key` is its hash in this process.
 pub(super) fn hash_distinct_key(metrics: &ServiceMetrics, path: &CounterPath<'_>, key: u128) -> u64 {
     // The lower half chooses the shard of the rejected keys.
@@ -328,6 +338,10 @@ fn is_rejected_by_other_limit(selection: &Selection<'_>, results: &[ChargeResult
 /// Records the hits of one charge on one limit.
 pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result: ChargeResultToRecord<'_>) {
     let ChargeResultToRecord { result, near, shadow, rejected_elsewhere, decided_by } = result;
+    if !result.admitted && result.ban_left_us > 0 {
+        stats.add_to_counter(LimitStat::Banned, 1);
+        stats.add_to_counter(LimitStat::Bans, u64::from(result.ban_begun));
+    }
     let hits = match hits {
         Hits::Charge(hits) => hits,
         Hits::Peek => return,
@@ -351,10 +365,6 @@ pub(super) fn record_hits(stats: &LimitStats, limit: &Limit, hits: Hits, result:
             stats.add_to_counter(LimitStat::Uncharged, hits);
         }
         return;
-    }
-    if result.ban_left_us > 0 {
-        stats.add_to_counter(LimitStat::Banned, 1);
-        stats.add_to_counter(LimitStat::Bans, u64::from(result.ban_begun));
     }
     let is_counted = limit.counts_rejected_hits() && decided_by != DecidedBy::OverLimitCache;
     let over =

@@ -20,6 +20,8 @@ pub struct Ban(NonZeroU64);
 
 /// Bits of the number of rejections; the length is in those above.
 const REJECTION_COUNT_BITS: u32 = 17;
+/// Bit that is set if rejected peeks count; the length ends below it.
+const COUNTS_PEEKS: u64 = 1 << 63;
 
 impl Ban {
     /// Creates a ban of `length_us` microseconds, 366 days at most, that begins with the rejection number `after`, up
@@ -34,18 +36,37 @@ impl Ban {
         }
     }
 
+    /// The same ban, whose rejections are also those of peeks if `counts_peeks`.
+    #[must_use]
+    pub const fn with_count_of_peeks(self, counts_peeks: bool) -> Self {
+        if counts_peeks { Self(self.0.saturating_add(COUNTS_PEEKS & !self.0.get())) } else { self }
+    }
+
     /// Reads what `Display` writes, as in the decision log.
     pub fn from_text(text: &str) -> Option<Self> {
-        let (length, after) = match text.strip_prefix("{for: ").and_then(|keys| keys.strip_suffix('}')) {
-            Some(keys) => keys.split_once(", after: ")?,
-            None => (text, "1"),
+        let Some(keys) = text.strip_prefix("{for: ").and_then(|keys| keys.strip_suffix('}')) else {
+            return Self::new(to_micros(parse_unsigned_duration(text).ok()?), 1);
         };
-        Self::new(to_micros(parse_unsigned_duration(length).ok()?), after.parse().ok()?)
+        let (keys, counts_peeks) = match keys.strip_suffix(", count_peeks: true") {
+            Some(keys) => (keys, true),
+            None => (keys, false),
+        };
+        let (length, after) = match keys.split_once(", after: ") {
+            None if counts_peeks => (keys, "1"),
+            after => after?,
+        };
+        let ban = Self::new(to_micros(parse_unsigned_duration(length).ok()?), after.parse().ok()?)?;
+        Some(ban.with_count_of_peeks(counts_peeks))
     }
 
     /// Length in microseconds, at least 1.
     pub const fn length_us(self) -> u64 {
-        self.0.get() >> REJECTION_COUNT_BITS
+        (self.0.get() & !COUNTS_PEEKS) >> REJECTION_COUNT_BITS
+    }
+
+    /// True if the rejections before a ban are also those of peeks.
+    pub const fn counts_peeks(self) -> bool {
+        self.0.get() & COUNTS_PEEKS != 0
     }
 
     /// Number of rejections after which the ban begins, at least 1.
@@ -54,13 +75,16 @@ impl Ban {
     }
 }
 
-/// Writes the value of `ban` in a rule file: `10m`, or `{for: 10m, after: 20}`.
+/// Writes the value of `ban` in a rule file: `10m`, or `{for: 10m, after: 20, count_peeks: true}`.
 impl fmt::Display for Ban {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = DurationText(self.length_us());
-        match self.rejections_before_ban() {
-            1 => write!(f, "{length}"),
-            after => write!(f, "{{for: {length}, after: {after}}}"),
+        let after = self.rejections_before_ban();
+        match (after, self.counts_peeks()) {
+            (1, false) => write!(f, "{length}"),
+            (1, true) => write!(f, "{{for: {length}, count_peeks: true}}"),
+            (after, false) => write!(f, "{{for: {length}, after: {after}}}"),
+            (after, true) => write!(f, "{{for: {length}, after: {after}, count_peeks: true}}"),
         }
     }
 }

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
+use crate::limit::ban::Ban;
 use crate::limit::counter_path::CounterPath;
 use crate::limit::request::Hits;
 use crate::limit::slot::{SlotChange, SlotUse};
@@ -86,12 +87,28 @@ pub struct ChargeRequest {
     pub lent: u64,
     /// The refund gives back reserved hits: a log drops its oldest hits in place of its newest.
     pub gives_back: bool,
+    /// A client asks: if this is a peek, its rejection may begin a ban.
+    pub from_client: bool,
 }
 
 impl ChargeRequest {
     /// Creates a request that no other limit has rejected.
     pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
-        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0, gives_back: false }
+        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0, gives_back: false, from_client: false }
+    }
+
+    /// Creates the request of a client.
+    pub const fn from_client(hits: Hits, max_delay_us: u64) -> Self {
+        Self { from_client: true, ..Self::new(hits, max_delay_us) }
+    }
+
+    /// True if a rejection of the request by `limit` counts towards a ban.
+    pub(crate) fn counts_for_ban(self, limit: &Limit) -> bool {
+        match self.hits {
+            Hits::Charge(count) => count > 0,
+            Hits::Peek => self.from_client && limit.ban().is_some_and(Ban::counts_peeks),
+            Hits::Refund(_) => false,
+        }
     }
 
     /// Maximum delay of the answer under `limit`, in microseconds.

@@ -199,6 +199,9 @@ pub struct RuleFileKey {
 /// Maximum epoch: above it, a double is not exact.
 pub const MAX_EPOCH: u64 = 1 << 53;
 
+/// Description of `after` of a ban.
+const BAN_AFTER_HELP: &str =
+    "The ban begins with this rejection. Rejections add up as long as less than a period lies between two.";
 /// Description of `estimate`.
 const ESTIMATE_DOC: &str = "Estimate of every request. If absent: its hits_addend.";
 
@@ -411,13 +414,8 @@ pub const RULE_FILE_KEYS: &[RuleFileKey] = &[
         "Bans a client that exceeds the limit: its counter rejects everything for this long. Further tries do not prolong it, unless count_rejected is true. Not for eventual and global limits.",
     ),
     define_tollkeeper_key("for", &[Ban], Duration, "", "Length of the ban. Required."),
-    define_tollkeeper_key(
-        "after",
-        &[Ban],
-        Count(1, MAX_REJECTIONS_BEFORE_BAN as u64),
-        "1",
-        "The ban begins with this rejection. Rejections add up as long as less than a period lies between two.",
-    ),
+    define_tollkeeper_key("after", &[Ban], Count(1, MAX_REJECTIONS_BEFORE_BAN as u64), "1", BAN_AFTER_HELP),
+    define_tollkeeper_key("count_peeks", &[Ban], Flag, "false", "Rejected peeks (0 hits) are rejections too."),
     define_tollkeeper_key(
         "reservations",
         &[RateLimit, Limit],

@@ -12,6 +12,7 @@ mod quota;
 mod store;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use procfs::WithCurrentSystemInfo as _;
@@ -31,7 +32,7 @@ use crate::serve::grpc::unknown_methods::UNKNOWN_METHOD_CALLS;
 use crate::serve::health::Health;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
-use crate::telemetry::listener_stats::{ExceededLimit, OutgoingTlsConnection, StatsByListener};
+use crate::telemetry::listener_stats::{ExceededLimit, OutgoingTlsConnection, RESET_STREAMS, StatsByListener};
 use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 use crate::telemetry::otlp_metrics::METRIC_EXPORT_COUNTS;
 use crate::telemetry::service_metrics::ServiceMetrics;
@@ -208,6 +209,8 @@ fn emit_listeners(stats: &StatsByListener, emit: &mut dyn FnMut(Family)) {
     let help = "Total number of requests rejected, and of connections closed, because a limit on clients was reached.";
     let counts = ExceededLimit::ALL.map(|limit| (limit.name(), stats.refusal_count(limit)));
     emit(Family::counter_by_label("tollkeeper_overload_refusals_total", help, "reason", counts));
+    let help = "Total number of streams that clients reset, before or after the answer: calls that were given up.";
+    emit(Family::counter("tollkeeper_streams_reset_total", help, RESET_STREAMS.load(Ordering::Relaxed)));
     let help = "Total number of calls and connections that were refused because of their HTTP/2 headers.";
     let counts = RefusalReason::ALL.map(|reason| (reason.name(), HTTP2_REFUSALS.refusal_count(reason)));
     emit(Family::counter_by_label("tollkeeper_http2_refusals_total", help, "reason", counts));

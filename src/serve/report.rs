@@ -13,6 +13,7 @@ pub mod live;
 pub mod rules;
 pub mod rule_text;
 pub mod top;
+pub mod rejections;
 pub mod what_if;
 pub mod unmatched;
 

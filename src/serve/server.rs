@@ -63,7 +63,7 @@ use crate::serve::http::app_state::{AppState, PrometheusPageConfig};
 use crate::serve::http::browser_protection::AllowedHosts;
 use crate::serve::http::live_events::LiveEvents;
 use crate::serve::http::page_builder::PageBuilder;
-use crate::serve::http::report_pages::record_history_each_minute;
+use crate::serve::http::report_pages::{observe_alarms, record_history_each_minute};
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::service::QuotaService;
 use crate::settings::Settings;
@@ -122,6 +122,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(grpc_health.clone().send_status_after_store_changes());
     background.spawn(sweep_counters(Arc::clone(&service)));
     background.spawn(record_history_each_minute(state.collector.clone(), state.pages.clone()));
+    background.spawn(observe_alarms(state.collector.clone(), state.pages.clone()));
     listeners.watch_certificates(&mut background);
     background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));

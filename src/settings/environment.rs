@@ -152,6 +152,9 @@ impl Environment {
     }
 }
 
+/// Variable with the default of `--addr` of commands that call the debug listener; a server does not read it.
+pub const DEBUG_ADDRESS_VARIABLE: &str = "TOLLKEEPER_ADDR";
+
 impl UnknownVariable {
     /// What to do about it.
     pub(crate) fn suggestion(&self) -> Option<String> {
@@ -165,6 +168,9 @@ impl UnknownVariable {
     /// Returns the unknown variable `name` if it begins as known ones do, is of another rate limiter, or resembles a known
     /// name.
     fn detect_meant_for_tollkeeper(name: &str) -> Option<Self> {
+        if name == DEBUG_ADDRESS_VARIABLE {
+            return None;
+        }
         let own = name.strip_prefix("TOLLKEEPER_");
         let nearest =
             own.and_then(|rest| find_setting(rest).map(AnySetting::name)).or_else(|| nearest_known_name(name));

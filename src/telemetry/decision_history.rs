@@ -131,6 +131,30 @@ impl DecisionHistory {
         minutes
     }
 
+    /// Returns the counts of a limit in the last `minutes`, the one of `now` included, for each of `limits`.
+    pub fn sum_last_minutes<'l>(
+        &self,
+        now: Time,
+        minutes: u64,
+        limits: impl Iterator<Item = &'l LimitStats>,
+    ) -> Vec<MinuteCounts> {
+        let rings = self.lock();
+        let first = (minute_of(now) + 1).saturating_sub(minutes);
+        let slots: Vec<usize> = rings.filled_slots().filter(|slot| rings.minutes[*slot] >= first).collect();
+        limits
+            .map(|limit| {
+                let ring = rings.by_limit.get(&limit.id());
+                let ended = ring.into_iter().flat_map(|ring| slots.iter().map(|slot| ring.counts[*slot]));
+                // Of a limit that was left out it is not known what it had before this minute.
+                let running = (!rings.left_out.contains(&limit.id())).then(|| {
+                    let last = ring.map_or(DecisionsByResult::default(), |ring| ring.last);
+                    MinuteCounts::between(last, limit.decisions_by_result())
+                });
+                ended.chain(running).sum_minute_counts()
+            })
+            .collect()
+    }
+
     /// Returns the requests by minute, the oldest first, and last those of the minute of `now`, which runs.
     pub fn requests_by_minute(&self, now: Time, requests: &RequestTotals) -> Vec<(u64, RequestMinute)> {
         let rings = self.lock();

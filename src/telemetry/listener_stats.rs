@@ -106,6 +106,9 @@ pub struct ListenerStats {
     certificate_not_after: AtomicI64,
 }
 
+/// Number of streams that clients reset, before or after the answer: calls that Envoy gave up.
+pub static RESET_STREAMS: AtomicU64 = AtomicU64::new(0);
+
 impl StatsByListener {
     /// Returns the listeners with their names.
     pub fn named_listeners(&self) -> [(&'static str, &ListenerStats); 4] {

@@ -79,7 +79,7 @@ impl ServiceMetrics {
             decisions: Histogram::default(),
             calls: Histogram::default(),
             health_checks: Histogram::default(),
-            top_keys: TopKeys::new(top_keys),
+            top_keys: TopKeys::remembering_past(top_keys),
             busiest_keys: TopKeys::new(top_keys.div_ceil(BUSIEST_KEYS_DIVISOR)),
             unmatched: UnmatchedDescriptors::new(top_keys > 0),
             recently_created_keys: RecentlyCreatedKeys::default(),

@@ -4,19 +4,21 @@
 //! Rejections are counted by one [`SpaceSaving`] sketch per minute, in shards, so that threads rarely contend. A
 //! rejection takes a short lock; admitted requests come here only as part of a sample. A window is one minute, by the
 //! clock of Redis once its offset is known, and the last [`KEPT_MINUTES`] windows are kept. The count of a key is known
-//! as a lower and an upper bound.
+//! as a lower and an upper bound. Of older windows, up to an hour, the keys rejected most are remembered: at most
+//! 12 800 keys, which are 5 MB.
 //!
 //! [`weight_if_sampled`] samples the request path, for statistics that are too costly to keep for each decision. Each
 //! thread takes its first [`OBSERVATIONS_BEFORE_SAMPLING`] whole, so that small numbers are exact, and then one of
 //! [`SAMPLED_WEIGHT`] at random, so that no pattern of the traffic is missed. Nothing is shared between threads.
 //!
-//! Decides: over how many minutes busy keys are counted (`KEPT_MINUTES`).
+//! Decides: over how many minutes busy keys are counted (`KEPT_MINUTES`), and rejections remembered (an hour).
 //! Decides: which decisions are in the sample (`weight_if_sampled`); the longest text of a key.
 //! Decides: when a rejection is a burst (`MAX_BURST_SECONDS`).
 
 pub mod space_saving;
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -28,6 +30,10 @@ use crate::base::sharded::{Sharded, lower_half};
 
 /// Number of minutes that are kept, including the current one.
 pub const KEPT_MINUTES: u64 = 10;
+/// Number of minutes whose rejections are remembered, including the current one.
+pub const REMEMBERED_MINUTES: u64 = 60;
+/// Maximum number of keys that each shard remembers of a minute before the last [`KEPT_MINUTES`].
+const MAX_PAST_KEYS_PER_SHARD: usize = 32;
 /// Maximum number of seconds with rejections in a minute for its rejections to be a burst.
 pub const MAX_BURST_SECONDS: u32 = 5;
 /// Maximum length of a key's text in bytes; the rest is cut off.
@@ -40,10 +46,27 @@ const MINUTE_S: u64 = 60;
 #[derive(Debug)]
 pub struct TopKeys {
     /// `None` if tracking is off.
-    shards: Option<Sharded<VecDeque<MinuteWindow>>>,
+    shards: Option<Sharded<MinuteWindows>>,
     counters_per_shard: usize,
+    remembers_past: bool,
     /// Time of Redis less that of this process, in microseconds.
     clock_offset_us: AtomicI64,
+}
+
+/// Windows of a shard, the oldest first.
+#[derive(Debug, Default)]
+struct MinuteWindows {
+    kept: VecDeque<MinuteWindow>,
+    past: VecDeque<PastMinute>,
+}
+
+/// Keys rejected most in a minute that is no longer kept.
+#[derive(Debug)]
+struct PastMinute {
+    minute: u64,
+    keys: Vec<(LimitAndKey, CountEstimate)>,
+    /// Upper bound of the hits of every other key.
+    max_missed: u64,
 }
 
 #[derive(Debug)]
@@ -68,7 +91,7 @@ pub struct KeyRejection<'l> {
     pub id: u128,
     /// Limit that rejected the key.
     pub limit: &'l LimitStats,
-    /// Number of hits.
+    /// Number of hits that had to fit: 1 for a peek.
     pub hits: u64,
 }
 
@@ -85,6 +108,8 @@ pub struct RejectedKey {
     pub at_least: u64,
     /// Upper bound of the rejected hits.
     pub at_most: u64,
+    /// Lower bound of the rejected requests.
+    pub requests: u64,
     /// Part of `at_least` in bursts: minutes with rejections in at most [`MAX_BURST_SECONDS`] seconds.
     pub in_bursts: u64,
     /// Hits of the largest burst.
@@ -123,8 +148,14 @@ pub struct TopKeysSnapshot {
 impl TopKeys {
     /// Tracks about `keys` keys at a time; 0 switches tracking off.
     pub fn new(keys: usize) -> Self {
-        let shards = (keys > 0).then(|| Sharded::new(SHARD_COUNT, VecDeque::new));
-        Self { shards, counters_per_shard: keys.div_ceil(SHARD_COUNT), clock_offset_us: AtomicI64::new(0) }
+        let shards = (keys > 0).then(|| Sharded::new(SHARD_COUNT, MinuteWindows::default));
+        let counters_per_shard = keys.div_ceil(SHARD_COUNT);
+        Self { shards, counters_per_shard, remembers_past: false, clock_offset_us: AtomicI64::new(0) }
+    }
+
+    /// As [`TopKeys::new`], and remembers the keys of the last hour.
+    pub fn remembering_past(keys: usize) -> Self {
+        Self { remembers_past: true, ..Self::new(keys) }
     }
 
     /// Returns `true` if keys are tracked.
@@ -145,12 +176,12 @@ impl TopKeys {
         let seconds = self.unix_seconds_by_redis_clock(now);
         let (minute, second_mark) = (seconds / MINUTE_S, 1 << (seconds % MINUTE_S));
         let mut windows = shards.lock_shard(lower_half(id));
-        if windows.back().is_none_or(|newest| newest.minute < minute) {
-            drop_windows_expired_at(&mut windows, minute);
-            windows.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
+        if windows.kept.back().is_none_or(|newest| newest.minute < minute) {
+            windows.drop_expired_at(minute, self.remembers_past);
+            windows.kept.push_back(MinuteWindow { minute, sketch: SpaceSaving::new(self.counters_per_shard) });
         }
         // If the clock was set back, count in the newest window.
-        if let Some(window) = windows.back_mut() {
+        if let Some(window) = windows.kept.back_mut() {
             // The memory of a replaced text is used again, so that a new key allocates nothing.
             let set_label = |label: &mut Option<LimitAndKey>| {
                 let label = label.get_or_insert_with(|| LimitAndKey::new(limit));
@@ -172,7 +203,7 @@ impl TopKeys {
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             let mut keys: HashMap<u128, KeySum> = HashMap::new();
             let mut missed = 0;
-            for window in windows.iter().filter(|window| window.minute >= first) {
+            for window in windows.kept.iter().filter(|window| window.minute >= first) {
                 let max_missed = window.sketch.max_missed();
                 missed += max_missed;
                 for (id, label, count) in window.sketch.iter().filter(|(_, label, _)| filter(&label.limit)) {
@@ -193,7 +224,7 @@ impl TopKeys {
         let first = (self.unix_minute_by_redis_clock(now) + 1).saturating_sub(minutes.clamp(1, KEPT_MINUTES));
         let mut hits = 0_u64;
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
-            for window in windows.iter().filter(|window| window.minute >= first) {
+            for window in windows.kept.iter().filter(|window| window.minute >= first) {
                 let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
                 hits = counted.fold(hits, |hits, (_, _, count)| hits.saturating_add(count.count));
             }
@@ -207,23 +238,35 @@ impl TopKeys {
         let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             for MinuteWindow { minute, sketch } in
-                windows.iter().filter(|window| window.minute + KEPT_MINUTES > current)
+                windows.kept.iter().filter(|window| window.minute + KEPT_MINUTES > current)
             {
-                let missed = sketch.max_missed();
-                let merged = minutes.entry(*minute).or_default();
-                merged.minute = *minute;
-                merged.max_missed = merged.max_missed.max(missed);
-                merged.keys.extend(sketch.iter().map(|(_, label, count)| {
-                    let mut sum = KeySum::new(label);
-                    sum.add_window(count, missed);
-                    sum.into_rejected_key(missed)
-                }));
+                let counts = sketch.iter().map(|(_, label, count)| (label, count));
+                add_keys_of_minute(minutes.entry(*minute).or_default(), *minute, counts, sketch.max_missed());
             }
         }
-        for minute in minutes.values_mut() {
-            minute.keys.sort_by(|a, b| (b.at_most, b.at_least, &a.text).cmp(&(a.at_most, a.at_least, &b.text)));
+        minutes.into_values().map(RejectedKeysInMinute::sorted).collect()
+    }
+
+    /// Returns the keys rejected in each of the last [`REMEMBERED_MINUTES`] minutes with rejections, the oldest first.
+    pub fn remembered_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
+        let current = self.unix_minute_by_redis_clock(now);
+        let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
+        for windows in self.shards.iter().flat_map(Sharded::lock_each) {
+            // Windows end with the next rejection in their shard, so some are kept that should be past.
+            for PastMinute { minute, keys, max_missed } in &windows.past {
+                if minute + REMEMBERED_MINUTES > current {
+                    let counts = keys.iter().map(|(label, count)| (label, *count));
+                    add_keys_of_minute(minutes.entry(*minute).or_default(), *minute, counts, *max_missed);
+                }
+            }
+            for MinuteWindow { minute, sketch } in &windows.kept {
+                if minute + REMEMBERED_MINUTES > current {
+                    let counts = sketch.iter().map(|(_, label, count)| (label, count));
+                    add_keys_of_minute(minutes.entry(*minute).or_default(), *minute, counts, sketch.max_missed());
+                }
+            }
         }
-        minutes.into_values().collect()
+        minutes.into_values().map(RejectedKeysInMinute::sorted).collect()
     }
 
     /// Returns the lower bounds of the hits rejected in the last [`KEPT_MINUTES`] by limits that `filter` accepts.
@@ -233,7 +276,7 @@ impl TopKeys {
         let mut sums: Vec<RejectedHitsInMinute> =
             (first..=current).map(|minute| RejectedHitsInMinute { minute, rejected_at_least: 0 }).collect();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
-            for window in windows.iter() {
+            for window in &windows.kept {
                 let Some(sum) = sums.iter_mut().find(|sum| sum.minute == window.minute) else { continue };
                 let counted = window.sketch.iter().filter(|(_, label, _)| filter(&label.limit));
                 sum.rejected_at_least += counted.map(|(_, _, count)| count.count - count.error).sum::<u64>();
@@ -261,8 +304,31 @@ impl TopKeys {
         self.shards
             .iter()
             .flat_map(Sharded::lock_each)
-            .for_each(|mut windows| drop_windows_expired_at(&mut windows, minute));
+            .for_each(|mut windows| windows.drop_expired_at(minute, self.remembers_past));
     }
+}
+
+impl RejectedKeysInMinute {
+    fn sorted(mut self) -> Self {
+        self.keys.sort_by(|a, b| (b.at_most, b.at_least, &a.text).cmp(&(a.at_most, a.at_least, &b.text)));
+        self
+    }
+}
+
+/// Adds the counters of one shard to a minute.
+fn add_keys_of_minute<'k>(
+    merged: &mut RejectedKeysInMinute,
+    minute: u64,
+    counts: impl Iterator<Item = (&'k LimitAndKey, CountEstimate)>,
+    max_missed: u64,
+) {
+    merged.minute = minute;
+    merged.max_missed = merged.max_missed.max(max_missed);
+    merged.keys.extend(counts.map(|(label, count)| {
+        let mut sum = KeySum::new(label);
+        sum.add_window(count, max_missed);
+        sum.into_rejected_key(max_missed)
+    }));
 }
 
 impl LimitAndKey {
@@ -286,6 +352,7 @@ impl KeySum {
             has_plain_values: true,
             at_least: 0,
             at_most: 0,
+            requests: 0,
             in_bursts: 0,
             largest_burst: 0,
         };
@@ -296,6 +363,7 @@ impl KeySum {
         let certain = count.count - count.error;
         self.key.at_least += certain;
         self.key.at_most += count.count;
+        self.key.requests += count.additions;
         self.covered += max_missed;
         if count.marks.count_ones() <= MAX_BURST_SECONDS {
             self.key.in_bursts += certain;
@@ -309,9 +377,31 @@ impl KeySum {
     }
 }
 
-fn drop_windows_expired_at(windows: &mut VecDeque<MinuteWindow>, minute: u64) {
-    while windows.front().is_some_and(|oldest| oldest.minute + KEPT_MINUTES <= minute) {
-        windows.pop_front();
+impl MinuteWindows {
+    /// Drops windows that are too old, and remembers their keys if `remembers`.
+    fn drop_expired_at(&mut self, minute: u64, remembers: bool) {
+        while self.kept.front().is_some_and(|oldest| oldest.minute + KEPT_MINUTES <= minute) {
+            let expired = self.kept.pop_front().filter(|_| remembers);
+            self.past.extend(expired.map(PastMinute::new));
+        }
+        while self.past.front().is_some_and(|oldest| oldest.minute + REMEMBERED_MINUTES <= minute) {
+            self.past.pop_front();
+        }
+    }
+}
+
+impl PastMinute {
+    fn new(window: MinuteWindow) -> Self {
+        let MinuteWindow { minute, sketch } = window;
+        let max_missed = sketch.max_missed();
+        let mut counters: Vec<(&LimitAndKey, CountEstimate)> =
+            sketch.iter().map(|(_, label, count)| (label, count)).collect();
+        counters.sort_by_key(|(_, count)| Reverse(count.count));
+        let left_out = counters.get(MAX_PAST_KEYS_PER_SHARD).map_or(0, |(_, count)| count.count);
+        let keys = counters.into_iter().take(MAX_PAST_KEYS_PER_SHARD);
+        // A clone has the capacity that it needs.
+        let keys = keys.map(|(label, count)| (label.clone(), count)).collect();
+        Self { minute, keys, max_missed: max_missed.max(left_out) }
     }
 }
 

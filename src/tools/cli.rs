@@ -17,7 +17,10 @@ mod check;
 mod explain;
 mod call;
 mod top;
+mod admin_client;
 mod blocks;
+mod reset;
+mod tap;
 mod quota;
 mod traffic_input;
 mod simulate;
@@ -78,6 +81,12 @@ enum Command {
     /// List the blocked values of a running server
     #[command(after_long_help = blocks::LIST_HELP)]
     Blocks(blocks::ListArgs),
+    /// Delete the counters that a request would charge
+    #[command(after_long_help = reset::HELP)]
+    Reset(reset::Args),
+    /// Print decisions of a running server as it makes them
+    #[command(after_long_help = tap::HELP)]
+    Tap(tap::Args),
     /// Show quota streams, and how limits are divided among proxies
     #[command(after_long_help = quota::HELP)]
     Quota(quota::Args),
@@ -120,6 +129,8 @@ Try it:
 `tollkeeper serve --help` lists every environment variable. Called as `ratelimit` it serves; called as `config_check_cmd` \
 or `client_cmd` it has the flags of envoyproxy/ratelimit's tools of that name.
 
+TOLLKEEPER_ADDR is the default of --addr, the debug listener of a running server; not of `call`.
+
 Exit codes: 0 ok, 1 failed, 2 invalid usage or settings.";
 
 /// Returns `true` for arguments that ask about this program, under any name.
@@ -158,6 +169,8 @@ fn run_command(cli: Cli) -> CommandOutcome {
         Some(Command::Block(args)) => blocks::run_block(&args),
         Some(Command::Unblock(args)) => blocks::run_unblock(&args),
         Some(Command::Blocks(args)) => blocks::run_list(&args),
+        Some(Command::Reset(args)) => reset::run(&args),
+        Some(Command::Tap(args)) => tap::run(&args),
         Some(Command::Quota(args)) => quota::run(&args),
         Some(Command::Bench(_)) => {
             print::print_error(BENCH_REMOVED);

@@ -20,6 +20,11 @@ pub fn thaw(child: &Child) {
     send(child, Signal::CONT);
 }
 
+/// Interrupts the child, as Ctrl-C does.
+pub fn interrupt(child: &Child) {
+    send(child, Signal::INT);
+}
+
 /// Kills the child with SIGKILL and waits until it has ended.
 pub fn kill(child: &mut Child) {
     // Both fail only if the process has ended already.

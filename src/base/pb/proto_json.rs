@@ -8,6 +8,7 @@
 //! written, `response_messages!` those that are only written. Each field has its name in JSON, its name in the proto
 //! file, and the functions that convert it.
 //!
+//! Decides: which lines of logs are read as requests.
 //! Decides: which JSON `/json` accepts: numbers in strings, repeated fields, unknown fields.
 
 use std::borrow::Cow;
@@ -51,8 +52,11 @@ pub const MAX_REQUEST_JSON_OBJECTS: usize = 100_000;
 
 /// Decodes a request.
 ///
+/// Also takes a line of a log that has one: a decision record, or an access log with the dynamic metadata of the
+/// answer, as docs/why.md prescribes.
+///
 /// # Errors
-/// [`JsonError::NotARequest`] if `text` is anything but one JSON object with a request's fields;
+/// [`JsonError::NotARequest`] if `text` is neither one JSON object with a request's fields nor such a line;
 /// [`JsonError::TooManyObjects`] before parsing.
 pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     // Braces in strings count too, which no real request has that many of.
@@ -60,7 +64,76 @@ pub fn request_from_json(text: &[u8]) -> Result<RateLimitRequest, JsonError> {
     if objects > MAX_REQUEST_JSON_OBJECTS {
         return Err(JsonError::TooManyObjects(objects));
     }
-    serde_json::from_slice(text).map_err(JsonError::NotARequest)
+    serde_json::from_slice(text)
+        .or_else(|error| request_from_log_line(text).ok_or(error))
+        .map_err(JsonError::NotARequest)
+}
+
+/// Request in a line of a log. Other fields of the line are ignored.
+#[derive(serde::Deserialize)]
+struct LoggedRequest {
+    domain: String,
+    descriptors: Vec<LoggedDescriptor>,
+    /// Of the request, as in metadata.
+    #[serde(default, rename = "hitsAddend")]
+    hits_addend: u32,
+    /// Verdict of a decision record.
+    verdict: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct LoggedDescriptor {
+    entries: Vec<LoggedEntry>,
+    #[serde(rename = "hitsAddend")]
+    hits_addend: Option<u64>,
+    /// Hits of a decision record, negative for a refund.
+    hits: Option<i64>,
+}
+
+/// Entry of a logged request: in metadata `key=value`.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum LoggedEntry {
+    Text(String),
+    Fields(Entry),
+}
+
+/// Decodes the request in a line of a log, which is the line or one of its fields; `None` if there is none.
+fn request_from_log_line(text: &[u8]) -> Option<RateLimitRequest> {
+    let line: Json = serde_json::from_slice(text).ok()?;
+    let mut fields = line.as_object()?.values();
+    let logged = if line.get("descriptors").is_some() {
+        LoggedRequest::deserialize(&line).ok()?
+    } else {
+        fields.find_map(|field| LoggedRequest::deserialize(field).ok())?
+    };
+    // Entries with fields are those of a request of its own form, unless this is a decision record.
+    let is_record = logged.verdict.is_some();
+    let is_logged = |entry: &LoggedEntry| is_record || matches!(entry, LoggedEntry::Text(_));
+    let all_logged = logged.descriptors.iter().flat_map(|descriptor| &descriptor.entries).all(is_logged);
+    all_logged.then(|| RateLimitRequest {
+        domain: logged.domain,
+        descriptors: logged.descriptors.into_iter().map(LoggedDescriptor::into_sent).collect(),
+        hits_addend: logged.hits_addend,
+    })
+}
+
+impl LoggedDescriptor {
+    fn into_sent(self) -> RateLimitDescriptor {
+        let entry = |entry: LoggedEntry| match entry {
+            LoggedEntry::Fields(entry) => entry,
+            LoggedEntry::Text(text) => {
+                let (key, value) = text.split_once('=').unwrap_or((&text, ""));
+                Entry { key: key.to_owned().into(), value: value.to_owned().into() }
+            }
+        };
+        RateLimitDescriptor {
+            entries: self.entries.into_iter().map(entry).collect(),
+            hits_addend: self.hits.map(i64::unsigned_abs).or(self.hits_addend),
+            is_negative_hits: self.hits.is_some_and(i64::is_negative),
+            ..RateLimitDescriptor::default()
+        }
+    }
 }
 
 /// Encodes a response as one line of JSON: camelCase names, fields ordered by number, defaults left out.

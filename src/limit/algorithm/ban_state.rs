@@ -3,15 +3,15 @@
 //! A ban is a state of its own beside the counter's, so that any algorithm can have one. A rejection of a charge by the
 //! limit itself starts the ban, or the last of `after` rejections does: rejections less than a period apart add up.
 //! While the ban lasts, nothing is charged and no further try prolongs it, unless rejected hits count: then each try
-//! is counted as a rejected one is, and the ban ends a whole `for` after the last try. Peeks see the ban, refunds pass
-//! and leave it.
+//! is counted as a rejected one is, and the ban ends a whole `for` after the last try. Peeks see the ban, and a rejected
+//! one is a rejection like that of a charge if the ban has `count_peeks`; refunds pass and leave it.
 //!
-//! Decides: when a ban begins and ends, what prolongs it; that refunds pass it.
+//! Decides: when a ban begins and ends, what prolongs it; that refunds pass it, and which peeks begin it.
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::ban::Ban;
-use crate::limit::charge::{ChargeResult, EffectiveTime, effective_time};
+use crate::limit::charge::{ChargeRequest, ChargeResult, EffectiveTime, effective_time};
 use crate::limit::request::Hits;
 
 /// State of a ban, beside that of its counter.
@@ -49,14 +49,17 @@ impl BanState {
 
     /// Applies the ban to the result of a charge on the counter, which was made as one that is rejected elsewhere if
     /// [`BanState::rejects`] it: records a rejection, and says until when the client is banned.
-    pub(crate) fn apply_to_result(&mut self, limit: &Limit, now: Time, hits: Hits, result: &mut ChargeResult) {
+    pub(crate) fn apply_to_result(
+        &mut self,
+        limit: &Limit,
+        now: Time,
+        request: ChargeRequest,
+        result: &mut ChargeResult,
+    ) {
         let Some(ban) = limit.ban() else { return };
         let mut current = CurrentBan::at_request_time(self, ban, limit, now);
         let was_banned = current.left_us > 0;
-        let is_rejected = match hits {
-            Hits::Charge(count) => count > 0 && (was_banned || !result.admitted),
-            Hits::Peek | Hits::Refund(_) => false,
-        };
+        let is_rejected = request.counts_for_ban(limit) && (was_banned || !result.admitted);
         if is_rejected && (!was_banned || limit.counts_rejected_hits()) {
             current.record_rejection(self, ban, was_banned);
             result.ban_begun = !was_banned && current.left_us > 0;
@@ -70,7 +73,7 @@ impl BanState {
         result.reset_us = result.reset_us.max(left_us);
         result.delay_us = if is_rejected { 0 } else { result.delay_us };
         let can_ever_pass = result.admitted || result.retry_after_us.is_some();
-        if !matches!(hits, Hits::Refund(_)) {
+        if !matches!(request.hits, Hits::Refund(_)) {
             result.admitted = false;
             result.delay_us = 0;
             result.retry_after_us = can_ever_pass.then(|| result.retry_after_us.unwrap_or(0).max(left_us));

@@ -134,7 +134,7 @@ impl CurrentWindow {
         let max = u64::from(limit.requests_per_unit());
         match request.hits {
             Hits::Refund(_) => true,
-            Hits::Peek if limit.counts_rejected_hits() => self.count <= max,
+            Hits::Peek if limit.passes_peeks_at_limit() => self.count <= max,
             Hits::Peek | Hits::Charge(_) => self.count.saturating_add(request.required_hits()) <= max,
         }
     }

@@ -243,7 +243,7 @@ impl State {
         };
         let rejected_elsewhere = request.rejected_elsewhere || state.ban.rejects(limit, now, request.hits);
         let mut result = state.counter.charge_counter(limit, now, ChargeRequest { rejected_elsewhere, ..request });
-        state.ban.apply_to_result(limit, now, request.hits, &mut result);
+        state.ban.apply_to_result(limit, now, request, &mut result);
         result
     }
 

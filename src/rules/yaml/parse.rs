@@ -67,7 +67,8 @@ pub fn parse_documents<'a>(
                 break;
             }
             Err(error) => {
-                builder.add_error(marker_position(error.marker()), &error.info(), hint_for_error(error.kind()));
+                let at = error_position(text, &error);
+                builder.add_error(at, &error.info(), hint_for_error(error.kind()));
                 break;
             }
         }
@@ -118,7 +119,9 @@ fn find_stray_bracket(text: &str, which: DocumentSelection, options: granit_pars
 fn hint_for_error(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
     use granit_parser::ErrorKind as Kind;
     Some(match kind {
-        Kind::TabNotAllowed | Kind::TabInBlockIndentation | Kind::TabInIndentation => "indent with spaces, not tabs",
+        Kind::TabNotAllowed | Kind::TabInBlockIndentation | Kind::TabInIndentation | Kind::TabInPlainScalar => {
+            "indent with spaces, not tabs"
+        }
         Kind::MissingAnchorOrAliasName | Kind::UnknownAnchor => "put text that begins with `*` or `&` in quotes",
         Kind::UnexpectedCharacter { character: '%' | '@' | '`' } => "put text that begins so in quotes",
         Kind::MappingValueNotAllowed | Kind::InvalidIndentation | Kind::ExpectedBlockMappingKey => {
@@ -126,6 +129,20 @@ fn hint_for_error(kind: &granit_parser::ErrorKind) -> Option<&'static str> {
         }
         Kind::UnclosedQuotedScalar | Kind::InvalidQuotedScalarIndent => "close the quote",
         _ => return None,
+    })
+}
+
+/// Position of an error. That of a tab is where the tab is, not where the value before it begins.
+fn error_position(text: &str, error: &granit_parser::ScanError) -> Position {
+    let at = marker_position(error.marker());
+    if *error.kind() != granit_parser::ErrorKind::TabInPlainScalar {
+        return at;
+    }
+    let lines = text.lines().zip(1..).skip(at.line as usize);
+    let mut indented = lines.filter(|(line, _)| line.trim_start_matches(' ').starts_with('\t'));
+    indented.next().map_or(at, |(line, number)| {
+        let column = line.find('\t').and_then(|spaces| u32::try_from(spaces).ok()).unwrap_or(0);
+        Position { line: number, column: column + 1 }
     })
 }
 

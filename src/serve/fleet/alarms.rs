@@ -1,11 +1,13 @@
 //! What is wrong now, in sentences: with this process, and between replicas.
 //!
-//! An alarm is a condition that holds at the time of the report. Nothing is kept, and none is acknowledged.
+//! An alarm is a condition that holds at the time of the report; none is acknowledged. Of each only the time is kept
+//! at which this process saw it first: it looks for its own every [`OBSERVATION_INTERVAL`], and for others when asked.
 //!
 //! Decides: which alarms a process has, and when: late process, certificate that ends, lost store.
 //! Decides: when `hot_key`, `certificate_expires`, `store_lost`, `replica_gone` and the other alarms begin.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -14,12 +16,14 @@ use serde::Serialize;
 use super::findings::{FleetFindingKind, find_problems_of_view, format_minute_of_day};
 use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};
 use super::view::FleetView;
-use crate::base::clock::Time;
+use crate::base::clock::{Time, shorten_in_tests, to_micros};
+use crate::base::sharded::lock_ignoring_poison;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
 use crate::base::threads::SCHEDULER_LAG;
 use crate::limit::StoreFailurePolicy;
 use crate::rules::rule::near_miss::MissReason;
 use crate::rules::rule::set::CompiledRule;
+use crate::rules::xds::status::StreamState;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::method::LAST_REFUSED_STREAM;
 use crate::serve::report::history::read_request_totals;
@@ -52,6 +56,101 @@ pub struct Alarm {
     pub replicas: Vec<String>,
     /// What is wrong, and a remedy.
     pub text: String,
+    /// What to do first.
+    pub advice: &'static str,
+    /// Where to read more: a path of the repository and of its site.
+    pub runbook: &'static str,
+    /// Time from which on this process knows of the alarm, RFC 3339 in UTC.
+    pub since: String,
+}
+
+/// Interval at which a process looks for its own alarms.
+pub const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
+
+/// What to do about an alarm, and the page that has more.
+pub const ADVICE: [(&str, &str, &str); 23] = [
+    (
+        "not_ready",
+        "see /problems: it names the missing rules or the lost store",
+        "docs/runbooks.md#tollkeeper-no-rules",
+    ),
+    ("store_lost", "see /store, and the network between this process and it", "docs/runbooks.md#tollkeeper-store-lost"),
+    ("server_not_used", "see /store, which names the server's failure", "docs/runbooks.md#tollkeeper-store-errors"),
+    ("reload_failed", "mend the file that /problems names, or go back", "docs/runbooks.md#tollkeeper-config-refused"),
+    ("load_failed", "see /problems of these replicas", "docs/runbooks.md#tollkeeper-config-refused"),
+    (
+        "xds_stream_lost",
+        "see xds in /rlconfig/status, and the control plane",
+        "docs/runbooks.md#tollkeeper-xds-stream-down",
+    ),
+    ("rlqs_off", "set TOLLKEEPER_RLQS=true and restart", "docs/quota.md"),
+    ("mostly_rejected", "see `tollkeeper top`, then the limit", "docs/runbooks.md#tollkeeper-refusals-surging"),
+    (
+        "rejections_rose_after_load",
+        "see what the load changed, and undo it",
+        "docs/runbooks.md#alarm-rejections-rose-after-load",
+    ),
+    ("no_requests", "see the statistics of Envoy's cluster", "docs/runbooks.md#tollkeeper-envoy-fail-open"),
+    ("hot_key", "find out who it is: `tollkeeper top`, `tollkeeper tap`", "docs/runbooks.md#alarm-hot-key"),
+    ("unmatched", "compare with `tollkeeper top --unmatched`", "docs/runbooks.md#tollkeeper-nothing-matches"),
+    (
+        "unmatched_descriptors",
+        "compare with `tollkeeper top --unmatched`",
+        "docs/runbooks.md#tollkeeper-nothing-matches",
+    ),
+    (
+        "almost_matches_rule",
+        "correct the rule, or the descriptor in Envoy",
+        "docs/troubleshooting.md#a-limit-does-nothing",
+    ),
+    ("late", "give the process more CPU, and no limit of it", "docs/runbooks.md#tollkeeper-decisions-slow"),
+    ("certificate_expired", "renew the certificate", "docs/runbooks.md#tollkeeper-certificate-expiring"),
+    ("certificate_expires", "renew the certificate", "docs/runbooks.md#tollkeeper-certificate-expiring"),
+    ("replica_gone", "see why it ended: `kubectl describe pod`", "docs/runbooks.md#alarm-replica-gone"),
+    ("not_publishing", "see whether it runs and reaches Redis", "docs/runbooks.md#tollkeeper-replicas-missing"),
+    ("different_rules", "compare /rlconfig/status of the replicas", "docs/runbooks.md#tollkeeper-replicas-differ"),
+    ("answers_by_policy", "see /store of these replicas", "docs/runbooks.md#tollkeeper-store-errors"),
+    ("clocks_apart", "synchronize the hosts' clocks", "docs/runbooks.md#tollkeeper-clock-skew"),
+    ("different_builds", "end the update that is under way", "docs/runbooks.md#tollkeeper-replicas-differ"),
+];
+
+/// Advice on other alarms, and their page.
+const OTHER_ADVICE: (&str, &str) = ("see the text", "docs/operations.md#alarms-of-the-console");
+
+/// What tells alarms apart over time.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct AlarmId {
+    kind: String,
+    /// Names of the replicas; `None` for an alarm of this process.
+    between: Option<Vec<String>>,
+}
+
+/// Times at which this process saw each alarm first.
+static FIRST_SEEN: Mutex<BTreeMap<AlarmId, Time>> = Mutex::new(BTreeMap::new());
+
+impl Alarm {
+    fn new(kind: &str, replicas: Vec<String>, text: String) -> Self {
+        let advice = ADVICE.iter().find(|(of, ..)| *of == kind).map(|(_, advice, runbook)| (*advice, *runbook));
+        let (advice, runbook) = advice.unwrap_or(OTHER_ADVICE);
+        Self { kind: kind.to_owned(), replicas, text, advice, runbook, since: String::new() }
+    }
+}
+
+/// Sets the times from which on alarms are known, all of this process or all others, and forgets those that ended.
+fn set_times(alarms: &mut [Alarm], are_own: bool, now: Time) {
+    let id_of =
+        |alarm: &Alarm| AlarmId { kind: alarm.kind.clone(), between: (!are_own).then(|| alarm.replicas.clone()) };
+    let holds: BTreeSet<_> = alarms.iter().map(id_of).collect();
+    let mut first_seen = lock_ignoring_poison(&FIRST_SEEN);
+    first_seen.retain(|id, _| holds.contains(id) || id.between.is_none() != are_own);
+    for alarm in alarms {
+        alarm.since = first_seen.entry(id_of(alarm)).or_insert(now).to_string();
+    }
+}
+
+/// Looks for alarms of this process, so that the times of their beginning are known before anyone asks.
+pub fn observe_own_alarms(collector: &MetricsCollector) {
+    set_times(&mut find_own_alarms(collector, ""), true, collector.service.clock.now());
 }
 
 impl AlarmReport {
@@ -68,18 +167,14 @@ impl AlarmReport {
             };
             replicas == [replica.as_str()] && alarms.iter().any(|alarm| alarm.kind == own)
         };
-        let of_fleet: Vec<Alarm> = find_problems_of_view(view)
+        let mut of_fleet: Vec<Alarm> = find_problems_of_view(view)
             .into_iter()
             .filter(|finding| !is_known(finding.kind, &finding.replicas))
-            .map(|finding| Alarm {
-                kind: serde_json::to_value(finding.kind)
-                    .ok()
-                    .and_then(|kind| kind.as_str().map(str::to_owned))
-                    .unwrap_or_default(),
-                replicas: finding.replicas,
-                text: finding.advice,
-            })
+            .map(|finding| Alarm::new(finding.kind.name(), finding.replicas, finding.advice))
             .collect();
+        let now = collector.service.clock.now();
+        set_times(&mut alarms, true, now);
+        set_times(&mut of_fleet, false, now);
         alarms.extend(of_fleet);
         Self { replica, version: env!("CARGO_PKG_VERSION"), replicas: view.replicas.len(), alarms }
     }
@@ -89,6 +184,7 @@ impl AlarmReport {
 fn find_own_alarms(collector: &MetricsCollector, replica: &str) -> Vec<Alarm> {
     let mut found = OwnAlarms { replica, alarms: Vec::new() };
     found.add_store_and_reload_failures(collector);
+    found.add_lost_control_plane(collector);
     found.add_refused_quotas(collector);
     found.add_traffic(collector);
     found.add_hot_key(collector);
@@ -125,6 +221,9 @@ const CERTIFICATE_EXPIRES_SOON_S: i64 = 3 * 86_400;
 /// Time after a refused quota stream for which it is an alarm; proxies try again within seconds.
 const REFUSED_STREAM_ALARM_TIME: Duration = Duration::from_secs(300);
 
+/// Time without a stream to the control plane that is no alarm: streams end when it restarts.
+const XDS_GRACE: Duration = Duration::from_secs(30);
+
 struct OwnAlarms<'r> {
     replica: &'r str,
     alarms: Vec<Alarm>,
@@ -132,7 +231,7 @@ struct OwnAlarms<'r> {
 
 impl OwnAlarms<'_> {
     fn add(&mut self, kind: &str, text: String) {
-        self.alarms.push(Alarm { kind: kind.to_owned(), replicas: vec![self.replica.to_owned()], text });
+        self.alarms.push(Alarm::new(kind, vec![self.replica.to_owned()], text));
     }
 
     fn add_store_and_reload_failures(&mut self, collector: &MetricsCollector) {
@@ -197,6 +296,23 @@ impl OwnAlarms<'_> {
         self.add("answers_by_policy", text);
     }
 
+    /// A control plane that sends no rules: those that are in force grow old.
+    fn add_lost_control_plane(&mut self, collector: &MetricsCollector) {
+        let Some(xds) = collector.service.rules.status().xds.filter(|xds| xds.stream != StreamState::Up) else {
+            return;
+        };
+        let now_us = collector.service.clock.now().as_micros();
+        let since = xds.stream_since.parse::<Timestamp>().ok().and_then(|at| u64::try_from(at.as_microsecond()).ok());
+        if since.is_some_and(|since| now_us.saturating_sub(since) < to_micros(shorten_in_tests(XDS_GRACE))) {
+            return;
+        }
+        let why =
+            xds.stream_error.map_or_else(String::new, |why| format!(": {}", truncate_and_escape(&why, MAX_KEY_CHARS)));
+        let (server, since) = (escape_unprintable(&xds.server), xds.stream_since);
+        let text = format!("no stream to the control plane {server} since {since}, its changes do not arrive{why}");
+        self.add("xds_stream_lost", text);
+    }
+
     /// Proxies that ask for quotas from a server without them.
     fn add_refused_quotas(&mut self, collector: &MetricsCollector) {
         if LAST_REFUSED_STREAM.has_recent(collector.service.clock.now(), REFUSED_STREAM_ALARM_TIME) {
@@ -254,8 +370,8 @@ impl OwnAlarms<'_> {
         if let Some(key) = find_hot_key(&snapshot(&rejects), all) {
             let (text, of) = (truncate_and_escape(&key.text, MAX_KEY_CHARS), escape_unprintable(key.limit.as_str()));
             let text = format!(
-                "one key has {} of {all} rejected hits of the last two to three minutes: {text}, by {of} (block it if \
-                 it is abuse: `tollkeeper block`; else give it a limit of its own)",
+                "one key has {} of {all} rejected hits of the last two to three minutes: {text}, by \
+                 {of} (block it if it is abuse: `tollkeeper block`; else give it a limit of its own)",
                 key.at_least
             );
             self.add("hot_key", text);

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::summary::ReplicaSummary;
 use super::view::{FleetView, GoneReplica};
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
+use crate::base::named_enum::{named_enum, serialize_by_name};
 use crate::base::text::escape_unprintable;
 
 /// A finding about replicas.
@@ -24,33 +25,35 @@ pub struct FleetFinding {
     pub advice: String,
 }
 
-/// Kind of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FleetFindingKind {
-    /// Replicas are gone without a clean stop, and no others began in their place.
-    ReplicaGone,
-    /// Replicas published nothing for a while.
-    NotPublishing,
-    /// Replicas have other rules than most.
-    DifferentRules,
-    /// Replicas rejected the last rules.
-    LoadFailed,
-    /// Replicas answer by failure policy, and others do not.
-    AnswersByPolicy,
-    /// Replicas lost the store, and others did not.
-    StoreLost,
-    /// Replicas get no traffic, and others do.
-    NoTraffic,
-    /// Clocks differ.
-    ClocksApart,
-    /// Replicas have another version of tollkeeper than most.
-    DifferentBuilds,
-    /// Replicas publish keys in another form than most, so that bounds leave them out.
-    DifferentValues,
-    /// Most descriptors match no rule, on one replica or all.
-    UnmatchedDescriptors,
+named_enum! {
+    /// Kind of a finding.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum FleetFindingKind {
+        /// Replicas are gone without a clean stop, and no others began in their place.
+        ReplicaGone = "replica_gone",
+        /// Replicas published nothing for a while.
+        NotPublishing = "not_publishing",
+        /// Replicas have other rules than most.
+        DifferentRules = "different_rules",
+        /// Replicas rejected the last rules.
+        LoadFailed = "load_failed",
+        /// Replicas answer by failure policy, and others do not.
+        AnswersByPolicy = "answers_by_policy",
+        /// Replicas lost the store, and others did not.
+        StoreLost = "store_lost",
+        /// Replicas get no traffic, and others do.
+        NoTraffic = "no_traffic",
+        /// Clocks differ.
+        ClocksApart = "clocks_apart",
+        /// Replicas have another version of tollkeeper than most.
+        DifferentBuilds = "different_builds",
+        /// Replicas publish keys in another form than most, so that bounds leave them out.
+        DifferentValues = "different_values",
+        /// Most descriptors match no rule, on one replica or all.
+        UnmatchedDescriptors = "unmatched_descriptors",
+    }
 }
+serialize_by_name!(FleetFindingKind);
 
 /// Maximum number of replicas that a finding names.
 pub const MAX_NAMED_REPLICAS: usize = 10;

@@ -60,10 +60,11 @@ struct MergedMinuteCounts {
     dropped: u64,
 }
 
-/// Rejected hits of a key in one minute: a lower bound, and the key's excess over the floor.
+/// Rejected hits of a key in one minute: a lower bound, and the key's excess over the floor; and its requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct MergedKeyCount {
     at_least: u64,
+    requests: u64,
     excess: u64,
 }
 
@@ -129,6 +130,7 @@ impl MergedRejectedKeys {
             for (key, count) in merged.keys.iter().filter(|(key, _)| filter(&key.limit)) {
                 let sum = sums.entry(key).or_default();
                 sum.at_least = sum.at_least.saturating_add(count.at_least);
+                sum.requests = sum.requests.saturating_add(count.requests);
                 sum.at_most = sum.at_most.saturating_add(merged.floor.saturating_add(count.excess));
                 sum.covered = sum.covered.saturating_add(missed);
             }
@@ -141,6 +143,7 @@ impl MergedRejectedKeys {
                 has_plain_values: key.has_plain_values,
                 at_least: sum.at_least,
                 at_most: sum.at_most.saturating_add(max_missed.saturating_sub(sum.covered)),
+                requests: sum.requests,
                 in_bursts: 0,
                 largest_burst: 0,
             })
@@ -154,6 +157,7 @@ impl MergedRejectedKeys {
 #[derive(Clone, Copy, Debug, Default)]
 struct KeyCountOverMinutes {
     at_least: u64,
+    requests: u64,
     at_most: u64,
     /// Bound of the hits that may be missing here: summed over the minutes that list this key, what a key that a minute
     /// does not list may have had in it.
@@ -167,11 +171,12 @@ impl MergedMinuteCounts {
         let mut known = HashSet::new();
         for count in &summary.counts {
             let Some(key) = keys.get(count.key).and_then(Option::as_ref) else { continue };
-            let new = MergedKeyCount { at_least: 0, excess: self.dropped };
+            let new = MergedKeyCount { excess: self.dropped, ..MergedKeyCount::default() };
             let merged = self.keys.entry(key.clone()).or_insert(new);
             // A key that is listed twice covers the floor once.
             let covered = if known.insert(key) { floor } else { 0 };
             merged.at_least = merged.at_least.saturating_add(count.at_least);
+            merged.requests = merged.requests.saturating_add(count.requests);
             merged.excess = merged.excess.saturating_add(count.at_most.saturating_sub(covered));
         }
         if self.keys.len() > 2 * MAX_KEYS_PER_MINUTE {
@@ -256,6 +261,7 @@ impl MergedBusiestKeys {
                 has_plain_values: id.has_plain_values,
                 at_least: *hits,
                 at_most: *hits,
+                requests: 0,
                 in_bursts: 0,
                 largest_burst: 0,
             })

@@ -37,7 +37,7 @@ const MAX_BUSY_KEYS_BYTES: usize = 4 << 10;
 /// Part of [`MAX_LIMITS_BYTES`] for sketches.
 const MAX_SKETCHES_BYTES: usize = 16 << 10;
 /// JSON punctuation and names of fields of one count, key, limit, in bytes.
-const COUNT_JSON_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":},"#.len();
+const COUNT_JSON_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":,"r":},"#.len();
 const BUSY_KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":,"h":},"#.len();
 const KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":}"#.len();
 const LIMIT_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"m":,"r":,"h":},"#.len();
@@ -321,7 +321,8 @@ pub fn add_rejected_keys(
     let deepest = minutes.iter().map(|minute| minute.keys.len()).max().unwrap_or(0);
     'ranks: for rank in 0..deepest {
         for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {
-            let Some(RejectedKey { limit, text, at_least, at_most, .. }) = minute.keys.get(rank) else { continue };
+            let Some(rejected) = minute.keys.get(rank) else { continue };
+            let RejectedKey { limit, text, at_least, at_most, requests, .. } = rejected;
             let known = names.indexes.get(&**limit).and_then(|name| indexes.get(&(*name, Arc::clone(text))));
             let of_key = KEY_JSON_OVERHEAD_BYTES
                 + names.max_index_digits()
@@ -330,7 +331,8 @@ pub fn add_rejected_keys(
             let of_count = COUNT_JSON_OVERHEAD_BYTES
                 + count_digits(summary.keys.len() as u64)
                 + count_digits(*at_least)
-                + count_digits(*at_most);
+                + count_digits(*at_most)
+                + count_digits(*requests);
             let cost = of_count + if known.is_some() { 0 } else { of_key };
             if cost > room {
                 break 'ranks;
@@ -341,7 +343,12 @@ pub fn add_rejected_keys(
                 summary.keys.push(RejectedKeySummary { name, text: text.to_string() });
                 summary.keys.len() - 1
             });
-            of_summary.counts.push(RejectedKeyCountSummary { key, at_least: *at_least, at_most: *at_most });
+            of_summary.counts.push(RejectedKeyCountSummary {
+                key,
+                at_least: *at_least,
+                at_most: *at_most,
+                requests: *requests,
+            });
         }
     }
     for (minute, of_summary) in minutes.iter().zip(&mut summary.minutes) {

@@ -27,7 +27,7 @@ use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use crate::serve::report::{DomainsByMetricName, Format, SearchWords};
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_bound_us;
-use crate::telemetry::metrics::limit_stats::is_at_or_below_prefix;
+use crate::telemetry::metrics::limit_stats::{DecisionCounts, LimitStat, LimitStats, is_at_or_below_prefix};
 
 /// Query of `/fleet`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -106,7 +106,7 @@ pub struct FleetReport {
     pub blocked_values: usize,
     /// Keys that all replicas together rejected most.
     pub top: TopReport,
-    /// Number of limits that match the query, in the report or not.
+    /// Number of limits that match the query, in the report or not: those in the summaries, and those loaded here.
     pub limits: usize,
     /// Number of times that a replica had no room for a limit in its summary.
     pub limits_left_out: usize,
@@ -253,6 +253,11 @@ impl FleetReport {
             .filter(|(name, _)| query.matches_limit_name(name) && query.search.are_in(name))
             .map(|(name, limit)| FleetLimitReport::new(name, limit, &domains))
             .collect();
+        let unpublished = rules.into_iter().flat_map(RuleSet::rules).flat_map(|rule| &rule.limits).filter(|limit| {
+            let name = limit.stats.name().as_str();
+            !view.limits.by_name.contains_key(name) && query.matches_limit_name(name) && query.search.are_in(name)
+        });
+        limits.extend(unpublished.map(|limit| FleetLimitReport::of_this_replica(&limit.stats, &domains)));
         limits.sort_by(|a, b| (b.rejected, b.matched, &a.rule).cmp(&(a.rejected, a.matched, &b.rule)));
         match query.order {
             FleetLimitOrder::Rejected => {}
@@ -375,6 +380,27 @@ impl FleetLimitReport {
     }
 }
 
+impl FleetLimitReport {
+    /// Counts of this replica alone, of a limit that no summary had room for.
+    fn of_this_replica(stats: &LimitStats, domains: &DomainsByMetricName) -> Self {
+        let DecisionCounts { total: matched, rejected } = stats.total_decision_counts();
+        let slots = Some(SlotCounts::of_stats(stats)).filter(|counts| *counts != SlotCounts::default());
+        Self {
+            rule: stats.name().as_str().to_owned(),
+            domain: domains.find_domain(stats.name()),
+            replicas: 1,
+            shadow_mode: false,
+            candidate: false,
+            matched,
+            rejected,
+            near_limit_hits: stats.counter_value(LimitStat::NearLimit),
+            distinct_keys: None,
+            distinct_rejected_keys: None,
+            slots,
+        }
+    }
+}
+
 /// Marks the limits that are in shadow mode or candidates.
 fn mark_shadow_and_candidates(limits: &mut [FleetLimitReport], rules: &RuleSet) {
     let mut by_name: HashMap<String, &mut FleetLimitReport> =
@@ -424,7 +450,7 @@ impl FleetReport {
         if let Some(problem) = &self.problem {
             let _ = writeln!(page, "This replica only: {}\n", escape_unprintable(problem));
         }
-        let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "AGE", "REPLICA"];
+        let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "UPTIME", "AGE", "REPLICA"];
         let running = self.replicas.iter().filter(|replica| replica.gone_since.is_none()).count();
         let total = (running > 1).then(|| self.format_total_row(running));
         page += &format_table(
@@ -469,8 +495,10 @@ impl FleetReport {
         }
         if part == FleetTextContent::Rules && self.limits_left_out > 0 {
             let count = self.limits_left_out;
-            let _ =
-                writeln!(page, "\nLimits without room in the summary of a replica: {count}. Counts leave them out.");
+            let _ = writeln!(
+                page,
+                "\nLimits without room in the summary of a replica: {count}. Their counts are of fewer replicas."
+            );
         }
         page
     }
@@ -512,11 +540,11 @@ impl FleetReport {
     }
 
     /// Formats the cells of the sum over all replicas.
-    fn format_total_row(&self, replicas: usize) -> [String; 8] {
+    fn format_total_row(&self, replicas: usize) -> [String; 9] {
         let none = || "-".to_owned();
         let replicas = format!("all {replicas}");
         let [calls, rejected, p99] = self.recent.format_rate_cells();
-        [calls, rejected, p99, none(), none(), none(), none(), replicas]
+        [calls, rejected, p99, none(), none(), none(), none(), none(), replicas]
     }
 }
 
@@ -531,7 +559,7 @@ impl RecentDecisionRates {
 
 impl ReplicaReport {
     /// Formats the cells of the text form.
-    fn format_row(&self) -> [String; 8] {
+    fn format_row(&self) -> [String; 9] {
         let is_gone = self.gone_since.is_some();
         let [calls, rejected, p99] =
             if is_gone { std::array::from_fn(|_| "-".to_owned()) } else { self.recent.format_rate_cells() };
@@ -555,6 +583,7 @@ impl ReplicaReport {
             escape_unprintable(&abbreviate_hash(&self.rules.hash)),
             self.slot.map_or_else(|| "-".to_owned(), |slot| slot.to_string()),
             format_age(self.age_s),
+            format_age(self.published_s_ago),
             format!("{}{state}", escape_unprintable(&self.name)),
         ]
     }

@@ -302,6 +302,9 @@ pub struct RejectedKeyCountSummary {
     /// Upper bound of the hits.
     #[serde(rename = "u")]
     pub at_most: u64,
+    /// Lower bound of the requests; 0 from older versions.
+    #[serde(rename = "r", default)]
+    pub requests: u64,
 }
 
 impl PublishedKeyForm {

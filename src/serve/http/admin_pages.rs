@@ -1,4 +1,4 @@
-//! Pages for administration: settings, counters, log level.
+//! Pages for administration: settings, counters, log level, live decisions.
 //!
 //! All but `/settings` and reading the log level need the admin token and write a line to the audit log, which names
 //! the client, the page and the domain, rule or descriptors.
@@ -6,11 +6,14 @@
 //! Decides: `/log_level`; when `/reset` and `/counters` answer 404, how many counters are listed.
 //! Decides: what a reset says of other replicas; audit lines.
 
-use axum::body::Bytes;
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, Uri};
-use axum::response::Response;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream;
 use serde::{Deserialize, Serialize};
 
 use super::admin_token::AuthenticatedAdmin;
@@ -20,6 +23,8 @@ use super::response::{respond_no_rules, respond_pretty_json, respond_text};
 use crate::base::pb::proto_json;
 use crate::base::text::to_pretty_json;
 use crate::decide::counter_commands::RuleRef;
+use crate::decide::log::record::RecordedVerdict;
+use crate::decide::tap::{MAX_LISTENERS, TapFilter};
 use crate::serve::grpc::decode;
 use crate::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
 use crate::settings::report::list_effective_settings;
@@ -111,6 +116,34 @@ pub(super) async fn reset_counters(admin: AuthenticatedAdmin, State(state): Stat
         Ok(reset) => respond_pretty_json(&ResetReport { reset, announced }),
         Err(error) => respond_text(StatusCode::BAD_GATEWAY, format!("{error}\n")),
     }
+}
+
+/// `/tap`: decisions as they are made, until the client leaves or the process begins to stop.
+pub(super) async fn tap_decisions(
+    admin: AuthenticatedAdmin,
+    State(state): State<AppState>,
+    query: Result<Query<TapFilter>, QueryRejection>,
+) -> Response {
+    let Query(filter) = match query {
+        Ok(query) => query,
+        Err(rejection) => return admin.reject_with_audit_log(StatusCode::BAD_REQUEST, rejection.body_text()),
+    };
+    let Some(lines) = state.collector.service.decider.tap.listen(filter.clone()) else {
+        let what = format!("there are {MAX_LISTENERS} taps already (end one and retry)");
+        return admin.reject_with_audit_log(StatusCode::SERVICE_UNAVAILABLE, what);
+    };
+    let AuthenticatedAdmin { peer, path } = &admin;
+    let TapFilter { domain, entry, verdict } = &filter;
+    let verdict = verdict.map(RecordedVerdict::name);
+    tracing::warn!(target: AUDIT_TARGET, peer, path, domain, entry, verdict, "decisions tapped");
+    let stream = stream::unfold((lines, state.live.stopping()), |(mut lines, mut stopping)| async move {
+        let line = tokio::select! {
+            _ = stopping.wait_for(|stop| *stop) => None,
+            line = lines.next_lines() => line,
+        }?;
+        Some((Ok::<_, Infallible>(line), (lines, stopping)))
+    });
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(stream)).into_response()
 }
 
 /// `GET /log_level`: the current log level.

@@ -38,7 +38,7 @@ const CONSOLE_MODULES: [(&str, &str); 6] = [
 ];
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 24] = [
+const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 26] = [
     ("/", "the console in a browser, this list elsewhere"),
     ("/alarms", "what is wrong now, with this process and between replicas, as JSON"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
@@ -55,17 +55,25 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 24] = [
     ),
     ("/quota", "streams of quotas, and what each proxy has of each key as JSON; `format=text`, `rule=NAME`, `most=N`"),
     ("/readyz", "200 if the process can decide requests, otherwise the reason"),
+    (
+        "/rejections",
+        "rejections of the last hour by minute and key as JSON; `format=text`, `key=TEXT`, `at=14:05`, `rule=NAME`, `most=N`",
+    ),
     ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration as JSON"),
     ("/rule_text?origin=FILE:LINE:COLUMN", "lines of a rule in its file, and its limits, as JSON"),
     (
         "/rules",
-        "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `search=WORDS`, `rejecting=true`, `finding=KIND`, `order=ORDER`, `most=N`, `offset=N`",
+        "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `search=WORDS`, `rejecting=true`, `finding=KIND`, `order=recent|rejected|matched|share|near|keys|name|file`, `most=N`, `offset=N`",
     ),
     ("/settings", "effective settings as JSON, secrets masked"),
     ("/stats", "all metrics as text, under their statsd names, or else their Prometheus names"),
     ("/store", "store statistics as JSON: failed charges, failure policies, leases, replicas"),
+    (
+        "/tap",
+        "decisions as they are made, as lines of the decision log, 100 a second at most; `domain=NAME`, `entry=KEY=VALUE`, `verdict=VERDICT`; needs the token",
+    ),
     (
         "/top",
         "most rejected and busiest keys as JSON; `format=text` (`show=busiest`), `minutes=1..10`, `rule=NAME`, `most=N`",
@@ -127,6 +135,11 @@ fn parse_accept_weight(range: &str, media_type: &str) -> Option<f32> {
     parts.next()?.eq_ignore_ascii_case(media_type).then_some(())?;
     let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
     Some(weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)))
+}
+
+/// Status 404, with the list of pages.
+pub(super) async fn respond_page_not_found() -> Response {
+    respond_error(StatusCode::NOT_FOUND, format!("404 page not found\n\n{}", format_debug_page_list()))
 }
 
 fn format_debug_page_list() -> String {

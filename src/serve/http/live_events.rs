@@ -86,6 +86,11 @@ impl LiveEvents {
         Self { collector, pages, stopping, subscribers: Arc::default(), sampler: Mutex::default() }
     }
 
+    /// Turns true when the process begins to stop.
+    pub(super) fn stopping(&self) -> watch::Receiver<bool> {
+        self.stopping.clone()
+    }
+
     /// Adds a subscriber.
     pub(super) fn subscribe(self: &Arc<Self>, peer: IpAddr) -> LiveSubscriber {
         let displaced = self.subscribers.add_subscriber(peer);

@@ -1,7 +1,7 @@
-//! Pages of reports: `/top`, `/unmatched`, `/rules`, `/fleet`, `/quota`, `/history`, `/alarms`, `/rule_text`,
+//! Pages of reports: `/top`, `/rejections`, `/unmatched`, `/rules`, `/fleet`, `/quota`, `/history`, `/alarms`, `/rule_text`,
 //! `/what_if`, and `/live` as server-sent events. They charge and change nothing.
 //!
-//! They are JSON; the first five are text with `format=text`. A report reads the statistics of every limit, so it is
+//! They are JSON; the first six are text with `format=text`. A report reads the statistics of every limit, so it is
 //! built by the page builder like metrics. The parameters of a page, with their defaults and maxima, are in the
 //! `...Query` beside its report; an invalid one is answered with status 400 before the page is built. The `/live`
 //! stream of a slow client skips events instead of queueing them, and ends when the process begins to stop.
@@ -31,11 +31,12 @@ use super::page_builder::{Page, PageBuilder};
 use super::response::{respond_bad_query, respond_metrics_off, respond_no_rules, respond_text};
 use crate::base::text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
-use crate::serve::fleet::alarms::AlarmReport;
+use crate::serve::fleet::alarms::{AlarmReport, OBSERVATION_INTERVAL, observe_own_alarms};
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::page::{QuotaReport, ReportScope};
 use crate::serve::report::history::{HistoryQuery, HistoryReport, read_request_totals};
+use crate::serve::report::rejections::{RejectionsQuery, RejectionsReport};
 use crate::serve::report::rule_text::{RuleTextQuery, RuleTextReport};
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};
 use crate::serve::report::top::{TopQuery, TopReport};
@@ -51,8 +52,7 @@ pub(super) async fn show_top(
 ) -> Response {
     let (service, format) = (Arc::clone(&state.collector.service), query.format);
     if !service.decider.metrics.top_keys.is_tracking() {
-        let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
-        return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
+        return respond_keys_not_tracked();
     }
     let render = move || {
         let loaded = service.rules.current_rules_owned();
@@ -68,6 +68,34 @@ pub(super) async fn show_top(
         build_report_page(format, &report, |report| report.format_text(query.show))
     };
     state.pages.respond_with_page(&uri, render).await
+}
+
+/// `/rejections`
+pub(super) async fn show_rejections(
+    State(state): State<AppState>,
+    uri: Uri,
+    CountsPageQuery(query): CountsPageQuery<RejectionsQuery>,
+) -> Response {
+    let (service, format) = (Arc::clone(&state.collector.service), query.format);
+    if !service.decider.metrics.top_keys.is_tracking() {
+        return respond_keys_not_tracked();
+    }
+    let render = move || {
+        let loaded = service.rules.current_rules_owned();
+        let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
+        let has_values = matches!(service.decider.key_values, ValueForm::Plain);
+        let (top_keys, now) = (&service.decider.metrics.top_keys, service.clock.now());
+        match RejectionsReport::new(top_keys, &domains, now, &query, has_values) {
+            Ok(report) => build_report_page(format, &report, RejectionsReport::format_text),
+            Err(error) => Some(Page::error(StatusCode::BAD_REQUEST, format!("{error}\n"))),
+        }
+    };
+    state.pages.respond_with_page(&uri, render).await
+}
+
+fn respond_keys_not_tracked() -> Response {
+    let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
+    respond_text(StatusCode::SERVICE_UNAVAILABLE, what)
 }
 
 /// `/unmatched`
@@ -97,8 +125,8 @@ pub(super) async fn show_rules(
     let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
     let quota = state.collector.quota.clone();
     let render = move || {
-        let top_keys = &service.decider.metrics.top_keys;
-        let mut report = RuleUsageReport::new(&loaded.rules, top_keys, service.clock.now(), &query);
+        let metrics = &service.decider.metrics;
+        let mut report = RuleUsageReport::new(&loaded.rules, metrics, service.clock.now(), &query);
         if let Some(quota) = &quota {
             report.add_quotas(quota);
         }
@@ -190,6 +218,16 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
         };
         // Without a thread the next minute has the counts of both.
         let _ = pages.run_one_at_a_time(record).await;
+    }
+}
+
+/// Looks for alarms of this process every few seconds, on the thread that builds pages.
+pub async fn observe_alarms(collector: MetricsCollector, pages: PageBuilder) {
+    loop {
+        sleep(OBSERVATION_INTERVAL).await;
+        let collector = collector.clone();
+        // Without a thread the next look finds them.
+        let _ = pages.run_one_at_a_time(move || observe_own_alarms(&collector)).await;
     }
 }
 

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DomainsByMetricName, Format, SearchWords};
 use crate::base::clock::Time;
+use crate::base::named_enum::named_enum;
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::limit::Limit;
@@ -23,9 +24,11 @@ use crate::limit::algorithm::CapacityRuleKey;
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::serve::quota::page::RuleQuotaCounts;
 use crate::serve::quota::service::QuotaService;
+use crate::telemetry::decision_history::MinuteCounts;
 use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::limit_stats::{DecisionCounts, LimitName, LimitStat, LimitStats};
-use crate::telemetry::top_keys::{KEPT_MINUTES, MAX_BURST_SECONDS, TopKeys, TopKeysSnapshot};
+use crate::telemetry::service_metrics::ServiceMetrics;
+use crate::telemetry::top_keys::{KEPT_MINUTES, MAX_BURST_SECONDS, TopKeysSnapshot};
 
 /// Query of `/rules`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -57,8 +60,10 @@ pub struct RulesQuery {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitOrder {
-    /// By rejected and then by matched decisions, the most first.
+    /// By rejected and then by matched decisions of the last ten minutes, the most first; then as `Rejected`.
     #[default]
+    Recent,
+    /// By rejected and then by matched decisions, the most first.
     Rejected,
     /// By the number of decisions, the most first.
     Matched,
@@ -135,6 +140,12 @@ pub struct LimitReport {
     pub of: Option<String>,
     /// Time since counting began, in seconds.
     pub age_s: u64,
+    /// Number of decisions in the last ten minutes.
+    #[serde(default)]
+    pub recently_matched: u64,
+    /// Number of decisions in the last ten minutes that rejected, in shadow mode too.
+    #[serde(default)]
+    pub recently_rejected: u64,
     /// Number of decisions.
     pub matched: u64,
     /// Number of decisions that rejected, by a policy and in shadow mode too.
@@ -219,24 +230,26 @@ pub struct LimitFinding {
     pub advice: String,
 }
 
-/// Kind of a finding.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LimitFindingKind {
-    /// No request matched the limit.
-    NeverMatched,
-    /// The limit rejected nothing.
-    NeverRejected,
-    /// Nearly every request has another key.
-    KeysSeenOnce,
-    /// Most rejected hits came in short bursts.
-    TokenBucket,
-    /// Slots of a concurrent limit are taken and never released.
-    SlotsNotReleased,
-    /// Estimates are reserved and never settled.
-    ReservationsNotSettled,
-    /// A default of `TOLLKEEPER_RULE_DEFAULTS` was left out.
-    DefaultLeftOut,
+named_enum! {
+    /// Kind of a finding.
+    #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum LimitFindingKind {
+        /// No request matched the limit.
+        NeverMatched = "never_matched",
+        /// The limit rejected nothing.
+        NeverRejected = "never_rejected" | "never_refused",
+        /// Nearly every request has another key.
+        KeysSeenOnce = "keys_seen_once",
+        /// Most rejected hits came in short bursts.
+        TokenBucket = "token_bucket",
+        /// Slots of a concurrent limit are taken and never released.
+        SlotsNotReleased = "slots_not_released",
+        /// Estimates are reserved and never settled.
+        ReservationsNotSettled = "reservations_not_settled",
+        /// A default of `TOLLKEEPER_RULE_DEFAULTS` was left out.
+        DefaultLeftOut = "default_left_out",
+    }
 }
 
 /// Rejected hits of a limit in the last minutes.
@@ -249,12 +262,16 @@ struct BurstStats {
 
 impl RuleUsageReport {
     /// Computes the report for the limits of `rules`.
-    pub fn new(rules: &RuleSet, top_keys: &TopKeys, now: Time, query: &RulesQuery) -> Self {
-        let bursts = sum_burst_stats(&top_keys.snapshot(now, KEPT_MINUTES, |name| query.matches_limit_name(name)));
+    pub fn new(rules: &RuleSet, metrics: &ServiceMetrics, now: Time, query: &RulesQuery) -> Self {
+        let bursts =
+            sum_burst_stats(&metrics.top_keys.snapshot(now, KEPT_MINUTES, |name| query.matches_limit_name(name)));
         let bursts_of = |stats: &LimitStats| bursts.get(stats.name_arc()).copied().unwrap_or_default();
         let needs_findings = query.found || query.finding.is_some();
-        let limits =
-            rules.rules().flat_map(|rule| (0..rule.limits.len()).map(move |index| LimitOfRule { rule, index }));
+        let recent = LimitOfRule::all(rules).map(LimitOfRule::stats);
+        let recent = metrics.history.sum_last_minutes(now, KEPT_MINUTES, recent);
+        let limits = LimitOfRule::all(rules)
+            .zip(recent)
+            .map(|(limit, recent)| LimitOfRule { recent: decisions_of_minutes(recent), ..limit });
         let mut found: Vec<LimitOfRule<'_>> = limits
             .filter(|limit| query.matches_limit_name(limit.stats().name()) && limit.contains_words(&query.search))
             .filter(|limit| !query.rejecting || limit.stats().total_decision_counts().rejected > 0)
@@ -292,7 +309,7 @@ impl RuleUsageReport {
         if self.rules.is_empty() {
             return "no limit matches\n".to_owned();
         }
-        let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
+        let headings = ["10 MIN", "REJECTED", "MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "BURSTS", "RULE"];
         let mut page = format_table(&headings, self.rules.iter().map(LimitReport::format_row), NumberAlignment::Right);
         // Most limits reject nothing most of the time: this is told once, below.
         let is_told = |finding: &&LimitFinding| finding.kind != LimitFindingKind::NeverRejected;
@@ -362,29 +379,48 @@ impl RulesQuery {
 struct LimitOfRule<'r> {
     rule: &'r CompiledRule,
     index: usize,
+    /// Decisions of the last ten minutes.
+    recent: DecisionCounts,
+}
+
+fn decisions_of_minutes(counts: MinuteCounts) -> DecisionCounts {
+    let MinuteCounts { matched, rejected, exceeded_in_shadow, .. } = counts;
+    DecisionCounts { total: matched.into(), rejected: u64::from(rejected) + u64::from(exceeded_in_shadow) }
 }
 
 impl<'r> LimitOfRule<'r> {
+    /// All limits, without their recent decisions.
+    fn all(rules: &'r RuleSet) -> impl Iterator<Item = Self> {
+        let limits_of = |rule: &'r CompiledRule| (0..rule.limits.len()).map(move |index| (rule, index));
+        let recent = DecisionCounts::default();
+        rules.rules().flat_map(limits_of).map(move |(rule, index)| Self { rule, index, recent })
+    }
+
     fn stats(self) -> &'r LimitStats {
         &self.rule.limits[self.index].stats
     }
 
     /// Values by which the limit is sorted before its name.
-    fn sort_key(self, order: LimitOrder) -> [Reverse<u64>; 2] {
+    fn sort_key(self, order: LimitOrder) -> [Reverse<u64>; 4] {
         let DecisionCounts { total: matched, rejected } = self.stats().total_decision_counts();
         let first = match order {
+            LimitOrder::Recent => {
+                return [self.recent.rejected, self.recent.total, rejected, matched].map(Reverse);
+            }
             LimitOrder::Rejected => rejected,
             LimitOrder::Matched => matched,
             LimitOrder::Share => rejected.saturating_mul(1_000_000) / matched.max(1),
             LimitOrder::Near => self.stats().counter_value(LimitStat::NearLimit),
             LimitOrder::Keys => self.rule.limits.first().map_or(0, |first| first.stats.keys.estimate()),
-            LimitOrder::Name | LimitOrder::File => return [Reverse(0); 2],
+            LimitOrder::Name | LimitOrder::File => return [Reverse(0); 4],
         };
-        [Reverse(first), Reverse(matched)]
+        [first, matched, 0, 0].map(Reverse)
     }
 
     fn report(self, bursts: BurstStats) -> LimitReport {
-        LimitReport::new(self.rule, self.index, bursts)
+        let DecisionCounts { total, rejected } = self.recent;
+        let report = LimitReport::new(self.rule, self.index, bursts);
+        LimitReport { recently_matched: total, recently_rejected: rejected, ..report }
     }
 
     /// True if name, position and description together contain these words.
@@ -417,6 +453,8 @@ impl LimitReport {
             candidate: limit.candidate,
             of: enforced.map(|enforced| enforced.stats.name().as_str().to_owned()),
             age_s: stats.age().as_secs(),
+            recently_matched: 0,
+            recently_rejected: 0,
             matched: decisions.total,
             rejected: decisions.rejected,
             near_limit_hits: stats.counter_value(LimitStat::NearLimit),
@@ -441,17 +479,20 @@ impl LimitReport {
     }
 
     /// Cells of the text form.
-    fn format_row(&self) -> [String; 7] {
+    fn format_row(&self) -> [String; 9] {
         let share = self.burst_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0));
+        let recent = [self.recently_matched, self.recently_rejected].map(|number| number.to_string());
         let numbers =
             [self.matched, self.rejected, self.near_limit_hits, self.distinct_keys, self.distinct_rejected_keys];
         let [matched, rejected, near, keys, rejected_keys] = numbers.map(|number| number.to_string());
+        let [recently_matched, recently_rejected] = recent;
         let shadow = match (self.candidate, self.shadow_mode) {
             (true, _) => " (candidate)",
             (false, true) => " (shadow mode)",
             (false, false) => "",
         };
-        [matched, rejected, near, keys, rejected_keys, share, format!("{}{shadow}", escape_unprintable(&self.rule))]
+        let rule = format!("{}{shadow}", escape_unprintable(&self.rule));
+        [recently_matched, recently_rejected, matched, rejected, near, keys, rejected_keys, share, rule]
     }
 
     fn find_findings(&self, limit: &Limit, bursts: BurstStats) -> Vec<LimitFinding> {

@@ -127,6 +127,9 @@ pub struct TopKey {
     pub rejected_at_least: u64,
     /// Upper bound of the rejected hits.
     pub rejected_at_most: u64,
+    /// Lower bound of the rejected requests; a peek is one hit.
+    #[serde(default)]
+    pub requests_at_least: u64,
     /// Why the limit rejects nothing; absent for one that rejects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<UnenforcedMode>,
@@ -257,12 +260,13 @@ impl TopReport {
             [
                 key.rejected_at_least.to_string(),
                 key.rejected_at_most.to_string(),
+                key.requests_at_least.to_string(),
                 escape_unprintable(&key.rule) + key.mode.map_or("", UnenforcedMode::name_suffix),
                 escape_unprintable(&key.key),
             ]
         };
         page += &format_table(
-            &["AT LEAST", "AT MOST", "RULE", "KEY"],
+            &["AT LEAST", "AT MOST", "REQUESTS", "RULE", "KEY"],
             self.overall.iter().map(row),
             NumberAlignment::Right,
         );
@@ -270,10 +274,15 @@ impl TopReport {
             let mark = limit.keys.first().and_then(|key| key.mode).map_or("", UnenforcedMode::name_suffix);
             page += &format!("\n{}{mark}: at least {}\n", escape_unprintable(&limit.rule), limit.rejected_at_least);
             let row = |key: &TopKey| {
-                [format!("  {}", key.rejected_at_least), key.rejected_at_most.to_string(), escape_unprintable(&key.key)]
+                [
+                    format!("  {}", key.rejected_at_least),
+                    key.rejected_at_most.to_string(),
+                    key.requests_at_least.to_string(),
+                    escape_unprintable(&key.key),
+                ]
             };
-            page +=
-                &format_table(&["  AT LEAST", "AT MOST", "KEY"], limit.keys.iter().map(row), NumberAlignment::Right);
+            let headings = ["  AT LEAST", "AT MOST", "REQUESTS", "KEY"];
+            page += &format_table(&headings, limit.keys.iter().map(row), NumberAlignment::Right);
         }
         page
     }
@@ -288,6 +297,7 @@ impl TopKey {
             entries: parse_shown_entries(&rejected.text, rejected.has_plain_values),
             rejected_at_least: rejected.at_least,
             rejected_at_most: rejected.at_most,
+            requests_at_least: rejected.requests,
             mode: domains.find_mode(&rejected.limit),
         }
     }

@@ -97,11 +97,10 @@ impl MemoryShard {
         if self.is_any_counter_held(charge) {
             return self.charge_with_holds(charge, now);
         }
-        // Peeks and refunds add no counter.
-        let may_add = matches!(charge.request.hits, Hits::Charge(_));
+        let may_add = may_add_entry(charge);
         if let [counter] = &*charge.counters {
             let mut slots = [self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit())];
-            if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
+            if let Err(full) = self.make_room(&mut slots, may_add, now) {
                 return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
             }
             let mut state = self.take_state(&slots[0]);
@@ -116,7 +115,7 @@ impl MemoryShard {
             .iter()
             .map(|counter| self.find_counter(charge.path_hash ^ counter.tag, counter.as_joint_limit()))
             .collect();
-        if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
+        if let Err(full) = self.make_room(&mut slots, may_add, now) {
             return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
         }
         let limits: SmallVec<[JointLimit<'_>; 4]> = slots.iter().map(|slot| slot.joint_limit).collect();
@@ -190,7 +189,7 @@ impl MemoryShard {
         let mut slots = [self.find_counter(key, JointLimit { limit, rejects_others: true })];
         let is_empty = state == State::empty_for(limit);
         if (slots[0].index.is_none() && is_empty && !self.has_ban(key))
-            || self.make_room(&mut slots, Hits::Charge(1), now).is_err()
+            || self.make_room(&mut slots, true, now).is_err()
         {
             return;
         }
@@ -268,13 +267,13 @@ impl MemoryShard {
     ///
     /// An existing log may outgrow the shard once all other counters that can be evicted are: its limit bounds it, and
     /// a rule with a long log would otherwise fail for everyone in a shard that is too small for it.
-    fn make_room(&mut self, slots: &mut [CounterLookup<'_>], hits: Hits, now: Time) -> Result<(), MemoryFull> {
-        // Peeks and refunds add nothing, and a counter that is there grows only with its log or its ban.
+    fn make_room(&mut self, slots: &mut [CounterLookup<'_>], may_add: bool, now: Time) -> Result<(), MemoryFull> {
+        // A counter that is there grows only with its log or its ban.
         let grows = |slot: &CounterLookup<'_>| {
             let limit = slot.joint_limit.limit;
             slot.index.is_none() || limit.ban().is_some() || limit.algorithm() == Algorithm::SlidingWindowLog
         };
-        if !matches!(hits, Hits::Charge(_)) || !slots.iter().any(grows) {
+        if !may_add || !slots.iter().any(grows) {
             return Ok(());
         }
         loop {
@@ -492,6 +491,12 @@ impl MemoryShard {
         }
         self.length = last;
     }
+}
+
+/// True if a charge may add an entry. Refunds and peeks add none, but for the ban that a rejected peek begins.
+fn may_add_entry(charge: &Charge<'_>) -> bool {
+    let begins_ban = || charge.counters.iter().any(|counter| charge.request.counts_for_ban(counter.limit));
+    matches!(charge.request.hits, Hits::Charge(_)) || begins_ban()
 }
 
 /// Returns the key of the ban beside a counter.

@@ -24,7 +24,6 @@ use crate::limit::algorithm::region::{GlobalTimeAndStanding, RegionHitsByAllotme
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge};
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
-use crate::limit::ban::Ban;
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
 use crate::limit::hold::{TotalHold, supports_holds};
 use crate::limit::request::Hits;
@@ -303,7 +302,7 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
         });
         if has_bans {
             last_key += u64::from(limit.ban().is_some());
-            encoder.push_ban(limit.ban(), last_key);
+            encoder.push_ban(limit, last_key);
         }
         if has_reservations {
             last_reservations += u64::from(limit.reservations().is_some());
@@ -362,15 +361,18 @@ pub fn encode_global_redis_view(view: &GlobalTimeAndStanding) -> [u8; 40] {
     argument
 }
 
-/// Returns the hits that a charge adds, negative for a refund, and below -1 by the true cost for the settlement of a
-/// reservation, whose cost may be 0; `None` if the charge cannot change a counter.
+/// Returns the hits that a charge adds, negative for a refund, 0 for a peek that may begin a ban, and below -1 by the
+/// true cost for the settlement of a reservation, whose cost may be 0; `None` if the charge cannot change a counter.
 fn encode_signed_hits(charge: &OwnedCharge) -> Option<i64> {
     match charge.request.hits {
         _ if charge.dry_run => None,
         Hits::Refund(cost) if charge.slot.as_deref().is_some_and(|slot| slot.action.is_release()) => {
             Some(-1 - signed_word(cost.min(MAX_LUA_INTEGER - 1)))
         }
-        Hits::Peek => None,
+        Hits::Peek => {
+            let mut limits = charge.counters.iter().map(|counter| &counter.limit);
+            limits.any(|limit| charge.request.counts_for_ban(limit)).then_some(0)
+        }
         Hits::Charge(hits) => Some(signed_word(hits)),
         Hits::Refund(hits) => Some(-signed_word(hits)),
     }
@@ -426,11 +428,15 @@ impl ArgumentEncoder {
         self.0.extend_from_slice(digits.as_bytes());
     }
 
-    /// Appends the index of a ban's key, 0 without a ban, then its length in microseconds and the rejections before it.
-    fn push_ban(&mut self, ban: Option<Ban>, key: u64) {
+    /// Appends the index of a ban's key, 0 without a ban, then its length in microseconds, the rejections before it, and
+    /// the hits that must fit for a peek to pass, -1 if peeks do not count.
+    fn push_ban(&mut self, limit: &Limit, key: u64) {
+        let ban = limit.ban();
         self.push(ban.map_or(0, |_| signed_word(key)));
         self.push(ban.map_or(0, |ban| signed_word(ban.length_us())));
         self.push(ban.map_or(0, |ban| signed_word(ban.rejections_before_ban())));
+        let peek = if limit.passes_peeks_at_limit() { 0 } else { 1 };
+        self.push(ban.filter(|ban| ban.counts_peeks()).map_or(-1, |_| peek));
     }
 
     /// Appends the index of the key of reservations, 0 without any, then the times that they live and are kept, in

@@ -127,7 +127,7 @@ pub struct LimitStats {
 }
 
 /// Number of decisions on a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecisionCounts {
     /// Decisions of any verdict.
     pub total: u64,

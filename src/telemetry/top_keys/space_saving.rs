@@ -36,6 +36,8 @@ pub struct CountEstimate {
     pub count: u64,
     /// Maximum overestimate in `count`.
     pub error: u64,
+    /// Number of additions since the key has its counter.
+    pub additions: u64,
     /// Union of the marks of [`SpaceSaving::add_count`].
     pub marks: u64,
 }
@@ -72,6 +74,7 @@ impl<T> SpaceSaving<T> {
         if let Some(index) = self.by_key.find(combine_hash_halves(id), |index| counters[*index].id == id) {
             let known = &mut counters[*index].count;
             known.count += count;
+            known.additions += 1;
             known.marks |= mark;
             return;
         }
@@ -79,7 +82,8 @@ impl<T> SpaceSaving<T> {
             let index = counters.len();
             let mut label = None;
             set_label(&mut label);
-            counters.push(LabelledCounter { id, count: CountEstimate { count, error: 0, marks: mark }, label });
+            let count_of_key = CountEstimate { count, error: 0, additions: 1, marks: mark };
+            counters.push(LabelledCounter { id, count: count_of_key, label });
             self.heap.push(HeapEntry { count, index });
             index
         } else {
@@ -91,7 +95,7 @@ impl<T> SpaceSaving<T> {
             let error = counter.count.count;
             set_label(&mut counter.label);
             counter.id = id;
-            counter.count = CountEstimate { count: error + count, error, marks: mark };
+            counter.count = CountEstimate { count: error + count, error, additions: 1, marks: mark };
             index
         };
         let counters = &self.counters;

@@ -1,36 +1,18 @@
 //! `block`, `unblock` and `blocks`: block a value at once, undo it, and list what is blocked.
 //!
-//! They call the debug listener of a running server with the admin token, which is read from the environment, so that
-//! no list of processes shows it. Keys and values that are not UTF-8 are in base64, as in the JSON of the server.
+//! Keys and values that are not UTF-8 are in base64, as in the JSON of the server.
 //!
-//! Decides: options of `block`, `unblock` and `blocks`; from where they take the admin token.
-
-use std::fs::File;
-use std::io::Read as _;
+//! Decides: options of `block`, `unblock` and `blocks`.
 
 use serde_json::{Map, Value, json};
 
-use super::client::{PageRequest, format_json_as_line, send_page_request};
-use super::print::{CommandOutcome, escape_and_shorten, fail_if_unwritten, print_error, print_to_stdout};
+use super::admin_client::{AdminServerArgs, call_server, print_answer};
+use super::client::PageRequest;
+use super::print::{CommandOutcome, escape_and_shorten};
 use crate::base::text::escape_unprintable;
 use crate::base::text_table::{NumberAlignment, format_table};
 use crate::serve::blocks::BlockedEntry;
 use crate::serve::http::block_pages::{BlockList, ShownBlock};
-use crate::settings::Settings;
-use crate::settings::address::ConnectAddress;
-use crate::settings::listeners::AdminToken;
-use crate::settings::secret::Secret;
-
-/// Server that is called.
-#[derive(Debug, clap::Args)]
-struct ServerArgs {
-    /// Address of the debug listener of a running server
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
-    addr: ConnectAddress,
-    /// Write the server's answer, one JSON object
-    #[arg(long)]
-    json: bool,
-}
 
 /// Blocked entry.
 #[derive(Debug, clap::Args)]
@@ -67,7 +49,7 @@ pub(super) struct BlockArgs {
     #[arg(long, value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
-    server: ServerArgs,
+    server: AdminServerArgs,
 }
 
 /// Arguments of `unblock`.
@@ -76,14 +58,14 @@ pub(super) struct UnblockArgs {
     #[command(flatten)]
     entry: EntryArgs,
     #[command(flatten)]
-    server: ServerArgs,
+    server: AdminServerArgs,
 }
 
 /// Arguments of `blocks`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ListArgs {
     #[command(flatten)]
-    server: ServerArgs,
+    server: AdminServerArgs,
 }
 
 pub(super) const BLOCK_HELP: &str = "\
@@ -149,66 +131,6 @@ impl EntryArgs {
         let fields = fields.into_iter().filter_map(|(name, text)| Some((name.to_owned(), json!(text.as_ref()?))));
         let entry = Value::Object(fields.collect());
         [("domain".to_owned(), json!(domain)), ("entry".to_owned(), entry)].into_iter().collect()
-    }
-}
-
-/// Largest size of a token file in bytes, as for the server.
-const MAX_TOKEN_FILE_BYTES: u64 = 4096;
-
-/// Reads the admin token that the environment names.
-fn read_admin_token() -> Result<Secret, String> {
-    let token = Settings::admin_token_from_env(std::env::vars_os()).map_err(|error| error.to_string())?;
-    match token {
-        None => Err("set TOLLKEEPER_ADMIN_TOKEN or TOLLKEEPER_ADMIN_TOKEN_FILE to the token of the server".to_owned()),
-        Some(AdminToken::Text(token)) => Ok(token),
-        Some(AdminToken::File(path)) => {
-            let mut text = String::new();
-            let read = File::open(&path).and_then(|file| file.take(MAX_TOKEN_FILE_BYTES).read_to_string(&mut text));
-            match read {
-                Ok(_) => Ok(Secret::new(text.trim())),
-                Err(error) => {
-                    Err(escape_unprintable(&format!("TOLLKEEPER_ADMIN_TOKEN_FILE: {}: {error}", path.display())))
-                }
-            }
-        }
-    }
-}
-
-/// Calls the debug listener with the token of the environment.
-fn call_server(server: &ServerArgs, path: &str, request: PageRequest<'_>) -> Result<Vec<u8>, String> {
-    let (status, answer) = send_page_request(&server.addr, path, request, Some(&read_admin_token()?))?;
-    match status {
-        200 => Ok(answer),
-        404 if answer.starts_with(b"404 page not found") => {
-            Err(format!("{} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?", server.addr))
-        }
-        _ => Err(format!("{} answered {status}: {}", server.addr, escape_unprintable(&answer_start_as_text(&answer)))),
-    }
-}
-
-/// The start of an answer, as text.
-fn answer_start_as_text(answer: &[u8]) -> String {
-    const MAX_SHOWN_BYTES: usize = 300;
-    String::from_utf8_lossy(&answer[..answer.len().min(MAX_SHOWN_BYTES)]).trim_end().to_owned()
-}
-
-/// Prints the answer, by `format` if it is not asked for as it is.
-fn print_answer(
-    answer: Result<Vec<u8>, String>,
-    server: &ServerArgs,
-    format: impl Fn(&[u8]) -> Option<String>,
-) -> CommandOutcome {
-    let page = answer.and_then(|answer| match server.json {
-        true => Ok(format_json_as_line(&answer)),
-        false => format(&answer)
-            .ok_or_else(|| format!("{} answered, but not as the debug listener of this version does", server.addr)),
-    });
-    match page {
-        Ok(page) => fail_if_unwritten(print_to_stdout(page), CommandOutcome::Success),
-        Err(problem) => {
-            print_error(problem);
-            CommandOutcome::Failure
-        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::io::{self, IsTerminal as _};
 use std::time::{Duration, Instant};
 
 use tokio::runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::{ClientTls, RateLimitClient, TimedResponse, TlsArgs, block_on};
 use super::print::{
@@ -69,6 +70,8 @@ A request file has options that flags do not have, such as a refund:
   {\"domain\": \"example\", \"descriptors\": [
     {\"entries\": [{\"key\": \"login\", \"value\": \"ann\"}], \"hitsAddend\": 2, \"isNegativeHits\": true}]}
 
+Ctrl-C ends the requests, and the totals are those until then.
+
 Exit codes: 0 got a response (OK or OVER_LIMIT), 1 got none, 2 invalid usage.";
 
 /// Maximum number of requests of one command, because their latencies are kept for the summary.
@@ -118,8 +121,14 @@ async fn send_requests(
 ) -> Result<io::Result<()>, String> {
     let mut client = RateLimitClient::connect(&args.addr, args.timeout, tls).await?;
     let mut last_progress = Instant::now();
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
     for number in 1..=args.count {
-        let response = client.call(request).await?;
+        let response = tokio::select! {
+            biased;
+            // What was sent is told.
+            _ = interrupt.recv() => return Ok(Ok(())),
+            response = client.call(request) => response?,
+        };
         if args.json {
             let line = response_to_json(&response.response).map_err(|error| error.to_string())?;
             if let Err(error) = print_to_stdout(line + "\n") {
@@ -221,6 +230,9 @@ impl CallSummary {
             ),
         };
         page += &format_headers_and_body(&last);
+        if !last.statuses.is_empty() && last.statuses.iter().all(|status| status.current_limit.is_none()) {
+            page += "no limit applies: the domain has no rules, or none of them matches (`tollkeeper explain` says which)\n";
+        }
         let sums: Vec<String> = self.sums.iter().map(|(code, sum)| format!("{sum} {}", format_code(*code))).collect();
         self.latencies_us.sort_unstable();
         let time = |share: usize| {

@@ -68,6 +68,9 @@ pub(super) struct Args {
     /// Format of the output
     #[arg(long, value_enum, default_value_t)]
     format: OutputFormat,
+    /// Write one JSON object, as --format json does
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
 }
 
 pub(super) const HELP: &str = "\
@@ -75,7 +78,7 @@ All files together must load as one set: a domain must not repeat, unless domain
 change the meaning of rules, as for `serve`: BACKEND_TYPE, MERGE_DOMAIN_CONFIG, TOLLKEEPER_LOG_MAX, TOLLKEEPER_MAX_REPLICAS, \
 TOLLKEEPER_ON_STORE_ERROR, TOLLKEEPER_RULE_DEFAULTS and USE_CALENDAR_MONTH_RATE_LIMIT. A file that cannot be read is reported at 1:1.
 
---format json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
+--json writes one object. `ok` is true if the exit code is 0. With PATH it has `files`, `errors` and `warnings` \
 (numbers) and `diagnostics` (severity, file, line, column, path, message, optional hint; the first 1000 of each \
 severity), and `acknowledged` if there are acknowledged warnings. With --quota `quota_hints` (file, line, rule, message). With --env it has `environment` (name, value, disposition, prevents_start, optional why and fix); a \
 disposition is honoured, differs, no_effect, unknown, unusable (a file without which a part of the service does \
@@ -103,7 +106,7 @@ Examples:
   tollkeeper check --addr localhost:6070 shop.yaml
   kubectl get configmap tollkeeper-rules -o jsonpath='{.data.rules\\.yaml}' \\
     | tollkeeper check -
-  env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --format json
+  env -i PATH=\"$PATH\" $(cat deploy.env) tollkeeper check --env --json
 
 Exit codes: 0 no errors (there may be warnings and hints), 1 errors, or a variable that prevents the start or names an unusable \
 file, 2 invalid usage.";
@@ -193,8 +196,8 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     let traffic = has_traffic.then(|| MissingReleases::read_and_check(args.addr.as_ref(), &args.log));
     let checked = CheckedInputs { rules, quota_hints, envoy, traffic, environment };
     let page = match args.format {
-        OutputFormat::Text => format_text(&checked),
-        OutputFormat::Json => format_json(&checked),
+        OutputFormat::Text if !args.json => format_text(&checked),
+        OutputFormat::Text | OutputFormat::Json => format_json(&checked),
     };
     let outcome = if checked.is_ok() { CommandOutcome::Success } else { CommandOutcome::Failure };
     fail_if_unwritten(print_to_stdout(page), outcome)

@@ -10,7 +10,7 @@
 use std::error::Error;
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,6 +28,7 @@ use crate::base::pb::rate_limit_service_client::RateLimitServiceClient;
 use crate::base::pb::{RateLimitRequest, RateLimitResponse};
 use crate::base::text::{escape_unprintable, escape_unprintable_json};
 use crate::settings::address::ConnectAddress;
+use crate::settings::environment::DEBUG_ADDRESS_VARIABLE;
 use crate::settings::pem::{ClientCertificate, PemFile, collect_trusted_roots, finish_tls_client_config};
 use crate::settings::secret::Secret;
 
@@ -268,16 +269,25 @@ pub(super) fn fetch_page(target: &ConnectAddress, path: &str, body: Option<&str>
     let (status, page) = send_page_request(target, path, body.map_or(PageRequest::Get, PageRequest::Post), None)?;
     match status {
         200 => Ok(page),
-        404 => {
-            let path = path.split('?').next().unwrap_or(path);
-            Err(format!("{target} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?"))
-        }
-        _ => {
-            let text = String::from_utf8_lossy(&page[..page.len().min(MAX_SHOWN_ERROR_BYTES)]);
-            let message = escape_unprintable(text.trim_end());
-            Err(format!("{target} answered {status}: {message}"))
-        }
+        _ => Err(describe_refusal(target, path, status, &page)),
     }
+}
+
+/// Describes an answer of the debug listener that is none of the page.
+pub(super) fn describe_refusal(target: &ConnectAddress, path: &str, status: u16, page: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&page[..page.len().min(MAX_SHOWN_ERROR_BYTES)]);
+    if status == 404 && text.starts_with("404 page not found") {
+        let path = path.split('?').next().unwrap_or(path);
+        return format!("{target} has no {path}; is it the debug listener (DEBUG_PORT) of tollkeeper?");
+    }
+    format!("{target} answered {status}: {}", escape_unprintable(text.trim_end()))
+}
+
+/// Default of `--addr` of commands that call the debug listener: [`DEBUG_ADDRESS_VARIABLE`].
+pub(super) fn default_debug_address() -> &'static str {
+    static ADDRESS: LazyLock<String> =
+        LazyLock::new(|| std::env::var(DEBUG_ADDRESS_VARIABLE).unwrap_or_else(|_| "127.0.0.1:6070".to_owned()));
+    &ADDRESS
 }
 
 /// Sends a request to the debug listener, with the admin token if there is one, and returns the status and the body of
@@ -288,16 +298,34 @@ pub(super) fn send_page_request(
     request: PageRequest<'_>,
     token: Option<&Secret>,
 ) -> Result<(u16, Vec<u8>), String> {
+    let (status, mut body) = open_page(target, path, request, AnswerTime::Bounded, token)?;
+    let page = body.with_config().limit(MAX_PAGE_BYTES).read_to_vec();
+    Ok((status, page.map_err(|error| describe_no_answer(target, &error))?))
+}
+
+/// How long an answer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerTime {
+    /// Ten seconds.
+    Bounded,
+    /// Until the server or this program ends.
+    Unbounded,
+}
+
+/// Sends a request to the debug listener, and returns the status and the body of its answer, which is not yet read.
+pub(super) fn open_page(
+    target: &ConnectAddress,
+    path: &str,
+    request: PageRequest<'_>,
+    time: AnswerTime,
+    token: Option<&Secret>,
+) -> Result<(u16, ureq::Body), String> {
     let ConnectAddress::Tcp(address) = target else {
         return Err(format!("--addr {target}: the debug listener has no unix socket; give HOST:PORT"));
     };
-    let failed = |error: ureq::Error| {
-        format!(
-            "{address} did not answer: {error}; is the service running, with its debug listener (DEBUG_PORT) there?"
-        )
-    };
     let agent = ureq::Agent::config_builder()
-        .timeout_global(Some(PAGE_TIMEOUT))
+        .timeout_global((time == AnswerTime::Bounded).then_some(PAGE_TIMEOUT))
+        .timeout_connect(Some(PAGE_TIMEOUT))
         .http_status_as_error(false)
         .max_redirects(0)
         .proxy(None)
@@ -316,9 +344,13 @@ pub(super) fn send_page_request(
             headers.fold(call, |call, (name, value)| call.header(name, value)).send(body)
         }
     };
-    let mut response = response.map_err(failed)?;
-    let page = response.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_vec().map_err(failed)?;
-    Ok((response.status().as_u16(), page))
+    let response = response.map_err(|error| describe_no_answer(target, &error))?;
+    let status = response.status().as_u16();
+    Ok((status, response.into_body()))
+}
+
+fn describe_no_answer(target: &ConnectAddress, error: &ureq::Error) -> String {
+    format!("{target} did not answer: {error}; is the service running, with its debug listener (DEBUG_PORT) there?")
 }
 
 /// Prints what `fetch` returns, once or with this many seconds in between until the process is stopped.
@@ -335,7 +367,8 @@ pub(super) fn print_report_once_or_every(
                 return CommandOutcome::Failure;
             }
         };
-        let written = print_to_stdout(page);
+        let time = every_s.filter(|_| !json).map(|_| format!("{:.0} UTC\n", jiff::Timestamp::now()));
+        let written = print_to_stdout(time.unwrap_or_default() + &page);
         match every_s {
             Some(seconds) if written.is_ok() => thread::sleep(Duration::from_secs(seconds)),
             _ => return fail_if_unwritten(written, CommandOutcome::Success),

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use super::client::{fetch_page, parse_page};
+use super::client::{default_debug_address, fetch_page, parse_page};
 use super::print::{
     CommandOutcome, escape_and_shorten, fail_if_unwritten, format_micros, print_error, print_to_stdout,
 };
@@ -33,7 +33,7 @@ pub(super) struct Args {
     #[arg(long = "config", value_name = "PATH")]
     config: Vec<PathBuf>,
     /// Address of the debug listener of a running server, which explains with its counters; not with --config
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070", conflicts_with = "config")]
+    #[arg(long, value_name = "HOST:PORT", default_value = default_debug_address(), conflicts_with = "config")]
     addr: ConnectAddress,
     #[command(flatten)]
     request: RequestArgs,

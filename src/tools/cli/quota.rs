@@ -1,6 +1,6 @@
 //! `quota`: shows the quota streams of a running server, and how limits are divided among proxies.
 
-use super::client::{fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
+use super::client::{default_debug_address, fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
 use super::print::CommandOutcome;
 use crate::base::text::percent_encode;
 use crate::serve::quota::page::QuotaReport;
@@ -10,7 +10,7 @@ use crate::settings::address::ConnectAddress;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Address of the debug listener of a running server
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
+    #[arg(long, value_name = "HOST:PORT", default_value = default_debug_address())]
     addr: ConnectAddress,
     /// Show only keys of this rule, by name: domain.key_value.key
     #[arg(long, value_name = "NAME")]

@@ -208,9 +208,11 @@ pub(super) fn build_compile_options(
 
 /// Returns the settings of the environment, with the defaults and a message for what `serve` would refuse.
 pub(super) fn read_settings_or_defaults() -> Settings {
-    let (settings, has_problem) = Settings::from_env_ignoring_invalid(std::env::vars_os());
-    if has_problem {
-        print_error("invalid settings of the environment are replaced by their defaults; see `tollkeeper check --env`");
+    let (settings, problems) = Settings::from_env_ignoring_invalid(std::env::vars_os());
+    if !problems.is_empty() {
+        let names: Vec<&str> = problems.iter().map(|problem| problem.name.as_str()).collect();
+        let names = escape_unprintable(&names.join(", "));
+        print_error(format_args!("invalid settings have their defaults here: {names} (see `tollkeeper check --env`)"));
     }
     settings
 }

@@ -5,8 +5,10 @@
 //! Decides: how many threads decide; exit codes of the server.
 
 use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -33,7 +35,7 @@ pub(super) struct Args {
 const HELP: &str = "\
 Rules are read from --config, or else from files below RUNTIME_ROOT or a control plane (CONFIG_TYPE), and reloaded when they change or on SIGHUP. A set \
 with errors is rejected as a whole, and the last valid one stays in use. SIGTERM and SIGINT drain and then stop the \
-service; a second signal stops it at once.
+service, in a terminal at once unless TOLLKEEPER_DRAIN_PERIOD is set; a second signal stops it at once.
 
 Examples:
   tollkeeper serve --config config/example.yaml
@@ -69,7 +71,7 @@ pub(super) fn suggest_config_flag(error: &mut clap::Error) {
 
 /// Serves until a signal stops the process.
 pub(super) fn run(args: &Args) -> CommandOutcome {
-    let (settings, notices) = match Settings::from_env(std::env::vars_os()) {
+    let (mut settings, notices) = match Settings::from_env(std::env::vars_os()) {
         Ok(read) => read,
         Err(problems) => {
             problems.problems.iter().for_each(print_error);
@@ -82,6 +84,9 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
     }
     for notice in notices {
         tracing::warn!("{notice}");
+    }
+    if is_started_by_hand() && std::env::var_os("TOLLKEEPER_DRAIN_PERIOD").is_none() {
+        settings.shutdown.drain_period = Duration::ZERO;
     }
     let files = choose_rule_source(args, &settings);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -112,6 +117,11 @@ pub(super) fn run(args: &Args) -> CommandOutcome {
             CommandOutcome::UsageError
         }
     }
+}
+
+/// True in a terminal, where nobody needs time to notice the end, and Ctrl-C should end the service.
+fn is_started_by_hand() -> bool {
+    std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
 /// Serves under the name of envoyproxy/ratelimit's binary: unknown arguments of its manifests cause only a warning.

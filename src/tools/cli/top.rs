@@ -1,13 +1,14 @@
-//! `top`: shows the most rejected keys of a running server, or findings about its limits.
+//! `top`: shows the most rejected keys of a running server, rejections of the last hour, or findings about its limits.
 //!
 //! The server sends the data as JSON; this module formats it with the server's own code, so that untrusted text is
 //! escaped here too.
 
-use super::client::{fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
+use super::client::{default_debug_address, fetch_page, format_json_as_line, parse_page, print_report_once_or_every};
 use super::print::CommandOutcome;
 use crate::base::text::percent_encode;
 use crate::serve::fleet::report::{FleetReport, FleetTextContent};
-use crate::serve::report::rules;
+use crate::serve::report::rejections::RejectionsReport;
+use crate::serve::report::rules::{LimitFindingKind, RuleUsageReport};
 use crate::serve::report::top::{TopReport, TopTextContent};
 use crate::serve::report::unmatched::UnmatchedReport;
 use crate::settings::address::ConnectAddress;
@@ -16,7 +17,7 @@ use crate::settings::address::ConnectAddress;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Address of the debug listener of a running server
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:6070")]
+    #[arg(long, value_name = "HOST:PORT", default_value = default_debug_address())]
     addr: ConnectAddress,
     /// Show statistics of each limit and findings about it, instead of keys
     #[arg(long)]
@@ -30,6 +31,15 @@ pub(super) struct Args {
     /// Show all replicas that share the server's Redis
     #[arg(long, conflicts_with = "finding")]
     fleet: bool,
+    /// Show rejections of the last hour by minute, to find out who was rejected when
+    #[arg(long, conflicts_with_all = ["rules", "fleet", "busiest", "unmatched", "minutes"])]
+    hour: bool,
+    /// Show only keys that contain this text, such as user=ann
+    #[arg(long, value_name = "TEXT", requires = "hour")]
+    key: Option<String>,
+    /// Show only this minute in UTC, such as 14:05, and two before and after it
+    #[arg(long, value_name = "TIME", requires = "hour")]
+    at: Option<String>,
     /// Number of minutes to cover, the current one included
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10),
         conflicts_with = "rules")]
@@ -38,8 +48,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME")]
     rule: Option<String>,
     /// Show only limits with this finding
-    #[arg(long, value_name = "KIND", requires = "rules")]
-    finding: Option<FindingFilter>,
+    #[arg(long, value_name = "KIND", requires = "rules", value_parser = parse_finding)]
+    finding: Option<LimitFindingKind>,
     /// Maximum number of rows
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     most: Option<u32>,
@@ -51,32 +61,17 @@ pub(super) struct Args {
     every: Option<u64>,
 }
 
-/// Finding about a limit, by its name in `/rules`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum FindingFilter {
-    /// No request has matched it
-    NeverMatched,
-    /// It has rejected nothing
-    #[value(alias = "never_refused")]
-    NeverRejected,
-    /// Nearly every request has a new key
-    KeysSeenOnce,
-    /// It mostly rejects short bursts
-    TokenBucket,
-    /// Its slots are taken and never released
-    SlotsNotReleased,
-}
-
 pub(super) const HELP: &str = "\
 The server counts rejections in a bounded sketch: the report gives a lower and an upper bound for each key, and its first \
-line the maximum for a missing key. Rules in shadow_mode appear as if they had rejected. With --rules, counts are since \
-the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %. With --fleet, counts are of all replicas, from the summaries that they publish every 5 s. \
+line the maximum for a missing key. Rules in shadow_mode appear as if they had rejected. A \
+peek that is rejected is one hit. With --hour, all rejections of the last hour by minute: 32 to 256 keys each of eight groups. With --rules, counts are of the \
+last ten minutes and since the rule was loaded, and numbers of keys are estimates with a standard error of 4.6 %. With --fleet, counts are of all replicas, from the summaries that they publish every 5 s. \
 --busiest and --unmatched count a sample of the decisions, so their numbers are estimates; --unmatched covers five to ten minutes.
 
 Examples:
   tollkeeper top
   tollkeeper top --addr localhost:6070 --minutes 1 --rule shop.login --every 2
+  tollkeeper top --hour --at 14:05 --key login=ann
   tollkeeper top --rules --finding never_matched
   tollkeeper top --unmatched
   tollkeeper top --busiest --minutes 10
@@ -102,19 +97,28 @@ fn fetch_report(args: &Args) -> Result<String, String> {
     };
     let show = if args.busiest { TopTextContent::Busiest } else { TopTextContent::Rejected };
     match args.rules {
+        _ if args.hour => {
+            parse_page::<RejectionsReport>(&args.addr, &page, "a report").map(|report| report.format_text())
+        }
         _ if args.unmatched => {
             parse_page::<UnmatchedReport>(&args.addr, &page, "a report").map(|report| report.format_text())
         }
         _ if args.fleet => {
             parse_page::<FleetReport>(&args.addr, &page, "a report").map(|report| report.format_text(part))
         }
-        true => parse_page::<rules::RuleUsageReport>(&args.addr, &page, "a report").map(|report| report.format_text()),
+        true => parse_page::<RuleUsageReport>(&args.addr, &page, "a report").map(|report| report.format_text()),
         false => parse_page::<TopReport>(&args.addr, &page, "a report").map(|report| report.format_text(show)),
     }
 }
 
+fn parse_finding(name: &str) -> Result<LimitFindingKind, String> {
+    let names = || LimitFindingKind::NAMES.join(", ");
+    LimitFindingKind::from_name(name).ok_or_else(|| format!("not a finding; write one of {}", names()))
+}
+
 fn build_report_path(args: &Args) -> String {
     let page = match args.rules {
+        _ if args.hour => "/rejections",
         _ if args.unmatched => "/unmatched",
         _ if args.fleet => "/fleet",
         true => "/rules",
@@ -122,14 +126,16 @@ fn build_report_path(args: &Args) -> String {
     };
     let mut path = format!("{page}?");
     let mut add = |name: &str, value: &str| path += &format!("{name}={}&", percent_encode(value));
-    if !args.rules && !args.unmatched {
+    if !args.rules && !args.unmatched && !args.hour {
         add("minutes", &args.minutes.to_string());
     }
-    if let Some(rule) = &args.rule {
-        add("rule", rule);
+    for (name, text) in [("rule", &args.rule), ("key", &args.key), ("at", &args.at)] {
+        if let Some(text) = text {
+            add(name, text);
+        }
     }
-    if let Some(kind) = args.finding.and_then(|kind| clap::ValueEnum::to_possible_value(&kind)) {
-        add("finding", kind.get_name());
+    if let Some(kind) = args.finding {
+        add("finding", kind.name());
     }
     if let Some(most) = args.most {
         add("most", &most.to_string());

@@ -417,7 +417,7 @@ pub struct SearchRange {
 pub fn admits_all(limit: &Limit, sequence: &ChargeSequence) -> bool {
     let mut state = State::empty(limit.algorithm());
     let mut requests =
-        sequence.charges.iter().map(|charge| (charge.at, ChargeRequest::new(charge.hits, charge.max_delay_us)));
+        sequence.charges.iter().map(|charge| (charge.at, ChargeRequest::from_client(charge.hits, charge.max_delay_us)));
     requests.all(|(at, request)| state.charge(limit, at, request).admitted)
 }
 

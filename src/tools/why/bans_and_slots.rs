@@ -75,7 +75,9 @@ impl BanHistory {
     /// Keeps the rejections of a descriptor by limits with a ban.
     pub(super) fn add_descriptor(&mut self, decision: &DecisionRecord<'_>, descriptor: &DescriptorRecord<'_>) {
         for (at, limit) in descriptor.limits.iter().enumerate().filter(|(_, limit)| limit.ban.is_some()) {
-            let Some(result) = limit.result.filter(|result| !result.admitted && descriptor.hits > 0) else { continue };
+            let counts_peeks = || limit.ban.as_deref().and_then(Ban::from_text).is_some_and(Ban::counts_peeks);
+            let counts = descriptor.hits > 0 || descriptor.hits == 0 && counts_peeks();
+            let Some(result) = limit.result.filter(|result| !result.admitted && counts) else { continue };
             if is_rejected_by_earlier_ban(limit) || self.kept == MAX_KEPT_REJECTIONS {
                 continue;
             }

@@ -166,7 +166,7 @@ proptest! {
         prop_assert_eq!(top.overall.len(), 1);
         assert_printable("/top", &top.format_text(TopTextContent::Rejected));
         let loaded = service.inner.rules.current_rules_owned().unwrap();
-        let usage = RuleUsageReport::new(&loaded.rules, top_keys, service.now(), &RulesQuery::default());
+        let usage = RuleUsageReport::new(&loaded.rules, &service.inner.decider.metrics, service.now(), &RulesQuery::default());
         assert_printable("/rules", &usage.format_text());
         let unmatched = TestRequest::new("d").descriptor(&[(&hostile, &hostile), ("other", &hostile)]);
         drop(service.decide(&unmatched).unwrap());

@@ -54,8 +54,7 @@ fn send(service: &TestService, request: &TestRequest, times: usize) -> usize {
 
 fn rules(service: &TestService) -> Vec<LimitReport> {
     let loaded = service.inner.rules.current_rules_owned().expect("rules are loaded");
-    let top = &service.inner.decider.metrics.top_keys;
-    RuleUsageReport::new(&loaded.rules, top, service.now(), &RulesQuery::default()).rules
+    RuleUsageReport::new(&loaded.rules, &service.inner.decider.metrics, service.now(), &RulesQuery::default()).rules
 }
 
 /// Name, decisions and rejections of each limit of `user`, candidates marked.
@@ -116,8 +115,7 @@ fn reports_show_what_candidates_would_have_rejected() {
     assert!(text.starts_with("Hits rejected, or that would be, in the last 5 minutes"), "{text}");
     assert!(text.contains("shop.user.lower (candidate) ") && text.contains("shop.user  "), "{text}");
     assert!(text.contains("shop.user.lower (candidate): at least 8"), "{text}");
-    let report =
-        RuleUsageReport::new(&loaded.rules, &service.inner.decider.metrics.top_keys, NOON, &RulesQuery::default());
+    let report = RuleUsageReport::new(&loaded.rules, &service.inner.decider.metrics, NOON, &RulesQuery::default());
     assert!(report.format_text().contains("shop.user.lower (candidate)\n"), "{}", report.format_text());
 }
 

@@ -5,6 +5,8 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -161,7 +163,7 @@ impl Servers {
         let has_address = example.contains(" --addr ") || example.contains(" --config ");
         if own("call") && !has_address {
             command += &format!(" --addr 127.0.0.1:{grpc}");
-        } else if ["top", "explain", "block", "unblock", "quota"].into_iter().any(own) && !has_address {
+        } else if ["top", "explain", "block", "unblock", "quota", "reset", "tap"].into_iter().any(own) && !has_address {
             command += &format!(" --addr 127.0.0.1:{debug}");
         }
         command
@@ -174,6 +176,11 @@ impl Servers {
         shell.env_clear().envs(inherited_env()).env("PATH", path);
         shell.env("TOLLKEEPER_DECISION_LOG_REDIS_URL", self.redis.address()).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN);
         shell
+    }
+
+    /// Text of a file that the examples name.
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.directory.path().join(name)).unwrap()
     }
 
     /// Runs an example until it ends.
@@ -223,6 +230,7 @@ fn examples_in_help_run_as_printed() {
 fn is_endless(example: &str) -> bool {
     example.contains(" --every ")
         || example.contains(" --follow")
+        || example.contains("tollkeeper tap")
         || example.contains("tollkeeper serve")
         || example.ends_with(" tollkeeper")
 }
@@ -238,7 +246,7 @@ fn endless_examples_in_help_start_as_printed() {
         for (name, port) in ["GRPC_PORT", "PORT", "DEBUG_PORT"].into_iter().zip(&ports) {
             command.env(name, port.number().to_string());
         }
-        let is_server = !example.contains(" --every ") && !example.contains(" --follow");
+        let is_server = ![" --every ", " --follow", " tap "].iter().any(|word| example.contains(word));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         if is_server {
             wait_for(&format!("{example} to serve"), || {
@@ -246,12 +254,26 @@ fn endless_examples_in_help_start_as_printed() {
                 http::get(ports[1].number(), "/healthcheck").try_send().ok().filter(|page| page.status == 200)
             });
         } else {
-            let mut line = String::new();
-            BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-            assert!(
-                ["rejected", "streams"].iter().any(|word| line.contains(word)) || line.contains("\"v\":1"),
-                "{example}: {line:?}"
-            );
+            let is_shown = AtomicBool::new(false);
+            let lines = thread::scope(|scope| {
+                // A tap shows what is decided meanwhile.
+                scope.spawn(|| {
+                    while example.contains(" tap ") && !is_shown.load(Ordering::Relaxed) {
+                        servers.plain.post_json(&servers.read("request.json"));
+                    }
+                });
+                let mut output = BufReader::new(child.stdout.take().unwrap());
+                let mut lines = String::new();
+                // With --every, the time is first.
+                let count = if example.contains(" --every ") { 2 } else { 1 };
+                for _ in 0..count {
+                    output.read_line(&mut lines).unwrap();
+                }
+                is_shown.store(true, Ordering::Relaxed);
+                lines
+            });
+            let words = ["rejected", "streams", "\"v\":1", "over_limit  example login=ann"];
+            assert!(words.iter().any(|word| lines.contains(word)), "{example}: {lines:?}");
         }
         child.kill().unwrap();
         child.wait().unwrap();

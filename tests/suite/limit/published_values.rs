@@ -40,7 +40,10 @@ mod ban {
     fn text_of_a_ban_is_read_again() {
         for (length_us, after) in [(1, 1), (90_000_000, 1), (3_600_000_000, 20), (1_500, 100_000), (7_000_001, 2)] {
             let ban = Ban::new(length_us, after).unwrap();
-            assert_eq!(Ban::from_text(&ban.to_string()), Some(ban), "{ban}");
+            for ban in [ban, ban.with_count_of_peeks(true)] {
+                assert_eq!(Ban::from_text(&ban.to_string()), Some(ban), "{ban}");
+                assert_eq!((ban.length_us(), ban.rejections_before_ban()), (length_us, after.into()), "{ban}");
+            }
         }
         for text in ["", "10", "0s", "{for: 10m}", "{for: 10m, after: 0}", "{for: 10m, after: x}", "10m,"] {
             assert_eq!(Ban::from_text(text), None, "{text}");

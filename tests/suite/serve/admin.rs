@@ -1,13 +1,15 @@
 //! Admin actions with and without the token, and their log lines.
 
 use std::fs;
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
+use tollkeeper::decide::log::record::DecisionRecord;
 
 use kit::grpc::{Client, rate_limit_request};
 use kit::http::{self, Response};
 use kit::redis;
-use kit::tollkeeper::{Setup, Tollkeeper, with_rules};
+use kit::tollkeeper::{Setup, Tollkeeper, inherited_env, program_path, with_rules};
 use kit::wait_for;
 
 const RULES: &str = "\
@@ -219,6 +221,76 @@ fn refused_requests_log_little_and_lock_nobody_out() {
         if status == 401 {
             assert_eq!(put_level(&server, Some(TOKEN), "warn").status, 200);
         }
+    }
+}
+
+/// A command with the token.
+fn command(server: &Tollkeeper, words: &[&str]) -> Command {
+    let mut command = Command::new(program_path());
+    command.args(words).args(["--addr", &format!("127.0.0.1:{}", server.debug_port())]).stdout(Stdio::piped());
+    command.env_clear().envs(inherited_env()).env("TOLLKEEPER_ADMIN_TOKEN", TOKEN);
+    command
+}
+
+fn output(command: Child) -> String {
+    let output = command.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn reset_command_deletes_counters() {
+    let server = with_token().start();
+    charge_times(&server, "login", "ann", 4);
+    charge_times(&server, "user", "u1", 1);
+    let words = ["reset", "--domain", "shop", "--descriptor", "login=ann", "--descriptor", "user=u1"];
+    let text = output(command(&server, &words).spawn().unwrap());
+    assert_eq!(text, "1 counter deleted: login=ann\n2 counters deleted: user=u1\n");
+    assert_eq!(counters(&server, "shop.login")["counters"], json!([]));
+    let refused = command(&server, &["reset", "--domain", "none", "--descriptor", "a=b"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("answered 404: domain not found"), "{refused:?}");
+}
+
+#[test]
+fn tap_shows_the_decisions_of_its_filter() {
+    let server = with_token().start();
+    let port = server.debug_port();
+    assert_eq!(http::get(port, "/tap").send().status, 401);
+    assert_eq!(by(TOKEN, http::get(port, "/tap?verdict=maybe")).status, 400);
+    let filter = ["--domain", "shop", "--entry", "login=ann", "--verdict", "over_limit"];
+    let tap = |more: &[&str]| command(&server, &[&["tap", "--count", "2"], more].concat()).spawn().unwrap();
+    let (records, lines, mut other) =
+        (tap(&[&filter[..], &["--json"]].concat()), tap(&filter), tap(&["--domain", "x"]));
+    wait_for("the taps", || (server.stderr().matches("decisions tapped").count() == 3).then_some(()));
+    charge_times(&server, "login", "bob", 4);
+    charge_times(&server, "login", "ann", 5);
+    let records = output(records);
+    let records: Vec<DecisionRecord<'_>> = records.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(records.len(), 2);
+    for record in &records {
+        assert_eq!((&*record.domain, record.verdict.name()), ("shop", "over_limit"));
+        assert_eq!(record.descriptors[0].limits[0].requests_per_unit, 3);
+    }
+    let lines = output(lines);
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert!(lines.lines().all(|line| line.contains("over_limit  shop login=ann (1 hits) -> shop.login")), "{lines}");
+    // Those that ended leave room for others.
+    let _more: Vec<_> = (0..3).map(|_| tap(&["--domain", "x"])).map(KilledAtEnd).collect();
+    wait_for("the taps", || (server.stderr().matches("decisions tapped").count() == 6).then_some(()));
+    let refused = by(TOKEN, http::get(port, "/tap"));
+    assert!(refused.status == 503 && refused.text().contains("4 taps"), "{refused:?}");
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
+/// A process that ends with the test.
+struct KilledAtEnd(Child);
+
+impl Drop for KilledAtEnd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

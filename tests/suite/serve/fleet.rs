@@ -180,7 +180,7 @@ fn plausible(incarnation: &str, now_us: u64) -> ReplicaSummary {
         minutes: vec![RejectedKeysMinuteSummary {
             minute: now_us / 60_000_000,
             max_missed: 0,
-            counts: vec![RejectedKeyCountSummary { key: 0, at_least: 7, at_most: 7 }],
+            counts: vec![RejectedKeyCountSummary { key: 0, at_least: 7, at_most: 7, requests: 7 }],
         }],
         ..ReplicaSummary::default()
     }
@@ -452,6 +452,7 @@ fn largest(index: usize, now_us: u64) -> Vec<u8> {
                     key: usize::try_from(ago).unwrap() * 8 + key,
                     at_least: 7,
                     at_most: u64::MAX,
+                    requests: 7,
                 })
                 .collect(),
         })

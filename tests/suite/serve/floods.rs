@@ -242,6 +242,25 @@ fn bytes_of_messages_that_never_end_are_bounded() {
 }
 
 #[test]
+fn calls_that_clients_gave_up_are_counted() {
+    let server = server().start();
+    let mut connection = Http2Connection::connect(server.grpc_port());
+    let count = || {
+        let stats = http::get(server.debug_port(), "/stats").send().text();
+        let line = stats.lines().find_map(|line| line.strip_prefix("tollkeeper_streams_reset_total: "));
+        line.map(str::to_owned)
+    };
+    send_call(&mut connection, 1, &request(1));
+    assert_eq!(responses(&mut connection, [1]).0, [1]);
+    assert_eq!(count().as_deref(), Some("0"));
+    // One after the answer, one before.
+    connection.send(RST_STREAM, 0, 1, &[0, 0, 0, 8]).unwrap();
+    connection.call(3, &[]).unwrap();
+    connection.send(RST_STREAM, 0, 3, &[0, 0, 0, 8]).unwrap();
+    wait_for("the count", || (count().as_deref() == Some("2")).then_some(()));
+}
+
+#[test]
 fn message_that_takes_too_long_ends_its_call() {
     let server = server().env("TOLLKEEPER_HEAD_TIMEOUT", "500ms").start();
     let mut connection = Http2Connection::connect(server.grpc_port());

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use proptest::prelude::*;
 use tollkeeper::base::clock::Time;
 use tollkeeper::decide::key_text::KeyEntry;
+use tollkeeper::serve::report::rejections::{KeyRejectionsInMinute, RejectionsQuery, RejectionsReport};
 use tollkeeper::serve::report::rules::{self, LimitFindingKind};
 use tollkeeper::serve::report::{DomainsByMetricName, top};
 use tollkeeper::telemetry::hyperloglog::HyperLogLog;
@@ -39,7 +40,7 @@ fn top(service: &TestService, query: &top::TopQuery) -> top::TopReport {
 
 fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {
     let loaded = service.inner.rules.current_rules_owned().expect("rules are loaded");
-    let top = &service.inner.decider.metrics.top_keys;
+    let top = &service.inner.decider.metrics;
     let report = rules::RuleUsageReport::new(&loaded.rules, top, service.now(), &rules::RulesQuery::default());
     report.rules.into_iter().map(|limit| (limit.rule.clone(), limit)).collect()
 }
@@ -47,7 +48,7 @@ fn rules(service: &TestService) -> BTreeMap<String, rules::LimitReport> {
 /// Text of `top --rules`.
 fn rules_text(service: &TestService) -> String {
     let loaded = service.inner.rules.current_rules_owned().expect("rules are loaded");
-    let top = &service.inner.decider.metrics.top_keys;
+    let top = &service.inner.decider.metrics;
     rules::RuleUsageReport::new(&loaded.rules, top, service.now(), &rules::RulesQuery::default()).format_text()
 }
 
@@ -189,6 +190,22 @@ fn most_rejected_keys_are_reported_overall_and_by_limit() {
 }
 
 #[test]
+fn rejected_peeks_are_in_the_report_with_their_requests() {
+    let limit = "{unit: hour, requests_per_unit: 2, algorithm: sliding_window_log}";
+    let service = test_service(&format!("descriptors:\n- {{key: login, rate_limit: {limit}}}\n"));
+    send(&service, "login=ann", 2);
+    for hits in [0, 0, 0, 4, 0] {
+        let _ = decide(&service, &shop_request("login=ann").hits(hits));
+    }
+    let report = top(&service, &top::TopQuery::default());
+    // A peek asks whether one more hit fits.
+    assert_eq!(lines(&report.overall), ["shop.login login=ann: 8 to 8"]);
+    assert_eq!(report.overall[0].requests_at_least, 5);
+    let limit = &rules(&service)["shop.login"];
+    assert_eq!((limit.rejected, limit.distinct_rejected_keys), (5, 1));
+}
+
+#[test]
 fn rejections_leave_the_report_with_their_minute() {
     let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n");
     send(&service, "login=ann", 6);
@@ -203,6 +220,69 @@ fn rejections_leave_the_report_with_their_minute() {
     assert_eq!([1, 10].map(rejected_hits), [0, 3]);
     service.advance_us(2 * 60 * SECOND_US);
     assert_eq!(rejected_hits(10), 0);
+}
+
+/// Rows of `/rejections`, as `minute key requests`.
+fn rejections(service: &TestService, query: &RejectionsQuery) -> Vec<String> {
+    let (top_keys, domains) = (&service.inner.decider.metrics.top_keys, DomainsByMetricName::default());
+    let report = RejectionsReport::new(top_keys, &domains, service.now(), query, true).unwrap();
+    let row = |row: &KeyRejectionsInMinute| format!("{} {} {}", &row.minute[11..16], row.key, row.requests_at_least);
+    report.rejections.iter().map(row).collect()
+}
+
+#[test]
+fn rejections_of_the_last_hour_are_found_by_key_and_minute() {
+    let service = test_service("descriptors:\n- {key: login, rate_limit: {unit: day, requests_per_unit: 1}}\n");
+    send(&service, "login=ann", 4);
+    service.advance_us(30 * 60 * SECOND_US);
+    send(&service, "login=bob", 3);
+    send(&service, "login=ann", 1);
+    let find = |query| rejections(&service, &query);
+    let (ann, bob) = ("08:00 login=ann 3".to_owned(), "08:30 login=bob 2".to_owned());
+    let later = "08:30 login=ann 1".to_owned();
+    assert_eq!(find(RejectionsQuery::default()), [&bob, &later, &ann].map(Clone::clone));
+    let by_key = RejectionsQuery { key: Some("login=ann".to_owned()), ..Default::default() };
+    assert_eq!(find(by_key.clone()), [later.clone(), ann.clone()]);
+    for (at, expected) in
+        [("08:01", vec![ann.clone()]), ("2027-01-15T08:28:59Z", vec![bob, later.clone()]), ("08:10", vec![])]
+    {
+        assert_eq!(find(RejectionsQuery { at: Some(at.to_owned()), ..Default::default() }), expected, "{at}");
+    }
+    for at in ["8", "24:00", "08:60", "now", "08:1"] {
+        let query = RejectionsQuery { at: Some(at.to_owned()), ..Default::default() };
+        let (top_keys, domains) = (&service.inner.decider.metrics.top_keys, DomainsByMetricName::default());
+        assert!(RejectionsReport::new(top_keys, &domains, service.now(), &query, true).is_err(), "{at}");
+    }
+    service.advance_us(29 * 60 * SECOND_US);
+    assert_eq!(rejections(&service, &by_key), [later.clone(), ann]);
+    service.advance_us(60 * SECOND_US);
+    assert_eq!(rejections(&service, &by_key), [later], "an hour has passed");
+}
+
+#[test]
+fn remembered_rejections_are_bounded_and_those_with_most_hits() {
+    let top = TopKeys::remembering_past(2048);
+    let stats = LimitStats::new(LimitName::new(["shop", "key"]));
+    let reject = |key: u64, hits: u64, now: Time| {
+        let id = u128::from(mixed(key)) << 64 | u128::from(mixed(key + 1_000_000));
+        top.record_rejection(KeyRejection { id, limit: &stats, hits }, now, |text| {
+            text.extend_from_slice(key.to_string().as_bytes());
+        });
+    };
+    for minute in 0..60 {
+        let now = NOON.plus_us(minute * 60 * SECOND_US);
+        (1..=1000).for_each(|key| reject(key, key, now));
+    }
+    let minutes = top.remembered_keys_by_minute(NOON.plus_us(59 * 60 * SECOND_US));
+    assert_eq!(minutes.len(), 60);
+    for (number, minute) in minutes.iter().enumerate() {
+        let is_past = number < 50;
+        assert_eq!(minute.keys.len(), if is_past { 256 } else { 1000 }, "32 of each of 8 shards");
+        let listed: HashSet<_> = minute.keys.iter().map(|key| key.text.parse::<u64>().unwrap()).collect();
+        let missing = (1..=1000).filter(|key| !listed.contains(key)).max().unwrap_or(0);
+        assert!(missing <= minute.max_missed && minute.max_missed < 1000, "{missing}, {}", minute.max_missed);
+        assert!(listed.contains(&1000));
+    }
 }
 
 #[test]
@@ -341,7 +421,7 @@ fn top_and_rules_pages_report_and_reject_unknown_parameters() {
         rule["file"].as_str().unwrap().ends_with(".yaml") && rule["path"] == serde_json::json!(["login"]),
         "{rule:#}"
     );
-    assert!(page("/rules?format=text").text().starts_with("MATCHED"));
+    assert!(page("/rules?format=text").text().starts_with("10 MIN"));
     assert!(page("/rules?finding=never_matched").text().contains("\"limits\": 0"));
     for wrong in ["/top?minute=1", "/top?minutes=x", "/rules?finding=nothing", "/rules?format=xml"] {
         assert_eq!(page(wrong).status, 400, "{wrong}");

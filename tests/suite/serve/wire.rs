@@ -393,6 +393,39 @@ fn json_field_that_comes_twice_is_refused() {
 }
 
 #[test]
+fn request_is_read_from_lines_of_logs() {
+    let page = include_str!("../../../docs/why.md");
+    let access_log = page.lines().find(|line| line.contains("\"ratelimit\":{")).expect("why.md shows a line").trim();
+    let metadata = r#"{"descriptors":[{"entries":["q=a=b,c","flag="],"hitsAddend":0}],"domain":"shop","hitsAddend":2}"#;
+    let page = include_str!("../../../docs/decision-log.md");
+    let record = page.lines().find(|line| line.starts_with("{\"v\":1")).expect("decision-log.md shows a record");
+    let refund = r#"{"domain":"d","verdict":"ok","descriptors":[{"entries":[{"key":"k"}],"hits":-3}]}"#;
+    for (text, expected) in [
+        (
+            access_log,
+            r#"{"domain":"gateway","descriptors":[{"entries":[{"key":"remote_address","value":"127.0.0.1"}]},{"entries":[{"key":"api_key","value":"alice"}]}]}"#,
+        ),
+        (
+            metadata,
+            r#"{"domain":"shop","descriptors":[{"entries":[{"key":"q","value":"a=b,c"},{"key":"flag"}],"hitsAddend":"0"}],"hitsAddend":2}"#,
+        ),
+        (record, r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"alice"}],"hitsAddend":"1"}]}"#),
+        (refund, r#"{"domain":"d","descriptors":[{"entries":[{"key":"k"}],"hitsAddend":"3","isNegativeHits":true}]}"#),
+    ] {
+        let read = request_from_json(text.as_bytes()).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(read, request_from_json(expected.as_bytes()).unwrap(), "{text}");
+    }
+    // A misspelt request is none, nor is a record without its values.
+    for text in [
+        r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}],"hits":1}"#,
+        r#"{"verdict":"ok","domain":"d","descriptors":[{"entries":[{"key":"k","value_hash":"00"}]}]}"#,
+        r#"{"ratelimit":{"domain":"d"}}"#,
+    ] {
+        assert!(request_from_json(text.as_bytes()).is_err(), "{text}");
+    }
+}
+
+#[test]
 fn response_is_encoded_as_json() {
     let expected = concat!(
         r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":"#,

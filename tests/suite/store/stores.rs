@@ -179,6 +179,7 @@ mod of_time {
         ban_rejects_until_it_ends_with_any_algorithm,
         ban_begins_after_as_many_rejections_as_written,
         tries_prolong_a_ban_where_rejected_hits_count,
+        rejected_peeks_begin_a_ban_that_counts_them,
         ban_of_one_limit_charges_no_other,
         reset_lifts_a_ban,
         window_ends_with_the_local_day_and_month,

@@ -228,6 +228,7 @@ tollkeeper_rules 8
 tollkeeper_store_info{store="memory"} 1
 tollkeeper_store_lost 0
 tollkeeper_store_misconfigured 0
+tollkeeper_streams_reset_total 0
 tollkeeper_unmatched_descriptors_total{domain="shop"} 1
 "#;
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use kit::tollkeeper::{Tollkeeper, inherited_env, linked_as, program_path, with_rules};
-use kit::{port::Port, read, repository};
+use kit::{http, port::Port, read, repository, wait_for};
 
 /// Exit code and output of a command.
 #[derive(Debug)]
@@ -361,6 +361,39 @@ OK
         many.stdout.lines().skip(1).take(5).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(numbers, ["1", "...", "4", "...", "300"], "{}", many.stdout);
     assert!(untimed(&many.stdout).ends_with("\n3 OK, 297 OVER_LIMIT\n"), "{}", many.stdout);
+}
+
+#[test]
+fn interrupted_call_prints_its_totals() {
+    let server = with_rules(GOOD).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
+    let address = format!("127.0.0.1:{}", server.grpc_port());
+    let mut call = Command::new(program_path());
+    call.args(["call", "--addr", &address, "--domain", "none", "--descriptor", "b=c", "--count", "1000000"]);
+    let child = call.env_clear().envs(inherited_env()).stdout(Stdio::piped()).spawn().unwrap();
+    wait_for("calls", || {
+        let stats = http::get(server.debug_port(), "/stats").send().text();
+        let mut counts =
+            stats.lines().filter_map(|line| line.strip_prefix("ratelimit_server.ShouldRateLimit.total_requests: "));
+        counts.any(|count| count != "0").then_some(())
+    });
+    kit::signal::interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("no limit applies: the domain has no rules") && text.contains(" OK; "), "{text}");
+}
+
+#[test]
+fn address_of_the_debug_listener_may_be_in_the_environment() {
+    let server = with_rules(GOOD).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
+    let address = format!("127.0.0.1:{}", server.debug_port());
+    for command in [&["top"][..], &["quota"], &["explain", "--domain", "good", "--descriptor", "a=b"]] {
+        let ended = Run { env: &[("TOLLKEEPER_ADDR", &address)], ..Run::default() }.with(command);
+        // Quotas are off here, and this is what the server says.
+        assert!(ended.code == 0 || ended.stderr.contains("TOLLKEEPER_RLQS"), "{command:?}: {ended:?}");
+    }
+    let ended = Run { env: &[("TOLLKEEPER_ADDR", "nowhere")], ..Run::default() }.with(&["top"]);
+    assert_eq!(ended.code, 2, "{ended:?}");
 }
 
 #[test]

@@ -52,15 +52,16 @@ impl DocumentReader<'_> {
         Some(Spanned { value: window, at: field.at })
     }
 
-    /// Reads `ban`: a duration, or a mapping with the duration and the number of rejections before the ban.
+    /// Reads `ban`: a duration, or a mapping with the duration and the rejections before the ban.
     pub(super) fn read_ban(&mut self, field: &Field<'_, '_>, field_path: &FieldPath<'_>) -> Option<Spanned<Ban>> {
-        let (mut length, mut after) = (None, None);
+        let (mut length, mut after, mut counts_peeks) = (None, None, false);
         if let YamlContent::Map(_) = field.node.content {
             for key in self.read_fields(field.node, Section::Ban, "ban", field_path)? {
                 let field_path = field_path.with_key(key.key.name);
                 match key.key.name {
                     "for" => length = self.read_ban_length(&key, &field_path),
                     "after" => after = self.read_u32(&key, &field_path),
+                    "count_peeks" => counts_peeks = self.read_bool_or_false(&key, &field_path),
                     _ => {}
                 }
             }
@@ -71,7 +72,7 @@ impl DocumentReader<'_> {
         } else {
             length = self.read_ban_length(field, field_path);
         }
-        let ban = Ban::new(length?.value, after.map_or(1, |after| after.value))?;
+        let ban = Ban::new(length?.value, after.map_or(1, |after| after.value))?.with_count_of_peeks(counts_peeks);
         Some(Spanned { value: ban, at: field.at })
     }
 

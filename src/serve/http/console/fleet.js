@@ -35,15 +35,15 @@ const requestFigures = (recent) => [
   figure('Latency, p99', duration(recent.latency_us?.p99), 'at most'),
 ];
 
-/** What is wrong, or that nothing is. */
 export function alarmList(report) {
   if (report === undefined) return null;
   if (!report) return notice('Alarms are not known.');
   if (report.alarms.length === 0) return element('p', { class: 'good' }, 'No alarm.');
-  const views = { failures: 'store_lost server_not_used slots_not_served reload_failed answers_by_policy load_failed', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'rejections_rose_after_load' };
+  const views = { failures: 'store_lost server_not_used slots_not_served reload_failed answers_by_policy load_failed', keys: 'unmatched unmatched_descriptors almost_matches_rule mostly_rejected hot_key', replica: 'no_requests late', rules: 'xds_stream_lost rejections_rose_after_load' };
   const viewOf = (kind) => Object.keys(views).find((view) => views[view].split(' ').includes(kind));
   return element('ul', { class: 'alarms', 'aria-label': 'Alarms' }, report.alarms.map((alarm) => element('li', { class: 'notice bad' },
     element('strong', {}, alarm.replicas.join(', ') || alarm.kind), ': ', printable(alarm.text), ' ',
+    span('soft', 'since ', timeOf(alarm.since), ': ', alarm.advice), ' ',
     viewOf(alarm.kind) ? link(`#/${viewOf(alarm.kind)}`, 'Look') : null)));
 }
 
@@ -55,7 +55,6 @@ function storeState({ store }) {
   return span('good', store.kind);
 }
 
-/** Replicas with problems first, then this one, then others by name. */
 function problemsOf({ name, silent, replaced, store, rules }, findings) {
   const named = findings.filter(({ replicas }) => replicas.includes(name)).length;
   return replaced ? 0 : (silent ? 8 : 0) + (store.available ? 0 : 4) + (store.breakers_open > 0 ? 2 : 0) + (rules.load_failed ? 2 : 0) + named;
@@ -77,7 +76,8 @@ const replicaColumns = (findings) => [
   numberColumn('Blocked values', ({ blocks }) => number(blocks.values)),
   numberColumn('Clock', ({ clock_offset_ms: ms }) => clockOf(ms)),
   { title: 'Version', cell: ({ build }) => build },
-  numberColumn('Age', ({ age_s: s }) => duration(s * 1e6)),
+  numberColumn('Uptime', ({ age_s: s }) => duration(s * 1e6)),
+  numberColumn('Age', ({ published_s_ago: s }) => duration(s * 1e6)),
 ];
 
 const QUOTA_FIGURES = [['Streams', 'streams'], ['Buckets', 'buckets'], ['Keys', 'keys'], ['Keys without a store', 'failed_keys'], ['Hits held', 'held_hits'], ['Hits of proxies', 'assigned_hits'], ['Held for, s', 'held_for_s']];
@@ -128,7 +128,7 @@ export function fleet(main, { alarms, hasAlarms }) {
         button('List blocked values', listBlocks)) : null,
       box(rejectedTable('Keys rejected most in ten minutes, all replicas', report.top.overall)));
     chart.update(requestSeries(history));
-    update(limits, table(`${number(report.rules.length)} of ${number(report.limits)} limits`, [
+    update(limits, table(`${number(report.rules.length)} of ${number(report.limits)} limits${report.limits_left_out > 0 ? `; summaries lack ${number(report.limits_left_out)}` : ''}`, [
       nameColumn('Limit', (limit) => [ruleLink(limit.rule), modeBadge(limit)]),
       countColumn('Matched', 'matched'),
       countColumn('Rejected', 'rejected'),
@@ -151,7 +151,6 @@ export function replica(main, context) {
   return argument ? otherReplica(main, argument) : thisReplica(main, context);
 }
 
-/** Another replica, by its summary. */
 function otherReplica(main, incarnation) {
   const body = element('div');
   main.append(element('p', {}, link('#/fleet', '← All replicas')), body);
@@ -172,7 +171,7 @@ function otherReplica(main, incarnation) {
         gone ? null : card('Store', details([['State', storeState(found)], ['Servers', number(store.servers)]])),
         card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? span('bad', 'failed') : 'worked']])),
         found.quota ? card('Quota streams', details(QUOTA_FIGURES.map(([title, field]) => [title, number(found.quota[field])]))) : null,
-        card('Process', details([['Version', found.build], ['Age', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
+        card('Process', details([['Version', found.build], ['Uptime', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
       card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), tools(copyButton('Copy command', command))));
   };
   return {

@@ -23,7 +23,7 @@ const keyColumns = (withRule) => [nameColumn('Key', keyLink), ...(withRule ? [na
 
 export function rejectedTable(caption, keys, withRule = true) {
   if (keys.length === 0) return soft('No hits were rejected in this time.');
-  return table(caption, [numberColumn('Rejected hits', bounds), ...keyColumns(withRule)], keys, { key: keyName });
+  return table(caption, [numberColumn('Rejected hits', bounds), countColumn('Requests', 'requests_at_least'), ...keyColumns(withRule)], keys, { key: keyName });
 }
 
 export function busiestTable(caption, keys = [], withRule = true) {
@@ -31,7 +31,6 @@ export function busiestTable(caption, keys = [], withRule = true) {
   return table(caption, [countColumn('Hits, about', 'hits_about'), ...keyColumns(withRule)], keys, { key: keyName });
 }
 
-/** Descriptors of this replica that matched no rule; nothing if none. */
 function unmatchedCard(report) {
   if (!report || report.domains.length === 0) return null;
   const parts = report.findings.map((finding) => notice(printable(finding.advice)));
@@ -272,14 +271,15 @@ function unquote(text) {
   }
 }
 
-/** Reads a pasted request; throws an error that says what can be pasted. */
 export function parseRequest(text) {
   const json = jsonIn(text);
   const found = json && findRequest(json, undefined);
   if (found?.text !== undefined) return { domain: found.domain ?? '', descriptors: descriptorsOfLog(found.text) };
   if (found) {
     if (!found.domain) throw new Error('The request has descriptors and no "domain": add it.');
-    const entry = ({ key: name, value, value_hash: hash, key_base64: raw }) => {
+    const entry = (of) => {
+      if (typeof of === 'string') return { key: of.split('=', 1)[0], value: of.slice(of.indexOf('=') + 1) };
+      const { key: name, value, value_hash: hash, key_base64: raw } = of;
       if (name === undefined || raw !== undefined) throw new Error('An entry is not text: send it to /explain as it is.');
       if (value === undefined && hash !== undefined) throw new Error(`The value of ${name} is hashed in this line (TOLLKEEPER_DECISION_LOG_VALUES): put the value in its place.`);
       return { key: String(name), value: String(value ?? '') };
@@ -292,7 +292,7 @@ export function parseRequest(text) {
   if (plain && plain[2].includes('=')) {
     return { domain: plain[1], descriptors: plain[2].split('\n').filter((line) => line.trim()).map((line) => ({ entries: parseEntries(line) })) };
   }
-  throw new Error('This is no request. Paste the JSON of /json, a line of the decision log, a line of the log at the level debug, a line of an access log that contains one of these, or write "domain: key=value,key=value" with a line for each descriptor.');
+  throw new Error('This is no request. Paste JSON of /json, a line of a log, or "domain: key=value,key=value".');
 }
 
 export function sandbox(main, { load }) {
@@ -325,7 +325,7 @@ export function sandbox(main, { load }) {
     element('form', { class: 'card', onsubmit: submit },
       element('p', {}, element('label', { for: 'request' }, 'A request, or a line of a log')),
       input,
-      soft('JSON of /json, a line of the decision log or of the log at the level debug, also inside a line of an access log; or "domain: key=value,key=value", a line for each descriptor.'),
+      soft('JSON of /json, a line of the decision, debug or access log, or "domain: key=value,key=value".'),
       element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Show what would happen'))),
     result);
   return { refresh: show, every: 5 };

@@ -6,10 +6,12 @@ import { busiestTable, keyLink, rejectedTable, ruleLines, ruleLink, verdict, yam
 import { adminRequest, getJson, readAddress, searchInput, tell, withQuery, writeState } from './server.js';
 
 const LIMITS_PER_PAGE = 100;
-const ORDERS = [['rejected', 'rejected most'], ['share', 'largest share rejected'], ['matched', 'matched most'], ['near', 'nearest to the limit'], ['keys', 'most keys'], ['name', 'name'], ['file', 'place in the files']];
+const ORDERS = [['recent', 'rejected most in ten minutes'], ['rejected', 'rejected most'], ['share', 'largest share rejected'], ['matched', 'matched most'], ['near', 'nearest to the limit'], ['keys', 'most keys'], ['name', 'name'], ['file', 'place in the files']];
 
 const limitColumns = [
   nameColumn('Limit', (limit) => [ruleLink(limit.rule), modeBadge(limit), element('br'), span('soft', limit.limit)]),
+  countColumn('Ten minutes', 'recently_matched'),
+  countColumn('Rejected', 'recently_rejected'),
   countColumn('Matched', 'matched'),
   countColumn('Rejected', 'rejected'),
   numberColumn('Share', (limit) => share(limit.rejected, limit.matched)),
@@ -24,7 +26,7 @@ export function rules(main, { load }) {
 
 function allRules(main, state, load) {
   const search = searchInput('search', 'domain, key, value, file');
-  const order = select('order', ORDERS, state.get('order') ?? 'rejected');
+  const order = select('order', ORDERS, state.get('order') ?? 'recent');
   const rejecting = element('input', { type: 'checkbox', id: 'rejecting', checked: state.has('rejecting') });
   const found = element('input', { type: 'checkbox', id: 'only-findings', checked: state.has('found') });
   const body = element('div');
@@ -47,7 +49,7 @@ function allRules(main, state, load) {
     ];
     const options = { key: (limit) => limit.rule, rowClass: (limit) => (limit.candidate && order.value === 'file' ? 'child' : undefined) };
     update(body, turns, report.rules.length === 0 ? soft('No limit matches the search.')
-      : box(table('Decisions since each limit was loaded, in shadow mode too', columns, report.rules, options)));
+      : box(table('Decisions of ten minutes, and since the load', columns, report.rules, options)));
   };
   const refresh = async () => {
     const report = await getJson(withQuery('rules', query()));
@@ -57,7 +59,7 @@ function allRules(main, state, load) {
   };
   const page = (to) => {
     offset = Math.max(to, 0);
-    writeState({ search: search.value.trim(), order: order.value === 'rejected' ? '' : order.value, rejecting: rejecting.checked && 1, found: found.checked && 1, offset: offset || '' });
+    writeState({ search: search.value.trim(), order: order.value === 'recent' ? '' : order.value, rejecting: rejecting.checked && 1, found: found.checked && 1, offset: offset || '' });
     return refresh();
   };
   return { refresh, every: 5, change: [search, order, rejecting, found].map((control) => [control, () => page(0)]) };
@@ -106,7 +108,7 @@ function ruleDetails(main, name) {
         text ? copyButton('Copy YAML', () => yamlOf(text)) : null)),
       limit.findings.map((finding) => notice(element('strong', {}, finding.kind.replaceAll('_', ' ')), `: ${finding.advice}`)),
       text ? card('The rule, as it was loaded', ruleLines(text)) : null,
-      siblings.length > 1 ? box(table('Limits of the same rule', limitColumns.slice(0, 4), siblings, { key: (row) => row.rule })) : null);
+      siblings.length > 1 ? box(table('Limits of the same rule', limitColumns.slice(0, 6), siblings, { key: (row) => row.rule })) : null);
     const parts = top instanceof Error ? [problemNotice(top.message)] : [
       box(rejectedTable('Keys rejected most in ten minutes', top.overall, false)),
       box(busiestTable('Busiest keys of ten minutes, from a sample', top.busiest, false))];

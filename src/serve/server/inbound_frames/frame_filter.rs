@@ -9,10 +9,13 @@
 //!
 //! Decides: how many SETTINGS and GOAWAY frames a client may send (`FrameCounts`).
 
+use std::sync::atomic::Ordering;
+
 use bytes::{Buf as _, BufMut as _, BytesMut};
 use tokio::io::ReadBuf;
 
 use super::hpack_filter::{HeaderBlockFilter, needs_filtering};
+use crate::telemetry::listener_stats::RESET_STREAMS;
 
 /// Length of the connection preface in bytes, before the first frame.
 const PREFACE_BYTES: usize = 24;
@@ -281,6 +284,7 @@ const REQUESTS_PER_SETTINGS_OR_GOAWAY_FRAME: u64 = 64;
 
 /// Kind of a frame that opens a request, or ends it with trailers.
 const HEADERS_FRAME_TYPE: u8 = 1;
+const RST_STREAM_FRAME_TYPE: u8 = 3;
 const SETTINGS_FRAME_TYPE: u8 = 4;
 const GOAWAY_FRAME_TYPE: u8 = 7;
 
@@ -293,9 +297,11 @@ pub struct FrameCounts {
 
 impl FrameCounts {
     /// Counts a frame of this kind.
-    pub const fn count_frame(&mut self, kind: u8) {
+    pub fn count_frame(&mut self, kind: u8) {
         match kind {
             HEADERS_FRAME_TYPE => self.requests += 1,
+            // h2 does not tell of those that come after the answer.
+            RST_STREAM_FRAME_TYPE => _ = RESET_STREAMS.fetch_add(1, Ordering::Relaxed),
             SETTINGS_FRAME_TYPE | GOAWAY_FRAME_TYPE => self.all_stream_frames += 1,
             _ => {}
         }

@@ -36,7 +36,7 @@ impl MemoryShard {
     ) -> Result<SmallVec<[ChargeResult; 1]>, MemoryFull> {
         let may_add = matches!(charge.request.hits, Hits::Charge(_));
         let mut slots = self.find_counters(charge);
-        if let Err(full) = self.make_room(&mut slots, charge.request.hits, now) {
+        if let Err(full) = self.make_room(&mut slots, may_add, now) {
             return self.reject_by_existing_counter(&slots, charge, now).ok_or(full);
         }
         let found: SmallVec<[State; 4]> = slots.iter().map(|slot| self.take_state(slot)).collect();
@@ -91,7 +91,7 @@ impl MemoryShard {
         let Some(counter) = charge.counters.first() else { return Ok(HoldAnswer::nothing_granted(now)) };
         let (key, limit) = (charge.path_hash ^ counter.tag, counter.limit);
         let mut slots = [self.find_counter(key, counter.as_joint_limit())];
-        self.make_room(&mut slots, Hits::Charge(1), now)?;
+        self.make_room(&mut slots, true, now)?;
         let known = self.holds.remove(&key);
         if known.is_none() && !self.has_room_for_hold(now) {
             request = HoldRequest { wanted: HeldAmount::default(), demand: 0, ..request };

@@ -165,7 +165,7 @@ impl MemoryShard {
         let mut lookups = self.find_counters(charge);
         // A settlement may charge a counter of a later window, which is new.
         let hits = if matches!(charge.request.hits, Hits::Refund(1..)) { Hits::Charge(1) } else { charge.request.hits };
-        if let Err(full) = self.make_room(&mut lookups, hits, terms.caller.now) {
+        if let Err(full) = self.make_room(&mut lookups, matches!(hits, Hits::Charge(_)), terms.caller.now) {
             return self.reject_by_existing_counter(&lookups, charge, terms.caller.now).ok_or(full);
         }
         let mut states: SmallVec<[State; 4]> = SmallVec::new();

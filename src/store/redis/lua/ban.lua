@@ -2,7 +2,8 @@
 --
 -- KEYS: the counters, then the ban of each counter that has one. ARGV[1] has two parts more: before the first counter
 -- the number of counters, and after the numbers of each counter: ban_place (index of the ban's key, 0: none), ban_us
--- (length of a ban in microseconds), after (rejections that start it).
+-- (length of a ban in microseconds), after (rejections that start it), peek (hits that must fit for a peek to pass, -1:
+-- peeks start no ban). A charge of 0 hits is a peek: it changes bans only.
 -- State, 24 bytes: time of the last rejection that changed it, end of the ban, rejections since the last ban; times in
 -- microseconds. Reply: the state follows that of its counter. Writes: one SET with PX for a ban that changed.
 -- TTL: up to a second after the end of the ban, and after the period in which the last rejection counts.
@@ -10,7 +11,7 @@
 -- Decides: in Redis: when a ban begins and ends.
 
 --: ban_functions
-local function with_ban(counter, key, now, period, ban_us, after)
+local function with_ban(counter, key, now, period, ban_us, after, peek)
   local bytes = 24
   --> read
   local ends, rejections
@@ -37,13 +38,13 @@ local function with_ban(counter, key, now, period, ban_us, after)
   end
   counter.rejects = function(charged)
     hits = charged
-    fits = not counts.rejects(charged)
+    fits = not counts.rejects(hits == 0 and peek or hits)
     is_banned = hits >= 0 and ends > at
     return (is_banned or not fits) and flags % 2 == 1
   end
   counter.apply = function(rejected)
-    local done = counts.apply(rejected or is_banned)
-    if hits <= 0 or fits and not is_banned or is_banned and flags < 2 then return done end
+    local done = hits ~= 0 and counts.apply(rejected or is_banned)
+    if hits < 0 or hits == 0 and peek < 0 or fits and not is_banned or is_banned and flags < 2 then return done end
     rejections = rejections + 1
     if is_banned or rejections >= after then
       ends, rejections = at + ban_us, 0
@@ -63,10 +64,25 @@ local function with_ban(counter, key, now, period, ban_us, after)
   return counter
 end
 
+-- Leaves a counter without a ban as it is when a peek is charged to the counters beside it.
+local function without_peeks(counter)
+  local rejects, apply, hits = counter.rejects, counter.apply
+  counter.rejects = function(charged)
+    hits = charged
+    return rejects(charged)
+  end
+  counter.apply = function(rejected)
+    return hits ~= 0 and apply(rejected)
+  end
+  return counter
+end
+
 --: ban_of_counter
-local ban_place, ban_us, after
-ban_place, ban_us, after, position = unpack('<i8i8i8', args, position)
+local ban_place, ban_us, after, peek
+ban_place, ban_us, after, peek, position = unpack('<i8i8i8i8', args, position)
 if ban_place > 0 then
-  counter = with_ban(counter, KEYS[ban_place], now, period, ban_us, after)
+  counter = with_ban(counter, KEYS[ban_place], now, period, ban_us, after, peek)
   if counter.err then return counter end
+else
+  counter = without_peeks(counter)
 end

@@ -117,7 +117,7 @@ fn adapted(command: &str, server: &Tollkeeper) -> String {
     if !command.contains(" --addr ") && !command.contains(" --config ") {
         if is_of(&["call"]) {
             adapted += &format!(" --addr 127.0.0.1:{}", server.grpc_port());
-        } else if is_of(&["top", "explain", "block", "unblock", "quota"]) {
+        } else if is_of(&["top", "explain", "block", "unblock", "quota", "reset"]) {
             adapted += &format!(" --addr 127.0.0.1:{}", server.debug_port());
         }
     }

@@ -154,7 +154,7 @@ proptest! {
         for now in times {
             for hits in [Hits::new(hits.unsigned_abs(), hits < 0), Hits::Peek, Hits::Charge(1), Hits::Charge(MAX_HITS)] {
                 for max_delay_us in [0, max_delay_us, u64::MAX] {
-                    let result = state.charge(&limit, now, ChargeRequest { hits, max_delay_us, rejected_elsewhere, lent: 0, gives_back: false });
+                    let result = state.charge(&limit, now, ChargeRequest { rejected_elsewhere, ..ChargeRequest::new(hits, max_delay_us) });
                     check_sane(&limit, &result, max_delay_us)?;
                 }
             }

@@ -61,6 +61,25 @@ fn rejections_of_most_requests_are_an_alarm_that_names_the_limit() {
     let expected =
         "99 of 140 requests of the last two to three minutes were rejected, 99 decisions of them by shop.user";
     assert_eq!(found, [expected]);
+    // The time is that of the first look.
+    let times = || {
+        let report: Value = serde_json::from_slice(&http::get(server.debug_port(), "/alarms").send().body).unwrap();
+        let of_kind = report["alarms"].as_array().unwrap().iter().find(|alarm| alarm["kind"] == "mostly_rejected");
+        of_kind.map(|alarm| (alarm["since"].clone(), alarm["runbook"].clone(), report["alarms"].clone()))
+    };
+    let (since, runbook, all) = times().unwrap();
+    assert!(since.as_str().is_some_and(|since| since.parse::<jiff::Timestamp>().is_ok()), "{all}");
+    assert_eq!(runbook, "docs/runbooks.md#tollkeeper-refusals-surging");
+    assert_eq!(times().unwrap().0, since);
+}
+
+#[test]
+fn lost_control_plane_is_an_alarm() {
+    let server = kit::tollkeeper::without_rules().env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TEST_PACE", "100");
+    let server = server.env("CONFIG_TYPE", "GRPC_XDS_SOTW").env("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1");
+    let server = server.start_unhealthy();
+    let found = wait_for("the alarm", || alarms(&server, "xds_stream_lost").first().cloned());
+    assert!(found.starts_with("no stream to the control plane 127.0.0.1:1 since 2"), "{found}");
 }
 
 #[test]

@@ -333,6 +333,7 @@ fn what_is_pasted_into_the_sandbox_is_read() {
         format!(r#"curl -s http://127.0.0.1:6070/explain -d '{asked}'"#),
         format!(r#"{{"v":1,"type":"decision","seq":3,{}"#, asked.trim_start_matches('{')),
         format!(r#"{{"path":"/cart","metadata":{asked}}}"#),
+        r#"{"ratelimit":{"descriptors":[{"entries":["user=ann","a=x=,y"]}],"domain":"shop"},"status":429}"#.to_owned(),
         r#"time="x" level=debug msg="decision" domain=shop verdict=ok descriptors="user=ann,a=x\=\,y (2 hits) -> shop.user (r.yaml:1:1): 5 per day: ok""#
             .to_owned(),
     ];

@@ -197,11 +197,15 @@ fn limits_are_sorted_and_filtered_by_the_server_and_a_page_of_many_is_small() {
     };
     // Of 9, 12 and 5 decisions, 7, 2 and 4 rejected.
     assert_eq!(names("order=rejected"), ["0007", "1500", "0900"]);
+    assert_eq!(names(""), ["0007", "1500", "0900"], "the last ten minutes");
     assert_eq!(names("order=matched"), ["0900", "0007", "1500"]);
     assert_eq!(names("order=share"), ["1500", "0007", "0900"]);
     assert_eq!(names("order=name&offset=1998"), ["1998", "1999"]);
     assert_eq!(names("order=keys&rejecting=true&search=0900"), ["0900"]);
     assert_eq!(names("rejecting=true&order=name"), ["0007", "0900", "1500"]);
+    // A summary has no room for most of them; it also has the statistics of requests beside the rules.
+    let in_fleet = |query: &str| get(&server, &format!("/fleet?most=3&{query}"))["limits"].as_u64();
+    assert_eq!((in_fleet(""), in_fleet("search=1999")), (Some(2001), Some(1)));
     // What a console loads before its first row.
     let files = ["/", "/console.css", "/console.js"].map(str::to_owned);
     let modules = ["dom", "server", "charts", "keys", "limits", "fleet"].map(|name| format!("/console/{name}.js"));

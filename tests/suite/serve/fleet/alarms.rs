@@ -9,11 +9,23 @@ use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::fleet::alarms::RequestGap;
 use tollkeeper::serve::fleet::alarms::find_hot_key;
-use tollkeeper::serve::fleet::alarms::find_request_gap;
 use tollkeeper::serve::fleet::alarms::limits_left_out_of_hot_key_alarm;
+use tollkeeper::serve::fleet::alarms::{ADVICE, find_request_gap};
 use tollkeeper::telemetry::decision_history::RequestMinute;
 use tollkeeper::telemetry::metrics::limit_stats::LimitName;
 use tollkeeper::telemetry::top_keys::RejectedKey;
+
+#[test]
+fn pages_of_alarms_exist() {
+    for (kind, _, page) in ADVICE {
+        let (path, anchor) = page.split_once('#').unwrap_or((page, ""));
+        let text = kit::read(&kit::repository(path));
+        let headings =
+            text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches(['#', ' ']));
+        let mut anchors = headings.map(|heading| heading.to_lowercase().replace(' ', "-"));
+        assert!(anchor.is_empty() || anchors.any(|of_page| of_page == anchor), "{kind}: {page}");
+    }
+}
 
 #[test]
 fn hot_key_has_more_than_half_of_many_hits_and_no_burst() {
@@ -23,6 +35,7 @@ fn hot_key_has_more_than_half_of_many_hits_and_no_burst() {
         has_plain_values: true,
         at_least,
         at_most: at_least,
+        requests: at_least,
         in_bursts,
         largest_burst: in_bursts,
     };

@@ -75,7 +75,7 @@ fn exact(keys: impl Iterator<Item = (usize, u64)>) -> ReplicaSummary {
     let mut minute = RejectedKeysMinuteSummary { minute: FIRST, ..RejectedKeysMinuteSummary::default() };
     for (index, (key, hits)) in keys.enumerate() {
         summary.keys.push(RejectedKeySummary { name: 0, text: key.to_string() });
-        minute.counts.push(RejectedKeyCountSummary { key: index, at_least: hits, at_most: hits });
+        minute.counts.push(RejectedKeyCountSummary { key: index, at_least: hits, at_most: hits, requests: hits });
     }
     summary.minutes.push(minute);
     summary

@@ -67,6 +67,8 @@ struct Step {
     /// Negative: a refund; 0: a peek.
     hits: i64,
     dry_run: bool,
+    /// A client asks.
+    from_client: bool,
     times: usize,
 }
 
@@ -100,14 +102,16 @@ fn key() -> impl Strategy<Value = Vec<(Limit, bool)>> {
         ][..],
     );
     let algorithm = prop_oneof![2 => Just(Algorithm::FixedWindow), 1 => proptest::sample::select(&Algorithm::ALL[..])];
-    let ban = proptest::option::weighted(0.6, (1..3_000_u64, 1..5_u32));
+    let ban = proptest::option::weighted(0.6, (1..3_000_u64, 1..5_u32, any::<bool>()));
     let limits = proptest::collection::vec((0..8_u32, any::<bool>(), proptest::bool::weighted(0.8)), 2..=2);
     (algorithm, period, proptest::option::weighted(0.7, window()), ban, limits).prop_map(
         |(algorithm, (unit, multiplier), window, ban, limits)| {
             let period = Period::new(unit, multiplier).unwrap();
             // A ban of up to three periods.
-            let ban =
-                ban.map(|(share, after)| Ban::new((period.micros() / 1000 * share).min(MAX_PERIOD_US), after).unwrap());
+            let ban = ban.map(|(share, after, counts_peeks)| {
+                let ban = Ban::new((period.micros() / 1000 * share).min(MAX_PERIOD_US), after).unwrap();
+                ban.with_count_of_peeks(counts_peeks)
+            });
             let window = window.filter(|_| algorithm == Algorithm::FixedWindow);
             let limit = |(place, (requests, counted, enforced)): (usize, (u32, bool, bool))| {
                 let spec = LimitSpec {
@@ -132,10 +136,10 @@ fn history() -> impl Strategy<Value = History> {
         3 => off.prop_map(Jump::Retry),
         1 => (0..3_000_u64).prop_map(Jump::Back),
     ];
-    let hits = prop_oneof![1 => Just(0), 8 => 1..4_i64, 1 => 4..10_i64, 1 => -4..0_i64];
+    let hits = prop_oneof![3 => Just(0), 8 => 1..4_i64, 1 => 4..10_i64, 1 => -4..0_i64];
     let times = prop_oneof![4 => Just(1), 1 => 2..6_usize];
-    let step = (hits, proptest::bool::weighted(0.1), times);
-    let step = step.prop_map(|(hits, dry_run, times)| Step { hits, dry_run, times });
+    let step = (hits, proptest::bool::weighted(0.1), any::<bool>(), times);
+    let step = step.prop_map(|(hits, dry_run, from_client, times)| Step { hits, dry_run, from_client, times });
     let call = (jump, any::<Index>(), proptest::collection::vec(step, 1..5));
     let call = call.prop_map(|(jump, limit, steps)| Call { jump, limit, steps });
     let calls = proptest::collection::vec(call, 1..20);
@@ -157,7 +161,8 @@ impl History {
             hits if hits < 0 => Hits::Refund(hits.unsigned_abs()),
             hits => Hits::Charge(hits.unsigned_abs()),
         };
-        let charge = OwnedCharge { dry_run: step.dry_run, ..OwnedCharge::new(counters, ChargeRequest::new(hits, 0)) };
+        let request = ChargeRequest { from_client: step.from_client, ..ChargeRequest::new(hits, 0) };
+        let charge = OwnedCharge { dry_run: step.dry_run, ..OwnedCharge::new(counters, request) };
         std::iter::repeat_n(charge, step.times)
     }
 

@@ -4,10 +4,11 @@ use tollkeeper::limit::algorithm::Algorithm;
 
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::DEFAULT_CALLER_DEADLINE;
+use tollkeeper::telemetry::metrics::limit_stats::LimitStat;
 
 use super::{HOUR, MS, SECOND, StoreUnderTest};
 use kit::fixtures::{assert_responses, decide, load_shop_rules, shop_request};
-use kit::test_service::{TestService, store_runtime};
+use kit::test_service::{TestResponse, TestService, store_runtime};
 
 const ENV: &[(&str, &str)] = &[];
 
@@ -15,7 +16,11 @@ const MINUTE: u64 = 60 * SECOND;
 
 /// Asks once, and returns whether the request is rejected and the seconds after which to retry.
 fn ask(service: &TestService, descriptors: &str) -> (bool, Option<u64>) {
-    let response = decide(service, &shop_request(descriptors));
+    retry_of(&decide(service, &shop_request(descriptors)))
+}
+
+/// Returns whether a request is rejected and the seconds after which to retry.
+fn retry_of(response: &TestResponse) -> (bool, Option<u64>) {
     let headers = &response.response.response_headers_to_add;
     let retry = headers.iter().find(|header| header.key.eq_ignore_ascii_case("retry-after"));
     (response.over_limit(), retry.map(|header| header.value.parse().expect("seconds")))
@@ -97,6 +102,44 @@ pub(super) fn tries_prolong_a_ban_where_rejected_hits_count(store: &StoreUnderTe
     assert!(decide(&service, &shop_request("k").hits(0)).over_limit());
     service.advance_us(MINUTE);
     assert_eq!(ask(&service, "k"), (false, None));
+}
+
+pub(super) fn rejected_peeks_begin_a_ban_that_counts_them(store: &StoreUnderTest) {
+    let rules = "descriptors:
+  - key: failed
+    rate_limit: {unit: minute, requests_per_unit: 3, algorithm: sliding_window_log, ban: {for: 1h, count_peeks: true}}
+  - key: twice
+    rate_limit:
+      - {unit: minute, requests_per_unit: 3, count_rejected: true, ban: {for: 1h, after: 2, count_peeks: true}}
+      - {unit: day, requests_per_unit: 4}
+  - {key: none, rate_limit: {unit: minute, requests_per_unit: 0, ban: {for: 1h, count_peeks: true}}}
+  - {key: old, rate_limit: {unit: minute, requests_per_unit: 3, algorithm: sliding_window_log, ban: 1h}}";
+    let service = store.without_over_limit_cache().service(ENV, rules);
+    let peek = |key: &str| retry_of(&decide(&service, &shop_request(key).hits(0)));
+    for key in ["failed", "old", "twice"] {
+        // Ask first, report after.
+        for _ in 0..3 {
+            assert_eq!(peek(key), (false, None), "{key}");
+            assert_eq!(ask(&service, key), (false, None), "{key}");
+        }
+    }
+    assert_eq!(peek("failed"), (true, Some(3600)));
+    // No peek begins the ban of a limit that does not count them, nor does a look at its counter.
+    assert_eq!((peek("old"), peek("old")), ((true, Some(60)), (true, Some(60))));
+    // A fixed window that counts rejected hits rejects a peek only past its limit.
+    assert_eq!(peek("twice"), (false, None));
+    ask(&service, "twice");
+    service.advance_us(SECOND);
+    assert_eq!(peek("twice"), (true, Some(3600)));
+    // The day has four hits, and a peek charges none.
+    service.advance_us(HOUR);
+    assert_eq!(peek("failed"), (false, None));
+    assert_eq!(peek("old"), (false, None));
+    // Without a counter there is a ban too.
+    assert!(peek("none").0);
+    let banned = service.inner.decider.metrics.limits.rule_limit_stats();
+    let bans = banned.iter().map(|limit| limit.counter_value(LimitStat::Bans)).sum::<u64>();
+    assert_eq!(bans, 3, "one each of failed, twice and none");
 }
 
 pub(super) fn ban_of_one_limit_charges_no_other(store: &StoreUnderTest) {
