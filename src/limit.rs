@@ -278,6 +278,10 @@ pub struct Limit {
     requests_per_unit: u32,
     period: Period,
     capacity: u32,
+    /// Capacity without regard to holds and to how hits are charged: the size of the bucket that a level is of.
+    size: u32,
+    /// The level of the bucket was charged under this limit, whatever its size.
+    keeps_level: bool,
     max_wait_us: u64,
     count_rejected: bool,
     calendar_months: bool,
@@ -314,16 +318,19 @@ impl Limit {
             && spec.ban.is_none()
             && spec.reservations.is_none();
         let window = spec.window.map(|window| build_calendar_windows(&window, spec.period)).transpose()?;
+        let capacity = match properties.capacity {
+            CapacityRuleKey::RequestsPerUnit => spec.requests_per_unit,
+            CapacityRuleKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
+            CapacityRuleKey::QueueSize => spec.queue_size.unwrap_or(1),
+        };
         let limit = Self {
             algorithm: spec.algorithm,
             counting: if window.is_some() { CountingMethod::CalendarWindow } else { spec.algorithm.into() },
             requests_per_unit: spec.requests_per_unit,
             period: spec.period,
-            capacity: match properties.capacity {
-                CapacityRuleKey::RequestsPerUnit => spec.requests_per_unit,
-                CapacityRuleKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
-                CapacityRuleKey::QueueSize => spec.queue_size.unwrap_or(1),
-            },
+            capacity,
+            size: capacity,
+            keeps_level: false,
             max_wait_us: spec.max_wait_us.unwrap_or(match properties.delay {
                 DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
                 DelayPolicy::UntilDeadline => u64::MAX,
@@ -368,11 +375,8 @@ impl Limit {
         }
         let regions = NonZeroU32::new(self.region_count().get() as u32).expect("a nonzero number stays nonzero");
         let replicas = replicas.saturating_mul(regions);
-        Self {
-            requests_per_unit: divide_to_at_least_one(self.requests_per_unit, replicas),
-            capacity: divide_to_at_least_one(self.capacity, replicas),
-            ..*self
-        }
+        Self { requests_per_unit: divide_to_at_least_one(self.requests_per_unit, replicas), ..*self }
+            .with_capacity(divide_to_at_least_one(self.capacity, replicas))
     }
 
     /// Returns the share of one replica while its store fails: as [`Self::share_per_replica`], and for a global limit
@@ -384,17 +388,21 @@ impl Limit {
         }
         let most = self.cut_off_allowance() / u64::from(replicas.get());
         let most = u32::try_from(most).unwrap_or(u32::MAX);
-        Self { requests_per_unit: share.requests_per_unit.min(most), capacity: share.capacity.min(most), ..share }
+        Self { requests_per_unit: share.requests_per_unit.min(most), ..share }.with_capacity(share.capacity.min(most))
     }
 
     /// Returns the limit with another `requests_per_unit`, which is its capacity too.
     pub const fn with_requests_per_unit(&self, requests_per_unit: u32) -> Self {
-        Self { requests_per_unit, capacity: requests_per_unit, ..*self }
+        Self { requests_per_unit, ..*self }.with_capacity(requests_per_unit)
+    }
+
+    const fn with_capacity(&self, capacity: u32) -> Self {
+        Self { capacity, size: capacity, ..*self }
     }
 
     /// Returns a limit that rejects all hits, with the same counter.
     pub const fn rejecting_all(&self) -> Self {
-        Self { requests_per_unit: 0, capacity: 0, ..*self }
+        self.with_requests_per_unit(0)
     }
 
     /// Returns the limit with another `on_store_error`.
@@ -439,6 +447,22 @@ impl Limit {
     /// Hits that can pass at once: the limit of a window, the size of a bucket or queue.
     pub const fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    /// [`Limit::capacity`] without regard to holds: the size of the bucket that a level is of.
+    pub(crate) const fn size_without_holds(&self) -> u32 {
+        self.size
+    }
+
+    /// Most hits of one window of a sliding_window_counter that count: the limit, and as many rejected ones.
+    pub(crate) const fn most_hits_of_window(&self) -> u64 {
+        let has_debt = self.count_rejected || self.reservations.is_some();
+        if has_debt { 2 * self.size as u64 } else { self.size as u64 }
+    }
+
+    /// True if the level of the bucket is known to be one of this limit, because a hold was made under it.
+    pub(crate) const fn keeps_level(&self) -> bool {
+        self.keeps_level
     }
 
     /// Maximum delay of an answer, in microseconds; `u64::MAX`: up to the caller's deadline.

@@ -14,7 +14,7 @@
 //! Decides: the default algorithm (`fixed_window`); which keys apply to an algorithm.
 //! Decides: which algorithms cannot be eventual, and why.
 
-pub(crate) mod leaky_level;
+pub mod leaky_level;
 pub mod stored_state;
 pub mod token_bucket;
 pub mod leaky_bucket;

@@ -20,6 +20,7 @@
 use smallvec::SmallVec;
 
 use super::Limit;
+use super::algorithm::leaky_level::SizeMark;
 use super::algorithm::state::State;
 use super::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
@@ -191,11 +192,14 @@ const HOLD_MARK: &[u8] = b"hold";
 
 impl TotalHold {
     /// Decodes the hold that follows the state of a counter in a script's reply, as `lua/hold.lua` documents it; `None`
-    /// if nothing is held.
+    /// if nothing is held. The mark of a bucket, which has the form of a hold, is added to the state.
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    pub(crate) fn read_from_reply(reply: &mut ReplyReader<'_>) -> Result<Option<Self>, MalformedReply> {
+    pub(crate) fn read_from_reply(
+        reply: &mut ReplyReader<'_>,
+        state: &mut State,
+    ) -> Result<Option<Self>, MalformedReply> {
         let Some(bytes) = reply.read_bytes_if(|bytes: &[u8; 24]| &bytes[4..8] == HOLD_MARK) else { return Ok(None) };
         let mut numbers =
             bytes.chunks_exact(4).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
@@ -204,6 +208,12 @@ impl TotalHold {
         let until = Time::from_micros(u64::from(next()?) | u64::from(next()?) << 32);
         if until.as_micros() > MAX_LUA_INTEGER {
             return Err(MalformedReply);
+        }
+        if let State::TokenBucket(bucket) = state
+            && until == Time::default()
+        {
+            bucket.mark = Some(SizeMark { size: requests_per_unit, is_cut: hits > 0 });
+            return Ok(None);
         }
         Ok(Some(Self { hits, capacity, requests_per_unit, until }))
     }
@@ -223,17 +233,27 @@ impl TotalHold {
             if effective_time(now, bucket.last, limit.period_us()).is_none() {
                 *bucket = token_bucket::State { last: now, ..Default::default() };
             }
-            let refill = Limit { requests_per_unit: self.requests_per_unit.saturating_sub(self.hits), ..*limit };
+            let requests_per_unit = self.requests_per_unit.saturating_sub(self.hits);
+            let refill = Limit { requests_per_unit, keeps_level: true, ..*limit };
             let token_bucket::State { used, part, .. } = bucket.refilled(&refill, self.until);
             let used = used.saturating_add(u64::from(self.capacity));
-            *bucket = token_bucket::State { used, part, last: bucket.last.max(self.until) };
+            // More than the size is debt, if the limit is still the same.
+            let size = limit.size_without_holds();
+            let is_debt = self.is_under(limit) && (used, part) > (u64::from(size), 0);
+            let mark = is_debt.then_some(SizeMark { size, is_cut: false });
+            *bucket = token_bucket::State { used, part, mark, last: bucket.last.max(self.until) };
         }
         None
     }
 
     /// Returns the limit without what is held.
     pub const fn lower_limit(&self, limit: &Limit) -> Limit {
-        limit.lowered_by(self.hits, self.capacity)
+        Limit { keeps_level: self.is_under(limit), ..limit.lowered_by(self.hits, self.capacity) }
+    }
+
+    /// True if the hold was made or renewed under this limit. What is used is then debt, however much it is.
+    const fn is_under(&self, limit: &Limit) -> bool {
+        self.requests_per_unit == limit.requests_per_unit
     }
 
     /// Upper bound on the time after the end of the hold in which a bucket is full again, in microseconds; 0 for
@@ -337,8 +357,9 @@ impl CounterHolds {
         let is_repeated = request.number > 0 && request.number == number;
         let used = own.subtract_used_hits(limit, if is_repeated { 0 } else { request.used });
         // The bucket was refilled by what the holds left of the refill until now.
-        let refill =
-            limit.lowered_by(if limit.holds_take_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 }, 0);
+        let held_refill = if limit.holds_take_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 };
+        let keeps_level = lasting.is_some_and(|hold| hold.is_under(limit));
+        let refill = Limit { keeps_level, ..limit.lowered_by(held_refill, 0) };
         let _result = state.charge(&refill.counting_all_hits(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
 
         let has_place = self.holders.len() < MAX_HOLDING_REPLICAS;

@@ -110,6 +110,15 @@ impl Limit {
         if self.is_counted_in_region() { self.region_capacity() } else { self.capacity() }
     }
 
+    /// Number that scripts call the capacity of the counter: [`Limit::effective_capacity`], or of a
+    /// sliding_window_counter the most hits of a window that count.
+    pub(crate) const fn capacity_for_scripts(&self) -> u64 {
+        match self.counting_method() {
+            CountingMethod::SlidingWindowCounter => self.most_hits_of_window(),
+            _ => self.effective_capacity() as u64,
+        }
+    }
+
     /// Hits in a period that the global Redis may grant to all regions together: for a window, or as rates.
     pub const fn max_granted_hits(&self) -> u32 {
         self.requests_per_unit() - self.region_reserve() * self.region_count().get() as u32

@@ -340,6 +340,9 @@ const OWN_LIMIT_BIT: u64 = 2;
 const PERIOD_UNIT_SHIFT: u32 = 2;
 const PERIOD_MULTIPLIER_SHIFT: u32 = 5;
 const HITS_SHIFT: u32 = 32;
+/// Mask of a unit; another unit than these needs one more bit.
+const UNIT_MASK: u64 = (1 << (PERIOD_MULTIPLIER_SHIFT - PERIOD_UNIT_SHIFT)) - 1;
+const _: () = assert!(Unit::ALL.len() as u64 <= UNIT_MASK + 1, "a row has too few bits for the units of periods");
 
 impl PackedRow {
     /// Packs the row; never 0.
@@ -360,7 +363,7 @@ impl PackedRow {
         if row & OWN_LIMIT_BIT == 0 {
             return Self::Plan((row >> PERIOD_UNIT_SHIFT) as u16);
         }
-        let unit = Unit::ALL.get((row >> PERIOD_UNIT_SHIFT & 0b111) as usize).copied().unwrap_or(Unit::Second);
+        let unit = Unit::ALL.get((row >> PERIOD_UNIT_SHIFT & UNIT_MASK) as usize).copied().unwrap_or(Unit::Second);
         let multiplier = (row >> PERIOD_MULTIPLIER_SHIFT) as u32 & ((1 << (HITS_SHIFT - PERIOD_MULTIPLIER_SHIFT)) - 1);
         let period = Period::new(unit, multiplier).unwrap_or(const { Period::new(Unit::Second, 1).expect("a second") });
         Self::Own(OwnLimit { requests_per_unit: (row >> HITS_SHIFT) as u32, period })

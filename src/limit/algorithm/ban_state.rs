@@ -104,7 +104,8 @@ impl CurrentBan {
         Self {
             at,
             ahead_us,
-            left_us: state.until.since_us(at),
+            // A ban that was shortened since ends by its new length.
+            left_us: state.until.min(state.last.plus_us(ban.length_us())).since_us(at),
             rejections: if is_recent { state.rejections } else { 0 },
         }
     }

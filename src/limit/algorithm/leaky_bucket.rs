@@ -13,7 +13,7 @@
 //! Decides: how long a request is delayed, and when it is rejected in place of that.
 //! Decides: how long a rejected request waits (Retry-After, reset).
 
-use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derive_level_wait_from_result_us};
+use super::leaky_level::{LeakyLevel, LevelParts, SizeMark, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -26,13 +26,29 @@ pub struct State {
     pub queued: u32,
     /// Fraction of a place, 0 to period - 1 (microseconds).
     pub part: u64,
-    /// Places at the end that a refund may remove: those left of the request admitted last.
+    /// Places at the end that a refund may remove: those left of the request admitted last. 0 beside a mark.
     pub tail: u32,
+    /// Size of the queue, if the level alone does not tell; below [`TAIL_IS_SIZE`].
+    pub mark: Option<SizeMark>,
     /// Time of the last charge.
     pub last: Time,
 }
 
+/// Flag in the stored number of places of the tail: the number is the size of a mark, and the tail is 0.
+const TAIL_IS_SIZE: u32 = 1 << 31;
+
 impl State {
+    fn encode_tail(&self) -> u32 {
+        self.mark.map_or(self.tail, |mark| mark.size | TAIL_IS_SIZE)
+    }
+
+    fn with_encoded_tail(self, tail: u32) -> Self {
+        match tail & TAIL_IS_SIZE {
+            0 => Self { tail, mark: None, ..self },
+            _ => Self { tail: 0, mark: Some(SizeMark { size: tail ^ TAIL_IS_SIZE, is_cut: true }), ..self },
+        }
+    }
+
     /// Returns the state after departures until `now`; the default state if the queue is empty by then.
     ///
     /// A `now` before the last charge changes nothing.
@@ -40,16 +56,24 @@ impl State {
         if now <= self.last {
             return self;
         }
-        match self.level(limit, now).whole_and_part() {
-            LevelParts { whole: 0, part: 0 } => Self::default(),
-            LevelParts { whole, part } => Self { queued: clamp_to_u32(whole), part, tail: self.tail, last: now },
+        let level = self.level(limit, now);
+        match (level.whole_and_part(), level.mark_to_keep()) {
+            (LevelParts { whole: 0, part: 0 }, None) => Self::default(),
+            (parts, mark) => Self::at_level(parts, self.tail, mark, now),
         }
+    }
+
+    fn at_level(level: LevelParts, tail: u32, mark: Option<SizeMark>, last: Time) -> Self {
+        let mark = mark.filter(|mark| mark.size < TAIL_IS_SIZE);
+        let tail = if mark.is_some() { 0 } else { tail.min(TAIL_IS_SIZE - 1) };
+        Self { queued: clamp_to_u32(level.whole), part: level.part, tail, mark, last }
     }
 
     fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
         LeakyLevel::at_request_time(
             limit,
             LevelParts { whole: u64::from(self.queued), part: self.part },
+            self.mark,
             self.last,
             now,
         )
@@ -59,27 +83,29 @@ impl State {
 impl StoredState for State {
     #[inline]
     fn to_packed_words(&self) -> [u64; 2] {
-        [u64::from(self.queued) << 32 | u64::from(self.tail), self.part]
+        [u64::from(self.queued) << 32 | u64::from(self.encode_tail()), self.part]
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "each half is meant")]
     fn from_packed_words([queued_and_tail, part]: [u64; 2], last: Time) -> Self {
-        Self { queued: (queued_and_tail >> 32) as u32, part, tail: queued_and_tail as u32, last }
+        let level = Self { queued: (queued_and_tail >> 32) as u32, part, last, ..Self::default() };
+        level.with_encoded_tail(queued_and_tail as u32)
     }
 
     #[inline]
     fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        Ok(Self { queued: reply.read_u32()?, part: reply.read_number()?, tail: reply.read_u32()?, last })
+        let level = Self { queued: reply.read_u32()?, part: reply.read_number()?, last, ..Self::default() };
+        Ok(level.with_encoded_tail(reply.read_u32()?))
     }
 
     /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
     fn scaled_to_fallback_share(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
-        let Self { queued, part, tail, last } = self.drained(limit, now);
-        let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: u64::from(queued), part }, limit);
+        let Self { queued, part, tail, mark, last } = self.drained(limit, now);
+        let level = ratio.scale_level(LevelParts { whole: u64::from(queued), part }, limit);
         // Rounded down, because refunds of these hits favour the caller.
         let tail = clamp_to_u32(ratio.scale_rounded_down(u64::from(tail)));
-        Self { queued: clamp_to_u32(whole), part, tail, last: last.min(now) }
+        Self::at_level(level, tail, mark.map(|mark| ratio.scale_mark(mark)), last.min(now))
     }
 
     fn derive_wait_from_result_us(limit: &Limit, result: &ChargeResult, request: ChargeRequest) -> Option<u64> {
@@ -101,7 +127,8 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     let fits = until_admitted_us == Some(0);
     let effect = request.state_change(fits, limit);
     let delay_us = if matches!(effect, StateChange::Charge(_)) { clamp_us(level.until_level_falls_us(0)) } else { 0 };
-    let mut tail = state.tail;
+    // What is cut comes from the end.
+    let mut tail = if level.mark_to_keep().is_some() { 0 } else { state.tail };
     match effect {
         // Rejected hits never count: see the table of algorithms.
         StateChange::None | StateChange::ChargeRejected(_) => {}
@@ -116,8 +143,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         }
     }
     if effect != StateChange::None {
-        let LevelParts { whole, part } = level.whole_and_part();
-        *state = State { queued: clamp_to_u32(whole), part, tail, last: level.at };
+        *state = State::at_level(level.whole_and_part(), tail, level.mark_to_keep(), level.at);
     }
     ChargeResult {
         admitted: fits,

@@ -6,8 +6,14 @@
 //! quotient and remainder by the period, so that both fit a Lua number. Capacity and debt are bounded by the
 //! algorithms.
 //!
+//! A counter outlives a change of its limit, and a level that is too high for the new one would make its client wait for
+//! what the old one admitted. A level above the size of the bucket is therefore cut to it, a full one. The state then
+//! remembers the size ([`SizeMark`]): under another limit, what was *left* stays, so that limits in turn admit no more
+//! than a bucket of the largest size and the highest rate. A level that is above the size for another reason (debt,
+//! tokens taken in advance) has the mark too, so a level without it tells that the size was another one.
+//!
 //! Decides: fractions of a token at a refill; remaining hits of buckets.
-//! Decides: what a lowered size does to a bucket.
+//! Decides: what a changed size does to a bucket (`LeakyLevel::fit`).
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -22,12 +28,24 @@ pub(super) struct LevelParts {
     pub(super) part: u64,
 }
 
+/// Size of the bucket that a level is of, which a state keeps only if the level alone does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeMark {
+    /// Hits that the bucket holds.
+    pub size: u32,
+    /// The level was cut, or is what another size left of it: the mark stays as long as the state. Otherwise the level
+    /// is above the size, and the mark goes when it is not.
+    pub is_cut: bool,
+}
+
 /// A level at the time of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeakyLevel<'l> {
     limit: &'l Limit,
     /// Hits x period in microseconds.
     pub(super) units: u128,
+    /// Mark that belongs to the level.
+    mark: Option<SizeMark>,
     /// Time of the level.
     pub(super) at: Time,
     /// Microseconds by which `at` lies ahead of the request's `now`.
@@ -36,13 +54,62 @@ pub(super) struct LeakyLevel<'l> {
 
 impl<'l> LeakyLevel<'l> {
     /// Computes the level at `now` from that at `last`; 0 if the state is discarded.
-    pub(super) fn at_request_time(limit: &'l Limit, level: LevelParts, last: Time, now: Time) -> Self {
+    pub(super) fn at_request_time(
+        limit: &'l Limit,
+        level: LevelParts,
+        mark: Option<SizeMark>,
+        last: Time,
+        now: Time,
+    ) -> Self {
         let Some(EffectiveTime { at, ahead_us }) = effective_time(now, last, limit.period_us()) else {
-            return Self { limit, units: 0, at: now, ahead_us: 0 };
+            return Self { limit, units: 0, mark: None, at: now, ahead_us: 0 };
         };
         let units = u128::from(level.whole) * u128::from(limit.period_us()) + u128::from(level.part);
         let leaked = u128::from(at.since_us(last)) * u128::from(limit.requests_per_unit());
-        Self { limit, units: units.saturating_sub(leaked), at, ahead_us }
+        let mut found = Self { limit, units, mark, at, ahead_us };
+        if found.units > found.size_units() || mark.is_some() {
+            found.fit();
+        }
+        found.units = found.units.saturating_sub(leaked);
+        found
+    }
+
+    /// Size of the bucket, in the unit of the level.
+    fn size_units(&self) -> u128 {
+        self.hits_to_units(u64::from(self.limit.size_without_holds()))
+    }
+
+    /// Makes the level that of a bucket of the limit's size: cuts what no charge under this size led to, or keeps what
+    /// another size left. Debt stays, up to the hits of a period; so do tokens taken in advance under the same size. A size
+    /// of 0 leaves everything as it is.
+    fn fit(&mut self) {
+        let size = self.limit.size_without_holds();
+        if size == 0 || self.limit.keeps_level() {
+            return;
+        }
+        let most = self.size_units() + self.hits_to_units(u64::from(self.limit.requests_per_unit()));
+        let was_changed = self.mark.is_none_or(|mark| mark.size != size);
+        self.units = match self.mark {
+            None => self.size_units(),
+            Some(_) if !was_changed && self.limit.max_wait_us() > 0 => self.units,
+            Some(mark) => {
+                let left = self.units + self.size_units();
+                left.saturating_sub(self.hits_to_units(u64::from(mark.size))).min(most)
+            }
+        };
+        if was_changed {
+            self.mark = Some(SizeMark { size, is_cut: true });
+        }
+    }
+
+    /// Returns the mark that a state with this level keeps.
+    pub(super) fn mark_to_keep(&self) -> Option<SizeMark> {
+        let size = self.limit.size_without_holds();
+        match self.mark {
+            Some(SizeMark { is_cut: true, .. }) => self.mark,
+            _ if size == 0 => self.mark,
+            _ => (self.units > self.size_units()).then_some(SizeMark { size, is_cut: false }),
+        }
     }
 
     /// Returns the level as whole hits and a fraction, as a state keeps it.

@@ -104,6 +104,9 @@ struct WindowCounts {
     /// Microseconds since this window began, less than the period.
     elapsed_us: u64,
     period_us: u64,
+    /// Hits of a window that count, at most. A lowered limit finds more, and would wait for them a window longer than
+    /// for its own.
+    most: u64,
 }
 
 impl WindowCounts {
@@ -119,11 +122,15 @@ impl WindowCounts {
             1 => (0, state.current),
             _ => (0, 0),
         };
-        Self { current, previous, at, ahead_us, elapsed_us: at.as_micros() % period_us, period_us }
+        // A limit of 0 rejects everything, and leaves what another one counted.
+        let most = if limit.size_without_holds() == 0 { u64::MAX } else { limit.most_hits_of_window() };
+        Self { current, previous, at, ahead_us, elapsed_us: at.as_micros() % period_us, period_us, most }
     }
 
     fn weighted_count(&self) -> u64 {
-        self.current + weighted_previous_count(self.previous, self.period_us - self.elapsed_us, self.period_us)
+        let previous = self.previous.min(self.most);
+        self.current.min(self.most)
+            + weighted_previous_count(previous, self.period_us - self.elapsed_us, self.period_us)
     }
 
     fn fits(&self, limit: &Limit, request: ChargeRequest) -> bool {
@@ -135,10 +142,11 @@ impl WindowCounts {
     ///
     /// In this window only the share of the previous count falls; in the next one that of this window's count does.
     fn until_count_falls_us(&self, max: u64) -> u64 {
-        let until_us = match max.checked_sub(self.current) {
+        let (current, previous) = (self.current.min(self.most), self.previous.min(self.most));
+        let until_us = match max.checked_sub(current) {
             _ if self.weighted_count() <= max => return 0,
-            Some(room) => offset_when_share_falls_us(self.previous, room, self.period_us) - self.elapsed_us,
-            None => self.period_us - self.elapsed_us + offset_when_share_falls_us(self.current, max, self.period_us),
+            Some(room) => offset_when_share_falls_us(previous, room, self.period_us) - self.elapsed_us,
+            None => self.period_us - self.elapsed_us + offset_when_share_falls_us(current, max, self.period_us),
         };
         self.ahead_us + until_us
     }

@@ -4,10 +4,10 @@
 //!
 //! Decides: how a level is scaled to the share of `local`, and rounded up (`ShareRatio`).
 
-use super::leaky_level::LevelParts;
+use super::leaky_level::{LevelParts, SizeMark};
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::charge::{ChargeRequest, ChargeResult};
+use crate::limit::charge::{ChargeRequest, ChargeResult, clamp_to_u32};
 use crate::limit::request::Hits;
 
 /// One of the charges that a call of a script makes on a counter.
@@ -83,6 +83,11 @@ impl ShareRatio {
 
     pub(super) fn scale_rounded_down(self, count: u64) -> u64 {
         clamp_to_u64(u128::from(count) * u128::from(self.share) / u128::from(self.limit))
+    }
+
+    /// Returns the mark of a scaled level: that of a bucket of the share's size.
+    pub(super) fn scale_mark(self, mark: SizeMark) -> SizeMark {
+        SizeMark { size: clamp_to_u32(self.scale_rounded_up(u64::from(mark.size))), ..mark }
     }
 
     /// Scales a level of `limit`, rounded up to the smallest fraction of a hit.

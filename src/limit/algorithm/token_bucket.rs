@@ -7,11 +7,11 @@
 //! With `max_wait`, a request that lacks tokens takes them in advance and is delayed until they are refilled. The
 //! tokens used can then exceed the bucket. Used tokens and waits are rounded up, so never in favour of the caller.
 //!
-//! Decides: the most tokens of a bucket, also after a refund or a lowered `bucket_size`.
+//! Decides: the most tokens of a bucket, also after a refund.
 //! Decides: the debt that rejected hits leave; the wait of `max_wait`.
 //! Decides: how long a rejected request waits (Retry-After, reset).
 
-use super::leaky_level::{LeakyLevel, LevelParts, clamp_us, derive_level_wait_from_result_us};
+use super::leaky_level::{LeakyLevel, LevelParts, SizeMark, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -24,9 +24,19 @@ pub struct State {
     pub used: u64,
     /// Fraction of a token, 0 to period - 1 (microseconds).
     pub part: u64,
+    /// Size of the bucket, if the level alone does not tell.
+    pub mark: Option<SizeMark>,
     /// Time of the last charge.
     pub last: Time,
 }
+
+/// Bits of the second packed word, above those of `part`: 16 more of `used`, and the mark. Its size is in the first
+/// word.
+const USED_SHIFT: u32 = 45;
+const IS_CUT: u64 = 1 << 62;
+const HAS_MARK: u64 = 1 << 63;
+/// Most tokens used that are packed beside a mark.
+const MAX_MARKED_USED: u64 = (1 << 48) - 1;
 
 impl State {
     /// Returns the state after the refill until `now`; the default state if the bucket is full by then.
@@ -36,38 +46,51 @@ impl State {
         if now <= self.last {
             return self;
         }
-        match self.level(limit, now).whole_and_part() {
-            LevelParts { whole: 0, part: 0 } => Self::default(),
-            LevelParts { whole, part } => Self { used: whole, part, last: now },
+        let level = self.level(limit, now);
+        match (level.whole_and_part(), level.mark_to_keep()) {
+            (LevelParts { whole: 0, part: 0 }, None) => Self::default(),
+            (LevelParts { whole, part }, mark) => Self { used: whole, part, mark, last: now },
         }
     }
 
     fn level<'l>(&self, limit: &'l Limit, now: Time) -> LeakyLevel<'l> {
-        LeakyLevel::at_request_time(limit, LevelParts { whole: self.used, part: self.part }, self.last, now)
+        LeakyLevel::at_request_time(limit, LevelParts { whole: self.used, part: self.part }, self.mark, self.last, now)
     }
 }
 
 impl StoredState for State {
     #[inline]
     fn to_packed_words(&self) -> [u64; 2] {
-        [self.used, self.part]
+        let Some(mark) = self.mark else { return [self.used, self.part] };
+        let used = self.used.min(MAX_MARKED_USED);
+        let is_cut = if mark.is_cut { IS_CUT } else { 0 };
+        [
+            u64::from(mark.size) << 32 | used & u64::from(u32::MAX),
+            HAS_MARK | is_cut | used >> 32 << USED_SHIFT | self.part,
+        ]
     }
 
     #[inline]
     fn from_packed_words([used, part]: [u64; 2], last: Time) -> Self {
-        Self { used, part, last }
+        if part < HAS_MARK {
+            return Self { used, part, mark: None, last };
+        }
+        let mark = SizeMark { size: (used >> 32) as u32, is_cut: part & IS_CUT > 0 };
+        let used = used & u64::from(u32::MAX) | (part & !(HAS_MARK | IS_CUT)) >> USED_SHIFT << 32;
+        Self { used, part: part & ((1 << USED_SHIFT) - 1), mark: Some(mark), last }
     }
 
+    /// The mark is decoded by `TotalHold::read_from_reply`.
     #[inline]
     fn read_from_reply(reply: &mut ReplyReader<'_>, last: Time) -> Result<Self, MalformedReply> {
-        Ok(Self { used: reply.read_number()?, part: reply.read_number()?, last })
+        Ok(Self { used: reply.read_number()?, part: reply.read_number()?, mark: None, last })
     }
 
     /// A share may drain faster than that part of the limit, so the hits that drained until now are excluded.
     fn scaled_to_fallback_share(&self, ratio: ShareRatio, limit: &Limit, now: Time) -> Self {
-        let Self { used, part, last } = self.refilled(limit, now);
+        let Self { used, part, mark, last } = self.refilled(limit, now);
         let LevelParts { whole, part } = ratio.scale_level(LevelParts { whole: used, part }, limit);
-        Self { used: whole, part, last: last.min(now) }
+        Self { used: whole, part, mark: mark.map(|mark| ratio.scale_mark(mark)), last: last.min(now) }
     }
 
     /// The time in which 2^52 tokens refill: borrowed tokens must stay countable. At least 12 days.
@@ -102,7 +125,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
     }
     if effect != StateChange::None {
         let LevelParts { whole, part } = used.whole_and_part();
-        *state = State { used: whole, part, last: used.at };
+        *state = State { used: whole, part, mark: used.mark_to_keep(), last: used.at };
     }
     ChargeResult {
         admitted: fits,

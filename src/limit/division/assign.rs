@@ -460,12 +460,12 @@ impl<K> ShareHolder<K> {
     }
 
     /// The strategy, with a token less if the proxy would take it for what it has: Envoy compares the numbers of tokens
-    /// only, and ignores another interval.
+    /// only, and ignores another interval. A bucket without refill is sent as one token in a very long interval.
     fn lower_if_only_interval_differs(&self, strategy: Strategy, now: Time) -> Strategy {
         let sent = self.sent.filter(|_| self.is_surely_in_force(now)).map(|sent| sent.strategy);
         let (Strategy::Tokens(new), Some(Strategy::Tokens(old))) = (strategy, sent) else { return strategy };
         match new {
-            _ if (new.max, new.fill) != (old.max, old.fill) || new.interval_s == old.interval_s => strategy,
+            _ if (new.max, new.fill.max(1)) != (old.max, old.fill.max(1)) || new == old => strategy,
             ProxyTokenBucket { fill: 2.., .. } => Strategy::Tokens(ProxyTokenBucket { fill: new.fill - 1, ..new }),
             ProxyTokenBucket { max: 2.., .. } => Strategy::Tokens(ProxyTokenBucket { max: new.max - 1, ..new }),
             ProxyTokenBucket { .. } => Strategy::Deny,

@@ -149,6 +149,10 @@ pub(super) fn normalize_id(id: Option<BucketId>) -> Result<BucketId, Unassignabl
     Ok(BucketId { bucket })
 }
 
+/// Interval in which a bucket that is not refilled gets a token: a year, and assignments end within minutes. The API has
+/// no bucket without a refill: an unset `tokens_per_fill` is none to Envoy, and 1 to gRPC clients.
+const NO_REFILL_INTERVAL_S: u32 = 31_536_000;
+
 /// Adds the actions of an assignment to a response.
 pub fn push_assignment(response: &mut RateLimitQuotaResponse, id: &BucketId, assignment: Assignment) {
     if assignment.starts_full {
@@ -161,11 +165,14 @@ fn push_strategy(response: &mut RateLimitQuotaResponse, id: &BucketId, strategy:
     let strategy = match strategy {
         Strategy::Allow => SentStrategy::BlanketRule(BlanketRule::AllowAll.into()),
         Strategy::Deny => SentStrategy::BlanketRule(BlanketRule::DenyAll.into()),
-        Strategy::Tokens(ProxyTokenBucket { max, fill, interval_s }) => SentStrategy::TokenBucket(TokenBucket {
-            max_tokens: max,
-            tokens_per_fill: (fill > 0).then_some(fill),
-            fill_interval: Some(prost_types::Duration { seconds: interval_s.into(), nanos: 0 }),
-        }),
+        Strategy::Tokens(ProxyTokenBucket { max, fill, interval_s }) => {
+            let (fill, interval_s) = if fill > 0 { (fill, interval_s) } else { (1, NO_REFILL_INTERVAL_S) };
+            SentStrategy::TokenBucket(TokenBucket {
+                max_tokens: max,
+                tokens_per_fill: Some(fill),
+                fill_interval: Some(prost_types::Duration { seconds: interval_s.into(), nanos: 0 }),
+            })
+        }
     };
     response.bucket_action.push(BucketAction {
         bucket_id: Some(id.clone()),

@@ -144,11 +144,13 @@ impl CounterEntry {
     pub(super) fn update_expiry_and_usage(&mut self, limit: &Limit, result: &ChargeResult, now: Time) {
         let last = Time::from_micros(self.words[0]);
         // A draining level is empty sooner if the limit is higher. It is kept for one more period, so that it still
-        // counts if a reload lowers the limit. Windows end at times that do not depend on the limit.
-        let drains = limit.algorithm().properties().hit_expiry == HitExpiry::Continuous && result.reset_us > 0;
+        // counts if a reload lowers the limit, or raises one that cut it. Windows end at times that do not depend on the
+        // limit.
+        let drains = limit.algorithm().properties().hit_expiry == HitExpiry::Continuous;
         let beyond_us = if drains { limit.period_us() } else { 0 };
+        let empty_at = if result.reset_us > 0 { now.plus_us(result.reset_us) } else { last };
         // Kept at least until its own time is past, because a counter's time never runs backwards.
-        self.expires_s = seconds_rounded_up(now.plus_us(result.reset_us).plus_us(beyond_us).max(last));
+        self.expires_s = seconds_rounded_up(empty_at.plus_us(beyond_us).max(last));
         let capacity = u64::from(limit.capacity()).max(1);
         let left = u64::from(result.remaining).min(capacity);
         self.used = u8::try_from((capacity - left) * u64::from(FULLY_USED) / capacity).unwrap_or(FULLY_USED);

@@ -23,7 +23,9 @@ use super::eventual::{LeaseArguments, LeasePurpose, OwnLease};
 use super::global_limit_hooks::{EncodedGlobalView, GlobalLimitHooks};
 use super::incrby::WindowChargeBatch;
 use super::key::{CountCommand, CounterSetId, holds_key, leases_key};
-use super::script::{CallTime, ReplyContext, ScriptOutcome, encode_charges, hold_script, replay_charges};
+use super::script::{
+    CallTime, ReplyContext, ScriptOutcome, encode_charges, encode_flags_word, hold_script, replay_charges,
+};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::fixed_window::window_bounds;
@@ -409,6 +411,8 @@ fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: HoldR
         request.demand.min(MAX_AMOUNT),
         // Numbers begin with the time in microseconds. If they were cut, the next would be taken for a repetition.
         request.number.min(MAX_LUA_INTEGER),
+        limit.capacity_for_scripts(),
+        encode_flags_word(counter).unsigned_abs(),
     ];
     numbers.iter().for_each(|number| argument.extend_from_slice(&number.to_le_bytes()));
     argument.extend_from_slice(&holder.0);

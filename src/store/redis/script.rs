@@ -394,14 +394,17 @@ fn encode_wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
 }
 
 /// Returns the flags of a limit: 1 if its rejection rejects the charge, plus 2 if rejected hits count, plus 4 times the
-/// slack of clocks in microseconds for a bucket of a region.
-fn encode_flags_word(counter: &OwnedCounter) -> i64 {
+/// slack of clocks in microseconds for a bucket of a region, or 8 for one with a `max_wait`.
+pub(super) fn encode_flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
     // In a region, rejected hits are demand that the next grant must cover.
     let counts_rejected = limit.counts_rejected_hits() || limit.is_counted_in_region();
-    let slack_us =
-        if limit.counting_method() == CountingMethod::RegionBucket { signed_word(limit.clock_slack_us()) } else { 0 };
-    i64::from(counter.as_joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + 4 * slack_us
+    let of_counting = match limit.counting_method() {
+        CountingMethod::RegionBucket => 4 * signed_word(limit.clock_slack_us()),
+        CountingMethod::TokenBucket => 8 * i64::from(limit.max_wait_us() > 0),
+        _ => 0,
+    };
+    i64::from(counter.as_joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + of_counting
 }
 
 fn time_word(time: Time) -> i64 {
@@ -452,7 +455,7 @@ impl ArgumentEncoder {
 
     fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
         self.push(i64::from(counter.limit.effective_requests_per_unit()));
-        self.push(i64::from(counter.limit.effective_capacity()));
+        self.push(signed_word(counter.limit.capacity_for_scripts()));
         self.push(wait_word);
         self.push(encode_flags_word(counter));
     }
@@ -510,8 +513,8 @@ pub fn replay_charges(
     let mut holds = HoldsByCounter::new();
     for (index, counter) in counters.iter().enumerate() {
         let last = reader.read_time()?;
-        let state = State::read_counter_state_from_reply(counter.limit.counting_method(), &mut reader, last)?;
-        if let Some(hold) = TotalHold::read_from_reply(&mut reader)? {
+        let mut state = State::read_counter_state_from_reply(counter.limit.counting_method(), &mut reader, last)?;
+        if let Some(hold) = TotalHold::read_from_reply(&mut reader, &mut state)? {
             holds.push((index, hold));
         }
         let mut state = state.with_ban_from_reply(&counter.limit, &mut reader)?;

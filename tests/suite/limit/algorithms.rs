@@ -3,6 +3,7 @@
 //! - `agreement`: every result equals that of a slow reference model written from the documentation
 //! - `promises`: reported times come true to the microsecond; peeks and rejections change nothing
 //! - `bounds`: never more than the limit, checked over whole histories without knowledge of states
+//! - `limit_changes`: limits in turn on one counter: how long a client waits, and what passes in all
 //! - `all_or_none`: several limits are charged all or none
 //! - `regressions`: bugs that these found, as single cases
 //!
@@ -11,6 +12,7 @@
 
 mod agreement;
 mod bounds;
+mod limit_changes;
 mod regressions;
 mod model;
 mod promises;

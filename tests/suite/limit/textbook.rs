@@ -375,9 +375,10 @@ fn sliding_window_counter_cases() -> Vec<Case> {
             .charges(into(2), [ok(2), ok(1), ok(0)])
             // floor(3 + 5 x 0.7) = 6 and floor(4 + 3.5) = 7, until less than 0.6 of the window are left.
             .charges(into(3), [ok(0), no(Some(6 * SECOND + 1))]),
-        // 125 still count; a microsecond later 124 do.
-        lowered(125).under(&[window(counter, 125, Unit::Minute)]).charges(into(5), [no(Some(1))]),
-        lowered(126).under(&[window(counter, 126, Unit::Minute)]).charges(into(5), [ok(0), no(Some(1))]),
+        // Of the 150 before, as many count as the new limit admits: 50 and 62.5.
+        lowered(125).under(&[window(counter, 125, Unit::Minute)]).charges(into(5), [ok(12)]),
+        // 50 and 25, and the window has room again only for what the limit admits.
+        lowered(50).under(&[window(counter, 50, Unit::Minute)]).charges(into(5), [no(Some(30 * SECOND + 1))]),
     ]
 }
 

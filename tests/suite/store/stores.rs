@@ -185,6 +185,8 @@ mod of_time {
         window_ends_with_the_local_day_and_month,
         changed_window_starts_a_new_counter,
         limit_is_absent_outside_its_active_times,
+        counter_of_two_times_of_day_begins_the_other_one_as_used_up_at_most,
+        shortened_ban_ends_by_its_new_length,
     ];
 }
 
@@ -197,6 +199,7 @@ on_every_store![
     refund_to_an_unused_counter_changes_nothing,
     reload_keeps_counters_of_limits_with_the_same_identity,
     changed_limit_counts_hits_charged_before,
+    lowered_limit_makes_no_one_wait_for_the_former_one,
     windows_expire_and_buckets_refill,
     queued_requests_are_delayed_in_order,
     stop_cache_key_increment_spares_limits_beside_a_rejecting_one,
@@ -499,6 +502,26 @@ fn changed_limit_counts_hits_charged_before(store: &StoreUnderTest) {
         assert_eq!(remaining(1), [(true, 0)], "{algorithm}");
         rule(20);
         assert_eq!(left(&service, algorithm.name()), [14], "{algorithm}");
+    }
+}
+
+/// However the limit of one counter is changed: by a reload, by an override in the request, or by `bucket_size` alone.
+fn lowered_limit_makes_no_one_wait_for_the_former_one(store: &StoreUnderTest) {
+    let rule = |hits: u32, size: u32, more: &str| {
+        format!(
+            "descriptors: [{{key: k, rate_limit: {{unit: minute, requests_per_unit: {hits}, bucket_size: {size}, algorithm: token_bucket{more}}}}}]"
+        )
+    };
+    for (lowered, seconds) in [((10, 10), 6), ((600, 10), 1), ((10, 1000), 0)] {
+        for more in ["", ", consistency: eventual"] {
+            let service = store.without_over_limit_cache().service(NO_HEADER, &rule(1000, 1000, more));
+            assert_eq!(decide(&service, &shop_request("k").hits(900)).statuses(), [(false, 100)]);
+            load_shop_rules(&service, &rule(lowered.0, lowered.1, more));
+            let over = || decide(&service, &shop_request("k")).over_limit();
+            assert_eq!(over(), seconds > 0, "{lowered:?}{more}");
+            service.advance_us(seconds * SECOND);
+            assert!(!over(), "{lowered:?}{more}");
+        }
     }
 }
 

@@ -19,6 +19,8 @@ local function with_ban(counter, key, now, period, ban_us, after, peek)
   if last > 9007199254740992 or ends > 9007199254740992 or rejections > 9007199254740992 then
     --> wrong_type
   end
+  -- A ban that was shortened since ends by its new length.
+  ends = min(ends, last + ban_us)
   local at, ahead = now, last - now
   if ahead > max(period, ban_us) then
     ends, rejections = 0, 0
@@ -44,7 +46,8 @@ local function with_ban(counter, key, now, period, ban_us, after, peek)
   end
   counter.apply = function(rejected)
     local done = hits ~= 0 and counts.apply(rejected or is_banned)
-    if hits < 0 or hits == 0 and peek < 0 or fits and not is_banned or is_banned and flags < 2 then return done end
+    local counts_for_ban = hits > 0 or hits == 0 and peek >= 0
+    if not counts_for_ban or fits and not is_banned or is_banned and flags % 4 < 2 then return done end
     rejections = rejections + 1
     if is_banned or rejections >= after then
       ends, rejections = at + ban_us, 0

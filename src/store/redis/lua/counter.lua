@@ -23,7 +23,7 @@ function(key, now, period, a, b, period_ms)
     -- Charges the hits, enters them as debt, or does nothing; returns true if the counter changed.
     apply = function(rejected)
       admitted = admitted and (not rejected or hits < 0)
-      if not admitted and flags < 2 or hits < 0 and wait > 0 and at >= wait then return false end
+      if not admitted and flags % 4 < 2 or hits < 0 and wait > 0 and at >= wait then return false end
       --> apply
       changed = true
       return true

@@ -16,7 +16,8 @@
 --   for each run of equal charges: times (how many), hits of each (negative: a refund), limit, capacity, wait in
 --   microseconds, and flags: 1 if its rejection rejects the charge, plus 2 if rejected hits count.
 --   The wait of a charge is its longest delay, for countings of regions its cut-off allowance; the wait of a refund is
---   the time from which it is void, 0: never. A region's bucket adds 4 times the slack of clocks to the flags.
+--   the time from which it is void, 0: never. A region's bucket adds 4 times the slack of clocks to the flags, a
+--   token_bucket with a `max_wait` 8.
 -- Returns: one string: now, a number as above, then the state before the call, and with ARGV[2] the number of hits that
 --   refunds leave charged. A reset returns the number of counters that it deleted or emptied.
 --
@@ -146,7 +147,7 @@ while times do
   repeat
     --> decide
     -- A charge that changed nothing would change nothing when repeated. `wait` of a refund: the time it is void from.
-    if not admitted and flags < 2 or hits < 0 and wait > 0 and at >= wait then break end
+    if not admitted and flags % 4 < 2 or hits < 0 and wait > 0 and at >= wait then break end
     --> apply
     changed = true
     times = times - 1

@@ -40,7 +40,8 @@ if hold then value, ttl_ms = value .. hold, ttl_ms + math.ceil((held_until - now
 -- (1: holds take capacity, 0: hits of windows), windows (after how many ends of windows a hold ends, 0: at its time),
 -- first_end and second_end (the next two ends of windows of a calendar at the end of the hold, by the caller's clock,
 -- in microseconds; 0: windows have the period's length), used, wanted_hits, wanted_capacity, lasts_us, demand, number
--- (of `used`; with the holder's last one, `used` was charged already; 0: none); then 16 bytes: the holder.
+-- (of `used`; with the holder's last one, `used` was charged already; 0: none), charged_capacity and
+-- charged_flags (as charges have them); then 16 bytes: the holder.
 -- Returns: numbers as above: now, granted hits and capacity, the end of the hold, hits and capacity that would still
 -- fit; then the record of the other holders.
 -- Record: for each holder 16 bytes, its identity, and as unsigned numbers the hits and the capacity that it holds, the
@@ -55,7 +56,7 @@ local lent, is_server_time = 0, false
 --> load
 local hits, limit, capacity, wait, flags, admitted
 local full_limit, full_capacity, by_capacity, windows, first_end, second_end, used, wanted_hits, wanted_capacity,
-  lasts_us, demand, number, me = unpack('<i8i8i8i8i8i8i8i8i8i8i8i8c16', args, position)
+  lasts_us, demand, number, charged_capacity, charged_flags, me = unpack('<i8i8i8i8i8i8i8i8i8i8i8i8i8i8c16', args, position)
 local recorded = redis.pcall('GET', record_key) or ''
 if type(recorded) == 'table' then
   return recorded
@@ -80,11 +81,15 @@ for i = 1, #recorded, 56 do
     end
   end
 end
-if #before > bytes and not hold then ended = 0 end
+if #before > bytes and not hold and string.find(before, '[^%z]', -8) then ended = 0 end
 -- Used hits are charged whatever the room, the refill of a bucket being what holds left of it until now.
 local own, debt = own_hits, full_limit + full_capacity
-hits, limit, capacity, wait, flags = 0, 4294967295, 4294967295, 0, 3
-if by_capacity == 1 then own, limit = own_capacity, max(full_limit - (hold and held_hits or 0), 0) end
+hits, limit, capacity, wait, flags = 0, 4294967295, charged_capacity, 0, 3 + charged_flags - charged_flags % 8
+if by_capacity == 1 then
+  own, limit, capacity = own_capacity, max(full_limit - (hold and held_hits or 0), 0), 4294967295
+  bucket, keeps_level = full_capacity, hold and held_limit == full_limit
+  if settled_limit == full_limit and (whole > bucket or whole == bucket and part > 0) then size = bucket end
+end
 hits = ended + min(used, own + debt)
 --> decide
 --> apply
@@ -95,7 +100,7 @@ wanted_hits = has_place and min(wanted_hits, 4294967295) or 0
 wanted_capacity = has_place and by_capacity == 1 and min(wanted_capacity, 4294967295) or 0
 local granted_hits, granted_capacity = min(own_hits, wanted_hits), min(own_capacity, wanted_capacity)
 sum_hits, sum_capacity = sum_hits + granted_hits, sum_capacity + granted_capacity
-limit, capacity = full_limit, full_capacity
+limit, capacity = full_limit, charged_capacity
 local room_hits, room_capacity = max(full_limit - sum_hits, 0), 0
 if by_capacity == 1 then capacity = max(full_capacity - sum_capacity, 0) else limit = room_hits end
 local fits, too_many = 0, (by_capacity == 1 and capacity or limit) + 1

@@ -1,19 +1,37 @@
 -- Level that drains at `limit` hits per period: parts that token_bucket and leaky_bucket share.
 --
+-- Decides: in Redis: what a changed size does to a bucket (`fit_size`).
+--
 -- State: whole hits, and part: the rest, in units of which a hit has as many as the period has microseconds. In t
 -- microseconds t x limit units drain: an integer, so nothing is ever rounded.
 -- TTL: the time to drain under the limit of the last charge plus one period, rounded down; at most 285 years.
 
 --: level
 -- Drained level. Until a charge changes the state, the level drains from `last` on, under the limit of each charge.
-local level_whole, level_part, charged_limit
+local level_whole, level_part, level_size, level_is_cut, full, charged_limit
 local found = last
 
+--: fit_size
+-- The level as that of a bucket of the limit's size (full): see leaky_level.rs. size: the mark of the state, nil without
+-- one, and is_cut its flag; bucket: the capacity, if holds lower it.
+full, level_whole, level_part, level_size, level_is_cut = bucket or capacity, whole, part, size, is_cut
+if (size or whole > full or whole == full and part > 0) and full > 0 and not keeps_level then
+  if not size then
+    level_whole, level_part, level_size, level_is_cut = full, 0, full, true
+  elseif size ~= full then
+    level_whole, level_size, level_is_cut = whole + full - size, full, true
+  end
+  if level_whole < 0 then
+    level_whole, level_part = 0, 0
+  elseif level_whole >= full + limit and (size ~= full or flags < 8) then
+    level_whole, level_part = full + limit, 0
+  end
+end
+
 --: drain
-level_whole, level_part = whole, part
 if at > last and limit > 0 then
   local drained, drained_part = divide(at - last, limit, period)
-  level_whole, level_part = whole - drained, part - drained_part
+  level_whole, level_part = level_whole - drained, level_part - drained_part
   if level_part < 0 then level_whole, level_part = level_whole - 1, level_part + period end
   if level_whole < 0 then level_whole, level_part = 0, 0 end
 end
@@ -29,8 +47,9 @@ end
 
 --: fill
 -- Adds `entered` hits, negative to remove; the level does not fall below zero.
-whole, part, last, charged_limit = level_whole + entered, level_part, at, limit
+whole, part, last, charged_limit, size, is_cut = level_whole + entered, level_part, at, limit, level_size, level_is_cut
 if whole < 0 then whole, part = 0, 0 end
+if not is_cut and full > 0 then size = (whole > full or whole == full and part > 0) and full or nil end
 
 --: level_ttl
 local ttl_us = ahead + period

@@ -49,6 +49,7 @@ if ARGV[2] and ARGV[2] ~= '' then
       -- What is held outlasts a reset: see hold.lua. All hits are then refunded.
       local value = redis.pcall('GET', KEYS[i])
       is_held = is_held or type(value) == 'string' and string.sub(value, -20, -17) == 'hold'
+        and string.find(value, '[^%z]', -8) ~= nil
     end
     for i, key in ipairs(is_held and {} or KEYS) do
       local done = redis.pcall('UNLINK', key)

@@ -56,7 +56,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
   end
   -- Charges or refunds; flags as in ARGV[1], 4: the oldest hits of a log.
   local function change(by, of_flags)
-    counts.set_limit(limit, capacity, of_flags == 1 and wait or 0, of_flags)
+    counts.set_limit(limit, capacity, of_flags == 1 and wait or 0, of_flags + flags - flags % 8)
     counts.rejects(by)
     return counts.apply(false)
   end
@@ -78,7 +78,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
   -- Before the first charge: ends the own reservation if it is over, then others if hits or room are lacking.
   local function look()
     has_looked = true
-    counts.set_limit(limit, capacity, 0, 0)
+    counts.set_limit(limit, capacity, 0, flags - flags % 8)
     -- A state of zeros: there is no key. It may have been evicted.
     if hits ~= 0 and fields > 0 and not string.find(state, '[^%z]') then lost, dirty = now, true end
     if hits ~= 0 and limit > highest_rate then highest_rate, dirty = limit, fields > 0 or dirty end
@@ -92,7 +92,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
       end
       own, own_token = nil, string.rep('\0', 8)
     end
-    counts.set_limit(limit, capacity, wait, 1)
+    counts.set_limit(limit, capacity, wait, 1 + flags - flags % 8)
     local lacks = hits > 0 and not own and kept_us > 0 and counts.rejects(amount)
     --> walk_is_due
     if (lacks or not own and fields >= 100000 and (hits > 0 or is_unanswered)) and is_due then failed = walk() end
@@ -106,7 +106,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     amount = hits > 0 and estimate > 0 and estimate or hits
     if not has_looked then look() end
     if hits < 0 or kind == 1 then return false end
-    counts.set_limit(limit, capacity, wait, 1)
+    counts.set_limit(limit, capacity, wait, 1 + flags - flags % 8)
     fits = kind ~= 2 and not counts.rejects(amount)
     return not fits and flags % 2 == 1
   end

@@ -2,7 +2,7 @@
 -- window that is left.
 --
 -- KEYS: the counter. a, b: unused. State, 24 bytes: last, current, previous: counts of the window of last and of the
--- window before it, each at most 2^34. Charges: limit.
+-- window before it, each at most 2^34. Charges: limit, capacity (most hits of the previous window that count).
 -- Rounding: the weighted count is rounded down. Writes: one SET with PX, or a SETRANGE if current was above 0 already.
 -- TTL: until the end of the next window, or one period after the counter's now if current is 0; rounded up.
 --
@@ -29,7 +29,7 @@ keeps_expiry = keeps_expiry and windows == 0
 local left_us = period - at % period
 
 --: decide
-admitted = hits < 0 or current + divide(left_us, previous, period) + hits <= limit
+admitted = hits < 0 or current + divide(left_us, min(previous, capacity), period) + hits <= limit
 
 --: apply
 if hits < 0 then

@@ -1,6 +1,7 @@
 -- token_bucket: used tokens refill at `limit` per period.
 --
--- KEYS: the counter. a, b: unused. State, 24 bytes: last, used (whole tokens), part (see leaky_level.lua).
+-- KEYS: the counter. a, b: unused. State, 24 bytes: last, used (whole tokens), part (see leaky_level.lua). A mark
+-- follows in the form of a hold that takes nothing and ended at 0, which older versions skip: 1 if it is cut, its size as limit.
 -- Charges: limit, capacity (tokens in a full bucket), wait (longest delay for missing tokens, in microseconds).
 -- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
 --
@@ -9,15 +10,26 @@
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24
 --> read
-local whole, part
+local whole, part, size, is_cut, bucket, keeps_level, settled_limit
 last, whole, part = unpack('<I8I8I8', before)
 if whole >= 9007199254740992 or part >= period then
   --> wrong_type
 end
+if hold and held_until == 0 then size, is_cut, hold = held_limit, held_hits > 0, nil end
+local was_marked = size
 --> effective_now
-if void then last, whole, part = at, 0, 0 end
+if void then last, whole, part, size, is_cut = at, 0, 0, nil, nil end
 --> level
 --> end_hold
+
+--: lower_limit
+if hold then
+  bucket, keeps_level = capacity, limit == held_limit
+  limit, capacity = max(limit - held_hits, 0), max(capacity - held_capacity, 0)
+elseif settled_limit then
+  if settled_limit == limit and (whole > capacity or whole == capacity and part > 0) then size = capacity end
+  settled_limit = nil
+end
 
 --: end_hold
 if hold and held_until - at > 3600000000 + 2 * period then
@@ -25,12 +37,15 @@ if hold and held_until - at > 3600000000 + 2 * period then
 elseif hold and at >= held_until then
   -- The held capacity counts as used at the end of the hold. Until then the bucket was refilled by what holds left.
   local at, limit = held_until, held_limit - held_hits
+  level_whole, level_part = whole, part
   --> drain
   whole, part, last, found, hold = level_whole + held_capacity, level_part, max(last, held_until), 0
+  settled_limit = held_limit
 end
 
 --: decide
 admitted = false
+--> fit_size
 --> drain
 if hits < 0 then
   admitted = true
@@ -60,10 +75,13 @@ end
 if hold then
   local refill_ms = math.ceil((whole + held_capacity + 1) * period / max(held_limit, 1) / 1000)
   value, ttl_ms = value .. hold, min(ttl_ms + math.ceil((held_until - now) / 1000) + refill_ms, 9007199254740)
+elseif size then
+  value = value .. pack('<I4c4I4I4I8', is_cut and 1 or 0, 'hold', 0, size, 0)
 end
 
 --: write
 --> level_ttl
+keeps_expiry = keeps_expiry and not size and not was_marked
 local value = pack('<I8I8I8', last, whole, part)
 --> set_or_overwrite
 

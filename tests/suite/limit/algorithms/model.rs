@@ -23,6 +23,9 @@ pub(crate) struct Model {
     used: Ratio,
     /// leaky_bucket: used hits at `last`, before the request that was admitted last.
     promised: Ratio,
+    /// Buckets: size of the bucket that `used` is of, and whether another size had a say in it; `None` while `used` is
+    /// within the size.
+    size: Option<(i128, bool)>,
     /// Windows: the hits of each, by its start.
     windows: BTreeMap<i128, i128>,
     /// The log: one time for each hit, oldest first.
@@ -32,7 +35,7 @@ pub(crate) struct Model {
 }
 
 static BLANK: Model =
-    Model { used: Ratio::ZERO, promised: Ratio::ZERO, windows: BTreeMap::new(), log: Vec::new(), last: 0 };
+    Model { used: Ratio::ZERO, promised: Ratio::ZERO, size: None, windows: BTreeMap::new(), log: Vec::new(), last: 0 };
 
 impl Model {
     pub(crate) fn new() -> Self {
@@ -144,15 +147,36 @@ impl Model {
             }
             Algorithm::SlidingWindowCounter => {
                 let (start, end) = window(limit, at);
-                let previous = live_state.in_window(start - period(limit));
+                let most = match i128::from(limit.capacity()) {
+                    0 => i128::MAX,
+                    most => most * if limit.counts_rejected_hits() { 2 } else { 1 },
+                };
+                let previous = live_state.in_window(start - period(limit)).min(most);
                 let share = Ratio::new(previous * (end - at), period(limit));
-                Ratio::whole(live_state.in_window(start)).plus(share).floor()
+                Ratio::whole(live_state.in_window(start).min(most)).plus(share).floor()
             }
         }
     }
 
     fn used_at(&self, limit: &Limit, at: i128) -> Ratio {
-        drained(self.used, limit, at - self.last)
+        drained(self.fitted(limit).0, limit, at - self.last)
+    }
+
+    /// What is used of the limit's bucket at `last`: no more than its size if that was smaller than now; what is left if
+    /// the size was another one before. Then its size.
+    fn fitted(&self, limit: &Limit) -> (Ratio, Option<(i128, bool)>) {
+        let (size, full) = (i128::from(limit.capacity()), Ratio::whole(limit.capacity().into()));
+        let most = full.plus(Ratio::whole(limit.requests_per_unit().into()));
+        match self.size {
+            _ if size == 0 => (self.used, self.size),
+            None if self.used <= full => (self.used, None),
+            None => (full, Some((size, true))),
+            Some((of, _)) if of == size && limit.max_wait_us() > 0 => (self.used, self.size),
+            Some((of, _)) if of == size => (self.used.min(most), self.size),
+            Some((of, _)) => {
+                (self.used.plus(full).minus(Ratio::whole(of)).max(Ratio::ZERO).min(most), Some((size, true)))
+            }
+        }
     }
 
     fn in_window(&self, start: i128) -> i128 {
@@ -164,10 +188,26 @@ impl Model {
         let (live_state, at) = self.live_state(limit, now);
         let mut next = live_state.clone();
         next.used = live_state.used_at(limit, at);
-        next.promised = drained(live_state.promised, limit, at - live_state.last);
+        next.size = live_state.fitted(limit).1;
+        next.promised = match next.size {
+            // What is cut comes from the end.
+            Some(_) => next.used,
+            None => drained(live_state.promised, limit, at - live_state.last),
+        };
         next.log.retain(|&hit| hit > at - period(limit));
         next.last = at;
         change(&mut next, at);
+        let (size, full) = (i128::from(limit.capacity()), Ratio::whole(limit.capacity().into()));
+        if size > 0 && next.size.is_none_or(|(_, was_changed)| !was_changed) {
+            next.size = (next.used > full).then_some((size, false));
+        }
+        // Of one request, a refund returns fewer than 2^31 places; none if the queue was cut. Such a queue is smaller.
+        let is_queue = limit.algorithm() == Algorithm::LeakyBucket;
+        if is_queue && size >= 1 << 31 {
+            next.size = None;
+        }
+        let kept = if next.size.is_some() { 0 } else { (1 << 31) - 1 };
+        next.promised = next.promised.max(next.used.minus(Ratio::whole(kept)));
         *self = next;
         self.shown(limit, at)
     }

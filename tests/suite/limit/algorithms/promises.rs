@@ -218,10 +218,12 @@ fn state(algorithm: Algorithm, period_us: u64) -> BoxedStrategy<State> {
     match algorithm {
         Algorithm::Concurrent => unreachable!("slots have a model of their own"),
         Algorithm::TokenBucket => (count, part, any_time())
-            .prop_map(|(used, part, last)| State::TokenBucket(token_bucket::State { used, part, last }))
+            .prop_map(|(used, part, last)| State::TokenBucket(token_bucket::State { used, part, mark: None, last }))
             .boxed(),
         Algorithm::LeakyBucket => (any::<u32>(), part, any::<u32>(), any_time())
-            .prop_map(|(queued, part, tail, last)| State::LeakyBucket(leaky_bucket::State { queued, part, tail, last }))
+            .prop_map(|(queued, part, tail, last)| {
+                State::LeakyBucket(leaky_bucket::State { queued, part, tail, mark: None, last })
+            })
             .boxed(),
         Algorithm::FixedWindow => (count, any_time())
             .prop_map(|(count, last)| State::FixedWindow(fixed_window::State { count, last }))

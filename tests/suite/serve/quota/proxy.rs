@@ -128,13 +128,18 @@ impl Proxy {
             let assigned = match assignment.rate_limit_strategy.unwrap().strategy.unwrap() {
                 Strategy::BlanketRule(rule) if rule == i32::from(BlanketRule::AllowAll) => Assigned::Allow,
                 Strategy::BlanketRule(_) => Assigned::Deny,
-                Strategy::TokenBucket(bucket) => Assigned::Tokens {
-                    max: bucket.max_tokens,
-                    fill: bucket.tokens_per_fill.unwrap_or(0),
-                    interval_s: u32::try_from(bucket.fill_interval.unwrap().seconds).unwrap(),
-                    ttl_s,
-                    starts_full: denied.contains_key(&key),
-                },
+                Strategy::TokenBucket(bucket) => {
+                    let interval_s = u32::try_from(bucket.fill_interval.unwrap().seconds).unwrap();
+                    // Unset, it is none to Envoy, and 1 to others. One token a year is none to all.
+                    let fill = bucket.tokens_per_fill.expect("it means the same to all clients");
+                    Assigned::Tokens {
+                        max: bucket.max_tokens,
+                        fill: if interval_s == 365 * 86_400 { 0 } else { fill },
+                        interval_s,
+                        ttl_s,
+                        starts_full: denied.contains_key(&key),
+                    }
+                }
                 Strategy::RequestsPerTimeUnit(_) => panic!("Envoy ignores this strategy"),
             };
             let waiting = self.waiting.entry(key.clone()).or_default();

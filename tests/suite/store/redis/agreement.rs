@@ -16,6 +16,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
+use tollkeeper::limit::algorithm::leaky_level::SizeMark;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::sliding_window_log::LoggedHits;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
@@ -505,10 +506,22 @@ impl Redis {
         let narrow = |place: usize| u32::try_from(words[place]).expect("it is a small number");
         let last = Time::from_micros(at(0));
         let (state, length) = match algorithm {
-            Algorithm::TokenBucket => (State::TokenBucket(token_bucket::State { used: at(1), part: at(2), last }), 3),
+            Algorithm::TokenBucket => {
+                // A mark: 1 if it is cut, "hold", 0, the size, and 64 bits of 0.
+                let mark = words.get(3).map(|word| {
+                    assert_eq!((word >> 32, at(4) & 0xffff_ffff, at(5)), (0x646c_6f68, 0, 0));
+                    SizeMark { size: u32::try_from(at(4) >> 32).expect("32 bits"), is_cut: word & 1 == 1 }
+                });
+                let state = token_bucket::State { used: at(1), part: at(2), mark, last };
+                (State::TokenBucket(state), if mark.is_some() { 6 } else { 3 })
+            }
             Algorithm::LeakyBucket => {
-                let (queued, part, tail) = (narrow(1), at(2), narrow(3));
-                (State::LeakyBucket(leaky_bucket::State { queued, part, tail, last }), 4)
+                let (queued, part) = (narrow(1), at(2));
+                let (tail, mark) = match narrow(3).checked_sub(1 << 31) {
+                    Some(size) => (0, Some(SizeMark { size, is_cut: true })),
+                    None => (narrow(3), None),
+                };
+                (State::LeakyBucket(leaky_bucket::State { queued, part, tail, mark, last }), 4)
             }
             Algorithm::FixedWindow => (State::FixedWindow(fixed_window::State { count: at(1), last }), 2),
             Algorithm::SlidingWindowCounter => {

@@ -265,3 +265,46 @@ pub(super) fn limit_is_absent_outside_its_active_times(store: &StoreUnderTest) {
     service.advance_us(24 * HOUR);
     assert_eq!(text("k"), "OK [OK]");
 }
+
+/// What the night admits of what the day used, and the morning after it.
+pub(super) fn counter_of_two_times_of_day_begins_the_other_one_as_used_up_at_most(store: &StoreUnderTest) {
+    for (algorithm, size) in
+        [("token_bucket", ""), ("leaky_bucket", ", queue_size: 6000"), ("sliding_window_counter", "")]
+    {
+        // 14:00 in Berlin; a leaky bucket of 6000 in the day holds 10 in the night.
+        let night = size.replace("6000", "10");
+        let rules = format!(
+            "descriptors:
+  - key: two
+    rate_limit:
+      - {{unit: minute, requests_per_unit: 6000, algorithm: {algorithm}{size}, active: {{from: '08:00', to: '20:00', timezone: Europe/Berlin}}}}
+      - {{unit: minute, requests_per_unit: 60, algorithm: {algorithm}{night}, active: {{from: '20:00', to: '08:00', timezone: Europe/Berlin}}}}"
+        );
+        let service = store.without_over_limit_cache().service(&[("TOLLKEEPER_RETRY_AFTER_HEADER", "")], &rules);
+        let hits = |hits| decide(&service, &shop_request("two").hits(hits)).over_limit();
+        service.advance_us(6 * HOUR - 1);
+        assert!(!hits(6000), "{algorithm}");
+        service.advance_us(1);
+        assert!(hits(1), "{algorithm}: used up");
+        // A window ends with the minute; from then on what is left of a used-up one falls as for 60.
+        service.advance_us(if algorithm == "sliding_window_counter" { 1 } else { SECOND });
+        assert!(!hits(1), "{algorithm}");
+        service.advance_us(12 * HOUR - 1);
+        assert!(!hits(6000), "{algorithm}: the day begins anew");
+    }
+}
+
+pub(super) fn shortened_ban_ends_by_its_new_length(store: &StoreUnderTest) {
+    let rule = |length: &str| {
+        format!(
+            "descriptors: [{{key: k, rate_limit: {{unit: second, requests_per_unit: 1, algorithm: token_bucket, ban: {length}}}}}]"
+        )
+    };
+    let service = store.without_over_limit_cache().service(ENV, &rule("1h"));
+    assert_eq!([ask(&service, "k"), ask(&service, "k")], [(false, None), (true, Some(3600))]);
+    service.advance_us(MINUTE);
+    load_shop_rules(&service, &rule("5m"));
+    assert_eq!(ask(&service, "k"), (true, Some(240)));
+    service.advance_us(4 * MINUTE);
+    assert_eq!(ask(&service, "k"), (false, None));
+}
