@@ -422,6 +422,9 @@ fn check_finds_nothing_wrong_with_the_cluster_that_recipes_refer_to() {
     check.arg("check").arg("--envoy").arg(&path).arg(repository("config/example.yaml"));
     let output = check.env_clear().envs(inherited_env()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("1 Envoy file, 0 errors, 0 warnings, 1 hint\n"), "{text}");
+    assert!(text.contains("1 Envoy file, 0 errors, 0 warnings, "), "{text}");
+    // The page has one limit of the many in that file.
+    let others = text.matches(": hint: ").count() - text.matches("[rule-unreachable]").count();
+    assert_eq!(others, 1, "{text}");
     assert!(text.contains("hint: this descriptor needs `x-login`, which a request may lack"), "{text}");
 }
