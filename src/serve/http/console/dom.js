@@ -124,7 +124,7 @@ export function timeOf(text) {
   return element('time', { datetime: utc, title: `here: ${at.toLocaleString()}` }, `${utc.slice(0, 10)} ${utc.slice(11, 19)}`);
 }
 
-/** Text of a client: control characters, marks that change the direction of text, and what is shown as nothing are spelled out. */
+/** Text of a client, with invisible characters spelled out. */
 export const printable = (text) =>
   String(text).replace(/[\p{Cc}\p{DI}\u2028\u2029\ufff9-\ufffb]/gu, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
 
