@@ -105,19 +105,19 @@ impl<K> Division<K> {
     }
 
     fn attainable_share(&self, index: usize, pool: usize, now: Time) -> AttainableShare {
-        let parties = self.parties;
+        let holders = self.holders.len();
         let free = self.free_share(pool);
         let pool = &self.pools[pool];
         let holder = &self.holders[index];
         let level = if holder.may_have_foreign_assignment(now) { pool.level_of_all_holders } else { pool.level };
-        let want = pool.want(holder, parties, now);
-        let enough = want.min(pool.limit.total() / (parties as u64).max(1)).div_ceil(4) * 3;
+        let want = pool.want(holder, holders, now);
+        let enough = want.min(pool.limit.total() / (holders as u64).max(1)).div_ceil(4) * 3;
         let target = level.share(want);
         AttainableShare {
             target,
             enough,
             free,
-            is_short: pool.is_starved || pool.level.is_short() || !pool.caps_of_clients.is_empty(),
+            is_short: pool.is_starved || pool.level.is_short(),
             held_until: pool.held_until,
         }
     }

@@ -30,20 +30,6 @@ impl FillLevel {
         Self { level: u64::MAX, spread }
     }
 
-    /// Returns the largest want of `wants` that is filled from `amount`, if all larger ones are cut to it.
-    pub fn cap(amount: u64, wants: &mut [u64]) -> u64 {
-        wants.sort_unstable();
-        let mut left = amount;
-        for (index, want) in wants.iter().enumerate() {
-            let others = (wants.len() - index) as u64;
-            if want.saturating_mul(others) > left {
-                return left / others;
-            }
-            left -= want;
-        }
-        u64::MAX
-    }
-
     /// Share of a want.
     pub const fn share(self, want: u64) -> u64 {
         if want > self.level { self.level } else { want.saturating_add(self.spread) }

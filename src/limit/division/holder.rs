@@ -4,8 +4,6 @@
 //! Decides: until when a late or not acknowledged assignment may be in use (`latest_end`).
 //! Decides: the margin for clocks and late deliveries (`MARGIN_US`); when a silent proxy is left out.
 
-use std::net::IpAddr;
-
 use smallvec::SmallVec;
 
 use super::assignment::{ProxyTokenBucket, Strategy};
@@ -137,8 +135,6 @@ pub(super) struct ReleasedShare {
     pub(super) sent: Option<Time>,
     /// Time from which it is out of use.
     pub(super) until: Time,
-    /// Client of a holder that is gone.
-    pub(super) client: Option<IpAddr>,
 }
 
 /// A rate's share of a holder, and what it gave up.
@@ -164,7 +160,7 @@ impl RateShare {
         let share = self.now.refill.saturating_sub(part.refill);
         let bucket = self.now.bucket.saturating_sub(part.bucket);
         self.now = part;
-        self.release_later(ReleasedShare { share, bucket, sent, until: old_end, client: None });
+        self.release_later(ReleasedShare { share, bucket, sent, until: old_end });
     }
 
     fn release_later(&mut self, loss: ReleasedShare) {
@@ -179,7 +175,6 @@ impl RateShare {
                     bucket: last.bucket.saturating_add(loss.bucket),
                     sent: loss.sent,
                     until: last.until.max(loss.until),
-                    client: None,
                 }
             }
             _ => self.released_shares.push(loss),
@@ -231,8 +226,6 @@ pub struct ShareHolder<K> {
     pub key: K,
     /// The proxy keeps the ratio of tokens when its bucket changes, as Envoy does; else it begins with a full one.
     pub keeps_ratio: bool,
-    /// Client whose holders count together if there are many; `None`: it has no other.
-    pub client: Option<IpAddr>,
     /// What its proxy is asked for.
     pub demand: Demand,
     /// Hits of reports that came too soon after another to measure a demand.
@@ -271,7 +264,6 @@ impl<K> ShareHolder<K> {
         Self {
             key,
             keeps_ratio,
-            client: None,
             demand: Demand::default(),
             unmeasured_hits: 0,
             measured_at: now,

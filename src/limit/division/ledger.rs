@@ -8,8 +8,6 @@
 //! Decides: a proxy that loses its stream and opens another: what it had stays in use until its end.
 //! Decides: what to ask of the store (`next_pool_request`).
 
-use std::net::IpAddr;
-
 use smallvec::SmallVec;
 
 use super::demand::Demand;
@@ -33,6 +31,8 @@ const RENEWAL_SLACK_US: u64 = 100_000;
 /// still for less takes nothing into the next window, in microseconds. Assignments that last beyond it do so for twice
 /// this time.
 const WINDOW_END_GUARD_US: u64 = 10_000_000;
+/// Time after which the store is asked again about hits that it may not know of, in microseconds.
+const RETRY_US: u64 = 10_000_000;
 /// Parts of eight of what nobody asks for that are handed out; the rest is for newcomers, and for other replicas.
 const SPARE_EIGHTHS_HANDED_OUT: u64 = 7;
 /// Time to live of an assignment of a rate, in seconds.
@@ -109,7 +109,7 @@ pub struct Pool {
     /// Number of the last request.
     number: u64,
     room: u64,
-    pub(super) others: SmallVec<[OtherReplica; 2]>,
+    others: SmallVec<[OtherReplica; 2]>,
     pub(super) level: FillLevel,
     /// Part of what this replica could hold that it leaves to decisions over RLS.
     pub(super) share_of_decisions: u64,
@@ -137,11 +137,6 @@ pub struct Pool {
     pub(super) shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
     /// Time of the last request.
     pub(super) asked: Option<Time>,
-    /// Most that each holder of a crowded client should want, so that the others get their part.
-    pub(super) caps_of_clients: SmallVec<[(IpAddr, u64); 1]>,
-    /// Debt that was charged since `debt_since`, of a period at most.
-    debt: u64,
-    debt_since: Time,
 }
 
 /// The limits of one key, and the proxies that hold them.
@@ -153,8 +148,6 @@ pub struct Division<K> {
     pub holders: Vec<ShareHolder<K>>,
     /// Time at which levels were computed; `None`: they must be.
     pub(super) levelled: Option<Time>,
-    /// Number of holders, of which a client's count as few at most.
-    pub(super) parties: usize,
     /// Demands have changed since then.
     pub(super) has_new_demand: bool,
     /// Holders were not looked at since the levels were computed.
@@ -218,9 +211,6 @@ impl Pool {
             without_part: 0,
             shares_of_gone_holders: SmallVec::new(),
             asked: None,
-            caps_of_clients: SmallVec::new(),
-            debt: 0,
-            debt_since: now,
         }
     }
 
@@ -272,18 +262,17 @@ impl Pool {
         }
     }
 
-    /// What a holder wants of this pool, which so many share.
-    pub fn want<K>(&self, holder: &ShareHolder<K>, parties: usize, now: Time) -> u64 {
+    /// What a holder wants of this pool.
+    pub fn want<K>(&self, holder: &ShareHolder<K>, holders: usize, now: Time) -> u64 {
         if holder.is_silent(now) {
             return 0;
         }
         let demand = holder.demand.in_span(self.horizon_us());
         let demand = demand.saturating_add(demand / HEADROOM_DIVISOR).max(1);
         // The first report says nothing of the demand.
-        let fair = (self.limit.total() - self.limit.total() / 8) / (parties as u64).max(1);
+        let fair = (self.limit.total() - self.limit.total() / 8) / (holders as u64).max(1);
         let floor = if holder.demand.samples == 0 { fair } else { 0 };
-        let cap = self.caps_of_clients.iter().find(|(client, _)| holder.client == Some(*client));
-        demand.max(floor).min(self.limit.total()).min(cap.map_or(u64::MAX, |(_, cap)| *cap))
+        demand.max(floor).min(self.limit.total())
     }
 
     /// Time of the demand that a share is for, in microseconds.
@@ -329,7 +318,6 @@ impl<K> Division<K> {
             pools,
             holders: Vec::new(),
             levelled: None,
-            parties: 0,
             has_new_demand: false,
             has_new_levels: false,
             decision_demand: Demand::default(),
@@ -366,14 +354,14 @@ impl<K> Division<K> {
         self.levelled = None;
         let holder = self.holders.swap_remove(index);
         let ends = holder.sent.map_or(now, |sent| sent.latest_end());
-        let (lent, client) = (holder.outstanding, holder.client);
+        let lent = holder.outstanding;
         for (at, pool) in self.pools.iter_mut().enumerate() {
             // The proxy may use lent hits until then, also in another window than this one.
             let gone = match pool.limit.form {
-                AssignmentForm::Lent => ReleasedShare { share: lent, bucket: 0, sent: None, until: ends, client },
+                AssignmentForm::Lent => ReleasedShare { share: lent, bucket: 0, sent: None, until: ends },
                 AssignmentForm::Rate => {
                     let Part { refill, bucket } = holder.rates.get(at).map_or(Part::default(), RateShare::reserved);
-                    ReleasedShare { share: refill, bucket, sent: None, until: ends, client }
+                    ReleasedShare { share: refill, bucket, sent: None, until: ends }
                 }
             };
             pool.add_share_of_gone_holder(gone);
@@ -382,11 +370,9 @@ impl<K> Division<K> {
     }
 
     /// Records a report; returns the hits beyond what was assigned, of a key whose hits are all lent. The report must
-    /// come from the stream that all assignments of the holder were sent on. A proxy may say what it likes, so of hits
-    /// that no assignment allowed at most the limit is charged in a period, or half of it if others share the key.
+    /// come from the stream that all assignments of the holder were sent on.
     pub fn record_report(&mut self, index: usize, usage: Usage, now: Time) -> u64 {
         let all_lent = self.pools.iter().all(|pool| pool.limit.form == AssignmentForm::Lent);
-        let is_shared = self.holders.len() > 1 || self.decision_demand.mhps > 0;
         let Some(holder) = self.holders.get_mut(index) else { return 0 };
         let former = holder.demand;
         let is_first_request = usage.allowed.saturating_add(usage.denied) == 1 && usage.elapsed_us == 0;
@@ -405,7 +391,8 @@ impl<K> Division<K> {
         // Before a first assignment, these are hits that another one of this proxy admitted, which are charged with it.
         let is_of_another =
             holder.has_unknown_assignment && holder.sent.is_none() && now < holder.foreign_assignment_until;
-        let debt = if is_of_another { 0 } else { usage.allowed - lent };
+        let charged = if is_of_another { 0 } else { usage.allowed };
+        let debt = charged - lent;
         holder.outstanding -= lent;
         if let Some(sent) = &mut holder.sent {
             sent.passed = sent.passed.saturating_add(usage.allowed);
@@ -429,10 +416,7 @@ impl<K> Division<K> {
         }
         for (at, pool) in self.pools.iter_mut().enumerate() {
             match pool.limit.form {
-                AssignmentForm::Lent => {
-                    let debt = pool.take_chargeable_debt(debt, is_shared, now);
-                    pool.record_used_hits(lent + debt);
-                }
+                AssignmentForm::Lent => pool.record_used_hits(charged),
                 AssignmentForm::Rate => {
                     if let Some(rate) = holder.rates.get_mut(at) {
                         rate.confirm(sent_before, now);
@@ -538,10 +522,10 @@ impl<K> Division<K> {
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
     pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<PoolRequest> {
         self.update_levels(now);
-        let (holders, parties) = (self.holders.len(), self.parties);
+        let holders = self.holders.len();
         let pool = &self.pools[index];
         let reserved = pool.reserved_from_store(self.reserved(index), &self.holders, index, now);
-        let demand = self.holders.iter().map(|holder| pool.want(holder, parties, now));
+        let demand = self.holders.iter().map(|holder| pool.want(holder, holders, now));
         let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_lent = pool.limit.form == AssignmentForm::Lent;
         // Those who come after a newcomer should find something too.
@@ -549,7 +533,7 @@ impl<K> Division<K> {
         // A holder keeps what it has until it is told otherwise, so what others lack comes on top.
         let needed = self.holders.iter().map(|holder| {
             let most = if is_lent && holders > 1 && holder.is_newcomer() { unused.div_ceil(2) } else { u64::MAX };
-            pool.want(holder, parties, now).min(most).max(pool.reserved_by(index, holder))
+            pool.want(holder, holders, now).min(most).max(pool.reserved_by(index, holder))
         });
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_new_window = is_lent && pool.window_ends.is_some_and(|ends| ends <= now);
@@ -634,6 +618,38 @@ impl<K> Division<K> {
             |pool: &Pool| pool.held == 0 && !pool.has_untold_hits() && pool.shares_of_gone_holders.is_empty();
         self.holders.is_empty() && self.pools.iter().all(is_empty)
     }
+
+    /// Time of the next event for which [`Self::expire`] and assignments are due, beside reports.
+    pub fn next_event(&self, now: Time) -> Option<Time> {
+        // A new window concerns those who had too little in the last one.
+        let has_denied = || self.holders.iter().any(|holder| holder.was_denied || holder.is_denied());
+        let windows =
+            self.pools.iter().filter_map(|pool| pool.window_ends.filter(|_| pool.limit.form == AssignmentForm::Lent));
+        let windows = windows.filter(|ends| *ends > now && has_denied());
+        // What another replica holds may be free then, as after its death.
+        let starved = self.pools.iter().filter(|pool| pool.is_starved);
+        let holds = starved.flat_map(|pool| pool.others.iter().map(|other| other.until));
+        // A bucket that was used up is refilled meanwhile, and other replicas give back what is too much for them.
+        let is_filling = |pool: &&Pool| {
+            let may_get_more = pool.limit.is_token_bucket() || !pool.others.is_empty();
+            pool.is_starved && may_get_more && pool.held < pool.limit.total()
+        };
+        let fillings = self.pools.iter().filter(is_filling).filter_map(|pool| Some(pool.asked?.plus_us(MARGIN_US + 1)));
+        // Without holders, no report makes the store be asked again.
+        let untold =
+            self.pools.iter().filter(|pool| pool.has_untold_hits() || self.holders.is_empty() && pool.held > 0);
+        let retries = untold.filter_map(|pool| Some(pool.asked?.plus_us(RETRY_US).max(now.plus_us(MARGIN_US))));
+        let demands = self.levelled.filter(|_| self.has_new_demand).map(|at| at.plus_us(self.level_life_us() + 1));
+        self.next_release
+            .into_iter()
+            .chain(windows)
+            .chain(holds)
+            .chain(fillings)
+            .chain(demands)
+            .chain(retries)
+            .filter(|at| *at > now)
+            .min()
+    }
 }
 
 impl Pool {
@@ -643,19 +659,8 @@ impl Pool {
         self.held = self.held.saturating_sub(hits);
     }
 
-    /// Takes the part of a debt that is charged.
-    fn take_chargeable_debt(&mut self, debt: u64, is_shared: bool, now: Time) -> u64 {
-        if now.since_us(self.debt_since) >= self.limit.period_s * 1_000_000 {
-            (self.debt, self.debt_since) = (0, now);
-        }
-        let most = self.limit.total() / (1 + u64::from(is_shared));
-        let charged = debt.min(most.saturating_sub(self.debt));
-        self.debt += charged;
-        charged
-    }
-
     /// True if the store may not know of hits that were used.
-    pub(super) fn has_untold_hits(&self) -> bool {
+    fn has_untold_hits(&self) -> bool {
         self.used > 0 || self.unanswered.is_some_and(|hits| hits.used > 0)
     }
 
@@ -673,10 +678,7 @@ impl Pool {
             return;
         }
         let is_full = self.shares_of_gone_holders.len() >= MAX_SHARES_OF_GONE_HOLDERS;
-        // Those of one client are merged, so that it is known what a client has.
-        let same = self.shares_of_gone_holders.iter().rposition(|other| other.client == gone.client);
-        let last = self.shares_of_gone_holders.len().saturating_sub(1);
-        match self.shares_of_gone_holders.get_mut(same.unwrap_or(last)) {
+        match self.shares_of_gone_holders.last_mut() {
             Some(last) if is_full => {
                 last.share = last.share.saturating_add(gone.share);
                 last.bucket = last.bucket.saturating_add(gone.bucket);

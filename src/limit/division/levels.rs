@@ -3,11 +3,7 @@
 //! They are computed from the demands of all holders, so they are kept for a while if there are many. Nothing is
 //! assigned here.
 //!
-//! Decides: the part of a client with many streams, or with streams that it lost (`MAX_PARTIES_OF_CLIENT`).
 //! Decides: how often fair parts are computed (`level_life_us`); how calls over RLS count in a division.
-
-use std::collections::HashMap;
-use std::net::IpAddr;
 
 use smallvec::SmallVec;
 
@@ -21,65 +17,10 @@ use crate::base::clock::Time;
 const LEVEL_LIFE_US: u64 = 500_000;
 /// Time for which levels are kept for each holder, in microseconds: much longer than it takes to compute its part.
 const LEVEL_LIFE_PER_HOLDER_US: u64 = 1000;
-/// Time after which the store is asked again about hits that it may not know of, in microseconds.
-const RETRY_US: u64 = 10_000_000;
 /// Smallest even part of a limit's bucket, in tokens, that loses nothing of a demand at random times.
 const MIN_EVEN_BUCKET: u64 = 8;
 
-/// Number of holders that a client may have of which each counts: more of them share the part of so many.
-///
-/// Whoever opens a thousand streams gets no more than one with a few, and what its lost streams may still use counts too.
-const MAX_PARTIES_OF_CLIENT: usize = 4;
-
-/// A client whose holders share the part of a few.
-#[derive(Clone, Copy, Debug)]
-struct Crowd {
-    client: IpAddr,
-    /// Its holders.
-    holders: usize,
-    /// As how many they count.
-    parties: usize,
-}
-
-/// What is divided among holders.
-#[derive(Clone, Copy, Debug)]
-struct CrowdTerms {
-    /// What they and decisions over RLS can have.
-    amount: u64,
-    /// What decisions over RLS ask for.
-    decisions: u64,
-    /// As how many the holders count.
-    parties: usize,
-    now: Time,
-}
-
 impl<K> Division<K> {
-    /// Returns the clients with many holders, or with shares of holders that are gone, unless there is no other client.
-    fn find_crowds(&self, now: Time) -> SmallVec<[Crowd; 1]> {
-        let gone = || self.pools.iter().flat_map(|pool| &pool.shares_of_gone_holders).filter(|gone| gone.until > now);
-        if self.holders.len() <= MAX_PARTIES_OF_CLIENT && gone().next().is_none() {
-            return SmallVec::new();
-        }
-        let mut counts: HashMap<IpAddr, (usize, usize)> = HashMap::new();
-        self.holders
-            .iter()
-            .filter_map(|holder| holder.client)
-            .for_each(|client| counts.entry(client).or_default().0 += 1);
-        if counts.values().any(|(holders, _)| *holders == self.holders.len()) {
-            return SmallVec::new();
-        }
-        for client in gone().filter_map(|gone| gone.client) {
-            counts.entry(client).and_modify(|(_, gone)| *gone += 1);
-        }
-        let is_crowd = |(_, (holders, gone)): &(IpAddr, (usize, usize))| *holders > MAX_PARTIES_OF_CLIENT || *gone > 0;
-        let crowd = |(client, (holders, _)): (IpAddr, (usize, usize))| Crowd {
-            client,
-            holders,
-            parties: holders.min(MAX_PARTIES_OF_CLIENT),
-        };
-        counts.into_iter().filter(is_crowd).map(crowd).collect()
-    }
-
     /// Returns the holders to look at beside those that reported: those whose assignments can be renewed after their
     /// hold was, and those that have more than their part while another has less than it wants. Each change is
     /// returned once.
@@ -110,7 +51,7 @@ impl<K> Division<K> {
             if pool.are_buckets_starved && bucket >= even.saturating_add(pool.step(bucket)) {
                 return true;
             }
-            let target = pool.level.share(pool.want(holder, self.parties, now));
+            let target = pool.level.share(pool.want(holder, self.holders.len(), now));
             pool.is_starved && target.saturating_add(pool.step(has)) <= has
         })
     }
@@ -123,42 +64,35 @@ impl<K> Division<K> {
         if self.levelled.is_some_and(|at| now.since_us(at) < self.level_life_us()) {
             return;
         }
-        let crowds = self.find_crowds(now);
-        self.parties = self.holders.len() - crowds.iter().map(|crowd| crowd.holders - crowd.parties).sum::<usize>();
-        let parties = self.parties;
+        let holders = self.holders.len();
         let free: SmallVec<[u64; 2]> = (0..self.pools.len()).map(|index| self.free_share(index)).collect();
         for (index, pool) in self.pools.iter_mut().enumerate() {
-            pool.caps_of_clients.clear();
-            let demand = self.holders.iter().map(|holder| pool.want(holder, parties, now));
-            let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
+            let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, holders, now)).collect();
+            let demand = all.iter().copied().fold(0, u64::saturating_add).min(pool.limit.total());
+            // What a patient proxy lacks it may have from elsewhere, so nobody gives it up.
+            let is_known = |holder: &&ShareHolder<K>| !holder.may_have_foreign_assignment(now);
+            let known = self.holders.iter().filter(is_known);
+            let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, holders, now)).collect();
             // More is held than a limit that became smaller allows, until it is taken back.
             let target = pool.target_among_replicas(demand, now);
             let is_too_much = pool.held > target.saturating_add(target / 10);
             let mut amount = pool.held.min(pool.limit.total()).min(target);
             // Those who ask over RLS count as as many proxies as there are: who they are is not known.
             let decisions = self.decision_demand.in_span(pool.horizon_us()).min(pool.limit.total());
+            let parties = wants.len().max(1) as u64;
             if decisions > 0 {
                 amount = amount.saturating_add(pool.unheld_share(now)).min(pool.limit.total());
+                wants.extend((0..parties).map(|_| decisions / parties));
+                all.extend((0..parties).map(|_| decisions / parties));
             }
-            pool.cap_crowds(&crowds, &self.holders, CrowdTerms { amount, decisions, parties, now });
-            let mut all: Vec<u64> = self.holders.iter().map(|holder| pool.want(holder, parties, now)).collect();
-            // What a patient proxy lacks it may have from elsewhere, so nobody gives it up.
-            let is_known = |holder: &&ShareHolder<K>| !holder.may_have_foreign_assignment(now);
-            let known = self.holders.iter().filter(is_known);
-            let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, parties, now)).collect();
-            let of_decisions = wants.len().max(1) as u64;
-            if decisions > 0 {
-                wants.extend((0..of_decisions).map(|_| decisions / of_decisions));
-                all.extend((0..of_decisions).map(|_| decisions / of_decisions));
-            }
-            pool.level_buckets(index, &self.holders, CrowdTerms { amount, decisions, parties, now });
+            pool.level_buckets(index, amount, &self.holders, now);
             let unheld = if decisions > 0 { pool.unheld_share(now) } else { 0 };
             let all_held = pool.held.saturating_add(unheld).min(pool.limit.total());
             amount = amount.min(all_held.saturating_sub(pool.refill_kept_for_buckets));
             pool.level = FillLevel::fill(amount, &mut wants, 8);
             pool.level_of_all_holders = FillLevel::fill(amount, &mut all, 8);
             let for_decisions =
-                if decisions > 0 { pool.level.share(decisions / of_decisions).saturating_mul(of_decisions) } else { 0 };
+                if decisions > 0 { pool.level.share(decisions / parties).saturating_mul(parties) } else { 0 };
             pool.share_of_decisions = for_decisions.min(amount);
             let are_decisions_short = pool.share_of_decisions - pool.share_of_decisions / 10 > pool.unheld_share(now);
             pool.are_buckets_starved |= pool.limit.form == AssignmentForm::Rate && (is_too_much || are_decisions_short);
@@ -168,7 +102,7 @@ impl<K> Division<K> {
                 || pool.refill_kept_for_buckets > free[index]
                 || self.holders.iter().any(|holder| {
                     let has = pool.reserved_by(index, holder);
-                    let want = pool.want(holder, parties, now);
+                    let want = pool.want(holder, holders, now);
                     let target = pool.level.share(want);
                     // What is spread beyond demand is worth no change of others' lent hits.
                     let target = if pool.limit.form == AssignmentForm::Lent { target.min(want) } else { target };
@@ -177,38 +111,6 @@ impl<K> Division<K> {
         }
         self.levelled = Some(now);
         (self.has_new_demand, self.has_new_levels) = (false, true);
-    }
-
-    /// Time of the next event for which [`Self::expire`] and assignments are due, beside reports.
-    pub fn next_event(&self, now: Time) -> Option<Time> {
-        // A new window concerns those who had too little in the last one.
-        let has_denied = || self.holders.iter().any(|holder| holder.was_denied || holder.is_denied());
-        let windows =
-            self.pools.iter().filter_map(|pool| pool.window_ends.filter(|_| pool.limit.form == AssignmentForm::Lent));
-        let windows = windows.filter(|ends| *ends > now && has_denied());
-        // What another replica holds may be free then, as after its death.
-        let starved = self.pools.iter().filter(|pool| pool.is_starved);
-        let holds = starved.flat_map(|pool| pool.others.iter().map(|other| other.until));
-        // A bucket that was used up is refilled meanwhile, and other replicas give back what is too much for them.
-        let is_filling = |pool: &&Pool| {
-            let may_get_more = pool.limit.is_token_bucket() || !pool.others.is_empty();
-            pool.is_starved && may_get_more && pool.held < pool.limit.total()
-        };
-        let fillings = self.pools.iter().filter(is_filling).filter_map(|pool| Some(pool.asked?.plus_us(MARGIN_US + 1)));
-        // Without holders, no report makes the store be asked again.
-        let untold =
-            self.pools.iter().filter(|pool| pool.has_untold_hits() || self.holders.is_empty() && pool.held > 0);
-        let retries = untold.filter_map(|pool| Some(pool.asked?.plus_us(RETRY_US).max(now.plus_us(MARGIN_US))));
-        let demands = self.levelled.filter(|_| self.has_new_demand).map(|at| at.plus_us(self.level_life_us() + 1));
-        self.next_release
-            .into_iter()
-            .chain(windows)
-            .chain(holds)
-            .chain(fillings)
-            .chain(demands)
-            .chain(retries)
-            .filter(|at| *at > now)
-            .min()
     }
 
     /// Begins to fill empty buckets with what belongs to nobody now.
@@ -236,38 +138,6 @@ impl<K> Division<K> {
 }
 
 impl Pool {
-    /// Caps what holders of each crowd want, so that together they want the part of a few, with what their client's gone
-    /// holders may still use.
-    fn cap_crowds<K>(&mut self, crowds: &[Crowd], holders: &[ShareHolder<K>], terms: CrowdTerms) {
-        if crowds.is_empty() {
-            return;
-        }
-        let CrowdTerms { amount, decisions, parties, now } = terms;
-        let want = |holder: &ShareHolder<K>| self.want(holder, parties, now);
-        let of_crowd = |crowd: &Crowd| {
-            let client = crowd.client;
-            holders.iter().filter(move |holder| holder.client == Some(client)).map(want).collect::<Vec<u64>>()
-        };
-        let want_of = |crowd: &Crowd| of_crowd(crowd).into_iter().fold(0, u64::saturating_add) / crowd.parties as u64;
-        let is_alone = |holder: &&ShareHolder<K>| !crowds.iter().any(|crowd| holder.client == Some(crowd.client));
-        let mut wants: Vec<u64> = holders.iter().filter(is_alone).map(want).collect();
-        crowds.iter().for_each(|crowd| wants.extend(std::iter::repeat_n(want_of(crowd), crowd.parties)));
-        if decisions > 0 {
-            wants.extend(std::iter::repeat_n(decisions / parties.max(1) as u64, parties.max(1)));
-        }
-        let level = FillLevel::fill(amount, &mut wants, 8);
-        if !level.is_short() {
-            return;
-        }
-        let cap = |crowd: &Crowd| {
-            let part = level.share(want_of(crowd)).saturating_mul(crowd.parties as u64);
-            let gone = self.shares_of_gone_holders.iter().filter(|gone| gone.client == Some(crowd.client));
-            let gone = gone.fold(0_u64, |sum, gone| sum.saturating_add(gone.share));
-            (crowd.client, FillLevel::cap(part.saturating_sub(gone), &mut of_crowd(crowd)))
-        };
-        self.caps_of_clients = crowds.iter().map(cap).collect();
-    }
-
     /// What a holder that has `has` can get of `free` refill, if `free_buckets` are full.
     pub(super) fn free_refill(&self, free: u64, free_buckets: u64, has: u64) -> u64 {
         // If buckets follow the refill, it is left to fill them.
@@ -293,20 +163,15 @@ impl Pool {
 
     /// Computes the even part of the buckets of rates, of `amount` that holders can have, who lacks some of it, and
     /// what refill must be withheld to fill what is empty.
-    fn level_buckets<K>(&mut self, index: usize, holders: &[ShareHolder<K>], terms: CrowdTerms) {
-        let CrowdTerms { amount, parties, now, .. } = terms;
+    fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>], now: Time) {
         (self.are_buckets_starved, self.is_denying, self.without_part) = (false, false, 0);
         (self.refill_kept_for_buckets, self.lacking, self.even_bucket) = (0, 0, 0);
         if self.limit.form != AssignmentForm::Rate {
             return;
         }
-        let is_waiting = |holder: &&ShareHolder<K>| {
-            let is_absent = holder.is_silent(now) || holder.may_have_foreign_assignment(now);
-            !is_absent && self.want(holder, parties, now) > 0
-        };
-        let waiting = holders.iter().filter(is_waiting).filter_map(|holder| holder.rates.get(index));
-        let waiting: Vec<Part> = waiting.map(|rate| rate.now).collect();
-        let parts = || waiting.iter().copied();
+        let is_waiting = |holder: &&ShareHolder<K>| !holder.is_silent(now) && !holder.may_have_foreign_assignment(now);
+        let parts =
+            || holders.iter().filter(is_waiting).filter_map(|holder| holder.rates.get(index)).map(|rate| rate.now);
         self.is_denying = parts().any(|part| part == Part::default());
         let fair = self.divisible() / (holders.len() as u64).max(1);
         if self.limit.bucket_size_of_share(fair) > 0 && self.limit.fill_of_share(fair) > 0 {

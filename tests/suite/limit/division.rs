@@ -6,7 +6,6 @@
 //! are cut: then the proxy goes on without a stream until it has a new one.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::IpAddr;
 
 use proptest::prelude::*;
 use rand::SeedableRng as _;
@@ -27,7 +26,6 @@ use tollkeeper::limit::{Limit, LimitSpec};
 
 mod demand;
 mod fair_share;
-mod hostile;
 mod joins;
 mod reloads;
 mod steps;
@@ -60,10 +58,6 @@ struct Proxy {
     demand_per_s: u64,
     /// Times of requests, in place of a demand.
     requests: VecDeque<u64>,
-    /// Address, if it is one of several.
-    client: Option<IpAddr>,
-    /// What it reports each second, whatever it did: hits that passed and that were denied.
-    lies: Option<(u64, u64)>,
     /// Replies to PINGs on their way to the replica: time of arrival, and the time before which all was received.
     acknowledgements: VecDeque<(u64, u64)>,
 }
@@ -126,8 +120,6 @@ impl Proxy {
             is_dead: false,
             demand_per_s: 0,
             requests: VecDeque::new(),
-            client: None,
-            lies: None,
             acknowledgements: VecDeque::new(),
         }
     }
@@ -336,15 +328,6 @@ impl Model {
         let passed = proxy.take_requests(requests, now);
         self.admitted.extend((0..passed).map(|_| now));
         let proxy = &mut self.proxies[index];
-        if let Some((allowed, denied)) = proxy.lies {
-            if proxy.replica.is_some() && now >= proxy.next_report {
-                proxy.next_report = now + 1_000_000;
-                proxy.is_known = true;
-                let usage = Usage { allowed, denied, elapsed_us: 0, received: Time::default() };
-                proxy.outbox.push_back((now + delay, usage));
-            }
-            return;
-        }
         let is_first = !proxy.is_known && requests > 0 && proxy.replica.is_some();
         let is_due = now >= proxy.next_report;
         if is_due {
@@ -432,7 +415,6 @@ impl Model {
         while let Some((_, usage)) = pop_front_if(&mut proxy.outbox, |(at, _)| *at <= self.now) {
             let at = division.holders.iter().position(|holder| holder.key == proxy_index);
             let at = at.unwrap_or_else(|| division.join(proxy_index, true, now));
-            division.holders[at].client = proxy.client;
             division.record_report(at, Usage { received, ..usage }, now);
             due.insert(proxy_index);
             has_reports = true;
