@@ -6,7 +6,7 @@
 //! sends nothing; callers pass `now`, and send what it returns at once and in order.
 //!
 //! Invariant: of each pool, what holders have in reserve is never more than what is held, unless a proxy reports more
-//! than it may have admitted (*debt*, of which a period's limit is charged, or half of it if others use the key).
+//! than it may have admitted (*debt*, which is charged like all that is reported).
 //!
 //! Why no more than the limit is admitted, for hits that are lent: a holder's `outstanding` is at least what its
 //! proxy may still admit, together with what it admitted and did not report. An assignment of G adds G. A report of A
