@@ -137,12 +137,11 @@ impl Divisions {
         if entry.find(&holder).is_none() {
             let (keeps_ratio, client) = (holder.stream.keeps_ratio, holder.stream.client);
             let holders = &entry.division.holders;
-            let of_client = holders.iter().filter(|holder| holder.client == Some(client)).count();
+            let of_client = holders.iter().filter(|other| other.key.stream.client == client).count();
             if !client_leaves_room(of_client, holders.len(), MAX_HOLDERS_PER_KEY) {
                 return false;
             }
-            let index = entry.division.join(holder, keeps_ratio, now);
-            entry.division.holders[index].client = Some(client);
+            entry.division.join(holder, keeps_ratio, now);
         }
         true
     }
