@@ -88,9 +88,12 @@ impl<'l> LeakyLevel<'l> {
             return;
         }
         let most = self.size_units() + self.hits_to_units(u64::from(self.limit.requests_per_unit()));
-        let was_changed = self.mark.is_none_or(|mark| mark.size != size);
+        // A raise takes effect at once on debt, too: nothing was cut from what was used.
+        let is_raised = self.mark.is_some_and(|mark| !mark.is_cut && mark.size < size);
+        let was_changed = !is_raised && self.mark.is_none_or(|mark| mark.size != size);
         self.units = match self.mark {
             None => self.size_units(),
+            Some(_) if is_raised => self.units.min(most),
             Some(_) if !was_changed && self.limit.max_wait_us() > 0 => self.units,
             Some(mark) => {
                 let left = self.units + self.size_units();

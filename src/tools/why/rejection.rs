@@ -17,7 +17,7 @@ use crate::decide::log::record::{
     RecordedVerdict, RuleRecord,
 };
 use crate::limit::StoreFailurePolicy;
-use crate::limit::algorithm::{Algorithm, HitExpiry};
+use crate::limit::algorithm::Algorithm;
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
 use crate::limit::region_parts::format_milli_percent;
@@ -278,11 +278,6 @@ impl RejectingLimit<'_, '_> {
     fn find_larger_limit_remedy(&self) -> Option<Remedy> {
         let result = self.limit.result.filter(|result| result.slot != SlotChange::Late)?;
         let counted = result.before;
-        let is_bucket = self.limit.algorithm.properties().hit_expiry == HitExpiry::Continuous;
-        if is_bucket && counted > self.capacity() {
-            // Debt of rejected hits stays when the size changes.
-            return None;
-        }
         let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= u64::from(u32::MAX))?;
         let key = match self.limit.algorithm {
             Algorithm::Concurrent => "concurrent",

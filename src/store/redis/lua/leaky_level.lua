@@ -18,7 +18,7 @@ full, level_whole, level_part, level_size, level_is_cut = bucket or capacity, wh
 if (size or whole > full or whole == full and part > 0) and full > 0 and not keeps_level then
   if not size then
     level_whole, level_part, level_size, level_is_cut = full, 0, full, true
-  elseif size ~= full then
+  elseif size > full or size < full and is_cut then
     level_whole, level_size, level_is_cut = whole + full - size, full, true
   end
   if level_whole < 0 then

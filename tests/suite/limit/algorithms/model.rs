@@ -173,6 +173,8 @@ impl Model {
             None => (full, Some((size, true))),
             Some((of, _)) if of == size && limit.max_wait_us() > 0 => (self.used, self.size),
             Some((of, _)) if of == size => (self.used.min(most), self.size),
+            // Debt, in a larger bucket than before.
+            Some((of, false)) if of < size => (self.used.min(most), self.size),
             Some((of, _)) => {
                 (self.used.plus(full).minus(Ratio::whole(of)).max(Ratio::ZERO).min(most), Some((size, true)))
             }
