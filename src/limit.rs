@@ -281,7 +281,7 @@ pub struct Limit {
     /// Capacity without regard to holds and to how hits are charged: the size of the bucket that a level is of.
     size: u32,
     /// The level of the bucket was charged under this limit, whatever its size.
-    keeps_level: bool,
+    never_cuts_level: bool,
     max_wait_us: u64,
     count_rejected: bool,
     calendar_months: bool,
@@ -330,7 +330,7 @@ impl Limit {
             period: spec.period,
             capacity,
             size: capacity,
-            keeps_level: false,
+            never_cuts_level: false,
             max_wait_us: spec.max_wait_us.unwrap_or(match properties.delay {
                 DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
                 DelayPolicy::UntilDeadline => u64::MAX,
@@ -461,8 +461,8 @@ impl Limit {
     }
 
     /// True if the level of the bucket is known to be one of this limit, because a hold was made under it.
-    pub(crate) const fn keeps_level(&self) -> bool {
-        self.keeps_level
+    pub(crate) const fn never_cuts_level(&self) -> bool {
+        self.never_cuts_level
     }
 
     /// Maximum delay of an answer, in microseconds; `u64::MAX`: up to the caller's deadline.

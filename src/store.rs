@@ -199,7 +199,7 @@ impl Store {
         mut each: impl FnMut(usize, &Charge<'a>, Result<StoreOutcome, ChargeError>),
     ) {
         let charges = charges.map(|(index, mut charge)| {
-            charge.request = ChargeRequest { hits: Hits::Peek, from_client: false, ..charge.request };
+            charge.request = ChargeRequest { hits: Hits::Peek, is_sent_by_client: false, ..charge.request };
             (index, charge)
         });
         match &self.backend {

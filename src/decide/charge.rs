@@ -237,7 +237,7 @@ impl RequestCharger<'_, '_, '_> {
 /// The same charge as a peek; refunds stay.
 const fn to_peek(mut charge: Charge<'_>) -> Charge<'_> {
     if matches!(charge.request.hits, Hits::Charge(_)) {
-        charge.request = ChargeRequest { hits: Hits::Peek, from_client: false, ..charge.request };
+        charge.request = ChargeRequest { hits: Hits::Peek, is_sent_by_client: false, ..charge.request };
     }
     charge
 }

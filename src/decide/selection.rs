@@ -374,7 +374,7 @@ impl<'r> Selection<'r> {
                 [only] => SmallVec::from([counter(only)]),
                 limits => limits.iter().map(counter).collect(),
             },
-            request: ChargeRequest::from_client(hits, max_delay_us),
+            request: ChargeRequest::sent_by_client(hits, max_delay_us),
             slot: self.slot_of(&self.limits),
         })
     }
@@ -393,7 +393,7 @@ impl<'r> Selection<'r> {
         let slot = self.slot_of(std::slice::from_ref(selected));
         Charge {
             slot,
-            ..Charge::new(path, counters, ChargeRequest::from_client(request.descriptors[index].hits, max_delay_us))
+            ..Charge::new(path, counters, ChargeRequest::sent_by_client(request.descriptors[index].hits, max_delay_us))
         }
     }
 

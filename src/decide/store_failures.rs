@@ -96,7 +96,7 @@ fn explain_failure(error: ChargeError, lag: Duration, store: &Store) -> Cow<'sta
     match error.is_timeout() {
         true if 2 * lag >= wait => format!("{late}: give it more CPU").into(),
         true => {
-            let answer = servers().into_iter().find_map(|server| Some((server.late_answer_ms?, server.address)));
+            let answer = servers().into_iter().find_map(|server| Some((server.last_late_answer_ms?, server.address)));
             let answer =
                 answer.map_or_else(String::new, |(ms, address)| format!("; {address} last came late after {ms} ms"));
             format!("look at the server and the network{answer}; {late}").into()

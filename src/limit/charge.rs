@@ -88,25 +88,25 @@ pub struct ChargeRequest {
     /// The refund gives back reserved hits: a log drops its oldest hits in place of its newest.
     pub gives_back: bool,
     /// A client asks: if this is a peek, its rejection may begin a ban.
-    pub from_client: bool,
+    pub is_sent_by_client: bool,
 }
 
 impl ChargeRequest {
     /// Creates a request that no other limit has rejected.
     pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
-        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0, gives_back: false, from_client: false }
+        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0, gives_back: false, is_sent_by_client: false }
     }
 
     /// Creates the request of a client.
-    pub const fn from_client(hits: Hits, max_delay_us: u64) -> Self {
-        Self { from_client: true, ..Self::new(hits, max_delay_us) }
+    pub const fn sent_by_client(hits: Hits, max_delay_us: u64) -> Self {
+        Self { is_sent_by_client: true, ..Self::new(hits, max_delay_us) }
     }
 
     /// True if a rejection of the request by `limit` counts towards a ban.
     pub(crate) fn counts_for_ban(self, limit: &Limit) -> bool {
         match self.hits {
             Hits::Charge(count) => count > 0,
-            Hits::Peek => self.from_client && limit.ban().is_some_and(Ban::counts_peeks),
+            Hits::Peek => self.is_sent_by_client && limit.ban().is_some_and(Ban::counts_peeks),
             Hits::Refund(_) => false,
         }
     }

@@ -20,7 +20,7 @@
 use smallvec::SmallVec;
 
 use super::Limit;
-use super::algorithm::leaky_level::SizeMark;
+use super::algorithm::leaky_level::RememberedSize;
 use super::algorithm::state::State;
 use super::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
@@ -212,7 +212,7 @@ impl TotalHold {
         if let State::TokenBucket(bucket) = state
             && until == Time::default()
         {
-            bucket.mark = Some(SizeMark { size: requests_per_unit, is_cut: hits > 0 });
+            bucket.mark = Some(RememberedSize { size: requests_per_unit, was_resized: hits > 0 });
             return Ok(None);
         }
         Ok(Some(Self { hits, capacity, requests_per_unit, until }))
@@ -234,13 +234,13 @@ impl TotalHold {
                 *bucket = token_bucket::State { last: now, ..Default::default() };
             }
             let requests_per_unit = self.requests_per_unit.saturating_sub(self.hits);
-            let refill = Limit { requests_per_unit, keeps_level: true, ..*limit };
+            let refill = Limit { requests_per_unit, never_cuts_level: true, ..*limit };
             let token_bucket::State { used, part, .. } = bucket.refilled(&refill, self.until);
             let used = used.saturating_add(u64::from(self.capacity));
             // More than the size is debt, if the limit is still the same.
             let size = limit.size_without_holds();
             let is_debt = self.is_under(limit) && (used, part) > (u64::from(size), 0);
-            let mark = is_debt.then_some(SizeMark { size, is_cut: false });
+            let mark = is_debt.then_some(RememberedSize { size, was_resized: false });
             *bucket = token_bucket::State { used, part, mark, last: bucket.last.max(self.until) };
         }
         None
@@ -248,7 +248,7 @@ impl TotalHold {
 
     /// Returns the limit without what is held.
     pub const fn lower_limit(&self, limit: &Limit) -> Limit {
-        Limit { keeps_level: self.is_under(limit), ..limit.lowered_by(self.hits, self.capacity) }
+        Limit { never_cuts_level: self.is_under(limit), ..limit.lowered_by(self.hits, self.capacity) }
     }
 
     /// True if the hold was made or renewed under this limit. What is used is then debt, however much it is.
@@ -358,8 +358,8 @@ impl CounterHolds {
         let used = own.subtract_used_hits(limit, if is_repeated { 0 } else { request.used });
         // The bucket was refilled by what the holds left of the refill until now.
         let held_refill = if limit.holds_take_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 };
-        let keeps_level = lasting.is_some_and(|hold| hold.is_under(limit));
-        let refill = Limit { keeps_level, ..limit.lowered_by(held_refill, 0) };
+        let never_cuts_level = lasting.is_some_and(|hold| hold.is_under(limit));
+        let refill = Limit { never_cuts_level, ..limit.lowered_by(held_refill, 0) };
         let _result = state.charge(&refill.counting_all_hits(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
 
         let has_place = self.holders.len() < MAX_HOLDING_REPLICAS;

@@ -13,7 +13,7 @@
 //! Decides: how long a request is delayed, and when it is rejected in place of that.
 //! Decides: how long a rejected request waits (Retry-After, reset).
 
-use super::leaky_level::{LeakyLevel, LevelParts, SizeMark, clamp_us, derive_level_wait_from_result_us};
+use super::leaky_level::{LeakyLevel, LevelParts, RememberedSize, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -29,7 +29,7 @@ pub struct State {
     /// Places at the end that a refund may remove: those left of the request admitted last. 0 beside a mark.
     pub tail: u32,
     /// Size of the queue, if the level alone does not tell; below [`TAIL_IS_SIZE`].
-    pub mark: Option<SizeMark>,
+    pub mark: Option<RememberedSize>,
     /// Time of the last charge.
     pub last: Time,
 }
@@ -45,7 +45,7 @@ impl State {
     fn with_encoded_tail(self, tail: u32) -> Self {
         match tail & TAIL_IS_SIZE {
             0 => Self { tail, mark: None, ..self },
-            _ => Self { tail: 0, mark: Some(SizeMark { size: tail ^ TAIL_IS_SIZE, is_cut: true }), ..self },
+            _ => Self { tail: 0, mark: Some(RememberedSize { size: tail ^ TAIL_IS_SIZE, was_resized: true }), ..self },
         }
     }
 
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    fn at_level(level: LevelParts, tail: u32, mark: Option<SizeMark>, last: Time) -> Self {
+    fn at_level(level: LevelParts, tail: u32, mark: Option<RememberedSize>, last: Time) -> Self {
         let mark = mark.filter(|mark| mark.size < TAIL_IS_SIZE);
         let tail = if mark.is_some() { 0 } else { tail.min(TAIL_IS_SIZE - 1) };
         Self { queued: clamp_to_u32(level.whole), part: level.part, tail, mark, last }

@@ -8,12 +8,12 @@
 //!
 //! A counter outlives a change of its limit, and a level that is too high for the new one would make its client wait for
 //! what the old one admitted. A level above the size of the bucket is therefore cut to it, a full one. The state then
-//! remembers the size ([`SizeMark`]): under another limit, what was *left* stays, so that limits in turn admit no more
+//! remembers the size ([`RememberedSize`]): under another limit, what was *left* stays, so that limits in turn admit no more
 //! than a bucket of the largest size and the highest rate. A level that is above the size for another reason (debt,
 //! tokens taken in advance) has the mark too, so a level without it tells that the size was another one.
 //!
 //! Decides: fractions of a token at a refill; remaining hits of buckets.
-//! Decides: what a changed size does to a bucket (`LeakyLevel::fit`).
+//! Decides: what a changed size does to a bucket (`LeakyLevel::fit_to_size`).
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -30,12 +30,12 @@ pub(super) struct LevelParts {
 
 /// Size of the bucket that a level is of, which a state keeps only if the level alone does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SizeMark {
+pub struct RememberedSize {
     /// Hits that the bucket holds.
     pub size: u32,
     /// The level was cut, or is what another size left of it: the mark stays as long as the state. Otherwise the level
     /// is above the size, and the mark goes when it is not.
-    pub is_cut: bool,
+    pub was_resized: bool,
 }
 
 /// A level at the time of a request.
@@ -45,7 +45,7 @@ pub(super) struct LeakyLevel<'l> {
     /// Hits x period in microseconds.
     pub(super) units: u128,
     /// Mark that belongs to the level.
-    mark: Option<SizeMark>,
+    mark: Option<RememberedSize>,
     /// Time of the level.
     pub(super) at: Time,
     /// Microseconds by which `at` lies ahead of the request's `now`.
@@ -57,7 +57,7 @@ impl<'l> LeakyLevel<'l> {
     pub(super) fn at_request_time(
         limit: &'l Limit,
         level: LevelParts,
-        mark: Option<SizeMark>,
+        mark: Option<RememberedSize>,
         last: Time,
         now: Time,
     ) -> Self {
@@ -68,7 +68,7 @@ impl<'l> LeakyLevel<'l> {
         let leaked = u128::from(at.since_us(last)) * u128::from(limit.requests_per_unit());
         let mut found = Self { limit, units, mark, at, ahead_us };
         if found.units > found.size_units() || mark.is_some() {
-            found.fit();
+            found.fit_to_size();
         }
         found.units = found.units.saturating_sub(leaked);
         found
@@ -82,14 +82,14 @@ impl<'l> LeakyLevel<'l> {
     /// Makes the level that of a bucket of the limit's size: cuts what no charge under this size led to, or keeps what
     /// another size left. Debt stays, up to the hits of a period; so do tokens taken in advance under the same size. A size
     /// of 0 leaves everything as it is.
-    fn fit(&mut self) {
+    fn fit_to_size(&mut self) {
         let size = self.limit.size_without_holds();
-        if size == 0 || self.limit.keeps_level() {
+        if size == 0 || self.limit.never_cuts_level() {
             return;
         }
         let most = self.size_units() + self.hits_to_units(u64::from(self.limit.requests_per_unit()));
         // A raise takes effect at once on debt, too: nothing was cut from what was used.
-        let is_raised = self.mark.is_some_and(|mark| !mark.is_cut && mark.size < size);
+        let is_raised = self.mark.is_some_and(|mark| !mark.was_resized && mark.size < size);
         let was_changed = !is_raised && self.mark.is_none_or(|mark| mark.size != size);
         self.units = match self.mark {
             None => self.size_units(),
@@ -101,17 +101,17 @@ impl<'l> LeakyLevel<'l> {
             }
         };
         if was_changed {
-            self.mark = Some(SizeMark { size, is_cut: true });
+            self.mark = Some(RememberedSize { size, was_resized: true });
         }
     }
 
     /// Returns the mark that a state with this level keeps.
-    pub(super) fn mark_to_keep(&self) -> Option<SizeMark> {
+    pub(super) fn mark_to_keep(&self) -> Option<RememberedSize> {
         let size = self.limit.size_without_holds();
         match self.mark {
-            Some(SizeMark { is_cut: true, .. }) => self.mark,
+            Some(RememberedSize { was_resized: true, .. }) => self.mark,
             _ if size == 0 => self.mark,
-            _ => (self.units > self.size_units()).then_some(SizeMark { size, is_cut: false }),
+            _ => (self.units > self.size_units()).then_some(RememberedSize { size, was_resized: false }),
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! Decides: how a level is scaled to the share of `local`, and rounded up (`ShareRatio`).
 
-use super::leaky_level::{LevelParts, SizeMark};
+use super::leaky_level::{LevelParts, RememberedSize};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{ChargeRequest, ChargeResult, clamp_to_u32};
@@ -86,8 +86,8 @@ impl ShareRatio {
     }
 
     /// Returns the mark of a scaled level: that of a bucket of the share's size.
-    pub(super) fn scale_mark(self, mark: SizeMark) -> SizeMark {
-        SizeMark { size: clamp_to_u32(self.scale_rounded_up(u64::from(mark.size))), ..mark }
+    pub(super) fn scale_mark(self, mark: RememberedSize) -> RememberedSize {
+        RememberedSize { size: clamp_to_u32(self.scale_rounded_up(u64::from(mark.size))), ..mark }
     }
 
     /// Scales a level of `limit`, rounded up to the smallest fraction of a hit.

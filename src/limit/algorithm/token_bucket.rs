@@ -11,7 +11,7 @@
 //! Decides: the debt that rejected hits leave; the wait of `max_wait`.
 //! Decides: how long a rejected request waits (Retry-After, reset).
 
-use super::leaky_level::{LeakyLevel, LevelParts, SizeMark, clamp_us, derive_level_wait_from_result_us};
+use super::leaky_level::{LeakyLevel, LevelParts, RememberedSize, clamp_us, derive_level_wait_from_result_us};
 use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -25,7 +25,7 @@ pub struct State {
     /// Fraction of a token, 0 to period - 1 (microseconds).
     pub part: u64,
     /// Size of the bucket, if the level alone does not tell.
-    pub mark: Option<SizeMark>,
+    pub mark: Option<RememberedSize>,
     /// Time of the last charge.
     pub last: Time,
 }
@@ -33,8 +33,8 @@ pub struct State {
 /// Bits of the second packed word, above those of `part`: 16 more of `used`, and the mark. Its size is in the first
 /// word.
 const USED_SHIFT: u32 = 45;
-const IS_CUT: u64 = 1 << 62;
-const HAS_MARK: u64 = 1 << 63;
+const WAS_RESIZED: u64 = 1 << 62;
+const HAS_SIZE: u64 = 1 << 63;
 /// Most tokens used that are packed beside a mark.
 const MAX_MARKED_USED: u64 = (1 << 48) - 1;
 
@@ -63,20 +63,20 @@ impl StoredState for State {
     fn to_packed_words(&self) -> [u64; 2] {
         let Some(mark) = self.mark else { return [self.used, self.part] };
         let used = self.used.min(MAX_MARKED_USED);
-        let is_cut = if mark.is_cut { IS_CUT } else { 0 };
+        let was_resized = if mark.was_resized { WAS_RESIZED } else { 0 };
         [
             u64::from(mark.size) << 32 | used & u64::from(u32::MAX),
-            HAS_MARK | is_cut | used >> 32 << USED_SHIFT | self.part,
+            HAS_SIZE | was_resized | used >> 32 << USED_SHIFT | self.part,
         ]
     }
 
     #[inline]
     fn from_packed_words([used, part]: [u64; 2], last: Time) -> Self {
-        if part < HAS_MARK {
+        if part < HAS_SIZE {
             return Self { used, part, mark: None, last };
         }
-        let mark = SizeMark { size: (used >> 32) as u32, is_cut: part & IS_CUT > 0 };
-        let used = used & u64::from(u32::MAX) | (part & !(HAS_MARK | IS_CUT)) >> USED_SHIFT << 32;
+        let mark = RememberedSize { size: (used >> 32) as u32, was_resized: part & WAS_RESIZED > 0 };
+        let used = used & u64::from(u32::MAX) | (part & !(HAS_SIZE | WAS_RESIZED)) >> USED_SHIFT << 32;
         Self { used, part: part & ((1 << USED_SHIFT) - 1), mark: Some(mark), last }
     }
 

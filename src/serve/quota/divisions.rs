@@ -16,7 +16,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use smallvec::SmallVec;
 
-use super::room::client_leaves_room;
+use super::room::leaves_room_for_other_clients;
 use super::stats::Count;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
@@ -138,7 +138,7 @@ impl Divisions {
             let (keeps_ratio, client) = (holder.stream.keeps_ratio, holder.stream.client);
             let holders = &entry.division.holders;
             let of_client = holders.iter().filter(|other| other.key.stream.client == client).count();
-            if !client_leaves_room(of_client, holders.len(), MAX_HOLDERS_PER_KEY) {
+            if !leaves_room_for_other_clients(of_client, holders.len(), MAX_HOLDERS_PER_KEY) {
                 return false;
             }
             entry.division.join(holder, keeps_ratio, now);

@@ -53,7 +53,7 @@ pub(super) const fn leaves_room(own: usize, used: usize, most: usize, times_free
 }
 
 /// The same for the holders of a key, of one client address.
-pub(super) const fn client_leaves_room(own: usize, used: usize, most: usize) -> bool {
+pub(super) const fn leaves_room_for_other_clients(own: usize, used: usize, most: usize) -> bool {
     leaves_room(own, used, most, CLIENT_TIMES_FREE)
 }
 

@@ -3,7 +3,7 @@
 //! It needs no decision log. It counts what `/top` counts, minute by minute, for this process; the number of keys of a
 //! minute is bounded, and `max_missed_hits` bounds the hits of every other key.
 //!
-//! Decides: how rejections of the last hour are found by key, limit and time (`tollkeeper rejections`).
+//! Decides: how rejections of the last hour are found by key, limit and time (`tollkeeper top --hour`).
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -28,7 +28,7 @@ pub struct ServerStatus {
     /// Seconds since that.
     pub last_error_s: Option<u64>,
     /// Time that the last answer took which came too late, in milliseconds; `null` if there was none.
-    pub late_answer_ms: Option<f64>,
+    pub last_late_answer_ms: Option<f64>,
 }
 
 impl ServerStatus {
@@ -45,7 +45,7 @@ impl ServerStatus {
                 if other.last_error_s.is_some_and(|age| kept.last_error_s.is_none_or(|known| age < known)) {
                     (kept.last_error, kept.last_error_s) = (other.last_error.take(), other.last_error_s);
                 }
-                kept.late_answer_ms = other.late_answer_ms.or(kept.late_answer_ms);
+                kept.last_late_answer_ms = other.last_late_answer_ms.or(kept.last_late_answer_ms);
             }
             is_same
         });

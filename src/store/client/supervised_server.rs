@@ -156,7 +156,7 @@ impl<C> ServerState<C> {
             last_success_s: answers.map(|(age_s, _)| age_s),
             last_error: failure.as_deref().map(describe),
             last_error_s: failure.map(|failure| failure.at.elapsed().as_secs()),
-            late_answer_ms: late.map(|(_, took)| milliseconds(took)),
+            last_late_answer_ms: late.map(|(_, took)| milliseconds(took)),
         }
     }
 

@@ -10,7 +10,7 @@ use super::config_node::ConfigNode;
 use super::descriptors::{HitsAddend, LimitEntry, LimitPlace, find_formatter};
 use super::document::GIVE_DUMP;
 use super::finding::{EnvoyCheck, EnvoyFindings, FindingSeverity};
-use super::routes::{Barrier, LimitList, RateLimitFilter};
+use super::routes::{LimitList, NotInForce, RateLimitFilter};
 use crate::base::text::truncate_and_escape;
 
 /// Maximum length of a name in a message, in characters.
@@ -164,7 +164,7 @@ fn check_list(list: &LimitList<'_, '_>, manager: &ConnectionManager<'_, '_>, fou
             found.report(EnvoyCheck::HitsAddendDropped, &hits, format!("{what} in {place}"));
         }
         if list.is_sent(entry, filters) {
-            is_sent_somewhere |= list.is_barred_by(Barrier::RouteLimits, entry, filters);
+            is_sent_somewhere |= list.is_kept_out_by(NotInForce::RouteLimits, entry, filters);
             continue;
         }
         if !filters.iter().any(|filter| list.applies(entry, filter)) {
@@ -174,13 +174,15 @@ fn check_list(list: &LimitList<'_, '_>, manager: &ConnectionManager<'_, '_>, fou
         }
         let (why, fix) = match list.find_barrier(entry, filters) {
             // The route, or the filter, has a finding.
-            None | Some(Barrier::AnswersItself) => continue,
-            Some(Barrier::Disabled) if filters.iter().all(|filter| filter.is_disabled) => continue,
-            Some(Barrier::FilterLimits) => ("beside those of the filter", None),
-            Some(Barrier::PerRouteLimits) => ("beside those of a RateLimitPerRoute", None),
-            Some(Barrier::RouteLimits) => ("of a virtual host whose routes have their own", Some(INCLUDE_HOST)),
-            Some(Barrier::Ignored) => ("of a virtual host, under `vh_rate_limits: IGNORE`", Some(INCLUDE_HOST)),
-            Some(Barrier::Disabled) => ("where the filter is disabled", Some("enable the filter there, or remove it")),
+            None | Some(NotInForce::AnswersItself) => continue,
+            Some(NotInForce::Disabled) if filters.iter().all(|filter| filter.is_disabled) => continue,
+            Some(NotInForce::FilterLimits) => ("beside those of the filter", None),
+            Some(NotInForce::PerRouteLimits) => ("beside those of a RateLimitPerRoute", None),
+            Some(NotInForce::RouteLimits) => ("of a virtual host whose routes have their own", Some(INCLUDE_HOST)),
+            Some(NotInForce::Ignored) => ("of a virtual host, under `vh_rate_limits: IGNORE`", Some(INCLUDE_HOST)),
+            Some(NotInForce::Disabled) => {
+                ("where the filter is disabled", Some("enable the filter there, or remove it"))
+            }
         };
         let (message, fix) = (format!("`rate_limits` {why}"), fix.map(str::to_owned));
         found.report_with_fix(EnvoyCheck::RouteLimitsIgnored, &entry.node, message, fix);
@@ -259,7 +261,7 @@ fn compare_entries_of_routes(manager: &ConnectionManager<'_, '_>, found: &mut En
                 (HitsAddend::Charges, None) if !is_unknown => {
                     let node = entry.node.field("apply_on_stream_done").unwrap_or_else(|| entry.node.clone());
                     let message = "`apply_on_stream_done`, and no item with these keys that is sent before";
-                    found.report(EnvoyCheck::ChargedAfterOnly, &node, message);
+                    found.report(EnvoyCheck::ChargedButNeverChecked, &node, message);
                 }
                 _ => {}
             }

@@ -109,10 +109,10 @@ envoy_checks! {
     CountedTwice = "counted-twice", Error:
         "each request counts twice, so half of the limit is admitted",
         "remove one, or write another `stage` in one filter and in its items";
-    ChargedAfterOnly = "charged-after-only", Warning:
+    ChargedButNeverChecked = "charged-but-never-checked", Warning:
         "it is counted when the response has ended, and nothing asks before, so no request is rejected by it",
         "add the same item without `apply_on_stream_done` and with `hits_addend: { number: 0 }` to the filter";
-    ValueNeverThere = "value-never-there", Error:
+    ValueNeverSet = "value-never-set", Error:
         "the value is not there when the filter asks: Envoy drops the descriptor of each request, or sends the default",
         "write the value before the rate limit filter";
     DirectResponseNotLimited = "direct-response-not-limited", Warning:
@@ -130,7 +130,7 @@ envoy_checks! {
     AddressForgeable = "address-forgeable", Warning:
         "a client writes the header from which it comes, so each request can have a new one",
         "write `use_remote_address: true` in the connection manager, and `xff_num_trusted_hops` behind proxies";
-    ClientSpelled = "client-spelled", Warning:
+    ClientChosenSpelling = "client-chosen-spelling", Warning:
         "each spelling has a counter of its own, or matches no rule, so a client gets around the limit",
         "limit by a value that the client does not choose: `generic_key` in a route or virtual host, `remote_address`, an authenticated identity";
     TimeoutNotUsed = "timeout-not-used", Warning:

@@ -59,7 +59,7 @@ impl<'n, 'a> RateLimitFilter<'n, 'a> {
 
 /// Why a list is not in force for a filter on a route; the first is the most telling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Barrier {
+pub(super) enum NotInForce {
     /// The filter has a list of its own.
     FilterLimits,
     /// A RateLimitPerRoute has a list.
@@ -82,7 +82,7 @@ pub(super) struct LimitList<'n, 'a> {
     /// Filters for which it is in force on a route, as bits.
     in_force_for: u64,
     /// Filters for which it is not on a route, by the reason, as bits.
-    barred_for: [u64; 6],
+    not_in_force_for: [u64; 6],
     /// Number of routes of a virtual host, and of those that replace its list without saying so.
     pub(super) routes: usize,
     pub(super) replacing_routes: usize,
@@ -146,20 +146,20 @@ impl<'n, 'a> LimitList<'n, 'a> {
         &self,
         entry: &LimitEntry<'n, 'a>,
         filters: &[RateLimitFilter<'n, 'a>],
-    ) -> Option<Barrier> {
-        use Barrier::{AnswersItself, Disabled, FilterLimits, Ignored, PerRouteLimits, RouteLimits};
+    ) -> Option<NotInForce> {
+        use NotInForce::{AnswersItself, Disabled, FilterLimits, Ignored, PerRouteLimits, RouteLimits};
         let all = [FilterLimits, PerRouteLimits, RouteLimits, Ignored, Disabled, AnswersItself];
-        all.into_iter().find(|barrier| self.is_barred_by(*barrier, entry, filters))
+        all.into_iter().find(|reason| self.is_kept_out_by(*reason, entry, filters))
     }
 
     /// Returns `true` if a filter does not send the item on a route, for this reason.
-    pub(super) fn is_barred_by(
+    pub(super) fn is_kept_out_by(
         &self,
-        barrier: Barrier,
+        reason: NotInForce,
         entry: &LimitEntry<'n, 'a>,
         filters: &[RateLimitFilter<'n, 'a>],
     ) -> bool {
-        has_filter(self.barred_for[barrier as usize], filters, |filter| self.applies(entry, filter))
+        has_filter(self.not_in_force_for[reason as usize], filters, |filter| self.applies(entry, filter))
     }
 
     /// Returns `true` if a filter sends the item where the list is in force: outside a route configuration the stage
@@ -248,30 +248,23 @@ impl<'n, 'a> Routes<'n, 'a> {
             let domain = per_route.as_ref().and_then(|message| self.read_domain(filter.name, message));
             let policy = per_route.as_ref().and_then(|message| message.text("vh_rate_limits"));
             says_override |= policy.is_some();
-            let includes_host = action.is_some_and(|action| action.flag("include_vh_rate_limits"));
-            let host_barrier = match policy {
-                _ if includes_host => None,
-                Some("INCLUDE" | "1") => None,
-                Some("IGNORE" | "2") => Some(Barrier::Ignored),
-                _ if of_route.is_some() => Some(Barrier::RouteLimits),
-                _ => None,
-            };
+            let host_reason = find_why_host_is_not_in_force(action, policy, of_route.is_some());
             let whole = match () {
-                () if answer.is_some() => Some(Barrier::AnswersItself),
-                () if is_disabled => Some(Barrier::Disabled),
+                () if answer.is_some() => Some(NotInForce::AnswersItself),
+                () if is_disabled => Some(NotInForce::Disabled),
                 () => None,
             };
-            let replaced = |by: Option<usize>, barrier| by.is_some().then_some(barrier);
-            let by_per_route = replaced(of_per_route, Barrier::PerRouteLimits);
-            let by_filter = by_per_route.or_else(|| replaced(of_filter, Barrier::FilterLimits));
+            let replaced = |by: Option<usize>, reason| by.is_some().then_some(reason);
+            let by_per_route = replaced(of_per_route, NotInForce::PerRouteLimits);
+            let by_filter = by_per_route.or_else(|| replaced(of_filter, NotInForce::FilterLimits));
             let mut lists = [of_per_route, of_filter, of_route, of_host]
                 .into_iter()
-                .zip([None, by_per_route, by_filter, by_filter.or(host_barrier)])
-                .filter_map(|(list, barrier)| {
+                .zip([None, by_per_route, by_filter, by_filter.or(host_reason)])
+                .filter_map(|(list, reason)| {
                     let list = list?;
-                    match whole.or(barrier) {
+                    match whole.or(reason) {
                         None => return Some(list),
-                        Some(barrier) => self.lists[list].barred_for[barrier as usize] |= 1 << at,
+                        Some(reason) => self.lists[list].not_in_force_for[reason as usize] |= 1 << at,
                     }
                     None
                 });
@@ -329,7 +322,7 @@ impl<'n, 'a> Routes<'n, 'a> {
             place,
             entries,
             in_force_for: 0,
-            barred_for: [0; 6],
+            not_in_force_for: [0; 6],
             routes: 0,
             replacing_routes: 0,
         });
@@ -419,5 +412,20 @@ fn read_per_filter_config<'n, 'a>(config: &ConfigNode<'n, 'a>) -> Option<PerFilt
             Some(PerFilterConfig { is_disabled: message.flag("disabled"), per_route })
         }
         _ => None,
+    }
+}
+
+/// What keeps the virtual host's limits from a route; `policy` is its `vh_rate_limits`.
+fn find_why_host_is_not_in_force(
+    action: Option<&ConfigNode<'_, '_>>,
+    policy: Option<&str>,
+    has_route_limits: bool,
+) -> Option<NotInForce> {
+    let includes_host = action.is_some_and(|action| action.flag("include_vh_rate_limits"));
+    match policy {
+        _ if includes_host => None,
+        Some("INCLUDE" | "1") => None,
+        Some("IGNORE" | "2") => Some(NotInForce::Ignored),
+        _ => has_route_limits.then_some(NotInForce::RouteLimits),
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn check_manager(manager: &ConnectionManager<'_, '_>, rules: Option<&
                 if let Some(example) = is_dodged(&header, manager) {
                     let name = header.text("name").unwrap_or_default();
                     let message = format!("`{name}` must be exactly this, and {example} is not");
-                    found.report(EnvoyCheck::ClientSpelled, &header, message);
+                    found.report(EnvoyCheck::ClientChosenSpelling, &header, message);
                 }
             }
         }
@@ -104,10 +104,7 @@ fn report_absence(action: &Action<'_, '_>, source: Source<'_>, why: &Absence<'_>
     };
     let has_default = action.is_optional || action.node.text("default_value").is_some();
     let severity = if has_default { FindingSeverity::Warning } else { FindingSeverity::Error };
-    found.report_problem(
-        &action.node,
-        Problem { severity, check: EnvoyCheck::ValueNeverThere, message, fix: Some(fix) },
-    );
+    found.report_problem(&action.node, Problem { severity, check: EnvoyCheck::ValueNeverSet, message, fix: Some(fix) });
 }
 
 /// Returns `true` if the metadata of an action is a text in none of the routes on which the filter sends the item.
@@ -192,12 +189,16 @@ fn report_client_choice(
             found.report_with_fix(EnvoyCheck::AddressForgeable, &action.node, message, Some(fix.to_owned()));
         }
         ClientChoice::Free => {
-            found.report(EnvoyCheck::ClientSpelled, &action.node, format!("{name} is any text that the client likes"));
+            found.report(
+                EnvoyCheck::ClientChosenSpelling,
+                &action.node,
+                format!("{name} is any text that the client likes"),
+            );
         }
         ClientChoice::QueryParameter => {
             let message =
                 format!("of several {name} in the query Envoy sends the first; the application may use another");
-            found.report_with_severity(FindingSeverity::Hint, EnvoyCheck::ClientSpelled, &action.node, message);
+            found.report_with_severity(FindingSeverity::Hint, EnvoyCheck::ClientChosenSpelling, &action.node, message);
         }
         ClientChoice::Spelling { .. } => {
             let Some(example) = find_escaping_spelling(choice, action, sample, domains) else { return };
@@ -207,7 +208,7 @@ fn report_client_choice(
                 "/login" => Some("write `normalize_path: true` and `merge_slashes: true` in the connection manager, and send `request.url_path`; or a rule with `match: { regex: ... }` and `share_threshold: true`".to_owned()),
                 _ => None,
             };
-            found.report_with_fix(EnvoyCheck::ClientSpelled, &action.node, message, fix);
+            found.report_with_fix(EnvoyCheck::ClientChosenSpelling, &action.node, message, fix);
         }
     }
 }

@@ -416,8 +416,10 @@ pub struct SearchRange {
 /// Returns true if the limit admits every charge of the sequence.
 pub fn admits_all(limit: &Limit, sequence: &ChargeSequence) -> bool {
     let mut state = State::empty(limit.algorithm());
-    let mut requests =
-        sequence.charges.iter().map(|charge| (charge.at, ChargeRequest::from_client(charge.hits, charge.max_delay_us)));
+    let mut requests = sequence
+        .charges
+        .iter()
+        .map(|charge| (charge.at, ChargeRequest::sent_by_client(charge.hits, charge.max_delay_us)));
     requests.all(|(at, request)| state.charge(limit, at, request).admitted)
 }
 

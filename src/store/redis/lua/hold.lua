@@ -87,7 +87,7 @@ local own, debt = own_hits, full_limit + full_capacity
 hits, limit, capacity, wait, flags = 0, 4294967295, charged_capacity, 0, 3 + charged_flags - charged_flags % 8
 if by_capacity == 1 then
   own, limit, capacity = own_capacity, max(full_limit - (hold and held_hits or 0), 0), 4294967295
-  bucket, keeps_level = full_capacity, hold and held_limit == full_limit
+  bucket, never_cuts_level = full_capacity, hold and held_limit == full_limit
   if settled_limit == full_limit and (whole > bucket or whole == bucket and part > 0) then size = bucket end
 end
 hits = ended + min(used, own + debt)

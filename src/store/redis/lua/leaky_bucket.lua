@@ -11,14 +11,14 @@
 --: load
 local bytes = 32
 --> read
-local whole, part, tail, size, is_cut, bucket, keeps_level
+local whole, part, tail, size, was_resized, bucket, never_cuts_level
 last, whole, part, tail = unpack('<I8I8I8I8', before)
 if whole > 4294967295 or part >= period or tail > 4294967295 then
   --> wrong_type
 end
 --> effective_now
-if tail >= 2147483648 then size, is_cut, tail = tail - 2147483648, true, 0 end
-if void then last, whole, part, size, is_cut = at, 0, 0, nil, nil end
+if tail >= 2147483648 then size, was_resized, tail = tail - 2147483648, true, 0 end
+if void then last, whole, part, size, was_resized = at, 0, 0, nil, nil end
 --> level
 
 --: equal_charges
@@ -48,7 +48,7 @@ else
   tail = hits
 end
 --> fill
-if size and size >= 2147483648 then size, is_cut = nil, nil end
+if size and size >= 2147483648 then size, was_resized = nil, nil end
 tail = size and 0 or min(tail, 2147483647)
 
 --: write

@@ -8,18 +8,18 @@
 
 --: level
 -- Drained level. Until a charge changes the state, the level drains from `last` on, under the limit of each charge.
-local level_whole, level_part, level_size, level_is_cut, full, charged_limit
+local level_whole, level_part, level_size, level_was_resized, full, charged_limit
 local found = last
 
 --: fit_size
 -- The level as that of a bucket of the limit's size (full): see leaky_level.rs. size: the mark of the state, nil without
--- one, and is_cut its flag; bucket: the capacity, if holds lower it.
-full, level_whole, level_part, level_size, level_is_cut = bucket or capacity, whole, part, size, is_cut
-if (size or whole > full or whole == full and part > 0) and full > 0 and not keeps_level then
+-- one, and was_resized its flag; bucket: the capacity, if holds lower it.
+full, level_whole, level_part, level_size, level_was_resized = bucket or capacity, whole, part, size, was_resized
+if (size or whole > full or whole == full and part > 0) and full > 0 and not never_cuts_level then
   if not size then
-    level_whole, level_part, level_size, level_is_cut = full, 0, full, true
-  elseif size > full or size < full and is_cut then
-    level_whole, level_size, level_is_cut = whole + full - size, full, true
+    level_whole, level_part, level_size, level_was_resized = full, 0, full, true
+  elseif size > full or size < full and was_resized then
+    level_whole, level_size, level_was_resized = whole + full - size, full, true
   end
   if level_whole < 0 then
     level_whole, level_part = 0, 0
@@ -47,9 +47,9 @@ end
 
 --: fill
 -- Adds `entered` hits, negative to remove; the level does not fall below zero.
-whole, part, last, charged_limit, size, is_cut = level_whole + entered, level_part, at, limit, level_size, level_is_cut
+whole, part, last, charged_limit, size, was_resized = level_whole + entered, level_part, at, limit, level_size, level_was_resized
 if whole < 0 then whole, part = 0, 0 end
-if not is_cut and full > 0 then size = (whole > full or whole == full and part > 0) and full or nil end
+if not was_resized and full > 0 then size = (whole > full or whole == full and part > 0) and full or nil end
 
 --: level_ttl
 local ttl_us = ahead + period

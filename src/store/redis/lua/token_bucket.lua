@@ -10,21 +10,21 @@
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24
 --> read
-local whole, part, size, is_cut, bucket, keeps_level, settled_limit
+local whole, part, size, was_resized, bucket, never_cuts_level, settled_limit
 last, whole, part = unpack('<I8I8I8', before)
 if whole >= 9007199254740992 or part >= period then
   --> wrong_type
 end
-if hold and held_until == 0 then size, is_cut, hold = held_limit, held_hits > 0, nil end
+if hold and held_until == 0 then size, was_resized, hold = held_limit, held_hits > 0, nil end
 local was_marked = size
 --> effective_now
-if void then last, whole, part, size, is_cut = at, 0, 0, nil, nil end
+if void then last, whole, part, size, was_resized = at, 0, 0, nil, nil end
 --> level
 --> end_hold
 
 --: lower_limit
 if hold then
-  bucket, keeps_level = capacity, limit == held_limit
+  bucket, never_cuts_level = capacity, limit == held_limit
   limit, capacity = max(limit - held_hits, 0), max(capacity - held_capacity, 0)
 elseif settled_limit then
   if settled_limit == limit and (whole > capacity or whole == capacity and part > 0) then size = capacity end
@@ -76,7 +76,7 @@ if hold then
   local refill_ms = math.ceil((whole + held_capacity + 1) * period / max(held_limit, 1) / 1000)
   value, ttl_ms = value .. hold, min(ttl_ms + math.ceil((held_until - now) / 1000) + refill_ms, 9007199254740)
 elseif size then
-  value = value .. pack('<I4c4I4I4I8', is_cut and 1 or 0, 'hold', 0, size, 0)
+  value = value .. pack('<I4c4I4I4I8', was_resized and 1 or 0, 'hold', 0, size, 0)
 end
 
 --: write

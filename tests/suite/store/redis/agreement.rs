@@ -16,7 +16,7 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
-use tollkeeper::limit::algorithm::leaky_level::SizeMark;
+use tollkeeper::limit::algorithm::leaky_level::RememberedSize;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::sliding_window_log::LoggedHits;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
@@ -510,7 +510,7 @@ impl Redis {
                 // A mark: 1 if it is cut, "hold", 0, the size, and 64 bits of 0.
                 let mark = words.get(3).map(|word| {
                     assert_eq!((word >> 32, at(4) & 0xffff_ffff, at(5)), (0x646c_6f68, 0, 0));
-                    SizeMark { size: u32::try_from(at(4) >> 32).expect("32 bits"), is_cut: word & 1 == 1 }
+                    RememberedSize { size: u32::try_from(at(4) >> 32).expect("32 bits"), was_resized: word & 1 == 1 }
                 });
                 let state = token_bucket::State { used: at(1), part: at(2), mark, last };
                 (State::TokenBucket(state), if mark.is_some() { 6 } else { 3 })
@@ -518,7 +518,7 @@ impl Redis {
             Algorithm::LeakyBucket => {
                 let (queued, part) = (narrow(1), at(2));
                 let (tail, mark) = match narrow(3).checked_sub(1 << 31) {
-                    Some(size) => (0, Some(SizeMark { size, is_cut: true })),
+                    Some(size) => (0, Some(RememberedSize { size, was_resized: true })),
                     None => (narrow(3), None),
                 };
                 (State::LeakyBucket(leaky_bucket::State { queued, part, tail, mark, last }), 4)

@@ -68,7 +68,7 @@ struct Step {
     hits: i64,
     dry_run: bool,
     /// A client asks.
-    from_client: bool,
+    is_sent_by_client: bool,
     times: usize,
 }
 
@@ -139,7 +139,8 @@ fn history() -> impl Strategy<Value = History> {
     let hits = prop_oneof![3 => Just(0), 8 => 1..4_i64, 1 => 4..10_i64, 1 => -4..0_i64];
     let times = prop_oneof![4 => Just(1), 1 => 2..6_usize];
     let step = (hits, proptest::bool::weighted(0.1), any::<bool>(), times);
-    let step = step.prop_map(|(hits, dry_run, from_client, times)| Step { hits, dry_run, from_client, times });
+    let step =
+        step.prop_map(|(hits, dry_run, is_sent_by_client, times)| Step { hits, dry_run, is_sent_by_client, times });
     let call = (jump, any::<Index>(), proptest::collection::vec(step, 1..5));
     let call = call.prop_map(|(jump, limit, steps)| Call { jump, limit, steps });
     let calls = proptest::collection::vec(call, 1..20);
@@ -161,7 +162,7 @@ impl History {
             hits if hits < 0 => Hits::Refund(hits.unsigned_abs()),
             hits => Hits::Charge(hits.unsigned_abs()),
         };
-        let request = ChargeRequest { from_client: step.from_client, ..ChargeRequest::new(hits, 0) };
+        let request = ChargeRequest { is_sent_by_client: step.is_sent_by_client, ..ChargeRequest::new(hits, 0) };
         let charge = OwnedCharge { dry_run: step.dry_run, ..OwnedCharge::new(counters, request) };
         std::iter::repeat_n(charge, step.times)
     }

@@ -238,7 +238,7 @@ const TABLE: &[(Parts, &[&str])] = &[
             "FILTER",
             "rate_limits: [{ apply_on_stream_done: true, actions: [{ generic_key: { descriptor_value: all } }] }]",
         )],
-        &["charged-after-only"],
+        &["charged-but-never-checked"],
     ),
     (
         &[(
@@ -262,21 +262,21 @@ const TABLE: &[(Parts, &[&str])] = &[
         &[],
     ),
     // Values that are not there.
-    (&[("ROUTE", "ADDS"), ("FILTER", "rate_limits: [MADE]")], &["value-never-there"]),
-    (&[("HOST", "ADDS && rate_limits: [MADE]")], &["value-never-there"]),
+    (&[("ROUTE", "ADDS"), ("FILTER", "rate_limits: [MADE]")], &["value-never-set"]),
+    (&[("HOST", "ADDS && rate_limits: [MADE]")], &["value-never-set"]),
     (&[("ROUTE", "ADDS"), ("FILTER", "rate_limits: [MADE]"), ("BEFORE", "MUTATION")], &[]),
     (&[("ROUTE", "ADDS"), ("FILTER", "rate_limits: [MADE]"), ("BEFORE", "LUA")], &[]),
-    (&[("FILTER", "rate_limits: [MADE]"), ("BEHIND", "MUTATION")], &["value-never-there"]),
+    (&[("FILTER", "rate_limits: [MADE]"), ("BEHIND", "MUTATION")], &["value-never-set"]),
     (&[("FILTER", "rate_limits: [MADE]")], &[]),
-    (&[("FILTER", "rate_limits: [TEAM]"), ("BEHIND", "TO_METADATA")], &["value-never-there"]),
+    (&[("FILTER", "rate_limits: [TEAM]"), ("BEHIND", "TO_METADATA")], &["value-never-set"]),
     (&[("FILTER", "rate_limits: [TEAM]"), ("BEFORE", "TO_METADATA")], &[]),
-    (&[("FILTER", "rate_limits: [TEAM]")], &["value-never-there"]),
+    (&[("FILTER", "rate_limits: [TEAM]")], &["value-never-set"]),
     (&[("FILTER", "rate_limits: [TEAM]"), ("BEFORE", "LUA")], &[]),
-    (&[("FILTER", "rate_limits: [ENTRY]")], &["value-never-there"]),
+    (&[("FILTER", "rate_limits: [ENTRY]")], &["value-never-set"]),
     (&[("FILTER", "rate_limits: [ENTRY]"), ("ROUTE", "metadata: { filter_metadata: { shop: { team: blue } } }")], &[]),
     (
         &[("FILTER", "rate_limits: [ENTRY]"), ("ROUTE", "metadata: { filter_metadata: { shop: { team: 5 } } }")],
-        &["value-never-there"],
+        &["value-never-set"],
     ),
     // Values that the client spells.
     (
@@ -312,9 +312,9 @@ const TABLE: &[(Parts, &[&str])] = &[
             "FILTER",
             "rate_limits: [{ actions: [{ request_headers: { header_name: \":path\", descriptor_key: path } }] }]",
         )],
-        &["client-spelled"],
+        &["client-chosen-spelling"],
     ),
-    (&[("FILTER", "rate_limits: [{ actions: [{ EXPRESSION }] }]")], &["client-spelled"]),
+    (&[("FILTER", "rate_limits: [{ actions: [{ EXPRESSION }] }]")], &["client-chosen-spelling"]),
     (
         &[
             ("MANAGER", "normalize_path: true && merge_slashes: true"),
@@ -324,35 +324,35 @@ const TABLE: &[(Parts, &[&str])] = &[
     ),
     (
         &[("FILTER", "rate_limits: [{ actions: [{ request_headers: { header_name: host, descriptor_key: host } }] }]")],
-        &["client-spelled"],
+        &["client-chosen-spelling"],
     ),
     (
         &[(
             "FILTER",
             "rate_limits: [{ actions: [{ request_headers: { header_name: \":authority\", descriptor_key: host } }] }]",
         )],
-        &["client-spelled"],
+        &["client-chosen-spelling"],
     ),
     (
         &[(
             "FILTER",
             "rate_limits: [{ actions: [{ request_headers: { header_name: user-agent, descriptor_key: ua } }] }]",
         )],
-        &["client-spelled"],
+        &["client-chosen-spelling"],
     ),
     (
         &[(
             "FILTER",
             "rate_limits: [{ actions: [{ request_headers: { header_name: cookie, descriptor_key: session } }] }]",
         )],
-        &["client-spelled"],
+        &["client-chosen-spelling"],
     ),
     (
         &[(
             "FILTER",
             "rate_limits: [{ actions: [{ query_parameters: { query_parameter_name: user, descriptor_key: user } }] }]",
         )],
-        &["client-spelled"],
+        &["client-chosen-spelling"],
     ),
     (
         &[(
@@ -366,7 +366,7 @@ const TABLE: &[(Parts, &[&str])] = &[
             "FILTER",
             "rate_limits: [{ actions: [{ header_value_match: { descriptor_value: login, headers: [{ name: \":path\", string_match: { exact: /login } }] } }] }]",
         )],
-        &["client-spelled"],
+        &["client-chosen-spelling"],
     ),
     (
         &[(
@@ -375,7 +375,7 @@ const TABLE: &[(Parts, &[&str])] = &[
         )],
         &[],
     ),
-    (&[("FILTER", "rate_limits: [{ actions: [{ CLAIM }] }]")], &["client-spelled"]),
+    (&[("FILTER", "rate_limits: [{ actions: [{ CLAIM }] }]")], &["client-chosen-spelling"]),
     (&[("FILTER", "rate_limits: [{ actions: [{ CLAIM }] }]"), ("BEFORE", "LUA")], &[]),
     // Which timeout holds.
     (&[("SERVICE", "timeout: 2s"), ("FILTER", "rate_limits: [ALL]")], &["timeout-not-used"]),
@@ -434,9 +434,9 @@ fn rules_tell_whether_a_spelling_matters() {
     ]);
     let limit = "rate_limit: { unit: minute, requests_per_unit: 5 }";
     for (rule, expected) in [
-        ("key: path, value: /login", &["client-spelled"][..]),
-        ("key: path", &["client-spelled"]),
-        ("key: path, value: /login*", &["client-spelled"]),
+        ("key: path, value: /login", &["client-chosen-spelling"][..]),
+        ("key: path", &["client-chosen-spelling"]),
+        ("key: path, value: /login*", &["client-chosen-spelling"]),
         ("key: path, value: /login*, share_threshold: true", &[]),
         ("key: path, match: { regex: '/login(\\?.*)?' }, share_threshold: true", &[]),
         ("key: other", &["descriptor-unmatched"]),
@@ -448,5 +448,5 @@ fn rules_tell_whether_a_spelling_matters() {
     let text = fill(&[("FILTER", &format!("rate_limits: [{item}]"))]);
     let rules =
         format!("domain: edge\ndescriptors: [{{ key: path, value: /login*, share_threshold: true, {limit} }}]\n");
-    assert_eq!(found(&text, Some(&rules)), ["client-spelled"]);
+    assert_eq!(found(&text, Some(&rules)), ["client-chosen-spelling"]);
 }

@@ -60,7 +60,7 @@ fn patches_of_istio_and_envoy_gateway_are_read() {
             ),
             &["host-limits-replaced"],
         ),
-        (istio(&(istio_patch("HTTP_FILTER", FILTER) + &istio_patch("VIRTUAL_HOST", addition))), &["value-never-there"]),
+        (istio(&(istio_patch("HTTP_FILTER", FILTER) + &istio_patch("VIRTUAL_HOST", addition))), &["value-never-set"]),
         // In two documents, as most have them, and as `kubectl get -o yaml` prints them.
         (
             format!(
