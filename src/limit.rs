@@ -470,6 +470,11 @@ impl Limit {
         self.max_wait_us
     }
 
+    /// [`Limit::max_wait_us`], at most 2^40 (12 days): what scripts know of it.
+    pub(crate) fn max_tokens_wait_us(&self) -> u64 {
+        self.max_wait_us.min(1 << 40)
+    }
+
     /// Longest wait of a request in the queue of the limit, in microseconds; `None` if no request waits in one.
     pub fn longest_queue_wait_us(&self) -> Option<u64> {
         let is_queue = self.algorithm.properties().capacity == CapacityRuleKey::QueueSize;

@@ -18,8 +18,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::PATIENCE;
 use super::port::Port;
+use super::{PATIENCE, wait_for};
 
 /// Treatment of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,10 @@ pub enum Mode {
     Delay(Duration),
     /// Closes each connection after this many more response bytes.
     Truncate(usize),
+}
+
+fn ends_connections(mode: Mode) -> bool {
+    matches!(mode, Mode::Refuse | Mode::Reset)
 }
 
 /// A proxy on 127.0.0.1; it and its connections end when it is dropped.
@@ -89,10 +93,13 @@ impl TcpProxy {
         self.port.number()
     }
 
-    /// Changes the mode for all connections.
+    /// Changes the mode for all connections. After a mode that ends connections, none of the earlier ones is open.
     pub fn set(&self, mode: Mode) {
         self.mode.as_ref().expect("it is hung up by dropping only").send_replace(mode);
         self.wait_until_taken_up();
+        if ends_connections(mode) {
+            wait_for("the proxy to end its connections", || (self.open_connections() == 0).then_some(()));
+        }
     }
 
     /// Number of connections accepted so far.
@@ -167,7 +174,8 @@ impl Link {
                     },
                     client = accept(listener.as_ref()) => {
                         self.counts.accepted.fetch_add(1, Ordering::Relaxed);
-                        tokio::spawn(self.clone().carry(client));
+                        let open = Open::new(&self.counts);
+                        tokio::spawn(self.clone().carry(client, open));
                     }
                 }
             }
@@ -175,8 +183,7 @@ impl Link {
     }
 
     /// Carries one connection to its end.
-    async fn carry(self, client: TcpStream) {
-        let _open = Open::new(&self.counts);
+    async fn carry(self, client: TcpStream, _open: Open) {
         tokio::select! {
             biased;
             mode = self.ended() => if mode == Some(Mode::Reset) {
@@ -190,7 +197,7 @@ impl Link {
     /// Waits for a mode that ends all connections; `None` when the proxy itself ends.
     async fn ended(&self) -> Option<Mode> {
         let mut modes = self.modes.clone();
-        let mode = modes.wait_for(|mode| matches!(mode, Mode::Refuse | Mode::Reset)).await;
+        let mode = modes.wait_for(|mode| ends_connections(*mode)).await;
         mode.ok().map(|mode| *mode)
     }
 

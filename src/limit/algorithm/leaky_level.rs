@@ -80,8 +80,8 @@ impl<'l> LeakyLevel<'l> {
     }
 
     /// Makes the level that of a bucket of the limit's size: cuts what no charge under this size led to, or keeps what
-    /// another size left. Debt stays, up to the hits of a period; so do tokens taken in advance under the same size. A size
-    /// of 0 leaves everything as it is.
+    /// another size left. Debt stays, up to the hits of a period; so do tokens taken in advance under the same size, up to
+    /// those of `max_wait`. A size of 0 leaves everything as it is.
     fn fit_to_size(&mut self) {
         let size = self.limit.size_without_holds();
         if size == 0 || self.limit.never_cuts_level() {
@@ -94,7 +94,11 @@ impl<'l> LeakyLevel<'l> {
         self.units = match self.mark {
             None => self.size_units(),
             Some(_) if is_raised => self.units.min(most),
-            Some(_) if !was_changed && self.limit.max_wait_us() > 0 => self.units,
+            Some(_) if !was_changed && self.limit.max_wait_us() > 0 => {
+                let in_advance =
+                    u128::from(self.limit.max_tokens_wait_us()) * u128::from(self.limit.requests_per_unit());
+                self.units.min(most.max(self.size_units() + in_advance))
+            }
             Some(mark) => {
                 let left = self.units + self.size_units();
                 left.saturating_sub(self.hits_to_units(u64::from(mark.size))).min(most)

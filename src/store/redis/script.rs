@@ -394,14 +394,14 @@ fn encode_wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
 }
 
 /// Returns the flags of a limit: 1 if its rejection rejects the charge, plus 2 if rejected hits count, plus 4 times the
-/// slack of clocks in microseconds for a bucket of a region, or 8 for one with a `max_wait`.
+/// slack of clocks in microseconds for a bucket of a region, or 8 times the `max_wait` in microseconds for another bucket.
 pub(super) fn encode_flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
     // In a region, rejected hits are demand that the next grant must cover.
     let counts_rejected = limit.counts_rejected_hits() || limit.is_counted_in_region();
     let of_counting = match limit.counting_method() {
         CountingMethod::RegionBucket => 4 * signed_word(limit.clock_slack_us()),
-        CountingMethod::TokenBucket => 8 * i64::from(limit.max_wait_us() > 0),
+        CountingMethod::TokenBucket => 8 * signed_word(limit.max_tokens_wait_us()),
         _ => 0,
     };
     i64::from(counter.as_joint_limit().rejects_others) + 2 * i64::from(counts_rejected) + of_counting

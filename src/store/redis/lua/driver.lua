@@ -17,7 +17,7 @@
 --   microseconds, and flags: 1 if its rejection rejects the charge, plus 2 if rejected hits count.
 --   The wait of a charge is its longest delay, for countings of regions its cut-off allowance; the wait of a refund is
 --   the time from which it is void, 0: never. A region's bucket adds 4 times the slack of clocks to the flags, a
---   token_bucket with a `max_wait` 8.
+--   token_bucket 8 times its `max_wait` in microseconds.
 -- Returns: one string: now, a number as above, then the state before the call, and with ARGV[2] the number of hits that
 --   refunds leave charged. A reset returns the number of counters that it deleted or emptied.
 --

@@ -23,8 +23,15 @@ if (size or whole > full or whole == full and part > 0) and full > 0 and not nev
   end
   if level_whole < 0 then
     level_whole, level_part = 0, 0
-  elseif level_whole >= full + limit and (size ~= full or flags < 8) then
-    level_whole, level_part = full + limit, 0
+  else
+    local most, most_part = full + limit, 0
+    if size == full and flags >= 8 then
+      local advance, advance_part = divide(floor(flags / 8), limit, period)
+      if advance >= limit then most, most_part = full + advance, advance_part end
+    end
+    if level_whole > most or level_whole == most and level_part > most_part then
+      level_whole, level_part = most, most_part
+    end
   end
 end
 

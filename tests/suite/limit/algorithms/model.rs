@@ -171,7 +171,11 @@ impl Model {
             _ if size == 0 => (self.used, self.size),
             None if self.used <= full => (self.used, None),
             None => (full, Some((size, true))),
-            Some((of, _)) if of == size && limit.max_wait_us() > 0 => (self.used, self.size),
+            Some((of, _)) if of == size && limit.max_wait_us() > 0 => {
+                let wait = i128::from(limit.max_wait_us().min(1 << 40));
+                let in_advance = Ratio::new(wait * i128::from(limit.requests_per_unit()), limit.period_us().into());
+                (self.used.min(most.max(full.plus(in_advance))), self.size)
+            }
             Some((of, _)) if of == size => (self.used.min(most), self.size),
             // Debt, in a larger bucket than before.
             Some((of, false)) if of < size => (self.used.min(most), self.size),
