@@ -380,6 +380,23 @@ pub struct RuleLimit {
     pub left_out_defaults: Vec<String>,
 }
 
+/// A limit without anything else.
+impl From<Limit> for RuleLimit {
+    fn from(limit: Limit) -> Self {
+        Self {
+            limit,
+            name: String::new(),
+            replaces: Vec::new(),
+            active: None,
+            shadow: false,
+            quota: false,
+            candidate: false,
+            epoch: 0,
+            left_out_defaults: Vec::new(),
+        }
+    }
+}
+
 named_enum! {
     /// A rule's own choice of the decisions that are logged.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

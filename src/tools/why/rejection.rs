@@ -38,7 +38,13 @@ pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     if let Some(max_wait_us) = limit.max_wait_us {
         text += &format!(", max_wait {:?}", Duration::from_micros(max_wait_us));
     }
-    for (key, value) in [("window", &limit.window), ("ban", &limit.ban), ("active", &limit.active)] {
+    let keys = [
+        ("window", &limit.window),
+        ("ban", &limit.ban),
+        ("reservations", &limit.reservations),
+        ("active", &limit.active),
+    ];
+    for (key, value) in keys {
         text += &value.as_ref().map_or_else(String::new, |value| format!(", {key} {}", &**value));
     }
     if let Some(GlobalScopeRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
