@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::compile::RuleText;
 use super::compile::options::CompileOptions;
 use super::defaults_file::{DefaultsReport, DefaultsStatus};
+use super::load_progress::LoadProgress;
 use super::table_loader::TableReport;
 use super::xds::status::{StreamReport, StreamStatus};
 use crate::base::clock::Time;
@@ -31,6 +32,7 @@ pub struct LiveRules {
     defaults: OnceLock<Arc<DefaultsStatus>>,
     tables: Mutex<Vec<TableReport>>,
     marks: Mutex<VecDeque<LoadRecord>>,
+    progress: Arc<LoadProgress>,
 }
 
 /// Maximum number of attempts to load rules that are kept.
@@ -127,6 +129,9 @@ pub struct LoadStatus {
     pub last_error: Option<String>,
     /// Number of failed attempts since the start.
     pub refused: u64,
+    /// What a load that is slow compiles, and for how long; absent if none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loading: Option<String>,
     /// Stream from the control plane; absent if rules come from files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xds: Option<StreamReport>,
@@ -149,6 +154,11 @@ impl LiveRules {
     pub fn set_defaults_status(&self, status: Arc<DefaultsStatus>) {
         // A process has one such file.
         let _ = self.defaults.set(status);
+    }
+
+    /// Progress of the load that runs.
+    pub const fn progress(&self) -> &Arc<LoadProgress> {
+        &self.progress
     }
 
     /// Sets the state of the tables after a load. Counts are read when they are shown.
@@ -248,6 +258,7 @@ impl LiveRules {
             last_attempt_at: attempt.at.map(|at| at.to_string()),
             last_error: attempt.error,
             refused: attempt.refused,
+            loading: self.progress.describe_slow_load(),
             xds: self.stream.get().map(|stream| stream.snapshot()),
             rule_defaults: self.defaults.get().map(|defaults| defaults.snapshot()),
             tables: self.table_reports(),

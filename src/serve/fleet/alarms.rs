@@ -130,6 +130,9 @@ impl OwnAlarms<'_> {
 
     fn add_store_and_reload_failures(&mut self, collector: &MetricsCollector) {
         let (service, health) = (&collector.service, &collector.health);
+        if let Some(slow) = service.rules.progress().describe_slow_load() {
+            self.add("reload_slow", format!("a load of rules is slow, the rules before it are in force: {slow}"));
+        }
         if let Some(reason) = health.not_ready_reason() {
             self.add("not_ready", format!("this process cannot decide: {reason}"));
         }
