@@ -22,6 +22,7 @@ pub mod set;
 pub mod trace;
 pub mod near_miss;
 pub mod decompile;
+pub mod changes;
 pub mod wildcard;
 
 use std::fmt;

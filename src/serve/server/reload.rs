@@ -415,11 +415,12 @@ impl RuleApplier {
         let version = self.rules.replace_rules(rules, from, self.clock.now());
         self.rules.set_table_reports(reports);
         let status = self.rules.status();
-        let (domains, rules) = (status.domains, status.rules);
+        let (domains, rules, id) = (status.domains, status.rules, status.id.unwrap_or_default());
+        let changes = status.changes.map(|changes| changes.to_string()).unwrap_or_default();
         // The line of the start has the first rules.
         match version {
-            1 => tracing::info!(version, domains, rules, "rules loaded"),
-            _ => tracing::info!(target: LIFECYCLE_TARGET, version, domains, rules, "rules loaded"),
+            1 => tracing::info!(version, domains, rules, %id, "rules loaded"),
+            _ => tracing::info!(target: LIFECYCLE_TARGET, version, domains, rules, %id, %changes, "rules loaded"),
         }
         Ok(())
     }

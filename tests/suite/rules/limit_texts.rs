@@ -1,4 +1,5 @@
-//! Limits as text: every text of a limit is made of its written keys, which compile to an equal limit.
+//! Limits as text: every text of a limit is made of its written keys, which compile to an equal limit; and changes of
+//! limits between two sets of rules.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
@@ -7,6 +8,7 @@ use proptest::prelude::*;
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::key_table::{RULE_FILE_KEYS, Section};
+use tollkeeper::rules::rule::changes::{LimitList, RuleChanges};
 use tollkeeper::rules::rule::decompile::{LimitPlace, format_limit_on_one_line, format_rule_file_with_limits};
 use tollkeeper::rules::rule::rlconfig::format_rlconfig;
 use tollkeeper::rules::rule::set::RuleSet;
@@ -145,4 +147,48 @@ fn text_of_a_limit_has_every_key() {
     // Texts of a rejection are keys of the rule.
     let expected: BTreeSet<&str> = of_limits.filter(|key| !key.starts_with("over_limit_")).collect();
     assert_eq!(printed, expected);
+}
+
+fn list(limits: &[&str]) -> LimitList {
+    let rules: String = limits
+        .iter()
+        .enumerate()
+        .map(|(index, limit)| format!("- {{key: k{index}, rate_limit: {limit}}}\n"))
+        .filter(|rule| !rule.contains("none"))
+        .collect();
+    LimitList::of_rules(&load(&format!("domain: shop\ndescriptors:\n{rules}")).expect("valid rules"))
+}
+
+#[test]
+fn changes_name_each_limit_with_old_and_new_values_and_are_bounded() {
+    let minute = "{unit: minute, requests_per_unit: 300}";
+    for (old, new, expected) in [
+        (minute, minute, "no limit changed"),
+        (minute, "{unit: minute, requests_per_unit: 5}", "shop.k0 300 -> 5 a minute; 1 changed, 0 added, 0 removed"),
+        (
+            minute,
+            "{unit: hour, unit_multiplier: 2, requests_per_unit: 300}",
+            "shop.k0 300 a minute -> 300 in 2 hours; 1 changed, 0 added, 0 removed",
+        ),
+        (
+            minute,
+            "{unit: minute, requests_per_unit: 300, algorithm: token_bucket, on_store_error: deny}",
+            "shop.k0 300 a minute, algorithm fixed_window -> token_bucket, bucket_size none -> 300, on_store_error \
+             none -> deny; 1 changed, 0 added, 0 removed",
+        ),
+        (
+            minute,
+            "{unlimited: true}",
+            "shop.k0 300 a minute -> unlimited, algorithm fixed_window -> none; 1 changed, 0 added, 0 removed",
+        ),
+        (minute, "none", "shop.k0 removed: 300 a minute, algorithm fixed_window; 0 changed, 0 added, 1 removed"),
+        ("none", "{concurrent: 4}", "shop.k0 added: 4 at once, each for 3600s; 0 changed, 1 added, 0 removed"),
+    ] {
+        let changes = RuleChanges::between(&list(&[old, "{unit: day}"]), &list(&[new, "{unit: day}"]));
+        assert_eq!(changes.to_string(), expected);
+    }
+    let many = |limit| vec![limit; 10_000];
+    let changes = RuleChanges::between(&list(&many(minute)), &list(&many("{unit: day, requests_per_unit: 1}")));
+    assert_eq!((changes.changed, changes.limits.len()), (10_000, 100));
+    assert!(changes.to_string().len() < 1000, "{changes}");
 }

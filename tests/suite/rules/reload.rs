@@ -434,3 +434,19 @@ fn file_whose_expressions_take_too_much_work_is_refused_alone() {
     let started = without_polling(setup).start();
     assert_eq!((limit(&started), of_costly(&started)), (Some(2), None));
 }
+
+#[test]
+fn load_says_which_limits_it_changed() {
+    let server = without_polling(tollkeeper::with_rules(&rules(300))).start();
+    let first = server.rules_status();
+    assert!(first["changes"].is_null() && first["id"].as_str().is_some_and(|id| id.len() >= 16), "{first}");
+    fs::write(server.rules_path(), rules(5) + "- {key: path, rate_limit: {unit: day, requests_per_unit: 1}}\n")
+        .unwrap();
+    wait_for_limit(&server, 5);
+    let second = wait_for("the status", || Some(server.rules_status()).filter(|status| status["version"] == 2));
+    assert_ne!(second["id"], first["id"]);
+    let limits = ["shop.user 300 -> 5 a day", "shop.path added: 1 a day, algorithm fixed_window"];
+    assert_eq!(second["changes"], serde_json::json!({"changed": 1, "added": 1, "removed": 0, "limits": limits}));
+    let line = format!("{}; {}; 1 changed, 1 added, 0 removed", limits[0], limits[1]);
+    wait_for("the line of the log", || server.stderr().contains(&line).then_some(()));
+}
