@@ -311,19 +311,9 @@ impl Limit {
         if let Scope::Global(_) = scope {
             check_global_scope(spec)?;
         }
-        let counted_by_default = properties.rejected_hits == RejectedHitsPolicy::CountedByDefault
-            && spec.sole
-            && consistency == Consistency::Strict
-            && scope == Scope::Region
-            && spec.ban.is_none()
-            && spec.reservations.is_none();
         let window = spec.window.map(|window| build_calendar_windows(&window, spec.period)).transpose()?;
-        let capacity = match properties.capacity {
-            CapacityRuleKey::RequestsPerUnit => spec.requests_per_unit,
-            CapacityRuleKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
-            CapacityRuleKey::QueueSize => spec.queue_size.unwrap_or(1),
-        };
-        let limit = Self {
+        let capacity = properties.capacity.of(spec);
+        let mut limit = Self {
             algorithm: spec.algorithm,
             counting: if window.is_some() { CountingMethod::CalendarWindow } else { spec.algorithm.into() },
             requests_per_unit: spec.requests_per_unit,
@@ -335,7 +325,7 @@ impl Limit {
                 DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
                 DelayPolicy::UntilDeadline => u64::MAX,
             }),
-            count_rejected: spec.count_rejected.unwrap_or(counted_by_default),
+            count_rejected: false,
             calendar_months: spec.calendar_months
                 && properties.follows_calendar
                 && window.is_none()
@@ -348,6 +338,7 @@ impl Limit {
             on_store_error: spec.on_store_error.unwrap_or_default(),
             extension_ms: 0,
         };
+        limit.count_rejected = spec.count_rejected.unwrap_or_else(|| spec.sole && limit.counts_rejected_if_sole());
         limit.check_reserve()?;
         Ok(limit)
     }
@@ -486,6 +477,21 @@ impl Limit {
             DelayPolicy::UntilDeadline => u64::MAX,
         };
         Some(self.max_wait_us).filter(|max_wait_us| *max_wait_us != default)
+    }
+
+    /// Returns the same limit, which delays as long as another one.
+    #[must_use]
+    pub const fn with_max_wait_of(&self, other: &Self) -> Self {
+        Self { max_wait_us: other.max_wait_us, ..*self }
+    }
+
+    /// Returns `true` if rejected hits count, unless the rule says otherwise, where this is the only limit.
+    pub fn counts_rejected_if_sole(&self) -> bool {
+        self.algorithm.properties().rejected_hits == RejectedHitsPolicy::CountedByDefault
+            && self.consistency == Consistency::Strict
+            && self.scope == Scope::Region
+            && self.ban.is_none()
+            && self.reservations.is_none()
     }
 
     /// Returns `true` if rejected hits count too.

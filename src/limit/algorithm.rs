@@ -34,6 +34,8 @@ pub mod reservation_charge;
 
 use std::fmt;
 
+use super::LimitSpec;
+
 /// Applies a macro to all rows of the table of algorithms.
 ///
 /// A row is: attributes of the variant, the variant, the module (also its name in rule files, metrics and counter keys,
@@ -127,6 +129,15 @@ pub enum CapacityRuleKey {
 }
 
 impl CapacityRuleKey {
+    /// Number of hits that it is in a limit.
+    pub(super) fn of(self, spec: &LimitSpec) -> u32 {
+        match self {
+            Self::RequestsPerUnit => spec.requests_per_unit,
+            Self::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
+            Self::QueueSize => spec.queue_size.unwrap_or(1),
+        }
+    }
+
     /// Key of a rule file that only this kind of capacity has, if any.
     pub const fn rule_file_key(self) -> Option<&'static str> {
         match self {

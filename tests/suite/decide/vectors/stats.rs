@@ -3,6 +3,8 @@
 //! The sink is a real one, TCP on loopback (a busy machine loses UDP packets), and each process is stopped so that its last counts are sent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::Duration;
 
 use tollkeeper::limit::period::Unit;
 
@@ -37,6 +39,12 @@ fn exported_counters(group: &Group, setup: Setup) -> BTreeMap<String, i64> {
         .start();
     for step in group.lines.iter().flat_map(|line| &line.steps) {
         http::post(tollkeeper.http_port(), "/json", step.request.clone()).send();
+    }
+    // A stop waits a second for the last report, which a busy machine may not send by then.
+    let mut counters = BTreeMap::new();
+    while counters != statsd.counters() {
+        counters = statsd.counters();
+        thread::sleep(Duration::from_secs(1));
     }
     tollkeeper.signal("TERM");
     assert!(tollkeeper.wait().success(), "{}", tollkeeper.stderr());
