@@ -311,19 +311,16 @@ impl Limit {
         if let Scope::Global(_) = scope {
             check_global_scope(spec)?;
         }
-        let counted_by_default = properties.rejected_hits == RejectedHitsPolicy::CountedByDefault
-            && spec.sole
-            && consistency == Consistency::Strict
-            && scope == Scope::Region
-            && spec.ban.is_none()
-            && spec.reservations.is_none();
-        let window = spec.window.map(|window| build_calendar_windows(&window, spec.period)).transpose()?;
+        let too_long =
+            LimitError::WindowTooLong { unit: spec.period.unit().name(), multiplier: spec.period.multiplier() };
+        let build_windows = |window| CalendarWindows::new(&window, spec.period).ok_or(too_long);
+        let window = spec.window.map(build_windows).transpose()?;
         let capacity = match properties.capacity {
             CapacityRuleKey::RequestsPerUnit => spec.requests_per_unit,
             CapacityRuleKey::BucketSize => spec.bucket_size.unwrap_or(spec.requests_per_unit),
             CapacityRuleKey::QueueSize => spec.queue_size.unwrap_or(1),
         };
-        let limit = Self {
+        let mut limit = Self {
             algorithm: spec.algorithm,
             counting: if window.is_some() { CountingMethod::CalendarWindow } else { spec.algorithm.into() },
             requests_per_unit: spec.requests_per_unit,
@@ -331,11 +328,8 @@ impl Limit {
             capacity,
             size: capacity,
             never_cuts_level: false,
-            max_wait_us: spec.max_wait_us.unwrap_or(match properties.delay {
-                DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
-                DelayPolicy::UntilDeadline => u64::MAX,
-            }),
-            count_rejected: spec.count_rejected.unwrap_or(counted_by_default),
+            max_wait_us: spec.max_wait_us.unwrap_or(properties.delay.default_max_wait_us()),
+            count_rejected: false,
             calendar_months: spec.calendar_months
                 && properties.follows_calendar
                 && window.is_none()
@@ -348,6 +342,7 @@ impl Limit {
             on_store_error: spec.on_store_error.unwrap_or_default(),
             extension_ms: 0,
         };
+        limit.count_rejected = spec.count_rejected.unwrap_or_else(|| spec.sole && limit.counts_rejected_if_sole());
         limit.check_reserve()?;
         Ok(limit)
     }
@@ -398,11 +393,6 @@ impl Limit {
 
     const fn with_capacity(&self, capacity: u32) -> Self {
         Self { capacity, size: capacity, ..*self }
-    }
-
-    /// Returns a limit that rejects all hits, with the same counter.
-    pub const fn rejecting_all(&self) -> Self {
-        self.with_requests_per_unit(0)
     }
 
     /// Returns the limit with another `on_store_error`.
@@ -486,11 +476,23 @@ impl Limit {
 
     /// `max_wait` in microseconds; `None` if it is the default of the algorithm, though a rule may write that too.
     pub fn non_default_max_wait_us(&self) -> Option<u64> {
-        let default = match self.algorithm.properties().delay {
-            DelayPolicy::Never | DelayPolicy::IfMaxWait => 0,
-            DelayPolicy::UntilDeadline => u64::MAX,
-        };
+        let default = self.algorithm.properties().delay.default_max_wait_us();
         Some(self.max_wait_us).filter(|max_wait_us| *max_wait_us != default)
+    }
+
+    /// Returns the same limit, which delays as long as another one.
+    #[must_use]
+    pub const fn with_max_wait_of(&self, other: &Self) -> Self {
+        Self { max_wait_us: other.max_wait_us, ..*self }
+    }
+
+    /// Returns `true` if rejected hits count, unless the rule says otherwise, where this is the only limit.
+    pub fn counts_rejected_if_sole(&self) -> bool {
+        self.algorithm.properties().rejected_hits == RejectedHitsPolicy::CountedByDefault
+            && self.consistency == Consistency::Strict
+            && self.scope == Scope::Region
+            && self.ban.is_none()
+            && self.reservations.is_none()
     }
 
     /// Returns `true` if rejected hits count too.
@@ -690,10 +692,4 @@ fn check_global_scope(spec: &LimitSpec) -> Result<(), LimitError> {
         _ => return Ok(()),
     };
     Err(LimitError::NotGlobal { with })
-}
-
-/// Returns the windows of a calendar for a period.
-fn build_calendar_windows(spec: &WindowSpec, period: Period) -> Result<CalendarWindows, LimitError> {
-    let too_long = LimitError::WindowTooLong { unit: period.unit().name(), multiplier: period.multiplier() };
-    CalendarWindows::new(spec, period).ok_or(too_long)
 }

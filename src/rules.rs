@@ -12,6 +12,7 @@ pub mod key_table;
 pub mod yaml;
 pub mod document;
 pub mod rule_defaults;
+pub mod load_progress;
 pub mod compile;
 pub mod schema;
 pub mod files;

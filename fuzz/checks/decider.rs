@@ -39,9 +39,9 @@ static SET: LazyLock<RuleSet> = LazyLock::new(|| {
         rule_file: Arc::from("decider"),
         name: Arc::from(name),
         path: Arc::from(name),
-        contents: Ok(text.as_bytes().into()),
+        contents: Ok(text.as_bytes().to_vec().into()),
     };
-    let set_files = Arc::new(SetFiles { texts: SETS.map(set).into() });
+    let set_files = Arc::new(SetFiles::from(Vec::from(SETS.map(set))));
     let options = CompileOptions { set_files, ..CompileOptions::default() };
     let compiled = compile_texts(&[source], &options).unwrap_or_else(|problems| panic!("{problems}"));
     let mut loader = TableLoader::with_replacement_files(HashMap::from([("customers".to_owned(), table_path())]));

@@ -9,7 +9,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Entry;
 use tollkeeper::limit::{Limit, LimitSpec};
-use tollkeeper::rules::rule::expression::check_expression;
+use tollkeeper::rules::rule::expression::measure_expression;
 use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::value_pattern::{MatchPattern, Operator, ValuePattern};
@@ -93,7 +93,7 @@ fn pattern(value: &str) -> Option<Option<MatchPattern>> {
             Operator::Cidr(networks?.into_iter().collect())
         }
         Some(("regex", expression)) => {
-            check_expression(expression).ok()?;
+            measure_expression(expression).ok()?;
             Operator::Regex(expression.into())
         }
         _ => return Some(None),

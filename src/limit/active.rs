@@ -102,7 +102,12 @@ impl ActiveSpec {
 impl fmt::Display for ActiveSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { days, from, to, zone } = self;
-        write!(f, "{{days: \"{days}\", from: \"{from}\", to: \"{to}\", timezone: {}}}", zone.name())
+        write!(f, "{{days: \"{days}\", from: \"{from}\", ")?;
+        // The whole day, which has no end that could be written.
+        if from != to {
+            write!(f, "to: \"{to}\", ")?;
+        }
+        write!(f, "timezone: {}}}", zone.name())
     }
 }
 

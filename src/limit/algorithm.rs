@@ -148,6 +148,16 @@ pub enum DelayPolicy {
     UntilDeadline,
 }
 
+impl DelayPolicy {
+    /// `max_wait` of a rule without it, in microseconds; `u64::MAX`: up to the caller's deadline.
+    pub(super) const fn default_max_wait_us(self) -> u64 {
+        match self {
+            Self::Never | Self::IfMaxWait => 0,
+            Self::UntilDeadline => u64::MAX,
+        }
+    }
+}
+
 /// Treatment of hits that are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectedHitsPolicy {

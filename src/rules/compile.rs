@@ -27,6 +27,7 @@ mod domain;
 pub mod limit;
 pub(crate) mod plans;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -38,13 +39,14 @@ use crate::rules::child_list::ChildList;
 use crate::rules::diagnostic::{AcknowledgedLines, Diagnostic, Diagnostics, Severity, escape_for_message};
 use crate::rules::document::defaults::check_defaults;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
-use crate::rules::document::{self, DescriptorSpec, Document, RateLimitSpec, read};
+use crate::rules::document::{self, DescriptorSpec, Document, MAX_DESCRIPTORS, RateLimitSpec, read};
 use crate::rules::rule::backtracking_bound::{MAX_BACKTRACKING_STEPS, max_backtracking_steps};
 use crate::rules::rule::value_pattern::{ValuePattern, has_star};
 use crate::rules::rule::{Domain, EntryOrder, OverLimitBody, Rule, RuleAllowance, RuleNode, SourceLocation};
-use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, text};
+use crate::rules::yaml::{self, DocumentSelection, Position, Spanned, YamlNode, text};
 use domain::{DomainBuilder, LocatedDefaults, SiblingIndex};
 use limit_defaults::DomainSettings;
+use match_pattern::ExpressionWork;
 use options::CompileOptions;
 use plans::{CompiledPlan, CompiledRateLimit, PathKey, PlanRuleCompiler, PlansAndTables, RulePlace};
 
@@ -97,6 +99,9 @@ struct Compiler<'o> {
     acknowledged: Vec<(Arc<str>, AcknowledgedLines)>,
     domains: Vec<DomainBuilder>,
     by_name: HashMap<String, usize>,
+    work: RefCell<ExpressionWork>,
+    /// Number of descriptors that may still be read.
+    descriptors_left: usize,
 }
 
 /// A document with the name of its file or resource.
@@ -123,6 +128,8 @@ impl<'o> Compiler<'o> {
             acknowledged: Vec::new(),
             domains: Vec::new(),
             by_name: HashMap::new(),
+            work: RefCell::default(),
+            descriptors_left: MAX_DESCRIPTORS,
         }
     }
 
@@ -180,6 +187,17 @@ impl<'o> Compiler<'o> {
         if roots.is_empty() && self.found.error_count() == before {
             return vec![named(Document { at: Position { line: 1, column: 1 }, ..Document::default() })];
         }
+        let count = roots.iter().map(YamlNode::count_listed_mappings).sum();
+        let Some(left) = self.descriptors_left.checked_sub(count) else {
+            let message = format!("the rules have more than {MAX_DESCRIPTORS} descriptors, with this file");
+            let (file, path) = (Arc::clone(file), String::new());
+            let hint =
+                Some("write values of one limit as a list or a set: `match: {in: {file: values.txt}}`".to_owned());
+            let severity = Severity::Error;
+            self.found.push(Diagnostic { severity, file, line: 1, column: 1, path, message, hint });
+            return Vec::new();
+        };
+        self.descriptors_left = left;
         let mut reader = DocumentReader { file, found: &mut self.found };
         roots.iter().filter_map(|root| read::read_document(&mut reader, root)).map(named).collect()
     }
@@ -221,6 +239,7 @@ impl<'o> Compiler<'o> {
                 layers: self.options.rule_defaults.layers_for_domain(&builder.domain.name),
                 options: self.options,
                 caller_timeout_us: self.options.caller_timeouts_us.get(&*builder.domain.name).copied(),
+                work: &self.work,
             };
             for written in &builder.written_plans {
                 let mut reader = DocumentReader { file: &written.file, found: &mut self.found };
@@ -244,6 +263,7 @@ impl<'o> Compiler<'o> {
             layers: self.options.rule_defaults.layers_for_domain(name),
             options: self.options,
             caller_timeout_us: self.options.caller_timeouts_us.get(&**name).copied(),
+            work: &self.work,
         };
         let mut reader = DocumentReader { file: &file, found: &mut self.found };
         let plan_scope = PlansAndTables { plans, tables };
@@ -509,8 +529,13 @@ impl DescriptorCompiler<'_, '_> {
             let hint = "write keys without `*`, each with a descriptor of its own";
             self.reader.report_error(matching.at, &field_path, "`match` with a `*` in the key", hint);
         }
-        let options = self.scope.options;
-        ValuePattern::Match(match_pattern::compile_match(self.reader, matching, options, &field_path))
+        ValuePattern::Match(match_pattern::compile_match(
+            self.reader,
+            matching,
+            self.scope.options,
+            self.scope.work,
+            &field_path,
+        ))
     }
 
     fn compile_rule(&mut self, written: &mut DescriptorSpec, path: String, field_path: &FieldPath<'_>) -> Option<Rule> {

@@ -128,6 +128,8 @@ pub struct Diagnostics {
     more_errors: u64,
     more_warnings: u64,
     acknowledged: u64,
+    /// Number of errors about files whose expressions take too much work.
+    costly: u64,
 }
 
 impl Diagnostics {
@@ -142,6 +144,18 @@ impl Diagnostics {
         } else {
             *more += 1;
         }
+    }
+
+    /// Adds an error about a file whose expressions take too much work.
+    pub(crate) fn push_costly(&mut self, error: Diagnostic) {
+        self.costly += 1;
+        self.push(error);
+    }
+
+    /// Returns `true` if the only errors are about files whose expressions take too much work, and all of them were
+    /// kept.
+    pub(crate) fn are_all_costly(&self) -> bool {
+        self.costly > 0 && self.costly == self.errors.len() as u64 && self.more_errors == 0
     }
 
     /// Returns `true` if the rules cannot be used.
@@ -196,6 +210,7 @@ impl Diagnostics {
         self.more_errors = self.more_errors.saturating_add(other.more_errors);
         self.more_warnings = self.more_warnings.saturating_add(other.more_warnings);
         self.acknowledged = self.acknowledged.saturating_add(other.acknowledged);
+        self.costly = self.costly.saturating_add(other.costly);
         other.errors.into_iter().chain(other.warnings).for_each(|found| self.push(found));
     }
 

@@ -21,6 +21,9 @@ use crate::rules::child_list::{ChildList, HasChildren};
 use crate::rules::rule::RuleLogging;
 use crate::rules::yaml::{Position, Spanned};
 
+/// Maximum number of descriptors of all rules that are compiled together.
+pub const MAX_DESCRIPTORS: usize = 300_000;
+
 /// One document: one domain.
 #[derive(Clone, Debug, Default)]
 pub struct Document {

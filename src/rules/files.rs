@@ -158,6 +158,9 @@ pub enum PathProblem {
     /// The target of a symbolic link does not exist.
     #[error("the symbolic link leads nowhere")]
     Dangling,
+    /// A symbolic link leads to a file or directory outside of the directory of the rules.
+    #[error("a symbolic link leads out of the directory of the rules")]
+    LeadsOut,
     /// Symbolic links lead back to where they started.
     #[error("symbolic links form a loop")]
     Loop,
@@ -204,6 +207,7 @@ impl PathProblem {
     pub const fn suggested_fix(&self) -> &'static str {
         match self {
             Self::Missing => "check the spelling and what is mounted there",
+            Self::LeadsOut => "put the file itself there, or name the directory that it is in",
             Self::Dangling => "remove the link or restore its target",
             Self::Loop => "remove the link that leads back",
             Self::Unreadable(_) => "give the process permission to read it",

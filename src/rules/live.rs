@@ -16,10 +16,12 @@ use serde::Serialize;
 use super::compile::RuleText;
 use super::compile::options::CompileOptions;
 use super::defaults_file::{DefaultsReport, DefaultsStatus};
+use super::load_progress::LoadProgress;
 use super::table_loader::TableReport;
 use super::xds::status::{StreamReport, StreamStatus};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::rules::rule::changes::{LimitList, RuleChanges};
 use crate::rules::rule::set::RuleSet;
 
 /// Rules that decide, replaced as a whole.
@@ -31,6 +33,7 @@ pub struct LiveRules {
     defaults: OnceLock<Arc<DefaultsStatus>>,
     tables: Mutex<Vec<TableReport>>,
     marks: Mutex<VecDeque<LoadRecord>>,
+    progress: Arc<LoadProgress>,
 }
 
 /// Maximum number of attempts to load rules that are kept.
@@ -59,6 +62,8 @@ pub struct LoadedRules {
     pub loaded_at: Time,
     /// Names of the texts of the set, and the version that its source gives it.
     pub from: RuleSetOrigin,
+    /// Limits that the load changed; `None` for the first.
+    pub changes: Option<RuleChanges>,
 }
 
 /// What a loaded set was compiled from.
@@ -112,6 +117,12 @@ pub struct LoadStatus {
     pub version: u64,
     /// Time of loading, RFC 3339 in UTC.
     pub loaded_at: Option<String>,
+    /// Identity of the loaded set, as in the decision log: a hash of its texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<Arc<str>>,
+    /// Limits that the load changed; absent for the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes: Option<RuleChanges>,
     /// Names of the rule texts.
     pub sources: Vec<Arc<str>>,
     /// Version that the source gives the set; absent if it has no versions.
@@ -127,6 +138,9 @@ pub struct LoadStatus {
     pub last_error: Option<String>,
     /// Number of failed attempts since the start.
     pub refused: u64,
+    /// What a load that is slow compiles, and for how long; absent if none is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loading: Option<String>,
     /// Stream from the control plane; absent if rules come from files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xds: Option<StreamReport>,
@@ -149,6 +163,11 @@ impl LiveRules {
     pub fn set_defaults_status(&self, status: Arc<DefaultsStatus>) {
         // A process has one such file.
         let _ = self.defaults.set(status);
+    }
+
+    /// Progress of the load that runs.
+    pub const fn progress(&self) -> &Arc<LoadProgress> {
+        &self.progress
     }
 
     /// Sets the state of the tables after a load. Counts are read when they are shown.
@@ -191,12 +210,16 @@ impl LiveRules {
 
     /// Replaces the rules. Returns the number of the new set.
     pub fn replace_rules(&self, rules: RuleSet, from: RuleSetOrigin, now: Time) -> u64 {
+        let last = self.current.load_full();
+        let changes = last.as_ref().map(|last| match have_same_texts(&last.rules, &rules) {
+            true => RuleChanges::default(),
+            false => RuleChanges::between(&LimitList::of_rules(&last.rules), &LimitList::of_rules(&rules)),
+        });
         let mut attempt = self.lock_attempt();
-        let last = self.current.load();
         let version = last.as_ref().map_or(0, |last| last.version) + 1;
         let changed = !last.as_ref().is_some_and(|last| have_same_texts(&last.rules, &rules));
         drop(last);
-        let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from })));
+        let old = self.current.swap(Some(Arc::new(LoadedRules { rules, version, loaded_at: now, from, changes })));
         *attempt = LastLoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
         drop(attempt);
         self.add_load_record(now, Some(version), changed);
@@ -241,6 +264,8 @@ impl LiveRules {
         LoadStatus {
             version: loaded.map_or(0, |loaded| loaded.version),
             loaded_at: loaded.map(|loaded| loaded.loaded_at.to_string()),
+            id: loaded.map(|loaded| Arc::from(&*loaded.rules.id)).filter(|id: &Arc<str>| !id.is_empty()),
+            changes: loaded.and_then(|loaded| loaded.changes.clone()),
             sources: from.names,
             source_version: self.source_version(),
             domains: loaded.map_or(0, |loaded| loaded.rules.domain_count()),
@@ -248,6 +273,7 @@ impl LiveRules {
             last_attempt_at: attempt.at.map(|at| at.to_string()),
             last_error: attempt.error,
             refused: attempt.refused,
+            loading: self.progress.describe_slow_load(),
             xds: self.stream.get().map(|stream| stream.snapshot()),
             rule_defaults: self.defaults.get().map(|defaults| defaults.snapshot()),
             tables: self.table_reports(),

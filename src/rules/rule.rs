@@ -22,6 +22,7 @@ pub mod set;
 pub mod trace;
 pub mod near_miss;
 pub mod decompile;
+pub mod changes;
 pub mod wildcard;
 
 use std::fmt;
@@ -378,6 +379,23 @@ pub struct RuleLimit {
     pub epoch: u64,
     /// Defaults of `TOLLKEEPER_RULE_DEFAULTS` that the limit cannot have, each with the reason.
     pub left_out_defaults: Vec<String>,
+}
+
+/// A limit without anything else.
+impl From<Limit> for RuleLimit {
+    fn from(limit: Limit) -> Self {
+        Self {
+            limit,
+            name: String::new(),
+            replaces: Vec::new(),
+            active: None,
+            shadow: false,
+            quota: false,
+            candidate: false,
+            epoch: 0,
+            left_out_defaults: Vec::new(),
+        }
+    }
 }
 
 named_enum! {

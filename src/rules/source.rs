@@ -6,6 +6,7 @@
 //!
 //! Decides: a control plane's empty answer; what SIGHUP does with rules over xDS; which lines `/problems` shows.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
@@ -155,35 +156,84 @@ pub struct CompiledSnapshot {
     pub compiled: CompiledRules,
     /// Texts or resources that they were compiled from.
     pub rules: SourceRules,
-    /// Domains of a control plane that were refused.
+    /// Domains of a control plane, or rule files, that were refused.
     pub refused: Vec<RefusedDomain>,
+    /// Their errors, with the lines of their files.
+    pub problems: Vec<RuleProblem>,
 }
 
 impl RuleSnapshot {
     /// Compiles the rules. Domains of a control plane are refused one by one; an error in a rule file refuses all
-    /// rules, and comes with the lines around it.
+    /// rules, and comes with the lines around it. A file whose expressions take too much work is refused alone: its
+    /// text of `previous` stays, if there is one.
     ///
     /// # Errors
     /// Every problem, if at least one is an error that refuses all rules.
-    pub fn compile_with_error_lines(self, options: &CompileOptions) -> Result<CompiledSnapshot, CompileFailure> {
+    pub fn compile_with_error_lines(
+        self,
+        previous: &[RuleText],
+        options: &CompileOptions,
+    ) -> Result<CompiledSnapshot, CompileFailure> {
         match self.rules {
-            SourceRules::Texts(of_files) => match of_files.compile(options) {
-                Ok(compiled) => {
-                    Ok(CompiledSnapshot { compiled, rules: SourceRules::Texts(of_files), refused: Vec::new() })
-                }
-                Err(diagnostics) => {
-                    let errors = diagnostics.errors().iter().take(MAX_KEPT_ERRORS);
-                    let problems = errors.map(|error| build_rule_problem(error, &of_files)).collect();
-                    Err(CompileFailure { diagnostics, problems })
-                }
-            },
+            SourceRules::Texts(of_files) => compile_without_costly_files(of_files, previous, options),
             SourceRules::Resources(resources) => match compile_each_domain(resources, &self.accepted, options) {
-                Ok(CompiledResources { compiled, resources, refused }) => {
-                    Ok(CompiledSnapshot { compiled, rules: SourceRules::Resources(resources), refused })
-                }
+                Ok(CompiledResources { compiled, resources, refused }) => Ok(CompiledSnapshot {
+                    compiled,
+                    rules: SourceRules::Resources(resources),
+                    refused,
+                    problems: Vec::new(),
+                }),
                 Err(diagnostics) => Err(CompileFailure { diagnostics, problems: Vec::new() }),
             },
         }
+    }
+}
+
+/// Maximum number of times that rules are compiled again without files that take too much work.
+const MAX_COMPILE_REPEATS: usize = 20;
+
+/// Compiles texts; leaves out files whose expressions take too much work, or keeps their text of `previous`.
+fn compile_without_costly_files(
+    mut of_files: RuleTexts,
+    previous: &[RuleText],
+    options: &CompileOptions,
+) -> Result<CompiledSnapshot, CompileFailure> {
+    let mut refused: Vec<RefusedDomain> = Vec::new();
+    let mut problems = Vec::new();
+    let mut repeats = 0;
+    loop {
+        let diagnostics = match of_files.compile(options) {
+            Ok(compiled) => {
+                return Ok(CompiledSnapshot { compiled, rules: SourceRules::Texts(of_files), refused, problems });
+            }
+            Err(diagnostics) => diagnostics,
+        };
+        let errors = diagnostics.errors().iter().take(MAX_KEPT_ERRORS);
+        let of_errors: Vec<_> = errors.map(|error| build_rule_problem(error, &of_files)).collect();
+        if repeats == MAX_COMPILE_REPEATS || !diagnostics.are_all_costly() {
+            return Err(CompileFailure { diagnostics, problems: of_errors });
+        }
+        repeats += 1;
+        let is_refused = |refused: &[RefusedDomain], name: &str| refused.iter().any(|file| file.domain == *name);
+        let costly: HashSet<Arc<str>> = diagnostics.errors().iter().map(|error| Arc::clone(&error.file)).collect();
+        of_files.texts.retain_mut(|text| {
+            let last = previous.iter().find(|last| last.name == text.name && !is_refused(&refused, &text.name));
+            match (costly.contains(&text.name), last) {
+                (false, _) => true,
+                (true, Some(last)) => {
+                    *text = last.clone();
+                    true
+                }
+                (true, None) => false,
+            }
+        });
+        for error in diagnostics.errors() {
+            if !is_refused(&refused, &error.file) {
+                let domain = error.file.to_string();
+                refused.push(RefusedDomain { domain, error: error.to_string(), kept_version: None });
+            }
+        }
+        problems.extend(of_errors);
     }
 }
 
@@ -327,7 +377,7 @@ fn build_files_update(result: RuleFileSetResult, documents: DocumentSelection) -
         paths: Arc::new(paths),
         rules: SourceRules::Texts(RuleTexts {
             texts: set.files.into_iter().map(text).collect(),
-            sets: Arc::new(SetFiles { texts: set.sets }),
+            sets: Arc::new(SetFiles::from(set.sets)),
         }),
         version: None,
         warnings: set.warnings.iter().map(ToString::to_string).collect(),

@@ -8,7 +8,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{self, BufRead as _, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ use super::plan_table::{PlanTable, RowError, RowValue};
 
 /// Maximum length of a line of JSON, in bytes.
 const MAX_LINE_BYTES: u64 = 64 << 10;
+/// Maximum length of a row of CSV, in bytes.
+const MAX_ROW_BYTES: u64 = 1 << 20;
 /// Size of the buffer that a file is read through, in bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -39,9 +41,9 @@ pub struct TableWithStamp {
 ///
 /// # Errors
 /// Every problem of the file.
-pub fn read_table(path: &Path) -> Result<TableWithStamp, Diagnostics> {
+pub fn read_table(path: &Path, within: Option<&Path>) -> Result<TableWithStamp, Diagnostics> {
     let mut reader = TableReader::new(path);
-    let result = open_regular_file(path).and_then(|file| {
+    let result = open_regular_file(path, within).and_then(|file| {
         let metadata = file.metadata().map_err(|error| PathProblem::from(&error))?;
         if metadata.len() > MAX_TABLE_BYTES {
             return Err(PathProblem::TableTooLarge(metadata.len()));
@@ -69,7 +71,39 @@ pub fn read_table(path: &Path) -> Result<TableWithStamp, Diagnostics> {
 }
 
 /// Input of a reader.
-type TableFileInput = BufReader<std::io::Take<std::fs::File>>;
+type TableFileInput = BufReader<io::Take<std::fs::File>>;
+
+/// Input of rows of CSV that fails if a row is too long: neither its columns nor a quoted text have a bound of their own.
+#[derive(Debug)]
+pub struct RowBoundedInput<R> {
+    input: R,
+    max_row_bytes: u64,
+    left: u64,
+}
+
+impl<R> RowBoundedInput<R> {
+    /// Bounds each row to about `max_row_bytes`.
+    pub const fn new(input: R, max_row_bytes: u64) -> Self {
+        Self { input, max_row_bytes, left: max_row_bytes }
+    }
+
+    /// Begins the next row.
+    pub const fn begin_row(&mut self) {
+        self.left = self.max_row_bytes;
+    }
+}
+
+impl<R: Read> Read for RowBoundedInput<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer)?;
+        self.left = self.left.saturating_sub(read as u64);
+        if read > 0 && self.left == 0 {
+            let max = self.max_row_bytes;
+            return Err(io::Error::other(format!("a row is longer than {max} bytes (is a quote missing?)")));
+        }
+        Ok(read)
+    }
+}
 
 /// Collects rows and problems of one file.
 struct TableReader {
@@ -116,7 +150,7 @@ impl TableReader {
     }
 
     fn read_csv(&mut self, input: TableFileInput) {
-        let mut rows = csv::ReaderBuilder::new().from_reader(input);
+        let mut rows = csv::ReaderBuilder::new().from_reader(RowBoundedInput::new(input, MAX_ROW_BYTES));
         let columns = match rows.byte_headers() {
             Ok(heading) => Columns::from_heading(heading),
             Err(error) => return self.report_csv_error(&error),
@@ -127,6 +161,7 @@ impl TableReader {
         };
         let mut row = csv::ByteRecord::new();
         loop {
+            rows.get_mut().begin_row();
             match rows.read_byte_record(&mut row) {
                 Ok(false) => return,
                 Ok(true) => {

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message, find_similar_name};
 use super::files::PathProblem;
+use super::files::read::resolve_directory_of;
 use super::files::walk::{FileStamp, FileStamps};
 use super::plan_table::PlanTable;
 use super::plan_table::live::{BoundTable, LiveTable, TableStats};
@@ -59,9 +60,17 @@ pub enum RedisTableSupport {
     Refused,
 }
 
+/// Time of a load, and the counts of the table.
+struct LoadOfTable<'s> {
+    now: Time,
+    stats: &'s TableStats,
+}
+
 /// A file that rules name.
 #[derive(Debug, Default)]
 struct TableFile {
+    /// Directory that it must be in or below, without links; anywhere if a command names the file.
+    within: Option<PathBuf>,
     /// The last good rows.
     table: Option<Arc<PlanTable>>,
     /// Stamp of what was read last, good or not.
@@ -177,13 +186,16 @@ impl TableLoader {
                         )))
                     }
                     (TableSource::Redis { .. }, Some(path)) => {
-                        let rows = self.prepare_file(&path, domain, now, &stats);
+                        let rows = self.prepare_file(&path, None, domain, &LoadOfTable { now, stats: &stats });
                         place.path = Some(path);
                         rows
                     }
                     (TableSource::File(file), replaced) => {
-                        let path = replaced.unwrap_or_else(|| resolve_path(file, declared, paths));
-                        let rows = self.prepare_file(&path, domain, now, &stats);
+                        let rule_file = find_rule_file(declared, paths);
+                        let within = replaced.is_none().then(|| resolve_directory_of(rule_file));
+                        let beside = || rule_file.parent().unwrap_or(Path::new("")).join(&**file);
+                        let path = replaced.unwrap_or_else(beside);
+                        let rows = self.prepare_file(&path, within, domain, &LoadOfTable { now, stats: &stats });
                         place.path = Some(path);
                         rows
                     }
@@ -205,12 +217,13 @@ impl TableLoader {
     fn prepare_file(
         &mut self,
         path: &Path,
+        within: Option<PathBuf>,
         domain: &Domain,
-        now: Time,
-        stats: &TableStats,
+        load: &LoadOfTable<'_>,
     ) -> Result<PreparedRows, Diagnostics> {
         let file = self.files.entry(path.to_owned()).or_default();
-        file.read_if_changed(path, now, stats);
+        file.within = within;
+        file.read_if_changed(path, load.now, load.stats);
         let Some(table) = &file.table else { return Err(file.problems.clone()) };
         bind_to_plans(table, &domain.plans, &domain.name, path).map(PreparedRows::File)
     }
@@ -351,7 +364,7 @@ impl TableFile {
         if stamp.is_some() && stamp == self.stamp {
             return false;
         }
-        match read_table(path) {
+        match read_table(path, self.within.as_deref()) {
             Ok(TableWithStamp { table, stamp }) => {
                 self.table = Some(table);
                 self.stamp = Some(stamp);
@@ -368,12 +381,10 @@ impl TableFile {
     }
 }
 
-/// Returns the path of the file of a table: below the directory of the rule file. That of standard input is the
-/// working directory.
-fn resolve_path(file: &str, declared: &TableDeclaration, paths: &RuleFilePaths) -> PathBuf {
+/// Returns the path of the rule file that declares a table.
+fn find_rule_file<'p>(declared: &'p TableDeclaration, paths: &'p RuleFilePaths) -> &'p Path {
     let name = &declared.location.file;
-    let rule_file = paths.get(name).map_or_else(|| Path::new(&**name), PathBuf::as_path);
-    rule_file.parent().unwrap_or(Path::new("")).join(file)
+    paths.get(name).map_or_else(|| Path::new(&**name), PathBuf::as_path)
 }
 
 fn build_redis_table_error(declared: &TableDeclaration) -> Diagnostic {

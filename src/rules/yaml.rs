@@ -85,6 +85,23 @@ impl<'a> YamlNode<'a> {
         self.as_scalar().is_some_and(Scalar::is_null)
     }
 
+    /// Number of mappings that are elements of lists, here and below: at least that of descriptors.
+    pub fn count_listed_mappings(&self) -> usize {
+        let (mut count, mut waiting) = (0, vec![self]);
+        while let Some(node) = waiting.pop() {
+            match &node.content {
+                YamlContent::Scalar(_) => {}
+                YamlContent::List(list) => {
+                    let is_mapping = |element: &&Self| matches!(element.content, YamlContent::Map(_));
+                    count += list.iter().filter(is_mapping).count();
+                    waiting.extend(list.iter());
+                }
+                YamlContent::Map(map) => waiting.extend(map.iter().map(|(_, value)| value)),
+            }
+        }
+        count
+    }
+
     fn is_merge_key(&self) -> bool {
         self.as_scalar().is_some_and(|scalar| scalar.is_plain() && scalar.text() == "<<")
     }

@@ -180,7 +180,7 @@ impl Fallback {
     fn share(&self, limit: &Limit, replicas: NonZeroU32) -> Limit {
         let share = limit.fallback_share(replicas);
         let may_use = || self.region_part_check.get().is_none_or(|parts| parts.0(limit.period_us()));
-        if !limit.is_cut_off_allowance_part_of_limit() || may_use() { share } else { share.rejecting_all() }
+        if !limit.is_cut_off_allowance_part_of_limit() || may_use() { share } else { share.with_requests_per_unit(0) }
     }
 
     /// Calls `then` with the same charge under this process's share of its limits.

@@ -27,6 +27,7 @@ mod simulate;
 mod recommend;
 mod why;
 mod events;
+mod diff;
 mod schema;
 mod go_flags;
 mod config_check_cmd;
@@ -105,6 +106,9 @@ enum Command {
     /// Print the records of a decision log's stream in Redis, each by one consumer of a group
     #[command(after_long_help = events::args::HELP)]
     Events(events::args::Args),
+    /// List the limits that differ between two sets of rule files
+    #[command(after_long_help = diff::HELP)]
+    Diff(diff::Args),
     /// Print the JSON Schema of rule files, for editors
     #[command(after_long_help = schema::HELP)]
     Schema(schema::Args),
@@ -176,6 +180,7 @@ fn run_command(cli: Cli) -> CommandOutcome {
             print::print_error(BENCH_REMOVED);
             CommandOutcome::UsageError
         }
+        Some(Command::Diff(args)) => diff::run(&args),
         Some(Command::Schema(args)) => schema::run(&args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Recommend(args)) => recommend::run(&args),

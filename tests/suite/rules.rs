@@ -9,3 +9,4 @@ mod plans;
 mod rule_defaults;
 mod xds;
 mod patterns;
+mod limit_texts;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::limit::StoreFailurePolicy;
 use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
-use crate::rules::compile::value_set_files::{SetFileText, SetFiles};
+use crate::rules::compile::value_set_files::{SetContents, SetFileText, SetFiles};
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::rules::source::{RuleTexts, SourceRules};
 use crate::rules::xds::resource::parse_recorded_resources;
@@ -178,7 +178,11 @@ fn build_set_documents(sets: &SetFiles) -> Vec<RuleDocumentRecord> {
                 bytes_left = left;
                 build_document(&name, contents, RuleDocumentFormat::Set)
             }
-            None => build_document(&name, blake3::hash(contents).to_hex().as_bytes(), RuleDocumentFormat::SetHash),
+            None => build_document(
+                &name,
+                blake3::Hash::from_bytes(*contents.content_hash()).to_hex().as_bytes(),
+                RuleDocumentFormat::SetHash,
+            ),
         });
     }
     documents
@@ -189,7 +193,7 @@ const SET_NAME_SEPARATOR: char = '#';
 
 fn build_set_text(name: &str, contents: Result<Vec<u8>, String>) -> Option<SetFileText> {
     let (rule_file, set) = name.rsplit_once(SET_NAME_SEPARATOR)?;
-    let contents = contents.map(Arc::from);
+    let contents = contents.map(SetContents::from);
     Some(SetFileText { rule_file: rule_file.into(), name: set.into(), path: name.into(), contents })
 }
 
@@ -293,7 +297,7 @@ pub fn decode_recorded_rules(record: RuleSetRecord) -> Result<RecordedRules, Vec
     }
     let rules = match (errors.is_empty(), resources.is_empty()) {
         (false, _) => return Err(errors),
-        (true, true) => SourceRules::Texts(RuleTexts { texts, sets: Arc::new(SetFiles { texts: sets }) }),
+        (true, true) => SourceRules::Texts(RuleTexts { texts, sets: Arc::new(SetFiles::from(sets)) }),
         (true, false) => SourceRules::Resources(parse_recorded_resources(resources)?),
     };
     Ok(RecordedRules { rules, defaults })

@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 use super::record::{FORMAT_VERSION, Record, RecordText};
 
-/// Maximum length of a line, in bytes: a header has all rules.
-const MAX_LINE_BYTES: u64 = 1 << 30;
+/// Maximum length of a line, in bytes: a header has all rules, 256 MiB at most, in base64 if they are not UTF-8.
+const MAX_LINE_BYTES: u64 = 384 << 20;
 /// Size of a read, in bytes.
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Start of the lines of decisions that this program writes.

@@ -8,8 +8,10 @@
 //! Decides: which default of a limit wins: the rule, its domain, `TOLLKEEPER_RULE_DEFAULTS`, the environment.
 //! Decides: which algorithm and values a limit has if none is named.
 
+use std::cell::RefCell;
 use std::num::NonZeroU16;
 
+use super::match_pattern::ExpressionWork;
 use super::memcache;
 use super::options::CompileOptions;
 use crate::limit::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
@@ -37,6 +39,8 @@ pub(super) struct DomainSettings<'s> {
     pub(super) options: &'s CompileOptions,
     /// Shortest timeout of the callers of the domain, in microseconds, if it is known.
     pub(super) caller_timeout_us: Option<u64>,
+    /// Work of expressions.
+    pub(super) work: &'s RefCell<ExpressionWork>,
 }
 
 impl<'s> DomainSettings<'s> {

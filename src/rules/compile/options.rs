@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::value_set_files::{SetCache, SetFiles};
 use crate::limit::{DEFAULT_MAX_SLIDING_LOG_HITS, StoreFailurePolicy};
+use crate::rules::load_progress::LoadProgress;
 use crate::rules::rule_defaults::RuleDefaults;
 use crate::settings::Settings;
 use crate::settings::store::StoreSettings;
@@ -35,6 +36,8 @@ pub struct CompileOptions {
     pub set_files: Arc<SetFiles>,
     /// Sets of these files that were compiled before.
     pub set_cache: Arc<SetCache>,
+    /// Progress of the load.
+    pub progress: Arc<LoadProgress>,
 }
 
 impl Default for CompileOptions {
@@ -51,6 +54,7 @@ impl Default for CompileOptions {
             rule_defaults: Arc::default(),
             set_files: Arc::default(),
             set_cache: Arc::default(),
+            progress: Arc::default(),
         }
     }
 }
@@ -69,6 +73,7 @@ impl From<&Settings> for CompileOptions {
             rule_defaults: Arc::default(),
             set_files: Arc::default(),
             set_cache: Arc::default(),
+            progress: Arc::default(),
         }
     }
 }

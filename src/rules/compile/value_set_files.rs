@@ -8,7 +8,9 @@
 //! Decides: what a file of values or networks may contain; how many entries (`MAX_SET_ENTRIES`), and how large.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::base::sharded::lock_ignoring_poison;
 use crate::rules::diagnostic::{Diagnostic, Severity, escape_for_message};
@@ -32,7 +34,41 @@ pub struct SetFileText {
     /// Name in messages.
     pub path: Arc<str>,
     /// Contents, or the reason why there are none.
-    pub contents: Result<Arc<[u8]>, String>,
+    pub contents: Result<SetContents, String>,
+}
+
+/// Contents of a file with a set, and their hash: computed once, however many rules name the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetContents {
+    hash: [u8; 32],
+    bytes: Arc<[u8]>,
+}
+
+impl From<Vec<u8>> for SetContents {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { hash: *blake3::hash(&bytes).as_bytes(), bytes: bytes.into() }
+    }
+}
+
+impl Deref for SetContents {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Hash for SetContents {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.hash.hash(state);
+    }
+}
+
+impl SetContents {
+    /// Hash of the bytes.
+    pub const fn content_hash(&self) -> &[u8; 32] {
+        &self.hash
+    }
 }
 
 /// All files with sets that a set of rule files names.
@@ -40,12 +76,25 @@ pub struct SetFileText {
 pub struct SetFiles {
     /// The files, with one element for each rule file that names them.
     pub texts: Vec<SetFileText>,
+    /// Indices of the files by rule file and name.
+    index: OnceLock<HashMap<NamedBy, usize>>,
+}
+
+/// Names of a rule file, and of a file with a set as the rule file has it.
+type NamedBy = (Arc<str>, Arc<str>);
+
+impl From<Vec<SetFileText>> for SetFiles {
+    fn from(texts: Vec<SetFileText>) -> Self {
+        Self { texts, index: OnceLock::new() }
+    }
 }
 
 impl SetFiles {
     /// Returns the file that `rule_file` names so.
-    pub(super) fn find(&self, rule_file: &str, name: &str) -> Option<&SetFileText> {
-        self.texts.iter().find(|text| &*text.rule_file == rule_file && &*text.name == name)
+    pub(super) fn find(&self, rule_file: &Arc<str>, name: &str) -> Option<&SetFileText> {
+        let key = |text: &SetFileText| (Arc::clone(&text.rule_file), Arc::clone(&text.name));
+        let index = self.index.get_or_init(|| self.texts.iter().map(key).zip(0..).collect());
+        index.get(&(Arc::clone(rule_file), name.into())).map(|at| &self.texts[*at])
     }
 }
 
@@ -64,7 +113,7 @@ impl SetCache {
     ///
     /// # Errors
     /// The bad lines.
-    pub(super) fn parse_values(&self, path: &Arc<str>, bytes: &[u8]) -> Result<Arc<ValueSet>, Vec<Diagnostic>> {
+    pub(super) fn parse_values(&self, path: &Arc<str>, bytes: &SetContents) -> Result<Arc<ValueSet>, Vec<Diagnostic>> {
         find_or_parse(&self.values, bytes, || {
             let mut problems = LineProblems::new(path);
             let entries = lines_of_set(bytes).filter(|(line, value)| {
@@ -91,7 +140,11 @@ impl SetCache {
     ///
     /// # Errors
     /// The bad lines.
-    pub(super) fn parse_networks(&self, path: &Arc<str>, bytes: &[u8]) -> Result<Arc<NetworkSet>, Vec<Diagnostic>> {
+    pub(super) fn parse_networks(
+        &self,
+        path: &Arc<str>,
+        bytes: &SetContents,
+    ) -> Result<Arc<NetworkSet>, Vec<Diagnostic>> {
         find_or_parse(&self.networks, bytes, || {
             let mut problems = LineProblems::new(path);
             let mut networks = Vec::new();
@@ -113,17 +166,16 @@ impl SetCache {
 
 fn find_or_parse<T>(
     known: &SetsByHash<T>,
-    bytes: &[u8],
+    bytes: &SetContents,
     parse: impl FnOnce() -> Result<T, Vec<Diagnostic>>,
 ) -> Result<Arc<T>, Vec<Diagnostic>> {
-    let hash = *blake3::hash(bytes).as_bytes();
-    if let Some(set) = lock_ignoring_poison(known).get(&hash).and_then(Weak::upgrade) {
+    if let Some(set) = lock_ignoring_poison(known).get(bytes.content_hash()).and_then(Weak::upgrade) {
         return Ok(set);
     }
     let set = Arc::new(parse()?);
     let mut known = lock_ignoring_poison(known);
     known.retain(|_, set| set.strong_count() > 0);
-    known.insert(hash, Arc::downgrade(&set));
+    known.insert(*bytes.content_hash(), Arc::downgrade(&set));
     Ok(set)
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use super::value::{describe_node, format_as_go};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity, escape_for_message};
-use crate::rules::key_table::{RuleFileKey, Section, find_rule_file_key, nearest_rule_file_key};
+use crate::rules::key_table::{RuleFileKey, Section, ValueKind, find_rule_file_key, nearest_rule_file_key};
 use crate::rules::yaml::{Position, ScalarValue, YamlContent, YamlNode};
 
 /// Path from the root of a document to a field.
@@ -151,12 +151,55 @@ impl DocumentReader<'_> {
         for (name, node) in map.iter() {
             let Some(known) = self.find_known_key(name, Some(section), field_path) else { continue };
             if known.belongs_in(section) {
+                self.warn_about_spelling(&Field { key: known, at: name.at, node }, field_path);
                 fields.push(Field { key: known, at: name.at, node });
             } else {
                 self.report_misplaced_key(Field { key: known, at: name.at, node }, section, field_path);
             }
         }
         Some(fields)
+    }
+
+    /// Warns about a number or a word that is read, but hardly as its author meant: no value, `0100`, `yes`.
+    fn warn_about_spelling(&mut self, Field { key, node, .. }: &Field<'_, '_>, field_path: &FieldPath<'_>) {
+        let Some(scalar) = node.as_scalar() else { return };
+        let takes_number = matches!(key.kind, ValueKind::Count(..) | ValueKind::Overshoot);
+        let takes_value = takes_number
+            || matches!(
+                key.kind,
+                ValueKind::Flag
+                    | ValueKind::Duration
+                    | ValueKind::DurationOrTable(_)
+                    | ValueKind::Choice(_)
+                    | ValueKind::Percentage
+            );
+        let (name, text) = (key.name, scalar.text());
+        let (message, hint) = match scalar.value() {
+            ScalarValue::Null if name == "requests_per_unit" => (
+                format!("`{name}` has no value, so it is 0: every request is rejected"),
+                "write the number; 0 if that is meant".to_owned(),
+            ),
+            ScalarValue::Null if takes_value => (
+                format!("`{name}` has no value, so it counts as not written"),
+                "write the value, or remove the key".to_owned(),
+            ),
+            ScalarValue::Int(number)
+                if takes_number && scalar.is_plain() && text.trim_start_matches('+') != number.to_string() =>
+            {
+                (
+                    format!("`{name}: {}` is read as {number}", escape_for_message(text)),
+                    format!("write {number}, or the number that is meant"),
+                )
+            }
+            ScalarValue::Bool(flag) if key.kind == ValueKind::Flag && !text.eq_ignore_ascii_case(&flag.to_string()) => {
+                (
+                    format!("`{name}: {}` is read as {flag}", escape_for_message(text)),
+                    format!("write {flag}, as other readers of YAML take it for text"),
+                )
+            }
+            _ => return,
+        };
+        self.report_warning(node.at, &field_path.with_key(name), message, hint);
     }
 
     /// Returns the key of that name, or reports it as unknown.

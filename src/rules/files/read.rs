@@ -4,18 +4,20 @@
 //! regular files are opened, and sizes, counts and depths have limits.
 //!
 //! The name of a file with values is relative to the directory of the rule file, and leads nowhere above it: rules may
-//! come from people who must not read other files of the machine, and messages show lines. Links are followed, because
-//! a mounted ConfigMap consists of links; whoever can put a link there can also put a file there. Only `.txt` and
-//! `.list` files can be named, so that no rule file becomes a set. A set is not read as rules, whatever names count as
+//! come from people who must not read other files of the machine, and messages show lines. For the same reason a link
+//! leads nowhere above it, and a link of a searched directory nowhere out of that; those of a mounted ConfigMap stay
+//! below it. A hard link cannot be told from a file. Only `.txt` and `.list` files can be named, so that no rule file
+//! becomes a set. A set is not read as rules, whatever names count as
 //! rule files.
 //!
-//! Decides: files that cannot be opened, FIFOs and devices (`open_regular_file`).
+//! Decides: files that cannot be opened, FIFOs, devices and links that lead out (`open_regular_file`).
 //! Decides: whether one bad file stops the others.
 //! Decides: which files of values a rule may name (`resolve_set_file_path`), how many (`MAX_SET_FILES`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -23,12 +25,12 @@ use std::sync::Arc;
 use memchr::memmem;
 use rustix::fs::OFlags;
 
-use super::walk::{FileSearchResult, FoundFile, WatchedPath, search_location};
+use super::walk::{FileSearchResult, FoundFile, WatchedPath, check_is_within, search_location};
 use super::{
     MAX_ERRORS, MAX_FILE_BYTES, MAX_TOTAL_BYTES, PathError, PathProblem, RuleFile, RuleFileSet, RuleFileSetFailure,
     RuleFileSetResult, RuleFilesLocation,
 };
-use crate::rules::compile::value_set_files::SetFileText;
+use crate::rules::compile::value_set_files::{SetContents, SetFileText};
 use crate::rules::diagnostic::Diagnostics;
 use crate::rules::yaml::parse::parse_documents;
 use crate::rules::yaml::{DocumentSelection, YamlContent, YamlNode, text};
@@ -54,11 +56,11 @@ pub(super) fn read_found_files(mut scan: FileSearchResult) -> FilesRead {
     let FileSearchResult { found, mut errors, warnings, .. } = scan;
     let mut files = Vec::with_capacity(found.len());
     let mut bytes_left = MAX_TOTAL_BYTES;
-    for FoundFile { name, path, .. } in found {
+    for FoundFile { name, path, within, .. } in found {
         if errors.len() >= MAX_ERRORS {
             break;
         }
-        match read_contents(&path, bytes_left) {
+        match read_contents(&path, within.as_deref(), bytes_left) {
             Ok(bytes) => {
                 bytes_left -= bytes.len() as u64;
                 files.push(RuleFile { name, path, bytes });
@@ -88,9 +90,10 @@ fn enforce_total_size(scan: &mut FileSearchResult) {
     }
 }
 
-/// Returns the bytes of a regular file, of which at most `bytes_left` may be read.
-pub(super) fn read_contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
-    let file = open_regular_file(path)?;
+/// Returns the bytes of a regular file, of which at most `bytes_left` may be read. `within` is as in
+/// [`open_regular_file`].
+pub(super) fn read_contents(path: &Path, within: Option<&Path>, bytes_left: u64) -> Result<Vec<u8>, PathProblem> {
+    let file = open_regular_file(path, within)?;
     let size = file.metadata().map_err(|error| PathProblem::from(&error))?.len();
     check_size(size, bytes_left)?;
     // One byte more than allowed shows that the file has grown; the capacity is bounded by the check above.
@@ -100,17 +103,43 @@ pub(super) fn read_contents(path: &Path, bytes_left: u64) -> Result<Vec<u8>, Pat
     Ok(bytes)
 }
 
-/// Opens a regular file.
+/// Opens a regular file that is really below `within`, a path without links; anywhere without it.
 ///
 /// The type is checked before, because opening a device may have an effect, and after, because the path may lead
 /// elsewhere by then. Without O_NONBLOCK, a FIFO in between would block.
-pub(in crate::rules) fn open_regular_file(path: &Path) -> Result<File, PathProblem> {
+pub(in crate::rules) fn open_regular_file(path: &Path, within: Option<&Path>) -> Result<File, PathProblem> {
+    check_is_within(path, within)?;
     check_is_regular_file(&fs::metadata(path).map_err(|error| PathProblem::from(&error))?)?;
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file =
         OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|error| PathProblem::from(&error))?;
     check_is_regular_file(&file.metadata().map_err(|error| PathProblem::from(&error))?)?;
-    Ok(file)
+    // The path of what is open, which no change of a link alters. A system without it has the check above.
+    let opened = Path::new("/proc/self/fd").join(file.as_raw_fd().to_string());
+    match (fs::read_link(opened), within) {
+        (Ok(real), Some(within)) if !real.starts_with(within) => Err(PathProblem::LeadsOut),
+        _ => Ok(file),
+    }
+}
+
+/// Returns the directory of a rule file without links; the files that it names must be there or below.
+pub(in crate::rules) fn resolve_directory_of(rule_file: &Path) -> PathBuf {
+    let directory = rule_file.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    // One that cannot be resolved has no files.
+    fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned())
+}
+
+/// Checks that a path given to a command is no link that leads out of its directory. Commands show lines of files, and
+/// check what others propose; `serve` takes such a link, because its operator named it.
+///
+/// # Errors
+/// The path with its problem.
+pub fn check_link_of_command(path: &Path) -> Result<(), PathError> {
+    let within = resolve_directory_of(path);
+    let is_file_link = path.is_symlink() && !path.is_dir();
+    let checked = if is_file_link { check_is_within(path, Some(&within)) } else { Ok(()) };
+    checked.map_err(|problem| PathError::new(path, problem))
 }
 
 fn check_is_regular_file(metadata: &fs::Metadata) -> Result<(), PathProblem> {
@@ -148,14 +177,18 @@ impl SetFilesRead {
     /// out of `files`.
     fn read(files: &mut Vec<RuleFile>, mut bytes_left: u64) -> Self {
         let mut named: Vec<(Arc<str>, String, Result<PathBuf, String>)> = Vec::new();
+        let mut directories: HashMap<PathBuf, PathBuf> = HashMap::new();
         for file in files.iter() {
             for name in find_set_file_names(&file.bytes) {
                 let path = resolve_set_file_path(&file.path, &name);
+                if let Ok(path) = &path {
+                    directories.insert(path.clone(), resolve_directory_of(&file.path));
+                }
                 named.push((Arc::clone(&file.name), name, path));
             }
         }
         let mut read = Self::default();
-        let mut contents: HashMap<PathBuf, Result<Arc<[u8]>, String>> = HashMap::new();
+        let mut contents: HashMap<PathBuf, Result<SetContents, String>> = HashMap::new();
         for (rule_file, name, path) in named {
             let (shown, of_file) = match path {
                 Err(problem) => (name.clone(), Err(problem)),
@@ -164,7 +197,7 @@ impl SetFilesRead {
                 }
                 Ok(path) => {
                     let of_file = contents.entry(path.clone()).or_insert_with(|| {
-                        let of_file = take_or_read_contents(files, &path, bytes_left);
+                        let of_file = take_or_read_contents(files, &path, directories.get(&path), bytes_left);
                         bytes_left -= of_file.as_ref().map_or(0, |bytes| bytes.len() as u64);
                         of_file
                     });
@@ -186,10 +219,17 @@ impl SetFilesRead {
 }
 
 /// Returns the contents of a file of a set. If it was read as a rule file, it is no longer one.
-fn take_or_read_contents(files: &mut Vec<RuleFile>, path: &Path, bytes_left: u64) -> Result<Arc<[u8]>, String> {
+fn take_or_read_contents(
+    files: &mut Vec<RuleFile>,
+    path: &Path,
+    within: Option<&PathBuf>,
+    bytes_left: u64,
+) -> Result<SetContents, String> {
     match files.iter().position(|file| file.path == path) {
         Some(index) => Ok(files.remove(index).bytes.into()),
-        None => read_contents(path, bytes_left).map(Arc::from).map_err(|problem| problem.to_string()),
+        None => read_contents(path, within.map(PathBuf::as_path), bytes_left)
+            .map(SetContents::from)
+            .map_err(|problem| problem.to_string()),
     }
 }
 
@@ -219,6 +259,7 @@ pub fn find_set_file_names(bytes: &[u8]) -> Vec<String> {
     // Problems are reported by the compiler.
     let documents = parse_documents(&text, DocumentSelection::All, &"".into(), &mut Diagnostics::default());
     let mut names: Vec<String> = Vec::new();
+    let mut known: HashSet<&str> = HashSet::new();
     let mut waiting: Vec<&YamlNode<'_>> = documents.iter().collect();
     while let Some(node) = waiting.pop() {
         if let YamlContent::List(list) =
@@ -232,7 +273,7 @@ pub fn find_set_file_names(bytes: &[u8]) -> Vec<String> {
             let file =
                 operators.and_then(|operators| find_mapping_value(find_mapping_value(operators, operator)?, "file"));
             if let Some(name) = file.and_then(YamlNode::as_scalar).map(|name| name.text())
-                && !names.iter().any(|known| known == name)
+                && known.insert(name)
             {
                 names.push(name.to_owned());
             }

@@ -1,7 +1,7 @@
 //! Search for the rule files of a location, without reading them: its result, and the stamps of the files found.
 //!
 //! One search serves `--config` and the `RUNTIME_*` directories; they differ only in the names that count. Symbolic
-//! links are followed. A directory whose name starts with `..` is never entered: a mounted Kubernetes ConfigMap keeps
+//! links below a directory are followed if they lead to what is below it too, or below `RUNTIME_ROOT`; others are errors. A directory whose name starts with `..` is never entered: a mounted Kubernetes ConfigMap keeps
 //! its versions there and links to their files from above. A search also records the paths on which its result depends,
 //! for the watcher.
 //!
@@ -69,7 +69,7 @@ fn search_paths(paths: &[PathBuf]) -> FileSearchResult {
         let before = (walk.scan.found.len(), walk.scan.errors.len());
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
-                walk.search_directory(path, &metadata);
+                walk.search_from(path, path, &metadata);
                 if before == (walk.scan.found.len(), walk.scan.errors.len()) {
                     walk.add_error(path, PathProblem::NoRuleFiles);
                 }
@@ -116,7 +116,7 @@ impl RuntimeDirectories<'_> {
                 walk.add_warning(&base, PathProblem::Missing);
             }
             Err(_) if !parent.exists() => walk.add_error(parent, PathProblem::Missing),
-            found => walk.search_runtime_directory(&base, found),
+            found => walk.search_runtime_directory(self.root, &base, found),
         }
         walk.scan
     }
@@ -128,7 +128,7 @@ impl RuntimeDirectories<'_> {
         let mut walk =
             FileSearch::new(NameFilter::Dotted { base: &base, prefix, ignore_dotfiles: self.ignore_dotfiles });
         walk.scan.watched.push(WatchedPath::Followed(base.clone()));
-        walk.search_runtime_directory(&base, fs::metadata(&base));
+        walk.search_runtime_directory(self.root, &base, fs::metadata(&base));
         walk.scan
     }
 }
@@ -145,26 +145,47 @@ struct FileSearch<'a> {
     entries_left: usize,
     /// Device and inode of the directories from the given one down to the current one.
     inside: Vec<(u64, u64)>,
+    /// The given directory or `RUNTIME_ROOT`, without links; `None` for a given file.
+    within: Option<Arc<Path>>,
     /// A bound was reached, so the search ends.
     full: bool,
 }
 
 impl<'a> FileSearch<'a> {
     fn new(names: NameFilter<'a>) -> Self {
-        Self { names, scan: FileSearchResult::default(), entries_left: MAX_ENTRIES, inside: Vec::new(), full: false }
+        Self {
+            names,
+            scan: FileSearchResult::default(),
+            entries_left: MAX_ENTRIES,
+            inside: Vec::new(),
+            within: None,
+            full: false,
+        }
     }
 
-    /// Searches the directory that the `RUNTIME_*` variables name.
-    fn search_runtime_directory(&mut self, base: &Path, found: std::io::Result<Metadata>) {
+    /// Searches the directory that the `RUNTIME_*` variables name, below `root`.
+    fn search_runtime_directory(&mut self, root: &Path, base: &Path, found: std::io::Result<Metadata>) {
         match found {
             Ok(metadata) if metadata.is_dir() => {
-                self.search_directory(base, &metadata);
+                self.search_from(base, root, &metadata);
                 if self.scan.found.is_empty() && self.scan.errors.is_empty() {
                     self.add_warning(base, PathProblem::NoRuleFiles);
                 }
             }
             Ok(_) => self.add_error(base, PathProblem::NotADirectory),
             Err(error) => self.add_error(base, problem_of_path(base, &error)),
+        }
+    }
+
+    /// Searches a given directory, whose links may lead to what is below `within`.
+    fn search_from(&mut self, path: &Path, within: &Path, metadata: &Metadata) {
+        match fs::canonicalize(within) {
+            Ok(real) => {
+                self.within = Some(real.into());
+                self.search_directory(path, metadata);
+                self.within = None;
+            }
+            Err(error) => self.add_error(path, problem_of_path(path, &error)),
         }
     }
 
@@ -211,6 +232,12 @@ impl<'a> FileSearch<'a> {
         let link = path.is_symlink();
         if link {
             self.scan.watched.push(WatchedPath::Followed(path.to_owned()));
+            let names = &self.names;
+            if (names.rule_file_name(path).is_some() || path.is_dir() && names.may_have_rule_files_below(path))
+                && let Err(problem) = check_is_within(path, self.within.as_deref())
+            {
+                return self.add_error(path, problem);
+            }
         }
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => {
@@ -231,7 +258,12 @@ impl<'a> FileSearch<'a> {
             return self.add_error(path, PathProblem::TooManyFiles);
         }
         let name = self.names.rule_file_name(path).unwrap_or_else(|| path.to_string_lossy().into());
-        self.scan.found.push(FoundFile { name, path: path.to_owned(), size: metadata.len() });
+        self.scan.found.push(FoundFile {
+            name,
+            path: path.to_owned(),
+            size: metadata.len(),
+            within: self.within.clone(),
+        });
     }
 
     fn add_error(&mut self, path: &Path, problem: PathProblem) {
@@ -307,6 +339,14 @@ fn problem_of_path(path: &Path, error: &std::io::Error) -> PathProblem {
     }
 }
 
+/// Checks that a path is really below `within`, a path without links. A path that leads nowhere is left to others.
+pub(super) fn check_is_within(path: &Path, within: Option<&Path>) -> Result<(), PathProblem> {
+    match (fs::canonicalize(path), within) {
+        (Ok(real), Some(within)) if !real.starts_with(within) => Err(PathProblem::LeadsOut),
+        _ => Ok(()),
+    }
+}
+
 /// A path on which the result of a search depends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WatchedPath {
@@ -331,6 +371,8 @@ pub(super) struct FileSearchResult {
 pub(super) struct FoundFile {
     pub(super) name: Arc<str>,
     pub(super) path: PathBuf,
+    /// Directory that it must be in or below, without links.
+    pub(super) within: Option<Arc<Path>>,
     /// Size in bytes when the file was found; it may have grown since.
     pub(super) size: u64,
 }

@@ -1,19 +1,17 @@
 //! Compiled rules back in the form of rule files: as a tree, for tools that change them, and as YAML.
 //!
-//! The YAML is a rule file with one limit, or a plan with one: what pages and tools print, to be pasted into a rule
-//! file.
+//! The YAML is a rule file with the limits of a rule, or a plan with one: what pages and tools print, to be pasted into
+//! a rule file. Every text of a limit is made of its written keys, with which it compiles to an equal limit.
 //!
-//! Decides: a compiled limit as YAML (`format_rule_yaml`).
+//! Decides: a compiled limit as YAML (`RuleLimit::written_keys`).
 
 use std::sync::Arc;
 
 use super::set::RuleSet;
 use super::value_pattern::{MatchPattern, Operator, ValuePattern};
-use super::{Domain, Rule, RuleNode, SourceLocation};
+use super::{Domain, Rule, RuleLimit, RuleNode, SourceLocation};
 use crate::base::text::escape_unprintable_json;
-use crate::limit::active::ActiveTimes;
-use crate::limit::algorithm::DelayPolicy;
-use crate::limit::{GlobalScope, Limit};
+use crate::limit::{Consistency, GlobalScope, Limit, StoreFailurePolicy};
 
 /// Descriptors that lead to a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,26 +99,114 @@ impl RuleSet {
     }
 }
 
-/// A limit for a rule file, in the form that the user is given to paste.
-#[derive(Clone, Copy, Debug)]
-pub struct LimitToPaste<'a> {
-    /// The limit.
-    pub limit: &'a Limit,
-    /// Name; empty for none.
-    pub name: &'a str,
-    /// Times at which it is active; `None`: always.
-    pub active: Option<ActiveTimes>,
-    /// `max_wait` in microseconds, if it is written.
-    pub max_wait_us: Option<u64>,
-    /// Shadow mode of the limit itself.
-    pub shadow_mode: bool,
+/// Whether a limit is the only one of its rule that decides, or a candidate; `count_rejected` depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitPlace {
+    /// The only one that decides, or a candidate.
+    Sole,
+    /// One of several.
+    OneOfSeveral,
 }
 
-/// Formats the rule file. Other keys of the rule are absent.
-pub fn format_rule_yaml(entries: &RulePath, pasted: LimitToPaste<'_>) -> String {
+impl LimitPlace {
+    /// Place of each limit of a rule.
+    pub fn of_limits(limits: &[RuleLimit]) -> impl Iterator<Item = (&RuleLimit, Self)> {
+        let deciding = limits.iter().filter(|limit| !limit.candidate).count();
+        let place = move |limit: &RuleLimit| match limit.candidate || deciding == 1 {
+            true => Self::Sole,
+            false => Self::OneOfSeveral,
+        };
+        limits.iter().map(move |limit| (limit, place(limit)))
+    }
+}
+
+impl RuleLimit {
+    /// Returns the keys with which a rule file makes an equal limit, and their values as YAML on one line.
+    ///
+    /// A key that is at its default is absent; the algorithm is always there, because defaults of rules may name
+    /// another. `shadow_mode` and `quota_mode` are as in a list.
+    pub fn written_keys(&self, place: LimitPlace) -> Vec<(&'static str, String)> {
+        // Exhaustive, so that a new property cannot be forgotten here.
+        let Self { limit, name, replaces, active, shadow, quota, candidate, epoch, left_out_defaults: _ } = self;
+        let mut keys = Vec::new();
+        if !name.is_empty() {
+            keys.push(("name", quote_for_yaml(name)));
+        }
+        if !replaces.is_empty() {
+            let names = replaces.iter().map(|name| format!("{{name: {}}}", quote_for_yaml(name)));
+            keys.push(("replaces", format!("[{}]", names.collect::<Vec<_>>().join(", "))));
+        }
+        keys.extend(list_written_keys(limit, place));
+        if let Some(active) = active {
+            keys.push(("active", active.spec().to_string()));
+        }
+        let on_store_error = limit.on_store_error();
+        // That of a candidate is given.
+        if on_store_error != StoreFailurePolicy::default() && !candidate {
+            keys.push(("on_store_error", on_store_error.name().to_owned()));
+        }
+        if *epoch != 0 {
+            keys.push(("epoch", epoch.to_string()));
+        }
+        for (key, _) in [("shadow_mode", shadow), ("quota_mode", quota)].into_iter().filter(|(_, is_set)| **is_set) {
+            keys.push((key, "true".to_owned()));
+        }
+        keys
+    }
+}
+
+fn list_written_keys(limit: &Limit, place: LimitPlace) -> Vec<(&'static str, String)> {
+    let period = limit.period();
+    let mut keys = Vec::new();
+    if limit.is_concurrent() {
+        keys.push(("concurrent", limit.requests_per_unit().to_string()));
+        keys.push(("max_duration", format_micros(period.micros())));
+    } else {
+        keys.push(("unit", period.unit().name().to_owned()));
+        if period.multiplier() != 1 {
+            keys.push(("unit_multiplier", period.multiplier().to_string()));
+        }
+        keys.push(("requests_per_unit", limit.requests_per_unit().to_string()));
+        keys.push(("algorithm", limit.algorithm().name().to_owned()));
+    }
+    let window = limit.calendar_windows().map(|window| ("window", window.spec().to_string()));
+    keys.extend(window);
+    keys.extend(limit.ban().map(|ban| ("ban", ban.to_string())));
+    keys.extend(limit.reservations().map(|reservations| ("reservations", reservations.to_string())));
+    // A bucket of 0 cannot be written; it is that of a limit of 0.
+    let capacity = limit.algorithm().properties().capacity.rule_file_key().filter(|_| limit.capacity() > 0);
+    keys.extend(capacity.map(|key| (key, limit.capacity().to_string())));
+    keys.extend(limit.non_default_max_wait_us().map(|max_wait_us| ("max_wait", format_micros(max_wait_us))));
+    let by_default = place == LimitPlace::Sole && limit.counts_rejected_if_sole();
+    if limit.counts_rejected_hits() != by_default {
+        keys.push(("count_rejected", limit.counts_rejected_hits().to_string()));
+    }
+    if let Consistency::Eventual(overshoot) = limit.consistency() {
+        keys.push(("consistency", "eventual".to_owned()));
+        // A global limit has one `max_overshoot` for both.
+        keys.extend(limit.global_scope().is_none().then(|| ("max_overshoot", overshoot.to_string())));
+    }
+    keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys));
+    keys
+}
+
+/// Formats a duration as rule files have it.
+fn format_micros(micros: u64) -> String {
+    match micros {
+        whole if whole.is_multiple_of(1_000_000) => format!("{}s", whole / 1_000_000),
+        whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),
+        micros => format!("{micros}us"),
+    }
+}
+
+/// Keys of a limit to paste.
+pub type LimitKeys = Vec<(&'static str, String)>;
+
+/// Formats the rule file of a limit with these keys. Other keys of the rule are absent.
+pub fn format_rule_yaml(entries: &RulePath, keys: LimitKeys) -> String {
     let (mut text, indent) = format_descriptors(entries);
     text += &format!("{indent}rate_limit:\n");
-    for (key, value) in list_limit_fields(pasted) {
+    for (key, value) in keys {
         text += &format!("{indent}  {key}: {value}\n");
     }
     text
@@ -148,28 +234,38 @@ fn format_descriptors(entries: &RulePath) -> (String, String) {
 }
 
 /// Formats a limit as a mapping on one line: a value of `rate_limit`, or an item of its list.
-pub fn format_limit_on_one_line(pasted: LimitToPaste<'_>) -> String {
+pub fn format_limit_on_one_line(keys: LimitKeys) -> String {
     // A plain text with a comma or a colon would end in braces.
     let is_plain = |value: &str| !value.starts_with(['{', '[', '"']) && value.contains([',', ':']);
-    let fields = list_limit_fields(pasted).into_iter().map(|(key, value)| match is_plain(&value) {
+    let fields = keys.into_iter().map(|(key, value)| match is_plain(&value) {
         true => format!("{key}: {}", serde_json::Value::from(value)),
         false => format!("{key}: {value}"),
     });
     format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
 }
 
-/// Formats the rule file with these limits, each as [`format_limit_on_one_line`] has it. Other keys are absent.
-pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[String]) -> String {
+/// Formats the rule file with these limits of a rule, and `added` as one more item of the list. Other keys are absent.
+pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[RuleLimit], added: Option<String>) -> String {
     let (mut text, indent) = format_descriptors(entries);
+    // A named limit in shadow mode would become a candidate of one without a name.
+    let is_of_rule = limits.iter().all(|limit| limit.shadow);
+    if is_of_rule {
+        text += &format!("{indent}shadow_mode: true\n");
+    }
     text += &format!("{indent}rate_limit:\n");
-    limits.iter().for_each(|limit| text += &format!("{indent}- {limit}\n"));
+    let line = |(limit, place): (&RuleLimit, _)| {
+        let mut keys = limit.written_keys(place);
+        keys.retain(|(key, _)| !is_of_rule || limit.candidate || *key != "shadow_mode");
+        format_limit_on_one_line(keys)
+    };
+    LimitPlace::of_limits(limits).map(line).chain(added).for_each(|line| text += &format!("{indent}- {line}\n"));
     text
 }
 
-/// Formats the rule file of a plan with one limit. Other plans and keys of the plan are absent.
-pub fn format_plan_yaml(entries: &RulePath, plan: &str, pasted: LimitToPaste<'_>) -> String {
+/// Formats the rule file of a plan of one limit with these keys. Other plans and keys of the plan are absent.
+pub fn format_plan_yaml(entries: &RulePath, plan: &str, keys: LimitKeys) -> String {
     let mut text = format!("domain: {}\nplans:\n  {}:\n", quote_for_yaml(&entries.domain), quote_for_yaml(plan));
-    for (key, value) in list_limit_fields(pasted) {
+    for (key, value) in keys {
         text += &format!("    {key}: {value}\n");
     }
     text
@@ -194,52 +290,6 @@ fn format_match(pattern: &MatchPattern) -> String {
         true => format!("{{ not: {{ {operator}: {operand} }} }}"),
         false => format!("{{ {operator}: {operand} }}"),
     }
-}
-
-fn list_limit_fields(
-    LimitToPaste { limit, name, active, max_wait_us, shadow_mode }: LimitToPaste<'_>,
-) -> Vec<(&'static str, String)> {
-    let period = limit.period();
-    let mut keys = Vec::new();
-    if !name.is_empty() {
-        keys.push(("name", quote_for_yaml(name)));
-    }
-    keys.push(("unit", period.unit().name().to_owned()));
-    if period.multiplier() != 1 {
-        keys.push(("unit_multiplier", period.multiplier().to_string()));
-    }
-    keys.push(("requests_per_unit", limit.requests_per_unit().to_string()));
-    let properties = limit.algorithm().properties();
-    // Also the default one: defaults of rules may name another.
-    keys.push(("algorithm", limit.algorithm().name().to_owned()));
-    if let Some(window) = limit.calendar_windows() {
-        keys.push(("window", window.spec().to_string()));
-    }
-    if let Some(ban) = limit.ban() {
-        keys.push(("ban", ban.to_string()));
-    }
-    if let Some(reservations) = limit.reservations() {
-        keys.push(("reservations", reservations.to_string()));
-    }
-    if let Some(active) = active {
-        keys.push(("active", active.spec().to_string()));
-    }
-    if let Some(key) = properties.capacity.rule_file_key() {
-        keys.push((key, limit.capacity().to_string()));
-    }
-    if let Some(max_wait_us) = max_wait_us.filter(|_| properties.delay != DelayPolicy::Never) {
-        let text = match max_wait_us {
-            whole if whole.is_multiple_of(1_000_000) => format!("{}s", whole / 1_000_000),
-            whole if whole.is_multiple_of(1000) => format!("{}ms", whole / 1000),
-            micros => format!("{micros}us"),
-        };
-        keys.push(("max_wait", text));
-    }
-    keys.extend(limit.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys));
-    if shadow_mode {
-        keys.push(("shadow_mode", "true".to_owned()));
-    }
-    keys
 }
 
 /// Quotes text that YAML would read otherwise, and escapes what a terminal would. JSON strings are YAML strings.

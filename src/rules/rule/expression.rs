@@ -6,14 +6,23 @@
 //! down to one for each. A single expression whose automaton is too large does not compile. There is no other engine
 //! behind: the work of a look-up does not depend on what was looked up before, and values cannot make it slow.
 //!
-//! Decides: how `regex` matches; how large an expression may be.
+//! The work of compiling is bounded too, in steps rather than in time, so that all replicas refuse the same rules. A
+//! build ends when it has taken the steps it was allowed; an expression is tried with few, then with more. A group may
+//! take twice what its expressions took one by one. What was compiled is kept while rules use it, so a reload compiles
+//! only what is new.
+//!
+//! Decides: how `regex` matches; how large an expression may be, and how much work it may take to compile.
 
+use std::collections::HashMap;
 use std::error::Error as _;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use regex_automata::dfa::{Automaton as _, StartKind, dense};
-use regex_automata::nfa::thompson::{self, WhichCaptures};
+use regex_automata::nfa::thompson::{self, NFA, State, WhichCaptures};
 use regex_automata::util::{start, syntax};
 use regex_automata::{Anchored, MatchKind};
+
+use crate::base::sharded::lock_ignoring_poison;
 
 /// Maximum length of an expression in bytes.
 pub const MAX_EXPRESSION_BYTES: usize = 4096;
@@ -22,6 +31,18 @@ pub const MAX_EXPRESSION_BYTES: usize = 4096;
 const MAX_SINGLE_AUTOMATON_BYTES: usize = 256 << 10;
 /// Maximum size of an automaton for each of its expressions, in bytes.
 const MAX_AUTOMATON_BYTES_PER_EXPRESSION: usize = 16 << 10;
+
+/// Maximum work of compiling one expression, in steps: about 0.1 s.
+pub const MAX_EXPRESSION_STEPS: u64 = 32 << 20;
+/// Work with which an expression is tried first, and which a group may take beyond twice that of its expressions, in
+/// steps.
+const MIN_STEPS: u64 = 32 << 10;
+/// Maximum work of an expression that is compiled together with others, in steps.
+const MAX_STEPS_IN_GROUP: u64 = 4 << 20;
+/// Maximum number of states visited to judge an expression.
+const MAX_VISITED_STATES: u64 = 4 << 20;
+/// Number of parts into which a group is divided if its automaton is too large.
+const PARTS_OF_GROUP: usize = 8;
 
 /// Largest number of automata of one level without a warning.
 pub const MAX_AUTOMATA_WITHOUT_WARNING: usize = 8;
@@ -34,30 +55,35 @@ pub struct Expressions<I> {
 
 #[derive(Debug)]
 struct ExpressionAutomaton<I> {
-    automaton: dense::DFA<Vec<u32>>,
+    automaton: Arc<Dfa>,
     /// Identifier of each of its expressions.
     ids: Vec<I>,
 }
 
+type Dfa = dense::DFA<Vec<u32>>;
+
 impl<I: Copy> Expressions<I> {
-    /// Compiles expressions that [`check_expression`] accepts; leaves out others.
+    /// Compiles expressions that [`measure_expression`] accepts; leaves out others.
     pub fn new(expressions: &[(&str, I)]) -> Self {
+        let usable = |(text, id): &(&str, I)| {
+            let steps = measure_expression(text).ok()?;
+            Some(MeasuredExpression { text: (*text).to_owned(), steps, id: *id })
+        };
+        let usable = expressions.iter().filter_map(usable);
+        let (alone, together): (Vec<_>, Vec<_>) = usable.partition(|one| one.steps > MAX_STEPS_IN_GROUP);
         let mut automata = Vec::new();
-        let mut waiting = vec![expressions];
+        let mut waiting: Vec<&[MeasuredExpression<I>]> = alone.chunks(1).collect();
+        waiting.push(&together);
         while let Some(group) = waiting.pop() {
             if group.is_empty() {
                 continue;
             }
-            let texts: Vec<&str> = group.iter().map(|(text, _)| *text).collect();
-            match build_automaton(&texts) {
-                Ok(automaton) => {
-                    automata.push(ExpressionAutomaton { automaton, ids: group.iter().map(|(_, id)| *id).collect() });
+            match find_or_build_group(group) {
+                Some(automaton) => {
+                    automata.push(ExpressionAutomaton { automaton, ids: group.iter().map(|one| one.id).collect() });
                 }
-                Err(_) if group.len() == 1 => {}
-                Err(_) => {
-                    let (first, second) = group.split_at(group.len() / 2);
-                    waiting.extend([second, first]);
-                }
+                None if group.len() == 1 => {}
+                None => waiting.extend(group.chunks(group.len().div_ceil(PARTS_OF_GROUP)).rev()),
             }
         }
         Self { automata }
@@ -94,27 +120,134 @@ impl<I: Copy> Expressions<I> {
     }
 }
 
-/// Returns the reason why an expression cannot be used.
-///
-/// # Errors
-/// The reason, in the words of the regex crate or as a size.
-pub fn check_expression(text: &str) -> Result<(), String> {
-    if text.len() > MAX_EXPRESSION_BYTES {
-        return Err(format!("it has {} bytes; at most {MAX_EXPRESSION_BYTES} are allowed", text.len()));
-    }
-    build_automaton(&[text]).map(|_| ())
+/// Reason why an expression cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// It is invalid, in the words of the regex crate, or too large.
+    #[error("{0}")]
+    Unusable(String),
+    /// It takes more work than [`MAX_EXPRESSION_STEPS`].
+    #[error("it takes too much work to compile")]
+    TooCostly,
 }
 
-/// Returns `true` if the expression matches the whole value; compiles it anew, so use it only for reports.
+/// An expression with the work that it takes to compile.
+struct MeasuredExpression<I> {
+    text: String,
+    steps: u64,
+    id: I,
+}
+
+/// Compiles an expression, or finds that it was compiled before. Returns the work of that, in steps.
+///
+/// # Errors
+/// The reason why it cannot be used.
+pub fn measure_expression(text: &str) -> Result<u64, ExpressionError> {
+    if text.len() > MAX_EXPRESSION_BYTES {
+        let reason = format!("it has {} bytes; at most {MAX_EXPRESSION_BYTES} are allowed", text.len());
+        return Err(ExpressionError::Unusable(reason));
+    }
+    if let Some(known) = lock_ignoring_poison(&COMPILED).measured.get(text) {
+        return known.clone();
+    }
+    let measured = compile_with_growing_work(text);
+    lock_ignoring_poison(&COMPILED).insert_measured(text, measured.clone());
+    measured
+}
+
+/// Returns `true` if the expression matches the whole value; may compile it anew, so use it only for reports.
 pub fn compile_and_match_expression(text: &str, value: &[u8]) -> bool {
     let mut matches = false;
     Expressions::new(&[(text, ())]).for_each_match(value, |()| matches = true);
     matches
 }
 
-fn build_automaton(expressions: &[&str]) -> Result<dense::DFA<Vec<u32>>, String> {
-    let max_bytes = MAX_SINGLE_AUTOMATON_BYTES.max(MAX_AUTOMATON_BYTES_PER_EXPRESSION * expressions.len());
-    let nfa = thompson::Compiler::new()
+fn compile_with_growing_work(text: &str) -> Result<u64, ExpressionError> {
+    let nfa = build_nfa(&[text], MAX_SINGLE_AUTOMATON_BYTES).map_err(ExpressionError::Unusable)?;
+    let visits_per_state = measure_visits(&nfa).ok_or(ExpressionError::TooCostly)?;
+    let mut steps = MIN_STEPS;
+    loop {
+        match build_dfa(&nfa, BuildLimits { bytes: MAX_SINGLE_AUTOMATON_BYTES, steps, visits_per_state }) {
+            Ok(automaton) => {
+                if steps > MAX_STEPS_IN_GROUP {
+                    lock_ignoring_poison(&COMPILED).insert_group(hash_texts([text]), Some(Arc::new(automaton)));
+                }
+                return Ok(steps);
+            }
+            Err(BuildFailure::TooManySteps) if steps < MAX_EXPRESSION_STEPS => steps *= 2,
+            Err(BuildFailure::TooManySteps) => return Err(ExpressionError::TooCostly),
+            Err(BuildFailure::Other(reason)) => return Err(ExpressionError::Unusable(reason)),
+        }
+    }
+}
+
+/// Returns the automaton of a group that fits: one that was built before, or a new one.
+fn find_or_build_group<I>(group: &[MeasuredExpression<I>]) -> Option<Arc<Dfa>> {
+    let key = hash_texts(group.iter().map(|one| one.text.as_str()));
+    if let Some(known) = lock_ignoring_poison(&COMPILED).groups.get(&key) {
+        return known.clone();
+    }
+    let texts: Vec<&str> = group.iter().map(|one| one.text.as_str()).collect();
+    let bytes = MAX_SINGLE_AUTOMATON_BYTES.max(MAX_AUTOMATON_BYTES_PER_EXPRESSION * texts.len());
+    let alone = group.iter().map(|one| one.steps).sum::<u64>();
+    // A single one takes what it took before.
+    let steps = if group.len() == 1 { alone } else { 2 * alone + 16 * MIN_STEPS };
+    let built = build_nfa(&texts, bytes).ok().and_then(|nfa| {
+        let visits_per_state = measure_visits(&nfa)?;
+        build_dfa(&nfa, BuildLimits { bytes, steps, visits_per_state }).ok().map(Arc::new)
+    });
+    lock_ignoring_poison(&COMPILED).insert_group(key, built.clone());
+    built
+}
+
+fn hash_texts<'t>(texts: impl IntoIterator<Item = &'t str>) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    for text in texts {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    *hasher.finalize().as_bytes()
+}
+
+static COMPILED: LazyLock<Mutex<CompiledExpressions>> = LazyLock::new(Mutex::default);
+
+/// What was compiled in this process, with failures.
+#[derive(Default)]
+struct CompiledExpressions {
+    /// Work of single expressions.
+    measured: HashMap<Box<str>, Result<u64, ExpressionError>>,
+    /// Automata by the hash of their expressions; `None`: too large.
+    groups: HashMap<[u8; 32], Option<Arc<Dfa>>>,
+    /// Size of the automata, in bytes.
+    group_bytes: usize,
+}
+
+impl CompiledExpressions {
+    /// Maximum number of expressions, and of groups, that are remembered; an automaton that rules use stays.
+    const MAX_REMEMBERED: usize = 20_000;
+    /// Maximum size of automata that no rule may be using, in bytes.
+    const MAX_UNUSED_BYTES: usize = 32 << 20;
+
+    fn insert_measured(&mut self, text: &str, measured: Result<u64, ExpressionError>) {
+        if self.measured.len() >= Self::MAX_REMEMBERED {
+            self.measured.clear();
+        }
+        self.measured.insert(text.into(), measured);
+    }
+
+    fn insert_group(&mut self, key: [u8; 32], built: Option<Arc<Dfa>>) {
+        self.group_bytes += built.as_ref().map_or(0, |automaton| automaton.memory_usage());
+        if self.group_bytes > Self::MAX_UNUSED_BYTES || self.groups.len() >= Self::MAX_REMEMBERED {
+            self.groups.retain(|_, known| known.as_ref().is_some_and(|automaton| Arc::strong_count(automaton) > 1));
+            // The bound is of what is built from here on.
+            self.group_bytes = 0;
+        }
+        self.groups.insert(key, built);
+    }
+}
+
+/// Compiles expressions to an automaton that is not deterministic: one pass over their texts.
+fn build_nfa(expressions: &[&str], max_bytes: usize) -> Result<NFA, String> {
+    thompson::Compiler::new()
         .syntax(syntax::Config::new().unicode(false).utf8(false).dot_matches_new_line(true))
         .configure(
             thompson::Config::new().utf8(false).nfa_size_limit(Some(max_bytes)).which_captures(WhichCaptures::None),
@@ -123,18 +256,82 @@ fn build_automaton(expressions: &[&str]) -> Result<dense::DFA<Vec<u32>>, String>
         .map_err(|error| match error.source().map(ToString::to_string) {
             Some(parsing) => describe_syntax_error(&parsing),
             None => format_too_large(max_bytes),
-        })?;
+        })
+}
+
+/// Limits of a build.
+#[derive(Clone, Copy)]
+struct BuildLimits {
+    bytes: usize,
+    steps: u64,
+    visits_per_state: u64,
+}
+
+enum BuildFailure {
+    /// The steps did not suffice.
+    TooManySteps,
+    /// It cannot be built, or it is too large.
+    Other(String),
+}
+
+/// Makes an automaton deterministic.
+///
+/// For each of its states, and each class of bytes, it follows all states that the given automaton may be in. The memory
+/// for these sets times the classes, times what is visited on the way to one of them, is the bound of its steps.
+fn build_dfa(nfa: &NFA, BuildLimits { bytes, steps, visits_per_state }: BuildLimits) -> Result<Dfa, BuildFailure> {
+    let classes = nfa.byte_classes().alphabet_len() as u64;
+    let set_bytes = usize::try_from(steps / classes / visits_per_state).unwrap_or(usize::MAX);
     let config = dense::Config::new()
         .start_kind(StartKind::Anchored)
         // All expressions that match, not only the first.
         .match_kind(MatchKind::All)
         .accelerate(false)
-        .dfa_size_limit(Some(max_bytes))
-        .determinize_size_limit(Some(4 * max_bytes));
-    dense::Builder::new().configure(config).build_from_nfa(&nfa).map_err(|error| match error.is_size_limit_exceeded() {
-        true => format_too_large(max_bytes),
-        false => error.source().map_or_else(|| error.to_string(), ToString::to_string),
+        .dfa_size_limit(Some(bytes))
+        .determinize_size_limit(Some(set_bytes));
+    dense::Builder::new().configure(config).build_from_nfa(nfa).map_err(|error| {
+        let text = error.to_string();
+        match error.is_size_limit_exceeded() {
+            true if text.contains("determinization") => BuildFailure::TooManySteps,
+            true => BuildFailure::Other(format_too_large(bytes)),
+            false => BuildFailure::Other(error.source().map_or(text, ToString::to_string)),
+        }
     })
+}
+
+/// Returns how many states are visited, at most, for each state that reads a byte; `None` if counting takes too long.
+fn measure_visits(nfa: &NFA) -> Option<u64> {
+    let states = nfa.states();
+    let mut visited_by = vec![usize::MAX; states.len()];
+    let (mut waiting, mut visited_in_all, mut most) = (Vec::new(), 0, 1);
+    for (round, reader) in states.iter().enumerate() {
+        match reader {
+            State::ByteRange { trans } => waiting.push(trans.next),
+            State::Sparse(sparse) => waiting.extend(sparse.transitions.iter().map(|trans| trans.next)),
+            State::Dense(dense) => waiting.extend(dense.transitions.iter()),
+            _ => continue,
+        }
+        let (mut visited, mut reading) = (0_u64, 0_u64);
+        while let Some(id) = waiting.pop() {
+            visited += 1;
+            if std::mem::replace(&mut visited_by[id.as_usize()], round) == round {
+                continue;
+            }
+            match &states[id.as_usize()] {
+                State::Union { alternates } => waiting.extend(alternates.iter()),
+                State::BinaryUnion { alt1, alt2 } => waiting.extend([*alt1, *alt2]),
+                State::Look { next, .. } | State::Capture { next, .. } => waiting.push(*next),
+                State::ByteRange { .. } | State::Sparse(_) | State::Dense(_) | State::Fail | State::Match { .. } => {
+                    reading += 1;
+                }
+            }
+        }
+        visited_in_all += visited;
+        most = most.max(visited.div_ceil(reading.max(1)));
+        if visited_in_all > MAX_VISITED_STATES {
+            return None;
+        }
+    }
+    Some(most)
 }
 
 fn format_too_large(max_bytes: usize) -> String {

@@ -6,10 +6,10 @@
 //!
 //! Decides: how `/rlconfig` shows a limit.
 
+use super::decompile::LimitPlace;
 use super::set::RuleSet;
 use super::{Rule, RuleAllowance, RuleLimit};
-use crate::limit::GlobalScope;
-use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::{Algorithm, CapacityRuleKey};
 
 /// Returns the lines of `/rlconfig`, without line breaks.
 pub fn format_rlconfig(rules: &RuleSet) -> Vec<String> {
@@ -22,49 +22,37 @@ fn format_rule(rule: &Rule) -> Vec<String> {
             "{}: unit=UNKNOWN requests_per_unit={requests_per_unit}, shadow_mode: {shadow}, quota_mode: {quota}",
             rule.path
         )],
-        RuleAllowance::Limits(limits) => {
-            limits.iter().enumerate().map(|(index, limit)| format_limit(&rule.limit_path(index), limit)).collect()
-        }
+        RuleAllowance::Limits(limits) => LimitPlace::of_limits(limits)
+            .enumerate()
+            .map(|(index, (limit, place))| format_limit(&rule.limit_path(index), limit, place))
+            .collect(),
     }
 }
 
-fn format_limit(path: &str, RuleLimit { limit, active, shadow, quota, .. }: &RuleLimit) -> String {
-    if limit.is_concurrent() {
-        let (concurrent, period) = (limit.requests_per_unit(), limit.period());
-        let mut line = format!(
-            "{path}: unit=UNKNOWN requests_per_unit={concurrent}, shadow_mode: {shadow}, quota_mode: {quota}, \
-             concurrent: {concurrent}, max_duration: {}s",
-            period.micros() / 1_000_000
-        );
-        if let Some(active) = active {
-            line.push_str(&format!(", active: {}", active.spec()));
-        }
-        return line;
-    }
-    let unit = limit.period().unit().name().to_ascii_uppercase();
-    let requests = limit.requests_per_unit();
+/// Keys that envoyproxy/ratelimit writes in its own way, or not at all.
+const KEYS_OF_LINE: [&str; 6] = ["unit", "requests_per_unit", "shadow_mode", "quota_mode", "name", "replaces"];
+
+fn format_limit(path: &str, limit: &RuleLimit, place: LimitPlace) -> String {
+    let unit = match limit.limit.is_concurrent() {
+        true => "UNKNOWN".to_owned(),
+        false => limit.limit.period().unit().name().to_ascii_uppercase(),
+    };
+    let (requests, RuleLimit { shadow, quota, .. }) = (limit.limit.requests_per_unit(), limit);
     let mut line =
         format!("{path}: unit={unit} requests_per_unit={requests}, shadow_mode: {shadow}, quota_mode: {quota}");
-    if limit.period().multiplier() != 1 {
-        line.push_str(&format!(", unit_multiplier: {}", limit.period().multiplier()));
-    }
-    if limit.algorithm() != Algorithm::default() {
-        line.push_str(&format!(", algorithm: {}", limit.algorithm()));
-    }
-    if let Some(window) = limit.calendar_windows() {
-        line.push_str(&format!(", window: {}", window.spec()));
-    }
-    if let Some(ban) = limit.ban() {
-        line.push_str(&format!(", ban: {ban}"));
-    }
-    if let Some(reservations) = limit.reservations() {
-        line.push_str(&format!(", reservations: {reservations}"));
-    }
-    if let Some(active) = active {
-        line.push_str(&format!(", active: {}", active.spec()));
-    }
-    for (key, value) in limit.global_scope().into_iter().flat_map(GlobalScope::rule_file_keys) {
-        line.push_str(&format!(", {key}: {value}"));
+    let default_capacity = match limit.limit.algorithm().properties().capacity {
+        CapacityRuleKey::QueueSize => 1,
+        CapacityRuleKey::BucketSize | CapacityRuleKey::RequestsPerUnit => requests,
+    };
+    for (key, value) in limit.written_keys(place) {
+        let is_default = match key {
+            "algorithm" => value == Algorithm::default().name(),
+            "bucket_size" | "queue_size" => limit.limit.capacity() == default_capacity,
+            _ => false,
+        };
+        if !is_default && !KEYS_OF_LINE.contains(&key) {
+            line.push_str(&format!(", {key}: {value}"));
+        }
     }
     line
 }

@@ -18,6 +18,7 @@ use crate::base::text::truncate_to_bytes;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{CompiledRules, compile_documents};
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity};
+use crate::rules::document::MAX_DESCRIPTORS;
 
 /// Maximum number of problems of a domain that are kept.
 const MAX_PROBLEMS_OF_DOMAIN: usize = 20;
@@ -82,8 +83,9 @@ pub struct CompiledResources {
 pub fn compile_resources(resources: &[RuleResource], options: &CompileOptions) -> Result<CompiledRules, Diagnostics> {
     let mut documents = Vec::with_capacity(resources.len());
     let mut found = Diagnostics::default();
+    let mut descriptors_left = MAX_DESCRIPTORS;
     for resource in resources {
-        match resource.decode() {
+        match resource.decode(&mut descriptors_left) {
             Ok(document) => documents.push(document),
             Err(message) => found.push(build_undecodable_error(resource, message)),
         }

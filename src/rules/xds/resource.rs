@@ -12,7 +12,7 @@
 //! the bound of the decoder.
 //!
 //! Decides: how a descriptor over xDS becomes a rule: units, metadata, depth (`MAX_DESCRIPTOR_DEPTH`).
-//! Decides: a resource of another type.
+//! Decides: a resource of another type; how many descriptors a response may have (`MAX_DESCRIPTORS`).
 
 use std::sync::Arc;
 use std::vec;
@@ -27,7 +27,7 @@ use crate::base::pb::xds::{RateLimitPolicy, RateLimitUnit};
 use crate::limit::period::Unit;
 use crate::rules::compile::NamedDocument;
 use crate::rules::diagnostic::escape_for_message;
-use crate::rules::document::{DescriptorSpec, Document, RateLimitEntry, RateLimitSpec};
+use crate::rules::document::{DescriptorSpec, Document, MAX_DESCRIPTORS, RateLimitEntry, RateLimitSpec};
 use crate::rules::yaml::{Position, Spanned};
 
 /// Encoded rules of a domain. Clones share them.
@@ -50,6 +50,10 @@ pub fn parse_resources(resources: Vec<Any>) -> Result<Vec<RuleResource>, Vec<Str
     let mut read = Vec::with_capacity(count);
     let mut errors = Vec::new();
     for (index, resource) in resources.into_iter().enumerate() {
+        if errors.len() == MAX_REPORTED_RESOURCES {
+            errors.push("further resources were not read".to_owned());
+            break;
+        }
         match parse_resource(resource) {
             Ok(resource) => read.push(resource),
             Err(error) => errors.push(format!("resource {index} of {count}: {error}")),
@@ -70,6 +74,9 @@ pub fn parse_recorded_resources(encoded: Vec<Vec<u8>>) -> Result<Vec<RuleResourc
     let resources = encoded.into_iter().map(|value| Any { type_url: TYPE_URL.to_owned(), value });
     parse_resources(resources.collect())
 }
+
+/// Maximum number of resources of a response that are reported.
+const MAX_REPORTED_RESOURCES: usize = 100;
 
 fn parse_resource(resource: Any) -> Result<RuleResource, String> {
     if resource.type_url != TYPE_URL {
@@ -93,13 +100,13 @@ impl RuleResource {
         Any { type_url: TYPE_URL.to_owned(), value: self.encoded.to_vec() }
     }
 
-    /// Decodes the rules.
+    /// Decodes the rules, of which there may be `descriptors_left`; takes their number off.
     ///
     /// # Errors
-    /// The rules are not protobuf, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
-    pub fn decode(&self) -> Result<NamedDocument, String> {
+    /// The rules are not protobuf, are more, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
+    pub fn decode(&self, descriptors_left: &mut usize) -> Result<NamedDocument, String> {
         let decoded = PartlyDecodedRateLimitConfig::decode(self.encoded.clone()).map_err(|error| error.to_string());
-        let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors));
+        let descriptors = decoded.and_then(|fields| decode_descriptors(fields.descriptors, descriptors_left));
         let descriptors = descriptors.map_err(|error| format!("it cannot be decoded: {error}"))?;
         let domain = Spanned { value: self.domain.clone(), at: Position::default() };
         let document = Document { domain: Some(domain), descriptors: descriptors.into(), ..Document::default() };
@@ -170,8 +177,15 @@ impl OpenLevel {
 /// Decodes the outermost descriptors of a resource with all below them.
 ///
 /// # Errors
-/// A descriptor is not protobuf, or they nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
-fn decode_descriptors(encoded: Vec<Bytes>) -> Result<Vec<DescriptorSpec>, String> {
+/// A descriptor is not protobuf, they are more than `descriptors_left`, or nest deeper than [`MAX_DESCRIPTOR_DEPTH`].
+fn decode_descriptors(encoded: Vec<Bytes>, descriptors_left: &mut usize) -> Result<Vec<DescriptorSpec>, String> {
+    let take_off = |descriptors: &[Bytes], left: &mut usize| {
+        *left = left.checked_sub(descriptors.len()).ok_or_else(|| {
+            format!("the rules have more than {MAX_DESCRIPTORS} descriptors (several values of a key need one each)")
+        })?;
+        Ok::<(), String>(())
+    };
+    take_off(&encoded, descriptors_left)?;
     let (mut level, mut levels) = (OpenLevel::new(encoded, None), Vec::new());
     loop {
         let Some(next) = level.waiting.next() else {
@@ -185,6 +199,7 @@ fn decode_descriptors(encoded: Vec<Bytes>) -> Result<Vec<DescriptorSpec>, String
         };
         let mut fields = DescriptorFields::decode(next).map_err(|error| error.to_string())?;
         let below = std::mem::take(&mut fields.descriptors);
+        take_off(&below, descriptors_left)?;
         let descriptor = convert_descriptor(level.decoded.len(), fields);
         if below.is_empty() {
             level.decoded.push(descriptor);

@@ -236,6 +236,9 @@ impl OwnAlarms<'_> {
 
     fn add_store_and_reload_failures(&mut self, collector: &MetricsCollector) {
         let (service, health) = (&collector.service, &collector.health);
+        if let Some(slow) = service.rules.progress().describe_slow_load() {
+            self.add("reload_slow", format!("a load of rules is slow, the rules before it are in force: {slow}"));
+        }
         if let Some(reason) = health.not_ready_reason() {
             self.add("not_ready", format!("this process cannot decide: {reason}"));
         }
@@ -481,6 +484,7 @@ fn describe_rise(collector: &MetricsCollector, rise: &RejectionRise) -> String {
         let version = truncate_and_escape(&version, MAX_KEY_CHARS);
         format!(", version {version} of the source")
     });
+    let changes = status.changes.filter(|_| status.version == *version);
     let by = find_most_risen_limit(&metrics.history, now, &metrics.limits.all_limit_stats(), rise).map(|limit| {
         let (name, before, after) = (escape_unprintable(&limit.name), limit.per_minute_before, limit.per_minute_after);
         format!(": most by {name}, from {before} to {after} decisions a minute")
@@ -488,9 +492,10 @@ fn describe_rise(collector: &MetricsCollector, rise: &RejectionRise) -> String {
     let at = format_minute_of_day(Time::from_secs(*load_s));
     format!(
         "rejections rose from {percent_before} % to {percent_after} % of the requests after rules were loaded at {at} \
-         UTC (set {version} of this process{}){}",
+         UTC (set {version} of this process{}){}{}",
         at_source.unwrap_or_default(),
-        by.unwrap_or_default()
+        by.unwrap_or_default(),
+        changes.map_or_else(String::new, |changes| format!("; the load: {changes}"))
     )
 }
 

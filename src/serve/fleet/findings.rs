@@ -209,7 +209,7 @@ fn find_different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
         |count| {
             format!(
                 "{count} of {} replicas have other rules than {}: a change is not everywhere yet, or did not arrive \
-                 (compare /rlconfig/status)",
+                 (compare `id` and `changes` in /rlconfig/status of both)",
                 replicas.len(),
                 abbreviate_hash(usual)
             )

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::rules::live::{LoadedRules, NumberedLine};
-use crate::rules::rule::decompile::{LimitToPaste, format_limit_on_one_line, format_rule_file_with_limits};
+use crate::rules::rule::decompile::{LimitPlace, format_limit_on_one_line, format_rule_file_with_limits};
 use crate::rules::rule::set::{CompiledRule, RuleSet};
 use crate::rules::rule::{RuleAllowance, RuleLimit, SourceLocation};
 
@@ -63,9 +63,10 @@ impl RuleTextReport {
         let SourceLocation { file, line, .. } = &rule.rule.location;
         let text = loaded.from.texts.iter().find(|text| text.name == *file);
         let (lines, is_cut) = text.map(|text| find_rule_lines(&text.bytes, *line)).unwrap_or_default();
+        // Each is a text by itself.
         let limits = rule.limits.iter().zip(rule_limits(rule)).map(|(compiled, limit)| RuleLimitText {
             rule: compiled.stats.name().as_str().to_owned(),
-            yaml: format_limit_on_one_line(limit_to_paste(limit)),
+            yaml: format_limit_on_one_line(limit.written_keys(LimitPlace::Sole)),
             candidate: compiled.candidate,
         });
         Some(Self {
@@ -90,19 +91,8 @@ pub(super) fn rule_limits(rule: &CompiledRule) -> &[RuleLimit] {
 /// Formats a rule file with the limits of a rule, and `added` as one more line of the list.
 pub(super) fn format_rule_as_file(rules: &RuleSet, rule: &CompiledRule, added: Option<String>) -> Option<String> {
     let path = rules.find_rule_path(&rule.rule.path)?;
-    let lines = rule_limits(rule).iter().map(|limit| format_limit_on_one_line(limit_to_paste(limit)));
-    let lines: Vec<String> = lines.chain(added).collect();
-    (!lines.is_empty()).then(|| format_rule_file_with_limits(&path, &lines))
-}
-
-pub(super) fn limit_to_paste(limit: &RuleLimit) -> LimitToPaste<'_> {
-    LimitToPaste {
-        limit: &limit.limit,
-        name: &limit.name,
-        active: limit.active,
-        max_wait_us: limit.limit.non_default_max_wait_us(),
-        shadow_mode: limit.shadow,
-    }
+    let limits = rule_limits(rule);
+    (!limits.is_empty()).then(|| format_rule_file_with_limits(&path, limits, added))
 }
 
 /// Splits `file:line:column`; `None` if it is none.

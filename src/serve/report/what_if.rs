@@ -25,7 +25,7 @@ use crate::limit::{Limit, Scope};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::{RuleText, compile_texts};
 use crate::rules::live::LoadedRules;
-use crate::rules::rule::decompile::{LimitToPaste, format_limit_on_one_line};
+use crate::rules::rule::decompile::{LimitPlace, format_limit_on_one_line};
 use crate::rules::rule::set::CompiledRule;
 use crate::rules::rule::{RuleAllowance, RuleLimit};
 use crate::rules::yaml::DocumentSelection;
@@ -237,13 +237,9 @@ fn format_as_candidate(rule: &CompiledRule, tried: &RuleLimit) -> String {
     let is_taken = |name: &str| rule_limits(rule).iter().any(|limit| limit.name == name);
     let names = std::iter::once("candidate".to_owned()).chain((2..).map(|number| format!("candidate_{number}")));
     let name = names.into_iter().find(|name| !is_taken(name)).unwrap_or_default();
-    format_limit_on_one_line(LimitToPaste {
-        limit: &tried.limit,
-        name: &name,
-        active: tried.active,
-        max_wait_us: tried.limit.non_default_max_wait_us(),
-        shadow_mode: true,
-    })
+    let candidate =
+        RuleLimit { name, shadow: true, quota: false, candidate: true, replaces: Vec::new(), ..tried.clone() };
+    format_limit_on_one_line(candidate.written_keys(LimitPlace::Sole))
 }
 
 /// Hits by minute of the keys with most hits, at most [`MAX_TRIED_KEYS`].

@@ -11,6 +11,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
@@ -126,11 +127,12 @@ impl RuleUpdater {
     /// # Errors
     /// The source or the watcher of the defaults cannot be started.
     pub(super) fn start(
-        applier: RuleApplier,
+        mut applier: RuleApplier,
         config: SourceConfig,
         timing: WatchTiming,
         followers: Option<TableFollowers>,
     ) -> io::Result<Self> {
+        applier.options.progress = Arc::clone(applier.rules.progress());
         let mut watch = None;
         if let Some(status) = &applier.defaults {
             applier.rules.set_defaults_status(Arc::clone(status));
@@ -163,10 +165,10 @@ impl RuleUpdater {
             tokio::select! {
                 update = self.source.next_update() => {
                     let Some(update) = update else { return };
-                    let applier = self.applier.clone();
-                    let result = applier.run_on_low_priority_thread(move |applier| applier.apply_update(update)).await;
-                    let result = result.unwrap_or_else(|failure| Err(self.applier.record_rejection(&[failure])));
-                    self.source.report_result(&result);
+                    let newer = self.apply_update(update, Overtaking::Possible).await;
+                    if let Some(newer) = newer {
+                        self.apply_update(newer, Overtaking::Impossible).await;
+                    }
                     self.watch_tables();
                 }
                 Some(_) = next_table_change(&mut self.tables) => {
@@ -184,7 +186,38 @@ impl RuleUpdater {
     }
 }
 
+/// Whether newer files end a load. Of two loads one comes to its end, however often files change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Overtaking {
+    Possible,
+    Impossible,
+}
+
 impl RuleUpdater {
+    /// Applies an update on a thread of its own. Returns the update that overtook it, if one did.
+    async fn apply_update(&mut self, update: RuleUpdate, overtaking: Overtaking) -> Option<RuleUpdate> {
+        let applier = self.applier.clone();
+        let mut load = pin!(applier.run_on_low_priority_thread(move |applier| applier.apply_update(update)));
+        // A control plane sends nothing before it has the result.
+        let mut listens = overtaking == Overtaking::Possible && matches!(self.source, RuleSource::Files(_));
+        let mut newer = None;
+        let result = loop {
+            tokio::select! {
+                result = &mut load => break result,
+                update = self.source.next_update(), if listens => {
+                    listens = false;
+                    if update.is_some() {
+                        self.applier.rules.progress().overtake();
+                    }
+                    newer = update;
+                }
+            }
+        };
+        let result = result.unwrap_or_else(|failure| Err(self.applier.record_rejection(&[failure])));
+        self.source.report_result(&result);
+        newer
+    }
+
     /// Watches the files of the tables that the rules have now, and follows those in Redis.
     fn watch_tables(&mut self) {
         let tables = lock_ignoring_poison(&self.applier.tables);
@@ -306,6 +339,13 @@ impl RuleApplier {
 
     /// Compiles an update and replaces the rules, or rejects it with all its errors.
     fn apply_update(&self, update: RuleUpdate) -> UpdateResult {
+        self.rules.progress().begin();
+        let result = self.compile_and_replace_rules(update);
+        self.rules.progress().end();
+        result
+    }
+
+    fn compile_and_replace_rules(&self, update: RuleUpdate) -> UpdateResult {
         let snapshot = update.map_err(|errors| self.record_rejection(&errors))?;
         if snapshot.rules.is_empty() && snapshot.keep_rules_if_empty && self.has_rules() {
             return Err(self.record_rejection(&snapshot.warnings));
@@ -315,8 +355,15 @@ impl RuleApplier {
         let paths = Arc::clone(&snapshot.paths);
         let options = CompileOptions { rule_defaults: Arc::clone(&defaults), ..self.options.clone() };
         let version = snapshot.version.clone();
-        let CompiledSnapshot { compiled, rules, refused } =
-            snapshot.compile_with_error_lines(&options).map_err(|CompileFailure { diagnostics, problems }| {
+        let previous =
+            self.rules.current_rules_owned().map(|loaded| Arc::clone(&loaded.from.texts)).unwrap_or_default();
+        let CompiledSnapshot { compiled, rules, refused, problems } = snapshot
+            .compile_with_error_lines(&previous, &options)
+            .map_err(|CompileFailure { diagnostics, problems }| {
+                if options.progress.is_overtaken() {
+                    tracing::info!("a load of rules ended early: the files have changed again");
+                    return String::new();
+                }
                 let texts: Vec<_> = diagnostics.errors().iter().map(ToString::to_string).collect();
                 self.record_rejection_with_file_lines(&texts, problems)
             })?;
@@ -330,7 +377,7 @@ impl RuleApplier {
         })?;
         if !refused.is_empty() {
             let errors: Vec<_> = refused.iter().flat_map(|domain| domain.error.lines().map(str::to_owned)).collect();
-            self.record_rejection(&errors);
+            self.record_rejection_with_file_lines(&errors, problems);
         }
         let resources = match &rules {
             SourceRules::Resources(resources) => resources.clone(),
@@ -368,11 +415,12 @@ impl RuleApplier {
         let version = self.rules.replace_rules(rules, from, self.clock.now());
         self.rules.set_table_reports(reports);
         let status = self.rules.status();
-        let (domains, rules) = (status.domains, status.rules);
+        let (domains, rules, id) = (status.domains, status.rules, status.id.unwrap_or_default());
+        let changes = status.changes.map(|changes| changes.to_string()).unwrap_or_default();
         // The line of the start has the first rules.
         match version {
-            1 => tracing::info!(version, domains, rules, "rules loaded"),
-            _ => tracing::info!(target: LIFECYCLE_TARGET, version, domains, rules, "rules loaded"),
+            1 => tracing::info!(version, domains, rules, %id, "rules loaded"),
+            _ => tracing::info!(target: LIFECYCLE_TARGET, version, domains, rules, %id, %changes, "rules loaded"),
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::rules::compile::RuleText;
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::compile::value_set_files::{SetFileText, SetFiles};
 use crate::rules::diagnostic::Diagnostics;
-use crate::rules::files::read::read_rule_files;
+use crate::rules::files::read::{check_link_of_command, read_rule_files};
 use crate::rules::files::{MAX_FILES, MAX_TOTAL_BYTES, RuleFilesLocation};
 use crate::rules::plan_table::is_table_file;
 use crate::rules::yaml::DocumentSelection;
@@ -74,7 +74,7 @@ fn check_directory(directory: &Path, merge_domains: bool, page: &mut String) -> 
         sources.push(source);
     }
     sources.retain(|source| sets.iter().all(|set| set.path != source.name));
-    let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options };
+    let options = CompileOptions { set_files: Arc::new(SetFiles::from(sets)), ..options };
     let rules = CheckedRules::compile(sources, &options, Diagnostics::default(), &TableFiles::default());
     rules.diagnostics.warnings().iter().for_each(|warning| print_error(escape_unprintable(&warning.to_string())));
     match rules.diagnostics.errors() {
@@ -111,6 +111,7 @@ fn read_rule_file(path: &Path) -> Result<(RuleText, Vec<SetFileText>), String> {
     if path.is_dir() {
         return Err(failed(&format_args!("{}: is a directory", path.display())));
     }
+    check_link_of_command(path).map_err(|error| failed(&error))?;
     let read = read_rule_files(&RuleFilesLocation::Paths(vec![path.to_owned()]))
         .map_err(|refused| failed(&refused.errors[0]))?;
     let file = read.files.into_iter().next().ok_or_else(|| failed(&path.display()))?;

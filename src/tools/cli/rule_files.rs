@@ -19,7 +19,7 @@ use crate::rules::compile::value_set_files::SetFiles;
 use crate::rules::compile::{CompiledRules, RuleText, compile_texts};
 use crate::rules::defaults_file;
 use crate::rules::diagnostic::{Diagnostic, Diagnostics, Severity};
-use crate::rules::files::read::read_rule_files;
+use crate::rules::files::read::{check_link_of_command, read_rule_files};
 use crate::rules::files::walk::find_files_of_runtime_only;
 use crate::rules::files::{MAX_FILE_BYTES, PathError, PathProblem, RuleFile, RuleFileSetFailure, RuleFilesLocation};
 use crate::rules::rule::Domain;
@@ -65,7 +65,15 @@ impl CheckedRules {
         tables: &TableFiles,
     ) -> Self {
         let (mut sources, mut sets) = (Vec::new(), Vec::new());
-        let (stdin, paths): (Vec<_>, Vec<_>) = paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
+        let (stdin, mut paths): (Vec<_>, Vec<_>) =
+            paths.iter().cloned().partition(|path| path == Path::new(STDIN_PATH));
+        paths.retain(|path| match check_link_of_command(path) {
+            Ok(()) => true,
+            Err(error) => {
+                diagnostics.push(error.to_diagnostic(Severity::Error));
+                false
+            }
+        });
         if !paths.is_empty() {
             let read = read_rule_files(&RuleFilesLocation::Paths(paths)).unwrap_or_else(
                 |RuleFileSetFailure { errors, readable }| {
@@ -88,7 +96,7 @@ impl CheckedRules {
             }
             sources.push(RuleText { name: STDIN_PATH.into(), bytes: text, documents: DocumentSelection::All });
         }
-        let options = CompileOptions { set_files: Arc::new(SetFiles { texts: sets }), ..options.clone() };
+        let options = CompileOptions { set_files: Arc::new(SetFiles::from(sets)), ..options.clone() };
         Self::compile(sources, &options, diagnostics, tables)
     }
 

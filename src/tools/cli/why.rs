@@ -287,8 +287,9 @@ fn format_rule_change(change: &RuleChange) -> String {
         .version
         .as_ref()
         .map_or_else(String::new, |version| format!(", version {}", escape_and_shorten(version)));
+    let changes = change.changes.as_ref().map_or_else(String::new, |changes| format!("    {changes}\n"));
     format!(
-        "\n{}  {event}: rules {}{version} (process {})\n",
+        "\n{}  {event}: rules {}{version} (process {})\n{changes}",
         format_moment(&change.time),
         escape_and_shorten(rules),
         escape_and_shorten(&change.process)

@@ -12,7 +12,8 @@ use super::results::{
 };
 use crate::base::text::escape_unprintable;
 use crate::limit::Consistency;
-use crate::rules::rule::decompile::{LimitToPaste, RulePath, format_plan_yaml, format_rule_yaml};
+use crate::rules::rule::RuleLimit;
+use crate::rules::rule::decompile::{LimitPlace, RulePath, format_plan_yaml, format_rule_yaml};
 use crate::tools::replay::replayer::CounterLosses;
 use crate::tools::simulate::results::compute_share;
 use crate::tools::simulate::simulation::LogProperties;
@@ -164,12 +165,15 @@ fn build_traffic_basis(RecommendationParts { demand, basis, .. }: Recommendation
 fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let RecommendationParts { path, entries, asked, recommendation, .. } = parts;
     let limit = recommendation.candidates.first()?.limit?;
-    let max_wait_us = asked.limit.non_default_max_wait_us().filter(|_| limit.algorithm() == asked.limit.algorithm());
     let global = asked.limit.global_scope().and_then(|scope| limit.with_global_scope(scope));
     let limit = global.unwrap_or(limit);
     let reserving = asked.limit.reservations().map(|reservations| limit.with_reservations(reservations));
-    let limit = &reserving.unwrap_or(limit);
-    let pasted = LimitToPaste { limit, name: &asked.name, active: asked.active, max_wait_us, shadow_mode: false };
+    let limit = reserving.unwrap_or(limit);
+    let limit = if limit.algorithm() == asked.limit.algorithm() { limit.with_max_wait_of(&asked.limit) } else { limit };
+    let mut pasted = RuleLimit { name: asked.name.clone(), active: asked.active, ..RuleLimit::from(limit) }
+        .written_keys(LimitPlace::Sole);
+    // It stays as it is.
+    pasted.retain(|(key, _)| *key != "count_rejected");
     if let Some(plan) = &asked.plan {
         let text = format_plan_yaml(entries?, plan, pasted);
         return Some(format!(

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, BufRead, Read};
+use std::io::{BufRead, Read as _};
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use super::field_map::{AbsentField, FieldMap, FieldValues};
 use super::recorded_request::RecordedRequest;
 use crate::decide::log::record::RecordText;
+use crate::rules::table_file::RowBoundedInput;
 
 /// Maximum length of a line, in bytes.
 const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -38,27 +39,10 @@ enum RowFormat {
 
 /// Rows of CSV.
 struct CsvRows {
-    reader: csv::Reader<BoundedInput>,
+    reader: csv::Reader<RowBoundedInput<Box<dyn BufRead + Send>>>,
     record: csv::StringRecord,
     /// Column of each field.
     columns: Vec<usize>,
-}
-
-/// Input that fails after a number of bytes, because a quoted value has no bound of its own.
-struct BoundedInput {
-    input: Box<dyn BufRead + Send>,
-    left: u64,
-}
-
-impl Read for BoundedInput {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.input.read(buffer)?;
-        self.left = self.left.saturating_sub(read as u64);
-        if read > 0 && self.left == 0 {
-            return Err(io::Error::other(format!("a row is longer than {MAX_LINE_BYTES} bytes (is a quote missing?)")));
-        }
-        Ok(read)
-    }
 }
 
 /// Problem of a row, with the number of its line.
@@ -148,7 +132,7 @@ impl RowOutcome {
 
 impl CsvRows {
     fn new(input: Box<dyn BufRead + Send>, map: &FieldMap) -> Result<Self, String> {
-        let mut reader = csv::Reader::from_reader(BoundedInput { input, left: MAX_LINE_BYTES });
+        let mut reader = csv::Reader::from_reader(RowBoundedInput::new(input, MAX_LINE_BYTES));
         let headings = reader.headers().map_err(|error| error.to_string())?;
         let column = |field: &String| {
             headings.iter().position(|heading| heading == field).ok_or_else(|| {
@@ -161,7 +145,7 @@ impl CsvRows {
     }
 
     fn read_row(&mut self, map: &mut FieldMapWithRowCounts<'_>) -> Result<RowOutcome, String> {
-        self.reader.get_mut().left = MAX_LINE_BYTES;
+        self.reader.get_mut().begin_row();
         if !self.reader.read_record(&mut self.record).map_err(|error| error.to_string())? {
             return Ok(RowOutcome::End);
         }

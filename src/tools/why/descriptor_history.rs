@@ -3,9 +3,9 @@
 //! The rules in the headers of the logs say under which rule sets the asked domain takes entries in any order. The
 //! service sorts such entries before it decides and logs them, so the log never has the order of the request.
 //!
-//! Decides: how many decisions `why` keeps (`keep_decision`); a domain with `order: any` (`EntryOrderByRuleSet`).
+//! Decides: how many decisions `why` keeps (`keep_decision`); a domain with `order: any` (`RecordedRuleSets`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -20,6 +20,7 @@ use crate::decide::log::header::{build_compile_options, decode_recorded_rules};
 use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::EntryOrder;
+use crate::rules::rule::changes::{LimitList, RuleChanges};
 
 /// Maximum number of different causes that are counted by name.
 const MAX_CAUSES: usize = 100;
@@ -58,7 +59,7 @@ pub struct DescriptorHistory<'q> {
     /// Slots that were taken and freed.
     pub(super) slots: SlotHistory,
     /// Rule sets under which the domain takes entries in any order.
-    any_order: EntryOrderByRuleSet,
+    rule_sets: RecordedRuleSets,
     /// Problems of the logs.
     pub(super) problems: Vec<String>,
 }
@@ -142,7 +143,7 @@ impl<'q> DescriptorHistory<'q> {
             nearest,
             bans: BanHistory::default(),
             slots: SlotHistory::default(),
-            any_order: EntryOrderByRuleSet::default(),
+            rule_sets: RecordedRuleSets::default(),
             problems: Vec::new(),
         }
     }
@@ -179,8 +180,8 @@ impl<'q> DescriptorHistory<'q> {
             }
             Record::Header(header) => {
                 self.note_process_time(&header.process, time_us);
-                self.headers.add_header(&header, is_in_range);
-                self.any_order.add_header(&header, self.asked.domain);
+                self.rule_sets.add_header(&header, self.asked.domain);
+                self.headers.add_header(&header, is_in_range, &self.rule_sets);
             }
             Record::Dropped(dropped) => {
                 // The records are missing since the last one of the process.
@@ -228,7 +229,7 @@ impl<'q> DescriptorHistory<'q> {
     fn find_asked_and_note_similar(&mut self, decision: &DecisionRecord<'_>) -> SmallVec<[usize; 1]> {
         let is_domain = *decision.domain == *self.asked.domain;
         let mut positions = SmallVec::new();
-        let order = self.any_order.entry_order_under(&decision.rules);
+        let order = self.rule_sets.entry_order_under(&decision.rules);
         for (index, descriptor) in decision.descriptors.iter().enumerate() {
             match (is_domain, self.asked.compare_descriptor(descriptor, order)) {
                 (true, Likeness::Same) => positions.push(index),
@@ -348,6 +349,9 @@ pub struct RuleChange {
     /// Version that the control plane gives the rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// Limits that differ from those of the process before; absent at its start, and if they are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes: Option<RuleChanges>,
 }
 
 /// Facts from headers.
@@ -365,7 +369,7 @@ pub(super) struct LogHeaderFacts {
 
 impl LogHeaderFacts {
     /// Takes note of a header.
-    pub(super) fn add_header(&mut self, header: &HeaderRecord, is_in_range: bool) {
+    pub(super) fn add_header(&mut self, header: &HeaderRecord, is_in_range: bool, known: &RecordedRuleSets) {
         self.settings = Some(header.settings.clone());
         let id = header.rules.as_ref().map(|rules| rules.id.clone());
         let before = id.clone().and_then(|id| {
@@ -385,6 +389,7 @@ impl LogHeaderFacts {
             time: format_time(header.time_us),
             event: header.event,
             process: header.process.clone(),
+            changes: known.changes_between(before.as_deref(), id.as_deref()),
             rules: id,
             version: header.rules.as_ref().and_then(|rules| rules.version.clone()),
         });
@@ -400,28 +405,44 @@ impl LogHeaderFacts {
 /// Maximum number of rule sets that are compiled; under others entries have the order of the rules.
 const MAX_RULE_SETS: usize = 1000;
 
-/// Order of entries in the asked domain, by the id of the rule set.
-#[derive(Debug, Default)]
-struct EntryOrderByRuleSet(HashMap<String, EntryOrder>);
+/// Number of rule sets whose limits are kept, to compare the next with them.
+const MAX_KEPT_LIMIT_LISTS: usize = 4;
 
-impl EntryOrderByRuleSet {
+/// What is known of recorded rule sets, by their ids.
+#[derive(Debug, Default)]
+pub(super) struct RecordedRuleSets {
+    /// Order of entries in the asked domain.
+    orders: HashMap<String, EntryOrder>,
+    /// Limits of the last ones.
+    limits: VecDeque<(String, LimitList)>,
+}
+
+impl RecordedRuleSets {
     /// Takes note of the rules of a header. Rules that cannot be compiled here count as those with one order.
     fn add_header(&mut self, header: &HeaderRecord, domain: &str) {
         let Some(rules) = &header.rules else { return };
-        if self.0.contains_key(&rules.id) || self.0.len() == MAX_RULE_SETS {
+        if self.orders.contains_key(&rules.id) || self.orders.len() == MAX_RULE_SETS {
             return;
         }
         let order = decode_recorded_rules(rules.clone()).ok().and_then(|recorded| {
             let rule_defaults = Arc::new(recorded.defaults);
             let options = CompileOptions { rule_defaults, ..build_compile_options(&header.settings) };
             let compiled = recorded.rules.compile(&options).ok()?;
+            self.limits.truncate(MAX_KEPT_LIMIT_LISTS - 1);
+            self.limits.push_front((rules.id.clone(), LimitList::of_domains(&compiled.domains)));
             Some(compiled.domains.iter().find(|known| *known.name == *domain)?.matching.order)
         });
-        self.0.insert(rules.id.clone(), order.unwrap_or_default());
+        self.orders.insert(rules.id.clone(), order.unwrap_or_default());
+    }
+
+    /// Limits that differ between two rule sets, if those of both are kept.
+    fn changes_between(&self, before: Option<&str>, after: Option<&str>) -> Option<RuleChanges> {
+        let find = |id: Option<&str>| self.limits.iter().find(|(known, _)| Some(known.as_str()) == id);
+        Some(RuleChanges::between(&find(before)?.1, &find(after)?.1))
     }
 
     /// Order of entries under a rule set.
     fn entry_order_under(&self, rules: &str) -> EntryOrder {
-        self.0.get(rules).copied().unwrap_or_default()
+        self.orders.get(rules).copied().unwrap_or_default()
     }
 }

@@ -17,7 +17,7 @@ use crate::decide::log::record::{
     RecordedVerdict, RuleRecord,
 };
 use crate::limit::StoreFailurePolicy;
-use crate::limit::algorithm::Algorithm;
+use crate::limit::algorithm::{Algorithm, HitExpiry};
 use crate::limit::ban::Ban;
 use crate::limit::period::period_in_words;
 use crate::limit::region_parts::format_milli_percent;
@@ -38,7 +38,13 @@ pub fn format_limit(limit: &LimitRecord<'_>) -> String {
     if let Some(max_wait_us) = limit.max_wait_us {
         text += &format!(", max_wait {:?}", Duration::from_micros(max_wait_us));
     }
-    for (key, value) in [("window", &limit.window), ("ban", &limit.ban), ("active", &limit.active)] {
+    let keys = [
+        ("window", &limit.window),
+        ("ban", &limit.ban),
+        ("reservations", &limit.reservations),
+        ("active", &limit.active),
+    ];
+    for (key, value) in keys {
         text += &value.as_ref().map_or_else(String::new, |value| format!(", {key} {}", &**value));
     }
     if let Some(GlobalScopeRecord { reserve_milli_percent, max_overshoot, on_region_loss }) = limit.global {
@@ -278,6 +284,11 @@ impl RejectingLimit<'_, '_> {
     fn find_larger_limit_remedy(&self) -> Option<Remedy> {
         let result = self.limit.result.filter(|result| result.slot != SlotChange::Late)?;
         let counted = result.before;
+        let is_bucket = self.limit.algorithm.properties().hit_expiry == HitExpiry::Continuous;
+        if is_bucket && counted > self.capacity() {
+            // Debt of rejected hits stays when the size changes.
+            return None;
+        }
         let value = counted.checked_add(self.hits_to_fit()).filter(|value| *value <= u64::from(u32::MAX))?;
         let key = match self.limit.algorithm {
             Algorithm::Concurrent => "concurrent",

@@ -164,7 +164,7 @@ fn limit_fields_are_compiled_as_written() {
         (", algorithm: leaky_bucket, max_wait: 1h2m3s4ms5us", {
             LimitSpec { max_wait_us: Some(3_723_004_005), ..plain(Algorithm::LeakyBucket) }
         }),
-        (", algorithm: sliding_window_log, count_rejected: yes", {
+        (", algorithm: sliding_window_log, count_rejected: true", {
             LimitSpec { count_rejected: Some(true), ..plain(Algorithm::SlidingWindowLog) }
         }),
         (
@@ -571,15 +571,52 @@ fn rlconfig_shows_the_keys_of_a_global_limit() {
 
 #[test]
 fn scalars_follow_yaml_1_1() {
-    for (number, value) in
-        [("0x1F", 31), ("010", 8), ("0o10", 8), ("0b11", 3), ("1_000", 1000), ("+5", 5), ("!!int 7", 7)]
-    {
-        let limit = limit(&rule(&format!("{{unit: day, requests_per_unit: {number}}}")));
-        assert_eq!(limit.requests_per_unit(), value, "{number}");
+    // Each with the start of its warning; one that reads as written has none.
+    let warned = |text: &str, warning: &str| {
+        let compiled = load(text).map_err(|found| format!("{text}\n{found}")).expect("a good file");
+        let found: Vec<String> = compiled.warnings.warnings().iter().map(ToString::to_string).collect();
+        let is_as_expected =
+            if warning.is_empty() { found.is_empty() } else { found.len() == 1 && found[0].contains(warning) };
+        assert!(is_as_expected, "{text}\n{found:?}, expected {warning}");
+        compiled.domains
+    };
+    for (number, value, warning) in [
+        ("0x1F", 31, "x.yaml:4:48: warning: `requests_per_unit: 0x1F` is read as 31, write 31"),
+        ("010", 8, "`requests_per_unit: 010` is read as 8, write 8"),
+        ("0o10", 8, "is read as 8"),
+        ("0b11", 3, "is read as 3"),
+        ("1_000", 1000, "is read as 1000"),
+        ("+5", 5, ""),
+        ("!!int 7", 7, ""),
+        ("0", 0, ""),
+        ("", 0, "`requests_per_unit` has no value, so it is 0: every request is rejected, write the number"),
+        ("~", 0, "`requests_per_unit` has no value"),
+    ] {
+        let domains = warned(&rule(&format!("{{unit: day, requests_per_unit: {number}}}")), warning);
+        assert_eq!(limits(&domains)[0].limit.requests_per_unit(), value, "{number}");
     }
-    for (word, shadow) in [("yes", true), ("On", true), ("y", true), ("NO", false), ("off", false), ("~", false)] {
+    for (word, shadow, warning) in [
+        ("true", true, ""),
+        ("FALSE", false, ""),
+        ("yes", true, "`shadow_mode: yes` is read as true, write true"),
+        ("On", true, "is read as true"),
+        ("y", true, "is read as true"),
+        ("NO", false, "is read as false"),
+        ("off", false, "is read as false"),
+        ("~", false, "`shadow_mode` has no value, so it counts as not written"),
+    ] {
         let text = format!("domain: d\ndescriptors:\n  - {{key: k, shadow_mode: {word}, rate_limit: {{unit: day}}}}\n");
-        assert_eq!(limits(&good(&text))[0].shadow, shadow, "{word}");
+        assert_eq!(limits(&warned(&text, warning))[0].shadow, shadow, "{word}");
+    }
+    for (keys, warning) in [
+        ("algorithm:", "`algorithm` has no value, so it counts as not written"),
+        ("on_store_error:", "`on_store_error` has no value"),
+        ("unit_multiplier: 03", "`unit_multiplier: 03` is read as 3"),
+        ("ban: {for: 5m, after: 010}", "`after: 010` is read as 8"),
+        ("algorithm: leaky_bucket, max_wait:", "`max_wait` has no value"),
+        ("consistency: eventual, max_overshoot: 0310", "`max_overshoot: 0310` is read as 200"),
+    ] {
+        warned(&rule(&format!("{{unit: day, requests_per_unit: 5000, {keys}}}")), warning);
     }
     for (text, value) in [("1.5", "1.5"), ("08", "08"), ("2026-01-02", "2026-01-02"), ("!!str ~", "~"), ("null", "")] {
         let text = format!("domain: d\ndescriptors:\n  - {{key: k, value: {text}, rate_limit: {{unit: day}}}}\n");

@@ -152,7 +152,7 @@ mod network {
 
 mod expression {
     use proptest::prelude::*;
-    use tollkeeper::rules::rule::expression::{Expressions, check_expression};
+    use tollkeeper::rules::rule::expression::{ExpressionError, Expressions, MAX_EXPRESSION_STEPS, measure_expression};
 
     fn matched(expressions: &[&str], value: &[u8]) -> Vec<usize> {
         let numbered: Vec<_> = expressions.iter().copied().zip(0..).collect();
@@ -178,13 +178,39 @@ mod expression {
             ("(", "unclosed group"),
             ("[é]", "Unicode not allowed here"),
             ("a{1000}{1000}", "more than 256 KiB"),
-            ("(a|b)*a(a|b){20}", "its automaton takes more than 256 KiB"),
+            ("(a|b)*a(a|b){20}", "it takes too much work to compile"),
             (r"(?u:\bx\b)", "cannot build DFAs for regexes with Unicode word boundaries"),
         ] {
-            let found = check_expression(text).unwrap_err();
+            let found = measure_expression(text).unwrap_err().to_string();
             assert!(found.contains(reason), "{text}: {found}");
         }
-        assert!(check_expression(&"a".repeat(5000)).is_err());
+        assert!(measure_expression(&"a".repeat(5000)).is_err());
+    }
+
+    #[test]
+    fn work_of_compiling_is_bounded_and_the_same_each_time() {
+        let slow = format!("(?:{}a|b)", "|".repeat(500));
+        let hostile = [
+            r"(?u:\w{6})".to_owned(),
+            "(.*a.{11}b|11)".to_owned(),
+            // Few sets, each of which takes many steps.
+            format!("{slow}*a{}x{{2000}}", slow.repeat(6)),
+        ];
+        for text in &hostile {
+            let measured = measure_expression(text);
+            assert_eq!(measured, Err(ExpressionError::TooCostly), "{text}");
+            assert_eq!(measure_expression(text), measured);
+        }
+        for text in ["/v[0-9]+/login", r".*\.(png|jpe?g)", "[0-9a-f]{64}", ".*union.*select.*"] {
+            let steps = measure_expression(text).unwrap();
+            assert!(steps <= MAX_EXPRESSION_STEPS / 100, "{text}: {steps}");
+            assert_eq!(measure_expression(text), Ok(steps));
+        }
+        // All of them as one would need 2^200 states.
+        let texts: Vec<String> = (0..200).map(|at| format!(".*union.*select{at}.*")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        assert_eq!(matched(&texts, b"x union y select17 z"), [1, 17]);
+        assert_eq!(matched(&texts, b"x union y select199 and select3"), [1, 3, 19, 199]);
     }
 
     #[test]
@@ -207,7 +233,7 @@ mod expression {
             values in prop::collection::vec("[ab]{0,8}", 1..10),
         ) {
             let valid: Vec<&str> =
-                texts.iter().map(String::as_str).filter(|text| check_expression(text).is_ok()).collect();
+                texts.iter().map(String::as_str).filter(|text| measure_expression(text).is_ok()).collect();
             for value in &values {
                 let expected: Vec<usize> = (0..valid.len())
                     .filter(|at| {

@@ -396,3 +396,57 @@ fn set_of(response: &RateLimitResponse) -> usize {
         ref mixed => panic!("one answer from two sets: {mixed:?}"),
     }
 }
+
+/// Expressions that are more work to compile than a file may take.
+fn costly_rules(limit: u32) -> String {
+    let rule = |at| {
+        format!("- {{key: k, match: {{regex: '{at}(?u:\\w+)'}}, rate_limit: {{unit: day, requests_per_unit: 1}}}}\n")
+    };
+    rules(limit).replace("shop", "costly") + &(0..40).map(rule).collect::<String>()
+}
+
+#[test]
+fn file_whose_expressions_take_too_much_work_is_refused_alone() {
+    let files = tempfile::tempdir().unwrap();
+    let (usual, costly) = (files.path().join("b.yaml"), files.path().join("a.yaml"));
+    fs::write(&usual, rules(1)).unwrap();
+    fs::write(&costly, rules(7).replace("shop", "costly")).unwrap();
+    let setup = tollkeeper::without_rules().arg("--config").arg(files.path());
+    let server = without_polling(setup).start();
+    let of_costly = |server: &Tollkeeper| {
+        let body: Value = serde_json::from_slice(&server.post_json(&PEEK.replace("shop", "costly")).body).unwrap();
+        body["statuses"][0]["currentLimit"]["requestsPerUnit"].as_u64()
+    };
+    fs::write(&costly, costly_rules(8)).unwrap();
+    let error = wait_for_rejected_set(&server, 1);
+    assert!(error.contains("a.yaml:") && error.contains("take too much work to compile"), "{error}");
+    // The file keeps its last rules, and others are still loaded.
+    fs::write(&usual, rules(2)).unwrap();
+    wait_for_limit(&server, 2);
+    assert_eq!(of_costly(&server), Some(7));
+    fs::write(&costly, rules(9).replace("shop", "costly")).unwrap();
+    wait_for("the mended file", || (of_costly(&server) == Some(9)).then_some(()));
+    assert_eq!(server.rules_status()["last_error"], Value::Null);
+
+    // A start has the rules of the other files.
+    fs::write(&costly, costly_rules(8)).unwrap();
+    let setup = tollkeeper::without_rules().arg("--config").arg(files.path());
+    let started = without_polling(setup).start();
+    assert_eq!((limit(&started), of_costly(&started)), (Some(2), None));
+}
+
+#[test]
+fn load_says_which_limits_it_changed() {
+    let server = without_polling(tollkeeper::with_rules(&rules(300))).start();
+    let first = server.rules_status();
+    assert!(first["changes"].is_null() && first["id"].as_str().is_some_and(|id| id.len() >= 16), "{first}");
+    fs::write(server.rules_path(), rules(5) + "- {key: path, rate_limit: {unit: day, requests_per_unit: 1}}\n")
+        .unwrap();
+    wait_for_limit(&server, 5);
+    let second = wait_for("the status", || Some(server.rules_status()).filter(|status| status["version"] == 2));
+    assert_ne!(second["id"], first["id"]);
+    let limits = ["shop.user 300 -> 5 a day", "shop.path added: 1 a day, algorithm fixed_window"];
+    assert_eq!(second["changes"], serde_json::json!({"changed": 1, "added": 1, "removed": 0, "limits": limits}));
+    let line = format!("{}; {}; 1 changed, 1 added, 0 removed", limits[0], limits[1]);
+    wait_for("the line of the log", || server.stderr().contains(&line).then_some(()));
+}

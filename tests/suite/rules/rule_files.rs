@@ -215,6 +215,15 @@ fn unreadable_file_is_rejected_with_path_and_fix() {
         (&["x.yaml -> nowhere"], "x.yaml", "x.yaml: the symbolic link leads nowhere; remove the link"),
         (&["a.yaml", "x -> x"], "", "x: symbolic links form a loop; remove the link"),
         (&["a.yaml", "d/up -> .."], "", "d/up: symbolic links form a loop; remove the link"),
+        (&["d/a.yaml", "d/x.yaml -> ../s.yaml", "s.yaml"], "d", "d/x.yaml: a symbolic link leads out of the directory"),
+        (&["d/a.yaml", "d/x.yaml -> /proc/self/environ"], "d", "d/x.yaml: a symbolic link leads out of the directory"),
+        (
+            &["d/a.yaml", "d/x.yaml -> .y", "d/.y -> ../s", "s"],
+            "d",
+            "d/x.yaml: a symbolic link leads out of the directory",
+        ),
+        (&["d/a.yaml", "d/up.d -> ../s", "s/b.yaml"], "d", "d/up.d: a symbolic link leads out of the directory"),
+        (&["d/a.yaml", "d/up -> ../s", "s/b.yaml"], "d", "d/up: a symbolic link leads out of the directory"),
         (&["d/README.md"], "d", "d: the directory has no rule files; add a .yaml"),
         (&["d/"], "d", "d: the directory has no rule files; add a .yaml"),
         (&["a.yaml"], "a.yaml/b.yaml", "a.yaml/b.yaml: cannot be read: Not a directory"),
@@ -269,7 +278,11 @@ fn fifos_sockets_and_devices_are_rejected_without_blocking() {
             runtime(dir.path(), false, false),
         ];
         for layout in layouts {
-            assert_eq!(problems(read_within_deadline(layout)), [PathProblem::NotAFile(word)], "{how}");
+            // A device is reached by a link, which a searched directory may not have.
+            let leads_out =
+                how == "device" && !matches!(&layout, RuleFilesLocation::Paths(paths) if *paths == [file.clone()]);
+            let expected = if leads_out { PathProblem::LeadsOut } else { PathProblem::NotAFile(word) };
+            assert_eq!(problems(read_within_deadline(layout)), [expected], "{how}");
         }
     }
 }
@@ -327,7 +340,7 @@ fn nesting_is_bounded_with_and_without_links() {
         plant(dir.path(), &format!("{level}/x -> ../{}", level + 1));
         plant(dir.path(), &format!("{level}/y -> ../{}", level + 1));
     }
-    let found = problems(read_within_deadline(paths(&[dir.path().join("0")])));
+    let found = problems(read_within_deadline(paths(&[dir.path().to_owned()])));
     assert!(matches!(found[..], [PathProblem::TooManyFiles | PathProblem::TooManyEntries(_)]), "{found:?}");
 }
 
@@ -377,6 +390,57 @@ descriptors: [{ key: d, match: { cidr: { file: e.txt } } }]
             ["", "/etc/passwd", "/etc/a.txt", "../a.txt", "x/../../a.txt", "a.yaml", "a", "a.json", "a\n.txt", "a#.txt"]
         {
             assert!(resolve(name).is_err(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn links_below_the_directory_are_read() {
+    let dir = tree(&[
+        "d/..2026/a.yaml",
+        "d/README -> ../s",
+        "s",
+        "d/..data -> ..2026",
+        "d/a.yaml -> ..data/a.yaml",
+        "d/e/b.yaml",
+        "d/c -> e",
+    ]);
+    let base = dir.path().join("d");
+    let expected = ["a.yaml", "c/b.yaml", "e/b.yaml"].map(|name| base.join(name).display().to_string());
+    assert_eq!(names(&read_within_deadline(paths(std::slice::from_ref(&base)))), expected);
+    // The directory itself may be a link.
+    let dir = tree(&["v2/a.yaml", "current -> v2"]);
+    let current = dir.path().join("current");
+    assert_eq!(
+        names(&read_within_deadline(paths(std::slice::from_ref(&current)))),
+        [current.join("a.yaml").display().to_string()]
+    );
+}
+
+/// What lies outside is in no message, whichever file of the rules leads there.
+#[test]
+fn messages_show_nothing_of_files_that_links_lead_to() {
+    const SECRET: &str = "s3cr3t-token";
+    let rule = |rest: &str| format!("domain: d\n{rest}");
+    let set = "descriptors:\n- {key: k, match: {cidr: {file: x.txt}}, rate_limit: {unit: day, requests_per_unit: 1}}\n";
+    let table = "plans: {a: {unit: day, requests_per_unit: 1}}\ntables: {t: {file: x.csv}}\ndescriptors:\n- {key: k, plan: {from: t, default: a}}\n";
+    for (name, rules) in [("x.yaml", ""), ("x.txt", set), ("x.csv", table)] {
+        let dir = tempfile::tempdir().unwrap();
+        let inside = dir.path().join("rules");
+        fs::create_dir(&inside).unwrap();
+        fs::write(dir.path().join("secret"), format!("{SECRET}: [{SECRET}\n")).unwrap();
+        symlink("../secret", inside.join(name)).unwrap();
+        fs::write(inside.join("a.yaml"), rule(rules)).unwrap();
+        let mut given = vec![inside.clone()];
+        if name == "x.yaml" {
+            given.push(inside.join(name));
+        }
+        for given in given {
+            let check = Command::new(kit::tollkeeper::program_path()).arg("check").arg(&given).output().unwrap();
+            let output = String::from_utf8([check.stdout, check.stderr].concat()).unwrap();
+            assert_eq!(check.status.code(), Some(1), "{name}: {output}");
+            assert!(output.contains("a symbolic link leads out of the directory of the rules"), "{name}: {output}");
+            assert!(!output.contains(SECRET), "{name}: {output}");
         }
     }
 }

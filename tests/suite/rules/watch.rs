@@ -163,7 +163,7 @@ const RUNTIME_CONFIG_MAP: &[&str] = &[
     "current/sub/config/a.yaml -> ..data/a.yaml",
 ];
 const RELEASES: &[&str] = &["releases/1/sub/config/a.yaml", "current -> releases/1"];
-const LINKED_TWICE: &[&str] = &["rules/a.yaml -> ../hop", "hop -> far/a", "far/a", "far/b"];
+const LINKED_TWICE: &[&str] = &["rules/a.yaml -> .hop", "rules/.hop -> .far/a", "rules/.far/a", "rules/.far/b"];
 const NEW: &[&str] = &["new"];
 
 macro_rules! change {
@@ -236,13 +236,19 @@ const CHANGES: &[Change] = &[
         NEW
     ),
     change!("release appears", &["releases/"], watch_root, release, NEW),
-    change!("linked file written", LINKED_TWICE, rules, |d| write(&d.join("far/a"), "new"), NEW),
-    change!("link in between swapped", LINKED_TWICE, rules, |d| swap(&d.join("hop"), "far/b"), &["domain: far/b\n"]),
+    change!("linked file written", LINKED_TWICE, rules, |d| write(&d.join("rules/.far/a"), "new"), NEW),
+    change!(
+        "link in between swapped",
+        LINKED_TWICE,
+        rules,
+        |d| swap(&d.join("rules/.hop"), ".far/b"),
+        &["domain: rules/.far/b\n"]
+    ),
     change!(
         "linked directory written",
-        &["far/a.yaml", "rules/x -> ../far"],
+        &["rules/.far/a.yaml", "rules/x -> .far"],
         rules,
-        |d| write(&d.join("far/a.yaml"), "new"),
+        |d| write(&d.join("rules/.far/a.yaml"), "new"),
         NEW
     ),
 ];

@@ -776,3 +776,24 @@ mod latencies {
         }
     }
 }
+
+#[test]
+fn diff_lists_the_limits_that_differ() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, limit: u32| {
+        let rules = format!(
+            "domain: shop\ndescriptors:\n- {{key: user, rate_limit: {{unit: minute, requests_per_unit: {limit}}}}}\n"
+        );
+        fs::write(directory.path().join(name), rules).unwrap();
+    };
+    write("old.yaml", 300);
+    write("new.yaml", 5);
+    let run = Run { directory: directory.path(), ..Run::default() };
+    let differ = run.with(&["diff", "old.yaml", "new.yaml"]);
+    assert_eq!(differ.stdout, "shop.user 300 -> 5 a minute\n1 changed, 0 added, 0 removed\n", "{differ:?}");
+    assert_eq!(differ.code, 0);
+    assert_eq!(run.with(&["diff", "old.yaml", "old.yaml"]).stdout, "no limit changed\n");
+    assert_eq!(run.with(&["diff", "--json", "old.yaml", "new.yaml"]).json()["changed"], 1);
+    let missing = run.with(&["diff", "old.yaml", "gone.yaml"]);
+    assert!(missing.code == 1 && missing.stderr.contains("gone.yaml"), "{missing:?}");
+}

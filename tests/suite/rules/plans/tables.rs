@@ -112,7 +112,7 @@ fn files_are_read_by_extension_and_every_problem_has_its_line() {
     let read = |name: &str, text: &[u8]| {
         let path = files.path().join(name);
         fs::write(&path, text).unwrap();
-        match read_table(&path) {
+        match read_table(&path, None) {
             Ok(read) => Ok(read.table.row_count()),
             Err(found) => Err(found.to_string().replace(&format!("{}/", files.path().display()), "")),
         }
@@ -121,6 +121,14 @@ fn files_are_read_by_extension_and_every_problem_has_its_line() {
     assert_eq!(read("a.csv", b"id,plan,value\r\n1,gold,a\r\n2,5/minute,b\r\n"), Ok(2));
     assert_eq!(read("a.csv", b"value,plan,limit\na,gold,\nb,,5/minute\n"), Ok(2));
     assert_eq!(read("a.csv", b"value,plan\n"), Ok(0));
+    // A heading or a row without an end takes no memory without a bound.
+    for text in [
+        [b"value,plan".as_slice(), &b",x".repeat(4 << 20)].concat(),
+        [b"value,plan\n\"".as_slice(), &b"x".repeat(4 << 20)].concat(),
+    ] {
+        let found = read("a.csv", &text).unwrap_err();
+        assert!(found.contains("a row is longer than 1048576 bytes"), "{found}");
+    }
     let json = br#"{"value": "a", "plan": "gold", "since": 2020}
 
 {"value": 17, "limit": "100/5 minutes"}

@@ -17,6 +17,10 @@ use tollkeeper::rules::xds::resource::{
     DescriptorFields, MAX_DESCRIPTOR_DEPTH, PartlyDecodedRateLimitConfig, RuleResource, parse_resources,
 };
 
+use tollkeeper::rules::compile::{RuleText, compile_texts};
+use tollkeeper::rules::document::MAX_DESCRIPTORS;
+use tollkeeper::rules::yaml::DocumentSelection;
+
 use super::{accepted, client_of, facts};
 use kit::http;
 use kit::xds_server::{TYPE_URL, XdsServer, daily, limited, resource};
@@ -169,6 +173,27 @@ fn any_descriptor() -> impl Strategy<Value = RateLimitDescriptor> {
     })
 }
 
+#[test]
+fn number_of_descriptors_and_of_reported_problems_is_bounded() {
+    let many = |count: usize| {
+        let descriptors = field(3, &[]).repeat(count);
+        let value = [field(1, b"many"), field(2, b"many"), descriptors].concat();
+        Any { type_url: TYPE_URL.to_owned(), value }
+    };
+    let error = compile(vec![many(MAX_DESCRIPTORS + 1)]).unwrap_err();
+    assert!(error.starts_with("many: it cannot be decoded: the rules have more than 300000 descriptors"), "{error}");
+    // All resources count together.
+    let error = compile(vec![many(MAX_DESCRIPTORS - 1), many(2)]).unwrap_err();
+    assert!(error.contains("more than 300000 descriptors"), "{error}");
+    let errors = parse_resources(vec![Any::default(); 100_000]).unwrap_err();
+    assert_eq!((errors.len(), errors[100].as_str()), (101, "further resources were not read"));
+    let text = format!("domain: d\ndescriptors: [{}]\n", vec!["{}"; MAX_DESCRIPTORS + 1].join(","));
+    let text = RuleText { name: "x.yaml".into(), bytes: text.into(), documents: DocumentSelection::All };
+    let found = compile_texts(&[text], &CompileOptions::default()).unwrap_err();
+    assert_eq!(found.error_count(), 1);
+    assert!(found.to_string().contains("more than 300000 descriptors, with this file"), "{found}");
+}
+
 proptest! {
     /// The messages that leave descriptors encoded read the same bytes as the generated ones, also damaged bytes.
     #[test]
@@ -185,6 +210,6 @@ proptest! {
         let expected = RateLimitConfig::decode(&*encoded);
         prop_assert_eq!(generated_config(&encoded).ok(), expected.clone().ok());
         let resource = RuleResource { name: "n".into(), domain: "d".to_owned(), encoded: encoded.into() };
-        prop_assert_eq!(resource.decode().is_ok(), expected.is_ok());
+        prop_assert_eq!(resource.decode(&mut 1_000_000).is_ok(), expected.is_ok());
     }
 }

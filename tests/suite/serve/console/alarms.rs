@@ -304,7 +304,8 @@ fn rejections_that_rise_after_a_load_name_the_load_and_the_limit() {
     assert_eq!(rises(&collector), [""; 0], "the minute of the load has requests of both sets");
     pass_minute(&collector);
     let expected = "rejections rose from 4 % to 86 % of the requests after rules were loaded at 08:10 UTC (set 3 of this \
-                    process): most by shop.user, from 0 to 45 decisions a minute";
+                    process): most by shop.user, from 0 to 45 decisions a minute; the load: shop.user 1000 -> 10 a minute; \
+                    1 changed, 0 added, 0 removed";
     assert_eq!(rises(&collector), [expected]);
     load(&collector.service, 1000);
     (0..4).for_each(|_| pass_minute(&collector));
