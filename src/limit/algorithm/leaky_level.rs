@@ -94,11 +94,13 @@ impl<'l> LeakyLevel<'l> {
         self.units = match self.mark {
             None => self.size_units(),
             Some(_) if is_raised => self.units.min(most),
-            Some(_) if !was_changed && self.limit.max_wait_us() > 0 => {
-                let in_advance =
-                    u128::from(self.limit.max_tokens_wait_us()) * u128::from(self.limit.requests_per_unit());
-                self.units.min(most.max(self.size_units() + in_advance))
-            }
+            Some(_) if !was_changed => match self.limit.max_tokens_wait_us() {
+                Limit::ENDLESS_WAIT_US => self.units,
+                wait_us => {
+                    let in_advance = u128::from(wait_us) * u128::from(self.limit.requests_per_unit());
+                    self.units.min(most.max(self.size_units() + in_advance))
+                }
+            },
             Some(mark) => {
                 let left = self.units + self.size_units();
                 left.saturating_sub(self.hits_to_units(u64::from(mark.size))).min(most)

@@ -26,7 +26,9 @@ if (size or whole > full or whole == full and part > 0) and full > 0 and not nev
   else
     local most, most_part = full + limit, 0
     if size == full and flags >= 8 then
-      local advance, advance_part = divide(floor(flags / 8), limit, period)
+      local max_wait = floor(flags / 8)
+      local advance, advance_part = divide(max_wait, limit, period)
+      if max_wait == 2 ^ 50 - 1 then advance = math.huge end
       if advance >= limit then most, most_part = full + advance, advance_part end
     end
     if level_whole > most or level_whole == most and level_part > most_part then

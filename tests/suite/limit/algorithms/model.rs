@@ -171,8 +171,9 @@ impl Model {
             _ if size == 0 => (self.used, self.size),
             None if self.used <= full => (self.used, None),
             None => (full, Some((size, true))),
+            Some((of, _)) if of == size && limit.max_wait_us() >= (1 << 50) - 1 => (self.used, self.size),
             Some((of, _)) if of == size && limit.max_wait_us() > 0 => {
-                let wait = i128::from(limit.max_wait_us().min(1 << 40));
+                let wait = i128::from(limit.max_wait_us());
                 let in_advance = Ratio::new(wait * i128::from(limit.requests_per_unit()), limit.period_us().into());
                 (self.used.min(most.max(full.plus(in_advance))), self.size)
             }
