@@ -65,7 +65,7 @@ impl Envoy {
             bootstrap = bootstrap.replace(&from, &to);
         }
         // The shipped timeouts are for production: on a machine busy with tests they expire, and Envoy fails open.
-        for timeout in ["0.02s", "0.1s", "0.25s"] {
+        for timeout in ["0.02s", "0.1s", "0.25s", "0.5s", "1s"] {
             bootstrap = bootstrap.replace(&format!(" timeout: {timeout}"), " timeout: 10s");
         }
 

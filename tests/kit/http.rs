@@ -78,9 +78,8 @@ impl Request {
     /// Sends the request and reads the whole response.
     pub fn try_send(&self) -> io::Result<Response> {
         let mut stream = connect(self.port, self.source)?;
-        stream.write_all(&self.head)?;
-        stream.write_all(b"\r\n")?;
-        stream.write_all(&self.body)?;
+        // In one write: a server that rejects the head would reset the connection when the body comes later.
+        stream.write_all(&[&self.head, &b"\r\n"[..], &self.body].concat())?;
         let mut response = Vec::new();
         stream.read_to_end(&mut response)?;
         Response::parse(&response, self.head.starts_with(b"HEAD "))

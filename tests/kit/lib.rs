@@ -39,7 +39,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Deadline of all waiting, far above what a loaded machine needs.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Polls `condition` every 10 ms until it gives a value; panics with `what` after [`PATIENCE`].
 pub fn wait_for<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
