@@ -66,17 +66,19 @@ impl ExpressionWork {
         if file.exceeded {
             return None;
         }
-        let steps = match measure_expression(text) {
-            Ok(steps) => steps,
-            Err(ExpressionError::Unusable(reason)) => return Some(Err(reason)),
+        let (steps, usable) = match measure_expression(text) {
+            Ok(steps) => (steps, Ok(())),
+            Err(ExpressionError::Unusable { reason, steps }) => (steps, Err(reason)),
             Err(ExpressionError::TooCostly) => {
+                // Others of this file would take as long to be found too costly.
+                file.exceeded = true;
                 let message = format!("`{}` takes too much work to compile", escape_for_message(text));
                 report_costly_file(reader.found, reader.file, *at, message);
                 return None;
             }
         };
         if !self.counted.insert(text.clone()) {
-            return Some(Ok(()));
+            return Some(usable);
         }
         file.steps += steps;
         self.steps += steps;
@@ -96,7 +98,7 @@ impl ExpressionWork {
             report_costly_file(reader.found, most.0, most.1.costliest.0, message.to_owned());
             return None;
         }
-        Some(Ok(()))
+        Some(usable)
     }
 }
 

@@ -124,8 +124,13 @@ impl<I: Copy> Expressions<I> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// It is invalid, in the words of the regex crate, or too large.
-    #[error("{0}")]
-    Unusable(String),
+    #[error("{reason}")]
+    Unusable {
+        /// The reason, for people.
+        reason: String,
+        /// Work of finding that out, in steps.
+        steps: u64,
+    },
     /// It takes more work than [`MAX_EXPRESSION_STEPS`].
     #[error("it takes too much work to compile")]
     TooCostly,
@@ -145,7 +150,7 @@ struct MeasuredExpression<I> {
 pub fn measure_expression(text: &str) -> Result<u64, ExpressionError> {
     if text.len() > MAX_EXPRESSION_BYTES {
         let reason = format!("it has {} bytes; at most {MAX_EXPRESSION_BYTES} are allowed", text.len());
-        return Err(ExpressionError::Unusable(reason));
+        return Err(ExpressionError::Unusable { reason, steps: MIN_STEPS });
     }
     if let Some(known) = lock_ignoring_poison(&COMPILED).measured.get(text) {
         return known.clone();
@@ -163,9 +168,10 @@ pub fn compile_and_match_expression(text: &str, value: &[u8]) -> bool {
 }
 
 fn compile_with_growing_work(text: &str) -> Result<u64, ExpressionError> {
-    let nfa = build_nfa(&[text], MAX_SINGLE_AUTOMATON_BYTES).map_err(ExpressionError::Unusable)?;
-    let visits_per_state = measure_visits(&nfa).ok_or(ExpressionError::TooCostly)?;
     let mut steps = MIN_STEPS;
+    let nfa =
+        build_nfa(&[text], MAX_SINGLE_AUTOMATON_BYTES).map_err(|reason| ExpressionError::Unusable { reason, steps })?;
+    let visits_per_state = measure_visits(&nfa).ok_or(ExpressionError::TooCostly)?;
     loop {
         match build_dfa(&nfa, BuildLimits { bytes: MAX_SINGLE_AUTOMATON_BYTES, steps, visits_per_state }) {
             Ok(automaton) => {
@@ -176,7 +182,7 @@ fn compile_with_growing_work(text: &str) -> Result<u64, ExpressionError> {
             }
             Err(BuildFailure::TooManySteps) if steps < MAX_EXPRESSION_STEPS => steps *= 2,
             Err(BuildFailure::TooManySteps) => return Err(ExpressionError::TooCostly),
-            Err(BuildFailure::Other(reason)) => return Err(ExpressionError::Unusable(reason)),
+            Err(BuildFailure::Other(reason)) => return Err(ExpressionError::Unusable { reason, steps }),
         }
     }
 }
