@@ -6,7 +6,7 @@
 //! here and nowhere else.
 //!
 //! Decides: an empty domain or list of descriptors (INVALID_ARGUMENT).
-//! Decides: the answer while no rules are loaded (`check_request_and_get_rules`).
+//! Decides: the answer while no rules are loaded (`check_request_and_get_rules`), and with too much backtracking.
 //! Decides: which requests a block rejects: over RLS, no release, none in shadow mode (`find_block`).
 //! Decides: the log of requests without a decision (`log_undecided_request`).
 
@@ -35,6 +35,7 @@ pub mod merge;
 pub mod quota_buckets;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::OptionFuture;
@@ -64,6 +65,7 @@ use crate::settings::decisions::DecisionSettings;
 use crate::settings::redis::TableLookupSettings;
 use crate::store::Store;
 use crate::store::error::ChargeError;
+use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::service_metrics::ServiceMetrics;
 
 /// Decides requests.
@@ -123,7 +125,7 @@ impl Decider {
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
             return Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).await;
         }
-        let ordered = context.request_with_ordered_entries(request);
+        let ordered = self.order_entries(context, request)?;
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
         OptionFuture::from(
@@ -184,7 +186,7 @@ impl Decider {
                 Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).now_or_never();
             return decided.unwrap_or(Err(DecideError::Store));
         }
-        let ordered = context.request_with_ordered_entries(request);
+        let ordered = self.order_entries(context, request)?;
         let request = ordered.as_deref().unwrap_or(request);
         let rules = self.check_request_and_get_rules(context, request)?;
         let selections = self.select_limits(context, rules, request, uses);
@@ -226,7 +228,7 @@ impl Decider {
             let selected = RequestWithSelections { request, selections: &[] };
             return self.reject_blocked(context, selected, &[], None, &blocked);
         }
-        let ordered = context.request_with_ordered_entries(request);
+        let ordered = self.order_entries(context, request)?;
         let request = ordered.as_deref().unwrap_or(request);
         let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
         OptionFuture::from(
@@ -369,6 +371,26 @@ impl Decider {
             Some(rules) => return Ok(rules),
             None => DecideError::NoRules,
         };
+        self.log_undecided_request(context, request, error);
+        Err(error)
+    }
+
+    /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
+    #[inline]
+    fn order_entries<'m>(
+        &self,
+        context: DecisionContext<'_>,
+        request: &Request<'m>,
+    ) -> Result<Option<Box<Request<'m>>>, DecideError> {
+        static REFUSAL_LOG: LogThrottle = LogThrottle::every(Duration::from_secs(60));
+        let Some(rules) = context.rules.filter(|rules| rules.has_matching_options()) else { return Ok(None) };
+        let Some(max_descriptors) = rules.find_exceeded_descriptor_bound(request) else {
+            return Ok(rules.copy_request_in_rule_order(request));
+        };
+        let error = DecideError::TooMuchBacktracking { max_descriptors };
+        if let Some(suppressed) = REFUSAL_LOG.allow(context.store.now) {
+            tracing::warn!(domain = request.domain, suppressed, "call refused: {error}");
+        }
         self.log_undecided_request(context, request, error);
         Err(error)
     }

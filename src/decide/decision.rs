@@ -9,7 +9,6 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use crate::limit::period::Period;
-use crate::limit::request::Request;
 use crate::limit::slot::SlotCaller;
 use crate::rules::rule::set::RuleSet;
 use crate::store::StoreContext;
@@ -25,13 +24,6 @@ pub struct DecisionContext<'r> {
     pub store: StoreContext<'r>,
     /// Who makes the call; only for slots.
     pub slots: SlotCaller<'r>,
-}
-
-impl DecisionContext<'_> {
-    /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
-    pub(super) fn request_with_ordered_entries<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
-        self.rules.and_then(|rules| rules.copy_request_in_rule_order(request))
-    }
 }
 
 /// The answer to a request.
@@ -111,6 +103,15 @@ pub enum DecideError {
          runtime has envoy.reloadable_features.enable_formatter_for_ratelimit_action_descriptor_value: true"
     )]
     LiteralFormatter,
+    /// Its descriptors could take too many steps of backtracking: the caller's fault.
+    #[error(
+        "rate limit descriptor list is too long for a domain with `backtrack: true` and such rules: at most \
+         {max_descriptors} descriptors, of which each KiB of entries counts as one more"
+    )]
+    TooMuchBacktracking {
+        /// Maximum number of descriptors in this domain.
+        max_descriptors: u64,
+    },
 }
 
 impl DecideError {
@@ -122,6 +123,7 @@ impl DecideError {
             Self::NoRules => "no_rules",
             Self::Store => "store",
             Self::LiteralFormatter => "literal_formatter",
+            Self::TooMuchBacktracking { .. } => "too_much_backtracking",
         }
     }
 }

@@ -317,8 +317,7 @@ fn sort_and_check_domain(builder: &mut DomainBuilder, has_errors: bool, found: &
     }
     domain_lints::warn_about_hidden_rules(domain, found);
     domain_lints::warn_about_unknown_names(domain, plans, found);
-    let steps =
-        if domain.matching.backtrack { max_backtracking_steps(&domain.descriptors, domain.matching) } else { 0 };
+    let steps = max_backtracking_steps(&domain.descriptors, domain.matching);
     if steps > MAX_BACKTRACKING_STEPS
         && let Some((_, location)) = matching
     {

@@ -1,9 +1,10 @@
 //! Envoys that hold slots, and which of them are dead.
 //!
 //! A health check of gRPC with the metadata `x-tollkeeper-holder` is a heartbeat, and so is every call that takes or
-//! frees a slot. A holder that sent a health check once is dead when none of both was heard for
-//! `TOLLKEEPER_HOLDER_TIMEOUT`; its slots are then free. A holder that never sent one is never dead: its slots end with
-//! `max_duration`, and the log says so once.
+//! frees a slot. A holder of which two health checks came within `TOLLKEEPER_HOLDER_TIMEOUT` is dead when nothing was
+//! heard of it for this time; its slots are then free. Any other holder is never dead: its slots end with
+//! `max_duration`, and the log says so once. One check alone tells nothing: anyone can send one in any name, and an
+//! Envoy may send them too rarely.
 //!
 //! With Redis, replicas share what they heard: an Envoy sends its checks to all of them, its calls to one.
 //!
@@ -12,7 +13,7 @@
 //!
 //! Decides: which Envoy is dead, and when its silence counts (`TOLLKEEPER_HOLDER_TIMEOUT`).
 //! Decides: how many Envoys there may be, and how much of a name is kept.
-//! Decides: the warning that an Envoy holds slots and sends no health checks.
+//! Decides: the warning that an Envoy holds slots and sends no health checks, or too rarely.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,11 +63,13 @@ struct SlotHolder {
     heard: Time,
     /// Time of the first slot; `None`: it holds none.
     first_slot: Option<Time>,
-    /// It sent a health check, to this or another replica.
+    /// Time of the last health check.
+    checked: Option<Time>,
+    /// Two of its health checks came within the timeout.
     has_heartbeats: bool,
     /// It was heard since the shared table was told.
     is_unreported: bool,
-    /// The log has said that it sends no health checks.
+    /// The log has said that it sends no health checks, or too rarely.
     is_warned: bool,
 }
 
@@ -79,7 +82,7 @@ pub struct SlotHolderStatus {
     pub name: String,
     /// Time of the last call or health check.
     pub heard: Time,
-    /// It sent a health check once.
+    /// Two of its health checks came within the timeout.
     pub has_heartbeats: bool,
     /// Its slots are free.
     pub is_dead: bool,
@@ -92,6 +95,8 @@ pub struct HolderHeartbeat {
     pub id: HolderId,
     /// Microseconds since it was heard.
     pub age_us: u64,
+    /// Two of its health checks came within the timeout; else it only counts if the shared table has the holder.
+    pub has_heartbeats: bool,
 }
 
 impl Default for SlotHolderTable {
@@ -144,7 +149,11 @@ impl SlotHolderTable {
 
     /// Records a health check with this name.
     pub fn record_heartbeat(&self, name: &[u8], now: Time) {
-        self.update_holder(HolderId::from_name(name), name, now, |holder| holder.has_heartbeats = true);
+        let timeout_us = self.timeout_us.load(Ordering::Relaxed);
+        self.update_holder(HolderId::from_name(name), name, now, |holder| {
+            let before = holder.checked.replace(now);
+            holder.has_heartbeats |= before.is_some_and(|before| now.since_us(before) <= timeout_us);
+        });
     }
 
     /// Records a call that uses a slot.
@@ -191,10 +200,10 @@ impl SlotHolderTable {
     /// Takes the heartbeats that were not yet sent to the shared table.
     pub fn take_heartbeats(&self, now: Time) -> Vec<HolderHeartbeat> {
         let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
-        let unreported = holders.iter_mut().filter(|(_, holder)| holder.is_unreported && holder.has_heartbeats);
+        let unreported = holders.iter_mut().filter(|(_, holder)| holder.is_unreported);
         let heartbeat = |(id, holder): (&HolderId, &mut SlotHolder)| {
             holder.is_unreported = false;
-            HolderHeartbeat { id: *id, age_us: now.since_us(holder.heard) }
+            HolderHeartbeat { id: *id, age_us: now.since_us(holder.heard), has_heartbeats: holder.has_heartbeats }
         };
         unreported.map(heartbeat).collect()
     }
@@ -238,8 +247,9 @@ impl SlotHolderTable {
                 holder.is_warned = true;
                 tracing::warn!(
                     holder = holder.name,
-                    "an envoy holds slots and sends no health checks: if it dies, its slots end with `max_duration` \
-                     (give its cluster `grpc_health_check` with the metadata x-tollkeeper-holder)"
+                    "an envoy holds slots and sends no health checks, or not two within TOLLKEEPER_HOLDER_TIMEOUT: if it \
+                     dies, its slots end with `max_duration` (give its cluster `grpc_health_check` with the metadata \
+                     x-tollkeeper-holder, and an interval of 5 s)"
                 );
             }
         }

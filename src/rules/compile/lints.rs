@@ -6,8 +6,8 @@
 //! Decides: which rules load with a warning; costly expressions; a too small `max_overshoot`.
 //! Decides: the warning of `scope: global` without effect; how many expressions one level may have.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 
 use super::limit_defaults::DomainSettings;
 use super::options::CompileOptions;
@@ -16,7 +16,7 @@ use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
 use crate::rules::document::{DescriptorSpec, RateLimitEntry, RateLimitSpec};
 use crate::rules::rule::RuleNode;
-use crate::rules::rule::expression::{Expressions, MAX_AUTOMATA_WITHOUT_WARNING};
+use crate::rules::rule::expression::{Expressions, MAX_AUTOMATA_PER_KEY, MAX_AUTOMATA_WITHOUT_WARNING};
 use crate::rules::rule::network::{Network, NetworkError};
 use crate::rules::rule::value_pattern::Operator;
 use crate::rules::rule::value_pattern::{MatchKind, ValuePattern};
@@ -207,33 +207,40 @@ fn warn_about_small_overshoot(
 /// Maximum number of expressions of one level.
 const MAX_EXPRESSIONS_PER_LEVEL: usize = 5000;
 
-/// Warns about expressions of one level that need many automata together; refuses too many expressions.
+/// Warns about expressions of one level that need many automata together; refuses too many expressions or automata.
 pub(super) fn warn_about_costly_expressions(
     reader: &mut DocumentReader<'_>,
     nodes: &[RuleNode],
     field_path: &FieldPath<'_>,
 ) {
-    let expression = |node: &'_ RuleNode| match &node.value {
-        ValuePattern::Match(pattern) => match &pattern.operator {
-            Operator::Regex(expression) => Some(Arc::clone(expression)),
-            Operator::In(_) | Operator::InFile(_) | Operator::Cidr(_) | Operator::CidrFile(_) => None,
-        },
-        ValuePattern::Any | ValuePattern::Exact(_) | ValuePattern::Wildcard(_) => None,
-    };
-    let expressions: Vec<Arc<str>> = nodes.iter().filter_map(expression).collect();
-    let Some(first) = nodes.first().filter(|_| expressions.len() > MAX_AUTOMATA_WITHOUT_WARNING) else { return };
+    // Expressions by their key, and whether they are negated: each has automata of its own.
+    let mut groups: HashMap<(&str, bool), Vec<(&str, ())>> = HashMap::new();
+    for node in nodes {
+        if let ValuePattern::Match(pattern) = &node.value
+            && let Operator::Regex(expression) = &pattern.operator
+        {
+            groups.entry((&node.key, pattern.negated)).or_default().push((expression, ()));
+        }
+    }
+    let expressions: usize = groups.values().map(Vec::len).sum();
+    let Some(first) = nodes.first().filter(|_| expressions > MAX_AUTOMATA_WITHOUT_WARNING) else { return };
     let at = Position { line: first.location.line, column: first.location.column };
-    if expressions.len() > MAX_EXPRESSIONS_PER_LEVEL {
+    if expressions > MAX_EXPRESSIONS_PER_LEVEL {
         let message =
-            format!("{} expressions in one level; at most {MAX_EXPRESSIONS_PER_LEVEL} are allowed", expressions.len());
+            format!("{expressions} expressions in one level; at most {MAX_EXPRESSIONS_PER_LEVEL} are allowed");
         reader.report_error(at, field_path, message, "use wildcards or lists for some of them");
         return;
     }
-    let numbered: Vec<(&str, ())> = expressions.iter().map(|expression| (&**expression, ())).collect();
-    let automata = Expressions::new(&numbered).automata_count();
-    if automata > MAX_AUTOMATA_WITHOUT_WARNING {
-        let message = format!("the expressions of this level take {automata} passes over a value");
-        let hint = "write wildcards such as `*admin*` for expressions with `.*` in front";
+    let mut automata_of_keys: HashMap<&str, usize> = HashMap::new();
+    for ((key, _), expressions) in &groups {
+        *automata_of_keys.entry(key).or_default() += Expressions::new(expressions).automata_count();
+    }
+    let automata = automata_of_keys.into_values().max().unwrap_or(0);
+    let message = format!("the expressions of this level take {automata} passes over a value");
+    let hint = "write wildcards such as `*admin*` for expressions with `.*` in front";
+    if automata > MAX_AUTOMATA_PER_KEY {
+        reader.report_error(at, field_path, format!("{message}; at most {MAX_AUTOMATA_PER_KEY} are allowed"), hint);
+    } else if automata > MAX_AUTOMATA_WITHOUT_WARNING {
         reader.report_warning(at, field_path, message, hint);
     }
 }

@@ -1,6 +1,6 @@
 //! Bound of the steps that a search with backtracking takes, computed from the rules alone.
 //!
-//! Decides: how many steps `backtrack` may take (`MAX_BACKTRACKING_STEPS`).
+//! Decides: how many steps `backtrack` may take, for a descriptor (`MAX_BACKTRACKING_STEPS`) and for a call.
 
 use std::collections::HashMap;
 
@@ -9,13 +9,19 @@ use super::{EntryOrder, MatchingOptions, RuleNode};
 
 /// Maximum number of nodes that the search for one descriptor may try.
 pub const MAX_BACKTRACKING_STEPS: u64 = 20_000;
+/// Maximum number of nodes that the searches for all descriptors of a call may try: some tenths of a second.
+pub(super) const MAX_BACKTRACKING_STEPS_PER_CALL: u64 = 100 * MAX_BACKTRACKING_STEPS;
 
-/// Returns an upper bound of the nodes that the search for one descriptor tries among these and all nodes below.
+/// Returns an upper bound of the nodes that the search for one descriptor tries among these and all nodes below; 0
+/// without backtracking.
 ///
 /// An entry has one key. It matches all patterns of that key at most, and one node by each of two look-ups: that of its
 /// key and value, and that of its key. With entries in any order, each of the entries with one key is tried at each of
 /// the levels with it.
 pub fn max_backtracking_steps(nodes: &[RuleNode], matching: MatchingOptions) -> u64 {
+    if !matching.backtrack {
+        return 0;
+    }
     let repeated = match matching.order {
         EntryOrder::AsWritten => HashMap::new(),
         EntryOrder::Any => count_repeated_keys(nodes),

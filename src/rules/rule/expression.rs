@@ -46,6 +46,9 @@ const PARTS_OF_GROUP: usize = 8;
 
 /// Largest number of automata of one level without a warning.
 pub const MAX_AUTOMATA_WITHOUT_WARNING: usize = 8;
+/// Maximum number of automata for one key of a level: with these a value of 60 kB, the longest that Envoy takes as a
+/// header by default, takes about 10 ms.
+pub const MAX_AUTOMATA_PER_KEY: usize = 256;
 
 /// Expressions with an identifier each.
 #[derive(Debug)]

@@ -9,7 +9,7 @@
 //! bare key. It ends at the first node for the last entry that has a rule, or that exempts its values. Each node has
 //! one depth and one parent, so it is tried at most once: a search takes at most as many steps as the compiler counted
 //! (`backtracking_bound`), whatever a descriptor contains. A domain with more than `MAX_BACKTRACKING_STEPS` does not
-//! compile.
+//! compile, and a call whose searches could take a hundred times as many together has no decision.
 //!
 //! Decides: which of two rules matches: exact value, wildcard or `match`, bare key; empty keys and values.
 //! Decides: when the next match is tried (`backtrack`); a descriptor without entries (nothing).
@@ -18,9 +18,10 @@
 use smallvec::SmallVec;
 
 use super::NodeId;
+use super::backtracking_bound::MAX_BACKTRACKING_STEPS_PER_CALL;
 use super::set::{CompiledNode, CompiledRule, DomainRules, RuleSet};
 use super::value_pattern::MatchKind;
-use crate::limit::request::Entry;
+use crate::limit::request::{Entry, Request};
 
 /// Rule that applies to a descriptor.
 #[derive(Clone, Debug)]
@@ -176,6 +177,9 @@ fn shared_entry_text<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
     composite.strip_prefix(key).and_then(|rest| rest.strip_prefix(b"_")).unwrap_or(composite)
 }
 
+/// Bytes of entries that count as one more descriptor of a call: each step of a search may read them all.
+const BYTES_PER_DESCRIPTOR: usize = 1024;
+
 /// Nodes that match an entry, best first.
 pub(super) type MatchingChildren = SmallVec<[(NodeId, MatchKind); 4]>;
 
@@ -189,6 +193,18 @@ struct SearchLevel {
 }
 
 impl RuleSet {
+    /// Returns the maximum number of descriptors of a call in its domain, if `request` could take more steps of
+    /// backtracking than these.
+    #[cold]
+    pub fn find_exceeded_descriptor_bound(&self, request: &Request<'_>) -> Option<u64> {
+        let steps = self.domain(request.domain)?.max_backtracking_steps;
+        let max_descriptors = MAX_BACKTRACKING_STEPS_PER_CALL.checked_div(steps)?;
+        let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+        let bytes: usize = entries.map(|entry| entry.key.len() + entry.value.len()).sum();
+        let count = request.descriptors.len() + bytes / BYTES_PER_DESCRIPTOR;
+        (count as u64 > max_descriptors).then_some(max_descriptors)
+    }
+
     /// Returns all children of `node` that an entry matches, best first.
     pub(super) fn find_matching_children(&self, node: NodeId, entry: &Entry<'_>) -> MatchingChildren {
         let mut candidates = MatchingChildren::new();

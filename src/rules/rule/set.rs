@@ -20,7 +20,7 @@ use siphasher::sip::SipHasher13;
 use siphasher::sip128::{Hasher128, SipHasher13 as SipHasher13_128};
 use smallvec::SmallVec;
 
-use super::backtracking_bound::count_repeated_keys;
+use super::backtracking_bound::{count_repeated_keys, max_backtracking_steps};
 use super::patterns::{Patterns, PatternsBuilder};
 use super::value_pattern::{MatchKind, MatchPattern, ValuePattern};
 use super::{
@@ -48,8 +48,8 @@ pub struct RuleSet {
     roots: Vec<NodeId>,
     rule_count: usize,
     can_error: bool,
-    /// A domain takes entries in any order.
-    has_domain_in_any_order: bool,
+    /// A domain takes entries in any order, or searches with backtracking.
+    has_matching_options: bool,
     /// Rows of tables are in Redis.
     reads_rows_from_redis: bool,
     /// A domain has a limit that follows streams.
@@ -72,6 +72,8 @@ pub struct DomainRules {
     pub follows_streams: bool,
     /// With entries in any order: keys that a path has more than once, with the largest number of times.
     pub(super) repeated_keys: HashMap<Box<[u8]>, u64>,
+    /// With backtracking: upper bound of the nodes that the search for one descriptor tries; else 0.
+    pub(super) max_backtracking_steps: u64,
     pub(super) root: NodeId,
     /// Names of its plans.
     pub plans: Vec<Arc<str>>,
@@ -248,7 +250,7 @@ impl RuleSet {
             roots: Vec::with_capacity(domains.len()),
             rule_count: 0,
             can_error: false,
-            has_domain_in_any_order: domains.iter().any(|domain| domain.matching.order == EntryOrder::Any),
+            has_matching_options: domains.iter().any(|domain| domain.matching != MatchingOptions::default()),
             reads_rows_from_redis: false,
             follows_streams: domains.iter().any(Domain::follows_streams),
             nodes: Vec::new(),
@@ -263,6 +265,7 @@ impl RuleSet {
                 EntryOrder::Any => count_repeated_keys(&domain.descriptors),
             };
             let repeated_keys = repeated_keys.into_iter().map(|(key, times)| (key.as_bytes().into(), times)).collect();
+            let max_backtracking_steps = max_backtracking_steps(&domain.descriptors, domain.matching);
             set.add_subtrees(root, domain.descriptors.into_vec(), &domain.name, limit_stats);
             let others = limit_stats.register_rule_limit(LimitName::new([&*domain.name, OVERFLOW_NAME]));
             let Domain { name, defaults, defaults_by_unit, matching, plans, tables: declared_tables, .. } = domain;
@@ -274,6 +277,7 @@ impl RuleSet {
                 matching,
                 follows_streams,
                 repeated_keys,
+                max_backtracking_steps,
                 root,
                 plans,
                 tables: declared_tables.iter().map(empty).collect(),
@@ -357,9 +361,10 @@ impl RuleSet {
         self.can_error
     }
 
-    /// Returns `true` if a domain takes entries in any order.
-    pub(super) const fn has_domain_in_any_order(&self) -> bool {
-        self.has_domain_in_any_order
+    /// Returns `true` if a domain takes entries in any order, or searches with backtracking.
+    #[inline]
+    pub const fn has_matching_options(&self) -> bool {
+        self.has_matching_options
     }
 
     /// Number of domains.

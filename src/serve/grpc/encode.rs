@@ -59,9 +59,12 @@ impl AnswerError {
     pub const fn grpc_code(&self) -> GrpcCode {
         match self {
             Self::TooManyDescriptors(_)
-            | Self::Undecided(DecideError::EmptyDomain | DecideError::NoDescriptors | DecideError::LiteralFormatter) => {
-                GrpcCode::InvalidArgument
-            }
+            | Self::Undecided(
+                DecideError::EmptyDomain
+                | DecideError::NoDescriptors
+                | DecideError::LiteralFormatter
+                | DecideError::TooMuchBacktracking { .. },
+            ) => GrpcCode::InvalidArgument,
             Self::Undecided(DecideError::NoRules | DecideError::Store) => GrpcCode::Unavailable,
         }
     }

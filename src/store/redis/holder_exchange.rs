@@ -75,12 +75,13 @@ fn holder_table_key(prefix: &str) -> Bytes {
 async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, key: &Bytes) -> Result<(), RedisError> {
     let holders = calls.fallback.slot_holders();
     let heartbeats = holders.take_heartbeats(Clock::System.now());
-    let mut argument = BytesMut::with_capacity(16 + 16 * heartbeats.len());
+    let mut argument = BytesMut::with_capacity(16 + 24 * heartbeats.len());
     put_time(&mut argument, None);
     argument.put_u64_le(to_micros(holders.timeout()));
     for heartbeat in &heartbeats {
         argument.put_u64_le(heartbeat.id.0);
         argument.put_u64_le(heartbeat.age_us);
+        argument.put_u64_le(heartbeat.has_heartbeats.into());
     }
     let script = holders_script();
     let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", key, &argument];

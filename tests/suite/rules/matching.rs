@@ -163,6 +163,26 @@ fn value_that_looks_like_a_network_or_an_expression_is_warned_about() {
 }
 
 #[test]
+fn expressions_that_take_many_passes_are_warned_about_and_then_refused() {
+    let rules = |keys: usize, count: usize| {
+        let limit = "rate_limit: { unit: day, requests_per_unit: 1 }";
+        // Two of them together have an automaton that is too large.
+        let rule = |at: usize| {
+            let (first, second) = (('a'..='z').nth(at % 26).unwrap(), ('A'..='Z').nth(at / 26).unwrap());
+            format!("- {{ key: k{}, match: {{ regex: '.*[{first}{second}].{{8}}x' }}, {limit} }}\n", at % keys)
+        };
+        format!("domain: d\ndescriptors:\n{}", (0..count).map(rule).collect::<String>())
+    };
+    assert_eq!(warnings(&rules(1, 8)), [""; 0]);
+    assert_eq!(warnings(&rules(3, 24)), [""; 0], "a value is compared with the expressions of its key");
+    let found = warnings(&rules(1, 9));
+    assert!(found.len() == 1 && found[0].contains("of this level take 9 passes over a value"), "{found:?}");
+    let source = RuleText { name: "r.yaml".into(), bytes: rules(1, 300).into(), documents: DocumentSelection::All };
+    let found = compile_texts(&[source], &CompileOptions::default()).unwrap_err().to_string();
+    assert!(found.contains("passes over a value; at most 256 are allowed"), "{found}");
+}
+
+#[test]
 fn repeated_keys_match_in_any_order_and_share_counters() {
     let rules = RuleSet::new(
         compile(

@@ -146,6 +146,38 @@ fn descriptors_are_decided_up_to_their_bound() {
 }
 
 #[test]
+fn call_that_could_backtrack_for_long_is_refused() {
+    let level = |indent: &str, value: &str, below: &str| {
+        let rule = |at| format!("{indent}- key: k\n{indent}  value: '*{value}{at}*'\n{below}");
+        (0..20).map(rule).collect::<String>()
+    };
+    let last = "    descriptors: [{key: z, value: z, rate_limit: {unit: day, requests_per_unit: 1}}]\n";
+    let rules = format!(
+        "domain: shop\nmatching: {{order: any, backtrack: true}}\ndescriptors:\n{}",
+        level("", "a", &format!("  descriptors:\n{}", level("  ", "b", last)))
+    );
+    // One descriptor takes up to 8040 steps, and a call two million.
+    const MAX: usize = 248;
+    for backtrack in [true, false] {
+        let server = tollkeeper::with_rules(&rules.replace("true", &backtrack.to_string())).start();
+        let client = Client::connect(server.grpc_port());
+        for (count, value_kib, is_refused) in
+            [(1, 0, false), (MAX, 0, false), (MAX + 1, 0, true), (1, MAX - 2, false), (1, MAX, true)]
+        {
+            let value = "x".repeat(value_kib << 10);
+            let mut request = grpc::rate_limit_request("shop", &[]);
+            request.descriptors = vec![grpc::descriptor(&[("k", &value)]); count];
+            let called = client.call(&request);
+            let error =
+                called.err().map(|status| (status.code(), status.message().contains("at most 248 descriptors")));
+            let expected = (is_refused && backtrack).then_some((Code::InvalidArgument, true));
+            assert_eq!(error, expected, "{backtrack}: {count} descriptors of {value_kib} KiB");
+        }
+        assert_eq!(server.stderr().contains("call refused: rate limit descriptor list is too long"), backtrack);
+    }
+}
+
+#[test]
 fn overrides_of_any_number_are_decided_or_ignored() {
     let target = Target::start();
     for requests_per_unit in [0, 1, u32::MAX] {

@@ -2,8 +2,9 @@
 --
 -- KEYS: the table. ARGV[1]: signed 64-bit little-endian numbers: now in microseconds since the Unix epoch, negative: use
 -- the server's time; time of silence in microseconds after which a holder is dead; then for each holder that was heard:
--- its identity (8 bytes) and the age of the heartbeat in microseconds. Returns: the identities of dead holders, up to
--- 1024, those that died last first.
+-- its identity (8 bytes), microseconds since then, and 1 if the table gets the holder (its health checks followed each
+-- other), 0 if it only counts for one that the table has. Returns: the identities of dead holders, up to 1024, those
+-- that died last first.
 -- State: a sorted set: identity -> time of the last heartbeat in milliseconds, at most 10 000, and 'last_call' -> time
 -- of the last call. Holders that were silent for a day are removed; their slots end with max_duration. Silence counts
 -- only while a replica listens: if none called for half of the timeout, or the clock was set back, all holders count
@@ -23,10 +24,10 @@ if now_ms < last_call or now_ms - last_call > timeout / 2000 then
   for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', key, '+inf', '-inf')) do redis.call('ZADD', key, now_ms, id) end
 end
 redis.call('ZADD', key, now_ms, 'last_call')
-for i = 17, #ARGV[1], 16 do
-  local id, heard_ms = string.sub(ARGV[1], i, i + 7), floor((now - unpack('<i8', ARGV[1], i + 8)) / 1000)
-  local known = redis.call('ZSCORE', key, id)
-  if not known or tonumber(known) < heard_ms then redis.call('ZADD', key, heard_ms, id) end
+for i = 17, #ARGV[1], 24 do
+  local id, age, is_added = string.sub(ARGV[1], i, i + 7), unpack('<i8i8', ARGV[1], i + 8)
+  local heard_ms, known = floor((now - age) / 1000), redis.call('ZSCORE', key, id)
+  if known and tonumber(known) < heard_ms or not known and is_added == 1 then redis.call('ZADD', key, heard_ms, id) end
 end
 redis.call('ZREMRANGEBYSCORE', key, '-inf', now_ms - 86400000)
 redis.call('ZREMRANGEBYRANK', key, 0, -10002)

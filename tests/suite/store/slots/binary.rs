@@ -31,8 +31,12 @@ fn setup(server: Option<&Server>) -> Setup {
     }
 }
 
-/// Sends a health check, as Envoy does.
+/// Sends health checks, as an Envoy does.
 fn check_health(replica: &Tollkeeper, holder: &str) {
+    (0..2).for_each(|_| check_health_once(replica, holder));
+}
+
+fn check_health_once(replica: &Tollkeeper, holder: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{}", replica.grpc_port())).unwrap();
@@ -147,37 +151,46 @@ fn clock_of_redis_that_is_set_back_keeps_no_slot_of_a_dead_holder() {
 
 #[test]
 fn slots_without_heartbeats_are_kept() {
-    let replica = setup(None).start();
-    assert_eq!(acquire(&replica, "one", "1").len(), 48);
-    let until = Instant::now() + Duration::from_secs(3);
-    while Instant::now() < until {
-        assert_eq!(acquire(&replica, "two", "2"), "-");
-        thread::sleep(Duration::from_millis(100));
+    let server = options().start();
+    for server in [None, Some(&server)] {
+        let replica = setup(server).start();
+        assert_eq!(acquire(&replica, "one", "1").len(), 48);
+        // Somebody tries its name.
+        check_health_once(&replica, "one");
+        let until = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < until {
+            assert_eq!(acquire(&replica, "two", "2"), "-");
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 }
 
 #[test]
-fn heartbeats_are_shared_between_replicas() {
-    // If the machine holds back the heartbeats themselves, the slot may be free, and nothing is shown.
-    assert!((0..3).any(|_| heartbeats_at_one_replica_keep_a_slot_of_another()), "heartbeats were late three times");
+fn signs_of_life_are_shared_between_replicas() {
+    let check = |replica: &Tollkeeper| check_health(replica, "one");
+    // A repeated request keeps its slot.
+    let repeat = |replica: &Tollkeeper| drop(acquire(replica, "one", "1"));
+    // If the machine holds back the signs themselves, the slot may be free, and nothing is shown.
+    assert!((0..3).any(|_| signs_at_one_replica_keep_a_slot_of_another(check)), "health checks were late three times");
+    assert!((0..3).any(|_| signs_at_one_replica_keep_a_slot_of_another(repeat)), "calls were late three times");
 }
 
-/// Returns false if the slot was free because heartbeats were late by half of the timeout.
-fn heartbeats_at_one_replica_keep_a_slot_of_another() -> bool {
+/// Returns false if the slot was free because signs were late by half of the timeout.
+fn signs_at_one_replica_keep_a_slot_of_another(send_sign: impl Fn(&Tollkeeper) + Sync) -> bool {
     const TIMEOUT: Duration = Duration::from_secs(4);
     let server = options().start();
     let start = || setup(Some(&server)).env("TOLLKEEPER_HOLDER_TIMEOUT", "4s").start();
     let (first, second) = (start(), start());
     check_health(&first, "one");
-    check_health(&second, "one");
     assert_eq!(acquire(&first, "one", "1").len(), 48);
+    send_sign(&second);
     // The first replica hears nothing more, the second one does.
     let (longest_pause, is_over) = (Mutex::new(Duration::ZERO), AtomicBool::new(false));
     let is_taken = thread::scope(|scope| {
         scope.spawn(|| {
             let mut last = Instant::now();
             while !is_over.load(Ordering::Relaxed) {
-                check_health(&second, "one");
+                send_sign(&second);
                 let mut longest = longest_pause.lock().unwrap();
                 *longest = last.elapsed().max(*longest);
                 last = Instant::now();
@@ -196,7 +209,7 @@ fn heartbeats_at_one_replica_keep_a_slot_of_another() -> bool {
     });
     let longest_pause = longest_pause.into_inner().unwrap();
     let is_late = longest_pause > TIMEOUT / 2;
-    assert!(!is_taken || is_late, "the slot was taken; heartbeats came within {longest_pause:?}");
+    assert!(!is_taken || is_late, "the slot was taken; signs came within {longest_pause:?}");
     if !is_taken {
         wait_for("the slot of the dead holder", || (acquire(&first, "two", "2") != "-").then_some(()));
     }

@@ -18,11 +18,34 @@ fn holder_is_dead_a_timeout_after_the_clock_was_set_back() {
     let (table, one) = (SlotHolderTable::default(), HolderId::from_name(b"one"));
     table.set_timeout(Duration::from_secs(TIMEOUT_S));
     run(&table, 7000, 7200);
-    table.record_heartbeat(b"one", Time::from_secs(7200));
+    [7199, 7200].iter().for_each(|second| table.record_heartbeat(b"one", Time::from_secs(*second)));
     run(&table, 3600, 3600 + TIMEOUT_S);
     assert!(!table.is_dead(one, Time::from_secs(3600 + TIMEOUT_S)));
     run(&table, 3601 + TIMEOUT_S, 3700);
     assert!(table.is_dead(one, Time::from_secs(3700)));
+}
+
+/// Anyone can send a health check in any name, and one Envoy may check too rarely to be missed.
+#[test]
+fn holder_is_dead_only_after_health_checks_that_followed_each_other() {
+    for (checks_s, is_dead) in [
+        (&[][..], false),
+        (&[7000], false),
+        (&[6900, 7000], false),
+        (&[6900, 6931, 6962, 7000], false),
+        (&[6970, 7000], true),
+        (&[6900, 6930, 7000], true),
+    ] {
+        let (table, one) = (SlotHolderTable::default(), HolderId::from_name(b"one"));
+        table.set_timeout(Duration::from_secs(TIMEOUT_S));
+        run(&table, 6800, 6800);
+        table.record_slot_call(one, b"one", Time::from_secs(6800));
+        checks_s.iter().for_each(|second| table.record_heartbeat(b"one", Time::from_secs(*second)));
+        run(&table, 6801, 7100);
+        assert_eq!(table.is_dead(one, Time::from_secs(7100)), is_dead, "{checks_s:?}");
+        let shared = table.take_heartbeats(Time::from_secs(7100));
+        assert!(shared.len() == 1 && shared[0].has_heartbeats == is_dead, "{shared:?}");
+    }
 }
 
 #[test]
