@@ -106,7 +106,7 @@ pub enum DecideError {
     /// Its descriptors could take too many steps of backtracking: the caller's fault.
     #[error(
         "rate limit descriptor list is too long for a domain with `backtrack: true` and such rules: at most \
-         {max_descriptors} descriptors, of which each KiB of entries counts as one more"
+         {max_descriptors} descriptors"
     )]
     TooMuchBacktracking {
         /// Maximum number of descriptors in this domain.

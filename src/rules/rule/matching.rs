@@ -177,9 +177,6 @@ fn shared_entry_text<'r>(composite: &'r [u8], key: &[u8]) -> &'r [u8] {
     composite.strip_prefix(key).and_then(|rest| rest.strip_prefix(b"_")).unwrap_or(composite)
 }
 
-/// Bytes of entries that count as one more descriptor of a call: each step of a search may read them all.
-const BYTES_PER_DESCRIPTOR: usize = 1024;
-
 /// Nodes that match an entry, best first.
 pub(super) type MatchingChildren = SmallVec<[(NodeId, MatchKind); 4]>;
 
@@ -194,15 +191,13 @@ struct SearchLevel {
 
 impl RuleSet {
     /// Returns the maximum number of descriptors of a call in its domain, if `request` could take more steps of
-    /// backtracking than these.
+    /// backtracking than these. The length of values does not count: a client of the proxy chooses it, and Envoy lets
+    /// pass what is refused.
     #[cold]
     pub fn find_exceeded_descriptor_bound(&self, request: &Request<'_>) -> Option<u64> {
         let steps = self.domain(request.domain)?.max_backtracking_steps;
         let max_descriptors = MAX_BACKTRACKING_STEPS_PER_CALL.checked_div(steps)?;
-        let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
-        let bytes: usize = entries.map(|entry| entry.key.len() + entry.value.len()).sum();
-        let count = request.descriptors.len() + bytes / BYTES_PER_DESCRIPTOR;
-        (count as u64 > max_descriptors).then_some(max_descriptors)
+        (request.descriptors.len() as u64 > max_descriptors).then_some(max_descriptors)
     }
 
     /// Returns all children of `node` that an entry matches, best first.

@@ -161,9 +161,8 @@ fn call_that_could_backtrack_for_long_is_refused() {
     for backtrack in [true, false] {
         let server = tollkeeper::with_rules(&rules.replace("true", &backtrack.to_string())).start();
         let client = Client::connect(server.grpc_port());
-        for (count, value_kib, is_refused) in
-            [(1, 0, false), (MAX, 0, false), (MAX + 1, 0, true), (1, MAX - 2, false), (1, MAX, true)]
-        {
+        // A client of the proxy chooses the length of a value, and Envoy lets pass what is refused.
+        for (count, value_kib, is_refused) in [(1, 0, false), (MAX, 0, false), (MAX + 1, 0, true), (1, MAX, false)] {
             let value = "x".repeat(value_kib << 10);
             let mut request = grpc::rate_limit_request("shop", &[]);
             request.descriptors = vec![grpc::descriptor(&[("k", &value)]); count];
