@@ -32,7 +32,7 @@ use super::response::{respond_bad_query, respond_metrics_off, respond_no_rules, 
 use crate::base::clock::Time;
 use crate::base::text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
-use crate::serve::fleet::alarms::{AlarmReport, OBSERVATION_INTERVAL, observe_own_alarms};
+use crate::serve::fleet::alarms::{AlarmObserver, OBSERVATION_INTERVAL};
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::grpc::service::RateLimitService;
 use crate::serve::metrics_collector::MetricsCollector;
@@ -234,12 +234,12 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
 }
 
 /// Looks for alarms of this process every few seconds, on the thread that builds pages.
-pub async fn observe_alarms(collector: MetricsCollector, pages: PageBuilder) {
+pub async fn observe_alarms(observer: Arc<AlarmObserver>, collector: MetricsCollector, pages: PageBuilder) {
     loop {
         sleep(OBSERVATION_INTERVAL).await;
-        let collector = collector.clone();
+        let (observer, collector) = (Arc::clone(&observer), collector.clone());
         // Without a thread the next look finds them.
-        let _ = pages.run_one_at_a_time(move || observe_own_alarms(&collector)).await;
+        let _ = pages.run_one_at_a_time(move || observer.observe_own_alarms(&collector)).await;
     }
 }
 
@@ -261,8 +261,8 @@ pub(super) async fn show_history(
 /// `/alarms`
 pub(super) async fn show_alarms(State(state): State<AppState>, uri: Uri) -> Response {
     let view = state.fleet.get_or_refresh_fleet_view().await;
-    let collector = state.collector.clone();
-    let build = move || to_pretty_json(&AlarmReport::new(&collector, &view)).ok().map(Page::json);
+    let (observer, collector) = (Arc::clone(&state.alarms), state.collector.clone());
+    let build = move || to_pretty_json(&observer.build_report(&collector, &view)).ok().map(Page::json);
     state.pages.respond_with_page(&uri, build).await
 }
 
