@@ -22,7 +22,6 @@ use crate::base::threads::SCHEDULER_LAG;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::request::Hits;
 use crate::store::Store;
-use crate::store::client::redis::error::RedisError;
 use crate::store::client::server_status::ServerStatus;
 use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;
@@ -101,7 +100,7 @@ fn explain_failure(error: ChargeError, lag: Duration, store: &Store) -> Cow<'sta
                 answer.map_or_else(String::new, |(ms, address)| format!("; {address} last came late after {ms} ms"));
             format!("look at the server and the network{answer}; {late}").into()
         }
-        false if error.name() == RedisError::Unreachable.name() => {
+        false if error.is_unreachable() => {
             ServerStatus::last_error_of(&servers()).map_or_else(|| error.advice().into(), Cow::from)
         }
         false => error.advice().into(),

@@ -9,24 +9,40 @@
 pub mod call;
 pub mod decode;
 pub mod encode;
+pub mod unknown_methods;
 pub mod service;
 pub mod health;
-pub mod unknown_methods;
+
+use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use tonic::Status;
 use tonic::service::Routes;
+use tower::service_fn;
 
+use self::call::CallPeer;
 use self::health::GrpcHealth;
-use self::unknown_methods::refuse_unknown_methods;
-use crate::base::clock::Clock;
+use self::service::RateLimitService;
 use crate::base::pb;
 use crate::settings::grpc::GrpcSettings;
 
 /// Builds the router of all methods but `ShouldRateLimit`; unknown methods get UNIMPLEMENTED.
-pub fn build_router_of_other_methods(settings: &GrpcSettings, health: &GrpcHealth, clock: &Clock) -> Router {
+pub fn build_router_of_other_methods(
+    settings: &GrpcSettings,
+    health: &GrpcHealth,
+    service: &Arc<RateLimitService>,
+) -> Router {
     let routes = Routes::new(health.build_server());
     let routes = if settings.reflection { add_reflection(routes) } else { routes };
-    refuse_unknown_methods(routes.prepare().into_axum_router(), clock)
+    let service = Arc::clone(service);
+    routes.prepare().into_axum_router().fallback_service(service_fn(move |request: Request<Body>| {
+        let peer = request.extensions().get::<CallPeer>().copied();
+        let fix = service.refused_calls.refuse(request.uri().path(), peer, service.clock.now());
+        async move { Ok::<_, Infallible>(Status::unimplemented(fix).into_http::<Body>()) }
+    }))
 }
 
 fn add_reflection(routes: Routes) -> Routes {

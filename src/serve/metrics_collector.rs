@@ -28,7 +28,6 @@ use crate::rules::live::LiveRules;
 use crate::rules::plan_table::live::LiveTable;
 use crate::rules::xds::status::StreamState;
 use crate::serve::grpc::service::RateLimitService;
-use crate::serve::grpc::unknown_methods::UNKNOWN_METHOD_CALLS;
 use crate::serve::health::Health;
 use crate::serve::quota::service::QuotaService;
 use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
@@ -272,7 +271,7 @@ fn emit_service(service: &RateLimitService, emit: &mut dyn FnMut(Family)) {
         "tollkeeper_unknown_grpc_calls_total",
         help,
         "service",
-        UNKNOWN_METHOD_CALLS.counts(),
+        service.refused_calls.counts(),
     ));
     emit(build_error_family(service));
     let shadow = Series::new(MetricValue::Counter(metrics.global_shadow_mode_count()));

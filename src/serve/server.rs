@@ -122,7 +122,7 @@ pub async fn run_server(settings: Settings, source: SourceConfig) -> Result<(), 
     background.spawn(grpc_health.clone().send_status_after_store_changes());
     background.spawn(sweep_counters(Arc::clone(&service)));
     background.spawn(record_history_each_minute(state.collector.clone(), state.pages.clone()));
-    background.spawn(observe_alarms(state.collector.clone(), state.pages.clone()));
+    background.spawn(observe_alarms(Arc::clone(&state.alarms), state.collector.clone(), state.pages.clone()));
     listeners.watch_certificates(&mut background);
     background.spawn(watch_expiry_of_presented_certificates(settings.presented_certificates(), listener_stats));
     background.spawn(follow_store_health(Arc::clone(&service), store_health));
@@ -226,6 +226,7 @@ fn build_app_state(settings: &Settings, sources: AppStateParts) -> AppState {
         collector,
         blocks,
         fleet,
+        alarms: Arc::default(),
         debug_hosts: AllowedHosts(settings.listeners.debug_hosts.clone().into()),
         max_body_bytes: settings.grpc.max_message_bytes,
         prometheus_page,

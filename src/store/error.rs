@@ -55,6 +55,11 @@ impl ChargeError {
         matches!(self, Self::Redis(RedisError::Timeout) | Self::Memcache(MemcacheError::Timeout))
     }
 
+    /// Returns `true` if no server could be asked.
+    pub const fn is_unreachable(self) -> bool {
+        matches!(self, Self::Redis(RedisError::Unreachable) | Self::Memcache(MemcacheError::Unreachable))
+    }
+
     /// Returns `true` if the server may have made the charge.
     pub const fn may_have_charged(self) -> bool {
         matches!(self, Self::Redis(RedisError::Timeout | RedisError::Broken))

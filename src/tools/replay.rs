@@ -9,6 +9,7 @@ pub mod field_map;
 mod row_reader;
 pub mod log_completeness;
 pub mod source;
+pub(crate) mod redis_clock;
 mod record_converter;
 pub mod merge;
 pub mod replayer;

@@ -121,6 +121,13 @@ pub struct DecisionRecord<'a> {
     pub duration_us: u64,
 }
 
+impl DecisionRecord<'_> {
+    /// Time of the last charge by the clock of Redis, in microseconds; `None` if no charge has one.
+    pub fn last_charge_us(&self) -> Option<u64> {
+        self.descriptors.iter().filter_map(|descriptor| descriptor.now_us).max()
+    }
+}
+
 /// One descriptor of a decision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DescriptorRecord<'a> {

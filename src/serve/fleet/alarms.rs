@@ -25,7 +25,6 @@ use crate::rules::rule::near_miss::MissReason;
 use crate::rules::rule::set::CompiledRule;
 use crate::rules::xds::status::StreamState;
 use crate::serve::metrics_collector::MetricsCollector;
-use crate::serve::quota::method::LAST_REFUSED_STREAM;
 use crate::serve::report::history::read_request_totals;
 use crate::serve::report::unmatched::{UnmatchedFinding, UnmatchedQuery, UnmatchedReport, UnmatchedRow};
 use crate::store::client::server_status::ServerStatus;
@@ -125,8 +124,11 @@ struct AlarmId {
     between: Option<Vec<String>>,
 }
 
-/// Times at which this process saw each alarm first.
-static FIRST_SEEN: Mutex<BTreeMap<AlarmId, Time>> = Mutex::new(BTreeMap::new());
+/// Alarms of one replica over time: when it saw each first.
+#[derive(Debug, Default)]
+pub struct AlarmObserver {
+    first_seen: Mutex<BTreeMap<AlarmId, Time>>,
+}
 
 impl Alarm {
     fn new(kind: &str, replicas: Vec<String>, text: String) -> Self {
@@ -136,26 +138,26 @@ impl Alarm {
     }
 }
 
-/// Sets the times from which on alarms are known, all of this process or all others, and forgets those that ended.
-fn set_times(alarms: &mut [Alarm], are_own: bool, now: Time) {
-    let id_of =
-        |alarm: &Alarm| AlarmId { kind: alarm.kind.clone(), between: (!are_own).then(|| alarm.replicas.clone()) };
-    let holds: BTreeSet<_> = alarms.iter().map(id_of).collect();
-    let mut first_seen = lock_ignoring_poison(&FIRST_SEEN);
-    first_seen.retain(|id, _| holds.contains(id) || id.between.is_none() != are_own);
-    for alarm in alarms {
-        alarm.since = first_seen.entry(id_of(alarm)).or_insert(now).to_string();
+impl AlarmObserver {
+    /// Looks for alarms of this process, so that the times of their beginning are known before anyone asks.
+    pub fn observe_own_alarms(&self, collector: &MetricsCollector) {
+        self.set_times(&mut find_own_alarms(collector, ""), true, collector.service.clock.now());
     }
-}
 
-/// Looks for alarms of this process, so that the times of their beginning are known before anyone asks.
-pub fn observe_own_alarms(collector: &MetricsCollector) {
-    set_times(&mut find_own_alarms(collector, ""), true, collector.service.clock.now());
-}
+    /// Sets the times from which on alarms are known, all of this process or all others, and forgets those that ended.
+    fn set_times(&self, alarms: &mut [Alarm], are_own: bool, now: Time) {
+        let id_of =
+            |alarm: &Alarm| AlarmId { kind: alarm.kind.clone(), between: (!are_own).then(|| alarm.replicas.clone()) };
+        let holds: BTreeSet<_> = alarms.iter().map(id_of).collect();
+        let mut first_seen = lock_ignoring_poison(&self.first_seen);
+        first_seen.retain(|id, _| holds.contains(id) || id.between.is_none() != are_own);
+        for alarm in alarms {
+            alarm.since = first_seen.entry(id_of(alarm)).or_insert(now).to_string();
+        }
+    }
 
-impl AlarmReport {
     /// Computes the report; the first replica of `view` is this one.
-    pub fn new(collector: &MetricsCollector, view: &FleetView) -> Self {
+    pub fn build_report(&self, collector: &MetricsCollector, view: &FleetView) -> AlarmReport {
         let replica = view.replicas.first().map(|own| own.name.clone()).unwrap_or_default();
         let mut alarms = find_own_alarms(collector, &replica);
         let is_known = |kind: FleetFindingKind, replicas: &[String]| {
@@ -173,10 +175,10 @@ impl AlarmReport {
             .map(|finding| Alarm::new(finding.kind.name(), finding.replicas, finding.advice))
             .collect();
         let now = collector.service.clock.now();
-        set_times(&mut alarms, true, now);
-        set_times(&mut of_fleet, false, now);
+        self.set_times(&mut alarms, true, now);
+        self.set_times(&mut of_fleet, false, now);
         alarms.extend(of_fleet);
-        Self { replica, version: env!("CARGO_PKG_VERSION"), replicas: view.replicas.len(), alarms }
+        AlarmReport { replica, version: env!("CARGO_PKG_VERSION"), replicas: view.replicas.len(), alarms }
     }
 }
 
@@ -318,7 +320,8 @@ impl OwnAlarms<'_> {
 
     /// Proxies that ask for quotas from a server without them.
     fn add_refused_quotas(&mut self, collector: &MetricsCollector) {
-        if LAST_REFUSED_STREAM.has_recent(collector.service.clock.now(), REFUSED_STREAM_ALARM_TIME) {
+        let service = &collector.service;
+        if service.refused_calls.has_recent_quota_stream(service.clock.now(), REFUSED_STREAM_ALARM_TIME) {
             let text = "a proxy asks for quotas, and RLQS is off: it uses its fallback, and often rejects all (set \
                         TOLLKEEPER_RLQS=true and restart)";
             self.add("rlqs_off", text.to_owned());

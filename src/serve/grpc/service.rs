@@ -34,6 +34,7 @@ use tonic::Status;
 use super::call::{CallHead, MessageReader};
 use super::decode;
 use super::encode::{AnswerError, ResponseWithDelay};
+use super::unknown_methods::RefusedCalls;
 use crate::base::clock::{Clock, to_micros};
 use crate::base::pb::codec::{self, encode_grpc_frame};
 use crate::base::pb::rate_limit_response::Code;
@@ -154,6 +155,8 @@ pub struct RateLimitService {
     pub decider: Decider,
     /// Starts traces; `None`: traces are off.
     pub tracer: Option<Tracer>,
+    /// Calls of methods that are not offered.
+    pub refused_calls: RefusedCalls,
     delayed_responses: AtomicUsize,
 }
 
@@ -192,7 +195,8 @@ impl RateLimitService {
 
     /// Creates a service without a tracer.
     pub const fn new(clock: Clock, rules: Arc<LiveRules>, decider: Decider) -> Self {
-        Self { clock, rules, decider, tracer: None, delayed_responses: AtomicUsize::new(0) }
+        let (refused_calls, delayed_responses) = (RefusedCalls::new(), AtomicUsize::new(0));
+        Self { clock, rules, decider, tracer: None, refused_calls, delayed_responses }
     }
 
     /// Starts the span of a request with these headers; `None` if the request is not sampled.

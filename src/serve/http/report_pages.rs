@@ -29,10 +29,12 @@ use super::admin_token::ClientAddress;
 use super::app_state::AppState;
 use super::page_builder::{Page, PageBuilder};
 use super::response::{respond_bad_query, respond_metrics_off, respond_no_rules, respond_text};
+use crate::base::clock::Time;
 use crate::base::text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
-use crate::serve::fleet::alarms::{AlarmReport, OBSERVATION_INTERVAL, observe_own_alarms};
+use crate::serve::fleet::alarms::{AlarmObserver, OBSERVATION_INTERVAL};
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
+use crate::serve::grpc::service::RateLimitService;
 use crate::serve::metrics_collector::MetricsCollector;
 use crate::serve::quota::page::{QuotaReport, ReportScope};
 use crate::serve::report::history::{HistoryQuery, HistoryReport, read_request_totals};
@@ -50,24 +52,18 @@ pub(super) async fn show_top(
     uri: Uri,
     CountsPageQuery(query): CountsPageQuery<TopQuery>,
 ) -> Response {
-    let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    if !service.decider.metrics.top_keys.is_tracking() {
-        return respond_keys_not_tracked();
-    }
-    let render = move || {
-        let loaded = service.rules.current_rules_owned();
-        let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
-        let (metrics, now) = (&service.decider.metrics, service.clock.now());
+    respond_with_rejected_keys(&state, &uri, move |RejectedKeySources { service, domains, now, has_values }| {
+        let metrics = &service.decider.metrics;
         let minutes = TopReport::covered_minutes(&query);
         let busiest = metrics.busiest_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
         let mut report =
             TopReport::new(&metrics.top_keys, &domains, now, &query).with_busiest_keys(&busiest, &domains, &query);
-        if !matches!(service.decider.key_values, ValueForm::Plain) {
+        if !has_values {
             report = report.without_values();
         }
-        build_report_page(format, &report, |report| report.format_text(query.show))
-    };
-    state.pages.respond_with_page(&uri, render).await
+        build_report_page(query.format, &report, |report| report.format_text(query.show))
+    })
+    .await
 }
 
 /// `/rejections`
@@ -76,26 +72,42 @@ pub(super) async fn show_rejections(
     uri: Uri,
     CountsPageQuery(query): CountsPageQuery<RejectionsQuery>,
 ) -> Response {
-    let (service, format) = (Arc::clone(&state.collector.service), query.format);
-    if !service.decider.metrics.top_keys.is_tracking() {
-        return respond_keys_not_tracked();
-    }
-    let render = move || {
-        let loaded = service.rules.current_rules_owned();
-        let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
-        let has_values = matches!(service.decider.key_values, ValueForm::Plain);
-        let (top_keys, now) = (&service.decider.metrics.top_keys, service.clock.now());
-        match RejectionsReport::new(top_keys, &domains, now, &query, has_values) {
-            Ok(report) => build_report_page(format, &report, RejectionsReport::format_text),
+    respond_with_rejected_keys(&state, &uri, move |RejectedKeySources { service, domains, now, has_values }| {
+        match RejectionsReport::new(&service.decider.metrics.top_keys, &domains, now, &query, has_values) {
+            Ok(report) => build_report_page(query.format, &report, RejectionsReport::format_text),
             Err(error) => Some(Page::error(StatusCode::BAD_REQUEST, format!("{error}\n"))),
         }
-    };
-    state.pages.respond_with_page(&uri, render).await
+    })
+    .await
 }
 
-fn respond_keys_not_tracked() -> Response {
-    let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
-    respond_text(StatusCode::SERVICE_UNAVAILABLE, what)
+/// What pages about rejected keys are built from.
+struct RejectedKeySources {
+    service: Arc<RateLimitService>,
+    domains: DomainsByMetricName,
+    now: Time,
+    /// Keys are tracked with their plain values.
+    has_values: bool,
+}
+
+/// Responds with a page about rejected keys; status 503 if they are not tracked.
+async fn respond_with_rejected_keys(
+    state: &AppState,
+    uri: &Uri,
+    render: impl FnOnce(RejectedKeySources) -> Option<Page> + Send + 'static,
+) -> Response {
+    let service = Arc::clone(&state.collector.service);
+    if !service.decider.metrics.top_keys.is_tracking() {
+        let what = "TOLLKEEPER_TOP_KEYS=0: rejected keys are not tracked (unset it and restart)\n";
+        return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
+    }
+    let build = move || {
+        let loaded = service.rules.current_rules_owned();
+        let domains = DomainsByMetricName::new(loaded.as_ref().map(|loaded| &loaded.rules));
+        let (now, has_values) = (service.clock.now(), matches!(service.decider.key_values, ValueForm::Plain));
+        render(RejectedKeySources { service, domains, now, has_values })
+    };
+    state.pages.respond_with_page(uri, build).await
 }
 
 /// `/unmatched`
@@ -222,12 +234,12 @@ pub async fn record_history_each_minute(collector: MetricsCollector, pages: Page
 }
 
 /// Looks for alarms of this process every few seconds, on the thread that builds pages.
-pub async fn observe_alarms(collector: MetricsCollector, pages: PageBuilder) {
+pub async fn observe_alarms(observer: Arc<AlarmObserver>, collector: MetricsCollector, pages: PageBuilder) {
     loop {
         sleep(OBSERVATION_INTERVAL).await;
-        let collector = collector.clone();
+        let (observer, collector) = (Arc::clone(&observer), collector.clone());
         // Without a thread the next look finds them.
-        let _ = pages.run_one_at_a_time(move || observe_own_alarms(&collector)).await;
+        let _ = pages.run_one_at_a_time(move || observer.observe_own_alarms(&collector)).await;
     }
 }
 
@@ -249,8 +261,8 @@ pub(super) async fn show_history(
 /// `/alarms`
 pub(super) async fn show_alarms(State(state): State<AppState>, uri: Uri) -> Response {
     let view = state.fleet.get_or_refresh_fleet_view().await;
-    let collector = state.collector.clone();
-    let build = move || to_pretty_json(&AlarmReport::new(&collector, &view)).ok().map(Page::json);
+    let (observer, collector) = (Arc::clone(&state.alarms), state.collector.clone());
+    let build = move || to_pretty_json(&observer.build_report(&collector, &view)).ok().map(Page::json);
     state.pages.respond_with_page(&uri, build).await
 }
 

@@ -5,8 +5,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -24,10 +22,10 @@ use super::evidence::DeliveryEvidence;
 use super::messages::QuotaCodec;
 use super::service::QuotaService;
 use super::stream::StreamTask;
-use crate::base::clock::{Clock, Time, to_micros};
 use crate::base::pb::QUOTA_METHOD_PATH;
 use crate::base::pb::rlqs::RateLimitQuotaResponse;
 use crate::serve::grpc::call::CallPeer;
+use crate::serve::grpc::service::RateLimitService;
 
 /// Path of the method in HTTP/2 requests.
 pub const STREAM_PATH: &str = QUOTA_METHOD_PATH;
@@ -51,10 +49,10 @@ pub fn add_to_router(router: Router, quota: &Arc<QuotaService>) -> Router {
 }
 
 /// Adds an answer to the router of a server without quotas: UNIMPLEMENTED, with the setting. The log says it once.
-pub fn add_refusal_to_router(router: Router, clock: &Clock) -> Router {
-    let clock = clock.clone();
+pub fn add_refusal_to_router(router: Router, service: &Arc<RateLimitService>) -> Router {
+    let service = Arc::clone(service);
     let refuse = service_fn(move |_: Request<Body>| {
-        if LAST_REFUSED_STREAM.record(clock.now()) {
+        if service.refused_calls.record_quota_stream(service.clock.now()) {
             tracing::warn!(
                 "a quota stream was refused: RLQS is off, and the proxy uses its fallback, often to reject all (set \
                  TOLLKEEPER_RLQS=true and restart)"
@@ -64,29 +62,6 @@ pub fn add_refusal_to_router(router: Router, clock: &Clock) -> Router {
         async move { Ok::<_, Infallible>(status.into_http::<Body>()) }
     });
     router.route_service(STREAM_PATH, refuse)
-}
-
-/// The last quota stream that this process refused because RLQS is off.
-#[derive(Debug)]
-pub struct LastRefusedStream {
-    /// Its time in microseconds since the Unix epoch; 0: none was refused.
-    last_us: AtomicU64,
-}
-
-/// Last quota stream that this process refused.
-pub static LAST_REFUSED_STREAM: LastRefusedStream = LastRefusedStream { last_us: AtomicU64::new(0) };
-
-impl LastRefusedStream {
-    /// Records a refusal; returns `true` for the first.
-    fn record(&self, now: Time) -> bool {
-        self.last_us.swap(now.as_micros().max(1), Ordering::Relaxed) == 0
-    }
-
-    /// Returns `true` if a stream was refused within `age` before `now`.
-    pub fn has_recent(&self, now: Time, age: Duration) -> bool {
-        let last_us = self.last_us.load(Ordering::Relaxed);
-        last_us > 0 && now.since_us(Time::from_micros(last_us)) <= to_micros(age)
-    }
 }
 
 /// Starts a task for each stream.

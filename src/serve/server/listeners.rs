@@ -205,10 +205,10 @@ impl BoundListeners {
         let bounds = &self.bounds;
         let service = &state.collector.service;
         let method = ShouldRateLimitMethod::new(Arc::clone(service), settings.max_message_bytes);
-        let router = grpc::build_router_of_other_methods(settings, health, &service.clock);
+        let router = grpc::build_router_of_other_methods(settings, health, service);
         let router = match &state.collector.quota {
             Some(quota) => add_to_router(router, quota),
-            None => add_refusal_to_router(router, &service.clock),
+            None => add_refusal_to_router(router, service),
         };
         let http2 = Http2Server::new(bounds, settings, method, router);
         let policy = ConnectionPolicy::for_grpc(bounds, settings, http2);

@@ -209,7 +209,7 @@ fn format_results(results: &WhyResults<'_>) -> String {
     let mut changes = results.rule_changes.iter().peekable();
     let mut date = "";
     for decision in &results.decisions {
-        while let Some(change) = changes.next_if(|change| change.time_us <= decision.record.time_us) {
+        while let Some(change) = changes.next_if(|change| change.time_us <= decision.time_us) {
             page += &format_rule_change(change);
         }
         let new_date = decision.time.get(..DATE_CHARS).unwrap_or_default();

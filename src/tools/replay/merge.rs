@@ -1,9 +1,7 @@
 //! All files of traffic as one stream, ordered by time.
 //!
-//! Each file is decoded on a thread of its own, in batches over a bounded channel. A file keeps its own order, because
-//! a log has the order in which a process decided; the heads of all files are compared by time, process and number. The
-//! clock of Redis is the common one: where only some records of a file have its time, the others are moved by as much
-//! as the clocks differed last.
+//! Each file is decoded on a thread of its own, which sorts its requests, in batches over a bounded channel. The heads of
+//! all files are compared by time, process and number.
 //!
 //! Decides: in which order the requests of several logs are replayed, and how many logs there may be.
 
@@ -56,8 +54,6 @@ struct FileBeingDecoded {
     next: usize,
     /// Order of the last event.
     last: EventOrder,
-    /// Time of Redis less that of the process, in microseconds, at the last request that has both.
-    clock_offset_us: i64,
 }
 
 /// Order of an event among all files.
@@ -97,7 +93,7 @@ impl MergedTraffic {
             let (sender, batches) = sync_channel(MAX_WAITING_BATCHES);
             // The thread ends when its file does, or when the receiver is dropped.
             thread::spawn(move || decode_file(source, &sender));
-            FileBeingDecoded { batches, batch: Vec::new(), next: 0, last: EventOrder::default(), clock_offset_us: 0 }
+            FileBeingDecoded { batches, batch: Vec::new(), next: 0, last: EventOrder::default() }
         });
         Ok(Self {
             files: files.collect(),
@@ -160,18 +156,7 @@ impl MergedTraffic {
         let open = &mut self.files[file];
         let order = match &open.batch[open.next] {
             TrafficEvent::Request(request) => {
-                let at = match request.last_charge_time_in_redis() {
-                    Some(at) => {
-                        let [redis_us, own_us] = [at, request.arrival].map(|time| time.as_micros().cast_signed());
-                        open.clock_offset_us = redis_us.wrapping_sub(own_us);
-                        at
-                    }
-                    None => {
-                        let own_us = request.arrival.as_micros();
-                        Time::from_micros(own_us.saturating_add_signed(open.clock_offset_us))
-                    }
-                };
-                EventOrder { at, process: Arc::clone(&request.process), seq: request.seq }
+                EventOrder { at: request.order_time(), process: Arc::clone(&request.process), seq: request.seq }
             }
             // Has no place of its own among other files: it goes right after the event before it in its file.
             TrafficEvent::Header(_) | TrafficEvent::Dropped(_) => open.last.clone(),

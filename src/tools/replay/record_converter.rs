@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use smallvec::SmallVec;
 
 use super::recorded_request::{RecordedAnswer, RecordedDescriptor, RecordedPlan, RecordedRequest};
+use super::redis_clock::RedisClock;
 use super::replayer::RecordedHeader;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -47,6 +48,7 @@ pub(super) struct RecordConverter {
     by_id: HashMap<String, Arc<RuleSet>>,
     /// Headers that were read ahead, further on in the file; `None` before that.
     searched: Option<HeadersReadAhead>,
+    redis_clock: RedisClock,
     /// Process, domain and id of the rules of the last record, because they rarely change.
     process: Arc<str>,
     domain: Arc<str>,
@@ -65,6 +67,7 @@ impl RecordConverter {
             rule_ids: HashMap::new(),
             by_id: HashMap::new(),
             searched: None,
+            redis_clock: RedisClock::default(),
             process,
             domain,
             rules_id,
@@ -116,8 +119,9 @@ impl RecordConverter {
         })
     }
 
-    /// Converts a decision.
+    /// Converts a decision. Its charges have the time of Redis, if its process charges there.
     pub(super) fn convert_decision(&mut self, record: &DecisionRecord<'_>) -> Result<RecordedRequest, String> {
+        self.redis_clock.compare_clocks(record);
         if *record.process != *self.process {
             self.process = Arc::from(&*record.process);
         }
@@ -140,7 +144,8 @@ impl RecordConverter {
             request.rules = Some(rules);
         }
         for descriptor in &record.descriptors {
-            if add_descriptor(&mut request, descriptor)? {
+            let charged_at = self.redis_clock.charge_time_us(record, descriptor).map(Time::from_micros);
+            if add_descriptor(&mut request, descriptor, charged_at)? {
                 self.hidden += 1;
                 request.answer = None;
             }
@@ -243,7 +248,11 @@ const VALUES_LEFT_OUT_ERROR: &str = "the log has no values, so keys cannot be to
     TOLLKEEPER_DECISION_LOG_VALUES=plain, or hashed)";
 
 /// Adds a descriptor; returns true if its values were left out, so that it can match no rule.
-fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) -> Result<bool, String> {
+fn add_descriptor(
+    request: &mut RecordedRequest,
+    record: &DescriptorRecord<'_>,
+    charged_at: Option<Time>,
+) -> Result<bool, String> {
     let limit_override = record.limit_override.as_ref();
     let limit_override =
         limit_override.map(|sent| sent.to_limit_override().ok_or("the unit of an override is invalid"));
@@ -251,7 +260,7 @@ fn add_descriptor(request: &mut RecordedRequest, record: &DescriptorRecord<'_>) 
     let hits = if request.is_blocked && matches!(charged, Hits::Charge(_)) { Hits::Peek } else { charged };
     let mut descriptor = RecordedDescriptor::new(hits);
     descriptor.limit_override = limit_override.transpose()?;
-    descriptor.charged_at = record.now_us.map(Time::from_micros);
+    descriptor.charged_at = charged_at;
     descriptor.is_sampled = record.sampled && record.entries.iter().all(has_logged_value);
     // A candidate's result may come after the answer, and be absent.
     let deciding = record.limits.iter().filter(|limit| !limit.candidate);

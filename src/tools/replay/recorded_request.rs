@@ -54,7 +54,7 @@ pub struct RecordedDescriptor {
     pub hits: Hits,
     /// Limit that came with the request.
     pub limit_override: Option<LimitOverride>,
-    /// Time that the counters worked at, if it is not the arrival.
+    /// Time that the counters worked at by the clock of Redis, if it is not the arrival.
     pub charged_at: Option<Time>,
     /// The traffic contains all requests of the key.
     pub is_sampled: bool,

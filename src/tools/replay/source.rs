@@ -1,9 +1,11 @@
 //! One source of traffic: a decision log in a file or a stream, or rows of another format with a mapping.
 //!
-//! Rows of another format are sorted by time within `MAX_UNSORTED_REQUESTS`.
+//! A decision is logged after it was made, so those made at once are logged in any order: charges in Redis are sorted by
+//! its time, within a second. The counters of a process itself have no common time; their records keep the order of the
+//! log. Rows of another format are sorted by time within `MAX_UNSORTED_ROWS`.
 //!
 //! Decides: that a replay reads all of its traffic (no `--from`, `--to`).
-//! Decides: how far rows may be out of order (`ReorderBuffer`).
+//! Decides: how far records and rows may be out of order (`ReorderBuffer`).
 
 use std::cmp;
 use std::collections::BinaryHeap;
@@ -145,7 +147,7 @@ pub struct TrafficSource {
 
 enum SourceFormat {
     Log(Box<LogSource>),
-    Rows { reader: Box<RowReader>, sorted: ReorderBuffer },
+    Rows { reader: Box<RowReader>, sorted: ReorderBuffer, last: Time, late: u64 },
 }
 
 /// A decision log.
@@ -157,6 +159,9 @@ struct LogSource {
     is_start: bool,
     /// Request that follows the header that was found for it.
     waiting: Option<RecordedRequest>,
+    sorted: ReorderBuffer,
+    /// Header that follows the requests being sorted.
+    next_header: Option<TrafficEvent>,
 }
 
 /// Input that counts the bytes that are read.
@@ -192,7 +197,8 @@ impl TrafficSource {
             Some(map) => {
                 let input = decompress_input(input).map_err(|error| unusable(1, error.to_string()))?;
                 let reader = RowReader::new(input, map.clone()).map_err(|error| unusable(error.line, error.problem))?;
-                SourceFormat::Rows { reader: Box::new(reader), sorted: ReorderBuffer::default() }
+                let sorted = ReorderBuffer::new(MAX_UNSORTED_ROWS, u64::MAX);
+                SourceFormat::Rows { reader: Box::new(reader), sorted, last: Time::default(), late: 0 }
             }
             None => SourceFormat::Log(Box::new(LogSource {
                 reader: RecordReader::new(&name, input)?,
@@ -200,6 +206,8 @@ impl TrafficSource {
                 location: Some(location.clone()).filter(TrafficLocation::can_be_read_again),
                 is_start: true,
                 waiting: None,
+                sorted: ReorderBuffer::new(MAX_UNSORTED_DECISIONS, MAX_DISORDER_US),
+                next_header: None,
             })),
         };
         Ok(Self { name, format })
@@ -212,20 +220,25 @@ impl TrafficSource {
     pub fn next_event(&mut self) -> Result<Option<TrafficEvent>, SourceError> {
         match &mut self.format {
             SourceFormat::Log(log) => log.next_event(&self.name),
-            SourceFormat::Rows { reader, sorted } => loop {
+            SourceFormat::Rows { reader, sorted, last, late } => loop {
                 let row = reader.next_request().map_err(|RowError { line, problem }| SourceError::Unusable {
                     name: self.name.clone(),
                     line,
                     problem,
                 })?;
-                match row {
-                    None => return Ok(sorted.pop().map(TrafficEvent::Request)),
-                    Some(request) => {
-                        if let Some(earliest) = sorted.push(request) {
-                            return Ok(Some(TrafficEvent::Request(earliest)));
-                        }
-                    }
-                }
+                let earliest = match row {
+                    Some(request) => match sorted.push(request) {
+                        None => continue,
+                        earliest => earliest,
+                    },
+                    None => sorted.pop(),
+                };
+                return Ok(earliest.map(|mut request| {
+                    *late += u64::from(request.arrival < *last);
+                    *last = request.arrival.max(*last);
+                    request.arrival = *last;
+                    TrafficEvent::Request(request)
+                }));
             },
         }
     }
@@ -244,11 +257,11 @@ impl TrafficSource {
                 let (hidden, truncated) = (log.converter.hidden, log.reader.is_truncated());
                 SourceSummary { hidden, truncated, ..SourceSummary::default() }
             }
-            SourceFormat::Rows { reader, sorted } => SourceSummary {
+            SourceFormat::Rows { reader, late, .. } => SourceSummary {
                 rows: reader.rows,
                 skipped: reader.skipped,
                 absent_fields: reader.absent_fields(),
-                late: sorted.late,
+                late: *late,
                 ..SourceSummary::default()
             },
         }
@@ -289,11 +302,34 @@ impl TrafficLocation {
 }
 
 impl LogSource {
+    /// Reads the next event, with requests in the order of their charges in Redis.
     fn next_event(&mut self, name: &str) -> Result<Option<TrafficEvent>, SourceError> {
+        loop {
+            if self.next_header.is_some() {
+                return Ok(self.sorted.pop().map(TrafficEvent::Request).or_else(|| self.next_header.take()));
+            }
+            match self.read_event(name)? {
+                Some(TrafficEvent::Request(request)) => {
+                    if request.last_charge_time_in_redis().is_none() && self.sorted.is_empty() {
+                        return Ok(Some(TrafficEvent::Request(request)));
+                    }
+                    if let Some(earliest) = self.sorted.push(request) {
+                        return Ok(Some(TrafficEvent::Request(earliest)));
+                    }
+                }
+                // The rules of the requests before it are those of earlier headers.
+                Some(header @ TrafficEvent::Header(_)) => self.next_header = Some(header),
+                Some(dropped @ TrafficEvent::Dropped(_)) => return Ok(Some(dropped)),
+                None => return Ok(self.sorted.pop().map(TrafficEvent::Request)),
+            }
+        }
+    }
+
+    fn read_event(&mut self, name: &str) -> Result<Option<TrafficEvent>, SourceError> {
         if let Some(request) = self.waiting.take() {
             return Ok(Some(TrafficEvent::Request(request)));
         }
-        let Self { reader, converter, location, is_start, waiting } = self;
+        let Self { reader, converter, location, is_start, waiting, .. } = self;
         let line = reader.line_number() + 1;
         let unusable = |problem| SourceError::Unusable { name: name.to_owned(), line, problem };
         let record = match reader.next_record() {
@@ -329,17 +365,21 @@ impl LogSource {
     }
 }
 
-/// Requests that wait to be sorted.
-const MAX_UNSORTED_REQUESTS: usize = 1 << 16;
+/// Maximum number of rows that wait to be sorted.
+const MAX_UNSORTED_ROWS: usize = 1 << 16;
+/// Maximum number of decisions that wait to be sorted, of each file.
+const MAX_UNSORTED_DECISIONS: usize = 1 << 13;
+/// Time within which decisions are sorted: it takes less from a charge in Redis to its record.
+const MAX_DISORDER_US: u64 = 1_000_000;
 
-/// Sorts requests by time, as far as [`MAX_UNSORTED_REQUESTS`] requests reach.
-#[derive(Debug, Default)]
-pub(super) struct ReorderBuffer {
+/// Sorts requests by time, as far as a number of requests and a time reach.
+#[derive(Debug)]
+struct ReorderBuffer {
     waiting: BinaryHeap<WaitingRequest>,
     added: u64,
-    last: Time,
-    /// Requests that came too late to be sorted.
-    pub(super) late: u64,
+    latest: Time,
+    max_requests: usize,
+    max_disorder_us: u64,
 }
 
 #[derive(Debug)]
@@ -349,22 +389,28 @@ struct WaitingRequest {
 }
 
 impl ReorderBuffer {
-    /// Adds a request. Returns the earliest one if the buffer is full.
-    pub(super) fn push(&mut self, mut request: RecordedRequest) -> Option<RecordedRequest> {
+    fn new(max_requests: usize, max_disorder_us: u64) -> Self {
+        Self { waiting: BinaryHeap::new(), added: 0, latest: Time::default(), max_requests, max_disorder_us }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Adds a request. Returns the earliest one if none that comes later can be before it.
+    fn push(&mut self, request: RecordedRequest) -> Option<RecordedRequest> {
         self.added += 1;
-        if request.arrival < self.last {
-            self.late += 1;
-            request.arrival = self.last;
-        }
-        self.waiting.push(WaitingRequest { order: (request.arrival, self.added), request });
-        if self.waiting.len() > MAX_UNSORTED_REQUESTS { self.pop() } else { None }
+        let at = request.order_time();
+        self.latest = self.latest.max(at);
+        self.waiting.push(WaitingRequest { order: (at, self.added), request });
+        let is_due = |earliest: &WaitingRequest| self.latest.since_us(earliest.order.0) > self.max_disorder_us;
+        let returns = self.waiting.len() > self.max_requests || self.waiting.peek().is_some_and(is_due);
+        if returns { self.pop() } else { None }
     }
 
     /// Returns the earliest request.
-    pub(super) fn pop(&mut self) -> Option<RecordedRequest> {
-        let request = self.waiting.pop()?.request;
-        self.last = request.arrival;
-        Some(request)
+    fn pop(&mut self) -> Option<RecordedRequest> {
+        self.waiting.pop().map(|waiting| waiting.request)
     }
 }
 

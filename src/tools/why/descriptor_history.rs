@@ -21,6 +21,7 @@ use crate::decide::log::record::{DecisionRecord, Record, RecordedVerdict};
 use crate::rules::compile::options::CompileOptions;
 use crate::rules::rule::EntryOrder;
 use crate::rules::rule::changes::{LimitList, RuleChanges};
+use crate::tools::replay::redis_clock::RedisClock;
 
 /// Maximum number of different causes that are counted by name.
 const MAX_CAUSES: usize = 100;
@@ -48,6 +49,7 @@ pub struct DescriptorHistory<'q> {
     records: u64,
     /// Time of the last record of each process.
     last_us: HashMap<String, u64>,
+    redis_clock: RedisClock,
     /// Only the part of the logs around the range was read.
     pub(super) is_partial: bool,
     pub(super) counts: RangeCounts,
@@ -75,6 +77,7 @@ struct KeptOrder {
 /// A decision that is kept: the line of its record, which is parsed again to be printed.
 #[derive(Debug)]
 struct KeptDecision {
+    time_us: u64,
     line: Vec<u8>,
     asked_positions: SmallVec<[usize; 1]>,
 }
@@ -82,6 +85,8 @@ struct KeptDecision {
 /// A decision with the positions of the asked descriptor.
 #[derive(Debug)]
 pub(super) struct AskedDecision<'l> {
+    /// Time by the clock of Redis, if its process charges there.
+    pub(super) time_us: u64,
     pub(super) record: DecisionRecord<'l>,
     pub(super) asked_positions: &'l [usize],
 }
@@ -136,6 +141,7 @@ impl<'q> DescriptorHistory<'q> {
             kept: BTreeMap::new(),
             records: 0,
             last_us: HashMap::new(),
+            redis_clock: RedisClock::default(),
             is_partial: false,
             counts: RangeCounts::default(),
             log: LogCounts::default(),
@@ -158,13 +164,22 @@ impl<'q> DescriptorHistory<'q> {
         self.is_partial = true;
     }
 
-    /// Adds a record.
-    pub fn add_record(&mut self, record: Record<'_>) {
+    /// Adds a record. Its time is that of the clock of Redis, if its process charges there.
+    pub fn add_record(&mut self, mut record: Record<'_>) {
         self.records += 1;
-        let time_us = match &record {
-            Record::Decision(decision) => decision.time_us,
-            Record::Header(header) => header.time_us,
-            Record::Dropped(dropped) => dropped.time_us,
+        let moved =
+            |clock: &RedisClock, process: &str, time_us| clock.convert_time_us(process, time_us).unwrap_or(time_us);
+        let time_us = match &mut record {
+            Record::Decision(decision) => {
+                self.redis_clock.compare_clocks(decision);
+                let own = || moved(&self.redis_clock, &decision.process, decision.time_us);
+                decision.last_charge_us().unwrap_or_else(own)
+            }
+            Record::Header(header) => {
+                header.time_us = moved(&self.redis_clock, &header.process, header.time_us);
+                header.time_us
+            }
+            Record::Dropped(dropped) => moved(&self.redis_clock, &dropped.process, dropped.time_us),
         };
         if self.range.move_to_day_of(time_us) {
             self.kept.clear();
@@ -176,7 +191,7 @@ impl<'q> DescriptorHistory<'q> {
         match record {
             Record::Decision(decision) => {
                 self.note_process_time(&decision.process, time_us);
-                self.add_decision(&decision, is_in_range);
+                self.add_decision(&decision, time_us, is_in_range);
             }
             Record::Header(header) => {
                 self.note_process_time(&header.process, time_us);
@@ -203,8 +218,7 @@ impl<'q> DescriptorHistory<'q> {
         }
     }
 
-    fn add_decision(&mut self, decision: &DecisionRecord<'_>, is_in_range: bool) {
-        let time_us = decision.time_us;
+    fn add_decision(&mut self, decision: &DecisionRecord<'_>, time_us: u64, is_in_range: bool) {
         self.log.decisions += 1;
         let positions = self.find_asked_and_note_similar(decision);
         if positions.is_empty() {
@@ -220,8 +234,8 @@ impl<'q> DescriptorHistory<'q> {
             }
         });
         if is_in_range {
-            self.counts.add_decision(decision, &positions);
-            self.keep_decision(decision, positions);
+            self.counts.add_decision(decision, time_us, &positions);
+            self.keep_decision(decision, time_us, positions);
         }
     }
 
@@ -248,13 +262,12 @@ impl<'q> DescriptorHistory<'q> {
         positions
     }
 
-    fn keep_decision(&mut self, decision: &DecisionRecord<'_>, positions: SmallVec<[usize; 1]>) {
+    fn keep_decision(&mut self, decision: &DecisionRecord<'_>, time_us: u64, positions: SmallVec<[usize; 1]>) {
         if !self.shown.admitted && decision.verdict == RecordedVerdict::Ok {
             return;
         }
         self.counts.showable += 1;
-        let order =
-            KeptOrder { distance_us: self.range.distance_from_middle_us(decision.time_us), record: self.records };
+        let order = KeptOrder { distance_us: self.range.distance_from_middle_us(time_us), record: self.records };
         let is_kept = self.kept.len() < self.shown.max
             || self.kept.last_key_value().is_some_and(|(furthest, _)| order < *furthest);
         if !is_kept {
@@ -262,7 +275,7 @@ impl<'q> DescriptorHistory<'q> {
         }
         let mut line = Vec::new();
         decision.append_line(&mut line);
-        self.kept.insert(order, KeptDecision { line, asked_positions: positions });
+        self.kept.insert(order, KeptDecision { time_us, line, asked_positions: positions });
         if self.kept.len() > self.shown.max {
             self.kept.pop_last();
         }
@@ -271,8 +284,9 @@ impl<'q> DescriptorHistory<'q> {
     /// The kept decisions by time.
     pub(super) fn decisions_by_time(&self) -> Vec<AskedDecision<'_>> {
         let mut kept: Vec<_> = self.kept.values().map(KeptDecision::parse_line).collect();
-        kept.sort_by(|AskedDecision { record: one, .. }, AskedDecision { record: other, .. }| {
-            (one.time_us, one.seq, &*one.process).cmp(&(other.time_us, other.seq, &*other.process))
+        let order = |decision: &AskedDecision<'_>| (decision.time_us, decision.record.seq);
+        kept.sort_by(|one, other| {
+            order(one).cmp(&order(other)).then_with(|| one.record.process.cmp(&other.record.process))
         });
         kept
     }
@@ -281,7 +295,7 @@ impl<'q> DescriptorHistory<'q> {
 impl KeptDecision {
     fn parse_line(&self) -> AskedDecision<'_> {
         let record = serde_json::from_slice(&self.line).expect("a record that was parsed from such a line");
-        AskedDecision { record, asked_positions: &self.asked_positions }
+        AskedDecision { time_us: self.time_us, record, asked_positions: &self.asked_positions }
     }
 }
 
@@ -291,7 +305,7 @@ impl RangeCounts {
         self.dropped = self.dropped.saturating_add(count);
     }
 
-    fn add_decision(&mut self, decision: &DecisionRecord<'_>, positions: &[usize]) {
+    fn add_decision(&mut self, decision: &DecisionRecord<'_>, time_us: u64, positions: &[usize]) {
         self.requests += 1;
         let mut descriptors = positions.iter().filter_map(|index| decision.descriptors.get(*index));
         self.unsampled += u64::from(descriptors.clone().all(|descriptor| !descriptor.sampled));
@@ -308,7 +322,7 @@ impl RangeCounts {
             RecordedVerdict::OverLimit => {}
         }
         self.rejected += 1;
-        extend_span(&mut self.first_rejected_us, &mut self.last_rejected_us, decision.time_us);
+        extend_span(&mut self.first_rejected_us, &mut self.last_rejected_us, time_us);
         if descriptors.all(|descriptor| descriptor.verdict != RecordedVerdict::OverLimit) {
             self.rejected_by_others += 1;
         }

@@ -91,7 +91,10 @@ pub struct CauseCount {
 /// A decision, and changes that would have let it pass.
 #[derive(Debug, Serialize)]
 pub struct DecisionWithRemedies<'l> {
-    /// Time as RFC 3339.
+    /// Time by the clock of Redis, if its process charges there, in microseconds since the Unix epoch.
+    #[serde(skip)]
+    pub time_us: u64,
+    /// The same as RFC 3339.
     pub time: String,
     /// Positions of the asked descriptor, from 0.
     pub asked: Vec<usize>,
@@ -166,7 +169,7 @@ impl<'l> WhyResults<'l> {
 
 fn build_shown_decision<'l>(
     history: &DescriptorHistory<'_>,
-    AskedDecision { record, asked_positions }: AskedDecision<'l>,
+    AskedDecision { time_us, record, asked_positions }: AskedDecision<'l>,
 ) -> DecisionWithRemedies<'l> {
     let mut rejected_by = Vec::new();
     if record.verdict == RecordedVerdict::OverLimit {
@@ -189,7 +192,7 @@ fn build_shown_decision<'l>(
             }
         }
     }
-    DecisionWithRemedies { time: format_time(record.time_us), asked: asked_positions.to_vec(), rejected_by, record }
+    DecisionWithRemedies { time_us, time: format_time(time_us), asked: asked_positions.to_vec(), rejected_by, record }
 }
 
 /// Remarks on everything that the logs may not tell.

@@ -395,6 +395,7 @@ fn health_follows_the_store_as_configured() {
         let site = AppState {
             blocks,
             fleet: Arc::new(fleet),
+            alarms: Arc::default(),
             live: Arc::new(LiveEvents::new(
                 collector.clone(),
                 PageBuilder::default(),

@@ -24,7 +24,7 @@ export function mix(parts) {
   const total = parts.reduce((sum, { count }) => sum + count, 0);
   const bar = element('div', { class: 'mix', 'aria-hidden': 'true' });
   for (const { kind, count } of parts.filter((part) => part.count > 0)) {
-    const part = element('span', { class: kind });
+    const part = span(kind);
     part.style.width = `${(100 * count) / total}%`;
     bar.append(part);
   }
@@ -101,9 +101,9 @@ export function hourChart(title, unit) {
     plot.onpointermove = find;
     plot.onpointerleave = () => document.activeElement !== plot && choose(null);
     update(plot, svg('svg', { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, 'aria-hidden': 'true' }, ...parts));
-    const legends = [...series, ...lines].map(({ title: name, kind }) => element('span', {}, element('span', { class: `sample ${kind}` }), name));
-    update(legend, ...legends, loads.length > 0 ? element('span', {}, element('span', { class: 'sample mark' }), 'rules loaded') : null,
-      starts.some((start, at) => at > 0 && start - starts[at - 1] > 60) ? element('span', {}, element('span', { class: 'sample gap' }), 'not recorded') : null,
+    const legends = [...series, ...lines].map(({ title: name, kind }) => element('span', {}, span(`sample ${kind}`), name));
+    update(legend, ...legends, loads.length > 0 && element('span', {}, span('sample mark'), 'rules loaded'),
+      starts.some((start, at) => at > 0 && start - starts[at - 1] > 60) && element('span', {}, span('sample gap'), 'not recorded'),
       span('soft', `${unit} · UTC · the last minute still runs`));
     readMinute();
     if (values.open) drawValues();

@@ -1,6 +1,6 @@
 // The console of the debug listener: its header, the clock, the live figures, and the choice of the view.
 
-import { byId, element, heading } from './console/dom.js';
+import { byId, element, heading, problemNotice } from './console/dom.js';
 import { failures, fleet, quota, replica, settings } from './console/fleet.js';
 import { key, keys, sandbox } from './console/keys.js';
 import { rules } from './console/limits.js';
@@ -152,7 +152,7 @@ function openView(main, name) {
   try {
     readAddress();
   } catch {
-    main.append(heading('No such view'), element('p', { class: 'notice bad', role: 'alert' }, 'The address of this page is not the name of a limit.'));
+    main.append(heading('No such view'), problemNotice('The address of this page is not the name of a limit.'));
     return { refresh: async () => {} };
   }
   return VIEWS[name](main, context);

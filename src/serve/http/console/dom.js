@@ -136,6 +136,7 @@ export const card = (title, ...children) => box(element('h2', {}, title), ...chi
 export const grid = (...cards) => element('div', { class: 'grid' }, ...cards);
 export const tools = (...controls) => element('p', { class: 'tools' }, ...controls);
 export const span = (kind, ...children) => element('span', { class: kind }, ...children);
+export const para = (...children) => element('p', {}, ...children);
 export const heading = (...children) => element('h1', {}, ...children);
 export const link = (href, ...children) => element('a', { href }, ...children);
 export const button = (name, onclick, kind) => element('button', { type: 'button', class: kind, onclick }, name);

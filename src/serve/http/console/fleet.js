@@ -1,6 +1,6 @@
 // Views of replicas and this process: fleet, one replica, failures, quotas, settings.
 
-import { atMost, badge, box, button, card, code, copyButton, countColumn, details, duration, element, figure, grid, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, quoteForShell, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
+import { atMost, badge, box, button, card, code, copyButton, countColumn, details, duration, element, figure, grid, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, para, pre, printable, problemNotice, quoteForShell, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { hourChart, mix, requestSeries, sparkline } from './charts.js';
 import { keyLink, listBlocks, rejectedTable, ruleLink, sharesOf } from './keys.js';
 import { adminRequest, ask, getJson, readAddress, request, searchInput, tell, withQuery, writeState } from './server.js';
@@ -24,7 +24,7 @@ function decisionsCard(title, perSecond, verdicts, localRejected) {
   const all = parts.reduce((sum, { count }) => sum + count, 0);
   const shown = parts.filter(({ count }, at) => at < 2 || count > 0);
   return figure(title, rate(perSecond), 'per second', mix(parts),
-    element('p', { class: 'legend' }, shown.map(({ kind, title: name, count }) => element('span', {}, element('span', { class: `sample ${kind}` }), `${name} ${share(count, all)}`))));
+    element('p', { class: 'legend' }, shown.map(({ kind, title: name, count }) => element('span', {}, span(`sample ${kind}`), `${name} ${share(count, all)}`))));
 }
 
 const decisionsOf = (title, { decisions_per_s: perSecond, verdicts }) => decisionsCard(title, perSecond, verdicts, verdicts.local_rejected);
@@ -153,7 +153,7 @@ export function replica(main, context) {
 
 function otherReplica(main, incarnation) {
   const body = element('div');
-  main.append(element('p', {}, link('#/fleet', '← All replicas')), body);
+  main.append(para(link('#/fleet', '← All replicas')), body);
   const draw = (report) => {
     const found = report.replicas.find((one) => one.incarnation === incarnation);
     if (!found) {
@@ -172,7 +172,7 @@ function otherReplica(main, incarnation) {
         card('Rules', details([['Hash', code(rules.hash || 'none')], ['Version', rules.version ?? '–'], ['Rules', number(rules.rules)], ['Last reload', rules.load_failed ? span('bad', 'failed') : 'worked']])),
         found.quota ? card('Quota streams', details(QUOTA_FIGURES.map(([title, field]) => [title, number(found.quota[field])]))) : null,
         card('Process', details([['Version', found.build], ['Uptime', duration(found.age_s * 1e6)], ['Slot', number(found.slot)], ['Clock', `${clockOf(found.clock_offset_ms)} of Redis`], ['Id', code(found.incarnation)], ['Published', `${number(found.published_s_ago)} s ago`]]))),
-      card('Its own console', element('p', {}, 'History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), tools(copyButton('Copy command', command))));
+      card('Its own console', para('History, failures and settings are with the replica itself. In Kubernetes:'), pre('Command', command), tools(copyButton('Copy command', command))));
   };
   return {
     every: 5,
@@ -215,13 +215,13 @@ function thisReplica(main, { live, alarms }) {
     const { store, rules, replicas } = last;
     update(state,
       card('This process', element('p', { class: last.ready ? 'good' : 'bad' }, last.ready ? 'ready' : `not ready: ${last.not_ready_reason}`),
-        last.draining ? element('p', { class: 'warn' }, 'stopping') : null),
+        last.draining && element('p', { class: 'warn' }, 'stopping')),
       card('Store', element('p', { class: store.available ? 'good' : 'bad' }, `${store.kind}: ${store.available ? 'available' : 'lost'}`),
         details([['Servers', number(store.nodes)], ['Connections', number(store.connections)], ['Servers not used', number(store.available ? store.breakers_open : store.nodes)], ['Failed charges per second', rate(perSecond(last, store.failed_charges))]])),
       card('Rules', element('p', { class: rules.reload_failed ? 'bad' : 'good' }, rules.reload_failed ? 'the last reload failed' : 'loaded'),
         details([['Version', rules.source_version ?? rules.version], ['Loaded', rules.loaded_at_us ? timeOf(rules.loaded_at_us / 1000) : '–'], ['Domains', number(rules.domains)], ['Limits', number(rules.limits)]])),
-      card('Replicas', element('p', {}, replicas ? `${number(replicas.live)} live` : 'counted with Redis only'),
-        replicas ? details([['Slot', replicas.slot ?? 'none']]) : null, element('p', {}, link('#/fleet', 'All replicas'))));
+      card('Replicas', para(replicas ? `${number(replicas.live)} live` : 'counted with Redis only'),
+        replicas && details([['Slot', replicas.slot ?? 'none']]), para(link('#/fleet', 'All replicas'))));
   };
   return {
     onLive: draw,
@@ -251,11 +251,11 @@ export function failures(main) {
         counts('Failed charges', problems.failed_charges),
         counts('Decided by failure policy', problems.decided_by_policy),
         card('Servers of the store', servers.length === 0 ? soft('none') : details(servers.map((server) => [server.address, serverState(server, problems.store_available)])))),
-      status.last_error ? box(element('h2', {}, status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force'),
-        pre('Errors', status.last_error), (problems.diagnostics ?? []).map(diagnostic)) : null,
+      status.last_error && card(status.xds?.partly_applied_version ? 'Some domains were refused and keep their last rules; the others are in force' : 'The last reload failed; the rules before it are in force',
+        pre('Errors', status.last_error), (problems.diagnostics ?? []).map(diagnostic)),
       box(log.length === 0 ? soft('No warning or error was logged.') : table('Last warnings and errors of the log', [
         { title: 'Time, UTC', cell: (line) => timeOf(line.time) },
-        { title: 'Level', cell: (line) => element('span', { class: line.level.toLowerCase() === 'error' ? 'bad' : 'warn' }, line.level.toLowerCase()) },
+        { title: 'Level', cell: ({ level }) => span(/error/i.test(level) ? 'bad' : 'warn', level.toLowerCase()) },
         nameColumn('Message', (line) => [line.message, line.times > 1 ? badge(`${number(line.times)} times`) : null, fields(line.fields)]),
       ], log)));
   };
@@ -302,7 +302,7 @@ export function quota(main) {
   const draw = (report) => update(body,
     grid(figure('Streams', number(report.stream_count), 'open'), figure('Buckets', number(report.bucket_count), 'of all streams'), figure('Keys', number(report.key_count), 'divided')),
     box(table(`${number(report.streams.length)} of ${number(report.stream_count)} streams, the oldest first`, streamColumns, report.streams, { key: (stream) => stream.stream })),
-    report.keys.map((key) => box(element('h2', {}, keyLink(key), ' of ', code(printable(key.rule))), sharesOf(key.key, key))));
+    report.keys.map((key) => card([keyLink(key), ' of ', code(printable(key.rule))], sharesOf(key.key, key))));
   const refresh = async () => {
     isOn ??= (await getJson('settings')).some(({ name, value }) => name === 'TOLLKEEPER_RLQS' && value === 'true');
     const report = isOn && await getJson(withQuery('quota', { most: 20, rule: rule.value.trim() }));
@@ -358,7 +358,7 @@ export function settings(main) {
 async function changeLevel(level, then) {
   const confirmed = await ask({
     title: 'Change the log level?',
-    body: [element('p', {}, `This process logs from ${level} on, until it ends. At debug each decision is a line.`)],
+    body: [para(`This process logs from ${level} on, until it ends. At debug each decision is a line.`)],
     confirm: 'Change',
   });
   if (!confirmed) return;

@@ -1,6 +1,6 @@
 // Views of keys: those rejected most and with most hits, one key, and the sandbox.
 
-import { box, button, card, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, explainCommand, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
+import { box, button, card, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, explainCommand, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, para, pre, printable, problemNotice, rate, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { adminRequest, ask, explain, explainBody, getJson, keyAddress, readAddress, resetCounters, ruleAddress, searchInput, tell, withQuery, writeState } from './server.js';
 
 export const ruleLink = (rule) => link(ruleAddress(rule), printable(rule));
@@ -105,7 +105,7 @@ export function verdict(counter, isShadow = false) {
   const by = counter.local ? ' (local: the store failed)' : '';
   if (counter.passes) return span(by ? 'warn' : 'good', `passes${by}`);
   const wait = counter.retry_after_us === null || counter.retry_after_us === undefined ? 'never' : `in ${duration(counter.retry_after_us)}`;
-  return element('span', { class: isShadow ? 'warn' : 'bad' }, `${isShadow ? 'would reject' : 'rejects'}; passes ${wait}${by}`);
+  return span(isShadow ? 'warn' : 'bad', `${isShadow ? 'would reject' : 'rejects'}; passes ${wait}${by}`);
 }
 
 /** Lines of a rule in its file, that of its limits marked. */
@@ -323,7 +323,7 @@ export function sandbox(main, { load }) {
   main.append(heading('Sandbox'),
     soft('Which rule a request matches, and what each limit would say. Nothing is charged.'),
     element('form', { class: 'card', onsubmit: submit },
-      element('p', {}, element('label', { for: 'request' }, 'A request, or a line of a log')),
+      para(element('label', { for: 'request' }, 'A request, or a line of a log')),
       input,
       soft('JSON of /json, a line of the decision, debug or access log, or "domain: key=value,key=value".'),
       element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Show what would happen'))),
@@ -373,16 +373,16 @@ async function blockValue(domain, entries) {
     const blocked = await ask({
       title: 'Block a value?',
       body: [
-        element('p', {}, `Every request of domain ${printable(domain)} that has this entry is rejected, before any rule.`),
-        element('p', {}, element('label', { for: 'block-entry' }, 'Entry '), entry),
-        element('p', {}, element('label', { for: 'block-for' }, 'For '), time),
-        element('p', {}, element('label', { for: 'block-reason' }, 'Reason '), reason)],
+        para(`Every request of domain ${printable(domain)} that has this entry is rejected, before any rule.`),
+        para(element('label', { for: 'block-entry' }, 'Entry '), entry),
+        para(element('label', { for: 'block-for' }, 'For '), time),
+        para(element('label', { for: 'block-reason' }, 'Reason '), reason)],
       confirm: 'Block',
       danger: true,
     });
     if (!blocked) return;
     const body = JSON.stringify({ domain, entry: entries[Number(entry.value)], for: time.value, reason: reason.value });
-    if ((await adminRequest('block', { method: 'POST', body })) !== null) await tell('Blocked', element('p', {}, `${textOf([entries[Number(entry.value)]])} is blocked for ${time.value}.`));
+    if ((await adminRequest('block', { method: 'POST', body })) !== null) await tell('Blocked', para(`${textOf([entries[Number(entry.value)]])} is blocked for ${time.value}.`));
   } catch (error) {
     await tell('Not blocked', problemNotice(error.message));
   }

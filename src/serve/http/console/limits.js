@@ -1,6 +1,6 @@
 // Views of limits: all of them, and one with its history, its keys, and what another limit would do.
 
-import { badge, box, button, card, clock, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, pre, printable, problemNotice, select, share, soft, span, table, tools, update } from './dom.js';
+import { badge, box, button, card, clock, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, para, pre, printable, problemNotice, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { hourChart, limitSeries } from './charts.js';
 import { busiestTable, keyLink, rejectedTable, ruleLines, ruleLink, verdict, yamlOf } from './keys.js';
 import { adminRequest, getJson, readAddress, searchInput, tell, withQuery, writeState } from './server.js';
@@ -24,6 +24,10 @@ export function rules(main, { load }) {
   return argument ? ruleDetails(main, argument) : allRules(main, state, load);
 }
 
+const lastLoad = ({ loaded_at, id, changes }) => card('Last load',
+  para(timeOf(loaded_at), ' UTC, set ', code(id), changes && `; limits: ${changes.changed} changed, ${changes.added} added, ${changes.removed} removed`),
+  changes?.limits.length > 0 && pre('Changes', changes.limits.map(printable).join('\n')));
+
 function allRules(main, state, load) {
   const search = searchInput('search', 'domain, key, value, file');
   const order = select('order', ORDERS, state.get('order') ?? 'recent');
@@ -37,7 +41,7 @@ function allRules(main, state, load) {
     tools(label('Search', search), label('Order', order), label(rejecting, 'that rejected'), label(found, 'with findings'),
       copyLink(), copyButton('Copy curl', () => curlOf(withQuery('rules', { ...query(), format: 'text' })))),
     body);
-  const draw = (report) => {
+  const draw = (report, status) => {
     const last = offset + report.rules.length;
     const text = report.rules.length > 0 ? `${number(offset + 1)} to ${number(last)} of ${number(report.limits)} limits` : '';
     const turn = (name, to, enabled) => element('button', { type: 'button', id: `page-${name}`, disabled: !enabled, onclick: () => load(() => page(to)) }, name);
@@ -49,13 +53,13 @@ function allRules(main, state, load) {
     ];
     const options = { key: (limit) => limit.rule, rowClass: (limit) => (limit.candidate && order.value === 'file' ? 'child' : undefined) };
     update(body, turns, report.rules.length === 0 ? soft('No limit matches the search.')
-      : box(table('Decisions of ten minutes, and since the load', columns, report.rules, options)));
+      : box(table('Decisions of ten minutes, and since the load', columns, report.rules, options)), lastLoad(status));
   };
   const refresh = async () => {
-    const report = await getJson(withQuery('rules', query()));
+    const [report, status] = await Promise.all([getJson(withQuery('rules', query())), getJson('rlconfig/status')]);
     // The last page may be gone.
     if (report.rules.length === 0 && offset > 0) return () => load(() => page(Math.floor(Math.max(report.limits - 1, 0) / LIMITS_PER_PAGE) * LIMITS_PER_PAGE));
-    return () => draw(report);
+    return () => draw(report, status);
   };
   const page = (to) => {
     offset = Math.max(to, 0);
@@ -70,7 +74,7 @@ function ruleDetails(main, name) {
   const chart = hourChart('The last hour', 'decisions a minute');
   const rest = element('div');
   const tried = whatIf(name);
-  main.append(element('p', {}, link('#/rules', '← All rules')), element('h1', { class: 'mono' }, printable(name)), facts, chart.node, tried.node, rest);
+  main.append(para(link('#/rules', '← All rules')), element('h1', { class: 'mono' }, printable(name)), facts, chart.node, tried.node, rest);
   const refresh = async () => {
     const [report, top, history] = await Promise.all([
       getJson(withQuery('rules', { rule: name, exact: true })),
@@ -133,7 +137,7 @@ function whatIf(name) {
         countColumn('Rejects now, about', 'rejected_now_about'),
         countColumn('Hits, about', 'hits_about')];
       update(result,
-        element('p', {}, element('strong', {}, `${number(report.rejected_keys)} of ${number(report.keys.length)} keys`), ` would be rejected, ${number(report.newly_rejected_keys)} of them are not rejected now. Tried at ${clock(Date.now() / 1000, true)} UTC.`),
+        para(element('strong', {}, `${number(report.rejected_keys)} of ${number(report.keys.length)} keys`), ` would be rejected, ${number(report.newly_rejected_keys)} of them are not rejected now. Tried at ${clock(Date.now() / 1000, true)} UTC.`),
         report.keys.length > 0 ? table(`${report.tried}, instead of ${report.now}`, columns, report.keys.slice(0, 20), { key: (row) => row.key }) : null,
         soft(`Based on ${number(report.minutes)} minutes: ${report.basis}.${report.replicas > 1 ? ` ${number(report.replicas)} replicas share the limit: all together have more hits.` : ''} "simulate" decides it exactly, on a decision log.`),
         report.candidate_yaml ? [element('h3', {}, 'As a candidate beside the limits of the rule'), pre('A candidate', report.candidate_yaml), tools(copyButton('Copy the candidate', () => report.candidate_yaml))] : null);
@@ -148,7 +152,7 @@ function whatIf(name) {
   };
   const node = card('What if',
     element('form', { onsubmit: submit },
-      element('p', {}, element('label', { for: 'tried' }, 'Another limit, as in a rule file')), input,
+      para(element('label', { for: 'tried' }, 'Another limit, as in a rule file')), input,
       element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Try it on the last ten minutes'))),
     result);
   let begun = false;

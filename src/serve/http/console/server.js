@@ -1,6 +1,6 @@
 // Requests to the server, dialogs, the admin token, and the state that is in the address of a view.
 
-import { byId, element, number, printable, problemNotice } from './dom.js';
+import { byId, code, element, number, para, printable, problemNotice } from './dom.js';
 
 // A server that hangs must not keep the view from asking again.
 const ANSWER_TIMEOUT_MS = 15000;
@@ -92,7 +92,7 @@ export async function askForToken(problem = '') {
   return ask({
     title: 'Admin token',
     body: [
-      element('p', {}, 'Actions need the token of TOLLKEEPER_ADMIN_TOKEN. It is kept for this tab, until you close it.'),
+      para('Actions need the token of TOLLKEEPER_ADMIN_TOKEN. It is kept for this tab, until you close it.'),
       element('label', { for: 'token-input' }, 'Token '),
       input,
     ],
@@ -165,7 +165,7 @@ export const explain = (asked) => getJson('explain', { method: 'POST', body: exp
 export async function resetCounters(asked, name) {
   const confirmed = await ask({
     title: 'Reset counters?',
-    body: [element('p', {}, 'Deletes the counters of ', element('code', {}, name), ` in domain ${printable(asked.domain)}, in all replicas. The key starts at zero.`)],
+    body: [para('Deletes the counters of ', code(name), ` in domain ${printable(asked.domain)}, in all replicas. The key starts at zero.`)],
     confirm: 'Reset',
     danger: true,
   });
@@ -176,7 +176,7 @@ export async function resetCounters(asked, name) {
     const { reset, announced } = JSON.parse(text);
     const deleted = reset.reduce((sum, count) => sum + count, 0);
     const others = announced === false ? ' The other replicas could not be told: their caches end within a second.' : '';
-    await tell('Reset', element('p', {}, `${number(deleted)} counters of ${name} were deleted.${others}`));
+    await tell('Reset', para(`${number(deleted)} counters of ${name} were deleted.${others}`));
     return true;
   } catch (error) {
     await tell('Not reset', problemNotice(error.message));

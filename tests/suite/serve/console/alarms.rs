@@ -10,7 +10,7 @@ use tollkeeper::rules::compile::{RuleText, compile_texts};
 use tollkeeper::rules::live::RuleSetOrigin;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::yaml::DocumentSelection;
-use tollkeeper::serve::fleet::alarms::AlarmReport;
+use tollkeeper::serve::fleet::alarms::AlarmObserver;
 use tollkeeper::serve::fleet::view::FleetView;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
@@ -275,9 +275,9 @@ fn pass_minute(collector: &MetricsCollector) {
     metrics.history.record_minute(service.clock.now(), &metrics.limits.rule_limit_stats(), totals);
 }
 
-/// Texts of the alarms about a rise after a load.
-fn rises(collector: &MetricsCollector) -> Vec<String> {
-    let view = FleetView {
+/// A view without replicas.
+fn empty_view(collector: &MetricsCollector) -> FleetView {
+    FleetView {
         problem: None,
         now: collector.service.clock.now(),
         replicas: Vec::new(),
@@ -286,9 +286,35 @@ fn rises(collector: &MetricsCollector) -> Vec<String> {
         busiest: Default::default(),
         limits: Default::default(),
         left_out: Default::default(),
-    };
-    let alarms = AlarmReport::new(collector, &view).alarms.into_iter();
+    }
+}
+
+/// Texts of the alarms about a rise after a load.
+fn rises(collector: &MetricsCollector) -> Vec<String> {
+    let view = empty_view(collector);
+    let alarms = AlarmObserver::default().build_report(collector, &view).alarms.into_iter();
     alarms.filter(|alarm| alarm.kind == "rejections_rose_after_load").map(|alarm| alarm.text).collect()
+}
+
+#[test]
+fn replicas_in_one_process_have_alarms_of_their_own() {
+    let replicas = [collector(), collector(), collector()];
+    replicas[1].service.clock.set(START.plus_us(MINUTE_US));
+    let observers = replicas.each_ref().map(|_| AlarmObserver::default());
+    let since = || {
+        let refused = replicas.iter().zip(&observers).map(|(replica, observer)| {
+            let alarms = observer.build_report(replica, &empty_view(replica)).alarms;
+            alarms.into_iter().find(|alarm| alarm.kind == "rlqs_off").map(|alarm| alarm.since)
+        });
+        refused.collect::<Vec<_>>()
+    };
+    for replica in &replicas[..2] {
+        assert!(replica.service.refused_calls.record_quota_stream(replica.service.clock.now()));
+    }
+    let expected = [Some(START.to_string()), Some(START.plus_us(MINUTE_US).to_string()), None];
+    assert_eq!(since(), expected);
+    replicas[0].service.clock.set(START.plus_us(MINUTE_US));
+    assert_eq!(since(), expected, "it holds since then");
 }
 
 #[test]

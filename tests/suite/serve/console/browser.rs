@@ -304,6 +304,17 @@ fn clock_tells_the_age_and_what_is_old_is_grey_until_the_server_is_back() {
 }
 
 #[test]
+fn view_of_rules_shows_what_the_last_load_changed() {
+    let (server, mut browser) = console_with(&[]);
+    open(&mut browser, "rules", "document.querySelector('#main code')?.textContent.length === 32");
+    assert_eq!(browser.evaluate("document.querySelector('#main pre')"), Value::Null, "the first load changed nothing");
+    std::fs::write(server.rules_path(), RULES.replace("requests_per_unit: 20", "requests_per_unit: 21")).unwrap();
+    browser.wait_until("document.querySelector('#main pre')?.textContent.includes('20 -> 21 a day')");
+    browser
+        .wait_until("document.querySelector('#main').textContent.includes('; limits: 1 changed, 0 added, 0 removed')");
+}
+
+#[test]
 fn state_is_in_the_link_and_a_reload_shows_the_same() {
     let (_server, mut browser) = console_with(&["ann@example.com"]);
     open(&mut browser, "rules", "document.querySelectorAll('#main tbody tr').length === 4");

@@ -214,7 +214,7 @@ descriptors:
 }
 
 #[test]
-fn replicas_whose_clocks_differ_are_merged_by_the_clock_of_redis() {
+fn decisions_are_replayed_in_the_order_and_at_the_times_of_redis() {
     let charge = |at_ms: u64, admitted: bool| {
         let result = json!({"admitted": admitted, "before": 0, "after": 0, "remaining": 0, "reset_us": 0});
         let limit =
@@ -229,11 +229,25 @@ fn replicas_whose_clocks_differ_are_merged_by_the_clock_of_redis() {
     fast.push(700, &[charge(0, true)]);
     // Redis was not asked.
     let mut fast = fast.request(710, &["path=/x"]);
-    (1..5).for_each(|number| fast.push(710 + number * 20, &[charge(10 + number * 20, true)]));
-    (0..5).for_each(|number| right.push(300 + number * 20, &[charge(300 + number * 20, false)]));
+    (1..4).for_each(|number| fast.push(710 + number * 20, &[charge(10 + number * 20, true)]));
+    // A rejection of the cache, before the minute ends by the clock of Redis.
+    let mut cached = charge(0, false);
+    cached["decided_by"] = json!("over_limit_cache");
+    cached.as_object_mut().unwrap().remove("now_us");
+    fast.push(60_500, &[cached]);
+    right.push(300, &[charge(300, false)]);
+    // Logged after a later charge.
+    right.push(90, &[charge(95, true)]);
+    (1..4).for_each(|number| right.push(300 + number * 20, &[charge(300 + number * 20, false)]));
+    (0..5).for_each(|number| right.push(60_200 + number, &[charge(60_200 + number, true)]));
+    let stream =
+        [&right.lines[..1], &fast.lines[..6], &right.lines[1..6], &fast.lines[6..], &right.lines[6..]].concat();
     let files = Files::new().with("right.jsonl", right.text()).with("fast.jsonl", fast.text());
-    let results = files.simulate("--rules new.yaml --traffic right.jsonl fast.jsonl --json").json();
-    assert_eq!(results["verification"], json!({"compared": 11, "agreed": 11}));
+    let files = files.with("stream.jsonl", stream.join("\n") + "\n");
+    for traffic in ["right.jsonl fast.jsonl", "stream.jsonl"] {
+        let results = files.simulate(&format!("--rules new.yaml --traffic {traffic} --json")).json();
+        assert_eq!(results["verification"], json!({"compared": 15, "agreed": 15}), "{traffic}");
+    }
 }
 
 mod timeline {

@@ -75,6 +75,16 @@ fn logs_of_replicas_are_merged_by_time() {
             results["decisions"].as_array().unwrap().iter().map(|it| it["record"]["process"].clone()).collect();
         assert_eq!(processes, ["a", "b", "a", "b"], "{other}");
     }
+    // A clock that is 1.5 s fast, by that of Redis, which only the first decision has asked.
+    let time_us = |half_seconds: u64| NOON_US + half_seconds * SECOND_US / 2;
+    let mut charged = changed(of_replica(2, "b"), &json!({"time_us": time_us(7), "duration_us": 0}));
+    charged["descriptors"][0]["now_us"] = json!(time_us(4));
+    let mut cached = changed(of_replica(4, "b"), &json!({"time_us": time_us(11)}));
+    cached["descriptors"][0]["decided_by"] = json!("over_limit_cache");
+    let logs = logs.with("fast.jsonl", lines(&[charged, cached]));
+    let results: Value = serde_json::from_slice(&logs.ask("--json --log fast.jsonl log.jsonl").stdout).unwrap();
+    let times: Vec<_> = results["decisions"].as_array().unwrap().iter().map(|it| it["time"].clone()).collect();
+    assert_eq!(times, [1, 2, 3, 4].map(|second| json!(format!("2026-07-08T12:00:0{second}.000000Z"))));
     let output = logs.ask_about_input(lines(&[of_ann(1, "over_limit")]).as_bytes());
     assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("rejected 1 of 1 request,"));
 }
