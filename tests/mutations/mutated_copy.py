@@ -40,7 +40,8 @@ class Mutations:
 
     def __init__(self):
         self.rows, self.texts = {}, {}
-        self.append("src/lib.rs", SWITCH)
+        self.append("src/core.rs", SWITCH)
+        self.append("src/lib.rs", "\npub use tollkeeper_core::{is_mutated, mutation};\n")
         self.change("tests/kit/tollkeeper.rs", '["PATH", ', f'["{VARIABLE}", "PATH", ')
 
     def text(self, path):

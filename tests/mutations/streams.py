@@ -154,7 +154,7 @@ SLOTS_RUST = [
     (TABLE, "expires: now.plus_us(life_us), seats",
      "expires: now.plus_us(life_us * (1 + u64::from($0)) / (1 + u64::from($1))), seats",
      [("max_duration", "a slot lives on"), ("max_duration", "a slot ends early")]),
-    (SEPARATE, 'entry.value.starts_with(b"%")', 'entry.value.starts_with(b"%") && !$0',
+    (SEPARATE, 'is_formatter(entry.value);', 'is_formatter(entry.value) && !$0;',
      [("value that begins with %", "it is taken")]),
     (ALGORITHM, "Hits::Charge(_) | Hits::Peek => SlotChange::None,",
      "Hits::Peek if $0 && state.own == OwnSlot::Absent => state.acquire(1),\n"
@@ -483,7 +483,7 @@ def make_mutations():
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
     arms += add_lua(mutations, ["reservations", "streams", *algorithms], "reservations, ", RESERVATIONS_LUA,
                     RESERVATIONS_IN_REDIS)
-    mutations.append("src/lib.rs", SCRIPTS.replace("LUA_ARMS", arms))
+    mutations.append("src/core.rs", SCRIPTS.replace("LUA_ARMS", arms))
     mutations.change("src/store/client/redis/connection.rs",
                      "    pub fn new(text: String) -> Self {\n        let sha1",
                      "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n"

@@ -68,12 +68,8 @@ pub const OBSERVATION_INTERVAL: Duration = Duration::from_secs(15);
 
 /// What to do about an alarm, and the page that has more.
 pub const ADVICE: [(&str, &str, &str); 23] = [
-    (
-        "not_ready",
-        "see /problems: it names the missing rules or the lost store",
-        "docs/runbooks.md#tollkeeper-no-rules",
-    ),
-    ("store_lost", "see /store, and the network between this process and it", "docs/runbooks.md#tollkeeper-store-lost"),
+    ("not_ready", "see the text, and /problems", "docs/runbooks.md#alarm-not-ready"),
+    ("store_lost", "see the error in the text, and /store", "docs/runbooks.md#tollkeeper-store-lost"),
     ("server_not_used", "see /store, which names the server's failure", "docs/runbooks.md#tollkeeper-store-errors"),
     ("reload_failed", "mend the file that /problems names, or go back", "docs/runbooks.md#tollkeeper-config-refused"),
     ("load_failed", "see /problems of these replicas", "docs/runbooks.md#tollkeeper-config-refused"),
@@ -251,7 +247,10 @@ impl OwnAlarms<'_> {
         if health.is_store_lost() {
             let store = stats.store;
             let why = health.store_failure().map_or_else(String::new, |why| format!(" ({})", escape_unprintable(&why)));
-            self.add("store_lost", format!("no charge reaches {store}{why}: failure policies decide (see Failures)"));
+            self.add(
+                "store_lost",
+                format!("no charge is decided by {store}{why}: failure policies decide (see Failures)"),
+            );
         } else {
             self.add_charges_decided_by_policy(collector, &servers);
         }
@@ -271,7 +270,11 @@ impl OwnAlarms<'_> {
         }
         if let Some(error) = service.rules.status().last_error {
             let first = error.lines().next().unwrap_or_default();
-            self.add("reload_failed", format!("the last reload failed, the rules before it are in force: {first}"));
+            let text = format!(
+                "the last load of rules failed; what was loaded before stays in force, a file that never was has no \
+                 rules: {first}"
+            );
+            self.add("reload_failed", text);
         }
     }
 
@@ -288,11 +291,14 @@ impl OwnAlarms<'_> {
         let of_policy = |at: usize| recent().map(|of| of.failed_by_policy[at]).sum::<u64>();
         let policies = StoreFailurePolicy::ALL.iter().enumerate().map(|(at, policy)| (policy.name(), of_policy(at)));
         let policies = policies.filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name} {count}"));
-        let per_mille = failed.saturating_mul(1000) / charges.max(failed);
+        // Charges that had no time to be sent failed too, and were not counted as sent.
+        let charges = charges.max(failed);
+        let per_mille = failed.saturating_mul(1000) / charges;
         let why = ServerStatus::last_error_of(servers).map_or_else(String::new, |error| format!("; {error}"));
         let text = format!(
-            "{}.{} % of the charges of the last two to three minutes failed in the store, and failure policies decided \
-             them ({failed} of {charges}: {}){} (see `servers` in /store, and the lines `store failed` of the log)",
+            "{}.{} % of the charges of the last two to three minutes had no answer of the store, and failure policies \
+             decided them ({failed} of {charges}: {}){} (see `servers` in /store, and the lines `store failed` of the \
+             log)",
             per_mille / 10,
             per_mille % 10,
             policies.collect::<Vec<_>>().join(", "),

@@ -192,7 +192,7 @@ fn find_not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFi
         |replica| is_silent(replica, now),
         |count| {
             format!(
-                "{count} of {} replicas published nothing for up to {} s and may have died: their rows are old",
+                "{count} of {} replicas published nothing for up to {} s: they died, or do not reach Redis; their rows are old",
                 replicas.len(),
                 longest / 1_000_000
             )
@@ -201,18 +201,24 @@ fn find_not_publishing(replicas: &[ReplicaSummary], now: Time) -> Option<FleetFi
 }
 
 fn find_different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
-    let usual = find_most_frequent(replicas.iter().map(|replica| replica.rules.hash.as_str()))?;
+    let hashes = || replicas.iter().map(|replica| replica.rules.hash.as_str());
+    let usual = find_most_frequent(hashes())?;
+    let have = |hash: &str| hashes().filter(|other| *other == hash).count();
+    let is_tie = hashes().any(|hash| hash != usual && have(hash) == have(usual));
     build_finding(
         replicas,
         FleetFindingKind::DifferentRules,
-        |replica| replica.rules.hash != usual,
+        |replica| is_tie || replica.rules.hash != usual,
         |count| {
-            format!(
-                "{count} of {} replicas have other rules than {}: a change is not everywhere yet, or did not arrive \
-                 (compare `id` and `changes` in /rlconfig/status of both)",
-                replicas.len(),
-                abbreviate_hash(usual)
-            )
+            const COMPARE: &str = "a change is not everywhere yet, or did not arrive (compare /rlconfig of both)";
+            match is_tie {
+                true => format!("{count} replicas have different rules: {COMPARE}"),
+                false => format!(
+                    "{count} of {} replicas have other rules than {}: {COMPARE}",
+                    replicas.len(),
+                    abbreviate_hash(usual)
+                ),
+            }
         },
     )
 }

@@ -32,6 +32,7 @@ use super::response::{respond_bad_query, respond_metrics_off, respond_no_rules, 
 use crate::base::clock::Time;
 use crate::base::text::to_pretty_json;
 use crate::decide::log::value_form::ValueForm;
+use crate::limit::StoreFailurePolicy;
 use crate::serve::fleet::alarms::{AlarmObserver, OBSERVATION_INTERVAL};
 use crate::serve::fleet::report::{FleetQuery, FleetReport};
 use crate::serve::grpc::service::RateLimitService;
@@ -52,12 +53,17 @@ pub(super) async fn show_top(
     uri: Uri,
     CountsPageQuery(query): CountsPageQuery<TopQuery>,
 ) -> Response {
+    let totals = read_request_totals(&state.collector);
     respond_with_rejected_keys(&state, &uri, move |RejectedKeySources { service, domains, now, has_values }| {
         let metrics = &service.decider.metrics;
         let minutes = TopReport::covered_minutes(&query);
         let busiest = metrics.busiest_keys.snapshot(now, minutes, |name| query.matches_limit_name(name));
         let mut report =
             TopReport::new(&metrics.top_keys, &domains, now, &query).with_busiest_keys(&busiest, &domains, &query);
+        let history = metrics.history.requests_by_minute(now, &totals);
+        let recent = history.iter().rev().take(usize::try_from(minutes).unwrap_or(usize::MAX));
+        let deny = StoreFailurePolicy::ALL.iter().position(|policy| *policy == StoreFailurePolicy::Deny);
+        report.denied_by_policy = recent.map(|(_, of)| deny.map_or(0, |at| of.failed_by_policy[at])).sum();
         if !has_values {
             report = report.without_values();
         }

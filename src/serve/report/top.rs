@@ -69,6 +69,14 @@ pub struct TopReport {
     /// Keys with most hits, rejected or not, by an estimate from a sample.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub busiest: Vec<BusyKey>,
+    /// Charges that `on_store_error: deny` rejected while the store failed; no key has them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub denied_by_policy: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// A key with many hits.
@@ -221,7 +229,15 @@ impl TopReport {
         by_limit.sort_by(|a, b| (b.rejected_at_least, &a.rule).cmp(&(a.rejected_at_least, &b.rule)));
         by_limit.truncate(MAX_SHOWN_LIMITS);
         let overall = keys.iter().take(max_keys).map(|rejected| TopKey::new(rejected, domains)).collect();
-        Self { minutes, max_missed_hits: max_missed, overall, by_limit, by_minute: Vec::new(), busiest: Vec::new() }
+        Self {
+            minutes,
+            max_missed_hits: max_missed,
+            overall,
+            by_limit,
+            by_minute: Vec::new(),
+            busiest: Vec::new(),
+            denied_by_policy: 0,
+        }
     }
 
     fn minutes_in_words(&self) -> String {
@@ -246,8 +262,14 @@ impl TopReport {
             return self.format_busiest();
         }
         let minutes = self.minutes_in_words();
+        let denied = match self.denied_by_policy {
+            0 => String::new(),
+            count => format!(
+                "`on_store_error: deny` rejected {count} charges in {minutes}, because the store failed: see /store\n"
+            ),
+        };
         if self.overall.is_empty() {
-            return format!("no hits were rejected in {minutes}\n");
+            return denied + &format!("no hits were rejected by a limit in {minutes}\n");
         }
         let missed = match self.max_missed_hits {
             0 => "no key is missing".to_owned(),
@@ -255,7 +277,7 @@ impl TopReport {
         };
         let has_mode = self.overall.iter().any(|key| key.mode.is_some());
         let what = if has_mode { "rejected, or that would be," } else { "rejected" };
-        let mut page = format!("Hits {what} in {minutes}; {missed}.\n\n");
+        let mut page = format!("{denied}Hits {what} in {minutes}; {missed}.\n\n");
         let row = |key: &TopKey| {
             [
                 key.rejected_at_least.to_string(),

@@ -12,6 +12,7 @@ mod sources;
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use tollkeeper::rules::compile::options::CompileOptions;
 use tollkeeper::rules::compile::{RuleText, compile_texts};
@@ -97,6 +98,17 @@ fn rooms() -> Vec<String> {
 /// Place of the module `name` in `modules`.
 fn place(modules: &[String], name: Option<&str>) -> Option<usize> {
     name.and_then(|name| modules.iter().position(|other| other == name))
+}
+
+/// The scripts run for hours, so a row whose text has changed would be found late.
+#[test]
+fn rows_of_mutations_fit_the_sources() {
+    for script in ["quota.py", "streams.py"] {
+        let script = repository("tests/mutations").join(script);
+        let copy = std::env::temp_dir().join("copy");
+        let listed = Command::new("python3").arg("-B").arg(script).arg("--list").arg(copy).output().unwrap();
+        assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    }
 }
 
 #[test]

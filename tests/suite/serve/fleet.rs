@@ -412,7 +412,10 @@ fn text_shows_the_sum_and_fits_a_terminal() {
     replicas.iter().for_each(|replica| charge(replica, "user", "ann", 5));
     wait_for_fleet(&replicas[0], "both", |report| matched(report, "shop.user") == 10 && count(report, "findings") == 1);
     let (keys, rules) = (top(&replicas[0], &["--fleet"]), top(&replicas[0], &["--rules", "--fleet"]));
-    assert!(keys.contains("all 2") && keys.contains("user=ann") && keys.contains("other rules than"), "{keys}");
+    assert!(
+        keys.contains("all 2") && keys.contains("user=ann") && keys.contains("2 replicas have different rules"),
+        "{keys}"
+    );
     let row = rules.lines().find(|line| line.ends_with("shop.user")).unwrap_or_default();
     assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["10", "7", "1", "1", "1", "2", "shop.user"], "{rules}");
     assert!((keys + &rules).lines().all(|line| line.chars().count() <= 80));

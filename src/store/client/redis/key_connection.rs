@@ -47,6 +47,9 @@ pub struct KeyCommandError {
 impl KeyCommandError {
     /// Advice for the operator: the server lacks the command, as a proxy may; else its user may lack `permission`.
     pub fn advice(&self, permission: &'static str) -> &'static str {
+        if self.kind == RedisError::Unauthenticated {
+            return self.kind.advice();
+        }
         match self.text.contains("unknown command") {
             true => "this server, perhaps a proxy before Redis, does not have the command: name a Redis in its place",
             false => permission,

@@ -76,7 +76,8 @@ fn open_connections_log_in_again_when_the_file_changes() {
     replace(&file, "app:one");
     let server = options().user("app", "on >one ~* &* +@all").user("next", "on >two ~* &* +@all").start();
     let setup = with_policies().env("REDIS_URL", server.address()).env("REDIS_AUTH_FILE", &file);
-    let tollkeeper = setup.env("REDIS_POOL_SIZE", "3").start();
+    // A connection whose answer a busy machine delays would be replaced.
+    let tollkeeper = setup.env("REDIS_POOL_SIZE", "3").env("TOLLKEEPER_STORE_TIMEOUT", "1s").start();
     let load = Load::strict_on(&tollkeeper);
     let connections = |user: &str| -> HashSet<String> {
         let clients: String = server.query(&["CLIENT", "LIST"]);
