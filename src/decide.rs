@@ -50,7 +50,7 @@ use self::metrics::MetricsRecorder;
 use self::outcome::DescriptorOutcome;
 use self::results::DescriptorResults;
 use self::selection::{RequestWithSelections, RulesAtTime, Selection, select_limits};
-use self::slot_entries::{RequestAndSlotUses, warn_about_literal_formatter};
+use self::slot_entries::RequestAndSlotUses;
 use self::store_failures::FailedChargeCounters;
 use self::table_rows::PlanRowReader;
 use self::tap::DecisionTap;
@@ -67,6 +67,9 @@ use crate::store::Store;
 use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::service_metrics::ServiceMetrics;
+
+/// Interval of log lines about refused calls.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Decides requests.
 #[derive(Debug)]
@@ -125,15 +128,15 @@ impl Decider {
         if let Some(blocked) = self.find_block(context, request).filter(|_| !is_release) {
             return Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).await;
         }
-        let ordered = self.order_entries(context, request)?;
+        let rules = self.check_request_and_get_rules(context, request)?;
+        let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
         OptionFuture::from(
-            reads_rows_from_redis
+            rules
+                .reads_rows_from_redis()
                 .then(|| Box::pin(self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request))),
         )
         .await;
-        let rules = self.check_request_and_get_rules(context, request)?;
         let selections = self.select_limits(context, rules, request, uses);
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
@@ -186,9 +189,9 @@ impl Decider {
                 Box::pin(self.reject_blocked_but_apply_its_refunds(context, request, uses, blocked)).now_or_never();
             return decided.unwrap_or(Err(DecideError::Store));
         }
-        let ordered = self.order_entries(context, request)?;
-        let request = ordered.as_deref().unwrap_or(request);
         let rules = self.check_request_and_get_rules(context, request)?;
+        let ordered = rules.copy_request_in_rule_order(request);
+        let request = ordered.as_deref().unwrap_or(request);
         let selections = self.select_limits(context, rules, request, uses);
         let selected = RequestWithSelections { request, selections: &selections };
         let candidates = CandidateCharges::begin_charging(&self.store, context, selected);
@@ -228,15 +231,15 @@ impl Decider {
             let selected = RequestWithSelections { request, selections: &[] };
             return self.reject_blocked(context, selected, &[], None, &blocked);
         }
-        let ordered = self.order_entries(context, request)?;
+        let rules = self.check_request_and_get_rules(context, request)?;
+        let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
-        let reads_rows_from_redis = context.rules.is_some_and(RuleSet::reads_rows_from_redis);
         OptionFuture::from(
-            reads_rows_from_redis
+            rules
+                .reads_rows_from_redis()
                 .then(|| self.row_reader.read_missing_rows(&self.store, &self.key_values, context, request)),
         )
         .await;
-        let rules = self.check_request_and_get_rules(context, request)?;
         let mut selections = self.select_limits(context, rules, request, uses);
         for (selection, descriptor) in selections.iter_mut().zip(&request.descriptors) {
             if !matches!(descriptor.hits, Hits::Refund(_)) {
@@ -359,7 +362,8 @@ impl Decider {
         self.failures.count_decided_by(policy)
     }
 
-    /// Returns the rules that decide a request; an error if it is invalid, or if there are none.
+    /// Returns the rules that decide a request; an error if it is invalid, if there are none, or if it could take too many
+    /// steps of backtracking.
     fn check_request_and_get_rules<'r>(
         &self,
         context: DecisionContext<'r>,
@@ -368,29 +372,16 @@ impl Decider {
         let error = match context.rules {
             _ if request.domain.is_empty() => DecideError::EmptyDomain,
             _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
-            Some(rules) => return Ok(rules),
+            Some(rules) => match rules.find_exceeded_descriptor_bound(request) {
+                None => return Ok(rules),
+                Some(max_descriptors) => {
+                    let error = DecideError::TooMuchBacktracking { max_descriptors };
+                    warn_about_refused_call(context, request, error);
+                    error
+                }
+            },
             None => DecideError::NoRules,
         };
-        self.log_undecided_request(context, request, error);
-        Err(error)
-    }
-
-    /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
-    #[inline]
-    fn order_entries<'m>(
-        &self,
-        context: DecisionContext<'_>,
-        request: &Request<'m>,
-    ) -> Result<Option<Box<Request<'m>>>, DecideError> {
-        static REFUSAL_LOG: LogThrottle = LogThrottle::every(Duration::from_secs(60));
-        let Some(rules) = context.rules.filter(|rules| rules.has_matching_options()) else { return Ok(None) };
-        let Some(max_descriptors) = rules.find_exceeded_descriptor_bound(request) else {
-            return Ok(rules.copy_request_in_rule_order(request));
-        };
-        let error = DecideError::TooMuchBacktracking { max_descriptors };
-        if let Some(suppressed) = REFUSAL_LOG.allow(context.store.now) {
-            tracing::warn!(domain = request.domain, suppressed, "call refused: {error}");
-        }
         self.log_undecided_request(context, request, error);
         Err(error)
     }
@@ -416,7 +407,7 @@ impl Decider {
     ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
         let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Ok(None) };
         rules.separate_slot_entries(context.slots, request).inspect_err(|error| {
-            warn_about_literal_formatter(context, request);
+            warn_about_refused_call(context, request, *error);
             let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };
             self.log_undecided_request(context, &unnamed, *error);
         })
@@ -431,6 +422,16 @@ impl Decider {
             DecidedRequest { behaviour, context: &context, selected, outcomes: &[], candidates: None, blocked },
             Err(error),
         );
+    }
+}
+
+/// Warns about a call that is refused by what the proxy sends or the rules bound, now and then for each reason.
+fn warn_about_refused_call(context: DecisionContext<'_>, request: &Request<'_>, error: DecideError) {
+    static LITERAL_FORMATTER_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    static BACKTRACKING_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
+    let throttle = if error == DecideError::LiteralFormatter { &LITERAL_FORMATTER_LOG } else { &BACKTRACKING_LOG };
+    if let Some(suppressed) = throttle.allow(context.store.now) {
+        tracing::warn!(domain = request.domain, suppressed, "call refused: {error}");
     }
 }
 

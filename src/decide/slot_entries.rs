@@ -7,20 +7,14 @@
 //! Decides: which entries identify a stream (`slot`, `release`).
 //! Decides: values that are refused (INVALID_ARGUMENT): all begin with `%`, a formatter that Envoy did not expand.
 
-use std::time::Duration;
-
 use smallvec::SmallVec;
 
-use super::decision::{DecideError, DecisionContext};
+use super::decision::DecideError;
 use crate::limit::request::{Entry, Hits, Request};
 use crate::limit::slot::{
     HolderId, RELEASE_KEY, ReleaseValue, SLOT_KEY, SlotAction, SlotCaller, SlotId, SlotIdWithToken, SlotToken, SlotUse,
 };
 use crate::rules::rule::set::RuleSet;
-use crate::telemetry::log_throttle::LogThrottle;
-
-/// Shortest time between two equal log lines.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A request without its entries `slot` and `release`, and what they say.
 #[derive(Debug)]
@@ -144,13 +138,5 @@ const fn settled_cost(hits: Hits) -> u64 {
     match hits {
         Hits::Charge(cost) => cost,
         Hits::Peek | Hits::Refund(_) => 0,
-    }
-}
-
-/// Logs that Envoy sends formatters as text.
-pub(super) fn warn_about_literal_formatter(context: DecisionContext<'_>, request: &Request<'_>) {
-    static LITERAL_FORMATTER_LOG_THROTTLE: LogThrottle = LogThrottle::every(LOG_INTERVAL);
-    if let Some(suppressed) = LITERAL_FORMATTER_LOG_THROTTLE.allow(context.store.now) {
-        tracing::warn!(domain = request.domain, suppressed, "call refused: {}", DecideError::LiteralFormatter);
     }
 }

@@ -31,7 +31,11 @@ const MAX_BUCKET_ORDER_STEPS: usize = 1000;
 
 impl RuleSet {
     /// Returns the request with its entries in the order of the rules, if its domain takes them in any order.
+    #[inline]
     pub fn copy_request_in_rule_order<'m>(&self, request: &Request<'m>) -> Option<Box<Request<'m>>> {
+        if !self.has_matching_options() {
+            return None;
+        }
         let domain = self.domain(request.domain).filter(|domain| domain.matching.order == EntryOrder::Any)?;
         let mut ordered = Box::new(request.clone());
         ordered.descriptors.iter_mut().for_each(|descriptor| self.order_entries(domain, &mut descriptor.entries));

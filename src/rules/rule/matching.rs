@@ -193,8 +193,11 @@ impl RuleSet {
     /// Returns the maximum number of descriptors of a call in its domain, if `request` could take more steps of
     /// backtracking than these. The length of values does not count: a client of the proxy chooses it, and Envoy lets
     /// pass what is refused.
-    #[cold]
+    #[inline]
     pub fn find_exceeded_descriptor_bound(&self, request: &Request<'_>) -> Option<u64> {
+        if !self.has_matching_options() {
+            return None;
+        }
         let steps = self.domain(request.domain)?.max_backtracking_steps;
         let max_descriptors = MAX_BACKTRACKING_STEPS_PER_CALL.checked_div(steps)?;
         (request.descriptors.len() as u64 > max_descriptors).then_some(max_descriptors)

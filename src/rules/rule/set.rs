@@ -363,7 +363,7 @@ impl RuleSet {
 
     /// Returns `true` if a domain takes entries in any order, or searches with backtracking.
     #[inline]
-    pub const fn has_matching_options(&self) -> bool {
+    pub(super) const fn has_matching_options(&self) -> bool {
         self.has_matching_options
     }
 
