@@ -14,7 +14,7 @@ use tollkeeper::rules::rule::network::Network;
 use tollkeeper::rules::rule::set::RuleSet;
 use tollkeeper::rules::rule::value_pattern::{MatchPattern, Operator, ValuePattern};
 use tollkeeper::rules::rule::{
-    Domain, MatchingOptions, OverLimitBody, OverrideDefaults, Rule, RuleAllowance, RuleLimit, RuleNode, SourceLocation,
+    Domain, MatchingOptions, OverLimitBody, OverrideDefaults, Rule, RuleAllowance, RuleNode, SourceLocation,
 };
 
 /// Maximum input: the reference matcher takes quadratic time.
@@ -111,17 +111,6 @@ fn node(key: String, value: String) -> Option<RuleNode> {
     let location = SourceLocation { file: Arc::from("f"), line: 1, column: 1 };
     let spec = LimitSpec::new(Algorithm::FixedWindow, 1, Period::new(Unit::Second, 1).expect("a second"));
     let limit = Limit::new(&spec).expect("a plain limit");
-    let limit = RuleLimit {
-        limit,
-        name: String::new(),
-        replaces: Vec::new(),
-        active: None,
-        shadow: false,
-        quota: false,
-        candidate: false,
-        epoch: 0,
-        left_out_defaults: Vec::new(),
-    };
     let mut node = RuleNode {
         key,
         value,
@@ -135,7 +124,7 @@ fn node(key: String, value: String) -> Option<RuleNode> {
     node.rule = Some(Rule {
         path: node.composite_key(),
         location,
-        allowance: RuleAllowance::Limits(vec![limit]),
+        allowance: RuleAllowance::Limits(vec![limit.into()]),
         replaces: Vec::new(),
         metadata: None,
         over_limit_body: OverLimitBody::default(),

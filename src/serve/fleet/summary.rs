@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::serve::quota::page::QuotaTotals;
 use crate::serve::report::rules::SlotCounts;
+use crate::serve::report::top::is_zero;
 use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
 
@@ -231,11 +232,6 @@ impl ReplicaSummary {
             ..Self::default()
         }
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 /// Form of the keys in a summary.

@@ -257,19 +257,9 @@ impl<'n, 'a> Routes<'n, 'a> {
             let replaced = |by: Option<usize>, reason| by.is_some().then_some(reason);
             let by_per_route = replaced(of_per_route, NotInForce::PerRouteLimits);
             let by_filter = by_per_route.or_else(|| replaced(of_filter, NotInForce::FilterLimits));
-            let mut lists = [of_per_route, of_filter, of_route, of_host]
-                .into_iter()
-                .zip([None, by_per_route, by_filter, by_filter.or(host_reason)])
-                .filter_map(|(list, reason)| {
-                    let list = list?;
-                    match whole.or(reason) {
-                        None => return Some(list),
-                        Some(reason) => self.lists[list].not_in_force_for[reason as usize] |= 1 << at,
-                    }
-                    None
-                });
-            let lists = [lists.next(), lists.next()];
-            asks.push(Ask { lists, domain });
+            let lists = [of_per_route, of_filter, of_route, of_host];
+            let reasons = [None, by_per_route, by_filter, by_filter.or(host_reason)].map(|reason| whole.or(reason));
+            asks.push(Ask { lists: self.lists_in_force(at, lists, reasons), domain });
         }
         if let Some(answer) = answer
             && asks.iter().all(|ask| ask.lists == [None, None])
@@ -286,6 +276,21 @@ impl<'n, 'a> Routes<'n, 'a> {
         let added_headers = self.index_headers(added);
         let metadata = route.filter(|_| is_in_file).and_then(|route| route.field("metadata"));
         self.routes.push(Route { asks, added_headers, metadata });
+    }
+
+    /// Returns the lists that the filter at this index uses; notes for the others why not.
+    fn lists_in_force(
+        &mut self,
+        filter: usize,
+        lists: [Option<usize>; 4],
+        reasons: [Option<NotInForce>; 4],
+    ) -> [Option<usize>; 2] {
+        let mut in_force = lists.into_iter().zip(reasons).filter_map(|(list, reason)| {
+            let Some(reason) = reason else { return list };
+            self.lists[list?].not_in_force_for[reason as usize] |= 1 << filter;
+            None
+        });
+        [in_force.next(), in_force.next()]
     }
 
     fn has_per_route_limits(&self, route: &ConfigNode<'n, 'a>) -> bool {
