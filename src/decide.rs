@@ -372,7 +372,7 @@ impl Decider {
         let error = match context.rules {
             _ if request.domain.is_empty() => DecideError::EmptyDomain,
             _ if request.descriptors.is_empty() => DecideError::NoDescriptors,
-            Some(rules) => match rules.find_exceeded_descriptor_bound(request) {
+            Some(rules) => match rules.find_max_descriptors_if_exceeded(request) {
                 None => return Ok(rules),
                 Some(max_descriptors) => {
                     let error = DecideError::TooMuchBacktracking { max_descriptors };

@@ -297,7 +297,7 @@ pub struct Limit {
 
 impl Limit {
     /// Longest delay that bounds no tokens taken in advance: 2^50 - 1, so that a flags word holds eight times it.
-    pub(crate) const ENDLESS_WAIT_US: u64 = (1 << 50) - 1;
+    pub(crate) const UNBOUNDED_MAX_WAIT_US: u64 = (1 << 50) - 1;
 
     /// Validates `spec`.
     ///
@@ -463,9 +463,9 @@ impl Limit {
         self.max_wait_us
     }
 
-    /// [`Limit::max_wait_us`] as scripts know it: [`Limit::ENDLESS_WAIT_US`] from 35 years on.
+    /// [`Limit::max_wait_us`] as scripts know it: [`Limit::UNBOUNDED_MAX_WAIT_US`] from 35 years on.
     pub(crate) fn max_tokens_wait_us(&self) -> u64 {
-        self.max_wait_us.min(Self::ENDLESS_WAIT_US)
+        self.max_wait_us.min(Self::UNBOUNDED_MAX_WAIT_US)
     }
 
     /// Longest wait of a request in the queue of the limit, in microseconds; `None` if no request waits in one.

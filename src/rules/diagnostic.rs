@@ -154,7 +154,7 @@ impl Diagnostics {
 
     /// Returns `true` if the only errors are about files whose expressions take too much work, and all of them were
     /// kept.
-    pub(crate) fn are_all_costly(&self) -> bool {
+    pub(crate) fn are_only_about_costly_files(&self) -> bool {
         self.costly > 0 && self.costly == self.errors.len() as u64 && self.more_errors == 0
     }
 

@@ -1,4 +1,4 @@
-//! Progress of a load of rules: what is compiled, since when, and whether newer rules overtake it.
+//! Progress of a load of rules: what is compiled, since when, and whether newer rules supersede it.
 //!
 //! Decides: when a load is called slow (`SLOW_LOAD_AFTER`).
 
@@ -15,7 +15,7 @@ pub const SLOW_LOAD_AFTER: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub struct LoadProgress {
     running: Mutex<Option<RunningLoad>>,
-    overtaken: AtomicBool,
+    superseded: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ struct RunningLoad {
 impl LoadProgress {
     /// Records that a load begins.
     pub fn begin(&self) {
-        self.overtaken.store(false, Ordering::Relaxed);
+        self.superseded.store(false, Ordering::Relaxed);
         *lock_ignoring_poison(&self.running) =
             Some(RunningLoad { since: Instant::now(), step: "rules".to_owned(), warn_after: SLOW_LOAD_AFTER });
     }
@@ -57,13 +57,13 @@ impl LoadProgress {
     }
 
     /// Makes the load end without a result, because newer rules are there.
-    pub fn overtake(&self) {
-        self.overtaken.store(true, Ordering::Relaxed);
+    pub fn supersede(&self) {
+        self.superseded.store(true, Ordering::Relaxed);
     }
 
     /// Returns `true` if the load has to end.
-    pub fn is_overtaken(&self) -> bool {
-        self.overtaken.load(Ordering::Relaxed)
+    pub fn is_superseded(&self) -> bool {
+        self.superseded.load(Ordering::Relaxed)
     }
 
     /// Describes a slow load: for how long it has run, and what it compiles.

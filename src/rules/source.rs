@@ -210,7 +210,7 @@ fn compile_without_costly_files(
         };
         let errors = diagnostics.errors().iter().take(MAX_KEPT_ERRORS);
         let of_errors: Vec<_> = errors.map(|error| build_rule_problem(error, &of_files)).collect();
-        if repeats == MAX_COMPILE_REPEATS || !diagnostics.are_all_costly() {
+        if repeats == MAX_COMPILE_REPEATS || !diagnostics.are_only_about_costly_files() {
             return Err(CompileFailure { diagnostics, problems: of_errors });
         }
         repeats += 1;

@@ -95,7 +95,7 @@ impl<'l> LeakyLevel<'l> {
             None => self.size_units(),
             Some(_) if is_raised => self.units.min(most),
             Some(_) if !was_changed => match self.limit.max_tokens_wait_us() {
-                Limit::ENDLESS_WAIT_US => self.units,
+                Limit::UNBOUNDED_MAX_WAIT_US => self.units,
                 wait_us => {
                     let in_advance = u128::from(wait_us) * u128::from(self.limit.requests_per_unit());
                     self.units.min(most.max(self.size_units() + in_advance))

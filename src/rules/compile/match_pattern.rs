@@ -57,7 +57,7 @@ impl ExpressionWork {
         if self.ended {
             return None;
         }
-        if options.progress.is_overtaken() {
+        if options.progress.is_superseded() {
             self.ended = true;
             return Some(Err("newer rules are there".to_owned()));
         }

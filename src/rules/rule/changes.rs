@@ -59,7 +59,7 @@ impl LimitList {
             }
             RuleAllowance::Limits(limits) => {
                 for (index, (limit, place)) in LimitPlace::of_limits(limits).enumerate() {
-                    self.0.entry(rule.limit_path(index)).or_default().push(limit.written_keys(place));
+                    self.0.entry(rule.limit_path(index)).or_default().push(limit.rule_file_keys(place));
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! The YAML is a rule file with the limits of a rule, or a plan with one: what pages and tools print, to be pasted into
 //! a rule file. Every text of a limit is made of its written keys, with which it compiles to an equal limit.
 //!
-//! Decides: a compiled limit as YAML (`RuleLimit::written_keys`).
+//! Decides: a compiled limit as YAML (`RuleLimit::rule_file_keys`).
 
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ impl RuleLimit {
     ///
     /// A key that is at its default is absent; the algorithm is always there, because defaults of rules may name
     /// another. `shadow_mode` and `quota_mode` are as in a list.
-    pub fn written_keys(&self, place: LimitPlace) -> Vec<(&'static str, String)> {
+    pub fn rule_file_keys(&self, place: LimitPlace) -> Vec<(&'static str, String)> {
         // Exhaustive, so that a new property cannot be forgotten here.
         let Self { limit, name, replaces, active, shadow, quota, candidate, epoch, left_out_defaults: _ } = self;
         let mut keys = Vec::new();
@@ -136,7 +136,7 @@ impl RuleLimit {
             let names = replaces.iter().map(|name| format!("{{name: {}}}", quote_for_yaml(name)));
             keys.push(("replaces", format!("[{}]", names.collect::<Vec<_>>().join(", "))));
         }
-        keys.extend(list_written_keys(limit, place));
+        keys.extend(list_rule_file_keys(limit, place));
         if let Some(active) = active {
             keys.push(("active", active.spec().to_string()));
         }
@@ -155,7 +155,7 @@ impl RuleLimit {
     }
 }
 
-fn list_written_keys(limit: &Limit, place: LimitPlace) -> Vec<(&'static str, String)> {
+fn list_rule_file_keys(limit: &Limit, place: LimitPlace) -> Vec<(&'static str, String)> {
     let period = limit.period();
     let mut keys = Vec::new();
     if limit.is_concurrent() {
@@ -254,7 +254,7 @@ pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[RuleLimit], ad
     }
     text += &format!("{indent}rate_limit:\n");
     let line = |(limit, place): (&RuleLimit, _)| {
-        let mut keys = limit.written_keys(place);
+        let mut keys = limit.rule_file_keys(place);
         keys.retain(|(key, _)| !is_of_rule || limit.candidate || *key != "shadow_mode");
         format_limit_on_one_line(keys)
     };

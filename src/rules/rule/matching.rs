@@ -194,7 +194,7 @@ impl RuleSet {
     /// backtracking than these. The length of values does not count: a client of the proxy chooses it, and Envoy lets
     /// pass what is refused.
     #[inline]
-    pub fn find_exceeded_descriptor_bound(&self, request: &Request<'_>) -> Option<u64> {
+    pub fn find_max_descriptors_if_exceeded(&self, request: &Request<'_>) -> Option<u64> {
         if !self.has_matching_options() {
             return None;
         }

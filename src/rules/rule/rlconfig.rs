@@ -44,7 +44,7 @@ fn format_limit(path: &str, limit: &RuleLimit, place: LimitPlace) -> String {
         CapacityRuleKey::QueueSize => 1,
         CapacityRuleKey::BucketSize | CapacityRuleKey::RequestsPerUnit => requests,
     };
-    for (key, value) in limit.written_keys(place) {
+    for (key, value) in limit.rule_file_keys(place) {
         let is_default = match key {
             "algorithm" => value == Algorithm::default().name(),
             "bucket_size" | "queue_size" => limit.limit.capacity() == default_capacity,

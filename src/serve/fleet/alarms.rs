@@ -249,7 +249,7 @@ impl OwnAlarms<'_> {
             let why = health.store_failure().map_or_else(String::new, |why| format!(" ({})", escape_unprintable(&why)));
             self.add(
                 "store_lost",
-                format!("no charge is decided by {store}{why}: failure policies decide (see Failures)"),
+                format!("the store fails, {store}{why}: failure policies decide until it is back (see Failures)"),
             );
         } else {
             self.add_charges_decided_by_policy(collector, &servers);
@@ -271,8 +271,8 @@ impl OwnAlarms<'_> {
         if let Some(error) = service.rules.status().last_error {
             let first = error.lines().next().unwrap_or_default();
             let text = format!(
-                "the last load of rules failed; what was loaded before stays in force, a file that never was has no \
-                 rules: {first}"
+                "the last load of rules failed: files that were loaded before keep their rules, and domains of others are \
+                 not limited: {first}"
             );
             self.add("reload_failed", text);
         }

@@ -210,7 +210,8 @@ fn find_different_rules(replicas: &[ReplicaSummary]) -> Option<FleetFinding> {
         FleetFindingKind::DifferentRules,
         |replica| is_tie || replica.rules.hash != usual,
         |count| {
-            const COMPARE: &str = "a change is not everywhere yet, or did not arrive (compare /rlconfig of both)";
+            const COMPARE: &str =
+                "a change is not everywhere yet, did not arrive or was refused (compare /rlconfig of these)";
             match is_tie {
                 true => format!("{count} replicas have different rules: {COMPARE}"),
                 false => format!(

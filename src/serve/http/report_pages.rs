@@ -63,7 +63,7 @@ pub(super) async fn show_top(
         let history = metrics.history.requests_by_minute(now, &totals);
         let recent = history.iter().rev().take(usize::try_from(minutes).unwrap_or(usize::MAX));
         let deny = StoreFailurePolicy::ALL.iter().position(|policy| *policy == StoreFailurePolicy::Deny);
-        report.denied_by_policy = recent.map(|(_, of)| deny.map_or(0, |at| of.failed_by_policy[at])).sum();
+        report.denied_by_failure_policy = recent.map(|(_, of)| deny.map_or(0, |at| of.failed_by_policy[at])).sum();
         if !has_values {
             report = report.without_values();
         }

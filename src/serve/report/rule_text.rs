@@ -66,7 +66,7 @@ impl RuleTextReport {
         // Each is a text by itself.
         let limits = rule.limits.iter().zip(rule_limits(rule)).map(|(compiled, limit)| RuleLimitText {
             rule: compiled.stats.name().as_str().to_owned(),
-            yaml: format_limit_on_one_line(limit.written_keys(LimitPlace::Sole)),
+            yaml: format_limit_on_one_line(limit.rule_file_keys(LimitPlace::Sole)),
             candidate: compiled.candidate,
         });
         Some(Self {

@@ -71,7 +71,7 @@ pub struct TopReport {
     pub busiest: Vec<BusyKey>,
     /// Charges that `on_store_error: deny` rejected while the store failed; no key has them.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub denied_by_policy: u64,
+    pub denied_by_failure_policy: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
@@ -236,7 +236,7 @@ impl TopReport {
             by_limit,
             by_minute: Vec::new(),
             busiest: Vec::new(),
-            denied_by_policy: 0,
+            denied_by_failure_policy: 0,
         }
     }
 
@@ -262,7 +262,7 @@ impl TopReport {
             return self.format_busiest();
         }
         let minutes = self.minutes_in_words();
-        let denied = match self.denied_by_policy {
+        let denied = match self.denied_by_failure_policy {
             0 => String::new(),
             count => format!(
                 "`on_store_error: deny` rejected {count} charges in {minutes}, because the store failed: see /store\n"

@@ -239,7 +239,7 @@ fn format_as_candidate(rule: &CompiledRule, tried: &RuleLimit) -> String {
     let name = names.into_iter().find(|name| !is_taken(name)).unwrap_or_default();
     let candidate =
         RuleLimit { name, shadow: true, quota: false, candidate: true, replaces: Vec::new(), ..tried.clone() };
-    format_limit_on_one_line(candidate.written_keys(LimitPlace::Sole))
+    format_limit_on_one_line(candidate.rule_file_keys(LimitPlace::Sole))
 }
 
 /// Hits by minute of the keys with most hits, at most [`MAX_TRIED_KEYS`].

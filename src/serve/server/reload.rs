@@ -207,7 +207,7 @@ impl RuleUpdater {
                 update = self.source.next_update(), if listens => {
                     listens = false;
                     if update.is_some() {
-                        self.applier.rules.progress().overtake();
+                        self.applier.rules.progress().supersede();
                     }
                     newer = update;
                 }
@@ -360,7 +360,7 @@ impl RuleApplier {
         let CompiledSnapshot { compiled, rules, refused, problems } = snapshot
             .compile_with_error_lines(&previous, &options)
             .map_err(|CompileFailure { diagnostics, problems }| {
-                if options.progress.is_overtaken() {
+                if options.progress.is_superseded() {
                     tracing::info!("a load of rules ended early: the files have changed again");
                     return String::new();
                 }

@@ -171,7 +171,7 @@ fn format_yaml_to_paste(parts: RecommendationParts<'_>) -> Option<String> {
     let limit = reserving.unwrap_or(limit);
     let limit = if limit.algorithm() == asked.limit.algorithm() { limit.with_max_wait_of(&asked.limit) } else { limit };
     let mut pasted = RuleLimit { name: asked.name.clone(), active: asked.active, ..RuleLimit::from(limit) }
-        .written_keys(LimitPlace::Sole);
+        .rule_file_keys(LimitPlace::Sole);
     // It stays as it is.
     pasted.retain(|(key, _)| *key != "count_rejected");
     if let Some(plan) = &asked.plan {

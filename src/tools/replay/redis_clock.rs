@@ -49,7 +49,7 @@ impl RedisClock {
     }
 
     /// Returns a time of a process by the clock of Redis; `None` if the process has charged nothing there.
-    pub(crate) fn convert_time_us(&self, process: &str, time_us: u64) -> Option<u64> {
+    pub(crate) fn to_redis_time_us(&self, process: &str, time_us: u64) -> Option<u64> {
         self.differences.get(process).map(|difference| time_us.saturating_add_signed(difference.us))
     }
 
@@ -60,7 +60,7 @@ impl RedisClock {
         descriptor: &DescriptorRecord<'_>,
     ) -> Option<u64> {
         let is_at_arrival = descriptor.decided_by == Some(DecisionSource::Counter);
-        let moved = || self.convert_time_us(&decision.process, decision.time_us).filter(|_| !is_at_arrival);
+        let moved = || self.to_redis_time_us(&decision.process, decision.time_us).filter(|_| !is_at_arrival);
         descriptor.now_us.or_else(moved)
     }
 }

@@ -168,7 +168,7 @@ impl<'q> DescriptorHistory<'q> {
     pub fn add_record(&mut self, mut record: Record<'_>) {
         self.records += 1;
         let moved =
-            |clock: &RedisClock, process: &str, time_us| clock.convert_time_us(process, time_us).unwrap_or(time_us);
+            |clock: &RedisClock, process: &str, time_us| clock.to_redis_time_us(process, time_us).unwrap_or(time_us);
         let time_us = match &mut record {
             Record::Decision(decision) => {
                 self.redis_clock.compare_clocks(decision);

@@ -58,12 +58,12 @@ fn assert_texts_compile_to_equal_limits(text: &str) -> Option<BTreeSet<&'static 
     assert_eq!(describe(&self::limits(&again)), describe(&limits), "{file}\nfrom:\n{text}");
     assert_eq!(format_rlconfig(&again), format_rlconfig(&rules), "{file}");
     for limit in limits.iter().filter(|limit| !limit.candidate) {
-        let line = format_limit_on_one_line(limit.written_keys(LimitPlace::Sole));
+        let line = format_limit_on_one_line(limit.rule_file_keys(LimitPlace::Sole));
         let alone = rule_file("", std::slice::from_ref(&line));
         let again = load(&alone).unwrap_or_else(|| panic!("does not compile: {line}\nfrom:\n{text}"));
         assert_eq!(describe(&self::limits(&again)), describe(std::slice::from_ref(limit)), "{line}\nfrom:\n{text}");
     }
-    let keys = LimitPlace::of_limits(&limits).flat_map(|(limit, place)| limit.written_keys(place));
+    let keys = LimitPlace::of_limits(&limits).flat_map(|(limit, place)| limit.rule_file_keys(place));
     Some(keys.map(|(key, _)| key).collect())
 }
 

@@ -135,7 +135,7 @@ fn alarm_of_a_lost_store_names_the_kind_of_failure() {
         });
     };
     let refused = lost("127.0.0.1:1", "REDIS_POOL_SIZE", "1").start_unhealthy();
-    says(&refused, ["no charge is decided by redis (127.0.0.1:1: ", "Connection refused"]);
+    says(&refused, ["the store fails, redis (127.0.0.1:1: ", "Connection refused"]);
 
     let redis = redis::options().start();
     let server = lost(&redis.address(), "TOLLKEEPER_STORE_TIMEOUT", "100ms").start();
