@@ -23,11 +23,12 @@ pub mod memcache;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use self::charge::{ChargeContext, CommitMode};
 use self::client::memcache::protocol::MemcacheError;

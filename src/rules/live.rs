@@ -8,10 +8,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::{ArcSwapOption, Guard};
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::compile::RuleText;
 use super::compile::options::CompileOptions;
