@@ -13,6 +13,7 @@ pub mod sentinels;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +42,18 @@ pub struct Options {
     lines: Vec<(String, String)>,
     kind: Kind,
     tls: bool,
-    has_own_clock: bool,
+    clock: OwnClock,
+}
+
+/// Clock of a server that differs from the machine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OwnClock {
+    /// None: it has the machine's.
+    None,
+    /// So many seconds from the machine's.
+    Offset,
+    /// Stands still at this time in microseconds since 1970.
+    Frozen(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +66,7 @@ enum Kind {
 /// A server without password, persistence or TLS.
 pub fn options() -> Options {
     let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-    Options { program, lines: Vec::new(), kind: Kind::Single, tls: false, has_own_clock: false }
+    Options { program, lines: Vec::new(), kind: Kind::Single, tls: false, clock: OwnClock::None }
 }
 
 impl Options {
@@ -101,7 +113,14 @@ impl Options {
 
     /// Has a clock of its own, which [`Server::set_clock`] sets.
     pub fn own_clock(mut self) -> Self {
-        self.has_own_clock = true;
+        self.clock = OwnClock::Offset;
+        self
+    }
+
+    /// Has a clock of its own that stands still at `now_us`, in microseconds since 1970, until
+    /// [`Server::set_frozen_clock`] sets it.
+    pub fn frozen_clock(mut self, now_us: u64) -> Self {
+        self.clock = OwnClock::Frozen(now_us);
         self
     }
 
@@ -140,8 +159,13 @@ impl Options {
             }
         }
         fs::write(files.path().join("redis.conf"), config).expect("the configuration can be written");
-        if self.has_own_clock {
-            fs::write(files.path().join(CLOCK), "+0").expect("the clock can be set");
+        let clock = match self.clock {
+            OwnClock::None => None,
+            OwnClock::Offset => Some("+0".to_owned()),
+            OwnClock::Frozen(now_us) => Some(frozen_time(now_us)),
+        };
+        if let Some(clock) = clock {
+            fs::write(files.path().join(CLOCK), clock).expect("the clock can be set");
         }
         let child = Mutex::new(spawn(&self.program, self.kind, files.path()));
         let frozen = AtomicBool::new(false);
@@ -172,8 +196,14 @@ impl Options {
     }
 }
 
-/// File with the offset of a server's own clock.
+/// File with the offset of a server's own clock, or the time at which it stands still.
 const CLOCK: &str = "clock";
+
+/// Returns a time as libfaketime reads it: seconds with a fraction that it rounds down to the microsecond. All texts have
+/// the same length, so that writing one over another needs no truncation.
+fn frozen_time(now_us: u64) -> String {
+    format!("{:010}.{:06}5", now_us / 1_000_000, now_us % 1_000_000)
+}
 
 /// libfaketime, of Debian's package `faketime`.
 fn faketime_library() -> PathBuf {
@@ -192,11 +222,16 @@ fn spawn(program: &str, kind: Kind, directory: &Path) -> Child {
     if kind == Kind::Sentinel {
         command.arg("--sentinel");
     }
-    if directory.join(CLOCK).exists() {
+    if let Ok(clock) = fs::read_to_string(directory.join(CLOCK)) {
         // libc before jemalloc, which reads the clock while libfaketime starts.
         let preload = format!("{} libc.so.6", faketime_library().display());
         command.env("LD_PRELOAD", preload).env("FAKETIME_TIMESTAMP_FILE", directory.join(CLOCK));
-        command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        if clock.starts_with('+') {
+            command.env("FAKETIME_CACHE_DURATION", "1");
+        } else {
+            command.env("FAKETIME_NO_CACHE", "1").env("FAKETIME_FMT", "%s").env("TZ", "UTC");
+        }
     }
     command.current_dir(directory).stdin(Stdio::null()).stdout(log).stderr(errors);
     command.spawn().unwrap_or_else(|error| {
@@ -289,6 +324,12 @@ impl Server {
             let (seconds, _): (u64, u64) = self.query(&["TIME"]);
             (seconds.abs_diff(right_s().saturating_add_signed(offset_s)) <= 1).then_some(())
         });
+    }
+
+    /// Sets the clock of [`Options::frozen_clock`]; the next command sees it.
+    pub fn set_frozen_clock(&self, now_us: u64) {
+        let clock = File::options().write(true).open(self.files.path().join(CLOCK)).expect("the clock is a file");
+        clock.write_all_at(frozen_time(now_us).as_bytes(), 0).expect("the clock can be set");
     }
 
     /// Freezes it: the kernel keeps accepting connections, the server replies to nothing.

@@ -1,0 +1,245 @@
+//! Commands on streams, without consumer groups.
+
+use bytes::Bytes;
+
+use crate::arguments::{command_name, integer, option_name};
+use crate::keyspace::Keyspace;
+use crate::reply::{CommandResult, Failure, Reply};
+use crate::streams::{Kept, Stream, StreamId, Trim};
+
+const INVALID_ID: Failure = Failure::fixed("ERR Invalid stream ID specified as stream command argument");
+
+/// Parses an id; without a number after the time, that is `default_sequence`.
+fn parse_id(word: &[u8], default_sequence: u64) -> Result<StreamId, Failure> {
+    let text = std::str::from_utf8(word).map_err(|_| INVALID_ID)?;
+    match text {
+        "-" => return Ok(StreamId::default()),
+        "+" => return Ok(StreamId::MAX),
+        _ => {}
+    }
+    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    let (ms, sequence) = match text.split_once('-') {
+        Some((ms, sequence)) => (number(ms), number(sequence)),
+        None => (number(text), Some(default_sequence)),
+    };
+    Ok(StreamId { ms: ms.ok_or(INVALID_ID)?, sequence: sequence.ok_or(INVALID_ID)? })
+}
+
+/// Parses `MAXLEN` or `MINID` with what follows them; returns the words after them.
+fn parse_trim(words: &[Bytes]) -> Result<Option<(Trim, &[Bytes])>, Failure> {
+    let [strategy, rest @ ..] = words else { return Ok(None) };
+    let strategy = option_name(strategy);
+    if strategy != b"MAXLEN" && strategy != b"MINID" {
+        return Ok(None);
+    }
+    let (is_approximate, rest) = match rest {
+        [sign, rest @ ..] if **sign == *b"~" => (true, rest),
+        [sign, rest @ ..] if **sign == *b"=" => (false, rest),
+        rest => (false, rest),
+    };
+    let [threshold, rest @ ..] = rest else { return Err(Failure::SYNTAX) };
+    let kept = if strategy == b"MINID" {
+        Kept::From(parse_id(threshold, 0)?)
+    } else {
+        let count = usize::try_from(integer(threshold)?);
+        Kept::Newest(count.map_err(|_| Failure::fixed("ERR The MAXLEN argument must be >= 0."))?)
+    };
+    Ok(Some((Trim { kept, is_approximate }, rest)))
+}
+
+/// Id that XADD gives an entry.
+enum NewId {
+    Automatic,
+    AutomaticSequence(u64),
+    Given(StreamId),
+}
+
+impl NewId {
+    fn parse(word: &[u8]) -> Result<Self, Failure> {
+        if word == b"*" {
+            return Ok(Self::Automatic);
+        }
+        if matches!(word, b"-" | b"+") {
+            return Err(INVALID_ID);
+        }
+        match word.strip_suffix(b"-*") {
+            Some(ms) => Ok(Self::AutomaticSequence(parse_id(ms, 0)?.ms)),
+            None => parse_id(word, 0).map(Self::Given),
+        }
+    }
+
+    /// Returns the id, which must be larger than the last one.
+    fn after(&self, last: StreamId, now_ms: u64) -> Result<StreamId, Failure> {
+        let too_small = "ERR The ID specified in XADD is equal or smaller than the target stream top item";
+        let next = last
+            .next()
+            .ok_or(Failure::fixed("ERR The stream has exhausted the last possible ID, unable to add more items"));
+        let id = match *self {
+            Self::Automatic if now_ms > last.ms => StreamId { ms: now_ms, sequence: 0 },
+            Self::Automatic => next?,
+            Self::AutomaticSequence(ms) if ms == last.ms => next?,
+            Self::AutomaticSequence(ms) => StreamId { ms, sequence: 0 },
+            Self::Given(id) => id,
+        };
+        if id > last { Ok(id) } else { Err(Failure::fixed(too_small)) }
+    }
+}
+
+/// XADD.
+pub(crate) fn xadd(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
+    let (mut rest, mut creates, mut trim) = (&words[2..], true, None);
+    loop {
+        if let Some((parsed, after)) = parse_trim(rest)? {
+            (trim, rest) = (Some(parsed), after);
+            continue;
+        }
+        match rest {
+            [option, after @ ..] if option_name(option) == b"NOMKSTREAM" => (creates, rest) = (false, after),
+            _ => break,
+        }
+    }
+    let [id, fields @ ..] = rest else { return Err(Failure::SYNTAX) };
+    let id = NewId::parse(id)?;
+    if fields.is_empty() || fields.len() % 2 == 1 {
+        let name = command_name(words);
+        return Err(Failure::new(format!("ERR wrong number of arguments for '{name}' command")));
+    }
+    if matches!(id, NewId::Given(StreamId { ms: 0, sequence: 0 })) {
+        return Err(Failure::fixed("ERR The ID specified in XADD must be greater than 0-0"));
+    }
+    let now_ms = keyspace.now_us() / 1000;
+    let last = match keyspace.find_as::<Stream>(&words[1])? {
+        None if !creates => return Ok(Reply::Null),
+        stream => stream.map_or_else(StreamId::default, |stream| stream.last_id()),
+    };
+    let id = id.after(last, now_ms)?;
+    let stream = keyspace.find_or_create::<Stream>(&words[1])?;
+    stream.push(id, fields.to_vec());
+    trim.map(|trim| stream.trim(trim));
+    Ok(Reply::Bulk(id.to_string().into()))
+}
+
+/// XLEN.
+pub(crate) fn xlen(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
+    Ok(Reply::count(keyspace.find_as::<Stream>(&words[1])?.map_or(0, |stream| stream.entries().len())))
+}
+
+/// XTRIM.
+pub(crate) fn xtrim(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
+    let Some((trim, [])) = parse_trim(&words[2..])? else { return Err(Failure::SYNTAX) };
+    Ok(Reply::count(keyspace.find_as::<Stream>(&words[1])?.map_or(0, |stream| stream.trim(trim))))
+}
+
+fn entry_reply((id, fields): (&StreamId, &Vec<Bytes>)) -> Reply {
+    let fields = fields.iter().cloned().map(Reply::Bulk).collect();
+    Reply::Array(vec![Reply::Bulk(id.to_string().into()), Reply::Array(fields)])
+}
+
+/// XRANGE.
+pub(crate) fn xrange(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
+    range_of_entries(keyspace, words, [&words[2], &words[3]], false)
+}
+
+/// XREVRANGE.
+pub(crate) fn xrevrange(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
+    range_of_entries(keyspace, words, [&words[3], &words[2]], true)
+}
+
+fn range_of_entries(
+    keyspace: &mut Keyspace,
+    words: &[Bytes],
+    [start, end]: [&Bytes; 2],
+    is_reversed: bool,
+) -> CommandResult {
+    let start = match start.strip_prefix(b"(") {
+        Some(id) => parse_id(id, 0)?.next().ok_or(Failure::fixed("ERR invalid start ID for the interval"))?,
+        None => parse_id(start, 0)?,
+    };
+    let end = match end.strip_prefix(b"(") {
+        Some(id) => parse_id(id, u64::MAX)?.previous().ok_or(Failure::fixed("ERR invalid end ID for the interval"))?,
+        None => parse_id(end, u64::MAX)?,
+    };
+    let count = match &words[4..] {
+        [] => None,
+        [option, count] if option_name(option) == b"COUNT" => Some(usize::try_from(integer(count)?).unwrap_or(0)),
+        _ => return Err(Failure::SYNTAX),
+    };
+    let Some(stream) = keyspace.find_as::<Stream>(&words[1])? else { return Ok(Reply::Array(Vec::new())) };
+    let limit = count.unwrap_or(usize::MAX);
+    if limit == 0 {
+        return Ok(Reply::NullArray);
+    }
+    if start > end {
+        return Ok(Reply::Array(Vec::new()));
+    }
+    let found = stream.entries().range(start..=end);
+    Ok(Reply::Array(match is_reversed {
+        false => found.take(limit).map(entry_reply).collect(),
+        true => found.rev().take(limit).map(entry_reply).collect(),
+    }))
+}
+
+/// Options of XREAD.
+#[derive(Clone, Debug)]
+pub(crate) struct ReadOptions<'w> {
+    count: usize,
+    /// Time to wait for entries in milliseconds, 0: without end; `None` if the read does not wait.
+    pub(crate) block_ms: Option<u64>,
+    pub(crate) keys: &'w [Bytes],
+    ids: &'w [Bytes],
+}
+
+impl<'w> ReadOptions<'w> {
+    /// Parses the options.
+    pub(crate) fn parse(words: &'w [Bytes]) -> Result<Self, Failure> {
+        let (mut count, mut block_ms, mut rest) = (usize::MAX, None, &words[1..]);
+        loop {
+            rest = match rest {
+                [option, number, rest @ ..] if option_name(option) == b"COUNT" => {
+                    let given = usize::try_from(integer(number)?).unwrap_or(0);
+                    count = if given == 0 { usize::MAX } else { given };
+                    rest
+                }
+                [option, number, rest @ ..] if option_name(option) == b"BLOCK" => {
+                    let ms =
+                        integer(number).map_err(|_| Failure::fixed("ERR timeout is not an integer or out of range"))?;
+                    let ms = u64::try_from(ms).map_err(|_| Failure::fixed("ERR timeout is negative"))?;
+                    block_ms = Some(ms);
+                    rest
+                }
+                [option, streams @ ..] if option_name(option) == b"STREAMS" && !streams.is_empty() => {
+                    if streams.len() % 2 == 1 {
+                        let name = command_name(words);
+                        return Err(Failure::new(format!(
+                            "ERR Unbalanced '{name}' list of streams: for each stream key an ID or '$' must be specified."
+                        )));
+                    }
+                    let (keys, ids) = streams.split_at(streams.len() / 2);
+                    return Ok(Self { count, block_ms, keys, ids });
+                }
+                _ => return Err(Failure::SYNTAX),
+            };
+        }
+    }
+}
+
+/// XREAD. A read that would wait returns null; the server tells the caller that it waits.
+pub(crate) fn xread(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
+    let ReadOptions { count, keys, ids, .. } = ReadOptions::parse(words)?;
+    let mut found = Vec::new();
+    for (key, id) in keys.iter().zip(ids) {
+        let stream = keyspace.find_as::<Stream>(key)?;
+        let after = match (&**id, &stream) {
+            (b"$", Some(stream)) => stream.last_id(),
+            (b"$", None) => StreamId::default(),
+            (b"-" | b"+", _) => return Err(INVALID_ID),
+            (id, _) => parse_id(id, 0)?,
+        };
+        let Some((stream, first)) = stream.zip(after.next()) else { continue };
+        let entries: Vec<Reply> = stream.entries().range(first..).take(count).map(entry_reply).collect();
+        if !entries.is_empty() {
+            found.push((Reply::Bulk(key.clone()), Reply::Array(entries)));
+        }
+    }
+    Ok(if found.is_empty() { Reply::NullArray } else { Reply::Streams(found) })
+}

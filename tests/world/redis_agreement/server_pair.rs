@@ -1,0 +1,293 @@
+//! A redis-server and a simulated one that get the same commands at the same times.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use bytes::{Bytes, BytesMut};
+use kit::redis::{Server, options};
+use simulated_redis::keyspace::Value;
+use simulated_redis::numbers::format_double;
+use simulated_redis::server::{self, Connection, Outcome};
+
+/// Time at which both servers start, in microseconds since 1970.
+const START_US: u64 = 1_700_000_000_000_000;
+/// Number of commands that a failure shows.
+const SHOWN_COMMANDS: usize = 20;
+
+/// Version of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Resp2,
+    Resp3,
+}
+
+/// Decoded reply.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Frame {
+    /// Everything but strings and collections: the line with its kind.
+    Line(Bytes),
+    /// String of bytes.
+    Bulk(Bytes),
+    /// Collection: its kind and its elements, twice as many as its length says for a map.
+    Collection(u8, Vec<Self>),
+}
+
+impl Frame {
+    /// Decodes the reply at the start of `input`, and returns the bytes after it; `None` while it is incomplete.
+    pub fn decode(input: &[u8]) -> Option<(Self, &[u8])> {
+        let end = input.windows(2).position(|pair| pair == b"\r\n")?;
+        let (line, mut rest) = (&input[..end], &input[end + 2..]);
+        let length = || std::str::from_utf8(&line[1..]).ok()?.parse::<usize>().ok();
+        match (line[0], length()) {
+            (b'$', Some(length)) => {
+                let bytes = rest.get(..length)?;
+                Some((Self::Bulk(Bytes::copy_from_slice(bytes)), rest.get(length + 2..)?))
+            }
+            (kind @ (b'*' | b'%' | b'~'), Some(length)) => {
+                let count = if kind == b'%' { 2 * length } else { length };
+                let mut elements = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let (element, after) = Self::decode(rest)?;
+                    elements.push(element);
+                    rest = after;
+                }
+                Some((Self::Collection(kind, elements), rest))
+            }
+            _ => Some((Self::Line(Bytes::copy_from_slice(line)), rest)),
+        }
+    }
+
+    /// Elements of a collection.
+    pub fn elements(&self) -> &[Self] {
+        if let Self::Collection(_, elements) = self { elements } else { &[] }
+    }
+
+    /// Bytes of a string.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        if let Self::Bulk(bytes) = self { Some(bytes) } else { None }
+    }
+
+    /// Sorts the elements, in groups of `group`.
+    fn sorted(self, group: usize) -> Self {
+        let Self::Collection(kind, elements) = self else { return self };
+        let mut groups: Vec<&[Self]> = elements.chunks(group).collect();
+        groups.sort();
+        Self::Collection(kind, groups.concat())
+    }
+}
+
+/// Both servers, and a connection to each.
+pub struct ServerPair {
+    real: Server,
+    stream: TcpStream,
+    received: Vec<u8>,
+    pub simulated: server::Server,
+    connection: Connection,
+    now_us: u64,
+    history: VecDeque<String>,
+    /// Number of commands that were compared.
+    pub compared: u64,
+}
+
+impl ServerPair {
+    /// Starts both at the same time.
+    pub fn start() -> Self {
+        let real = options().frozen_clock(START_US).with(&[("enable-debug-command", "yes")]).start();
+        // The simulated server removes keys only when it meets them.
+        real.query::<()>(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
+        let stream = TcpStream::connect(("127.0.0.1", real.port())).expect("the server accepts");
+        stream.set_nodelay(true).expect("the option is there");
+        Self {
+            real,
+            stream,
+            received: Vec::new(),
+            simulated: server::Server::new(server::Options::default()),
+            connection: Connection::new(),
+            now_us: START_US,
+            history: VecDeque::new(),
+            compared: 0,
+        }
+    }
+
+    /// Changes the protocol of both connections.
+    pub fn select_protocol(&mut self, protocol: Protocol) {
+        let version = if protocol == Protocol::Resp3 { b"3" } else { b"2" };
+        let words = [Bytes::from_static(b"HELLO"), Bytes::from_static(version)];
+        self.call_real(&words);
+        self.call_simulated(&words);
+    }
+
+    /// Time of both servers in microseconds since 1970.
+    pub const fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
+    /// Sets the clocks of both.
+    pub fn set_time(&mut self, now_us: u64) {
+        self.now_us = now_us;
+        self.real.set_frozen_clock(now_us);
+        self.record(format!("-- time {now_us}"));
+    }
+
+    fn record(&mut self, line: String) {
+        if self.history.len() == SHOWN_COMMANDS {
+            self.history.pop_front();
+        }
+        self.history.push_back(line);
+    }
+
+    /// Sends a command to the redis-server.
+    pub fn call_real(&mut self, words: &[Bytes]) -> Frame {
+        let mut command = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            command.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            command.extend_from_slice(word);
+            command.extend_from_slice(b"\r\n");
+        }
+        self.stream.write_all(&command).expect("the server reads");
+        self.received.clear();
+        loop {
+            let mut bytes = [0; 16 << 10];
+            let count = self.stream.read(&mut bytes).expect("the server answers");
+            assert!(count > 0, "the server closed the connection after {words:?}");
+            self.received.extend_from_slice(&bytes[..count]);
+            if let Some((frame, rest)) = Frame::decode(&self.received) {
+                assert!(rest.is_empty(), "more than one reply to {words:?}");
+                return frame;
+            }
+        }
+    }
+
+    /// Sends a command to the simulated server.
+    pub fn call_simulated(&mut self, words: &[Bytes]) -> Frame {
+        let mut reply = BytesMut::new();
+        match self.simulated.execute(&mut self.connection, self.now_us, words, &mut reply) {
+            Outcome::Replied | Outcome::RepliedAfter(_) => {}
+            Outcome::Blocked(_) => self.connection.end_blocked_read(&mut reply),
+        }
+        let (frame, rest) = Frame::decode(&reply).unwrap_or_else(|| panic!("incomplete reply {reply:?} to {words:?}"));
+        assert!(rest.is_empty(), "more than one reply to {words:?}: {reply:?}");
+        frame
+    }
+
+    /// Sends a command to both, and compares the replies. Elements without an order are sorted, and walks are made to
+    /// their end.
+    pub fn compare_replies(&mut self, words: &[Bytes]) {
+        self.record(format!("{words:?}"));
+        self.compared += 1;
+        let name = words[0].to_ascii_uppercase();
+        let (real, simulated) = match &*name {
+            b"SCAN" if words.len() > 1 => {
+                (self.walk(words, 1, Self::call_real), self.walk(words, 1, Self::call_simulated))
+            }
+            b"HSCAN" if words.len() > 2 => {
+                (self.walk(words, 2, Self::call_real), self.walk(words, 2, Self::call_simulated))
+            }
+            b"HGETALL" => (self.call_real(words).sorted(2), self.call_simulated(words).sorted(2)),
+            b"KEYS" => (self.call_real(words).sorted(1), self.call_simulated(words).sorted(1)),
+            _ => (self.call_real(words), self.call_simulated(words)),
+        };
+        self.assert_equal(&real, &simulated);
+    }
+
+    /// Compares a value, and shows the last commands if it differs.
+    #[track_caller]
+    pub fn assert_equal<T: PartialEq + std::fmt::Debug>(&self, real: &T, simulated: &T) {
+        if real != simulated {
+            let history = self.history.iter().cloned().collect::<Vec<_>>().join("\n");
+            panic!("{history}\nredis-server: {real:?}\nsimulated:    {simulated:?}");
+        }
+    }
+
+    /// Walks from cursor 0 to the end and returns all names found, or the error. The word at `cursor` is the cursor.
+    fn walk(&mut self, words: &[Bytes], cursor: usize, call: impl Fn(&mut Self, &[Bytes]) -> Frame) -> Frame {
+        let (mut words, mut found) = (words.to_vec(), Vec::new());
+        let group = cursor;
+        loop {
+            let reply = call(self, &words);
+            let [next, page] = reply.elements() else { return reply };
+            found.extend(page.elements().chunks(group).map(<[Frame]>::to_vec));
+            let next = next.bytes().expect("a cursor is a string").clone();
+            if *next == *b"0" {
+                break;
+            }
+            words[cursor] = next;
+        }
+        found.sort();
+        found.dedup();
+        Frame::Collection(b'*', found.concat())
+    }
+
+    /// Compares all keys with their types, expiries and values.
+    pub fn compare_keys(&mut self) {
+        let word = Bytes::from_static;
+        let names = self.call_real(&[word(b"KEYS"), word(b"*")]).sorted(1);
+        let names: Vec<Bytes> = names.elements().iter().filter_map(Frame::bytes).cloned().collect();
+        let simulated: Vec<Bytes> =
+            self.simulated.live_keys(self.now_us).into_iter().map(|(name, _)| name.clone()).collect();
+        self.assert_equal(&names, &simulated);
+        for name in names {
+            let expires_at = self.call_real(&[word(b"PEXPIRETIME"), name.clone()]);
+            let entry = self.simulated.live_keys(self.now_us).into_iter().find(|(other, _)| **other == name);
+            let entry = entry.expect("the key is there").1.clone();
+            let expected = Frame::Line(format!(":{}", entry.expires_at_ms.unwrap_or(-1)).into());
+            self.record(format!("-- value and expiry of {name:?}"));
+            self.assert_equal(&expires_at, &expected);
+            let value = self.real_value(&name, &entry.value);
+            self.assert_equal(&value, &Self::describe(&entry.value));
+        }
+    }
+
+    /// Returns the strings of a value of the redis-server, read as a value of this type.
+    fn real_value(&mut self, name: &Bytes, value: &Value) -> Vec<Bytes> {
+        let words: &[&'static [u8]] = match value {
+            Value::String(_) => &[b"GET"],
+            Value::List(_) => &[b"LRANGE", b"0", b"-1"],
+            Value::Hash(_) => &[b"HGETALL"],
+            Value::SortedSet(_) => &[b"ZRANGE", b"0", b"-1", b"WITHSCORES"],
+            Value::Stream(_) => &[b"XRANGE", b"-", b"+"],
+        };
+        let mut words: Vec<Bytes> = words.iter().copied().map(Bytes::from_static).collect();
+        words.insert(1, name.clone());
+        let reply = self.call_real(&words);
+        let reply = if matches!(value, Value::Hash(_)) { reply.sorted(2) } else { reply };
+        let mut strings = Vec::new();
+        collect_strings(&reply, &mut strings);
+        strings
+    }
+
+    /// Returns the strings of a value of the simulated server.
+    fn describe(value: &Value) -> Vec<Bytes> {
+        match value {
+            Value::String(bytes) => vec![bytes.clone()],
+            Value::List(list) => list.iter().cloned().collect(),
+            Value::Hash(hash) => {
+                let mut pairs: Vec<[Bytes; 2]> =
+                    hash.iter().map(|(field, value)| [field.name().clone(), value.clone()]).collect();
+                pairs.sort();
+                pairs.concat()
+            }
+            Value::SortedSet(set) => {
+                set.iter().flat_map(|(member, score)| [member.clone(), format_double(score).into()]).collect()
+            }
+            Value::Stream(stream) => {
+                let entry = |(id, fields): (&simulated_redis::streams::StreamId, &Vec<Bytes>)| {
+                    let mut strings = vec![Bytes::from(id.to_string())];
+                    strings.extend(fields.iter().cloned());
+                    strings
+                };
+                stream.entries().iter().flat_map(entry).collect()
+            }
+        }
+    }
+}
+
+/// Adds all strings of a reply, and the numbers of RESP3.
+fn collect_strings(frame: &Frame, strings: &mut Vec<Bytes>) {
+    match frame {
+        Frame::Line(line) => strings.push(line.slice(1..)),
+        Frame::Bulk(bytes) => strings.push(bytes.clone()),
+        Frame::Collection(_, elements) => elements.iter().for_each(|element| collect_strings(element, strings)),
+    }
+}
