@@ -1,6 +1,118 @@
-//! A fleet in one process: simulations, and the tests of what they are made of.
+//! A fleet in one process: simulated runs of replicas, networks and a Redis, and the tests of what they are made of.
+//!
+//! A run is drawn from its seed. The production code runs in virtual time, from a decoded request to the bytes of a
+//! connection to Redis. `WORLD_SEEDS=N` runs N seeds (300), `WORLD_FIRST=N` begins at another one (0), `WORLD_SEED=N`
+//! replays one, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
+//! printed with those that it needs.
 
+#![allow(unreachable_pub, reason = "all is of one program")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test says what it measured, its helpers too")]
 
+mod clock;
+mod faults;
+mod judge;
+mod network;
+mod plan;
 mod redis_agreement;
+mod replica;
+mod run;
+mod server;
+mod trace;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use self::plan::Plan;
+use self::run::{Outcome, run};
+
+/// Seeds of a change.
+const SEEDS: u64 = 300;
+/// Seeds that failed once, and always run.
+const KEPT_SEEDS: &[u64] = &[];
+
+fn number_of(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{variable} is no number")))
+}
+
+/// Runs a plan and, if a promise is broken, again without faults that are not needed for it.
+fn run_and_shrink(plan: &Plan) -> (Outcome, Option<String>) {
+    let outcome = run(plan);
+    if outcome.breaches.is_empty() {
+        return (outcome, None);
+    }
+    let (mut plan, mut index) = (plan.clone(), 0);
+    let mut breaches = outcome.breaches.clone();
+    while index < plan.faults.len() {
+        let smaller = plan.without_fault(index);
+        let found = run(&smaller).breaches;
+        if found.is_empty() {
+            index += 1;
+        } else {
+            (plan, breaches) = (smaller, found);
+        }
+    }
+    let faults: Vec<String> = plan.faults.iter().map(|fault| format!("  {fault}")).collect();
+    let text = format!(
+        "seed {}: {} replicas, {:?}, {} calls in {} ms, {:?}\n{}{}\n  {}",
+        plan.seed,
+        plan.replicas,
+        plan.link,
+        plan.calls,
+        plan.duration_ms,
+        plan.arrivals,
+        plan.rule_file(),
+        faults.join("\n"),
+        breaches.join("\n  "),
+    );
+    (outcome, Some(text))
+}
+
+#[test]
+fn promises_hold_in_simulated_runs() {
+    let seeds: Vec<u64> = match number_of("WORLD_SEED") {
+        Some(seed) => vec![seed],
+        None => {
+            let first = number_of("WORLD_FIRST").unwrap_or(0);
+            KEPT_SEEDS.iter().copied().chain(first..first + number_of("WORLD_SEEDS").unwrap_or(SEEDS)).collect()
+        }
+    };
+    let (next, began) = (AtomicU64::new(0), Instant::now());
+    let failures = Mutex::new(BTreeMap::new());
+    let totals = Mutex::new((BTreeMap::<&str, u64>::new(), 0));
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(seed) = seeds.get(usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap()) {
+                    let (outcome, failure) = run_and_shrink(&Plan::draw(*seed));
+                    let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
+                    totals.1 += outcome.calls;
+                    for (what, times) in outcome.counts {
+                        *totals.0.entry(what).or_default() += times;
+                    }
+                    if let Some(failure) = failure {
+                        eprintln!("{failure}");
+                        failures.lock().unwrap().insert(*seed, failure);
+                    }
+                }
+            });
+        }
+    });
+    let (counts, calls) = totals.into_inner().unwrap();
+    println!("{} runs, {calls} calls, {:.1} s; events: {counts:?}", seeds.len(), began.elapsed().as_secs_f64());
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{} of {} seeds: {:?}", failures.len(), seeds.len(), failures.keys());
+}
+
+#[test]
+fn same_seed_gives_same_run() {
+    for seed in 0..20 {
+        let plan = Plan::draw(seed);
+        let first = run(&plan);
+        assert_eq!(first.hash, run(&plan).hash, "seed {seed}");
+        assert!(first.calls > 0, "seed {seed}");
+    }
+}

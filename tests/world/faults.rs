@@ -1,0 +1,194 @@
+//! What goes wrong in a run, and what operators do.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use kit::test_service::TestRequest;
+use tokio::time::sleep;
+
+use super::judge::{LimitChange, Loss};
+use super::plan::{Fault, TimedFault, rule_file};
+use super::run::{REDIS, World};
+
+impl World {
+    /// Lets a fault begin and end at its times.
+    pub async fn let_happen(self: Rc<Self>, timed: TimedFault) {
+        if let Fault::RedisRestoresSnapshot(age_ms) = timed.fault {
+            return self.restore_snapshot(timed, age_ms).await;
+        }
+        self.wait_until(timed.at_ms).await;
+        self.trace.record(|| timed.to_string());
+        let for_ms = Duration::from_millis(timed.for_ms);
+        match timed.fault {
+            Fault::RedisFrozen
+            | Fault::RedisRestarts
+            | Fault::RedisLosesData
+            | Fault::RedisRestoresSnapshot(_)
+            | Fault::RedisRefuses(_)
+            | Fault::ScriptsAreSlow(_) => self.disturb_redis(timed.fault, for_ms).await,
+            Fault::ScriptsAreForgotten => {
+                self.trace.count("scripts were forgotten");
+                self.redis.run_now(&[b"SCRIPT", b"FLUSH"]);
+            }
+            Fault::KeyIsEvicted => self.evict_key(),
+            Fault::RedisClockJumps(by_ms) => {
+                self.redis.clock.jump(by_ms * 1000);
+                self.record_loss(self.now_ms(), None);
+                self.trace.count(if by_ms > 0 {
+                    "the clock of redis jumped forwards"
+                } else {
+                    "the clock of redis jumped back"
+                });
+            }
+            Fault::ReplicaClockJumps(index, by_ms) => {
+                self.replica_clocks[index].jump(by_ms * 1000);
+                self.trace.count("the clock of a replica jumped");
+            }
+            Fault::LinkIsCut(index, _, _) | Fault::LinkIsSlow(index, _) => {
+                self.disturb_link(timed.fault, index, for_ms).await;
+            }
+            Fault::ConnectionsAreReset(index) => {
+                let Some(replica) = self.replica(index) else { return };
+                self.trace.count("connections were reset");
+                self.redis.reset_connections(Some(&replica.host));
+            }
+            Fault::ReplicaIsKilled(index) => self.kill_replica(index, for_ms).await,
+            Fault::ReplicaStops(index) => {
+                let Some(replica) = self.replicas.borrow_mut()[index].take() else { return };
+                self.trace.count("a replica stopped");
+                replica.stop().await;
+                sleep(for_ms).await;
+                self.start_replica(index);
+            }
+            Fault::LimitChanges(rule, limit) => self.change_limit(rule, limit),
+            Fault::CountersAreReset(rule) => self.reset_counters(rule).await,
+        }
+    }
+
+    fn record_loss(&self, from_ms: u64, rule: Option<usize>) {
+        self.report.borrow_mut().losses.push(Loss { from_ms, until_ms: self.now_ms(), rule });
+    }
+
+    async fn restore_snapshot(&self, timed: TimedFault, age_ms: u64) {
+        self.wait_until(timed.at_ms.saturating_sub(age_ms)).await;
+        let snapshot = self.redis.server.borrow().snapshot();
+        let from_ms = self.now_ms();
+        self.wait_until(timed.at_ms).await;
+        self.trace.record(|| timed.to_string());
+        self.redis.close_port();
+        sleep(Duration::from_millis(timed.for_ms)).await;
+        self.redis.server.borrow_mut().restore(&snapshot);
+        self.redis.open_port();
+        self.record_loss(from_ms, None);
+        self.trace.count("redis restored a snapshot");
+    }
+
+    async fn disturb_redis(&self, fault: Fault, for_ms: Duration) {
+        match fault {
+            Fault::RedisFrozen => {
+                self.trace.count("redis was frozen");
+                self.redis.set_running(false);
+                sleep(for_ms).await;
+                self.redis.set_running(true);
+            }
+            Fault::RedisLosesData => {
+                self.redis.close_port();
+                self.redis.server.borrow_mut().crash();
+                let from_ms = self.now_ms();
+                sleep(for_ms).await;
+                self.redis.open_port();
+                self.record_loss(from_ms, None);
+                self.trace.count("redis lost its data");
+            }
+            Fault::RedisRefuses(refusal) => {
+                self.trace.count("redis refused commands");
+                self.redis.server.borrow_mut().set_refusal(Some(refusal));
+                sleep(for_ms).await;
+                self.redis.server.borrow_mut().set_refusal(None);
+            }
+            Fault::ScriptsAreSlow(milliseconds) => {
+                self.trace.count("scripts were slow");
+                self.redis.set_script_time(milliseconds);
+                sleep(for_ms).await;
+                self.redis.set_script_time(0);
+            }
+            _ => {
+                self.trace.count("redis restarted");
+                self.redis.close_port();
+                sleep(for_ms).await;
+                self.redis.open_port();
+            }
+        }
+    }
+
+    fn evict_key(&self) {
+        let now_us = self.redis.clock.now().as_micros();
+        let key = self.redis.server.borrow().live_keys(now_us).first().map(|(key, _)| (*key).clone());
+        if let Some(key) = key {
+            self.redis.server.borrow_mut().evict(&key);
+            self.record_loss(self.now_ms(), None);
+            self.trace.count("a key was evicted");
+        }
+    }
+
+    async fn disturb_link(&self, fault: Fault, index: usize, for_ms: Duration) {
+        let Some(link) = self.link_of(index) else { return };
+        match fault {
+            Fault::LinkIsSlow(_, milliseconds) => {
+                self.trace.count("a link was slow");
+                self.links.change(&link, |link| link.latency_ms += milliseconds);
+                sleep(for_ms).await;
+                self.links.change(&link, |link| link.latency_ms -= milliseconds);
+            }
+            Fault::LinkIsCut(_, to_server, to_host) => {
+                self.trace.count("a link was cut");
+                let cut = |is_cut: bool| {
+                    self.links.change(&link, |link| {
+                        link.is_cut_to_server = to_server && is_cut;
+                        link.is_cut_to_host = to_host && is_cut;
+                    });
+                };
+                cut(true);
+                sleep(for_ms).await;
+                cut(false);
+            }
+            _ => {}
+        }
+    }
+
+    async fn kill_replica(&self, index: usize, for_ms: Duration) {
+        let Some(replica) = self.replicas.borrow_mut()[index].take() else { return };
+        self.trace.count("a replica was killed");
+        let link = (replica.host.clone(), REDIS.to_owned());
+        self.links.change(&link, |link| (link.is_cut_to_server, link.is_cut_to_host) = (true, true));
+        replica.kill();
+        drop(replica);
+        sleep(for_ms).await;
+        self.start_replica(index);
+    }
+
+    fn change_limit(&self, rule: usize, limit: u64) {
+        self.trace.count("a limit changed");
+        self.report.borrow_mut().changes.push(LimitChange { rule, from_ms: self.now_ms(), limit });
+        self.limits.borrow_mut()[rule] = limit;
+        let text = rule_file(&self.plan.rules, &self.limits.borrow());
+        let replicas = self.replicas.borrow().clone();
+        for replica in replicas.into_iter().flatten() {
+            replica.load(&text);
+        }
+    }
+
+    /// Resets all values of a rule, as `/reset` does at one replica.
+    async fn reset_counters(&self, rule: usize) {
+        let replica = self.replicas.borrow().iter().flatten().next().cloned();
+        let Some(replica) = replica else { return };
+        let from_ms = self.now_ms();
+        for value in 0..self.plan.rules[rule].values {
+            let (key, value_text) = (format!("rule{rule}"), format!("value{value}"));
+            let request = TestRequest::new("world").descriptor(&[(&key, &value_text)]);
+            replica.reset(&request).await;
+        }
+        self.record_loss(from_ms, Some(rule));
+        self.trace.count("counters were reset");
+    }
+}

@@ -1,0 +1,317 @@
+//! What a run does, drawn from a seed: replicas, rules, demand and faults.
+//!
+//! Faults are a list that is drawn before the run, so that a run can be repeated without some of them.
+
+use std::fmt;
+
+use kit::seeded_random::Chance;
+use simulated_redis::refusals::Refusal;
+use tollkeeper::limit::algorithm::Algorithm;
+
+use super::clock::MAX_DRIFT_PPM;
+use super::network::Link;
+
+/// Where counters are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// Each charge is decided in Redis.
+    Strict,
+    /// Replicas admit from shares and leases, by at most so many percent beyond the limit.
+    Eventual(u64),
+}
+
+/// What decides while Redis fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreErrorPolicy {
+    /// An error.
+    Error,
+    /// A rejection.
+    Deny,
+    /// The share of this replica.
+    Local,
+}
+
+impl StoreErrorPolicy {
+    /// Name in rule files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Deny => "deny",
+            Self::Local => "local",
+        }
+    }
+}
+
+/// A rule: it limits each value of its key.
+#[derive(Clone, Copy, Debug)]
+pub struct RulePlan {
+    /// Its algorithm.
+    pub algorithm: Algorithm,
+    /// Hits in a period.
+    pub limit: u64,
+    /// Period in seconds.
+    pub period_s: u64,
+    /// Size of the bucket or queue.
+    pub size: u64,
+    /// Where its counters are.
+    pub consistency: Consistency,
+    /// What decides while Redis fails.
+    pub on_store_error: StoreErrorPolicy,
+    /// Number of values that are called.
+    pub values: u64,
+}
+
+impl RulePlan {
+    /// Most hits that are admitted at once.
+    pub const fn capacity(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => self.size,
+            _ => self.limit,
+        }
+    }
+}
+
+/// Something that goes wrong, or that an operator does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Redis does not run for a while, as after SIGSTOP.
+    RedisFrozen,
+    /// Redis is down for a while and comes back with its data.
+    RedisRestarts,
+    /// Redis is down for a while and comes back without data.
+    RedisLosesData,
+    /// Redis is down for a while and comes back with the data of so many milliseconds before.
+    RedisRestoresSnapshot(u64),
+    /// Redis refuses commands for a while.
+    RedisRefuses(Refusal),
+    /// Each script takes so many milliseconds for a while.
+    ScriptsAreSlow(u64),
+    /// Redis forgets its scripts.
+    ScriptsAreForgotten,
+    /// Redis evicts the first key that starts so.
+    KeyIsEvicted,
+    /// The clock of Redis is set forwards or backwards, in milliseconds.
+    RedisClockJumps(i64),
+    /// The clock of a replica is set forwards or backwards, in milliseconds.
+    ReplicaClockJumps(usize, i64),
+    /// Nothing passes between a replica and Redis for a while: to Redis, to the replica, or both.
+    LinkIsCut(usize, bool, bool),
+    /// Each direction takes so many milliseconds longer for a while.
+    LinkIsSlow(usize, u64),
+    /// All connections of a replica are closed.
+    ConnectionsAreReset(usize),
+    /// A replica is killed, and another one starts after a while.
+    ReplicaIsKilled(usize),
+    /// A replica stops cleanly, and another one starts after a while.
+    ReplicaStops(usize),
+    /// The limit of a rule becomes so many hits.
+    LimitChanges(usize, u64),
+    /// All counters of a rule are reset.
+    CountersAreReset(usize),
+}
+
+/// A fault with its times, in milliseconds from the start of the run.
+#[derive(Clone, Copy, Debug)]
+pub struct TimedFault {
+    /// Begin.
+    pub at_ms: u64,
+    /// Duration, if the fault lasts.
+    pub for_ms: u64,
+    /// What happens.
+    pub fault: Fault,
+}
+
+impl TimedFault {
+    /// Time at which it has ended.
+    pub const fn end_ms(&self) -> u64 {
+        self.at_ms + self.for_ms
+    }
+}
+
+impl fmt::Display for TimedFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {} ms for {} ms: {:?}", self.at_ms, self.for_ms, self.fault)
+    }
+}
+
+/// When calls come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrivals {
+    /// At any time alike.
+    Even,
+    /// In bursts of a tenth of a second, each second.
+    Bursts,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Seed that it was drawn from.
+    pub seed: u64,
+    /// Number of replicas.
+    pub replicas: usize,
+    /// The rules.
+    pub rules: Vec<RulePlan>,
+    /// Number of calls.
+    pub calls: u64,
+    /// When they come.
+    pub arrivals: Arrivals,
+    /// Time in which they come, in milliseconds.
+    pub duration_ms: u64,
+    /// Links between replicas and Redis.
+    pub link: Link,
+    /// Drift of the clock of Redis, in parts per million.
+    pub redis_drift_ppm: i64,
+    /// What goes wrong.
+    pub faults: Vec<TimedFault>,
+}
+
+/// Time before the first fault, in milliseconds: connections open meanwhile.
+const FIRST_FAULT_MS: u64 = 1500;
+/// Time within which counting resumes after the last fault, in milliseconds: docs/failures.md.
+pub const RECOVERY_MS: u64 = 2000;
+
+impl Plan {
+    /// Draws a run.
+    pub fn draw(seed: u64) -> Self {
+        let mut chance = Chance::new(seed);
+        let replicas = usize::try_from(chance.between(1, 4)).unwrap();
+        let rules: Vec<RulePlan> = (0..chance.between(1, 3)).map(|_| draw_rule(&mut chance)).collect();
+        let duration_ms = chance.between(4000, 16_000);
+        let link = Link {
+            latency_ms: chance.between(0, 1),
+            jitter_ms: chance.between(0, 2),
+            is_cut_to_server: false,
+            is_cut_to_host: false,
+        };
+        let drift = i64::try_from(chance.between(0, 2 * MAX_DRIFT_PPM.unsigned_abs())).unwrap() - MAX_DRIFT_PPM;
+        let count = if chance.one_in(6) { 0 } else { chance.between(1, 6) };
+        let faults = (0..count).map(|_| draw_fault(&mut chance, replicas, &rules, duration_ms)).collect();
+        Self {
+            seed,
+            replicas,
+            calls: chance.between(100, 700),
+            arrivals: chance.pick(&[Arrivals::Even, Arrivals::Bursts]),
+            rules,
+            duration_ms,
+            link,
+            redis_drift_ppm: drift,
+            faults,
+        }
+    }
+
+    /// The same run without one fault.
+    pub fn without_fault(&self, index: usize) -> Self {
+        let mut plan = self.clone();
+        plan.faults.remove(index);
+        plan
+    }
+
+    /// Time at which the last fault has ended, in milliseconds; 0 without faults.
+    pub fn last_fault_end_ms(&self) -> u64 {
+        self.faults.iter().map(TimedFault::end_ms).max().unwrap_or(0)
+    }
+
+    /// Text of the rule file.
+    pub fn rule_file(&self) -> String {
+        let limits: Vec<u64> = self.rules.iter().map(|rule| rule.limit).collect();
+        rule_file(&self.rules, &limits)
+    }
+}
+
+/// Text of a rule file with these limits.
+pub fn rule_file(rules: &[RulePlan], limits: &[u64]) -> String {
+    let mut text = "domain: world\ndescriptors:\n".to_owned();
+    for (index, (rule, limit)) in rules.iter().zip(limits).enumerate() {
+        let size = match rule.algorithm {
+            Algorithm::TokenBucket => format!(", bucket_size: {}", rule.size),
+            Algorithm::LeakyBucket => format!(", queue_size: {}", rule.size),
+            _ => String::new(),
+        };
+        let consistency = match rule.consistency {
+            Consistency::Strict => String::new(),
+            Consistency::Eventual(percent) => format!(", consistency: eventual, max_overshoot: {percent}%"),
+        };
+        text += &format!(
+            "  - key: rule{index}\n    rate_limit: {{ unit: second, unit_multiplier: {}, requests_per_unit: {limit}, \
+             algorithm: {}{size}{consistency}, on_store_error: {} }}\n",
+            rule.period_s,
+            rule.algorithm.name(),
+            rule.on_store_error.name(),
+        );
+    }
+    text
+}
+
+fn draw_rule(chance: &mut Chance) -> RulePlan {
+    let is_eventual = chance.one_in(3);
+    let algorithm = match is_eventual {
+        true => chance.pick(&[
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindowLog,
+            Algorithm::SlidingWindowCounter,
+            Algorithm::TokenBucket,
+        ]),
+        false => chance.pick(&[
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindowLog,
+            Algorithm::SlidingWindowCounter,
+            Algorithm::TokenBucket,
+            Algorithm::LeakyBucket,
+        ]),
+    };
+    let limit = chance.pick(&[3, 10, 30, 100]);
+    RulePlan {
+        algorithm,
+        limit,
+        period_s: chance.pick(&[1, 2, 5, 10]),
+        size: chance.between(1, 2 * limit),
+        consistency: if is_eventual { Consistency::Eventual(chance.pick(&[5, 10, 50])) } else { Consistency::Strict },
+        on_store_error: chance.pick(&[
+            StoreErrorPolicy::Error,
+            StoreErrorPolicy::Error,
+            StoreErrorPolicy::Deny,
+            StoreErrorPolicy::Local,
+        ]),
+        values: chance.pick(&[1, 1, 3, 20]),
+    }
+}
+
+fn draw_fault(chance: &mut Chance, replicas: usize, rules: &[RulePlan], duration_ms: u64) -> TimedFault {
+    let at_ms = chance.between(FIRST_FAULT_MS, duration_ms - RECOVERY_MS);
+    let for_ms = chance.pick(&[5, 50, 300, 1000, 2500]);
+    let replica = chance.place(replicas);
+    let rule = chance.place(rules.len());
+    let jump_ms = |chance: &mut Chance| chance.pick(&[-3_600_000_i64, -5000, -200, 200, 5000, 3_600_000]);
+    let fault = match chance.below(17) {
+        0 => Fault::RedisFrozen,
+        1 => Fault::RedisRestarts,
+        2 => Fault::RedisLosesData,
+        3 => Fault::RedisRestoresSnapshot(chance.between(1, at_ms)),
+        4 => Fault::RedisRefuses(chance.pick(&[
+            Refusal::Loading,
+            Refusal::ReadOnly,
+            Refusal::OutOfMemory,
+            Refusal::Busy,
+            Refusal::SnapshotsFail,
+            Refusal::NoReplicas,
+            Refusal::MasterDown,
+        ])),
+        5 => Fault::ScriptsAreSlow(chance.between(1, 40)),
+        6 => Fault::ScriptsAreForgotten,
+        7 => Fault::KeyIsEvicted,
+        8 => Fault::RedisClockJumps(jump_ms(chance)),
+        9 => Fault::ReplicaClockJumps(replica, jump_ms(chance)),
+        10 => {
+            let (to_server, to_host) = chance.pick(&[(true, false), (false, true), (true, true)]);
+            Fault::LinkIsCut(replica, to_server, to_host)
+        }
+        11 => Fault::LinkIsSlow(replica, chance.between(5, 40)),
+        12 => Fault::ConnectionsAreReset(replica),
+        13 => Fault::ReplicaIsKilled(replica),
+        14 => Fault::ReplicaStops(replica),
+        15 => Fault::LimitChanges(rule, chance.between(1, 2 * rules[rule].limit)),
+        _ => Fault::CountersAreReset(rule),
+    };
+    TimedFault { at_ms, for_ms, fault }
+}
