@@ -1,16 +1,14 @@
-//! What goes wrong in a run, and what operators do.
+//! What goes wrong with the hosts of a run.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use kit::test_service::TestRequest;
 use tokio::time::sleep;
 
-use super::judge::{LimitChange, Loss};
-use super::plan::{Fault, TimedFault, rule_file};
-use super::run::{REDIS, World};
+use super::fleet::{Fleet, REDIS};
+use super::plan::{Fault, TimedFault};
 
-impl World {
+impl Fleet {
     /// Lets a fault begin and end at its times.
     pub async fn let_happen(self: Rc<Self>, timed: TimedFault) {
         if let Fault::RedisRestoresSnapshot(age_ms) = timed.fault {
@@ -60,13 +58,9 @@ impl World {
                 sleep(for_ms).await;
                 self.start_replica(index);
             }
-            Fault::LimitChanges(rule, limit) => self.change_limit(rule, limit),
-            Fault::CountersAreReset(rule) => self.reset_counters(rule).await,
+            // What operators do depends on the rules: `run`.
+            Fault::LimitChanges(..) | Fault::CountersAreReset(_) => {}
         }
-    }
-
-    fn record_loss(&self, from_ms: u64, rule: Option<usize>) {
-        self.report.borrow_mut().losses.push(Loss { from_ms, until_ms: self.now_ms(), rule });
     }
 
     async fn restore_snapshot(&self, timed: TimedFault, age_ms: u64) {
@@ -165,30 +159,5 @@ impl World {
         drop(replica);
         sleep(for_ms).await;
         self.start_replica(index);
-    }
-
-    fn change_limit(&self, rule: usize, limit: u64) {
-        self.trace.count("a limit changed");
-        self.report.borrow_mut().changes.push(LimitChange { rule, from_ms: self.now_ms(), limit });
-        self.limits.borrow_mut()[rule] = limit;
-        let text = rule_file(&self.plan.rules, &self.limits.borrow());
-        let replicas = self.replicas.borrow().clone();
-        for replica in replicas.into_iter().flatten() {
-            replica.load(&text);
-        }
-    }
-
-    /// Resets all values of a rule, as `/reset` does at one replica.
-    async fn reset_counters(&self, rule: usize) {
-        let replica = self.replicas.borrow().iter().flatten().next().cloned();
-        let Some(replica) = replica else { return };
-        let from_ms = self.now_ms();
-        for value in 0..self.plan.rules[rule].values {
-            let (key, value_text) = (format!("rule{rule}"), format!("value{value}"));
-            let request = TestRequest::new("world").descriptor(&[(&key, &value_text)]);
-            replica.reset(&request).await;
-        }
-        self.record_loss(from_ms, Some(rule));
-        self.trace.count("counters were reset");
     }
 }

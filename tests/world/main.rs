@@ -9,15 +9,17 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test says what it measured, its helpers too")]
 
+mod calls;
 mod clock;
 mod faults;
+mod fleet;
 mod judge;
 mod network;
 mod plan;
 mod redis_agreement;
 mod replica;
-mod run;
 mod server;
+mod simulation;
 mod trace;
 
 use std::collections::BTreeMap;
@@ -27,7 +29,7 @@ use std::thread;
 use std::time::Instant;
 
 use self::plan::Plan;
-use self::run::{Outcome, run};
+use self::simulation::Outcome;
 
 /// Seeds of a change.
 const SEEDS: u64 = 300;
@@ -38,37 +40,9 @@ fn number_of(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{variable} is no number")))
 }
 
-/// Runs a plan and, if a promise is broken, again without faults that are not needed for it.
-fn run_and_shrink(plan: &Plan) -> (Outcome, Option<String>) {
-    let outcome = run(plan);
-    if outcome.breaches.is_empty() {
-        return (outcome, None);
-    }
-    let (mut plan, mut index) = (plan.clone(), 0);
-    let mut breaches = outcome.breaches.clone();
-    while index < plan.faults.len() {
-        let smaller = plan.without_fault(index);
-        let found = run(&smaller).breaches;
-        if found.is_empty() {
-            index += 1;
-        } else {
-            (plan, breaches) = (smaller, found);
-        }
-    }
-    let faults: Vec<String> = plan.faults.iter().map(|fault| format!("  {fault}")).collect();
-    let text = format!(
-        "seed {}: {} replicas, {:?}, {} calls in {} ms, {:?}\n{}{}\n  {}",
-        plan.seed,
-        plan.replicas,
-        plan.link,
-        plan.calls,
-        plan.duration_ms,
-        plan.arrivals,
-        plan.rule_file(),
-        faults.join("\n"),
-        breaches.join("\n  "),
-    );
-    (outcome, Some(text))
+/// Runs a seed of the kind that it stands for.
+fn run_seed(seed: u64) -> (Outcome, Option<String>) {
+    simulation::run_seed::<Plan>(seed)
 }
 
 #[test]
@@ -87,7 +61,7 @@ fn promises_hold_in_simulated_runs() {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(seed) = seeds.get(usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap()) {
-                    let (outcome, failure) = run_and_shrink(&Plan::draw(*seed));
+                    let (outcome, failure) = run_seed(*seed);
                     let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
                     totals.1 += outcome.calls;
                     for (what, times) in outcome.counts {
@@ -110,9 +84,8 @@ fn promises_hold_in_simulated_runs() {
 #[test]
 fn same_seed_gives_same_run() {
     for seed in 0..20 {
-        let plan = Plan::draw(seed);
-        let first = run(&plan);
-        assert_eq!(first.hash, run(&plan).hash, "seed {seed}");
+        let (first, _) = run_seed(seed);
+        assert_eq!(first.hash, run_seed(seed).0.hash, "seed {seed}");
         assert!(first.calls > 0, "seed {seed}");
     }
 }

@@ -1,4 +1,5 @@
-//! What a run does, drawn from a seed: replicas, rules, demand and faults.
+//! What a run of calls does, drawn from a seed: hosts, rules, demand and faults. Other kinds of runs draw hosts and faults
+//! here too.
 //!
 //! Faults are a list that is drawn before the run, so that a run can be repeated without some of them.
 
@@ -9,6 +10,7 @@ use simulated_redis::refusals::Refusal;
 use tollkeeper::limit::algorithm::Algorithm;
 
 use super::clock::MAX_DRIFT_PPM;
+use super::fleet::FleetPlan;
 use super::network::Link;
 
 /// Where counters are.
@@ -146,10 +148,8 @@ pub enum Arrivals {
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Seed that it was drawn from.
-    pub seed: u64,
-    /// Number of replicas.
-    pub replicas: usize,
+    /// The hosts.
+    pub fleet: FleetPlan,
     /// The rules.
     pub rules: Vec<RulePlan>,
     /// Number of calls.
@@ -158,10 +158,6 @@ pub struct Plan {
     pub arrivals: Arrivals,
     /// Time in which they come, in milliseconds.
     pub duration_ms: u64,
-    /// Links between replicas and Redis.
-    pub link: Link,
-    /// Drift of the clock of Redis, in parts per million.
-    pub redis_drift_ppm: i64,
     /// What goes wrong.
     pub faults: Vec<TimedFault>,
 }
@@ -171,45 +167,33 @@ const FIRST_FAULT_MS: u64 = 1500;
 /// Time within which counting resumes after the last fault, in milliseconds: docs/failures.md.
 pub const RECOVERY_MS: u64 = 2000;
 
+impl FleetPlan {
+    /// Draws the hosts of a run.
+    pub fn draw(seed: u64, chance: &mut Chance) -> Self {
+        let replicas = usize::try_from(chance.between(1, 4)).unwrap();
+        // A call and one that waits for it must fit into the timeout of the store.
+        let link = Link { latency_ms: chance.between(0, 1), jitter_ms: chance.between(0, 2), ..Link::default() };
+        let drift_ppm = i64::try_from(chance.between(0, 2 * MAX_DRIFT_PPM.unsigned_abs())).unwrap() - MAX_DRIFT_PPM;
+        Self { seed, replicas, link, redis_drift_ppm: drift_ppm }
+    }
+}
+
 impl Plan {
     /// Draws a run.
-    pub fn draw(seed: u64) -> Self {
+    pub fn draw_calls(seed: u64) -> Self {
         let mut chance = Chance::new(seed);
-        let replicas = usize::try_from(chance.between(1, 4)).unwrap();
+        let fleet = FleetPlan::draw(seed, &mut chance);
         let rules: Vec<RulePlan> = (0..chance.between(1, 3)).map(|_| draw_rule(&mut chance)).collect();
         let duration_ms = chance.between(4000, 16_000);
-        let link = Link {
-            latency_ms: chance.between(0, 1),
-            jitter_ms: chance.between(0, 2),
-            is_cut_to_server: false,
-            is_cut_to_host: false,
-        };
-        let drift = i64::try_from(chance.between(0, 2 * MAX_DRIFT_PPM.unsigned_abs())).unwrap() - MAX_DRIFT_PPM;
         let count = if chance.one_in(6) { 0 } else { chance.between(1, 6) };
-        let faults = (0..count).map(|_| draw_fault(&mut chance, replicas, &rules, duration_ms)).collect();
-        Self {
-            seed,
-            replicas,
-            calls: chance.between(100, 700),
-            arrivals: chance.pick(&[Arrivals::Even, Arrivals::Bursts]),
-            rules,
-            duration_ms,
-            link,
-            redis_drift_ppm: drift,
-            faults,
-        }
-    }
-
-    /// The same run without one fault.
-    pub fn without_fault(&self, index: usize) -> Self {
-        let mut plan = self.clone();
-        plan.faults.remove(index);
-        plan
-    }
-
-    /// Time at which the last fault has ended, in milliseconds; 0 without faults.
-    pub fn last_fault_end_ms(&self) -> u64 {
-        self.faults.iter().map(TimedFault::end_ms).max().unwrap_or(0)
+        let faults = (0..count)
+            .map(|_| match chance.below(8) {
+                0 => draw_operation(&mut chance, &rules, duration_ms),
+                _ => draw_fault(&mut chance, fleet.replicas, duration_ms),
+            })
+            .collect();
+        let (calls, arrivals) = (chance.between(100, 700), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));
+        Self { fleet, rules, calls, arrivals, duration_ms, faults }
     }
 
     /// Text of the rule file.
@@ -277,13 +261,22 @@ fn draw_rule(chance: &mut Chance) -> RulePlan {
     }
 }
 
-fn draw_fault(chance: &mut Chance, replicas: usize, rules: &[RulePlan], duration_ms: u64) -> TimedFault {
+fn draw_operation(chance: &mut Chance, rules: &[RulePlan], duration_ms: u64) -> TimedFault {
+    let rule = chance.place(rules.len());
+    let fault = match chance.one_in(2) {
+        true => Fault::LimitChanges(rule, chance.between(1, 2 * rules[rule].limit)),
+        false => Fault::CountersAreReset(rule),
+    };
+    TimedFault { at_ms: chance.between(FIRST_FAULT_MS, duration_ms - RECOVERY_MS), for_ms: 0, fault }
+}
+
+/// Draws a fault of the hosts of a run that lasts so long.
+pub fn draw_fault(chance: &mut Chance, replicas: usize, duration_ms: u64) -> TimedFault {
     let at_ms = chance.between(FIRST_FAULT_MS, duration_ms - RECOVERY_MS);
     let for_ms = chance.pick(&[5, 50, 300, 1000, 2500]);
     let replica = chance.place(replicas);
-    let rule = chance.place(rules.len());
     let jump_ms = |chance: &mut Chance| chance.pick(&[-3_600_000_i64, -5000, -200, 200, 5000, 3_600_000]);
-    let fault = match chance.below(17) {
+    let fault = match chance.below(15) {
         0 => Fault::RedisFrozen,
         1 => Fault::RedisRestarts,
         2 => Fault::RedisLosesData,
@@ -309,9 +302,7 @@ fn draw_fault(chance: &mut Chance, replicas: usize, rules: &[RulePlan], duration
         11 => Fault::LinkIsSlow(replica, chance.between(5, 40)),
         12 => Fault::ConnectionsAreReset(replica),
         13 => Fault::ReplicaIsKilled(replica),
-        14 => Fault::ReplicaStops(replica),
-        15 => Fault::LimitChanges(rule, chance.between(1, 2 * rules[rule].limit)),
-        _ => Fault::CountersAreReset(rule),
+        _ => Fault::ReplicaStops(replica),
     };
     TimedFault { at_ms, for_ms, fault }
 }

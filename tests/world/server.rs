@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use simulated_redis::request::parse_command;
 use simulated_redis::server::{Connection, Options, Outcome, Server};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{Instant, sleep};
 
@@ -31,7 +31,9 @@ pub struct RedisHost {
     pub server: RefCell<Server>,
     links: Arc<Links>,
     trace: Trace,
-    is_running: watch::Sender<bool>,
+    is_running: Cell<bool>,
+    /// The process goes on.
+    runs_again: Notify,
     connections: RefCell<Vec<OpenConnection>>,
     /// Time that each script takes, in milliseconds.
     script_ms: Cell<u64>,
@@ -52,7 +54,8 @@ impl RedisHost {
             server: RefCell::new(Server::new(Options::default())),
             links: Arc::clone(links),
             trace: trace.clone(),
-            is_running: watch::Sender::new(true),
+            is_running: Cell::new(true),
+            runs_again: Notify::new(),
             connections: RefCell::default(),
             script_ms: Cell::new(0),
         });
@@ -94,7 +97,10 @@ impl RedisHost {
 
     /// Stops the process, as SIGSTOP does, or lets it go on.
     pub fn set_running(&self, runs: bool) {
-        self.is_running.send_replace(runs);
+        self.is_running.set(runs);
+        if runs {
+            self.runs_again.notify_waiters();
+        }
     }
 
     /// Makes each script take so long; no other command runs meanwhile.
@@ -110,8 +116,9 @@ impl RedisHost {
     }
 
     async fn wait_until_running(&self) {
-        // An error cannot occur: this has the sender.
-        let _ = self.is_running.subscribe().wait_for(|runs| *runs).await;
+        while !self.is_running.get() {
+            self.runs_again.notified().await;
+        }
     }
 
     async fn serve(self: Rc<Self>, arrival: Arrival) {

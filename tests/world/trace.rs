@@ -1,6 +1,6 @@
 //! What happened in a run, in order: for comparison of two runs by a hash, and for reading.
 //!
-//! `WORLD_TRACE=1` prints each line.
+//! `WORLD_TRACE=1` prints each event, `WORLD_TRACE=2` also what connections to Redis carry.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,7 +10,9 @@ use std::sync::LazyLock;
 
 use tokio::time::Instant;
 
-static IS_PRINTED: LazyLock<bool> = LazyLock::new(|| std::env::var("WORLD_TRACE").is_ok_and(|value| value == "1"));
+/// 0: nothing is printed, 1: events, 2: also bytes.
+static PRINTED_LEVEL: LazyLock<u8> =
+    LazyLock::new(|| std::env::var("WORLD_TRACE").map_or(0, |level| level.parse().expect("WORLD_TRACE is 0, 1 or 2")));
 
 /// Events of a run.
 #[derive(Clone, Debug)]
@@ -42,7 +44,7 @@ impl Trace {
         let mut hasher = self.0.hasher.borrow_mut();
         (at_ms, &line).hash(&mut *hasher);
         self.0.lines.set(self.0.lines.get() + 1);
-        if *IS_PRINTED {
+        if *PRINTED_LEVEL >= 1 {
             eprintln!("{:>6}.{:03} {line}", at_ms / 1000, at_ms % 1000);
         }
     }
@@ -51,6 +53,9 @@ impl Trace {
     pub fn record_bytes(&self, bytes: &[u8]) {
         let at_ms = self.0.started.elapsed().as_millis();
         (at_ms, bytes).hash(&mut *self.0.hasher.borrow_mut());
+        if *PRINTED_LEVEL >= 2 {
+            eprintln!("{:>6}.{:03} {}", at_ms / 1000, at_ms % 1000, bytes.escape_ascii());
+        }
     }
 
     /// Counts a fault or a recovery.

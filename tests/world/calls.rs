@@ -1,0 +1,204 @@
+//! A run of calls over RLS: strict and eventual limits.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use kit::seeded_random::Chance;
+use kit::test_service::TestRequest;
+use tokio::task::{JoinHandle, spawn_local};
+use tokio::time::sleep;
+use tollkeeper::base::pb::rate_limit_response::Code;
+
+use super::fleet::{Fleet, run_in_virtual_time};
+use super::judge::{CallRecord, LimitChange, Report, Verdict, find_breaches};
+use super::plan::{Arrivals, Fault, Plan, RECOVERY_MS, TimedFault, rule_file};
+use super::replica::Replica;
+use super::simulation::{Outcome, Simulation};
+
+/// Time before the first call, in milliseconds.
+const SETTLE_MS: u64 = 500;
+/// Time after the last call in which what is left ends, in milliseconds.
+const END_MS: u64 = 3000;
+
+impl Simulation for Plan {
+    fn draw(seed: u64) -> Self {
+        Self::draw_calls(seed)
+    }
+
+    fn run(&self) -> Outcome {
+        let plan = Rc::new(self.clone());
+        run_in_virtual_time(self.fleet.seed, async move {
+            let fleet = Fleet::start(&plan.fleet, &[], plan.rule_file());
+            let limits = RefCell::new(plan.rules.iter().map(|rule| rule.limit).collect());
+            Rc::new(World { plan, fleet, limits, report: RefCell::default() }).play().await
+        })
+    }
+
+    fn faults(&self) -> &[TimedFault] {
+        &self.faults
+    }
+
+    fn without_fault(&self, index: usize) -> Self {
+        let mut plan = self.clone();
+        plan.faults.remove(index);
+        plan
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (calls, duration_ms, arrivals) = (self.calls, self.duration_ms, self.arrivals);
+        writeln!(f, "{:?}, {calls} calls in {duration_ms} ms, {arrivals:?}", self.fleet)?;
+        f.write_str(&self.rule_file())
+    }
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug)]
+struct CallPlan {
+    rule: usize,
+    value: u64,
+    /// 0: a peek.
+    hits: u64,
+    deadline_ms: u64,
+}
+
+/// A fleet, its plan, and what was told.
+struct World {
+    plan: Rc<Plan>,
+    fleet: Rc<Fleet>,
+    /// Limits of the rules that are in force.
+    limits: RefCell<Vec<u64>>,
+    report: RefCell<Report>,
+}
+
+impl World {
+    async fn play(self: Rc<Self>) -> Outcome {
+        let faults = self.plan.faults.clone();
+        let tasks: Vec<JoinHandle<()>> = faults
+            .into_iter()
+            .map(|fault| spawn_local(Rc::clone(&self).let_happen(fault)))
+            .chain([spawn_local(Rc::clone(&self).make_calls())])
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        sleep(Duration::from_millis(END_MS)).await;
+        let mut report = self.report.take();
+        report.losses = self.fleet.losses.take();
+        let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
+        breaches.extend(self.find_late_recovery(&report));
+        breaches.extend(self.fleet.stop().await);
+        let trace = &self.fleet.trace;
+        Outcome { breaches, hash: trace.hash(), counts: trace.counts(), calls: report.calls.len() }
+    }
+
+    /// Calls that fail although the last fault ended long enough ago.
+    fn find_late_recovery(&self, report: &Report) -> Option<String> {
+        let end_ms = self.plan.faults.iter().map(TimedFault::end_ms).max().unwrap_or(0);
+        let recovered_ms = (end_ms + RECOVERY_MS).max(SETTLE_MS);
+        let is_late = |call: &&CallRecord| {
+            call.verdict == Verdict::Failed && call.sent_ms > recovered_ms && call.deadline_ms >= 50
+        };
+        let late = report.calls.iter().find(is_late)?;
+        Some(format!("no decision {} ms after the last fault: {late:?}", late.sent_ms - end_ms))
+    }
+
+    async fn make_calls(self: Rc<Self>) {
+        let mut chance = Chance::new(self.plan.fleet.seed ^ 3);
+        let mut times: Vec<u64> = (0..self.plan.calls)
+            .map(|_| match self.plan.arrivals {
+                Arrivals::Even => SETTLE_MS + chance.below(self.plan.duration_ms),
+                Arrivals::Bursts => SETTLE_MS + chance.below(self.plan.duration_ms / 1000) * 1000 + chance.below(100),
+            })
+            .collect();
+        times.sort_unstable();
+        for at_ms in times {
+            self.fleet.wait_until(at_ms).await;
+            let rule = chance.place(self.plan.rules.len());
+            // A few values get most calls.
+            let value = chance.below(self.plan.rules[rule].values).min(chance.below(self.plan.rules[rule].values));
+            let hits = match chance.below(20) {
+                0 => 0,
+                1 => chance.between(2, 5),
+                _ => 1,
+            };
+            let deadline_ms = chance.pick(&[20, 50, 200, 1000]);
+            let index = chance.place(self.plan.fleet.replicas);
+            if let Some(replica) = self.fleet.replica(index) {
+                let plan = CallPlan { rule, value, hits, deadline_ms };
+                replica.spawn_call(Rc::clone(&self).call(Rc::clone(&replica), plan));
+            }
+        }
+    }
+
+    async fn call(self: Rc<Self>, replica: Rc<Replica>, plan: CallPlan) {
+        let CallPlan { rule, value, hits, deadline_ms } = plan;
+        let mut request = request_of(rule, value);
+        request.0.descriptors[0].hits_addend = Some(hits);
+        let redis_clock = &self.fleet.redis.clock;
+        let (sent_ms, redis_sent_us) = (self.fleet.now_ms(), redis_clock.now().as_micros());
+        let answer = replica.decide(&request, Duration::from_millis(deadline_ms)).await;
+        let verdict = match answer {
+            Ok(response) if response.overall_code() == Code::OverLimit => Verdict::OverLimit,
+            Ok(_) => Verdict::Ok,
+            Err(_) => Verdict::Failed,
+        };
+        let call = CallRecord {
+            rule,
+            value,
+            hits,
+            deadline_ms,
+            sent_ms,
+            answered_ms: self.fleet.now_ms(),
+            redis_sent_us,
+            redis_answered_us: redis_clock.now().as_micros(),
+            verdict,
+        };
+        self.fleet.trace.record(|| format!("{}: {call:?}", replica.host));
+        self.fleet.trace.count(match verdict {
+            Verdict::Ok => "admitted",
+            Verdict::OverLimit => "rejected",
+            Verdict::Failed => "failed",
+        });
+        self.report.borrow_mut().calls.push(call);
+    }
+
+    async fn let_happen(self: Rc<Self>, timed: TimedFault) {
+        match timed.fault {
+            Fault::LimitChanges(rule, limit) => {
+                self.fleet.wait_until(timed.at_ms).await;
+                self.change_limit(rule, limit);
+            }
+            Fault::CountersAreReset(rule) => {
+                self.fleet.wait_until(timed.at_ms).await;
+                self.reset_counters(rule).await;
+            }
+            _ => Rc::clone(&self.fleet).let_happen(timed).await,
+        }
+    }
+
+    fn change_limit(&self, rule: usize, limit: u64) {
+        self.fleet.trace.count("a limit changed");
+        self.report.borrow_mut().changes.push(LimitChange { rule, from_ms: self.fleet.now_ms(), limit });
+        self.limits.borrow_mut()[rule] = limit;
+        self.fleet.load_rules(rule_file(&self.plan.rules, &self.limits.borrow()));
+    }
+
+    /// Resets all values of a rule, as `/reset` does at one replica.
+    async fn reset_counters(&self, rule: usize) {
+        let Some(replica) = self.fleet.running_replicas().into_iter().next() else { return };
+        let from_ms = self.fleet.now_ms();
+        for value in 0..self.plan.rules[rule].values {
+            replica.reset(&request_of(rule, value)).await;
+        }
+        self.fleet.record_loss(from_ms, Some(rule));
+        self.fleet.trace.count("counters were reset");
+    }
+}
+
+fn request_of(rule: usize, value: u64) -> TestRequest {
+    TestRequest::new("world").descriptor(&[(&format!("rule{rule}"), &format!("value{value}"))])
+}
