@@ -106,6 +106,8 @@ impl World {
             // All clocks drift.
             report.shorter_us += self.plan.rules[0].period_s * 2000;
         }
+        let jumps = |fault: &TimedFault| matches!(fault.fault, Fault::RedisClockJumps(_));
+        report.has_steady_clocks = !self.plan.faults.iter().any(jumps);
         report.calls.extend(self.unanswered.take().into_values());
         let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
         breaches.extend(levels.iter().filter_map(|level| level.find_breach(&self.plan.rules, &report)));
@@ -127,10 +129,10 @@ impl World {
         Some(format!("no decision {} ms after the last fault: {late:?}", late.sent_ms - end_ms))
     }
 
-    /// Clock that counters follow, in microseconds: that of Redis; of several regions, the time of the run.
+    /// Clock that counters follow, in microseconds: that of Redis; of several regions, that of the global one.
     fn clock_of_counters(&self) -> impl Fn() -> u64 + use<> {
-        let (fleet, is_global) = (Rc::clone(&self.fleet), self.plan.fleet.regions > 1);
-        move || if is_global { fleet.now_ms() * 1000 } else { fleet.servers[0].clock.now().as_micros() }
+        let server = Rc::clone(self.fleet.servers.last().unwrap());
+        move || server.clock.now().as_micros()
     }
 
     /// Reads how many hits each strict counter has left, from the first replica that runs.

@@ -77,6 +77,8 @@ pub struct Report {
     pub changes: Vec<LimitChange>,
     /// The promise is that of a period that is shorter by so much, in microseconds.
     pub shorter_us: u64,
+    /// No clock of a Redis jumped.
+    pub has_steady_clocks: bool,
 }
 
 /// A bound on the hits that are admitted in any span: `burst` at once, and `rate` of them in a time `per_us`.
@@ -143,6 +145,9 @@ pub fn find_breaches(rules: &[RulePlan], replicas: u64, report: &Report) -> Vec<
     breaches
 }
 
+/// Time for which a lease is used and recorded at most, in milliseconds: docs/eventual.md.
+const MAX_LEASE_MS: u64 = 1200;
+
 /// The admitted calls of one counter.
 struct CounterCheck<'r> {
     rules: &'r [RulePlan],
@@ -176,8 +181,12 @@ impl CounterCheck<'_> {
 
     /// Number of losses that may have happened in a span.
     fn losses(&self, from_ms: u64, until_ms: u64) -> u64 {
+        // Leases of before the loss are used on, and no counter has their hits.
+        let leases_ms = if matches!(self.rule().consistency, Consistency::Eventual(_)) { MAX_LEASE_MS } else { 0 };
         let concerns = |loss: &&Loss| {
-            loss.rule.is_none_or(|rule| rule == self.index) && loss.from_ms <= until_ms && from_ms <= loss.until_ms
+            loss.rule.is_none_or(|rule| rule == self.index)
+                && loss.from_ms <= until_ms
+                && from_ms <= loss.until_ms + leases_ms
         };
         self.report.losses.iter().filter(concerns).count() as u64
     }
@@ -216,10 +225,10 @@ impl CounterCheck<'_> {
         let limit = self.largest_limit(first.sent_ms, last.answered_ms);
         let losses = self.losses(first.sent_ms, last.answered_ms);
         let real_us = (last.answered_ms - first.sent_ms) * 1000;
-        // A jump of Redis's clock is a loss; without one its clock tells the span.
-        let span_us = match losses {
-            0 => last.redis_answered_us.saturating_sub(first.redis_sent_us),
-            _ => real_us + real_us / 1000 + 1000,
+        // The clock of Redis tells the span, unless it jumps.
+        let span_us = match losses == 0 && self.report.has_steady_clocks {
+            true => last.redis_answered_us - first.redis_sent_us,
+            false => real_us + real_us / 1000 + 1000,
         };
         for bound in bounds_of(self.rule(), limit) {
             if bound.within_us.is_some_and(|within_us| span_us + self.report.shorter_us >= within_us) {
@@ -233,19 +242,29 @@ impl CounterCheck<'_> {
                 ));
             }
         }
-        if self.rule().algorithm == Algorithm::FixedWindow
-            && losses == 0
-            && self.rule().consistency == Consistency::Strict
-            && self.rule().on_store_error != StoreErrorPolicy::Local
-        {
-            let window = |us: u64| us / (self.rule().period_s * 1_000_000);
-            if window(first.redis_sent_us) == window(last.redis_answered_us) && hits > limit {
-                return Some(format!("{hits} hits in one window of {limit}: from {first:?} to {last:?}"));
+        self.breach_of_window(first, last, (hits, limit)).filter(|_| losses == 0)
+    }
+
+    /// Says how `hits` of calls in one window break its limit.
+    fn breach_of_window(&self, first: &CallRecord, last: &CallRecord, (hits, limit): (u64, u64)) -> Option<String> {
+        let rule = self.rule();
+        let (limit, margin_us) = match rule.consistency {
+            Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => (limit, 0),
+            // Regions know the time of the global Redis up to the way there.
+            Consistency::Global(percent) if self.report.has_steady_clocks => {
+                (limit + limit * percent / 100, GLOBAL_WINDOW_MARGIN_US)
             }
-        }
-        None
+            _ => return None,
+        };
+        let window = |us: u64| us / (rule.period_s * 1_000_000);
+        let (from_us, until_us) = (first.redis_sent_us - margin_us, last.redis_answered_us + margin_us);
+        let is_broken = rule.algorithm == Algorithm::FixedWindow && window(from_us) == window(until_us) && hits > limit;
+        is_broken.then(|| format!("{hits} hits in one window of {limit}: from {first:?} to {last:?}"))
     }
 }
+
+/// Time at the ends of a window in which a region may count hits of the one beside it, in microseconds.
+const GLOBAL_WINDOW_MARGIN_US: u64 = 300_000;
 
 /// Hits that a counter has left when all is quiet.
 #[derive(Clone, Copy, Debug)]

@@ -215,7 +215,8 @@ impl Plan {
             algorithm: chance.pick(&[Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket]),
             limit: chance.pick(&[50, 100, 200]),
             period_s: chance.pick(&[5, 10, 20]),
-            size: chance.between(20, 200),
+            // A tenth of it has a hit for each region.
+            size: chance.between(40, 200),
             consistency: Consistency::Global(chance.pick(&[5, 10, 50])),
             on_store_error: chance.pick(&[StoreErrorPolicy::Error, StoreErrorPolicy::Deny, StoreErrorPolicy::Local]),
             values: chance.pick(&[1, 1, 2]),
