@@ -113,6 +113,7 @@ impl World {
         breaches.extend(levels.iter().filter_map(|level| level.find_breach(&self.plan.rules, &report)));
         breaches.extend(self.find_late_recovery(&report));
         breaches.extend(self.find_untold_failures(&report));
+        self.count_paths();
         breaches.extend(self.fleet.stop().await);
         let trace = &self.fleet.trace;
         Outcome { breaches, hash: trace.hash(), counts: trace.counts(), calls: report.calls.len() }
@@ -160,6 +161,33 @@ impl World {
             }
         }
         levels
+    }
+
+    /// Counts the ways that decisions took, for those replicas that run at the end.
+    fn count_paths(&self) {
+        let trace = &self.fleet.trace;
+        for replica in self.fleet.running_replicas() {
+            let Some(shared) = replica.service.decider.store.stats().shared else { continue };
+            trace.count_many("calls were shared by charges", shared.charges.saturating_sub(shared.calls));
+            trace.count_many("rejections came from the cache", shared.rejected_locally);
+            trace.count_many("charges were abandoned", shared.abandoned);
+            if let Some(eventual) = shared.eventual {
+                trace.count_many("hits came from leases", eventual.hits.leased);
+                trace.count_many("hits came from shares", eventual.hits.shared);
+            }
+            if let Some(regions) = shared.regions {
+                trace.count_many("hits were granted to regions", regions.grants.granted);
+                trace.count_many("hits went back to the global redis", regions.grants.returned);
+                trace.count_many("grants were wasted", regions.grants.wasted);
+                trace.count_many("jumps of clocks were noticed", regions.clock_jumps);
+                trace.count_many("notices of regions", regions.notices.len() as u64);
+            }
+        }
+        for server in &self.fleet.servers {
+            let server = server.server.borrow();
+            let unknown_scripts = server.statistics().errors_with_code("NOSCRIPT");
+            trace.count_many("scripts were sent again", unknown_scripts);
+        }
     }
 
     /// Failed decisions that no replica counts, and failures that none told a caller. Killed replicas count no more.

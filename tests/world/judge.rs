@@ -305,7 +305,8 @@ impl CounterLevel {
         };
         let of_counter = || report.calls.iter().filter(|call| (call.rule, call.value) == (self.rule, self.value));
         let admitted = |call: &&CallRecord| call.verdict == Verdict::Ok;
-        let counts_rejected = rule.algorithm == Algorithm::FixedWindow;
+        // A charge that fails may have been made; `deny` answers it with a rejection.
+        let counts_rejected = rule.algorithm == Algorithm::FixedWindow || rule.on_store_error == StoreErrorPolicy::Deny;
         let may_count = |call: &&CallRecord| {
             let is_charged = call.verdict != Verdict::OverLimit || counts_rejected;
             is_charged && call.redis_answered_us >= maybe_from_us

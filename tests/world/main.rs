@@ -33,6 +33,44 @@ use self::simulation::Outcome;
 
 /// Seeds of a change.
 const SEEDS: u64 = 300;
+/// Seeds from which on each of [`EVENTS`] must have happened.
+const SEEDS_OF_ALL_EVENTS: u64 = 10_000;
+/// Faults, recoveries and ways of decisions. Those of other kinds of runs are in their files.
+const EVENTS: &[&str] = &[
+    "admitted",
+    "rejected",
+    "failed",
+    "redis was frozen",
+    "redis restarted",
+    "redis lost its data",
+    "redis restored a snapshot",
+    "redis refused commands",
+    "scripts were slow",
+    "scripts were forgotten",
+    "scripts were sent again",
+    "a key was evicted",
+    "the clock of redis jumped forwards",
+    "the clock of redis jumped back",
+    "the clock of a replica jumped",
+    "a link was cut",
+    "a link was slow",
+    "connections were reset",
+    "a replica was killed",
+    "a replica stopped",
+    "a limit changed",
+    "counters were reset",
+    "counters were compared with their callers",
+    "calls were shared by charges",
+    "rejections came from the cache",
+    "charges were abandoned",
+    "hits came from leases",
+    "hits came from shares",
+    "hits were granted to regions",
+    "hits went back to the global redis",
+    "grants were wasted",
+    "jumps of clocks were noticed",
+    "notices of regions",
+];
 /// Seeds that failed once, and always run.
 const KEPT_SEEDS: &[u64] = &[];
 
@@ -81,6 +119,11 @@ fn promises_hold_in_simulated_runs() {
     });
     let (counts, calls) = totals.into_inner().unwrap();
     println!("{} runs, {calls} calls, {:.1} s; events: {counts:?}", seeds.len(), began.elapsed().as_secs_f64());
+    if seeds.len() as u64 >= SEEDS_OF_ALL_EVENTS {
+        let missing: Vec<_> =
+            EVENTS.iter().filter(|event| counts.get(**event).is_none_or(|times| *times == 0)).collect();
+        assert!(missing.is_empty(), "these never happened: {missing:?}");
+    }
     let failures = failures.into_inner().unwrap();
     if let Some(first) = failures.keys().next().filter(|_| ends_at_first) {
         let runs = seeds.iter().position(|seed| seed == first).unwrap() + 1;
