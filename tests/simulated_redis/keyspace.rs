@@ -246,19 +246,11 @@ impl Keyspace {
         self.entries.is_empty()
     }
 
-    /// Walks the keys from a cursor on, and removes the keys of the part that have expired.
-    pub(crate) fn scan(&mut self, cursor: u64, count: usize) -> ScanPage<(Bytes, &'static str)> {
-        let now_ms = self.now_ms();
+    /// Walks the keys from a cursor on, including those that have expired.
+    pub(crate) fn scan(&self, cursor: u64, count: usize) -> ScanPage<Bytes> {
         let page = scan(&self.entries, cursor, count);
-        let (expired, live): (Vec<_>, Vec<_>) = page.found.iter().partition(|(_, entry)| entry.is_expired(now_ms));
-        let found = live.iter().map(|(key, entry)| (key.name.clone(), entry.value.type_name())).collect();
-        let next_cursor = page.next_cursor;
-        let expired: Vec<ScanKey> = expired.into_iter().map(|(key, _)| key.clone()).collect();
-        for key in expired {
-            self.entries.remove(&key);
-            self.expired_keys += 1;
-        }
-        ScanPage { next_cursor, found }
+        let found = page.found.into_iter().map(|(key, _)| key.name.clone()).collect();
+        ScanPage { next_cursor: page.next_cursor, found }
     }
 
     /// Keys that have not expired at a time, in the order of their names.

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
 
+use crate::arguments::shown;
 use crate::cluster::{Address, SlotMap};
 use crate::commands::{self, NO_AUTH, Properties, WRITE};
 use crate::data_commands::DATA_COMMANDS;
@@ -315,11 +316,6 @@ fn outcome(words: &[Bytes], reply: &Reply) -> Outcome {
 const MAX_SHOWN_ARGUMENT_BYTES: usize = 128;
 
 fn unknown_command(words: &[Bytes]) -> Failure {
-    // A text ends at a zero byte.
-    let shown = |word: &[u8], max: usize| {
-        let text = word.split(|byte| *byte == 0).next().unwrap_or_default();
-        String::from_utf8_lossy(&text[..text.len().min(max)]).into_owned()
-    };
     let mut arguments = String::new();
     for word in &words[1..] {
         if arguments.len() >= MAX_SHOWN_ARGUMENT_BYTES {

@@ -155,7 +155,10 @@ impl ScoreRange {
                 Some(number) => (true, number),
                 None => (false, word),
             };
-            let score = parse_float(number).ok_or(Failure::fixed("ERR min or max is not a float"))?;
+            // As strtod of C reads a number: white space before it, and no digits at all, are allowed.
+            let number = number.trim_ascii_start();
+            let score = if number.is_empty() { Some(0.0) } else { parse_float(number) };
+            let score = score.ok_or(Failure::fixed("ERR min or max is not a float"))?;
             Ok(ScoreBound { score, is_exclusive })
         };
         Ok(Self { min: bound(min)?, max: bound(max)? })

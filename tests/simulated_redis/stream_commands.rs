@@ -12,17 +12,22 @@ const INVALID_ID: Failure = Failure::fixed("ERR Invalid stream ID specified as s
 /// Parses an id; without a number after the time, that is `default_sequence`.
 fn parse_id(word: &[u8], default_sequence: u64) -> Result<StreamId, Failure> {
     let text = std::str::from_utf8(word).map_err(|_| INVALID_ID)?;
-    match text {
-        "-" => return Ok(StreamId::default()),
-        "+" => return Ok(StreamId::MAX),
-        _ => {}
-    }
-    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    // As strtoull of C reads a number: white space before it, a plus sign and zeros are allowed.
+    let number = |text: &str| text.trim_ascii_start().parse().ok();
     let (ms, sequence) = match text.split_once('-') {
         Some((ms, sequence)) => (number(ms), number(sequence)),
         None => (number(text), Some(default_sequence)),
     };
     Ok(StreamId { ms: ms.ok_or(INVALID_ID)?, sequence: sequence.ok_or(INVALID_ID)? })
+}
+
+/// Parses an end of an interval: an id, or the smallest or largest one.
+fn parse_interval_id(word: &[u8], default_sequence: u64) -> Result<StreamId, Failure> {
+    match word {
+        b"-" => Ok(StreamId::default()),
+        b"+" => Ok(StreamId::MAX),
+        _ => parse_id(word, default_sequence),
+    }
 }
 
 /// Parses `MAXLEN` or `MINID` with what follows them; returns the words after them.
@@ -58,9 +63,6 @@ impl NewId {
     fn parse(word: &[u8]) -> Result<Self, Failure> {
         if word == b"*" {
             return Ok(Self::Automatic);
-        }
-        if matches!(word, b"-" | b"+") {
-            return Err(INVALID_ID);
         }
         match word.strip_suffix(b"-*") {
             Some(ms) => Ok(Self::AutomaticSequence(parse_id(ms, 0)?.ms)),
@@ -153,11 +155,11 @@ fn range_of_entries(
 ) -> CommandResult {
     let start = match start.strip_prefix(b"(") {
         Some(id) => parse_id(id, 0)?.next().ok_or(Failure::fixed("ERR invalid start ID for the interval"))?,
-        None => parse_id(start, 0)?,
+        None => parse_interval_id(start, 0)?,
     };
     let end = match end.strip_prefix(b"(") {
         Some(id) => parse_id(id, u64::MAX)?.previous().ok_or(Failure::fixed("ERR invalid end ID for the interval"))?,
-        None => parse_id(end, u64::MAX)?,
+        None => parse_interval_id(end, u64::MAX)?,
     };
     let count = match &words[4..] {
         [] => None,
@@ -178,6 +180,9 @@ fn range_of_entries(
         true => found.rev().take(limit).map(entry_reply).collect(),
     }))
 }
+
+const UNBALANCED_STREAMS: Failure =
+    Failure::fixed("ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified.");
 
 /// Options of XREAD.
 #[derive(Clone, Debug)]
@@ -209,10 +214,7 @@ impl<'w> ReadOptions<'w> {
                 }
                 [option, streams @ ..] if option_name(option) == b"STREAMS" && !streams.is_empty() => {
                     if streams.len() % 2 == 1 {
-                        let name = command_name(words);
-                        return Err(Failure::new(format!(
-                            "ERR Unbalanced '{name}' list of streams: for each stream key an ID or '$' must be specified."
-                        )));
+                        return Err(UNBALANCED_STREAMS);
                     }
                     let (keys, ids) = streams.split_at(streams.len() / 2);
                     return Ok(Self { count, block_ms, keys, ids });
@@ -232,7 +234,6 @@ pub(crate) fn xread(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
         let after = match (&**id, &stream) {
             (b"$", Some(stream)) => stream.last_id(),
             (b"$", None) => StreamId::default(),
-            (b"-" | b"+", _) => return Err(INVALID_ID),
             (id, _) => parse_id(id, 0)?,
         };
         let Some((stream, first)) = stream.zip(after.next()) else { continue };
