@@ -9,6 +9,11 @@ use crate::streams::{Kept, Stream, StreamId, Trim};
 
 const INVALID_ID: Failure = Failure::fixed("ERR Invalid stream ID specified as stream command argument");
 
+const ID_TOO_SMALL: Failure =
+    Failure::fixed("ERR The ID specified in XADD is equal or smaller than the target stream top item");
+const EXHAUSTED: Failure =
+    Failure::fixed("ERR The stream has exhausted the last possible ID, unable to add more items");
+
 /// Parses an id; without a number after the time, that is `default_sequence`.
 fn parse_id(word: &[u8], default_sequence: u64) -> Result<StreamId, Failure> {
     let text = std::str::from_utf8(word).map_err(|_| INVALID_ID)?;
@@ -38,11 +43,11 @@ fn parse_trim(words: &[Bytes]) -> Result<Option<(Trim, &[Bytes])>, Failure> {
         return Ok(None);
     }
     let (is_approximate, rest) = match rest {
-        [sign, rest @ ..] if **sign == *b"~" => (true, rest),
-        [sign, rest @ ..] if **sign == *b"=" => (false, rest),
+        [sign, rest @ ..] if **sign == *b"~" && !rest.is_empty() => (true, rest),
+        [sign, rest @ ..] if **sign == *b"=" && !rest.is_empty() => (false, rest),
         rest => (false, rest),
     };
-    let [threshold, rest @ ..] = rest else { return Err(Failure::SYNTAX) };
+    let [threshold, rest @ ..] = rest else { return Ok(None) };
     let kept = if strategy == b"MINID" {
         Kept::From(parse_id(threshold, 0)?)
     } else {
@@ -72,18 +77,15 @@ impl NewId {
 
     /// Returns the id, which must be larger than the last one.
     fn after(&self, last: StreamId, now_ms: u64) -> Result<StreamId, Failure> {
-        let too_small = "ERR The ID specified in XADD is equal or smaller than the target stream top item";
-        let next = last
-            .next()
-            .ok_or(Failure::fixed("ERR The stream has exhausted the last possible ID, unable to add more items"));
+        let next = last.next().ok_or(EXHAUSTED)?;
         let id = match *self {
             Self::Automatic if now_ms > last.ms => StreamId { ms: now_ms, sequence: 0 },
-            Self::Automatic => next?,
-            Self::AutomaticSequence(ms) if ms == last.ms => next?,
+            Self::Automatic => next,
+            Self::AutomaticSequence(ms) if ms == last.ms => next,
             Self::AutomaticSequence(ms) => StreamId { ms, sequence: 0 },
             Self::Given(id) => id,
         };
-        if id > last { Ok(id) } else { Err(Failure::fixed(too_small)) }
+        if id > last { Ok(id) } else { Err(ID_TOO_SMALL) }
     }
 }
 
@@ -161,13 +163,14 @@ fn range_of_entries(
         Some(id) => parse_id(id, u64::MAX)?.previous().ok_or(Failure::fixed("ERR invalid end ID for the interval"))?,
         None => parse_interval_id(end, u64::MAX)?,
     };
-    let count = match &words[4..] {
-        [] => None,
-        [option, count] if option_name(option) == b"COUNT" => Some(usize::try_from(integer(count)?).unwrap_or(0)),
-        _ => return Err(Failure::SYNTAX),
-    };
+    let mut limit = usize::MAX;
+    for pair in words[4..].chunks(2) {
+        match pair {
+            [option, count] if option_name(option) == b"COUNT" => limit = usize::try_from(integer(count)?).unwrap_or(0),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
     let Some(stream) = keyspace.find_as::<Stream>(&words[1])? else { return Ok(Reply::Array(Vec::new())) };
-    let limit = count.unwrap_or(usize::MAX);
     if limit == 0 {
         return Ok(Reply::NullArray);
     }
