@@ -6,6 +6,7 @@
 
 mod server_pair;
 mod random_commands;
+mod script_language;
 
 use kit::seeded_random::Chance;
 
@@ -39,5 +40,14 @@ fn replies_keys_and_expiries_of_random_commands_agree() {
             }
         }
         pair.compare_keys();
+    }
+}
+
+#[test]
+fn values_and_errors_of_scripts_agree() {
+    let (mut pair, mut chance) = (ServerPair::start(), chance());
+    script_language::compare_scripts(&mut pair);
+    for _ in 0..step_count() / 5 {
+        script_language::compare_struct(&mut pair, &mut chance);
     }
 }
