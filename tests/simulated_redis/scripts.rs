@@ -12,7 +12,7 @@ use bytes::Bytes;
 use mlua::{Error, Function, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
-use crate::cluster::SlotMap;
+use crate::cluster::{NodeState, SlotMap};
 use crate::commands::{self, Properties, WRITE};
 use crate::data_commands::DATA_COMMANDS;
 use crate::keyspace::Keyspace;
@@ -82,8 +82,9 @@ impl ScriptHost {
             return Err(failure);
         }
         let Some(slots) = &self.rules.slots else { return Ok(()) };
+        let state = NodeState { is_asking: self.rules.is_asking, is_down: false };
         slots
-            .check(command.keys(words), self.rules.is_asking, &mut self.keyspace)
+            .check(command.keys(words), state, &mut self.keyspace)
             .map_err(|_| Failure::fixed("ERR Script attempted to access a non local key in a cluster node"))
     }
 }

@@ -80,6 +80,10 @@ fn evalsha(server: &mut Server, _connection: &mut Connection, words: &[Bytes]) -
 
 fn run_script(server: &mut Server, sha1: &str, words: &[Bytes]) -> CommandResult {
     let text = server.scripts.get(sha1).ok_or(NO_SCRIPT_FOUND)?.clone();
+    // A script could read old data, so it is refused although EVAL itself is not.
+    if server.refusal == Some(Refusal::MasterDown) {
+        return Err(Refusal::MasterDown.failure());
+    }
     let keys = script_keys(words)?;
     let call = ScriptCall { sha1, text: &text, keys, arguments: &words[3 + keys.len()..] };
     let host = ScriptHost {
@@ -179,7 +183,7 @@ fn hello(server: &mut Server, connection: &mut Connection, words: &[Bytes]) -> C
             }
         };
     }
-    if server.options.password.is_some() && !connection.is_logged_in {
+    if !connection.is_logged_in {
         return Err(Failure::fixed(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
              <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the \

@@ -7,6 +7,7 @@
 mod server_pair;
 mod random_commands;
 mod script_language;
+mod states;
 
 use kit::seeded_random::Chance;
 

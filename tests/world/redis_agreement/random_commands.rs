@@ -119,7 +119,7 @@ const COMMANDS: &[(&str, &[Argument])] = &[
 ];
 
 /// Returns a random command.
-pub fn command(chance: &mut Chance) -> Vec<Bytes> {
+pub(crate) fn command(chance: &mut Chance) -> Vec<Bytes> {
     let (name, arguments) = COMMANDS[chance.place(COMMANDS.len())];
     let mut words = vec![Bytes::from_static(name.as_bytes())];
     let mut arguments = arguments;
@@ -229,7 +229,7 @@ fn stream_id(chance: &mut Chance) -> String {
 }
 
 /// Lets time pass, by microseconds up to seconds, rarely backwards.
-pub fn pass_time(pair: &mut ServerPair, chance: &mut Chance) {
+pub(crate) fn pass_time(pair: &mut ServerPair, chance: &mut Chance) {
     let now_us = pair.now_us();
     let longest_us = chance.pick(&[10, 1000, 1_000_000, 60_000_000]);
     let by_us = chance.below(longest_us);

@@ -84,7 +84,7 @@ const SCRIPTS: &[&str] = &[
 ];
 
 /// Compares all scripts.
-pub fn compare_scripts(pair: &mut ServerPair) {
+pub(crate) fn compare_scripts(pair: &mut ServerPair) {
     for text in SCRIPTS {
         let words: [&'static [u8]; 6] = [b"EVAL", text.as_bytes(), b"1", b"{k}ey", b"argument", b"\0\xff"];
         pair.compare_replies(&words.map(Bytes::from_static));
@@ -93,7 +93,7 @@ pub fn compare_scripts(pair: &mut ServerPair) {
 }
 
 /// Compares a random format of `struct` with random numbers.
-pub fn compare_struct(pair: &mut ServerPair, chance: &mut Chance) {
+pub(crate) fn compare_struct(pair: &mut ServerPair, chance: &mut Chance) {
     const SCRIPT: &[u8] = b"local n = {} for i = 2, #ARGV do n[i - 1] = tonumber(ARGV[i]) or ARGV[i] end
 local packed = struct.pack(ARGV[1], unpack(n))
 local found = {struct.unpack(ARGV[1], packed)}

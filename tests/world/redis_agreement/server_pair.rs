@@ -17,14 +17,14 @@ const SHOWN_COMMANDS: usize = 20;
 
 /// Version of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub(crate) enum Protocol {
     Resp2,
     Resp3,
 }
 
 /// Decoded reply.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Frame {
+pub(crate) enum Frame {
     /// Everything but strings and collections: the line with its kind.
     Line(Bytes),
     /// String of bytes.
@@ -35,7 +35,7 @@ pub enum Frame {
 
 impl Frame {
     /// Decodes the reply at the start of `input`, and returns the bytes after it; `None` while it is incomplete.
-    pub fn decode(input: &[u8]) -> Option<(Self, &[u8])> {
+    pub(crate) fn decode(input: &[u8]) -> Option<(Self, &[u8])> {
         let end = input.windows(2).position(|pair| pair == b"\r\n")?;
         let (line, mut rest) = (&input[..end], &input[end + 2..]);
         let length = || std::str::from_utf8(&line[1..]).ok()?.parse::<usize>().ok();
@@ -59,12 +59,12 @@ impl Frame {
     }
 
     /// Elements of a collection.
-    pub fn elements(&self) -> &[Self] {
+    pub(crate) fn elements(&self) -> &[Self] {
         if let Self::Collection(_, elements) = self { elements } else { &[] }
     }
 
     /// Bytes of a string.
-    pub fn bytes(&self) -> Option<&Bytes> {
+    pub(crate) fn bytes(&self) -> Option<&Bytes> {
         if let Self::Bulk(bytes) = self { Some(bytes) } else { None }
     }
 
@@ -78,31 +78,39 @@ impl Frame {
 }
 
 /// Both servers, and a connection to each.
-pub struct ServerPair {
-    real: Server,
+pub(crate) struct ServerPair {
+    /// The redis-server, if only this pair has it.
+    real: Option<Server>,
     stream: TcpStream,
     received: Vec<u8>,
-    pub simulated: server::Server,
+    pub(crate) simulated: server::Server,
     connection: Connection,
     now_us: u64,
     history: VecDeque<String>,
     /// Number of commands that were compared.
-    pub compared: u64,
+    pub(crate) compared: u64,
 }
 
 impl ServerPair {
     /// Starts both at the same time.
-    pub fn start() -> Self {
-        let real = options().frozen_clock(START_US).with(&[("enable-debug-command", "yes")]).start();
+    pub(crate) fn start() -> Self {
+        let real = options()
+            .frozen_clock(START_US)
+            .with(&[("enable-debug-command", "yes"), ("enable-protected-configs", "yes")])
+            .start();
         // The simulated server removes keys only when it meets them.
         real.query::<()>(&["DEBUG", "SET-ACTIVE-EXPIRE", "0"]);
-        let stream = TcpStream::connect(("127.0.0.1", real.port())).expect("the server accepts");
-        stream.set_nodelay(true).expect("the option is there");
+        let port = real.port();
+        Self { real: Some(real), ..Self::with(port, server::Server::new(server::Options::default())) }
+    }
+
+    /// Pairs the redis-server at a port with a simulated one.
+    pub(crate) fn with(port: u16, simulated: server::Server) -> Self {
         Self {
-            real,
-            stream,
+            real: None,
+            stream: connect(port),
             received: Vec::new(),
-            simulated: server::Server::new(server::Options::default()),
+            simulated,
             connection: Connection::new(),
             now_us: START_US,
             history: VecDeque::new(),
@@ -110,8 +118,19 @@ impl ServerPair {
         }
     }
 
+    /// The redis-server, which only this pair has.
+    pub(crate) fn real(&self) -> &Server {
+        self.real.as_ref().expect("the pair started the server")
+    }
+
+    /// Opens new connections to both.
+    pub(crate) fn reconnect(&mut self) {
+        self.stream = connect(self.real().port());
+        self.connection = Connection::new();
+    }
+
     /// Changes the protocol of both connections.
-    pub fn select_protocol(&mut self, protocol: Protocol) {
+    pub(crate) fn select_protocol(&mut self, protocol: Protocol) {
         let version = if protocol == Protocol::Resp3 { b"3" } else { b"2" };
         let words = [Bytes::from_static(b"HELLO"), Bytes::from_static(version)];
         self.call_real(&words);
@@ -119,14 +138,14 @@ impl ServerPair {
     }
 
     /// Time of both servers in microseconds since 1970.
-    pub const fn now_us(&self) -> u64 {
+    pub(crate) const fn now_us(&self) -> u64 {
         self.now_us
     }
 
     /// Sets the clocks of both.
-    pub fn set_time(&mut self, now_us: u64) {
+    pub(crate) fn set_time(&mut self, now_us: u64) {
         self.now_us = now_us;
-        self.real.set_frozen_clock(now_us);
+        self.real().set_frozen_clock(now_us);
         self.record(format!("-- time {now_us}"));
     }
 
@@ -138,7 +157,7 @@ impl ServerPair {
     }
 
     /// Sends a command to the redis-server.
-    pub fn call_real(&mut self, words: &[Bytes]) -> Frame {
+    pub(crate) fn call_real(&mut self, words: &[Bytes]) -> Frame {
         let mut command = format!("*{}\r\n", words.len()).into_bytes();
         for word in words {
             command.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
@@ -160,7 +179,7 @@ impl ServerPair {
     }
 
     /// Sends a command to the simulated server.
-    pub fn call_simulated(&mut self, words: &[Bytes]) -> Frame {
+    pub(crate) fn call_simulated(&mut self, words: &[Bytes]) -> Frame {
         let mut reply = BytesMut::new();
         match self.simulated.execute(&mut self.connection, self.now_us, words, &mut reply) {
             Outcome::Replied | Outcome::RepliedAfter(_) => {}
@@ -173,7 +192,7 @@ impl ServerPair {
 
     /// Sends a command to both, and compares the replies. Elements without an order are sorted, and walks are made to
     /// their end.
-    pub fn compare_replies(&mut self, words: &[Bytes]) {
+    pub(crate) fn compare_replies(&mut self, words: &[Bytes]) {
         self.record(format!("{words:?}"));
         self.compared += 1;
         let name = words[0].to_ascii_uppercase();
@@ -193,7 +212,7 @@ impl ServerPair {
 
     /// Compares a value, and shows the last commands if it differs.
     #[track_caller]
-    pub fn assert_equal<T: PartialEq + std::fmt::Debug>(&self, real: &T, simulated: &T) {
+    pub(crate) fn assert_equal<T: PartialEq + std::fmt::Debug>(&self, real: &T, simulated: &T) {
         if real != simulated {
             let history = self.history.iter().cloned().collect::<Vec<_>>().join("\n");
             panic!("{history}\nredis-server: {real:?}\nsimulated:    {simulated:?}");
@@ -220,7 +239,7 @@ impl ServerPair {
     }
 
     /// Compares all keys with their types, expiries and values.
-    pub fn compare_keys(&mut self) {
+    pub(crate) fn compare_keys(&mut self) {
         let word = Bytes::from_static;
         let names = self.call_real(&[word(b"KEYS"), word(b"*")]).sorted(1);
         let names: Vec<Bytes> = names.elements().iter().filter_map(Frame::bytes).cloned().collect();
@@ -281,6 +300,12 @@ impl ServerPair {
             }
         }
     }
+}
+
+fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).expect("the server accepts");
+    stream.set_nodelay(true).expect("the option is there");
+    stream
 }
 
 /// Adds all strings of a reply, and the numbers of RESP3.
