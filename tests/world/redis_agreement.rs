@@ -8,9 +8,16 @@ mod server_pair;
 mod random_commands;
 mod script_language;
 mod states;
+mod script_calls;
+mod charges;
+mod shared_records;
+
+use std::time::Instant;
 
 use kit::seeded_random::Chance;
 
+use charges::Descriptor;
+use script_calls::ScriptCalls;
 use server_pair::{Protocol, ServerPair};
 
 /// Number of random steps of a test.
@@ -52,3 +59,42 @@ fn values_and_errors_of_scripts_agree() {
         script_language::compare_struct(&mut pair, &mut chance);
     }
 }
+
+/// Number of descriptors that are charged in turn.
+const DESCRIPTORS: u64 = 12;
+
+#[test]
+fn charges_and_grants_of_all_scripts_agree() {
+    let mut calls = ScriptCalls::new(ServerPair::start(), chance());
+    let mut descriptors: Vec<Descriptor> = (0..DESCRIPTORS).map(|tag| Descriptor::random(&mut calls, tag)).collect();
+    let began = Instant::now();
+    for step in 0..step_count() {
+        if calls.chance.one_in(3) {
+            calls.pass_time();
+        }
+        let descriptor = calls.chance.place(descriptors.len());
+        match calls.chance.below(20) {
+            0..=11 => calls.charge(&descriptors[descriptor]),
+            12 => calls.charge_merged(&descriptors),
+            13 | 14 => calls.adjust_hold(&descriptors[descriptor]),
+            _ => calls.call_shared_record(&descriptors),
+        }
+        if step % 50 == 49 {
+            calls.pair.compare_keys();
+        }
+        if step % 100 == 99 {
+            descriptors[descriptor] = Descriptor::random(&mut calls, DESCRIPTORS + step);
+        }
+        if step % 2000 == 1999 {
+            calls.command(&[b"FLUSHALL"]);
+        }
+    }
+    let rate = step_count() * 1_000_000 / u64::try_from(began.elapsed().as_micros()).expect("a short time");
+    println!("{rate} steps per second; results {:?}, errors {:?}", calls.done, calls.failed);
+    let expired = calls.pair.simulated.expired_keys();
+    assert!(expired > 0, "no key expired");
+    assert_eq!(calls.done.len(), CALL_NAMES, "calls of all kinds have results: {:?}", calls.done);
+}
+
+/// Number of kinds of calls.
+const CALL_NAMES: usize = 24;

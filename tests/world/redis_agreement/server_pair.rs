@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use bytes::{Bytes, BytesMut};
-use kit::redis::{Server, options};
-use simulated_redis::keyspace::Value;
+use kit::redis::{REPLY_TIMEOUT, Server, options};
+use simulated_redis::keyspace::{Entry, Value};
 use simulated_redis::numbers::format_double;
 use simulated_redis::server::{self, Connection, Outcome};
 
@@ -158,22 +158,37 @@ impl ServerPair {
 
     /// Sends a command to the redis-server.
     pub(crate) fn call_real(&mut self, words: &[Bytes]) -> Frame {
-        let mut command = format!("*{}\r\n", words.len()).into_bytes();
-        for word in words {
-            command.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-            command.extend_from_slice(word);
-            command.extend_from_slice(b"\r\n");
+        self.call_real_pipelined(&[words.to_vec()]).remove(0)
+    }
+
+    /// Sends commands to the redis-server at once.
+    fn call_real_pipelined(&mut self, commands: &[Vec<Bytes>]) -> Vec<Frame> {
+        let mut sent = Vec::new();
+        for words in commands {
+            sent.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+            for word in words {
+                sent.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+                sent.extend_from_slice(word);
+                sent.extend_from_slice(b"\r\n");
+            }
         }
-        self.stream.write_all(&command).expect("the server reads");
+        self.stream.write_all(&sent).expect("the server reads");
+        let mut replies = Vec::with_capacity(commands.len());
         self.received.clear();
         loop {
             let mut bytes = [0; 16 << 10];
-            let count = self.stream.read(&mut bytes).expect("the server answers");
-            assert!(count > 0, "the server closed the connection after {words:?}");
+            let count = self.stream.read(&mut bytes).unwrap_or_else(|error| self.fail(&error.to_string()));
+            assert!(count > 0, "the server closed the connection after {commands:?}");
             self.received.extend_from_slice(&bytes[..count]);
-            if let Some((frame, rest)) = Frame::decode(&self.received) {
-                assert!(rest.is_empty(), "more than one reply to {words:?}");
-                return frame;
+            let mut used = 0;
+            while let Some((frame, rest)) = Frame::decode(&self.received[used..]) {
+                used = self.received.len() - rest.len();
+                replies.push(frame);
+            }
+            self.received.drain(..used);
+            assert!(replies.len() <= commands.len(), "more than one reply to a command of {commands:?}");
+            if replies.len() == commands.len() {
+                return replies;
             }
         }
     }
@@ -190,9 +205,9 @@ impl ServerPair {
         frame
     }
 
-    /// Sends a command to both, and compares the replies. Elements without an order are sorted, and walks are made to
+    /// Sends a command to both, compares the replies, and returns that of the redis-server. Elements without an order are sorted, and walks are made to
     /// their end.
-    pub(crate) fn compare_replies(&mut self, words: &[Bytes]) {
+    pub(crate) fn compare_replies(&mut self, words: &[Bytes]) -> Frame {
         self.record(format!("{words:?}"));
         self.compared += 1;
         let name = words[0].to_ascii_uppercase();
@@ -208,15 +223,22 @@ impl ServerPair {
             _ => (self.call_real(words), self.call_simulated(words)),
         };
         self.assert_equal(&real, &simulated);
+        real
     }
 
     /// Compares a value, and shows the last commands if it differs.
     #[track_caller]
     pub(crate) fn assert_equal<T: PartialEq + std::fmt::Debug>(&self, real: &T, simulated: &T) {
         if real != simulated {
-            let history = self.history.iter().cloned().collect::<Vec<_>>().join("\n");
-            panic!("{history}\nredis-server: {real:?}\nsimulated:    {simulated:?}");
+            self.fail(&format!("redis-server: {real:?}\nsimulated:    {simulated:?}"));
         }
+    }
+
+    /// Fails, and shows the last commands.
+    #[track_caller]
+    fn fail(&self, what: &str) -> ! {
+        let history = self.history.iter().cloned().collect::<Vec<_>>().join("\n");
+        panic!("{history}\n{what}");
     }
 
     /// Walks from cursor 0 to the end and returns all names found, or the error. The word at `cursor` is the cursor.
@@ -243,37 +265,23 @@ impl ServerPair {
         let word = Bytes::from_static;
         let names = self.call_real(&[word(b"KEYS"), word(b"*")]).sorted(1);
         let names: Vec<Bytes> = names.elements().iter().filter_map(Frame::bytes).cloned().collect();
-        let simulated: Vec<Bytes> =
-            self.simulated.live_keys(self.now_us).into_iter().map(|(name, _)| name.clone()).collect();
-        self.assert_equal(&names, &simulated);
-        for name in names {
-            let expires_at = self.call_real(&[word(b"PEXPIRETIME"), name.clone()]);
-            let entry = self.simulated.live_keys(self.now_us).into_iter().find(|(other, _)| **other == name);
-            let entry = entry.expect("the key is there").1.clone();
-            let expected = Frame::Line(format!(":{}", entry.expires_at_ms.unwrap_or(-1)).into());
-            self.record(format!("-- value and expiry of {name:?}"));
-            self.assert_equal(&expires_at, &expected);
-            let value = self.real_value(&name, &entry.value);
-            self.assert_equal(&value, &Self::describe(&entry.value));
+        let entries = self.simulated.live_keys(self.now_us).into_iter();
+        let entries: Vec<(Bytes, Entry)> = entries.map(|(name, entry)| (name.clone(), entry.clone())).collect();
+        self.assert_equal(&names, &entries.iter().map(|(name, _)| name.clone()).collect());
+        let reads = entries
+            .iter()
+            .flat_map(|(name, entry)| [vec![word(b"PEXPIRETIME"), name.clone()], words_of_read(name, &entry.value)]);
+        let replies =
+            if entries.is_empty() { Vec::new() } else { self.call_real_pipelined(&reads.collect::<Vec<_>>()) };
+        for ((name, entry), replies) in entries.iter().zip(replies.chunks_exact(2)) {
+            let expiry = Frame::Line(format!(":{}", entry.expires_at_ms.unwrap_or(-1)).into());
+            let is_hash = matches!(entry.value, Value::Hash(_));
+            let value = if is_hash { replies[1].clone().sorted(2) } else { replies[1].clone() };
+            let mut strings = Vec::new();
+            collect_strings(&value, &mut strings);
+            let simulated = (name, expiry, Self::describe(&entry.value));
+            self.assert_equal(&(name, replies[0].clone(), strings), &simulated);
         }
-    }
-
-    /// Returns the strings of a value of the redis-server, read as a value of this type.
-    fn real_value(&mut self, name: &Bytes, value: &Value) -> Vec<Bytes> {
-        let words: &[&'static [u8]] = match value {
-            Value::String(_) => &[b"GET"],
-            Value::List(_) => &[b"LRANGE", b"0", b"-1"],
-            Value::Hash(_) => &[b"HGETALL"],
-            Value::SortedSet(_) => &[b"ZRANGE", b"0", b"-1", b"WITHSCORES"],
-            Value::Stream(_) => &[b"XRANGE", b"-", b"+"],
-        };
-        let mut words: Vec<Bytes> = words.iter().copied().map(Bytes::from_static).collect();
-        words.insert(1, name.clone());
-        let reply = self.call_real(&words);
-        let reply = if matches!(value, Value::Hash(_)) { reply.sorted(2) } else { reply };
-        let mut strings = Vec::new();
-        collect_strings(&reply, &mut strings);
-        strings
     }
 
     /// Returns the strings of a value of the simulated server.
@@ -302,9 +310,24 @@ impl ServerPair {
     }
 }
 
+/// Returns the command that reads a value of this type.
+fn words_of_read(name: &Bytes, value: &Value) -> Vec<Bytes> {
+    let words: &[&'static [u8]] = match value {
+        Value::String(_) => &[b"GET"],
+        Value::List(_) => &[b"LRANGE", b"0", b"-1"],
+        Value::Hash(_) => &[b"HGETALL"],
+        Value::SortedSet(_) => &[b"ZRANGE", b"0", b"-1", b"WITHSCORES"],
+        Value::Stream(_) => &[b"XRANGE", b"-", b"+"],
+    };
+    let mut words: Vec<Bytes> = words.iter().copied().map(Bytes::from_static).collect();
+    words.insert(1, name.clone());
+    words
+}
+
 fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", port)).expect("the server accepts");
     stream.set_nodelay(true).expect("the option is there");
+    stream.set_read_timeout(Some(REPLY_TIMEOUT)).expect("the option is there");
     stream
 }
 

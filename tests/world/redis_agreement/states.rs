@@ -69,7 +69,9 @@ fn words(command: &str) -> Vec<Bytes> {
 }
 
 fn compare(pair: &mut ServerPair, commands: &[&str]) {
-    commands.iter().for_each(|command| pair.compare_replies(&words(command)));
+    for command in commands {
+        pair.compare_replies(&words(command));
+    }
 }
 
 fn configure(pair: &ServerPair, settings: &[(&str, &str)]) {
