@@ -8,6 +8,8 @@ mod server_pair;
 mod random_commands;
 mod script_language;
 mod states;
+mod protocol;
+mod faults;
 mod script_calls;
 mod charges;
 mod shared_records;
