@@ -182,7 +182,7 @@ impl ScriptCalls {
             charges.extend(std::iter::repeat_n(charge, times));
         }
         let script = script_for_limits(charges[0].counters.iter().map(|counter| &counter.limit));
-        let (mut keys, mut arguments) = (descriptor.keys(), vec![self.encode(&charges)]);
+        let (keys, mut arguments) = (descriptor.keys(), vec![self.encode(&charges)]);
         if let Some(slot) = charges[0].slot.as_deref() {
             let slot = self.encode_slot(slot);
             arguments.extend([Bytes::new(), Bytes::new(), slot]);
@@ -197,7 +197,6 @@ impl ScriptCalls {
             self.spoil(&key);
         }
         self.call(descriptor.extra.call_name(descriptor.counters.len() == 1), script, &keys, &arguments);
-        keys.clear();
     }
 
     fn encode(&mut self, charges: &[OwnedCharge]) -> Bytes {
@@ -250,8 +249,8 @@ impl ScriptCalls {
     }
 
     fn random_view(&mut self) -> GlobalTimeAndStanding {
-        let offset = i64::try_from(self.chance.pick(&[0, 5, 3000, 2_000_000])).expect("a small number");
-        let width = i64::try_from(self.chance.pick(&[1, 1, 500, 700_000])).expect("a small number");
+        let offset = self.chance.pick(&[0, 5, 3000, 2_000_000]);
+        let width = self.chance.pick(&[1, 1, 500, 700_000]);
         let valid_us = self.chance.pick(&[10, 1_000_000, 5_000_000]);
         GlobalTimeAndStanding {
             valid_from: self.time_within(valid_us),

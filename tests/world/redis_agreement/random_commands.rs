@@ -15,6 +15,10 @@ enum Argument {
     Key,
     Value,
     Field,
+    /// Field of a large hash.
+    AnyField,
+    /// Number of fields or entries of a large value.
+    Count,
     /// Integer around 0 or at an edge, rarely something else.
     Integer,
     /// Time in milliseconds, seconds or since 1970.
@@ -103,6 +107,16 @@ const COMMANDS: &[(&str, &[Argument])] = &[
     ("XREAD", &[OneOf("STREAMS streams"), Key, OneOf("$ 0-0")]),
     // A read that waits would not end: the clock stands still.
     ("XREAD", &[Word("BLOCK"), OneOf("x -1 1.5"), Word("STREAMS"), Key, Word("0")]),
+    ("HSET", &[Word("large"), Repeated(40), AnyField, Value]),
+    ("HDEL", &[Word("large"), Repeated(20), AnyField]),
+    ("HSCAN", &[Word("large"), Word("0"), Word("COUNT"), OneOf("1 10 1000")]),
+    ("HSCAN", &[Word("large"), Word("0"), Word("MATCH"), OneOf("f1* f?5 *")]),
+    ("HGETALL", &[Word("large")]),
+    ("XADD", &[Word("long"), Word("*"), Field, Count]),
+    ("XADD", &[Word("long"), Word("*"), Field, Count]),
+    ("XTRIM", &[Word("long"), Word("MAXLEN"), OneOf("~ ~ ="), Count]),
+    ("XADD", &[Word("long"), Word("MAXLEN"), Word("~"), Count, Word("*"), Field, Count]),
+    ("XRANGE", &[Word("long"), Word("-"), Word("+"), Word("COUNT"), Count]),
     ("TIME", &[]),
     ("PING", &[OneOf("_ hello")]),
     ("ECHO", &[Value]),
@@ -154,6 +168,8 @@ fn add_argument(words: &mut Vec<Bytes>, argument: Argument, chance: &mut Chance)
         }
         Key => format!("k{}", chance.below(6)),
         Field => format!("f{}", chance.below(5)),
+        AnyField => format!("f{}", chance.below(400)),
+        Count => chance.below(400).to_string(),
         Value => return words.push(value(chance)),
         Integer => integer(chance),
         Milliseconds => time(chance, 1),

@@ -291,7 +291,7 @@ impl ServerPair {
             Value::List(list) => list.iter().cloned().collect(),
             Value::Hash(hash) => {
                 let mut pairs: Vec<[Bytes; 2]> =
-                    hash.iter().map(|(field, value)| [field.name().clone(), value.clone()]).collect();
+                    hash.iter().map(|(field, value)| [field.clone(), value.clone()]).collect();
                 pairs.sort();
                 pairs.concat()
             }

@@ -1,6 +1,8 @@
 //! Scripts that charge by no counting method: registries of replicas, holders and regions, grants, resets, and counters in
 //! the key format of envoyproxy/ratelimit.
 
+use std::slice;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::Limit;
@@ -176,11 +178,11 @@ impl ScriptCalls {
         let (state, period_ms) = (self.numbers(key), limit.period_us() / 1000);
         if self.chance.one_in(8) {
             let argument = encode_counter_reset(period_ms, self.time_within(10_000_000));
-            self.call("region reset", script::region_reset_script(), &[key.clone()], &[argument]);
+            self.call("region reset", script::region_reset_script(), slice::from_ref(key), &[argument]);
         } else if limit.counting_method() == CountingMethod::RegionBucket {
             let grant = self.random_prepaid_hits(limit, &state);
             let argument = encode_prepaid_hits_grant(limit, &grant);
-            self.call("region bucket grant", script::region_bucket_grant_script(), &[key.clone()], &[argument]);
+            self.call("region bucket grant", script::region_bucket_grant_script(), slice::from_ref(key), &[argument]);
         } else {
             let window = state.get(1).copied().unwrap_or(1).saturating_add(self.chance.below(2));
             let request = state.get(10).copied().unwrap_or_default();
@@ -197,7 +199,7 @@ impl ScriptCalls {
                 0 => encode_hits_return(period_ms, window),
                 _ => encode_hits_grant(period_ms, &grant),
             };
-            self.call("region grant", script::region_grant_script(), &[key.clone()], &[argument]);
+            self.call("region grant", script::region_grant_script(), slice::from_ref(key), &[argument]);
         }
     }
 
