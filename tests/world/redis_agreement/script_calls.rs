@@ -72,8 +72,11 @@ impl ScriptCalls {
         Time::from_micros((self.pair.now_us() + self.chance.below(2 * most_us + 1)).saturating_sub(most_us).max(1))
     }
 
-    /// Lets time pass, by microseconds up to days, rarely backwards.
+    /// Lets time pass, by microseconds up to days or to the end of a key's life, rarely backwards.
     pub(crate) fn pass_time(&mut self) {
+        if self.chance.one_in(4) && self.pair.pass_time_to_expiry(&mut self.chance) {
+            return;
+        }
         let longest_us = self.chance.pick(&[10, 1000, 1_000_000, 1_000_000, 60_000_000, 3_600_000_000, 90_000_000_000]);
         let (now_us, by_us) = (self.pair.now_us(), self.chance.below(longest_us));
         self.pair.set_time(if self.chance.one_in(10) { now_us.saturating_sub(by_us) } else { now_us + by_us });

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 
 use bytes::{Bytes, BytesMut};
 use kit::redis::{REPLY_TIMEOUT, Server, options};
+use kit::seeded_random::Chance;
 use simulated_redis::keyspace::{Entry, Value};
 use simulated_redis::numbers::format_double;
 use simulated_redis::server::{self, Connection, Outcome};
@@ -149,6 +150,19 @@ impl ServerPair {
         self.record(format!("-- time {now_us}"));
     }
 
+    /// Sets the clocks to the last microseconds in which some key is there, or the first in which it is not; false if no
+    /// key expires within a minute.
+    pub(crate) fn pass_time_to_expiry(&mut self, chance: &mut Chance) -> bool {
+        let latest_ms = i64::try_from(self.now_us / 1000).expect("a time of this century") + 60_000;
+        let entries = self.simulated.live_keys(self.now_us).into_iter();
+        let expiries: Vec<i64> =
+            entries.filter_map(|(_, entry)| entry.expires_at_ms.filter(|at_ms| *at_ms <= latest_ms)).collect();
+        let Some(at_ms) = expiries.get(chance.place(expiries.len().max(1))) else { return false };
+        let at_us = u64::try_from(*at_ms).expect("a key that is there expires later") * 1000;
+        self.set_time(at_us + chance.pick(&[0, 999, 1000]));
+        true
+    }
+
     fn record(&mut self, line: String) {
         if self.history.len() == SHOWN_COMMANDS {
             self.history.pop_front();
@@ -268,31 +282,35 @@ impl ServerPair {
         let entries = self.simulated.live_keys(self.now_us).into_iter();
         let entries: Vec<(Bytes, Entry)> = entries.map(|(name, entry)| (name.clone(), entry.clone())).collect();
         self.assert_equal(&names, &entries.iter().map(|(name, _)| name.clone()).collect());
-        let reads = entries
-            .iter()
-            .flat_map(|(name, entry)| [vec![word(b"PEXPIRETIME"), name.clone()], words_of_read(name, &entry.value)]);
+        let reads = entries.iter().flat_map(|(name, entry)| {
+            let encoding = vec![word(b"OBJECT"), word(b"ENCODING"), name.clone()];
+            [vec![word(b"PEXPIRETIME"), name.clone()], encoding, words_of_read(name, &entry.value)]
+        });
         let replies =
             if entries.is_empty() { Vec::new() } else { self.call_real_pipelined(&reads.collect::<Vec<_>>()) };
-        for ((name, entry), replies) in entries.iter().zip(replies.chunks_exact(2)) {
+        for ((name, entry), replies) in entries.iter().zip(replies.chunks_exact(3)) {
             let expiry = Frame::Line(format!(":{}", entry.expires_at_ms.unwrap_or(-1)).into());
-            let is_hash = matches!(entry.value, Value::Hash(_));
-            let value = if is_hash { replies[1].clone().sorted(2) } else { replies[1].clone() };
+            // Only a small hash has an order.
+            let has_order = **replies[1].bytes().expect("an encoding is a string") != *b"hashtable";
+            let value = if has_order { replies[2].clone() } else { replies[2].clone().sorted(2) };
             let mut strings = Vec::new();
             collect_strings(&value, &mut strings);
-            let simulated = (name, expiry, Self::describe(&entry.value));
+            let simulated = (name, expiry, Self::describe(&entry.value, has_order));
             self.assert_equal(&(name, replies[0].clone(), strings), &simulated);
         }
     }
 
     /// Returns the strings of a value of the simulated server.
-    fn describe(value: &Value) -> Vec<Bytes> {
+    fn describe(value: &Value, has_order: bool) -> Vec<Bytes> {
         match value {
             Value::String(bytes) => vec![bytes.clone()],
             Value::List(list) => list.iter().cloned().collect(),
             Value::Hash(hash) => {
                 let mut pairs: Vec<[Bytes; 2]> =
                     hash.iter().map(|(field, value)| [field.clone(), value.clone()]).collect();
-                pairs.sort();
+                if !has_order {
+                    pairs.sort();
+                }
                 pairs.concat()
             }
             Value::SortedSet(set) => {
