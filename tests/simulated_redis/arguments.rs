@@ -35,6 +35,12 @@ pub(crate) fn option_name(word: &[u8]) -> Vec<u8> {
     word.to_ascii_uppercase()
 }
 
+/// Returns a word as errors show it: a text of C, which ends at a zero byte, of at most `max_bytes`.
+pub(crate) fn shown(word: &[u8], max_bytes: usize) -> String {
+    let text = word.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(&text[..text.len().min(max_bytes)]).into_owned()
+}
+
 /// Returns the name of a command in lower case, for messages.
 pub(crate) fn command_name(words: &[Bytes]) -> String {
     words.first().map(|word| String::from_utf8_lossy(word).to_lowercase()).unwrap_or_default()

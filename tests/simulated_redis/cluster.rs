@@ -6,6 +6,7 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::keyspace::Keyspace;
+use crate::refusals::Refusal;
 use crate::reply::{Failure, Reply};
 
 /// Number of slots.
@@ -50,6 +51,15 @@ pub struct SlotMap {
     pub importing: BTreeSet<u16>,
 }
 
+/// State of a node that decides about a command beside its slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeState {
+    /// The command follows ASKING.
+    pub(crate) is_asking: bool,
+    /// Too many nodes of the cluster are down.
+    pub(crate) is_down: bool,
+}
+
 /// Returns the slot of a key: that of the text in its first braces, if there is any.
 pub fn slot_of_key(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
@@ -78,12 +88,15 @@ impl SlotMap {
     ///
     /// # Errors
     /// The keys are in several slots, or another node serves them.
-    pub(crate) fn check(&self, keys: &[Bytes], is_asking: bool, keyspace: &mut Keyspace) -> Result<(), Failure> {
+    pub(crate) fn check(&self, keys: &[Bytes], state: NodeState, keyspace: &mut Keyspace) -> Result<(), Failure> {
         let Some(first) = keys.first() else { return Ok(()) };
         let slot = slot_of_key(first);
         let owner = self.owner(slot).ok_or(Failure::fixed("CLUSTERDOWN Hash slot not served"))?;
         if keys.iter().any(|key| slot_of_key(key) != slot) {
             return Err(Failure::fixed("CROSSSLOT Keys in request don't hash to the same slot"));
+        }
+        if state.is_down {
+            return Err(Refusal::ClusterDown.failure());
         }
         let missing = keys.iter().filter(|key| keyspace.find(key).is_none()).count();
         let try_again = Failure::fixed("TRYAGAIN Multiple keys request during rehashing of slot");
@@ -94,7 +107,7 @@ impl SlotMap {
                 _ => Ok(()),
             };
         }
-        match self.importing.contains(&slot) && is_asking {
+        match self.importing.contains(&slot) && state.is_asking {
             true if keys.len() > 1 && missing > 0 => Err(try_again),
             true => Ok(()),
             false => Err(Failure::new(format!("MOVED {slot} {owner}"))),

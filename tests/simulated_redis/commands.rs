@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::arguments::{integer, option_name};
+use crate::arguments::{integer, option_name, shown};
 use crate::reply::Failure;
 use crate::stream_commands::ReadOptions;
 
@@ -101,7 +101,6 @@ pub(crate) fn wrong_word_count(name: &str) -> Failure {
 
 /// Returns the error of an unknown subcommand.
 pub(crate) fn unknown_subcommand(words: &[Bytes]) -> Failure {
-    let subcommand = String::from_utf8_lossy(&words[1]);
-    let name = option_name(&words[0]);
-    Failure::new(format!("ERR unknown subcommand '{subcommand}'. Try {} HELP.", String::from_utf8_lossy(&name)))
+    let (name, subcommand) = (shown(&option_name(&words[0]), 128), shown(&words[1], 128));
+    Failure::new(format!("ERR unknown subcommand '{subcommand}'. Try {name} HELP."))
 }

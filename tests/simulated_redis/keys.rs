@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::arguments::{command_name, cursor, integer, option_name};
+use crate::arguments::{command_name, cursor, integer, option_name, shown};
 use crate::glob;
 use crate::keyspace::Keyspace;
 use crate::reply::{CommandResult, Failure, Reply};
@@ -60,7 +60,7 @@ impl ExpiryConditions {
                 b"GT" => conditions.only_later = true,
                 b"LT" => conditions.only_earlier = true,
                 _ => {
-                    let option = String::from_utf8_lossy(option);
+                    let option = shown(option, usize::MAX);
                     return Err(Failure::new(format!("ERR Unsupported option {option}")));
                 }
             }
@@ -157,9 +157,9 @@ pub(crate) fn flushall(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResul
     Ok(Reply::ok())
 }
 
-/// KEYS, in the order of a walk.
+/// KEYS, in the order of names.
 pub(crate) fn keys(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    let names = keyspace.scan(0, usize::MAX).found.into_iter().map(|(name, _)| name);
+    let names = keyspace.live_entries(keyspace.now_us()).into_iter().map(|(name, _)| name.clone());
     Ok(Reply::Array(names.filter(|name| glob::matches(&words[1], name)).map(Reply::Bulk).collect()))
 }
 
@@ -206,6 +206,9 @@ pub(crate) fn scan(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
     let options = ScanOptions::parse(&words[1..], true)?;
     let page = keyspace.scan(options.cursor, options.count);
     let has_type = |type_name: &str| options.type_name.as_ref().is_none_or(|wanted| wanted == type_name.as_bytes());
-    let found = page.found.into_iter().filter(|(name, type_name)| options.matches(name) && has_type(type_name));
-    Ok(scan_reply(page.next_cursor, found.map(|(name, _)| Reply::Bulk(name)).collect()))
+    let mut is_found = |name: &Bytes| {
+        options.matches(name) && keyspace.find(name).is_some_and(|entry| has_type(entry.value.type_name()))
+    };
+    let found = page.found.into_iter().filter(|name| is_found(name)).map(Reply::Bulk).collect();
+    Ok(scan_reply(page.next_cursor, found))
 }

@@ -1,61 +1,17 @@
 //! Keys, their values and their expiry, at the time of the current command.
 //!
-//! A key that has expired is removed when a command meets it. Maps that SCAN walks are ordered by a hash of the name,
-//! and a cursor is a hash: a walk returns all names that were there throughout, whatever happens between its steps.
+//! A key that has expired is removed when a command meets it.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
+use crate::hash_fields::Hash;
 use crate::reply::Failure;
+use crate::scan::{ScanKey, ScanPage, scan};
 use crate::sorted_sets::SortedSet;
 use crate::streams::Stream;
 
-/// Name in a map that SCAN or HSCAN walks.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ScanKey {
-    hash: u64,
-    name: Bytes,
-}
-
-impl ScanKey {
-    /// Creates the key of a name.
-    pub fn new(name: &Bytes) -> Self {
-        // FNV-1a, and 48 bits of it: cursors are short, and none is 0, which ends a walk.
-        let hash = name
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
-        Self { hash: ((hash >> 32) ^ hash) & 0xffff_ffff_ffff | 1, name: name.clone() }
-    }
-
-    /// The name.
-    pub const fn name(&self) -> &Bytes {
-        &self.name
-    }
-}
-
-/// Part of a walk.
-#[derive(Clone, Debug)]
-pub(crate) struct ScanPage<T> {
-    /// Cursor of the next part; 0 after the last.
-    pub(crate) next_cursor: u64,
-    pub(crate) found: Vec<T>,
-}
-
-/// Walks a map from a cursor on, until at least `count` names are found.
-pub(crate) fn scan<V>(map: &BTreeMap<ScanKey, V>, cursor: u64, count: usize) -> ScanPage<(&ScanKey, &V)> {
-    let mut found: Vec<(&ScanKey, &V)> = Vec::new();
-    for (key, value) in map.range(ScanKey { hash: cursor, name: Bytes::new() }..) {
-        if found.len() >= count && found.last().is_some_and(|(last, _)| last.hash != key.hash) {
-            return ScanPage { next_cursor: key.hash, found };
-        }
-        found.push((key, value));
-    }
-    ScanPage { next_cursor: 0, found }
-}
-
-/// Fields of a hash.
-pub type Hash = BTreeMap<ScanKey, Bytes>;
 /// Elements of a list.
 pub type List = VecDeque<Bytes>;
 
@@ -102,7 +58,7 @@ impl Value {
         match self {
             Self::String(bytes) => bytes.len(),
             Self::List(list) => sum(&mut list.iter().map(Bytes::len)),
-            Self::Hash(hash) => sum(&mut hash.iter().map(|(field, value)| field.name.len() + value.len())),
+            Self::Hash(hash) => sum(&mut hash.iter().map(|(field, value)| field.len() + value.len())),
             Self::SortedSet(set) => sum(&mut set.iter().map(|(member, _)| member.len() + 8)),
             Self::Stream(stream) => {
                 sum(&mut stream.entries().values().map(|fields| fields.iter().map(Bytes::len).sum::<usize>()))
@@ -246,32 +202,24 @@ impl Keyspace {
         self.entries.is_empty()
     }
 
-    /// Walks the keys from a cursor on, and removes the keys of the part that have expired.
-    pub(crate) fn scan(&mut self, cursor: u64, count: usize) -> ScanPage<(Bytes, &'static str)> {
-        let now_ms = self.now_ms();
+    /// Walks the keys from a cursor on, including those that have expired.
+    pub(crate) fn scan(&self, cursor: u64, count: usize) -> ScanPage<Bytes> {
         let page = scan(&self.entries, cursor, count);
-        let (expired, live): (Vec<_>, Vec<_>) = page.found.iter().partition(|(_, entry)| entry.is_expired(now_ms));
-        let found = live.iter().map(|(key, entry)| (key.name.clone(), entry.value.type_name())).collect();
-        let next_cursor = page.next_cursor;
-        let expired: Vec<ScanKey> = expired.into_iter().map(|(key, _)| key.clone()).collect();
-        for key in expired {
-            self.entries.remove(&key);
-            self.expired_keys += 1;
-        }
-        ScanPage { next_cursor, found }
+        let found = page.found.into_iter().map(|(key, _)| key.name().clone()).collect();
+        ScanPage { next_cursor: page.next_cursor, found }
     }
 
     /// Keys that have not expired at a time, in the order of their names.
     pub(crate) fn live_entries(&self, now_us: u64) -> Vec<(&Bytes, &Entry)> {
         let now_ms = i64::try_from(now_us / 1000).unwrap_or(i64::MAX);
         let live = self.entries.iter().filter(|(_, entry)| !entry.is_expired(now_ms));
-        let mut live: Vec<(&Bytes, &Entry)> = live.map(|(key, entry)| (&key.name, entry)).collect();
+        let mut live: Vec<(&Bytes, &Entry)> = live.map(|(key, entry)| (key.name(), entry)).collect();
         live.sort_unstable_by_key(|(name, _)| *name);
         live
     }
 
     /// Estimate of the memory that the keys need, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.entries.iter().map(|(key, entry)| key.name.len() + entry.value.bytes() + KEY_OVERHEAD_BYTES).sum()
+        self.entries.iter().map(|(key, entry)| key.name().len() + entry.value.bytes() + KEY_OVERHEAD_BYTES).sum()
     }
 }

@@ -10,6 +10,8 @@ pub mod numbers;
 pub mod reply;
 pub mod request;
 mod glob;
+mod scan;
+pub mod hash_fields;
 pub mod streams;
 pub mod sorted_sets;
 pub mod keyspace;

@@ -83,9 +83,6 @@ impl Refusal {
         let is_refused = match self {
             Self::ReadOnly | Self::NoReplicas | Self::SnapshotsFail => command.has(WRITE),
             Self::OutOfMemory => command.has(DENY_OOM) && !has_written,
-            Self::MasterDown if !command.has(STALE) => {
-                return Some(Failure::fixed("ERR Can not execute the command on a stale replica"));
-            }
             _ => false,
         };
         is_refused.then(|| self.failure())

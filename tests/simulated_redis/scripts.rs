@@ -5,13 +5,14 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::fmt;
 use std::rc::Rc;
 
 use bytes::Bytes;
 use mlua::{Error, Function, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
-use crate::cluster::SlotMap;
+use crate::cluster::{NodeState, SlotMap};
 use crate::commands::{self, Properties, WRITE};
 use crate::data_commands::DATA_COMMANDS;
 use crate::keyspace::Keyspace;
@@ -81,8 +82,9 @@ impl ScriptHost {
             return Err(failure);
         }
         let Some(slots) = &self.rules.slots else { return Ok(()) };
+        let state = NodeState { is_asking: self.rules.is_asking, is_down: false };
         slots
-            .check(command.keys(words), self.rules.is_asking, &mut self.keyspace)
+            .check(command.keys(words), state, &mut self.keyspace)
             .map_err(|_| Failure::fixed("ERR Script attempted to access a non local key in a cluster node"))
     }
 }
@@ -134,21 +136,15 @@ fn with_engine<T>(use_engine: impl FnOnce(&Engine) -> T) -> T {
     ENGINE.with(|engine| use_engine(engine.get_or_init(|| Engine::new().expect("the libraries of Lua can be loaded"))))
 }
 
-/// Returns the functions `redis.call`, `redis.pcall`, and the one that calls scripts. An error that is raised in Lua can
-/// be a table, as scripts expect it.
+/// Returns the function that calls scripts, and `pcall` for scripts, which returns errors as texts.
 const PRELUDE: &str = "
-local execute, describe = ...
-local error, xpcall = error, xpcall
-local function call(...)
-  local done, reply = execute(...)
-  if done then return reply end
-  error(reply, 0)
+local describe, as_text = ...
+local pcall, xpcall = pcall, xpcall
+local function convert(done, result, ...)
+  if done then return done, result, ... end
+  return done, as_text(result)
 end
-local function pcall(...)
-  local _, reply = execute(...)
-  return reply
-end
-return call, pcall, function(script) return xpcall(script, describe) end";
+return function(script) return xpcall(script, describe) end, function(...) return convert(pcall(...)) end";
 
 /// Makes a table of globals read-only, and unknown globals an error.
 const PROTECTION: &str = "
@@ -166,14 +162,15 @@ impl Engine {
         let lua = Lua::new_with(StdLib::TABLE | StdLib::STRING | StdLib::MATH, LuaOptions::default())?;
         let host = Rc::new(RefCell::new(None));
         let (globals, environment) = (lua.globals(), lua.create_table()?);
-        let called_host = Rc::clone(&host);
-        let execute = lua.create_function(move |lua, words| execute(lua, &words, &called_host))?;
-        let describe = lua.create_function(describe_error)?;
+        let (describe, as_text) = (lua.create_function(describe_error)?, lua.create_function(error_as_text)?);
         let prelude = lua.load(PRELUDE).set_name("=redis");
-        let (call, pcall, call_protected): (Function, Function, Function) = prelude.call((execute, describe))?;
+        let (call_protected, pcall): (Function, Function) = prelude.call((describe, as_text))?;
+        globals.set("pcall", pcall)?;
         let redis = lua.create_table()?;
-        redis.set("call", call)?;
-        redis.set("pcall", pcall)?;
+        let called = Rc::clone(&host);
+        redis.set("call", lua.create_function(move |lua, words| call(lua, &words, &called))?)?;
+        let called = Rc::clone(&host);
+        redis.set("pcall", lua.create_function(move |lua, words| protected_call(lua, &words, &called))?)?;
         redis.set("sha1hex", lua.create_function(|_, text: LuaString| Ok(sha1_hex(&text.as_bytes())))?)?;
         redis.set("status_reply", lua.create_function(|lua, text: LuaString| table_with(lua, "ok", text))?)?;
         redis.set("error_reply", lua.create_function(|lua, text: LuaString| error_reply(lua, &text))?)?;
@@ -221,19 +218,40 @@ impl Engine {
     }
 }
 
-/// Runs a command of a script; returns true and the reply, or false and the error as a table.
-fn execute(lua: &Lua, words: &MultiValue, host: &RefCell<Option<ScriptHost>>) -> mlua::Result<(bool, Value)> {
-    let result = match command_words(words) {
-        Ok(words) => match host.borrow_mut().as_mut() {
-            Some(host) => host.call(&words),
-            None => Err(Failure::fixed("ERR no server runs this script")),
-        },
-        Err(failure) => Err(failure),
-    };
-    Ok(match result {
-        Ok(reply) => (true, reply_to_value(lua, reply)?),
-        Err(Failure(text)) => (false, Value::Table(table_with(lua, "err", &*text)?)),
-    })
+/// Error of a command, as `redis.call` raises it.
+#[derive(Debug)]
+struct CommandError(Failure);
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.0)
+    }
+}
+
+impl std::error::Error for CommandError {}
+
+/// `redis.call`: runs a command, and raises its error.
+fn call(lua: &Lua, words: &MultiValue, host: &RefCell<Option<ScriptHost>>) -> mlua::Result<Value> {
+    match execute(words, host) {
+        Ok(reply) => reply_to_value(lua, reply),
+        Err(failure) => Err(Error::external(CommandError(failure))),
+    }
+}
+
+/// `redis.pcall`: runs a command, and returns its error as a table.
+fn protected_call(lua: &Lua, words: &MultiValue, host: &RefCell<Option<ScriptHost>>) -> mlua::Result<Value> {
+    match execute(words, host) {
+        Ok(reply) => reply_to_value(lua, reply),
+        Err(Failure(text)) => table_with(lua, "err", &*text).map(Value::Table),
+    }
+}
+
+fn execute(words: &MultiValue, host: &RefCell<Option<ScriptHost>>) -> CommandResult {
+    let words = command_words(words)?;
+    match host.borrow_mut().as_mut() {
+        Some(host) => host.call(&words),
+        None => Err(Failure::fixed("ERR no server runs this script")),
+    }
 }
 
 /// Returns the words of a command as Redis makes them: numbers are written with up to 17 digits.
@@ -330,17 +348,37 @@ fn describe_error(lua: &Lua, error: Value) -> mlua::Result<Table> {
     let line = current_line(lua);
     let described = match error {
         Value::Table(error) => error,
-        Value::Error(error) => {
-            let place = line.map(|line| format!("user_script:{line}: ")).unwrap_or_default();
-            table_with(lua, "err", format!("ERR {place}{}", cause(&error)))?
-        }
+        Value::Error(error) => table_with(lua, "err", error_text(lua, &error))?,
         other => table_with(lua, "err", format!("ERR {}", other.to_string()?))?,
     };
     described.raw_set("line", line)?;
     Ok(described)
 }
 
-/// Returns the text of an error that a function of this crate raised.
+/// Returns an error as `pcall` of scripts does: the text of a table instead of the table.
+fn error_as_text(lua: &Lua, error: Value) -> mlua::Result<Value> {
+    match &error {
+        Value::Table(table) => match table.raw_get("err")? {
+            text @ Value::String(_) => Ok(text),
+            _ => Ok(error),
+        },
+        Value::Error(raised) => Ok(Value::String(lua.create_string(error_text(lua, raised))?)),
+        _ => Ok(error),
+    }
+}
+
+/// Returns the text of an error that a function of this crate raised; with its place, if it is none of a command.
+fn error_text(lua: &Lua, error: &Error) -> String {
+    match error.downcast_ref::<CommandError>() {
+        Some(CommandError(Failure(text))) => text.to_string(),
+        None => {
+            let place = current_line(lua).map(|line| format!("user_script:{line}: ")).unwrap_or_default();
+            format!("ERR {place}{}", cause(error))
+        }
+    }
+}
+
+/// Returns the text of an error without its context.
 fn cause(error: &Error) -> String {
     match error {
         Error::CallbackError { cause: inner, .. } => cause(inner),

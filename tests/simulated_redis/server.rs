@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::cluster::{Address, SlotMap};
+use crate::arguments::shown;
+use crate::cluster::{Address, NodeState, SlotMap};
 use crate::commands::{self, NO_AUTH, Properties, WRITE};
 use crate::data_commands::DATA_COMMANDS;
 use crate::keyspace::{Entry, Keyspace};
@@ -136,6 +137,8 @@ impl Server {
         }
         self.keyspace.set_now_us(now_us);
         self.is_asking = mem::take(&mut connection.is_asking);
+        // A connection needs no login if it was open before there was a password.
+        connection.is_logged_in |= self.options.password.is_none();
         match self.run(connection, words) {
             Err(Failure(text)) => self.write_error(&text, reply),
             Ok(Reply::Error(text)) => self.write_error(&text, reply),
@@ -187,19 +190,19 @@ impl Server {
 
     /// Checks that the server runs the command now, in the order of Redis.
     fn check(&mut self, connection: &Connection, command: &Properties, words: &[Bytes]) -> Result<(), Failure> {
-        let needs_login = self.options.password.is_some() && !connection.is_logged_in && !command.has(NO_AUTH);
-        if needs_login {
+        if !connection.is_logged_in && !command.has(NO_AUTH) {
             return Err(NO_LOGIN);
         }
         let keys = command.keys(words);
-        if let Some(slots) = self.slots.as_ref().filter(|_| self.refusal != Some(Refusal::ClusterDown)) {
-            slots.check(keys, self.is_asking, &mut self.keyspace)?;
+        if let Some(slots) = &self.slots {
+            let state = NodeState { is_asking: self.is_asking, is_down: self.refusal == Some(Refusal::ClusterDown) };
+            slots.check(keys, state, &mut self.keyspace)?;
         }
-        match self.refusal {
-            Some(refusal) if refusal.concerns(command, !keys.is_empty()) => Err(refusal.failure()),
-            _ if command.has(WRITE) && self.is_replica() => Err(READ_ONLY),
-            _ => Ok(()),
+        if command.has(WRITE) && self.is_replica() {
+            return Err(READ_ONLY);
         }
+        let refusal = self.refusal.filter(|refusal| refusal.concerns(command, !keys.is_empty()));
+        refusal.map_or(Ok(()), |refusal| Err(refusal.failure()))
     }
 
     pub(crate) const fn is_replica(&self) -> bool {
@@ -315,11 +318,6 @@ fn outcome(words: &[Bytes], reply: &Reply) -> Outcome {
 const MAX_SHOWN_ARGUMENT_BYTES: usize = 128;
 
 fn unknown_command(words: &[Bytes]) -> Failure {
-    // A text ends at a zero byte.
-    let shown = |word: &[u8], max: usize| {
-        let text = word.split(|byte| *byte == 0).next().unwrap_or_default();
-        String::from_utf8_lossy(&text[..text.len().min(max)]).into_owned()
-    };
     let mut arguments = String::new();
     for word in &words[1..] {
         if arguments.len() >= MAX_SHOWN_ARGUMENT_BYTES {

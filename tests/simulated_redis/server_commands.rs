@@ -4,7 +4,7 @@ use std::mem;
 
 use bytes::Bytes;
 
-use crate::arguments::{integer, option_name};
+use crate::arguments::{integer, option_name, shown};
 use crate::cluster::slot_of_key;
 use crate::commands::{
     self, ALLOW_BUSY, Command, KeyPositions, LOADING, NO_AUTH, NO_SCRIPT, Properties, STALE, script_keys,
@@ -65,15 +65,25 @@ fn eval(server: &mut Server, _connection: &mut Connection, words: &[Bytes]) -> C
     run_script(server, &sha1, words)
 }
 
+/// Number of digits of a script's hash.
+const SHA1_DIGITS: usize = 40;
+const NO_SCRIPT_FOUND: Failure = Failure::fixed("NOSCRIPT No matching script. Please use EVAL.");
+
 /// EVALSHA.
 fn evalsha(server: &mut Server, _connection: &mut Connection, words: &[Bytes]) -> CommandResult {
+    if words[1].len() != SHA1_DIGITS {
+        return Err(NO_SCRIPT_FOUND);
+    }
     script_keys(words)?;
     run_script(server, &String::from_utf8_lossy(&words[1]).to_lowercase(), words)
 }
 
 fn run_script(server: &mut Server, sha1: &str, words: &[Bytes]) -> CommandResult {
-    let no_script = Failure::fixed("NOSCRIPT No matching script. Please use EVAL.");
-    let text = server.scripts.get(sha1).ok_or(no_script)?.clone();
+    let text = server.scripts.get(sha1).ok_or(NO_SCRIPT_FOUND)?.clone();
+    // A script could read old data, so it is refused although EVAL itself is not.
+    if server.refusal == Some(Refusal::MasterDown) {
+        return Err(Refusal::MasterDown.failure());
+    }
     let keys = script_keys(words)?;
     let call = ScriptCall { sha1, text: &text, keys, arguments: &words[3 + keys.len()..] };
     let host = ScriptHost {
@@ -168,12 +178,12 @@ fn hello(server: &mut Server, connection: &mut Connection, words: &[Bytes]) -> C
                 rest
             }
             [option, ..] => {
-                let option = String::from_utf8_lossy(option);
+                let option = shown(option, usize::MAX);
                 return Err(Failure::new(format!("ERR Syntax error in HELLO option '{option}'")));
             }
         };
     }
-    if server.options.password.is_some() && !connection.is_logged_in {
+    if !connection.is_logged_in {
         return Err(Failure::fixed(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH \
              <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the \
@@ -300,33 +310,34 @@ fn wait(server: &mut Server, _connection: &mut Connection, words: &[Bytes]) -> C
 
 /// CLUSTER SLOTS and KEYSLOT.
 fn cluster(server: &mut Server, _connection: &mut Connection, words: &[Bytes]) -> CommandResult {
-    if server.options.kind != Kind::Cluster {
-        return Err(Failure::fixed("ERR This instance has cluster support disabled"));
-    }
-    match (&*option_name(&words[1]), &words[2..]) {
-        (b"SLOTS", []) => {
-            Ok(server.slots.as_ref().map_or_else(|| Reply::Array(Vec::new()), |slots| slots.slots_reply()))
-        }
-        (b"KEYSLOT", [key]) => Ok(Reply::Integer(slot_of_key(key).into())),
-        _ => Err(unknown_subcommand(words)),
+    let reply = match (&*option_name(&words[1]), &words[2..]) {
+        (b"SLOTS", []) => server.slots.as_ref().map_or_else(|| Reply::Array(Vec::new()), |slots| slots.slots_reply()),
+        (b"KEYSLOT", [key]) => Reply::Integer(slot_of_key(key).into()),
+        (b"SLOTS", _) => return Err(wrong_word_count("cluster|slots")),
+        (b"KEYSLOT", _) => return Err(wrong_word_count("cluster|keyslot")),
+        _ => return Err(unknown_subcommand(words)),
+    };
+    only_in_cluster(server).map(|()| reply)
+}
+
+/// Checks that the server is a node of a cluster.
+const fn only_in_cluster(server: &Server) -> Result<(), Failure> {
+    match server.options.kind {
+        Kind::Cluster => Ok(()),
+        Kind::Single | Kind::Sentinel => Err(Failure::fixed("ERR This instance has cluster support disabled")),
     }
 }
 
 /// ASKING.
 fn asking(server: &mut Server, connection: &mut Connection, _words: &[Bytes]) -> CommandResult {
-    if server.options.kind != Kind::Cluster {
-        return Err(Failure::fixed("ERR This instance has cluster support disabled"));
-    }
+    only_in_cluster(server)?;
     connection.is_asking = true;
     Ok(Reply::ok())
 }
 
 /// READONLY and READWRITE: a replica here redirects all commands.
 fn change_nothing(server: &mut Server, _connection: &mut Connection, _words: &[Bytes]) -> CommandResult {
-    if server.options.kind != Kind::Cluster {
-        return Err(Failure::fixed("ERR This instance has cluster support disabled"));
-    }
-    Ok(Reply::ok())
+    only_in_cluster(server).map(|()| Reply::ok())
 }
 
 /// SENTINEL GET-MASTER-ADDR-BY-NAME.

@@ -155,7 +155,10 @@ impl ScoreRange {
                 Some(number) => (true, number),
                 None => (false, word),
             };
-            let score = parse_float(number).ok_or(Failure::fixed("ERR min or max is not a float"))?;
+            // As strtod of C reads a number: white space before it, and no digits at all, are allowed.
+            let number = number.trim_ascii_start();
+            let score = if number.is_empty() { Some(0.0) } else { parse_float(number) };
+            let score = score.ok_or(Failure::fixed("ERR min or max is not a float"))?;
             Ok(ScoreBound { score, is_exclusive })
         };
         Ok(Self { min: bound(min)?, max: bound(max)? })
@@ -164,17 +167,15 @@ impl ScoreRange {
 
 /// ZRANGEBYSCORE.
 pub(crate) fn zrangebyscore(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    let range = ScoreRange::parse(&words[2], &words[3])?;
-    range_by_score(keyspace, words, range, false)
+    range_by_score(keyspace, words, false)
 }
 
 /// ZREVRANGEBYSCORE.
 pub(crate) fn zrevrangebyscore(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    let range = ScoreRange::parse(&words[3], &words[2])?;
-    range_by_score(keyspace, words, range, true)
+    range_by_score(keyspace, words, true)
 }
 
-fn range_by_score(keyspace: &mut Keyspace, words: &[Bytes], range: ScoreRange, is_reversed: bool) -> CommandResult {
+fn range_by_score(keyspace: &mut Keyspace, words: &[Bytes], is_reversed: bool) -> CommandResult {
     let (mut with_scores, mut offset, mut limit) = (false, 0, -1);
     let mut rest = &words[4..];
     loop {
@@ -191,6 +192,8 @@ fn range_by_score(keyspace: &mut Keyspace, words: &[Bytes], range: ScoreRange, i
             _ => return Err(Failure::SYNTAX),
         };
     }
+    let (min, max) = if is_reversed { (&words[3], &words[2]) } else { (&words[2], &words[3]) };
+    let range = ScoreRange::parse(min, max)?;
     let Some(set) = keyspace.find_as::<SortedSet>(&words[1])? else { return Ok(Reply::Array(Vec::new())) };
     let Ok(offset) = usize::try_from(offset) else { return Ok(Reply::Array(Vec::new())) };
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);

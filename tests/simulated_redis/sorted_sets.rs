@@ -85,6 +85,8 @@ impl SortedSet {
 
     /// Sets the score of a member, which need not be there.
     pub(crate) fn insert(&mut self, member: Bytes, score: f64) {
+        // Small sets store -0 as 0.
+        let score = score + 0.0;
         self.remove(&member);
         self.order.insert(Ranked { score, member: member.clone() });
         self.scores.insert(member, score);

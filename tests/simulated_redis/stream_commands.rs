@@ -9,20 +9,30 @@ use crate::streams::{Kept, Stream, StreamId, Trim};
 
 const INVALID_ID: Failure = Failure::fixed("ERR Invalid stream ID specified as stream command argument");
 
+const ID_TOO_SMALL: Failure =
+    Failure::fixed("ERR The ID specified in XADD is equal or smaller than the target stream top item");
+const EXHAUSTED: Failure =
+    Failure::fixed("ERR The stream has exhausted the last possible ID, unable to add more items");
+
 /// Parses an id; without a number after the time, that is `default_sequence`.
 fn parse_id(word: &[u8], default_sequence: u64) -> Result<StreamId, Failure> {
     let text = std::str::from_utf8(word).map_err(|_| INVALID_ID)?;
-    match text {
-        "-" => return Ok(StreamId::default()),
-        "+" => return Ok(StreamId::MAX),
-        _ => {}
-    }
-    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    // As strtoull of C reads a number: white space before it, a plus sign and zeros are allowed.
+    let number = |text: &str| text.trim_ascii_start().parse().ok();
     let (ms, sequence) = match text.split_once('-') {
         Some((ms, sequence)) => (number(ms), number(sequence)),
         None => (number(text), Some(default_sequence)),
     };
     Ok(StreamId { ms: ms.ok_or(INVALID_ID)?, sequence: sequence.ok_or(INVALID_ID)? })
+}
+
+/// Parses an end of an interval: an id, or the smallest or largest one.
+fn parse_interval_id(word: &[u8], default_sequence: u64) -> Result<StreamId, Failure> {
+    match word {
+        b"-" => Ok(StreamId::default()),
+        b"+" => Ok(StreamId::MAX),
+        _ => parse_id(word, default_sequence),
+    }
 }
 
 /// Parses `MAXLEN` or `MINID` with what follows them; returns the words after them.
@@ -33,11 +43,11 @@ fn parse_trim(words: &[Bytes]) -> Result<Option<(Trim, &[Bytes])>, Failure> {
         return Ok(None);
     }
     let (is_approximate, rest) = match rest {
-        [sign, rest @ ..] if **sign == *b"~" => (true, rest),
-        [sign, rest @ ..] if **sign == *b"=" => (false, rest),
+        [sign, rest @ ..] if **sign == *b"~" && !rest.is_empty() => (true, rest),
+        [sign, rest @ ..] if **sign == *b"=" && !rest.is_empty() => (false, rest),
         rest => (false, rest),
     };
-    let [threshold, rest @ ..] = rest else { return Err(Failure::SYNTAX) };
+    let [threshold, rest @ ..] = rest else { return Ok(None) };
     let kept = if strategy == b"MINID" {
         Kept::From(parse_id(threshold, 0)?)
     } else {
@@ -59,9 +69,6 @@ impl NewId {
         if word == b"*" {
             return Ok(Self::Automatic);
         }
-        if matches!(word, b"-" | b"+") {
-            return Err(INVALID_ID);
-        }
         match word.strip_suffix(b"-*") {
             Some(ms) => Ok(Self::AutomaticSequence(parse_id(ms, 0)?.ms)),
             None => parse_id(word, 0).map(Self::Given),
@@ -70,18 +77,15 @@ impl NewId {
 
     /// Returns the id, which must be larger than the last one.
     fn after(&self, last: StreamId, now_ms: u64) -> Result<StreamId, Failure> {
-        let too_small = "ERR The ID specified in XADD is equal or smaller than the target stream top item";
-        let next = last
-            .next()
-            .ok_or(Failure::fixed("ERR The stream has exhausted the last possible ID, unable to add more items"));
+        let next = last.next().ok_or(EXHAUSTED)?;
         let id = match *self {
             Self::Automatic if now_ms > last.ms => StreamId { ms: now_ms, sequence: 0 },
-            Self::Automatic => next?,
-            Self::AutomaticSequence(ms) if ms == last.ms => next?,
+            Self::Automatic => next,
+            Self::AutomaticSequence(ms) if ms == last.ms => next,
             Self::AutomaticSequence(ms) => StreamId { ms, sequence: 0 },
             Self::Given(id) => id,
         };
-        if id > last { Ok(id) } else { Err(Failure::fixed(too_small)) }
+        if id > last { Ok(id) } else { Err(ID_TOO_SMALL) }
     }
 }
 
@@ -153,19 +157,20 @@ fn range_of_entries(
 ) -> CommandResult {
     let start = match start.strip_prefix(b"(") {
         Some(id) => parse_id(id, 0)?.next().ok_or(Failure::fixed("ERR invalid start ID for the interval"))?,
-        None => parse_id(start, 0)?,
+        None => parse_interval_id(start, 0)?,
     };
     let end = match end.strip_prefix(b"(") {
         Some(id) => parse_id(id, u64::MAX)?.previous().ok_or(Failure::fixed("ERR invalid end ID for the interval"))?,
-        None => parse_id(end, u64::MAX)?,
+        None => parse_interval_id(end, u64::MAX)?,
     };
-    let count = match &words[4..] {
-        [] => None,
-        [option, count] if option_name(option) == b"COUNT" => Some(usize::try_from(integer(count)?).unwrap_or(0)),
-        _ => return Err(Failure::SYNTAX),
-    };
+    let mut limit = usize::MAX;
+    for pair in words[4..].chunks(2) {
+        match pair {
+            [option, count] if option_name(option) == b"COUNT" => limit = usize::try_from(integer(count)?).unwrap_or(0),
+            _ => return Err(Failure::SYNTAX),
+        }
+    }
     let Some(stream) = keyspace.find_as::<Stream>(&words[1])? else { return Ok(Reply::Array(Vec::new())) };
-    let limit = count.unwrap_or(usize::MAX);
     if limit == 0 {
         return Ok(Reply::NullArray);
     }
@@ -178,6 +183,9 @@ fn range_of_entries(
         true => found.rev().take(limit).map(entry_reply).collect(),
     }))
 }
+
+const UNBALANCED_STREAMS: Failure =
+    Failure::fixed("ERR Unbalanced XREAD list of streams: for each stream key an ID or '$' must be specified.");
 
 /// Options of XREAD.
 #[derive(Clone, Debug)]
@@ -209,10 +217,7 @@ impl<'w> ReadOptions<'w> {
                 }
                 [option, streams @ ..] if option_name(option) == b"STREAMS" && !streams.is_empty() => {
                     if streams.len() % 2 == 1 {
-                        let name = command_name(words);
-                        return Err(Failure::new(format!(
-                            "ERR Unbalanced '{name}' list of streams: for each stream key an ID or '$' must be specified."
-                        )));
+                        return Err(UNBALANCED_STREAMS);
                     }
                     let (keys, ids) = streams.split_at(streams.len() / 2);
                     return Ok(Self { count, block_ms, keys, ids });
@@ -232,7 +237,6 @@ pub(crate) fn xread(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
         let after = match (&**id, &stream) {
             (b"$", Some(stream)) => stream.last_id(),
             (b"$", None) => StreamId::default(),
-            (b"-" | b"+", _) => return Err(INVALID_ID),
             (id, _) => parse_id(id, 0)?,
         };
         let Some((stream, first)) = stream.zip(after.next()) else { continue };

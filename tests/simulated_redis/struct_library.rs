@@ -18,6 +18,8 @@ enum Item {
 
 /// Formats of a string, with the byte order that applies to each.
 struct Format<'f> {
+    /// Function that reads the format, for errors.
+    function: &'static str,
     rest: &'f [u8],
     is_big_endian: bool,
 }
@@ -30,7 +32,7 @@ impl Iterator for Format<'_> {
             let (letter, rest) = self.rest.split_first()?;
             self.rest = rest;
             match letter {
-                b'<' | b'=' => self.is_big_endian = false,
+                b'<' => self.is_big_endian = false,
                 b'>' => self.is_big_endian = true,
                 b' ' => {}
                 letter => return Some(self.parse_item(*letter).map(|item| (item, self.is_big_endian))),
@@ -55,7 +57,10 @@ impl Format<'_> {
             b's' => Item::ZeroTerminated,
             b'x' => Item::Padding,
             b'c' => Item::Bytes(self.number().unwrap_or(1)),
-            letter => return Err(Error::runtime(format!("invalid format option '{}'", char::from(letter)))),
+            letter => {
+                let problem = format!("invalid format option '{}'", char::from(letter));
+                return Err(argument_error(1, self.function, &problem));
+            }
         })
     }
 
@@ -74,8 +79,8 @@ impl Format<'_> {
     }
 }
 
-fn format(text: &[u8]) -> Format<'_> {
-    Format { rest: text, is_big_endian: false }
+fn format<'f>(function: &'static str, text: &'f [u8]) -> Format<'f> {
+    Format { function, rest: text, is_big_endian: false }
 }
 
 /// Creates the library.
@@ -94,7 +99,7 @@ fn argument_error(index: usize, function: &str, problem: &str) -> Error {
 
 fn type_error(index: usize, expected: &str, value: Option<&Value>) -> Error {
     let found = match value {
-        None => "no value",
+        None => "nil",
         Some(Value::Integer(_)) => "number",
         Some(value) => value.type_name(),
     };
@@ -117,7 +122,7 @@ fn pack(lua: &Lua, values: MultiValue) -> Result<LuaString> {
     let Some((_, Value::String(text))) = values.next() else { return Err(type_error(1, "string", None)) };
     let mut packed = Vec::with_capacity(64);
     let mut next_index = 2;
-    for item in format(&text.as_bytes()) {
+    for item in format("pack", &text.as_bytes()) {
         let (item, is_big_endian) = item?;
         if item == Item::Padding {
             packed.push(0);
@@ -138,7 +143,7 @@ fn pack(lua: &Lua, values: MultiValue) -> Result<LuaString> {
             Item::Bytes(size) => {
                 let bytes = string_bytes(value).ok_or_else(|| type_error(index, "string", value))?;
                 let size = if size == 0 { bytes.len() } else { size };
-                let part = bytes.get(..size).ok_or_else(|| argument_error(index, "pack", "string too short"))?;
+                let part = bytes.get(..size).ok_or_else(|| argument_error(next_index, "pack", "string too short"))?;
                 packed.extend_from_slice(part);
             }
             Item::ZeroTerminated => {
@@ -181,7 +186,7 @@ fn unpack(lua: &Lua, (text, data, position): UnpackArguments) -> Result<MultiVal
     let mut position = position.unwrap_or(1).checked_sub(1);
     let mut values: Vec<Value> = Vec::with_capacity(20);
     let too_short = || argument_error(2, "unpack", "data string too short");
-    for item in format(&text) {
+    for item in format("unpack", &text) {
         let (item, is_big_endian) = item?;
         let start = position.ok_or_else(|| argument_error(3, "unpack", "offset must be 1 or greater"))?;
         let mut take = |size: usize| {
@@ -252,5 +257,5 @@ fn size(text: &[u8]) -> Result<usize> {
         Item::Bytes(size) => Ok(size),
         Item::ZeroTerminated => Err(Error::runtime("variable-size format in sizeof")),
     };
-    format(text).map(item_size).sum()
+    format("size", text).map(item_size).sum()
 }

@@ -6,9 +6,20 @@
 
 mod server_pair;
 mod random_commands;
+mod script_language;
+mod states;
+mod protocol;
+mod faults;
+mod script_calls;
+mod charges;
+mod shared_records;
+
+use std::time::Instant;
 
 use kit::seeded_random::Chance;
 
+use charges::Descriptor;
+use script_calls::ScriptCalls;
 use server_pair::{Protocol, ServerPair};
 
 /// Number of random steps of a test.
@@ -33,7 +44,8 @@ fn replies_keys_and_expiries_of_random_commands_agree() {
             if chance.one_in(3) {
                 random_commands::pass_time(&mut pair, &mut chance);
             }
-            pair.compare_replies(&random_commands::command(&mut chance));
+            let now_ms = pair.now_us() / 1000;
+            pair.compare_replies(&random_commands::command(&mut chance, now_ms));
             if step % 50 == 0 {
                 pair.compare_keys();
             }
@@ -41,3 +53,51 @@ fn replies_keys_and_expiries_of_random_commands_agree() {
         pair.compare_keys();
     }
 }
+
+#[test]
+fn values_and_errors_of_scripts_agree() {
+    let (mut pair, mut chance) = (ServerPair::start(), chance());
+    script_language::compare_scripts(&mut pair);
+    for _ in 0..step_count() / 5 {
+        script_language::compare_struct(&mut pair, &mut chance);
+    }
+}
+
+/// Number of descriptors that are charged in turn.
+const DESCRIPTORS: u64 = 12;
+
+#[test]
+fn charges_and_grants_of_all_scripts_agree() {
+    let mut calls = ScriptCalls::new(ServerPair::start(), chance());
+    let mut descriptors: Vec<Descriptor> = (0..DESCRIPTORS).map(|tag| Descriptor::random(&mut calls, tag)).collect();
+    let began = Instant::now();
+    for step in 0..step_count() {
+        if calls.chance.one_in(3) {
+            calls.pass_time();
+        }
+        let descriptor = calls.chance.place(descriptors.len());
+        match calls.chance.below(20) {
+            0..=11 => calls.charge(&descriptors[descriptor]),
+            12 => calls.charge_merged(&descriptors),
+            13 | 14 => calls.adjust_hold(&descriptors[descriptor]),
+            _ => calls.call_shared_record(&descriptors),
+        }
+        if step % 50 == 49 {
+            calls.pair.compare_keys();
+        }
+        if step % 100 == 99 {
+            descriptors[descriptor] = Descriptor::random(&mut calls, DESCRIPTORS + step);
+        }
+        if step % 2000 == 1999 {
+            calls.command(&[b"FLUSHALL"]);
+        }
+    }
+    let rate = step_count() * 1_000_000 / u64::try_from(began.elapsed().as_micros()).expect("a short time");
+    println!("{rate} steps per second; results {:?}, errors {:?}", calls.done, calls.failed);
+    let expired = calls.pair.simulated.expired_keys();
+    assert!(expired > 0, "no key expired");
+    assert_eq!(calls.done.len(), CALL_NAMES, "calls of all kinds have results: {:?}", calls.done);
+}
+
+/// Number of kinds of calls.
+const CALL_NAMES: usize = 24;

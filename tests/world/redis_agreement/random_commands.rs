@@ -15,6 +15,10 @@ enum Argument {
     Key,
     Value,
     Field,
+    /// Field of a large hash.
+    AnyField,
+    /// Number of fields or entries of a large value.
+    Count,
     /// Integer around 0 or at an edge, rarely something else.
     Integer,
     /// Time in milliseconds, seconds or since 1970.
@@ -103,6 +107,16 @@ const COMMANDS: &[(&str, &[Argument])] = &[
     ("XREAD", &[OneOf("STREAMS streams"), Key, OneOf("$ 0-0")]),
     // A read that waits would not end: the clock stands still.
     ("XREAD", &[Word("BLOCK"), OneOf("x -1 1.5"), Word("STREAMS"), Key, Word("0")]),
+    ("HSET", &[Word("large"), Repeated(40), AnyField, Value]),
+    ("HDEL", &[Word("large"), Repeated(20), AnyField]),
+    ("HSCAN", &[Word("large"), Word("0"), Word("COUNT"), OneOf("5 30 1000")]),
+    ("HSCAN", &[Word("large"), Word("0"), Word("MATCH"), OneOf("f1* f?5 *")]),
+    ("HGETALL", &[Word("large")]),
+    ("XADD", &[Word("long"), Word("*"), Field, Count]),
+    ("XADD", &[Word("long"), Word("*"), Field, Count]),
+    ("XTRIM", &[Word("long"), Word("MAXLEN"), OneOf("~ ~ ="), Count]),
+    ("XADD", &[Word("long"), Word("MAXLEN"), Word("~"), Count, Word("*"), Field, Count]),
+    ("XRANGE", &[Word("long"), Word("-"), Word("+"), Word("COUNT"), Count]),
     ("TIME", &[]),
     ("PING", &[OneOf("_ hello")]),
     ("ECHO", &[Value]),
@@ -118,20 +132,21 @@ const COMMANDS: &[(&str, &[Argument])] = &[
     ("NOSUCH", &[Repeated(3), Value]),
 ];
 
-/// Returns a random command.
-pub fn command(chance: &mut Chance) -> Vec<Bytes> {
+/// Returns a random command at a time in milliseconds since 1970.
+pub(crate) fn command(chance: &mut Chance, now_ms: u64) -> Vec<Bytes> {
     let (name, arguments) = COMMANDS[chance.place(COMMANDS.len())];
+    let mut generator = Generator { chance, now_ms, name };
     let mut words = vec![Bytes::from_static(name.as_bytes())];
     let mut arguments = arguments;
     while let [argument, rest @ ..] = arguments {
         arguments = rest;
         if let Repeated(most) = argument {
-            for _ in 0..chance.between(1, *most) {
-                rest.iter().for_each(|argument| add_argument(&mut words, *argument, chance));
+            for _ in 0..generator.chance.between(1, *most) {
+                rest.iter().for_each(|argument| generator.add_argument(&mut words, *argument));
             }
             break;
         }
-        add_argument(&mut words, *argument, chance);
+        generator.add_argument(&mut words, *argument);
     }
     if chance.one_in(100) {
         words.pop();
@@ -141,44 +156,67 @@ pub fn command(chance: &mut Chance) -> Vec<Bytes> {
     if words.is_empty() { vec![Bytes::from_static(name.as_bytes())] } else { words }
 }
 
-fn add_argument(words: &mut Vec<Bytes>, argument: Argument, chance: &mut Chance) {
-    let now_ms = 1_700_000_000_000_u64;
-    let text = match argument {
-        Word(word) => word.to_owned(),
-        OneOf(list) => {
-            let list: Vec<&str> = list.split(' ').collect();
-            match list[chance.place(list.len())] {
-                "_" => return,
-                word => word.to_owned(),
+/// Source of arguments.
+struct Generator<'c> {
+    chance: &'c mut Chance,
+    now_ms: u64,
+    /// Name of the command.
+    name: &'static str,
+}
+
+impl Generator<'_> {
+    /// Name of a key: mostly one that has the type of the command.
+    fn key(&mut self) -> String {
+        let own = match self.name.as_bytes()[0] {
+            kind @ (b'H' | b'L' | b'X' | b'Z') => kind,
+            b'R' => b'L',
+            _ => b'S',
+        };
+        let kind = if self.chance.one_in(4) { self.chance.pick(b"HLXZS") } else { own };
+        format!("{}{}", char::from(kind.to_ascii_lowercase()), self.chance.below(2))
+    }
+
+    fn add_argument(&mut self, words: &mut Vec<Bytes>, argument: Argument) {
+        let (chance, now_ms) = (&mut *self.chance, self.now_ms);
+        let text = match argument {
+            Word(word) => word.to_owned(),
+            OneOf(list) => {
+                let list: Vec<&str> = list.split(' ').collect();
+                match list[chance.place(list.len())] {
+                    "_" => return,
+                    word => word.to_owned(),
+                }
             }
-        }
-        Key => format!("k{}", chance.below(6)),
-        Field => format!("f{}", chance.below(5)),
-        Value => return words.push(value(chance)),
-        Integer => integer(chance),
-        Milliseconds => time(chance, 1),
-        Seconds => time(chance, 1000),
-        UnixMilliseconds => (now_ms + chance.below(2_000_000) - 1000).to_string(),
-        UnixSeconds => (now_ms / 1000 + chance.below(2000) - 10).to_string(),
-        Score => score(chance),
-        ScoreBound => {
-            let prefix = if chance.one_in(3) { "(" } else { "" };
-            format!("{prefix}{}", if chance.one_in(3) { "-inf".to_owned() } else { score(chance) })
-        }
-        StreamId => stream_id(chance),
-        NewStreamId => {
-            if chance.one_in(2) {
-                "*".to_owned()
-            } else {
-                stream_id(chance)
+            Key => self.key(),
+            Field => format!("f{}", chance.below(5)),
+            AnyField => format!("f{}", chance.below(200)),
+            Count => chance.below(400).to_string(),
+            Value => return words.push(value(chance)),
+            Integer => integer(chance),
+            Milliseconds => time(chance, 1),
+            Seconds => time(chance, 1000),
+            UnixMilliseconds => (now_ms + chance.pick(&[3, 100_000]) - chance.below(5)).to_string(),
+            UnixSeconds => (now_ms / 1000 + chance.pick(&[1, 100]) - chance.below(3)).to_string(),
+            Score => score(chance),
+            ScoreBound => {
+                let prefix = if chance.one_in(3) { "(" } else { "" };
+                format!("{prefix}{}", if chance.one_in(3) { "-inf".to_owned() } else { score(chance) })
             }
-        }
-        Pattern => {
-            chance.pick(&["*", "k?", "k[0-3]", "k[^0-3]", "?1", "k\\1", "k", "", "*1*", "[k]*", "k[12]"]).to_owned()
-        }
-        Repeated(_) => return,
-    };
-    words.push(text.into());
+            StreamId => stream_id(chance),
+            NewStreamId => {
+                if chance.one_in(2) {
+                    "*".to_owned()
+                } else {
+                    stream_id(chance)
+                }
+            }
+            Pattern => chance
+                .pick(&["*", "z?", "?[0-3]", "h[^0-3]", "?1", "s\\1", "s", "", "*1*", "[xl]*", "?[12]"])
+                .to_owned(),
+            Repeated(_) => return,
+        };
+        words.push(text.into());
+    }
 }
 
 fn value(chance: &mut Chance) -> Bytes {
@@ -228,8 +266,11 @@ fn stream_id(chance: &mut Chance) -> String {
     }
 }
 
-/// Lets time pass, by microseconds up to seconds, rarely backwards.
-pub fn pass_time(pair: &mut ServerPair, chance: &mut Chance) {
+/// Lets time pass, by microseconds up to seconds or to the end of a key's life, rarely backwards.
+pub(crate) fn pass_time(pair: &mut ServerPair, chance: &mut Chance) {
+    if chance.one_in(3) && pair.pass_time_to_expiry(chance) {
+        return;
+    }
     let now_us = pair.now_us();
     let longest_us = chance.pick(&[10, 1000, 1_000_000, 60_000_000]);
     let by_us = chance.below(longest_us);
