@@ -106,7 +106,7 @@ impl World {
             // All clocks drift.
             report.shorter_us += self.plan.rules[0].period_s * 2000;
         }
-        let jumps = |fault: &TimedFault| matches!(fault.fault, Fault::RedisClockJumps(_));
+        let jumps = |fault: &TimedFault| matches!(fault.fault, Fault::RedisClockJumps(_) | Fault::RedisFailsOver(_));
         report.has_steady_clocks = !self.plan.faults.iter().any(jumps);
         report.calls.extend(self.unanswered.take().into_values());
         let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
@@ -130,10 +130,9 @@ impl World {
         Some(format!("no decision {} ms after the last fault: {late:?}", late.sent_ms - end_ms))
     }
 
-    /// Clock that counters follow, in microseconds: that of Redis; of several regions, that of the global one.
-    fn clock_of_counters(&self) -> impl Fn() -> u64 + use<> {
-        let server = Rc::clone(self.fleet.servers.last().unwrap());
-        move || server.clock.now().as_micros()
+    /// Time of the servers that count, in microseconds.
+    fn time_of_counters(&self) -> u64 {
+        self.fleet.clock_of_counters().now().as_micros()
     }
 
     /// Reads how many hits each strict counter has left, from the first replica that runs.
@@ -144,8 +143,7 @@ impl World {
             for value in 0..plan.values {
                 let mut request = request_of(rule, value);
                 request.0.descriptors[0].hits_addend = Some(0);
-                let redis_clock = self.clock_of_counters();
-                let redis_before_us = redis_clock();
+                let redis_before_us = self.time_of_counters();
                 let answer = replica.decide(&request, Duration::from_secs(1)).await;
                 let status = answer.ok().and_then(|response| response.statuses.into_iter().next());
                 let Some(status) = status.filter(|status| status.current_limit.is_some()) else { continue };
@@ -156,7 +154,7 @@ impl World {
                     remaining: status.limit_remaining.into(),
                     limit: self.limits.borrow()[rule],
                     redis_before_us,
-                    redis_after_us: redis_clock(),
+                    redis_after_us: self.time_of_counters(),
                 });
             }
         }
@@ -236,8 +234,7 @@ impl World {
         let CallPlan { rule, value, hits, deadline_ms } = plan;
         let mut request = request_of(rule, value);
         request.0.descriptors[0].hits_addend = Some(hits);
-        let redis_clock = self.clock_of_counters();
-        let (sent_ms, redis_sent_us) = (self.fleet.now_ms(), redis_clock());
+        let (sent_ms, redis_sent_us) = (self.fleet.now_ms(), self.time_of_counters());
         let number = self.next_call.replace(self.next_call.get() + 1);
         let (answered_ms, redis_answered_us, verdict) = (u64::MAX, u64::MAX, Verdict::Failed);
         let unanswered = CallRecord {
@@ -259,7 +256,7 @@ impl World {
             Err(_) => Verdict::Failed,
         };
         self.unanswered.borrow_mut().remove(&number);
-        let (answered_ms, redis_answered_us) = (self.fleet.now_ms(), redis_clock());
+        let (answered_ms, redis_answered_us) = (self.fleet.now_ms(), self.time_of_counters());
         let call = CallRecord { answered_ms, redis_answered_us, verdict, ..unanswered };
         self.fleet.trace.record(|| format!("{}: {call:?}", replica.host));
         self.fleet.trace.count(match verdict {

@@ -9,11 +9,17 @@ use super::fleet::Fleet;
 use super::plan::{Fault, TimedFault};
 use super::server::RedisHost;
 
+/// Time after a failover at which the server of before comes back as a replica.
+const OLD_PRIMARY_RETURNS: Duration = Duration::from_millis(500);
+
 impl Fleet {
     /// Lets a fault begin and end at its times.
     pub async fn let_happen(self: Rc<Self>, timed: TimedFault) {
         if let Fault::RedisRestoresSnapshot(age_ms) = timed.fault {
             return self.restore_snapshot(timed, age_ms).await;
+        }
+        if let Fault::RedisFailsOver(lag_ms) = timed.fault {
+            return self.fail_over(timed, lag_ms).await;
         }
         self.wait_until(timed.at_ms).await;
         self.trace.record(|| timed.to_string());
@@ -23,6 +29,7 @@ impl Fleet {
             | Fault::RedisRestarts
             | Fault::RedisLosesData
             | Fault::RedisRestoresSnapshot(_)
+            | Fault::RedisFailsOver(_)
             | Fault::RedisRefuses(_)
             | Fault::ScriptsAreSlow(_) => self.disturb_redis(redis, timed.fault, for_ms).await,
             Fault::ScriptsAreForgotten => {
@@ -77,6 +84,27 @@ impl Fleet {
         redis.open_port();
         self.record_loss(from_ms, None);
         self.trace.count("redis restored a snapshot");
+    }
+
+    async fn fail_over(&self, timed: TimedFault, lag_ms: u64) {
+        self.wait_until(timed.at_ms.saturating_sub(lag_ms)).await;
+        let (from_ms, shard) = (self.now_ms(), timed.server);
+        let Some((primary, replica)) = self.primary_and_replica(shard) else { return };
+        let snapshot = primary.server.borrow().snapshot();
+        self.wait_until(timed.at_ms).await;
+        self.trace.record(|| timed.to_string());
+        primary.close_port();
+        sleep(Duration::from_millis(timed.for_ms)).await;
+        // Another failover may have come first.
+        if !self.primary_and_replica(shard).is_some_and(|(now, _)| Rc::ptr_eq(now, primary)) {
+            return;
+        }
+        replica.server.borrow_mut().restore(&snapshot);
+        self.promote_replica(shard);
+        self.record_loss(from_ms, None);
+        self.trace.count("redis failed over");
+        sleep(OLD_PRIMARY_RETURNS).await;
+        primary.open_port();
     }
 
     async fn disturb_redis(&self, redis: &Rc<RedisHost>, fault: Fault, for_ms: Duration) {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kit::seeded_random::Chance;
+use simulated_redis::cluster::{Address, HASH_SLOTS, SlotMap, SlotRange};
+use simulated_redis::server::{Kind, Options, Role};
 use tokio::runtime::{Builder, Handle};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -31,6 +33,29 @@ const MAX_CLOCK_OFFSET_US: i64 = 10_000_000;
 /// Time in which all tasks of a replica that has ended must end.
 const TASKS_END: Duration = Duration::from_secs(5);
 
+/// Redis of a fleet with one region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deployment {
+    /// One server.
+    Single,
+    /// A primary and a replica, which sentinels watch.
+    Sentinel,
+    /// A cluster of primaries that each have a replica.
+    Cluster,
+}
+
+impl Deployment {
+    /// Number of servers that count at a time.
+    pub const fn shards(self) -> usize {
+        if matches!(self, Self::Cluster) { CLUSTER_SHARDS } else { 1 }
+    }
+}
+
+const CLUSTER_SHARDS: usize = 3;
+const SENTINELS: usize = 3;
+/// Name of the primary at the sentinels.
+const PRIMARY_NAME: &str = "counters";
+
 /// What a fleet is made of.
 #[derive(Clone, Debug)]
 pub struct FleetPlan {
@@ -43,6 +68,8 @@ pub struct FleetPlan {
     pub regions: usize,
     /// Time that bytes take to the global Redis, in milliseconds.
     pub global_latency_ms: u64,
+    /// Redis of a single region.
+    pub deployment: Deployment,
     /// Links between replicas and Redis.
     pub link: Link,
     /// Largest drift of the clocks of Redis, in parts per million.
@@ -55,8 +82,13 @@ pub struct Fleet {
     started: Instant,
     /// Links of all hosts.
     pub links: Arc<Links>,
-    /// The Redis of each region, and the global one if there are several.
+    /// The Redis of each region, and the global one if there are several. Else the servers that count first, then a
+    /// replica of each.
     pub servers: Vec<Rc<RedisHost>>,
+    sentinels: Vec<Rc<RedisHost>>,
+    deployment: Deployment,
+    /// Index of the server that counts, by shard.
+    primaries: RefCell<Vec<usize>>,
     regions: usize,
     global_latency_ms: u64,
     /// Processes; `None`: the process does not run.
@@ -82,13 +114,7 @@ impl Fleet {
         let trace = Trace::new();
         let start = Time::from_micros((START_S * 1000 + chance.below(3_600_000)) * 1000);
         let links = Links::new(plan.link, plan.seed ^ 2);
-        let global = (plan.regions > 1).then(|| "global:6379".to_owned());
-        let addresses = (0..plan.regions).map(|index| format!("redis{index}:6379")).chain(global);
-        let servers = addresses.enumerate().map(|(index, address)| {
-            let drift_ppm = if index % 2 == 0 { plan.redis_drift_ppm } else { -plan.redis_drift_ppm };
-            RedisHost::start(&address, HostClock::new(start, 0, drift_ppm), &links, &trace)
-        });
-        let servers = servers.collect();
+        let (servers, sentinels) = start_servers(plan, start, &links, &trace);
         let mut offset_us = || i64::try_from(chance.below(2 * MAX_CLOCK_OFFSET_US.unsigned_abs())).unwrap();
         let replica_clocks =
             (0..plan.replicas).map(|_| HostClock::new(start, offset_us() - MAX_CLOCK_OFFSET_US, 0)).collect();
@@ -96,6 +122,9 @@ impl Fleet {
         let fleet = Rc::new(Self {
             started: Instant::now(),
             servers,
+            sentinels,
+            deployment: plan.deployment,
+            primaries: RefCell::new((0..plan.deployment.shards()).collect()),
             regions: plan.regions,
             global_latency_ms: plan.global_latency_ms,
             links,
@@ -107,6 +136,7 @@ impl Fleet {
             losses: RefCell::default(),
             trace,
         });
+        fleet.tell_primaries();
         for index in 0..plan.replicas {
             fleet.start_replica(index);
         }
@@ -118,8 +148,16 @@ impl Fleet {
         let number = self.starts.replace(self.starts.get() + 1);
         let host = format!("replica{index}-{number}");
         let mut environment = self.environment.clone();
-        let redis = self.redis_of(index).address.clone();
-        environment.extend([("REDIS_SOCKET_TYPE", "tcp".to_owned()), ("REDIS_URL", redis)]);
+        let addresses = |servers: &[Rc<RedisHost>]| -> String {
+            servers.iter().map(|server| server.address.as_str()).collect::<Vec<_>>().join(",")
+        };
+        let (kind, url) = match self.deployment {
+            Deployment::Single => ("SINGLE", self.redis_of(index).address.clone()),
+            Deployment::Sentinel => ("SENTINEL", format!("{PRIMARY_NAME},{}", addresses(&self.sentinels))),
+            Deployment::Cluster => ("CLUSTER", addresses(&self.servers)),
+        };
+        environment.extend([("REDIS_SOCKET_TYPE", "tcp".to_owned()), ("REDIS_TYPE", kind.to_owned())]);
+        environment.push(("REDIS_URL", url));
         if self.regions > 1 {
             let link = (host.clone(), self.servers[self.regions].address.clone());
             self.links.change(&link, |link| link.latency_ms = self.global_latency_ms);
@@ -143,6 +181,52 @@ impl Fleet {
     /// The processes that run.
     pub fn running_replicas(&self) -> Vec<Rc<Replica>> {
         self.replicas.borrow().iter().flatten().cloned().collect()
+    }
+
+    /// Clock of the servers that count: those of a cluster share one.
+    pub fn clock_of_counters(&self) -> Arc<HostClock> {
+        match self.regions {
+            1 => Arc::clone(&self.servers[self.primaries.borrow()[0]].clock),
+            _ => Arc::clone(&self.servers[self.regions].clock),
+        }
+    }
+
+    /// The server that counts for a shard, and its replica; `None` after a failover.
+    pub fn primary_and_replica(&self, shard: usize) -> Option<(&Rc<RedisHost>, &Rc<RedisHost>)> {
+        let primary = self.primaries.borrow()[shard];
+        Some((&self.servers[primary], self.servers.get(primary + self.deployment.shards())?))
+    }
+
+    /// Makes the replica of a shard the server that counts for it.
+    pub fn promote_replica(&self, shard: usize) {
+        self.primaries.borrow_mut()[shard] += self.deployment.shards();
+        self.tell_primaries();
+    }
+
+    /// Tells servers and sentinels which servers count.
+    fn tell_primaries(&self) {
+        if self.deployment == Deployment::Single {
+            return;
+        }
+        let (primaries, shards) = (self.primaries.borrow(), self.deployment.shards());
+        let address = |index: usize| address_of(&self.servers[index].address);
+        for (index, server) in self.servers.iter().enumerate() {
+            let primary = primaries[index % shards];
+            let replica = Role::Replica { primary: address(primary), is_connected: true };
+            server.server.borrow_mut().set_role(if primary == index { Role::Primary } else { replica });
+            if self.deployment == Deployment::Cluster {
+                let range = |shard: usize| SlotRange {
+                    first: shard_start(shard),
+                    last: shard_start(shard + 1) - 1,
+                    owner: address(primaries[shard]),
+                };
+                let slots = SlotMap::new(address(index), (0..shards).map(range).collect());
+                server.server.borrow_mut().set_slots(slots);
+            }
+        }
+        for sentinel in &self.sentinels {
+            sentinel.server.borrow_mut().set_watched_primary(PRIMARY_NAME, Some(address(primaries[0])));
+        }
     }
 
     /// The Redis that a replica counts in.
@@ -187,6 +271,46 @@ impl Fleet {
         let left = Handle::current().metrics().num_alive_tasks();
         (left > 0).then(|| format!("{left} tasks run after all replicas ended"))
     }
+}
+
+/// First slot of a shard.
+fn shard_start(shard: usize) -> u16 {
+    u16::try_from(usize::from(HASH_SLOTS) * shard / CLUSTER_SHARDS).unwrap()
+}
+
+fn address_of(text: &str) -> Address {
+    let (host, port) = text.split_once(':').unwrap();
+    Address { host: host.to_owned(), port: port.parse().unwrap() }
+}
+
+/// Starts the servers of a plan, and its sentinels.
+fn start_servers(
+    plan: &FleetPlan,
+    start: Time,
+    links: &Arc<Links>,
+    trace: &Trace,
+) -> (Vec<Rc<RedisHost>>, Vec<Rc<RedisHost>>) {
+    let start_one = |address: &str, clock: &Arc<HostClock>, kind: Kind| {
+        RedisHost::start(address, Arc::clone(clock), links, trace, Options { kind, ..Options::default() })
+    };
+    let clock = |index: usize| {
+        let drift_ppm = if index.is_multiple_of(2) { plan.redis_drift_ppm } else { -plan.redis_drift_ppm };
+        HostClock::new(start, 0, drift_ppm)
+    };
+    let count = match plan.deployment {
+        Deployment::Single => plan.regions,
+        Deployment::Sentinel | Deployment::Cluster => 2 * plan.deployment.shards(),
+    };
+    let global = (plan.regions > 1).then(|| "global:6379".to_owned());
+    let addresses = (0..count).map(|index| format!("redis{index}:6379")).chain(global);
+    let (common, kind) = (clock(0), if plan.deployment == Deployment::Cluster { Kind::Cluster } else { Kind::Single });
+    let servers = addresses.enumerate().map(|(index, address)| match kind {
+        Kind::Cluster => start_one(&address, &common, kind),
+        _ => start_one(&address, &clock(index), kind),
+    });
+    let sentinel = |index: usize| start_one(&format!("sentinel{index}:26379"), &common, Kind::Sentinel);
+    let sentinels = if plan.deployment == Deployment::Sentinel { SENTINELS } else { 0 };
+    (servers.collect(), (0..sentinels).map(sentinel).collect())
 }
 
 /// Runs a future of a seed in virtual time. All random numbers of the program follow from the seed.

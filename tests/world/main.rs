@@ -44,6 +44,7 @@ const EVENTS: &[&str] = &[
     "redis restarted",
     "redis lost its data",
     "redis restored a snapshot",
+    "redis failed over",
     "redis refused commands",
     "scripts were slow",
     "scripts were forgotten",

@@ -10,7 +10,7 @@ use simulated_redis::refusals::Refusal;
 use tollkeeper::limit::algorithm::Algorithm;
 
 use super::clock::MAX_DRIFT_PPM;
-use super::fleet::FleetPlan;
+use super::fleet::{Deployment, FleetPlan};
 use super::judge::Loss;
 use super::network::Link;
 
@@ -87,6 +87,9 @@ pub enum Fault {
     RedisLosesData,
     /// Redis is down for a while and comes back with the data of so many milliseconds before.
     RedisRestoresSnapshot(u64),
+    /// A server that counts goes down; after a while its replica takes its place, with the data of so many milliseconds
+    /// before. Half a second later it comes back as a replica.
+    RedisFailsOver(u64),
     /// Redis refuses commands for a while.
     RedisRefuses(Refusal),
     /// Each script takes so many milliseconds for a while.
@@ -181,7 +184,15 @@ impl FleetPlan {
         // A call and one that waits for it must fit into the timeout of the store.
         let link = Link { latency_ms: chance.between(0, 1), jitter_ms: chance.between(0, 2), ..Link::default() };
         let drift_ppm = i64::try_from(chance.between(0, 2 * MAX_DRIFT_PPM.unsigned_abs())).unwrap() - MAX_DRIFT_PPM;
-        Self { seed, replicas, regions: 1, global_latency_ms: chance.between(5, 80), link, redis_drift_ppm: drift_ppm }
+        Self {
+            seed,
+            replicas,
+            regions: 1,
+            global_latency_ms: chance.between(5, 80),
+            deployment: Deployment::Single,
+            link,
+            redis_drift_ppm: drift_ppm,
+        }
     }
 }
 
@@ -189,7 +200,14 @@ impl Plan {
     /// Draws a run.
     pub fn draw_calls(seed: u64) -> Self {
         let mut chance = Chance::new(seed);
-        let fleet = FleetPlan::draw(seed, &mut chance);
+        let deployment = chance.pick(&[
+            Deployment::Single,
+            Deployment::Single,
+            Deployment::Single,
+            Deployment::Sentinel,
+            Deployment::Cluster,
+        ]);
+        let fleet = FleetPlan { deployment, ..FleetPlan::draw(seed, &mut chance) };
         let rules: Vec<RulePlan> = (0..chance.between(1, 3)).map(|_| draw_rule(&mut chance)).collect();
         // Claims of replicas end after 30 s.
         let is_long = chance.one_in(6);
@@ -198,7 +216,15 @@ impl Plan {
         let faults = (0..count)
             .map(|_| match chance.below(8) {
                 0 => draw_operation(&mut chance, &rules, duration_ms),
-                _ => draw_fault(&mut chance, fleet.replicas, duration_ms),
+                1 | 2 if deployment != Deployment::Single => TimedFault {
+                    server: chance.place(deployment.shards()),
+                    fault: Fault::RedisFailsOver(chance.pick(&[0, 5, 500])),
+                    ..draw_fault(&mut chance, fleet.replicas, duration_ms)
+                },
+                _ => TimedFault {
+                    server: chance.place(deployment.shards()),
+                    ..draw_fault(&mut chance, fleet.replicas, duration_ms)
+                },
             })
             .collect();
         let (calls, arrivals) = (chance.between(100, 700), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));

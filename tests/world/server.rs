@@ -49,11 +49,17 @@ struct OpenConnection {
 
 impl RedisHost {
     /// Starts a server. Must be called within a `LocalSet`.
-    pub fn start(address: &str, clock: Arc<HostClock>, links: &Arc<Links>, trace: &Trace) -> Rc<Self> {
+    pub fn start(
+        address: &str,
+        clock: Arc<HostClock>,
+        links: &Arc<Links>,
+        trace: &Trace,
+        options: Options,
+    ) -> Rc<Self> {
         let host = Rc::new(Self {
             address: address.to_owned(),
             clock,
-            server: RefCell::new(Server::new(Options::default())),
+            server: RefCell::new(Server::new(options)),
             links: Arc::clone(links),
             trace: trace.clone(),
             is_running: Cell::new(true),
