@@ -44,6 +44,8 @@ pub struct FleetPlan {
 /// All hosts.
 #[derive(Debug)]
 pub struct Fleet {
+    /// Seed of the run.
+    pub seed: u64,
     started: Instant,
     /// Links of all hosts.
     pub links: Arc<Links>,
@@ -78,6 +80,7 @@ impl Fleet {
             (0..plan.replicas).map(|_| HostClock::new(start, offset_us() - MAX_CLOCK_OFFSET_US, 0)).collect();
         let own = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", REDIS)];
         let fleet = Rc::new(Self {
+            seed: plan.seed,
             started: Instant::now(),
             redis: RedisHost::start(REDIS, redis_clock, &links, &trace),
             links,
