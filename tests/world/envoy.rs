@@ -324,10 +324,13 @@ impl Envoy {
 
     async fn serve_stream(self: Rc<Self>, stream: u64, plan: StreamPlan) {
         let first = self.attempt(stream, &plan, None).await;
-        let is_open = self.journal.borrow().attempts[first].answered.is_some();
-        if plan.is_redirected && is_open {
+        let (outcome, begun) = {
+            let first = &self.journal.borrow().attempts[first];
+            (first.outcome, first.begun)
+        };
+        // Only a response of the upstream redirects.
+        if plan.is_redirected && outcome == Outcome::Admitted {
             self.fleet.trace.count("a stream was redirected");
-            let begun = self.journal.borrow().attempts[first].begun;
             self.attempt(stream, &plan, Some(begun)).await;
         }
     }

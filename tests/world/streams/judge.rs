@@ -105,9 +105,9 @@ impl Judge<'_> {
         self.journal.attempts.iter().filter(move |one| one.plan.counters.contains(&counter))
     }
 
-    /// Returns true if replicas may admit without Redis.
+    /// Returns true if replicas may admit without Redis: after a fault, or when a script is sent for the first time.
     fn may_admit_alone(&self) -> bool {
-        self.rules.iter().any(|rule| rule.on_store_error == StoreErrorPolicy::Local) && !self.plan.faults.is_empty()
+        self.rules.iter().any(|rule| rule.on_store_error == StoreErrorPolicy::Local)
     }
 
     /// Losses of data. A clock that is set loses none: `max_duration` ends earlier or later.
@@ -197,7 +197,8 @@ impl Judge<'_> {
             ("live when it was sent, and its own", seats(&before) + admitted.plan.hits, own_limit),
         ];
         let (what, found, allowed) = checks.into_iter().find(|(_, found, allowed)| found > allowed)?;
-        Some(format!("{counter:?}: {found} seats {what}, at most {allowed}: {admitted:?}"))
+        let of: Vec<String> = live.iter().map(|one| format!("{one:?}")).collect();
+        Some(format!("{counter:?}: {found} seats {what}, at most {allowed}: {}", of.join("\n    ")))
     }
 
     /// A rejection although the limit cannot be full.
@@ -205,9 +206,7 @@ impl Judge<'_> {
         let answered = rejected.answered?;
         let is_of_policy = self.rules.iter().any(|rule| rule.on_store_error != StoreErrorPolicy::Error);
         let is_same = |one: &&Attempt| one.envoy == rejected.envoy && one.stream == rejected.stream;
-        // A redirection comes after the release of a request without an answer.
-        let is_late = self.journal.attempts.iter().filter(is_same).any(|one| one.release == "?");
-        if is_of_policy && !self.plan.faults.is_empty() || is_late {
+        if is_of_policy && !self.plan.faults.is_empty() {
             return None;
         }
         let mut told = Vec::new();
