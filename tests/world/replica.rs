@@ -109,7 +109,7 @@ impl Replica {
         holders.record_heartbeat(holder.as_bytes(), self.service.clock.now());
     }
 
-    /// Does what a server does eight times a second.
+    /// Does what a server does repeatedly for its holders and its memory.
     pub fn sweep(&self, part: usize, parts: usize) {
         let (store, now) = (&self.service.decider.store, self.service.clock.now());
         store.slot_holders().record_that_process_runs(now);

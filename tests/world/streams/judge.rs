@@ -85,15 +85,19 @@ impl Judge<'_> {
         breaches
     }
 
-    /// Returns what is left in Redis and in replicas when all is quiet.
-    pub(super) fn find_leftovers(&self) -> Vec<String> {
+    /// Returns keys that are left in Redis when all is quiet.
+    pub(super) fn find_keys(&self) -> Vec<String> {
         let now_us = self.fleet.redis.clock.now().as_micros();
         let server = self.fleet.redis.server.borrow();
         let keys = server.live_keys(now_us).into_iter().map(|(name, _)| name.escape_ascii().to_string());
-        let left = keys.filter(|name| name.contains("rule")).map(|name| format!("{name} is left in redis"));
+        keys.filter(|name| name.contains("rule")).map(|name| format!("{name} is left in redis")).collect()
+    }
+
+    /// Returns replicas that have slots of their own when all is quiet.
+    pub(super) fn find_slots_of_replicas(&self) -> Vec<String> {
         let replicas = self.fleet.running_replicas();
         let has_slots = replicas.iter().filter(|replica| replica.service.decider.store.has_fallback_slots());
-        left.chain(has_slots.map(|replica| format!("{} has slots of its own", replica.host))).collect()
+        has_slots.map(|replica| format!("{} has slots of its own", replica.host)).collect()
     }
 
     fn counters(&self) -> impl Iterator<Item = CounterId> {
