@@ -1,6 +1,7 @@
 //! A run of calls over RLS: strict and eventual limits.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,21 +11,27 @@ use kit::test_service::TestRequest;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::sleep;
 use tollkeeper::base::pb::rate_limit_response::Code;
+use tollkeeper::limit::StoreFailurePolicy;
 
 use super::fleet::{Fleet, run_in_virtual_time};
-use super::judge::{CallRecord, LimitChange, Report, Verdict, find_breaches};
+use super::judge::{CallRecord, CounterLevel, LimitChange, Report, Verdict, find_breaches};
 use super::plan::{Arrivals, Fault, Plan, RECOVERY_MS, TimedFault, rule_file};
 use super::replica::Replica;
 use super::simulation::{Outcome, Simulation};
 
 /// Time before the first call, in milliseconds.
 const SETTLE_MS: u64 = 500;
-/// Time after the last call in which what is left ends, in milliseconds.
+/// Time after the last call and the last fault in which the calls in flight end, in milliseconds.
+const QUIET_MS: u64 = 1200;
+/// Time after that in which what is left ends, in milliseconds.
 const END_MS: u64 = 3000;
 
 impl Simulation for Plan {
     fn draw(seed: u64) -> Self {
-        Self::draw_calls(seed)
+        match seed % 4 {
+            3 => Self::draw_regions(seed),
+            _ => Self::draw_calls(seed),
+        }
     }
 
     fn run(&self) -> Outcome {
@@ -32,7 +39,8 @@ impl Simulation for Plan {
         run_in_virtual_time(self.fleet.seed, async move {
             let fleet = Fleet::start(&plan.fleet, &[], plan.rule_file());
             let limits = RefCell::new(plan.rules.iter().map(|rule| rule.limit).collect());
-            Rc::new(World { plan, fleet, limits, report: RefCell::default() }).play().await
+            let (report, unanswered) = (RefCell::default(), RefCell::default());
+            Rc::new(World { plan, fleet, limits, report, unanswered, next_call: Cell::new(0) }).play().await
         })
     }
 
@@ -72,6 +80,9 @@ struct World {
     /// Limits of the rules that are in force.
     limits: RefCell<Vec<u64>>,
     report: RefCell<Report>,
+    /// Calls that were sent and not yet answered, by number: what they charge is not known.
+    unanswered: RefCell<BTreeMap<u64, CallRecord>>,
+    next_call: Cell<u64>,
 }
 
 impl World {
@@ -85,11 +96,23 @@ impl World {
         for task in tasks {
             task.await.unwrap();
         }
+        sleep(Duration::from_millis(QUIET_MS)).await;
+        let levels = self.read_levels().await;
         sleep(Duration::from_millis(END_MS)).await;
         let mut report = self.report.take();
         report.losses = self.fleet.losses.take();
+        if self.plan.fleet.regions > 1 {
+            (report.losses, report.shorter_us) = self.plan.losses_in_regions();
+            // All clocks drift.
+            report.shorter_us += self.plan.rules[0].period_s * 2000;
+        }
+        let jumps = |fault: &TimedFault| matches!(fault.fault, Fault::RedisClockJumps(_));
+        report.has_steady_clocks = !self.plan.faults.iter().any(jumps);
+        report.calls.extend(self.unanswered.take().into_values());
         let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
+        breaches.extend(levels.iter().filter_map(|level| level.find_breach(&self.plan.rules, &report)));
         breaches.extend(self.find_late_recovery(&report));
+        breaches.extend(self.find_untold_failures(&report));
         breaches.extend(self.fleet.stop().await);
         let trace = &self.fleet.trace;
         Outcome { breaches, hash: trace.hash(), counts: trace.counts(), calls: report.calls.len() }
@@ -104,6 +127,53 @@ impl World {
         };
         let late = report.calls.iter().find(is_late)?;
         Some(format!("no decision {} ms after the last fault: {late:?}", late.sent_ms - end_ms))
+    }
+
+    /// Clock that counters follow, in microseconds: that of Redis; of several regions, that of the global one.
+    fn clock_of_counters(&self) -> impl Fn() -> u64 + use<> {
+        let server = Rc::clone(self.fleet.servers.last().unwrap());
+        move || server.clock.now().as_micros()
+    }
+
+    /// Reads how many hits each strict counter has left, from the first replica that runs.
+    async fn read_levels(&self) -> Vec<CounterLevel> {
+        let mut levels = Vec::new();
+        let Some(replica) = self.fleet.running_replicas().into_iter().next() else { return levels };
+        for (rule, plan) in self.plan.rules.iter().enumerate() {
+            for value in 0..plan.values {
+                let mut request = request_of(rule, value);
+                request.0.descriptors[0].hits_addend = Some(0);
+                let redis_clock = self.clock_of_counters();
+                let redis_before_us = redis_clock();
+                let answer = replica.decide(&request, Duration::from_secs(1)).await;
+                let status = answer.ok().and_then(|response| response.statuses.into_iter().next());
+                let Some(status) = status.filter(|status| status.current_limit.is_some()) else { continue };
+                self.fleet.trace.count("counters were compared with their callers");
+                levels.push(CounterLevel {
+                    rule,
+                    value,
+                    remaining: status.limit_remaining.into(),
+                    limit: self.limits.borrow()[rule],
+                    redis_before_us,
+                    redis_after_us: redis_clock(),
+                });
+            }
+        }
+        levels
+    }
+
+    /// Failed decisions that no replica counts, and failures that none told a caller. Killed replicas count no more.
+    fn find_untold_failures(&self, report: &Report) -> Option<String> {
+        let ended = |fault: &TimedFault| matches!(fault.fault, Fault::ReplicaIsKilled(_) | Fault::ReplicaStops(_));
+        if self.plan.faults.iter().any(ended) {
+            return None;
+        }
+        let failed = report.calls.iter().filter(|call| call.verdict == Verdict::Failed).count() as u64;
+        let replicas = self.fleet.running_replicas();
+        let counted =
+            |replica: &Rc<Replica>| replica.service.decider.policy_decided_charge_count(StoreFailurePolicy::Error);
+        let counted: u64 = replicas.iter().map(counted).sum();
+        (failed != counted).then(|| format!("{failed} decisions failed, and replicas count {counted}"))
     }
 
     async fn make_calls(self: Rc<Self>) {
@@ -138,25 +208,31 @@ impl World {
         let CallPlan { rule, value, hits, deadline_ms } = plan;
         let mut request = request_of(rule, value);
         request.0.descriptors[0].hits_addend = Some(hits);
-        let redis_clock = &self.fleet.redis.clock;
-        let (sent_ms, redis_sent_us) = (self.fleet.now_ms(), redis_clock.now().as_micros());
+        let redis_clock = self.clock_of_counters();
+        let (sent_ms, redis_sent_us) = (self.fleet.now_ms(), redis_clock());
+        let number = self.next_call.replace(self.next_call.get() + 1);
+        let (answered_ms, redis_answered_us, verdict) = (u64::MAX, u64::MAX, Verdict::Failed);
+        let unanswered = CallRecord {
+            rule,
+            value,
+            hits,
+            deadline_ms,
+            sent_ms,
+            answered_ms,
+            redis_sent_us,
+            redis_answered_us,
+            verdict,
+        };
+        self.unanswered.borrow_mut().insert(number, unanswered);
         let answer = replica.decide(&request, Duration::from_millis(deadline_ms)).await;
         let verdict = match answer {
             Ok(response) if response.overall_code() == Code::OverLimit => Verdict::OverLimit,
             Ok(_) => Verdict::Ok,
             Err(_) => Verdict::Failed,
         };
-        let call = CallRecord {
-            rule,
-            value,
-            hits,
-            deadline_ms,
-            sent_ms,
-            answered_ms: self.fleet.now_ms(),
-            redis_sent_us,
-            redis_answered_us: redis_clock.now().as_micros(),
-            verdict,
-        };
+        self.unanswered.borrow_mut().remove(&number);
+        let (answered_ms, redis_answered_us) = (self.fleet.now_ms(), redis_clock());
+        let call = CallRecord { answered_ms, redis_answered_us, verdict, ..unanswered };
         self.fleet.trace.record(|| format!("{}: {call:?}", replica.host));
         self.fleet.trace.count(match verdict {
             Verdict::Ok => "admitted",

@@ -241,7 +241,7 @@ impl Envoy {
     fn now(&self) -> Moment {
         let mut journal = self.journal.borrow_mut();
         journal.moments += 1;
-        let redis_us = self.fleet.redis.clock.now().as_micros();
+        let redis_us = self.fleet.servers[0].clock.now().as_micros();
         Moment { order: journal.moments, at_ms: self.fleet.now_ms(), redis_us }
     }
 

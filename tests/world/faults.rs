@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::fleet::{Fleet, REDIS};
+use super::fleet::Fleet;
 use super::plan::{Fault, TimedFault};
+use super::server::RedisHost;
 
 impl Fleet {
     /// Lets a fault begin and end at its times.
@@ -16,21 +17,21 @@ impl Fleet {
         }
         self.wait_until(timed.at_ms).await;
         self.trace.record(|| timed.to_string());
-        let for_ms = Duration::from_millis(timed.for_ms);
+        let (redis, for_ms) = (&self.servers[timed.server], Duration::from_millis(timed.for_ms));
         match timed.fault {
             Fault::RedisFrozen
             | Fault::RedisRestarts
             | Fault::RedisLosesData
             | Fault::RedisRestoresSnapshot(_)
             | Fault::RedisRefuses(_)
-            | Fault::ScriptsAreSlow(_) => self.disturb_redis(timed.fault, for_ms).await,
+            | Fault::ScriptsAreSlow(_) => self.disturb_redis(redis, timed.fault, for_ms).await,
             Fault::ScriptsAreForgotten => {
                 self.trace.count("scripts were forgotten");
-                self.redis.run_now(&[b"SCRIPT", b"FLUSH"]);
+                redis.run_now(&[b"SCRIPT", b"FLUSH"]);
             }
-            Fault::KeyIsEvicted => self.evict_key(),
+            Fault::KeyIsEvicted => self.evict_key(redis),
             Fault::RedisClockJumps(by_ms) => {
-                self.redis.clock.jump(by_ms * 1000);
+                redis.clock.jump(by_ms * 1000);
                 self.record_loss(self.now_ms(), None);
                 self.trace.count(if by_ms > 0 {
                     "the clock of redis jumped forwards"
@@ -43,12 +44,12 @@ impl Fleet {
                 self.trace.count("the clock of a replica jumped");
             }
             Fault::LinkIsCut(index, _, _) | Fault::LinkIsSlow(index, _) => {
-                self.disturb_link(timed.fault, index, for_ms).await;
+                self.disturb_link(timed, index).await;
             }
             Fault::ConnectionsAreReset(index) => {
                 let Some(replica) = self.replica(index) else { return };
                 self.trace.count("connections were reset");
-                self.redis.reset_connections(Some(&replica.host));
+                redis.reset_connections(Some(&replica.host));
             }
             Fault::ReplicaIsKilled(index) => self.kill_replica(index, for_ms).await,
             Fault::ReplicaStops(index) => {
@@ -69,69 +70,71 @@ impl Fleet {
 
     async fn restore_snapshot(&self, timed: TimedFault, age_ms: u64) {
         self.wait_until(timed.at_ms.saturating_sub(age_ms)).await;
-        let snapshot = self.redis.server.borrow().snapshot();
+        let redis = &self.servers[timed.server];
+        let snapshot = redis.server.borrow().snapshot();
         let from_ms = self.now_ms();
         self.wait_until(timed.at_ms).await;
         self.trace.record(|| timed.to_string());
-        self.redis.close_port();
+        redis.close_port();
         sleep(Duration::from_millis(timed.for_ms)).await;
-        self.redis.server.borrow_mut().restore(&snapshot);
-        self.redis.open_port();
+        redis.server.borrow_mut().restore(&snapshot);
+        redis.open_port();
         self.record_loss(from_ms, None);
         self.trace.count("redis restored a snapshot");
     }
 
-    async fn disturb_redis(&self, fault: Fault, for_ms: Duration) {
+    async fn disturb_redis(&self, redis: &Rc<RedisHost>, fault: Fault, for_ms: Duration) {
         match fault {
             Fault::RedisFrozen => {
                 self.trace.count("redis was frozen");
-                self.redis.set_running(false);
+                redis.set_running(false);
                 sleep(for_ms).await;
-                self.redis.set_running(true);
+                redis.set_running(true);
             }
             Fault::RedisLosesData => {
-                self.redis.close_port();
-                self.redis.server.borrow_mut().crash();
+                redis.close_port();
+                redis.server.borrow_mut().crash();
                 let from_ms = self.now_ms();
                 sleep(for_ms).await;
-                self.redis.open_port();
+                redis.open_port();
                 self.record_loss(from_ms, None);
                 self.trace.count("redis lost its data");
             }
             Fault::RedisRefuses(refusal) => {
                 self.trace.count("redis refused commands");
-                self.redis.server.borrow_mut().set_refusal(Some(refusal));
+                redis.server.borrow_mut().set_refusal(Some(refusal));
                 sleep(for_ms).await;
-                self.redis.server.borrow_mut().set_refusal(None);
+                redis.server.borrow_mut().set_refusal(None);
             }
             Fault::ScriptsAreSlow(milliseconds) => {
                 self.trace.count("scripts were slow");
-                self.redis.set_script_time(milliseconds);
+                redis.set_script_time(milliseconds);
                 sleep(for_ms).await;
-                self.redis.set_script_time(0);
+                redis.set_script_time(0);
             }
             _ => {
                 self.trace.count("redis restarted");
-                self.redis.close_port();
+                redis.close_port();
                 sleep(for_ms).await;
-                self.redis.open_port();
+                redis.open_port();
             }
         }
     }
 
-    fn evict_key(&self) {
-        let now_us = self.redis.clock.now().as_micros();
-        let key = self.redis.server.borrow().live_keys(now_us).first().map(|(key, _)| (*key).clone());
+    fn evict_key(&self, redis: &RedisHost) {
+        let now_us = redis.clock.now().as_micros();
+        let key = redis.server.borrow().live_keys(now_us).first().map(|(key, _)| (*key).clone());
         if let Some(key) = key {
-            self.redis.server.borrow_mut().evict(&key);
+            redis.server.borrow_mut().evict(&key);
             self.record_loss(self.now_ms(), None);
             self.trace.count("a key was evicted");
         }
     }
 
-    async fn disturb_link(&self, fault: Fault, index: usize, for_ms: Duration) {
-        let Some(link) = self.link_of(index) else { return };
-        match fault {
+    async fn disturb_link(&self, timed: TimedFault, index: usize) {
+        let Some(link) = self.link_of(index, timed.server) else { return };
+        let for_ms = Duration::from_millis(timed.for_ms);
+        match timed.fault {
             Fault::LinkIsSlow(_, milliseconds) => {
                 self.trace.count("a link was slow");
                 self.links.change(&link, |link| link.latency_ms += milliseconds);
@@ -157,8 +160,10 @@ impl Fleet {
     async fn kill_replica(&self, index: usize, for_ms: Duration) {
         let Some(replica) = self.replicas.borrow_mut()[index].take() else { return };
         self.trace.count("a replica was killed");
-        let link = (replica.host.clone(), REDIS.to_owned());
-        self.links.change(&link, |link| (link.is_cut_to_server, link.is_cut_to_host) = (true, true));
+        for server in &self.servers {
+            let link = (replica.host.clone(), server.address.clone());
+            self.links.change(&link, |link| (link.is_cut_to_server, link.is_cut_to_host) = (true, true));
+        }
         replica.kill();
         drop(replica);
         sleep(for_ms).await;

@@ -19,8 +19,11 @@ use super::replica::Replica;
 use super::server::RedisHost;
 use super::trace::Trace;
 
-/// Address of Redis.
-pub const REDIS: &str = "redis:6379";
+/// Name of the region at an index.
+pub fn region_name(index: usize) -> String {
+    format!("region{index}")
+}
+
 /// Time that all clocks show at the start: 2026-01-01, and up to an hour more.
 const START_S: u64 = 1_767_225_600;
 /// Largest offset of a replica's clock at the start, in microseconds.
@@ -35,9 +38,14 @@ pub struct FleetPlan {
     pub seed: u64,
     /// Number of replicas.
     pub replicas: usize,
+    /// Number of regions, each with a Redis, beside which there is a global one; 1: a single Redis. Replicas are in the
+    /// regions by turns.
+    pub regions: usize,
+    /// Time that bytes take to the global Redis, in milliseconds.
+    pub global_latency_ms: u64,
     /// Links between replicas and Redis.
     pub link: Link,
-    /// Drift of the clock of Redis, in parts per million.
+    /// Largest drift of the clocks of Redis, in parts per million.
     pub redis_drift_ppm: i64,
 }
 
@@ -49,8 +57,10 @@ pub struct Fleet {
     started: Instant,
     /// Links of all hosts.
     pub links: Arc<Links>,
-    /// Redis.
-    pub redis: Rc<RedisHost>,
+    /// The Redis of each region, and the global one if there are several.
+    pub servers: Vec<Rc<RedisHost>>,
+    regions: usize,
+    global_latency_ms: u64,
     /// Processes; `None`: the process does not run.
     pub replicas: RefCell<Vec<Option<Rc<Replica>>>>,
     /// Clocks of the hosts of the replicas.
@@ -58,7 +68,7 @@ pub struct Fleet {
     /// Processes that were started.
     starts: Cell<usize>,
     /// Variables of each replica beside the address of Redis.
-    environment: Vec<(&'static str, &'static str)>,
+    environment: Vec<(&'static str, String)>,
     /// Text of the rule file that a process loads at its start.
     pub rules: RefCell<String>,
     /// What made counters be lost, or set their clock.
@@ -69,25 +79,33 @@ pub struct Fleet {
 
 impl Fleet {
     /// Starts all hosts. Must be called within a `LocalSet`.
-    pub fn start(plan: &FleetPlan, environment: &[(&'static str, &'static str)], rules: String) -> Rc<Self> {
+    pub fn start(plan: &FleetPlan, environment: &[(&'static str, &str)], rules: String) -> Rc<Self> {
         let mut chance = Chance::new(plan.seed ^ 1);
         let trace = Trace::new();
         let start = Time::from_micros((START_S * 1000 + chance.below(3_600_000)) * 1000);
         let links = Links::new(plan.link, plan.seed ^ 2);
-        let redis_clock = HostClock::new(start, 0, plan.redis_drift_ppm);
+        let global = (plan.regions > 1).then(|| "global:6379".to_owned());
+        let addresses = (0..plan.regions).map(|index| format!("redis{index}:6379")).chain(global);
+        let servers = addresses.enumerate().map(|(index, address)| {
+            let drift_ppm = if index % 2 == 0 { plan.redis_drift_ppm } else { -plan.redis_drift_ppm };
+            RedisHost::start(&address, HostClock::new(start, 0, drift_ppm), &links, &trace)
+        });
+        let servers = servers.collect();
         let mut offset_us = || i64::try_from(chance.below(2 * MAX_CLOCK_OFFSET_US.unsigned_abs())).unwrap();
         let replica_clocks =
             (0..plan.replicas).map(|_| HostClock::new(start, offset_us() - MAX_CLOCK_OFFSET_US, 0)).collect();
-        let own = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", REDIS)];
+        let environment = environment.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         let fleet = Rc::new(Self {
             seed: plan.seed,
             started: Instant::now(),
-            redis: RedisHost::start(REDIS, redis_clock, &links, &trace),
+            servers,
+            regions: plan.regions,
+            global_latency_ms: plan.global_latency_ms,
             links,
             replicas: RefCell::new(vec![None; plan.replicas]),
             replica_clocks,
             starts: Cell::new(0),
-            environment: own.iter().chain(environment).copied().collect(),
+            environment,
             rules: RefCell::new(rules),
             losses: RefCell::default(),
             trace,
@@ -102,8 +120,21 @@ impl Fleet {
     pub fn start_replica(&self, index: usize) {
         let number = self.starts.replace(self.starts.get() + 1);
         let host = format!("replica{index}-{number}");
+        let mut environment = self.environment.clone();
+        let redis = self.redis_of(index).address.clone();
+        environment.extend([("REDIS_SOCKET_TYPE", "tcp".to_owned()), ("REDIS_URL", redis)]);
+        if self.regions > 1 {
+            let link = (host.clone(), self.servers[self.regions].address.clone());
+            self.links.change(&link, |link| link.latency_ms = self.global_latency_ms);
+            let names: Vec<String> = (0..self.regions).map(region_name).collect();
+            environment.extend([
+                ("TOLLKEEPER_REGION", region_name(index % self.regions)),
+                ("TOLLKEEPER_REGIONS", names.join(",")),
+                ("TOLLKEEPER_GLOBAL_REDIS_URL", format!("redis://{}", self.servers[self.regions].address)),
+            ]);
+        }
         let (clock, rules) = (&self.replica_clocks[index], self.rules.borrow());
-        let replica = Replica::start(&host, clock, &self.links, &self.environment, &rules);
+        let replica = Replica::start(&host, clock, &self.links, &environment, &rules);
         self.replicas.borrow_mut()[index] = Some(replica);
     }
 
@@ -117,9 +148,14 @@ impl Fleet {
         self.replicas.borrow().iter().flatten().cloned().collect()
     }
 
-    /// Link between a process and Redis.
-    pub fn link_of(&self, index: usize) -> Option<LinkName> {
-        Some((self.replica(index)?.host.clone(), REDIS.to_owned()))
+    /// The Redis that a replica counts in.
+    pub fn redis_of(&self, replica: usize) -> &Rc<RedisHost> {
+        &self.servers[replica % self.regions]
+    }
+
+    /// Link between a process and a Redis.
+    pub fn link_of(&self, replica: usize, server: usize) -> Option<LinkName> {
+        Some((self.replica(replica)?.host.clone(), self.servers[server].address.clone()))
     }
 
     /// Time since the start of the run, in milliseconds.

@@ -75,6 +75,10 @@ pub struct Report {
     pub losses: Vec<Loss>,
     /// Limits that operators set.
     pub changes: Vec<LimitChange>,
+    /// The promise is that of a period that is shorter by so much, in microseconds.
+    pub shorter_us: u64,
+    /// No clock of a Redis jumped.
+    pub has_steady_clocks: bool,
 }
 
 /// A bound on the hits that are admitted in any span: `burst` at once, and `rate` of them in a time `per_us`.
@@ -101,12 +105,12 @@ fn bounds_of(rule: &RulePlan, limit: u64) -> Vec<Bound> {
     let per_us = rule.period_s * 1_000_000;
     let extra = match rule.consistency {
         Consistency::Strict => 0,
-        Consistency::Eventual(percent) => limit * percent / 100,
+        Consistency::Eventual(percent) | Consistency::Global(percent) => limit * percent / 100,
     };
     let in_period = |burst| Bound { burst: burst + extra, rate: 0, per_us, within_us: Some(per_us) };
     match rule.algorithm {
         // The bucket, and what refills. Eventual: in any period.
-        Algorithm::TokenBucket if extra == 0 => {
+        Algorithm::TokenBucket if matches!(rule.consistency, Consistency::Strict) => {
             vec![Bound { burst: rule.size, rate: limit, per_us, within_us: None }]
         }
         Algorithm::TokenBucket => vec![in_period(rule.size + limit)],
@@ -123,8 +127,8 @@ pub fn find_breaches(rules: &[RulePlan], replicas: u64, report: &Report) -> Vec<
     let mut by_counter: BTreeMap<(usize, u64), Vec<&CallRecord>> = BTreeMap::new();
     for call in &report.calls {
         let took_ms = call.answered_ms - call.sent_ms;
-        // A timer of tokio fires in the millisecond after its time.
-        if took_ms > call.deadline_ms + 1 {
+        // A timer of tokio fires in the millisecond after its time. The process of a call without an answer was killed.
+        if call.answered_ms < u64::MAX && took_ms > call.deadline_ms + 1 {
             breaches.push(format!("answered {took_ms} ms after the call, beyond its deadline: {call:?}"));
         }
         by_counter.entry((call.rule, call.value)).or_default().push(call);
@@ -140,6 +144,9 @@ pub fn find_breaches(rules: &[RulePlan], replicas: u64, report: &Report) -> Vec<
     }
     breaches
 }
+
+/// Time for which a lease is used and recorded at most, in milliseconds: docs/eventual.md.
+const MAX_LEASE_MS: u64 = 1200;
 
 /// The admitted calls of one counter.
 struct CounterCheck<'r> {
@@ -174,15 +181,21 @@ impl CounterCheck<'_> {
 
     /// Number of losses that may have happened in a span.
     fn losses(&self, from_ms: u64, until_ms: u64) -> u64 {
+        // Leases of before the loss are used on, and no counter has their hits.
+        let leases_ms = if matches!(self.rule().consistency, Consistency::Eventual(_)) { MAX_LEASE_MS } else { 0 };
         let concerns = |loss: &&Loss| {
-            loss.rule.is_none_or(|rule| rule == self.index) && loss.from_ms <= until_ms && from_ms <= loss.until_ms
+            loss.rule.is_none_or(|rule| rule == self.index)
+                && loss.from_ms <= until_ms
+                && from_ms <= loss.until_ms + leases_ms
         };
         self.report.losses.iter().filter(concerns).count() as u64
     }
 
     /// Hits that policies may admit beyond the limit in a span.
     fn hits_of_policy(&self, limit: u64, span_us: u64) -> u64 {
-        if self.rule().on_store_error != StoreErrorPolicy::Local {
+        let is_global = matches!(self.rule().consistency, Consistency::Global(_));
+        // Of a global limit it is a part of the overshoot.
+        if self.rule().on_store_error != StoreErrorPolicy::Local || is_global {
             return 0;
         }
         // The shares of all replicas are the limit, in a window of their own; the divisor may lag behind their number.
@@ -212,13 +225,13 @@ impl CounterCheck<'_> {
         let limit = self.largest_limit(first.sent_ms, last.answered_ms);
         let losses = self.losses(first.sent_ms, last.answered_ms);
         let real_us = (last.answered_ms - first.sent_ms) * 1000;
-        // A jump of Redis's clock is a loss; without one its clock tells the span.
-        let span_us = match losses {
-            0 => last.redis_answered_us.saturating_sub(first.redis_sent_us),
-            _ => real_us + real_us / 1000 + 1000,
+        // The clock of Redis tells the span, unless it jumps.
+        let span_us = match losses == 0 && self.report.has_steady_clocks {
+            true => last.redis_answered_us - first.redis_sent_us,
+            false => real_us + real_us / 1000 + 1000,
         };
         for bound in bounds_of(self.rule(), limit) {
-            if bound.within_us.is_some_and(|within_us| span_us >= within_us) {
+            if bound.within_us.is_some_and(|within_us| span_us + self.report.shorter_us >= within_us) {
                 continue;
             }
             let allowed = bound.hits_in(span_us) * (1 + losses) + self.hits_of_policy(limit, real_us);
@@ -229,16 +242,82 @@ impl CounterCheck<'_> {
                 ));
             }
         }
-        if self.rule().algorithm == Algorithm::FixedWindow
-            && losses == 0
-            && self.rule().consistency == Consistency::Strict
-            && self.rule().on_store_error != StoreErrorPolicy::Local
-        {
-            let window = |us: u64| us / (self.rule().period_s * 1_000_000);
-            if window(first.redis_sent_us) == window(last.redis_answered_us) && hits > limit {
-                return Some(format!("{hits} hits in one window of {limit}: from {first:?} to {last:?}"));
+        self.breach_of_window(first, last, (hits, limit)).filter(|_| losses == 0)
+    }
+
+    /// Says how `hits` of calls in one window break its limit.
+    fn breach_of_window(&self, first: &CallRecord, last: &CallRecord, (hits, limit): (u64, u64)) -> Option<String> {
+        let rule = self.rule();
+        let (limit, margin_us) = match rule.consistency {
+            Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => (limit, 0),
+            // Regions know the time of the global Redis up to the way there.
+            Consistency::Global(percent) if self.report.has_steady_clocks => {
+                (limit + limit * percent / 100, GLOBAL_WINDOW_MARGIN_US)
             }
+            _ => return None,
+        };
+        let window = |us: u64| us / (rule.period_s * 1_000_000);
+        let (from_us, until_us) = (first.redis_sent_us - margin_us, last.redis_answered_us + margin_us);
+        let is_broken = rule.algorithm == Algorithm::FixedWindow && window(from_us) == window(until_us) && hits > limit;
+        is_broken.then(|| format!("{hits} hits in one window of {limit}: from {first:?} to {last:?}"))
+    }
+}
+
+/// Time at the ends of a window in which a region may count hits of the one beside it, in microseconds.
+const GLOBAL_WINDOW_MARGIN_US: u64 = 300_000;
+
+/// Hits that a counter has left when all is quiet.
+#[derive(Clone, Copy, Debug)]
+pub struct CounterLevel {
+    /// Index of the rule.
+    pub rule: usize,
+    /// Number of the value.
+    pub value: u64,
+    /// Hits that are left.
+    pub remaining: u64,
+    /// The limit in force.
+    pub limit: u64,
+    /// Time of Redis before it was asked, in microseconds.
+    pub redis_before_us: u64,
+    /// Time of Redis after it was asked, in microseconds.
+    pub redis_after_us: u64,
+}
+
+impl CounterLevel {
+    /// Says how the counter differs from what callers were told: it counts the admitted hits of its window or log, and
+    /// beside them at most those of calls whose outcome is not known.
+    pub fn find_breach(&self, rules: &[RulePlan], report: &Report) -> Option<String> {
+        let rule = &rules[self.rule];
+        let period_us = rule.period_s * 1_000_000;
+        let concerns = |loss: &Loss| loss.rule.is_none_or(|rule| rule == self.rule);
+        let is_exact = rule.consistency == Consistency::Strict && rule.on_store_error != StoreErrorPolicy::Local;
+        if !is_exact || report.losses.iter().any(concerns) {
+            return None;
         }
-        None
+        // Where hits begin to count: surely, and at the earliest.
+        let (surely_from_us, maybe_from_us) = match rule.algorithm {
+            Algorithm::FixedWindow => {
+                let window = |us: u64| us / period_us * period_us;
+                (window(self.redis_after_us), window(self.redis_before_us))
+            }
+            Algorithm::SlidingWindowLog => (self.redis_after_us - period_us, self.redis_before_us - period_us),
+            _ => return None,
+        };
+        let of_counter = || report.calls.iter().filter(|call| (call.rule, call.value) == (self.rule, self.value));
+        let admitted = |call: &&CallRecord| call.verdict == Verdict::Ok;
+        let counts_rejected = rule.algorithm == Algorithm::FixedWindow;
+        let may_count = |call: &&CallRecord| {
+            let is_charged = call.verdict != Verdict::OverLimit || counts_rejected;
+            is_charged && call.redis_answered_us >= maybe_from_us
+        };
+        let surely: u64 = of_counter()
+            .filter(admitted)
+            .filter(|call| call.redis_sent_us > surely_from_us)
+            .map(|call| call.hits)
+            .sum();
+        let maybe: u64 = of_counter().filter(may_count).map(|call| call.hits).sum();
+        let used = self.limit - self.remaining.min(self.limit);
+        let is_right = used >= surely.min(self.limit) && used <= maybe;
+        (!is_right).then(|| format!("the counter has {used} hits, callers know of {surely} to {maybe}: {self:?}"))
     }
 }

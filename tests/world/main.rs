@@ -2,7 +2,7 @@
 //!
 //! A run is drawn from its seed. The production code runs in virtual time, from a decoded request to the bytes of a
 //! connection to Redis. `WORLD_SEEDS=N` runs N seeds (300), `WORLD_FIRST=N` begins at another one (0), `WORLD_KIND=N`
-//! runs only those of a kind, `WORLD_SEED=N` replays one, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
+//! runs only those of a kind, `WORLD_SEED=N` replays one, `WORLD_UNTIL_RED=1` ends at the first that fails, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
 //! printed with those that it needs.
 
 #![allow(unreachable_pub, reason = "all is of one program")]
@@ -65,6 +65,7 @@ fn promises_hold_in_simulated_runs() {
             KEPT_SEEDS.iter().copied().chain(seeds).filter(is_wanted).collect()
         }
     };
+    let ends_at_first = number_of("WORLD_UNTIL_RED") == Some(1);
     let (next, began) = (AtomicU64::new(0), Instant::now());
     let failures = Mutex::new(BTreeMap::new());
     let totals = Mutex::new((BTreeMap::<&str, u64>::new(), 0));
@@ -72,6 +73,9 @@ fn promises_hold_in_simulated_runs() {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(seed) = seeds.get(usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap()) {
+                    if ends_at_first && !failures.lock().unwrap().is_empty() {
+                        return;
+                    }
                     let (outcome, failure) = run_seed(*seed);
                     let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
                     totals.1 += outcome.calls;
@@ -89,6 +93,10 @@ fn promises_hold_in_simulated_runs() {
     let (counts, calls) = totals.into_inner().unwrap();
     println!("{} runs, {calls} calls, {:.1} s; events: {counts:?}", seeds.len(), began.elapsed().as_secs_f64());
     let failures = failures.into_inner().unwrap();
+    if let Some(first) = failures.keys().next().filter(|_| ends_at_first) {
+        let runs = seeds.iter().position(|seed| seed == first).unwrap() + 1;
+        println!("red after {runs} runs");
+    }
     assert!(failures.is_empty(), "{} of {} seeds: {:?}", failures.len(), seeds.len(), failures.keys());
 }
 

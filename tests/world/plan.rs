@@ -11,6 +11,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 
 use super::clock::MAX_DRIFT_PPM;
 use super::fleet::FleetPlan;
+use super::judge::Loss;
 use super::network::Link;
 
 /// Where counters are.
@@ -20,6 +21,8 @@ pub enum Consistency {
     Strict,
     /// Replicas admit from shares and leases, by at most so many percent beyond the limit.
     Eventual(u64),
+    /// Regions get grants from the global Redis, and admit at most so many percent beyond the limit.
+    Global(u64),
 }
 
 /// What decides while Redis fails.
@@ -125,6 +128,8 @@ pub struct TimedFault {
     pub at_ms: u64,
     /// Duration, if the fault lasts.
     pub for_ms: u64,
+    /// Number of the Redis that it concerns, if it concerns one: 0 is the first.
+    pub server: usize,
     /// What happens.
     pub fault: Fault,
 }
@@ -138,7 +143,7 @@ impl TimedFault {
 
 impl fmt::Display for TimedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at {} ms for {} ms: {:?}", self.at_ms, self.for_ms, self.fault)
+        write!(f, "at {} ms for {} ms, redis {}: {:?}", self.at_ms, self.for_ms, self.server, self.fault)
     }
 }
 
@@ -168,6 +173,8 @@ pub struct Plan {
     pub faults: Vec<TimedFault>,
 }
 
+/// Time after a clock jumped forwards in which processes that start are excluded from the promise: docs/regions.md.
+const STARTS_AFTER_JUMP_MS: u64 = 10_000;
 /// Time before the first fault, in milliseconds: connections open meanwhile.
 const FIRST_FAULT_MS: u64 = 1500;
 /// Time within which counting resumes after the last fault, in milliseconds: docs/failures.md.
@@ -180,7 +187,7 @@ impl FleetPlan {
         // A call and one that waits for it must fit into the timeout of the store.
         let link = Link { latency_ms: chance.between(0, 1), jitter_ms: chance.between(0, 2), ..Link::default() };
         let drift_ppm = i64::try_from(chance.between(0, 2 * MAX_DRIFT_PPM.unsigned_abs())).unwrap() - MAX_DRIFT_PPM;
-        Self { seed, replicas, link, redis_drift_ppm: drift_ppm }
+        Self { seed, replicas, regions: 1, global_latency_ms: chance.between(5, 80), link, redis_drift_ppm: drift_ppm }
     }
 }
 
@@ -190,7 +197,9 @@ impl Plan {
         let mut chance = Chance::new(seed);
         let fleet = FleetPlan::draw(seed, &mut chance);
         let rules: Vec<RulePlan> = (0..chance.between(1, 3)).map(|_| draw_rule(&mut chance)).collect();
-        let duration_ms = chance.between(4000, 16_000);
+        // Claims of replicas end after 30 s.
+        let is_long = chance.one_in(6);
+        let duration_ms = if is_long { chance.between(50_000, 90_000) } else { chance.between(4000, 16_000) };
         let count = if chance.one_in(6) { 0 } else { chance.between(1, 6) };
         let faults = (0..count)
             .map(|_| match chance.below(8) {
@@ -200,6 +209,68 @@ impl Plan {
             .collect();
         let (calls, arrivals) = (chance.between(100, 700), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));
         Self { fleet, rules, calls, arrivals, duration_ms, faults }
+    }
+
+    /// Draws a run of several regions.
+    pub fn draw_regions(seed: u64) -> Self {
+        let mut chance = Chance::new(seed);
+        let regions = usize::try_from(chance.between(2, 3)).unwrap();
+        let fleet =
+            FleetPlan { regions, replicas: regions * chance.pick(&[1, 1, 2]), ..FleetPlan::draw(seed, &mut chance) };
+        let rule = RulePlan {
+            algorithm: chance.pick(&[Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket]),
+            limit: chance.pick(&[50, 100, 200]),
+            period_s: chance.pick(&[5, 10, 20]),
+            // A tenth of it has a hit for each region.
+            size: chance.between(40, 200),
+            consistency: Consistency::Global(chance.pick(&[5, 10, 50])),
+            on_store_error: chance.pick(&[StoreErrorPolicy::Error, StoreErrorPolicy::Deny, StoreErrorPolicy::Local]),
+            values: chance.pick(&[1, 1, 2]),
+        };
+        let duration_ms = chance.between(20_000, 60_000);
+        let count = if chance.one_in(6) { 0 } else { chance.between(1, 6) };
+        let faults = (0..count)
+            .map(|_| {
+                let fault = draw_fault(&mut chance, fleet.replicas, duration_ms);
+                // Some faults of the global Redis last long: parts and policies decide meanwhile.
+                let for_ms = if chance.one_in(4) { chance.between(3000, 12_000) } else { fault.for_ms };
+                TimedFault { server: chance.place(regions + 1), for_ms, ..fault }
+            })
+            .collect();
+        let (calls, arrivals) = (chance.between(500, 1000), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));
+        Self { fleet, rules: vec![rule], calls, arrivals, duration_ms, faults }
+    }
+
+    /// What may let more hits pass than the limit in several regions, by docs/regions.md, and by how much the period is
+    /// shorter, in microseconds.
+    pub fn losses_in_regions(&self) -> (Vec<Loss>, u64) {
+        let global = self.fleet.regions;
+        let mut shorter_us = 0;
+        let mut losses = Vec::new();
+        for fault in &self.faults {
+            let from_ms = match fault.fault {
+                // The region's is noticed; the global one adds a limit.
+                Fault::RedisLosesData if fault.server == global => fault.at_ms,
+                Fault::RedisRestoresSnapshot(age_ms) => fault.at_ms.saturating_sub(age_ms),
+                Fault::KeyIsEvicted => fault.at_ms,
+                Fault::RedisClockJumps(by_ms) => {
+                    if by_ms.unsigned_abs() <= 1000 {
+                        shorter_us += by_ms.unsigned_abs() * 1000;
+                    }
+                    let restarts = self.faults.iter().any(|other| {
+                        let starts = matches!(other.fault, Fault::ReplicaIsKilled(_) | Fault::ReplicaStops(_));
+                        starts && (fault.at_ms..fault.at_ms + STARTS_AFTER_JUMP_MS).contains(&other.end_ms())
+                    });
+                    if by_ms < 0 || !restarts {
+                        continue;
+                    }
+                    fault.at_ms
+                }
+                _ => continue,
+            };
+            losses.push(Loss { from_ms, until_ms: fault.end_ms(), rule: None });
+        }
+        (losses, shorter_us)
     }
 
     /// Text of the rule file.
@@ -221,6 +292,7 @@ pub fn rule_file(rules: &[RulePlan], limits: &[u64]) -> String {
         let consistency = match rule.consistency {
             Consistency::Strict => String::new(),
             Consistency::Eventual(percent) => format!(", consistency: eventual, max_overshoot: {percent}%"),
+            Consistency::Global(percent) => format!(", scope: global, max_overshoot: {percent}%"),
         };
         text += &format!(
             "  - key: rule{index}\n    rate_limit: {{ unit: second, unit_multiplier: {}, requests_per_unit: {limit}, \
@@ -273,7 +345,7 @@ fn draw_operation(chance: &mut Chance, rules: &[RulePlan], duration_ms: u64) -> 
         true => Fault::LimitChanges(rule, chance.between(1, 2 * rules[rule].limit)),
         false => Fault::CountersAreReset(rule),
     };
-    TimedFault { at_ms: chance.between(FIRST_FAULT_MS, duration_ms - RECOVERY_MS), for_ms: 0, fault }
+    TimedFault { at_ms: chance.between(FIRST_FAULT_MS, duration_ms - RECOVERY_MS), for_ms: 0, server: 0, fault }
 }
 
 /// Draws a fault of the hosts of a run that lasts so long.
@@ -310,5 +382,5 @@ pub fn draw_fault(chance: &mut Chance, replicas: usize, duration_ms: u64) -> Tim
         13 => Fault::ReplicaIsKilled(replica),
         _ => Fault::ReplicaStops(replica),
     };
-    TimedFault { at_ms, for_ms, fault }
+    TimedFault { at_ms, for_ms, server: 0, fault }
 }

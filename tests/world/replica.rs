@@ -45,6 +45,7 @@ pub struct Replica {
     pub service: Arc<RateLimitService>,
     /// Answers calls of gRPC.
     method: ShouldRateLimitMethod,
+    options: CompileOptions,
     /// Calls in flight.
     calls: RefCell<JoinSet<()>>,
 }
@@ -55,19 +56,21 @@ impl Replica {
         host: &str,
         clock: &Arc<HostClock>,
         links: &Arc<Links>,
-        env: &[(&str, &str)],
+        env: &[(&str, String)],
         rules: &str,
     ) -> Rc<Self> {
-        let variables = env.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        let variables = env.iter().map(|(name, value)| ((*name).into(), value.into()));
         let (settings, _) = Settings::from_env(variables).expect("the settings are valid");
         let StoreSettings::Redis(of_redis) = &settings.store else { panic!("the settings select a Redis") };
         let network = Network::simulated(Arc::new(HostNetwork { host: host.to_owned(), links: Arc::clone(links) }));
         let on_host = Host { clock: clock.as_process_clock(), network };
         let store = Store::open_redis(of_redis, FALLBACK_BYTES, settings.slots.holder_timeout, &on_host);
+        let options = CompileOptions::from(&settings);
         let decider = Decider::new(store, settings.decisions, Arc::default());
         let service = Arc::new(RateLimitService::new(on_host.clock, Arc::new(LiveRules::default()), decider));
         let method = ShouldRateLimitMethod::new(Arc::clone(&service), MAX_MESSAGE_BYTES);
-        let replica = Rc::new(Self { host: host.to_owned(), service, method, calls: RefCell::new(JoinSet::new()) });
+        let calls = RefCell::new(JoinSet::new());
+        let replica = Rc::new(Self { host: host.to_owned(), service, method, options, calls });
         replica.load(rules);
         replica
     }
@@ -79,8 +82,7 @@ impl Replica {
             bytes: rules.as_bytes().to_vec(),
             documents: DocumentSelection::FirstOnly,
         };
-        let compiled =
-            compile_texts(&[text], &CompileOptions::default()).unwrap_or_else(|found| panic!("{found}\n{rules}"));
+        let compiled = compile_texts(&[text], &self.options).unwrap_or_else(|found| panic!("{found}\n{rules}"));
         let set = RuleSet::from_domains(compiled.domains, &self.service.decider.metrics.limits);
         self.service.rules.swap_rules(set, RuleSetOrigin::default(), self.service.clock.now());
     }

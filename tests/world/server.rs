@@ -11,7 +11,7 @@ use simulated_redis::server::{Connection, Options, Outcome, Server};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_local};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::clock::HostClock;
 use super::network::{Arrival, Direction, LinkName, Links};
@@ -37,6 +37,8 @@ pub struct RedisHost {
     connections: RefCell<Vec<OpenConnection>>,
     /// Time that each script takes, in milliseconds.
     script_ms: Cell<u64>,
+    /// Time at which the script that runs ends.
+    busy_until: Cell<Instant>,
 }
 
 #[derive(Debug)]
@@ -58,6 +60,7 @@ impl RedisHost {
             runs_again: Notify::new(),
             connections: RefCell::default(),
             script_ms: Cell::new(0),
+            busy_until: Cell::new(Instant::now()),
         });
         host.open_port();
         host
@@ -175,12 +178,13 @@ impl RedisHost {
 
     async fn run_command(&self, connection: &mut Connection, words: &[Bytes], reply: &mut BytesMut) {
         self.wait_until_running().await;
-        let is_script = words.first().is_some_and(|name| name.starts_with(b"EVAL"));
-        if is_script && self.script_ms.get() > 0 {
-            // The server is busy for all.
-            self.set_running(false);
-            sleep(Duration::from_millis(self.script_ms.get())).await;
-            self.set_running(true);
+        while self.busy_until.get() > Instant::now() {
+            sleep_until(self.busy_until.get()).await;
+        }
+        if words.first().is_some_and(|name| name.starts_with(b"EVAL")) && self.script_ms.get() > 0 {
+            let end = Instant::now() + Duration::from_millis(self.script_ms.get());
+            self.busy_until.set(end);
+            sleep_until(end).await;
         }
         let now = self.clock.now();
         let outcome = self.server.borrow_mut().execute(connection, now.as_micros(), words, reply);

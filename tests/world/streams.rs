@@ -86,7 +86,7 @@ impl EnvoysPlan {
                 0 => {
                     let rule = chance.place(limits.len());
                     let fault = Fault::LimitChanges(rule, chance.between(1, 2 * limits[rule]));
-                    TimedFault { at_ms: chance.between(1500, duration_ms), for_ms: 0, fault }
+                    TimedFault { at_ms: chance.between(1500, duration_ms), for_ms: 0, server: 0, fault }
                 }
                 1..5 => draw_envoy_fault(chance, envoys, replicas, duration_ms),
                 _ => {
@@ -112,7 +112,7 @@ fn draw_envoy_fault(chance: &mut Chance, envoys: usize, replicas: usize, duratio
         _ => Fault::EnvoyIsCutOff(envoy, Some(chance.place(replicas))),
     };
     let for_ms = chance.pick(&[50, 1000, 4000, 12_000]);
-    TimedFault { at_ms: chance.between(1500, duration_ms), for_ms, fault }
+    TimedFault { at_ms: chance.between(1500, duration_ms), for_ms, server: 0, fault }
 }
 
 impl Simulation for StreamsRun {
@@ -216,7 +216,7 @@ impl StreamsRun {
         drop(judge);
         breaches.extend(world.stop().await);
         // A hash with releases that are remembered lives for as long as its slots might.
-        world.fleet.redis.clock.jump(i64::try_from(longest_s * 2_000_000).unwrap());
+        world.fleet.servers[0].clock.jump(i64::try_from(longest_s * 2_000_000).unwrap());
         breaches.extend(self.judge(world, &in_force).find_keys());
         let (trace, calls) = (&world.fleet.trace, world.journal.borrow().attempts.len());
         Outcome { breaches, hash: trace.hash(), counts: trace.counts(), calls }

@@ -87,8 +87,8 @@ impl Judge<'_> {
 
     /// Returns keys that are left in Redis when all is quiet.
     pub(super) fn find_keys(&self) -> Vec<String> {
-        let now_us = self.fleet.redis.clock.now().as_micros();
-        let server = self.fleet.redis.server.borrow();
+        let now_us = self.fleet.servers[0].clock.now().as_micros();
+        let server = self.fleet.servers[0].server.borrow();
         let keys = server.live_keys(now_us).into_iter().map(|(name, _)| name.escape_ascii().to_string());
         keys.filter(|name| name.contains("rule")).map(|name| format!("{name} is left in redis")).collect()
     }
@@ -313,9 +313,9 @@ impl Judge<'_> {
 
     /// Seats in use of a counter in Redis.
     fn seats_in_redis(&self, (rule, value): CounterId) -> u64 {
-        let now_us = self.fleet.redis.clock.now().as_micros();
+        let now_us = self.fleet.servers[0].clock.now().as_micros();
         let name = Bytes::from(format!("tk1:{{world|rule{rule}=value{value}}}:concurrent"));
-        let server = self.fleet.redis.server.borrow();
+        let server = self.fleet.servers[0].server.borrow();
         let entry = server.live_keys(now_us).into_iter().find(|(key, _)| **key == name).map(|(_, entry)| entry);
         let Some(Value::Hash(hash)) = entry.map(|entry| &entry.value) else { return 0 };
         let head = &hash[&ScanKey::new(&Bytes::new())];
