@@ -12,6 +12,7 @@
 mod calls;
 mod clock;
 mod envoy;
+mod envoy_world;
 mod faults;
 mod fleet;
 mod judge;

@@ -9,16 +9,15 @@ use std::cell::Ref;
 use bytes::Bytes;
 use simulated_redis::keyspace::{ScanKey, Value};
 
-use super::{EnvoysPlan, StreamRule};
+use super::StreamRule;
 use crate::envoy::{Attempt, Journal, Moment, Outcome};
+use crate::envoy_world::{EnvoysPlan, LATE_MS};
 use crate::fleet::Fleet;
 use crate::judge::Loss;
 use crate::plan::{Fault, RECOVERY_MS, StoreErrorPolicy, TimedFault};
 
 /// Time after the holder timeout in which the slots of a dead Envoy are free, in milliseconds.
 const DEATH_IS_NOTICED_MS: u64 = 5000;
-/// Time for which a call to Redis may be on its way, in milliseconds.
-const LATE_MS: u64 = 15_000;
 /// Time in which the slots of a rejected call are given back while nothing fails, in milliseconds.
 const GIVEN_BACK_MS: u64 = 200;
 /// Time between two walks over a full limit, and what clocks differ by, in milliseconds.
@@ -26,26 +25,12 @@ const WALK_MS: u64 = 1100;
 /// What clocks differ by in a run, in milliseconds.
 const DRIFT_MS: u64 = 100;
 
-/// A limit that an operator set.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LimitInForce {
-    /// Index of the rule.
-    pub(super) rule: usize,
-    /// Time of the run, in milliseconds.
-    pub(super) from_ms: u64,
-    /// Seats.
-    pub(super) limit: u64,
-}
-
 /// A run, as its judge sees it.
 pub(super) struct Judge<'w> {
     pub(super) rules: &'w [StreamRule],
     pub(super) plan: &'w EnvoysPlan,
     pub(super) fleet: &'w Fleet,
     pub(super) journal: Ref<'w, Journal>,
-    pub(super) changes: Vec<LimitInForce>,
-    /// Time by which the clock of Redis was set back, in milliseconds.
-    pub(super) set_back_ms: u64,
 }
 
 /// A counter: rule and value.
@@ -59,10 +44,9 @@ impl Judge<'_> {
             let found = match attempt.outcome {
                 Outcome::Admitted => attempt.plan.counters.iter().find_map(|of| self.find_excess(attempt, *of)),
                 Outcome::Rejected => self.find_needless_rejection(attempt),
-                Outcome::Failed => self.find_late_recovery(attempt),
-                Outcome::Unknown => None,
+                Outcome::Failed | Outcome::Unknown => None,
             };
-            breaches.extend(found.or_else(|| self.find_lost_release(attempt)));
+            breaches.extend(found);
         }
         breaches
     }
@@ -126,26 +110,8 @@ impl Judge<'_> {
         self.losses().iter().filter(|loss| loss.from_ms <= at_ms).map(|loss| loss.until_ms).max().unwrap_or(0)
     }
 
-    /// Smallest and largest limit that was in force in a span.
     fn limits_in_force(&self, rule: usize, from_ms: u64, until_ms: u64) -> (u64, u64) {
-        let (mut current, mut found) = (self.rules[rule].limit, None::<(u64, u64)>);
-        let widen = |found: &mut Option<(u64, u64)>, limit: u64| {
-            let (least, most) = found.unwrap_or((limit, limit));
-            *found = Some((least.min(limit), most.max(limit)));
-        };
-        for change in self.changes.iter().filter(|change| change.rule == rule && change.from_ms <= until_ms) {
-            if change.from_ms >= from_ms {
-                widen(&mut found, current);
-            }
-            current = change.limit;
-        }
-        widen(&mut found, current);
-        found.unwrap_or((current, current))
-    }
-
-    /// Returns true if a fault of the hosts lasted in a span.
-    fn is_disturbed(&self, from_ms: u64, until_ms: u64) -> bool {
-        self.plan.faults.iter().any(|fault| fault.at_ms <= until_ms && from_ms <= fault.end_ms() + RECOVERY_MS)
+        self.plan.limits_in_force(rule, self.rules[rule].limit, from_ms, until_ms)
     }
 
     /// Returns true if a stream lives and must have its slot.
@@ -188,7 +154,8 @@ impl Judge<'_> {
         let first_ms = live.iter().map(|one| one.begun.at_ms).min().unwrap_or(0);
         let lasting = |loss: &&Loss| loss.from_ms <= at.at_ms && first_ms <= loss.until_ms;
         let losses = self.losses().iter().filter(lasting).count() as u64;
-        let kept: Vec<&Attempt> = live.iter().copied().filter(|one| one.begun.at_ms > lost_ms || lost_ms == 0).collect();
+        let kept: Vec<&Attempt> =
+            live.iter().copied().filter(|one| one.begun.at_ms > lost_ms || lost_ms == 0).collect();
         let before = kept.iter().copied().filter(|one| one.answered.is_some_and(|it| it.order < admitted.sent.order));
         let before: Vec<&Attempt> = before.collect();
         let own_limit = match admitted.is_redirection() {
@@ -249,13 +216,13 @@ impl Judge<'_> {
             let until_ms = answered_ms + GIVEN_BACK_MS;
             match one.plan.counters.len() {
                 1 => return Some(0),
-                _ if !self.is_disturbed(one.sent.at_ms, until_ms) => return Some(until_ms),
+                _ if !self.plan.is_disturbed(one.sent.at_ms, until_ms) => return Some(until_ms),
                 _ => {}
             }
         }
         let late_ms = if self.plan.faults.is_empty() { 0 } else { LATE_MS };
         let life_ms = self.rules[rule].max_duration_s * 1000;
-        let ends_ms = one.sent.at_ms + life_ms + WALK_MS + late_ms + self.set_back_ms;
+        let ends_ms = one.sent.at_ms + life_ms + WALK_MS + late_ms + self.plan.time_set_back_ms();
         let is_lost = self.losses().iter().any(|loss| one.begun.at_ms <= loss.until_ms + LATE_MS);
         let dead_ms = self.death_is_noticed_ms(one).filter(|_| !is_lost);
         Some(dead_ms.map_or(ends_ms, |dead_ms| dead_ms.min(ends_ms)))
@@ -268,13 +235,9 @@ impl Judge<'_> {
         let interval_ms = self.plan.envoy.check_interval_ms.filter(|interval_ms| *interval_ms < timeout_ms)?;
         // Two checks, and an exchange between replicas.
         let known_ms = envoy.checks_ms.first()? + 3 * interval_ms + timeout_ms / 6 + 1000;
-        let has_old_name = |fault: &TimedFault| {
-            matches!(fault.fault, Fault::EnvoyIsKilled(_, false)) && fault.at_ms == killed_ms
-        };
-        if killed_ms < known_ms
-            || self.is_disturbed(0, known_ms)
-            || self.plan.faults.iter().any(has_old_name)
-        {
+        let has_old_name =
+            |fault: &TimedFault| matches!(fault.fault, Fault::EnvoyIsKilled(_, false)) && fault.at_ms == killed_ms;
+        if killed_ms < known_ms || self.plan.is_disturbed(0, known_ms) || self.plan.faults.iter().any(has_old_name) {
             return None;
         }
         let mut noticed_ms = killed_ms + timeout_ms + DEATH_IS_NOTICED_MS;
@@ -293,22 +256,6 @@ impl Judge<'_> {
             }
         }
         Some(noticed_ms)
-    }
-
-    /// A request without an answer although nothing has failed for long enough.
-    fn find_late_recovery(&self, failed: &Attempt) -> Option<String> {
-        let is_patient = self.plan.envoy.acquire_timeout_ms >= 250;
-        let from_ms = failed.sent.at_ms.saturating_sub(RECOVERY_MS).max(1);
-        let late = is_patient && !self.plan.faults.iter().any(|fault| fault.end_ms() >= from_ms);
-        late.then(|| format!("no answer although nothing has failed for {RECOVERY_MS} ms: {failed:?}"))
-    }
-
-    /// A release that failed although nothing else did.
-    fn find_lost_release(&self, one: &Attempt) -> Option<String> {
-        let sent_ms = one.release_sent?.at_ms;
-        let is_alive = self.journal.envoys[one.envoy].killed_ms.is_none();
-        let is_lost = one.released.is_none() && is_alive && !self.is_disturbed(sent_ms, sent_ms + LATE_MS);
-        is_lost.then(|| format!("its release failed although nothing else did: {one:?}"))
     }
 
     /// Seats in use of a counter in Redis.
