@@ -69,7 +69,6 @@ pub struct Moment {
     pub order: u64,
     /// Milliseconds since the start of the run.
     pub at_ms: u64,
-    #[allow(dead_code)]
     /// What the clock of Redis showed, in microseconds.
     pub redis_us: u64,
 }

@@ -1,6 +1,7 @@
 //! A fleet with its Envoys: what they are, what happens to them, and checks that all kinds of their streams share.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -58,10 +59,11 @@ impl EnvoysPlan {
         changes
     }
 
-    /// Limits after the last change, if the first ones are these.
-    pub fn last_limits(&self, first: &[u64]) -> Vec<u64> {
+    /// Limits that are in force from a time on, if the first ones are these.
+    pub fn limits_at(&self, first: &[u64], at_ms: u64) -> Vec<u64> {
         let mut limits = first.to_vec();
-        self.limit_changes().iter().for_each(|change| limits[change.rule] = change.limit);
+        let changes = self.limit_changes().into_iter().filter(|change| change.from_ms <= at_ms);
+        changes.for_each(|change| limits[change.rule] = change.limit);
         limits
     }
 
@@ -141,6 +143,13 @@ fn draw_envoy_fault(chance: &mut Chance, envoys: usize, replicas: usize, duratio
     };
     let for_ms = chance.pick(&[50, 1000, 4000, 12_000]);
     TimedFault { at_ms: chance.between(1500, duration_ms), for_ms, server: 0, fault }
+}
+
+impl fmt::Display for EnvoysPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { envoy, envoys, streams, duration_ms, holder_timeout: (timeout, _), .. } = self;
+        write!(f, "{envoys} envoys, {envoy:?}, {streams} streams in {duration_ms} ms, holder timeout {timeout}")
+    }
 }
 
 /// A fleet and its Envoys.
@@ -251,6 +260,14 @@ impl EnvoyWorld {
             is_lost.then(|| format!("its release failed although nothing else did: {one:?}"))
         });
         late.chain(lost).collect()
+    }
+
+    /// Returns keys of limits that are left in Redis.
+    pub fn find_keys(&self) -> Vec<String> {
+        let redis = &self.fleet.servers[0];
+        let (now_us, server) = (redis.clock.now().as_micros(), redis.server.borrow());
+        let keys = server.live_keys(now_us).into_iter().map(|(name, _)| name.escape_ascii().to_string());
+        keys.filter(|name| name.contains("rule")).map(|name| format!("{name} is left in redis")).collect()
     }
 
     /// A request without an answer although nothing has failed for long enough.

@@ -20,6 +20,7 @@ mod network;
 mod plan;
 mod redis_agreement;
 mod replica;
+mod reservations;
 mod server;
 mod simulation;
 mod streams;
@@ -32,6 +33,7 @@ use std::thread;
 use std::time::Instant;
 
 use self::plan::Plan;
+use self::reservations::ReservationsRun;
 use self::simulation::Outcome;
 use self::streams::StreamsRun;
 
@@ -50,6 +52,7 @@ fn number_of(variable: &str) -> Option<u64> {
 fn run_seed(seed: u64) -> (Outcome, Option<String>) {
     match seed % KINDS {
         6 => simulation::run_seed::<StreamsRun>(seed),
+        7 => simulation::run_seed::<ReservationsRun>(seed),
         _ => simulation::run_seed::<Plan>(seed),
     }
 }

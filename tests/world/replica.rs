@@ -105,6 +105,13 @@ impl Replica {
         decode_with_field_bound(frame.slice(GRPC_FRAME_HEAD_BYTES..))
     }
 
+    /// Hits that a limit has used, as a peek tells.
+    pub async fn peek_used(&self, peek: &TestRequest) -> u64 {
+        let response = self.decide(peek, DEFAULT_CALLER_DEADLINE).await.unwrap();
+        let status = &response.statuses[0];
+        u64::from(status.current_limit.as_ref().unwrap().requests_per_unit - status.limit_remaining)
+    }
+
     /// Hears a health check of an Envoy.
     pub fn hear_health_check(&self, holder: &str) {
         let holders = self.service.decider.store.slot_holders();

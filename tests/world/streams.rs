@@ -88,8 +88,7 @@ impl Simulation for StreamsRun {
 
 impl fmt::Display for StreamsRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let EnvoysPlan { envoy, envoys, streams, duration_ms, holder_timeout: (timeout, _), .. } = &self.plan;
-        writeln!(f, "{:?}, {envoys} envoys, {envoy:?}, {streams} streams in {duration_ms} ms, {timeout}", self.fleet)?;
+        writeln!(f, "{:?}, {}", self.fleet, self.plan)?;
         let limits: Vec<u64> = self.rules.iter().map(|rule| rule.limit).collect();
         f.write_str(&rule_file(&self.rules, &limits))
     }
@@ -115,9 +114,7 @@ impl StreamsRun {
             tasks.push(spawn_local(async move {
                 world.fleet.wait_until(change.from_ms).await;
                 world.fleet.trace.count("a limit changed");
-                let faults = run.plan.faults.iter().filter(|fault| fault.at_ms <= change.from_ms).copied().collect();
-                let so_far = EnvoysPlan { faults, ..run.plan.clone() };
-                world.fleet.load_rules(rule_file(&run.rules, &so_far.last_limits(&limits)));
+                world.fleet.load_rules(rule_file(&run.rules, &run.plan.limits_at(&limits, change.from_ms)));
             }));
         }
         self.make_streams(world).await;
@@ -130,7 +127,7 @@ impl StreamsRun {
         // All streams end, and slots that were never released.
         let longest_s = self.rules.iter().map(|rule| rule.max_duration_s).max().unwrap_or(0);
         sleep(Duration::from_millis(longest_s * 1000 + self.plan.time_set_back_ms())).await;
-        self.fill_all_limits(world, &self.plan.last_limits(&limits)).await;
+        self.fill_all_limits(world, &self.plan.limits_at(&limits, u64::MAX)).await;
         sleep(Duration::from_millis(REMEMBERED_MS)).await;
         let judge = self.judge(world);
         breaches.extend(judge.find_breaches());
@@ -140,7 +137,7 @@ impl StreamsRun {
         breaches.extend(world.stop().await);
         // A hash with releases that are remembered lives for as long as its slots might.
         world.fleet.servers[0].clock.jump(i64::try_from(longest_s * 2_000_000).unwrap());
-        breaches.extend(self.judge(world).find_keys());
+        breaches.extend(world.find_keys());
         let (trace, calls) = (&world.fleet.trace, world.journal.borrow().attempts.len());
         Outcome { breaches, hash: trace.hash(), counts: trace.counts(), calls }
     }

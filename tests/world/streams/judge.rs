@@ -69,14 +69,6 @@ impl Judge<'_> {
         breaches
     }
 
-    /// Returns keys that are left in Redis when all is quiet.
-    pub(super) fn find_keys(&self) -> Vec<String> {
-        let now_us = self.fleet.servers[0].clock.now().as_micros();
-        let server = self.fleet.servers[0].server.borrow();
-        let keys = server.live_keys(now_us).into_iter().map(|(name, _)| name.escape_ascii().to_string());
-        keys.filter(|name| name.contains("rule")).map(|name| format!("{name} is left in redis")).collect()
-    }
-
     /// Returns replicas that have slots of their own when all is quiet.
     pub(super) fn find_slots_of_replicas(&self) -> Vec<String> {
         let replicas = self.fleet.running_replicas();
