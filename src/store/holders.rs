@@ -15,7 +15,7 @@
 //! Decides: how many Envoys there may be, and how much of a name is kept.
 //! Decides: the warning that an Envoy holds slots and sends no health checks, or too rarely.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
@@ -38,7 +38,7 @@ const NO_HEARTBEAT_WARNING_AFTER_US: u64 = 60_000_000;
 /// Holders that this process heard of.
 #[derive(Debug)]
 pub struct SlotHolderTable {
-    holders: RwLock<HashMap<HolderId, SlotHolder>>,
+    holders: RwLock<BTreeMap<HolderId, SlotHolder>>,
     timeout_us: AtomicU64,
     /// Time of the last sign that this process runs, in microseconds since the Unix epoch.
     ran_us: AtomicU64,
@@ -51,7 +51,7 @@ pub struct SlotHolderTable {
 /// Holders that the shared table said are dead.
 #[derive(Debug)]
 struct SharedDeadHolders {
-    ids: HashSet<HolderId>,
+    ids: BTreeSet<HolderId>,
     told: Time,
 }
 
@@ -288,7 +288,7 @@ impl SlotHolderTable {
 }
 
 /// Removes the tenth of the holders that was heard longest ago.
-fn forget_longest_silent_tenth(holders: &mut HashMap<HolderId, SlotHolder>) {
+fn forget_longest_silent_tenth(holders: &mut BTreeMap<HolderId, SlotHolder>) {
     let mut heard: Vec<Time> = holders.values().map(|holder| holder.heard).collect();
     heard.sort_unstable();
     let Some(oldest) = heard.get(heard.len() / 10).copied() else { return };

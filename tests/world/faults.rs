@@ -66,8 +66,12 @@ impl Fleet {
                 sleep(for_ms).await;
                 self.start_replica(index);
             }
-            // What operators do depends on the rules: `run`.
-            Fault::LimitChanges(..) | Fault::CountersAreReset(_) => {}
+            // What operators do depends on the rules, and Envoys are none of these hosts.
+            Fault::LimitChanges(..)
+            | Fault::CountersAreReset(_)
+            | Fault::EnvoyIsKilled(..)
+            | Fault::EnvoyIsFrozen(_)
+            | Fault::EnvoyIsCutOff(..) => {}
         }
     }
 

@@ -79,6 +79,8 @@ pub struct FleetPlan {
 /// All hosts.
 #[derive(Debug)]
 pub struct Fleet {
+    /// Seed of the run.
+    pub seed: u64,
     started: Instant,
     /// Links of all hosts.
     pub links: Arc<Links>,
@@ -120,6 +122,7 @@ impl Fleet {
             (0..plan.replicas).map(|_| HostClock::new(start, offset_us() - MAX_CLOCK_OFFSET_US, 0)).collect();
         let environment = environment.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         let fleet = Rc::new(Self {
+            seed: plan.seed,
             started: Instant::now(),
             servers,
             sentinels,

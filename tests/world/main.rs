@@ -1,8 +1,8 @@
 //! A fleet in one process: simulated runs of replicas, networks and a Redis, and the tests of what they are made of.
 //!
 //! A run is drawn from its seed. The production code runs in virtual time, from a decoded request to the bytes of a
-//! connection to Redis. `WORLD_SEEDS=N` runs N seeds (300), `WORLD_FIRST=N` begins at another one (0), `WORLD_SEED=N`
-//! replays one, `WORLD_UNTIL_RED=1` ends at the first that fails, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
+//! connection to Redis. `WORLD_SEEDS=N` runs N seeds (300), `WORLD_FIRST=N` begins at another one (0), `WORLD_KIND=N`
+//! runs only those of a kind, `WORLD_SEED=N` replays one, `WORLD_UNTIL_RED=1` ends at the first that fails, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
 //! printed with those that it needs.
 
 #![allow(unreachable_pub, reason = "all is of one program")]
@@ -11,6 +11,8 @@
 
 mod calls;
 mod clock;
+mod envoy;
+mod envoy_world;
 mod faults;
 mod fleet;
 mod judge;
@@ -18,8 +20,10 @@ mod network;
 mod plan;
 mod redis_agreement;
 mod replica;
+mod reservations;
 mod server;
 mod simulation;
+mod streams;
 mod trace;
 
 use std::collections::BTreeMap;
@@ -29,7 +33,9 @@ use std::thread;
 use std::time::Instant;
 
 use self::plan::Plan;
+use self::reservations::ReservationsRun;
 use self::simulation::Outcome;
+use self::streams::StreamsRun;
 
 /// Seeds of a change.
 const SEEDS: u64 = 300;
@@ -72,6 +78,8 @@ const EVENTS: &[&str] = &[
     "jumps of clocks were noticed",
     "notices of regions",
 ];
+/// Kinds of runs; a seed is of the kind that its remainder tells.
+const KINDS: u64 = 8;
 /// Seeds that failed once, and always run.
 const KEPT_SEEDS: &[u64] = &[];
 
@@ -81,7 +89,11 @@ fn number_of(variable: &str) -> Option<u64> {
 
 /// Runs a seed of the kind that it stands for.
 fn run_seed(seed: u64) -> (Outcome, Option<String>) {
-    simulation::run_seed::<Plan>(seed)
+    match seed % KINDS {
+        6 => simulation::run_seed::<StreamsRun>(seed),
+        7 => simulation::run_seed::<ReservationsRun>(seed),
+        _ => simulation::run_seed::<Plan>(seed),
+    }
 }
 
 #[test]
@@ -90,7 +102,10 @@ fn promises_hold_in_simulated_runs() {
         Some(seed) => vec![seed],
         None => {
             let first = number_of("WORLD_FIRST").unwrap_or(0);
-            KEPT_SEEDS.iter().copied().chain(first..first + number_of("WORLD_SEEDS").unwrap_or(SEEDS)).collect()
+            let seeds = first..first + number_of("WORLD_SEEDS").unwrap_or(SEEDS);
+            let kind = number_of("WORLD_KIND");
+            let is_wanted = |seed: &u64| kind.is_none_or(|kind| seed % KINDS == kind);
+            KEPT_SEEDS.iter().copied().chain(seeds).filter(is_wanted).collect()
         }
     };
     let ends_at_first = number_of("WORLD_UNTIL_RED") == Some(1);

@@ -116,6 +116,12 @@ pub enum Fault {
     LimitChanges(usize, u64),
     /// All counters of a rule are reset.
     CountersAreReset(usize),
+    /// An Envoy is killed, and another one starts in its place after a while: under a new name, or the same.
+    EnvoyIsKilled(usize, bool),
+    /// An Envoy does not run for a while, as after SIGSTOP.
+    EnvoyIsFrozen(usize),
+    /// Nothing passes between an Envoy and a replica for a while; `None`: all of them.
+    EnvoyIsCutOff(usize, Option<usize>),
 }
 
 /// A fault with its times, in milliseconds from the start of the run.
