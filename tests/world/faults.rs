@@ -58,8 +58,15 @@ impl Fleet {
                 sleep(for_ms).await;
                 self.start_replica(index);
             }
-            // What operators do depends on the rules: `run`.
-            Fault::LimitChanges(..) | Fault::CountersAreReset(_) => {}
+            // What operators do, and what happens to proxies, depends on the kind of run.
+            Fault::LimitChanges(..)
+            | Fault::CountersAreReset(_)
+            | Fault::ReplicaStandsStill(_)
+            | Fault::ProxyIsKilled(_)
+            | Fault::ProxyStandsStill(_)
+            | Fault::ProxyLinkIsCut(..)
+            | Fault::ProxyLinkIsSlow(..)
+            | Fault::ProxyStreamIsReset(_) => {}
         }
     }
 

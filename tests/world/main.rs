@@ -2,7 +2,7 @@
 //!
 //! A run is drawn from its seed. The production code runs in virtual time, from a decoded request to the bytes of a
 //! connection to Redis. `WORLD_SEEDS=N` runs N seeds (300), `WORLD_FIRST=N` begins at another one (0), `WORLD_SEED=N`
-//! replays one, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
+//! replays one, `WORLD_KIND=N` runs those of one kind (the seed modulo 8), `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
 //! printed with those that it needs.
 
 #![allow(unreachable_pub, reason = "all is of one program")]
@@ -16,6 +16,7 @@ mod fleet;
 mod judge;
 mod network;
 mod plan;
+mod quotas;
 mod redis_agreement;
 mod replica;
 mod server;
@@ -29,6 +30,7 @@ use std::thread;
 use std::time::Instant;
 
 use self::plan::Plan;
+use self::quotas::QuotaPlan;
 use self::simulation::Outcome;
 
 /// Seeds of a change.
@@ -42,7 +44,10 @@ fn number_of(variable: &str) -> Option<u64> {
 
 /// Runs a seed of the kind that it stands for.
 fn run_seed(seed: u64) -> (Outcome, Option<String>) {
-    simulation::run_seed::<Plan>(seed)
+    match seed % 8 {
+        4 | 5 => simulation::run_seed::<QuotaPlan>(seed),
+        _ => simulation::run_seed::<Plan>(seed),
+    }
 }
 
 #[test]
@@ -51,7 +56,9 @@ fn promises_hold_in_simulated_runs() {
         Some(seed) => vec![seed],
         None => {
             let first = number_of("WORLD_FIRST").unwrap_or(0);
-            KEPT_SEEDS.iter().copied().chain(first..first + number_of("WORLD_SEEDS").unwrap_or(SEEDS)).collect()
+            let kind = number_of("WORLD_KIND");
+            let seeds = KEPT_SEEDS.iter().copied().chain(first..first + number_of("WORLD_SEEDS").unwrap_or(SEEDS));
+            seeds.filter(|seed| kind.is_none_or(|kind| seed % 8 == kind)).collect()
         }
     };
     let (next, began) = (AtomicU64::new(0), Instant::now());

@@ -110,6 +110,18 @@ pub enum Fault {
     LimitChanges(usize, u64),
     /// All counters of a rule are reset.
     CountersAreReset(usize),
+    /// A replica does not run for a while, as after SIGSTOP.
+    ReplicaStandsStill(usize),
+    /// A proxy is killed, and starts anew after a while.
+    ProxyIsKilled(usize),
+    /// A proxy does not run for a while, as after SIGSTOP.
+    ProxyStandsStill(usize),
+    /// Nothing passes between a proxy and all replicas for a while: to the replicas, to the proxy, or both.
+    ProxyLinkIsCut(usize, bool, bool),
+    /// Each direction between a proxy and all replicas takes so many milliseconds longer for a while.
+    ProxyLinkIsSlow(usize, u64),
+    /// The stream of a proxy is reset.
+    ProxyStreamIsReset(usize),
 }
 
 /// A fault with its times, in milliseconds from the start of the run.

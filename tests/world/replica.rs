@@ -17,6 +17,7 @@ use tollkeeper::rules::yaml::DocumentSelection;
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::encode::AnswerError;
 use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService};
+use tollkeeper::serve::quota::service::QuotaService;
 use tollkeeper::settings::Settings;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::store::Store;
@@ -35,7 +36,9 @@ pub struct Replica {
     pub host: String,
     /// Answers calls.
     pub service: Arc<RateLimitService>,
-    /// Calls in flight.
+    /// Serves quota streams; `None` unless its variables say so.
+    pub quota: Option<Arc<QuotaService>>,
+    /// Calls and streams in flight.
     calls: RefCell<JoinSet<()>>,
 }
 
@@ -55,9 +58,9 @@ impl Replica {
         let on_host = Host { clock: clock.as_process_clock(), network };
         let store = Store::open_redis(of_redis, FALLBACK_BYTES, settings.slots.holder_timeout, &on_host);
         let decider = Decider::new(store, settings.decisions, Arc::default());
-        let service = RateLimitService::new(on_host.clock, Arc::new(LiveRules::default()), decider);
-        let replica =
-            Rc::new(Self { host: host.to_owned(), service: Arc::new(service), calls: RefCell::new(JoinSet::new()) });
+        let service = Arc::new(RateLimitService::new(on_host.clock, Arc::new(LiveRules::default()), decider));
+        let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
+        let replica = Rc::new(Self { host: host.to_owned(), service, quota, calls: RefCell::default() });
         replica.load(rules);
         replica
     }
@@ -88,7 +91,7 @@ impl Replica {
         let _ = self.service.decider.reset_counters(context, &decode::convert_request(&request.0)).await;
     }
 
-    /// Runs a call, which ends with the process.
+    /// Runs a call or a stream, which ends with the process.
     pub fn spawn_call(&self, call: impl Future<Output = ()> + 'static) {
         let mut calls = self.calls.borrow_mut();
         while calls.try_join_next().is_some() {}
@@ -101,8 +104,11 @@ impl Replica {
         self.calls.borrow_mut().abort_all();
     }
 
-    /// Stops as a process that drains: calls in flight end first.
+    /// Stops as a process that drains: calls in flight end first, streams at once.
     pub async fn stop(self: Rc<Self>) {
+        if let Some(quota) = &self.quota {
+            quota.end_streams();
+        }
         let mut calls = self.calls.take();
         while calls.join_next().await.is_some() {}
         self.service.decider.store.shutdown().await;
