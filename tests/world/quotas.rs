@@ -21,7 +21,7 @@ use tollkeeper::base::pb::rlqs::RateLimitQuotaResponse;
 use tollkeeper::limit::algorithm::Algorithm;
 
 use self::connection::{Connection, Running, connect, link_name};
-use self::judge::{BucketRecord, Hits, QuotaReport, find_breaches};
+use self::judge::{BucketRecord, Hits, QuotaReport, Request, find_breaches};
 pub use self::plan::QuotaPlan;
 use self::plan::{SETTLE_MS, Source};
 use self::proxy::{Basis, BucketName, Decision, Proxy, ProxyOptions};
@@ -262,7 +262,8 @@ impl World {
         self.fleet.trace.record(|| format!("proxy {index}, {name:?}: {decision:?}"));
         let report = &mut *self.report.borrow_mut();
         report.requests += 1;
-        report.asked.push((name, now_ms));
+        let redis_us = self.fleet.redis.clock.now().as_micros();
+        report.asked.push(Request { name, at_ms: now_ms, redis_us });
         let bucket = report.buckets.entry((index, name)).or_insert_with(|| BucketRecord::new(now_ms));
         bucket.record(decision, now_ms);
         self.fleet.trace.count(match decision {
@@ -272,7 +273,6 @@ impl World {
             Decision { passes: false, .. } => "denied",
         });
         if decision.passes && decision.basis == Basis::Assignment {
-            let redis_us = self.fleet.redis.clock.now().as_micros();
             report.admitted.push(Hits::at(name, now_ms, redis_us));
         }
     }
@@ -295,7 +295,7 @@ impl World {
             world.fleet.trace.record(|| format!("call of {name:?}: {is_ok}"));
             let report = &mut *world.report.borrow_mut();
             report.requests += 1;
-            report.asked.push((name, until_ms));
+            report.asked.push(Request { name, at_ms: until_ms, redis_us: until_us });
             if is_ok {
                 world.fleet.trace.count("admitted over RLS");
                 report.admitted.push(Hits {
