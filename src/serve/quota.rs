@@ -13,6 +13,7 @@ pub mod evidence;
 pub mod messages;
 mod room;
 mod bucket;
+mod stream_end;
 mod stream_handle;
 mod divisions;
 pub mod service;

@@ -29,7 +29,7 @@ const END_MS: u64 = 3000;
 impl Simulation for Plan {
     fn draw(seed: u64) -> Self {
         match seed % 4 {
-            3 => Self::draw_regions(seed),
+            2 | 3 => Self::draw_regions(seed),
             _ => Self::draw_calls(seed),
         }
     }

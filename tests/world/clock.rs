@@ -1,7 +1,7 @@
 //! Wall clocks of simulated hosts: each has an offset, drifts, and may jump.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use tokio::time::Instant;
 use tollkeeper::base::clock::{Clock, Time, to_micros};
@@ -16,16 +16,22 @@ pub struct HostClock {
     start: Time,
     drift_ppm: i64,
     offset_us: AtomicI64,
+    /// Time at which the processes of the host stand still; 0: they run.
+    standing_us: AtomicU64,
 }
 
 impl HostClock {
     /// Creates a clock that shows `start` plus `offset_us` now.
     pub fn new(start: Time, offset_us: i64, drift_ppm: i64) -> Arc<Self> {
-        Arc::new(Self { started: Instant::now(), start, drift_ppm, offset_us: AtomicI64::new(offset_us) })
+        let (offset_us, standing_us) = (AtomicI64::new(offset_us), AtomicU64::new(0));
+        Arc::new(Self { started: Instant::now(), start, drift_ppm, offset_us, standing_us })
     }
 
     /// Time that the clock shows.
     pub fn now(&self) -> Time {
+        if self.standing_us.load(Ordering::Relaxed) > 0 {
+            return Time::from_micros(self.standing_us.load(Ordering::Relaxed));
+        }
         let elapsed_us = i64::try_from(to_micros(self.started.elapsed())).unwrap();
         let shown = i64::try_from(self.start.as_micros()).unwrap()
             + elapsed_us
@@ -37,6 +43,12 @@ impl HostClock {
     /// Sets the clock forwards, or backwards if `by_us` is negative.
     pub fn jump(&self, by_us: i64) {
         self.offset_us.fetch_add(by_us, Ordering::Relaxed);
+    }
+
+    /// Lets the processes of the host stand still, for whom no time passes, or lets them go on, for whom it jumps.
+    pub fn set_running(&self, runs: bool) {
+        let standing_us = if runs { 0 } else { self.now().as_micros() };
+        self.standing_us.store(standing_us, Ordering::Relaxed);
     }
 
     /// The clock, as a process on this host reads it.

@@ -66,12 +66,18 @@ impl Fleet {
                 sleep(for_ms).await;
                 self.start_replica(index);
             }
-            // What operators do depends on the rules, and Envoys are none of these hosts.
+            // What operators do, and what happens to Envoys, depends on the kind of run.
             Fault::LimitChanges(..)
             | Fault::CountersAreReset(_)
             | Fault::EnvoyIsKilled(..)
             | Fault::EnvoyIsFrozen(_)
-            | Fault::EnvoyIsCutOff(..) => {}
+            | Fault::EnvoyIsCutOff(..)
+            | Fault::ReplicaStandsStill(_)
+            | Fault::ProxyIsKilled(_)
+            | Fault::ProxyStandsStill(_)
+            | Fault::ProxyLinkIsCut(..)
+            | Fault::ProxyLinkIsSlow(..)
+            | Fault::ProxyStreamIsReset(_) => {}
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A run is drawn from its seed. The production code runs in virtual time, from a decoded request to the bytes of a
 //! connection to Redis. `WORLD_SEEDS=N` runs N seeds (300), `WORLD_FIRST=N` begins at another one (0), `WORLD_KIND=N`
-//! runs only those of a kind, `WORLD_SEED=N` replays one, `WORLD_UNTIL_RED=1` ends at the first that fails, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
+//! runs only those of a kind (the seed modulo 8), `WORLD_SEED=N` replays one, `WORLD_UNTIL_RED=1` ends at the first that
+//! fails, `WORLD_TRACE=1` prints what happens. A seed that fails is run again without each of its faults, and
 //! printed with those that it needs.
 
 #![allow(unreachable_pub, reason = "all is of one program")]
@@ -18,6 +19,7 @@ mod fleet;
 mod judge;
 mod network;
 mod plan;
+mod quotas;
 mod redis_agreement;
 mod replica;
 mod reservations;
@@ -33,6 +35,7 @@ use std::thread;
 use std::time::Instant;
 
 use self::plan::Plan;
+use self::quotas::QuotaPlan;
 use self::reservations::ReservationsRun;
 use self::simulation::Outcome;
 use self::streams::StreamsRun;
@@ -90,6 +93,7 @@ fn number_of(variable: &str) -> Option<u64> {
 /// Runs a seed of the kind that it stands for.
 fn run_seed(seed: u64) -> (Outcome, Option<String>) {
     match seed % KINDS {
+        4 | 5 => simulation::run_seed::<QuotaPlan>(seed),
         6 => simulation::run_seed::<StreamsRun>(seed),
         7 => simulation::run_seed::<ReservationsRun>(seed),
         _ => simulation::run_seed::<Plan>(seed),

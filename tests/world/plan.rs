@@ -122,6 +122,18 @@ pub enum Fault {
     EnvoyIsFrozen(usize),
     /// Nothing passes between an Envoy and a replica for a while; `None`: all of them.
     EnvoyIsCutOff(usize, Option<usize>),
+    /// A replica does not run for a while, as after SIGSTOP.
+    ReplicaStandsStill(usize),
+    /// A proxy is killed, and starts anew after a while.
+    ProxyIsKilled(usize),
+    /// A proxy does not run for a while, as after SIGSTOP.
+    ProxyStandsStill(usize),
+    /// Nothing passes between a proxy and all replicas for a while: to the replicas, to the proxy, or both.
+    ProxyLinkIsCut(usize, bool, bool),
+    /// Each direction between a proxy and all replicas takes so many milliseconds longer for a while.
+    ProxyLinkIsSlow(usize, u64),
+    /// The stream of a proxy is reset.
+    ProxyStreamIsReset(usize),
 }
 
 /// A fault with its times, in milliseconds from the start of the run.

@@ -21,6 +21,7 @@ use tollkeeper::serve::grpc::call::{CallHead, SLOT_HOLDER_HEADER};
 use tollkeeper::serve::grpc::decode;
 use tollkeeper::serve::grpc::encode::AnswerError;
 use tollkeeper::serve::grpc::service::{DEFAULT_CALLER_DEADLINE, RateLimitService, ShouldRateLimitMethod};
+use tollkeeper::serve::quota::service::QuotaService;
 use tollkeeper::settings::Settings;
 use tollkeeper::settings::store::StoreSettings;
 use tollkeeper::store::Store;
@@ -45,8 +46,10 @@ pub struct Replica {
     pub service: Arc<RateLimitService>,
     /// Answers calls of gRPC.
     method: ShouldRateLimitMethod,
+    /// Serves quota streams; `None` unless its variables say so.
+    pub quota: Option<Arc<QuotaService>>,
     options: CompileOptions,
-    /// Calls in flight.
+    /// Calls and streams in flight.
     calls: RefCell<JoinSet<()>>,
 }
 
@@ -69,8 +72,9 @@ impl Replica {
         let decider = Decider::new(store, settings.decisions, Arc::default());
         let service = Arc::new(RateLimitService::new(on_host.clock, Arc::new(LiveRules::default()), decider));
         let method = ShouldRateLimitMethod::new(Arc::clone(&service), MAX_MESSAGE_BYTES);
+        let quota = settings.grpc.quota.map(|bounds| QuotaService::start(Arc::clone(&service), bounds));
         let calls = RefCell::new(JoinSet::new());
-        let replica = Rc::new(Self { host: host.to_owned(), service, method, options, calls });
+        let replica = Rc::new(Self { host: host.to_owned(), service, method, quota, options, calls });
         replica.load(rules);
         replica
     }
@@ -136,7 +140,7 @@ impl Replica {
         let _ = self.service.decider.reset_counters(context, &decode::convert_request(&request.0)).await;
     }
 
-    /// Runs a call, which ends with the process.
+    /// Runs a call or a stream, which ends with the process.
     pub fn spawn_call(&self, call: impl Future<Output = ()> + 'static) -> AbortHandle {
         let mut calls = self.calls.borrow_mut();
         while calls.try_join_next().is_some() {}
@@ -149,8 +153,11 @@ impl Replica {
         self.calls.borrow_mut().abort_all();
     }
 
-    /// Stops as a process that drains: calls in flight end first.
+    /// Stops as a process that drains: calls in flight end first, streams at once.
     pub async fn stop(self: Rc<Self>) {
+        if let Some(quota) = &self.quota {
+            quota.end_streams();
+        }
         let mut calls = self.calls.take();
         while calls.join_next().await.is_some() {}
         self.service.decider.store.shutdown().await;

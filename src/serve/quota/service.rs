@@ -5,15 +5,15 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::divisions::Divisions;
 use super::room::BucketRoom;
 use super::stats::{Count, QuotaStats};
+use super::stream_end::StreamEndSignal;
 use super::stream_handle::StreamHandle;
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
@@ -40,12 +40,13 @@ pub struct QuotaService {
     last_tick_us: AtomicU64,
     stood_still_from_us: AtomicU64,
     resumed_us: AtomicU64,
-    /// Turns true when streams must end.
-    pub(super) ending: watch::Sender<bool>,
+    /// Set when streams must end.
+    pub(super) ending: StreamEndSignal,
 }
 
 impl QuotaService {
-    /// Starts the service, and a task that gives out what becomes free. Call within a tokio runtime.
+    /// Starts the service, and a task that gives out what becomes free, until the service is dropped. Call within a tokio
+    /// runtime.
     pub fn start(service: Arc<RateLimitService>, bounds: QuotaSettings) -> Arc<Self> {
         let now_us = service.clock.now().as_micros();
         let quota = Arc::new(Self {
@@ -58,34 +59,34 @@ impl QuotaService {
             last_tick_us: AtomicU64::new(now_us),
             stood_still_from_us: AtomicU64::new(0),
             resumed_us: AtomicU64::new(0),
-            ending: watch::Sender::new(false),
+            ending: StreamEndSignal::default(),
         });
-        tokio::spawn(Arc::clone(&quota).run());
+        // Tasks of their own: a slow store is no standstill.
+        tokio::spawn(Self::watch_standstills(Arc::downgrade(&quota)));
+        tokio::spawn(Self::give_out_what_becomes_free(Arc::downgrade(&quota)));
         quota
     }
 
     /// Ends all streams; assignments stay at the proxies.
     pub fn end_streams(&self) {
-        self.ending.send_replace(true);
+        self.ending.set();
     }
 
-    /// Gives out what becomes free; never returns.
-    async fn run(self: Arc<Self>) {
-        // A task of its own: a slow store is no standstill.
-        let watched = Arc::clone(&self);
-        tokio::spawn(async move { watched.watch_standstills().await });
+    async fn give_out_what_becomes_free(quota: Weak<Self>) {
         let mut ticks = start_ticks();
         loop {
             ticks.tick().await;
-            self.divisions.settle_and_wake_due_keys(self.service.clock.now()).await;
+            let Some(quota) = quota.upgrade() else { return };
+            quota.divisions.settle_and_wake_due_keys(quota.service.clock.now()).await;
         }
     }
 
-    async fn watch_standstills(&self) {
+    async fn watch_standstills(quota: Weak<Self>) {
         let mut ticks = start_ticks();
         loop {
             ticks.tick().await;
-            self.record_tick(self.service.clock.now());
+            let Some(quota) = quota.upgrade() else { return };
+            quota.record_tick(quota.service.clock.now());
         }
     }
 

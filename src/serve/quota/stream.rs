@@ -19,7 +19,6 @@ use futures_util::{Stream, StreamExt as _};
 use prost::Message as _;
 use smallvec::SmallVec;
 use tokio::sync::mpsc::{self, Permit, Sender};
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -156,7 +155,7 @@ impl StreamTask {
     }
 
     async fn serve(&mut self, reports: &mut impl ReportStream, responses: &ResponseSender) -> StreamEnd {
-        let mut ending = self.quota.ending.subscribe();
+        let quota = Arc::clone(&self.quota);
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING_INTERVAL);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut reads_again = Instant::now();
@@ -164,7 +163,7 @@ impl StreamTask {
             let has_due = !self.unwanted.is_empty() || !self.handle.lock().due.is_empty();
             tokio::select! {
                 biased;
-                () = wait_for_end(&mut ending) => return StreamEnd::Closed,
+                () = quota.ending.wait() => return StreamEnd::Closed,
                 () = responses.closed() => return StreamEnd::Closed,
                 report = reports.next(), if reads_again <= Instant::now() => match report {
                     Some(Ok(report)) => {
@@ -588,11 +587,6 @@ async fn wait_for_evidence(awaited: &mut Option<AwaitedEvidence>) {
         Some(awaited) => (&mut awaited.received).await,
         None => std::future::pending().await,
     }
-}
-
-async fn wait_for_end(ending: &mut watch::Receiver<bool>) {
-    // An error means that the service was dropped, which also ends streams.
-    let _ = ending.wait_for(|is_ending| *is_ending).await;
 }
 
 fn entries_as_refs(id: &BucketId) -> SmallVec<[Entry<'_>; 4]> {

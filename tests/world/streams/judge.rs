@@ -7,7 +7,7 @@
 use std::cell::Ref;
 
 use bytes::Bytes;
-use simulated_redis::keyspace::{ScanKey, Value};
+use simulated_redis::keyspace::Value;
 
 use super::StreamRule;
 use crate::envoy::{Attempt, Journal, Moment, Outcome};
@@ -257,7 +257,7 @@ impl Judge<'_> {
         let server = self.fleet.servers[0].server.borrow();
         let entry = server.live_keys(now_us).into_iter().find(|(key, _)| **key == name).map(|(_, entry)| entry);
         let Some(Value::Hash(hash)) = entry.map(|entry| &entry.value) else { return 0 };
-        let head = &hash[&ScanKey::new(&Bytes::new())];
+        let head = hash.get(&Bytes::new()).unwrap();
         u64::from_le_bytes(*head.first_chunk().unwrap())
     }
 }
