@@ -88,8 +88,9 @@ impl QuotaPlan {
             fill: (rules[0].limit / count as u64).max(1),
             interval_s: rules[0].period_s,
         });
+        let are_envoys = !chance.one_in(3);
         let proxies = (0..count)
-            .map(|_| ProxyOptions { allows_unassigned, fallback, is_envoy: !chance.one_in(5) })
+            .map(|_| ProxyOptions { allows_unassigned, fallback, is_envoy: are_envoys || chance.one_in(2) })
             .collect::<Vec<_>>();
         let duration_ms = chance.between(40, 100) * 1000;
         // From half of what the limits admit to three times as much.
