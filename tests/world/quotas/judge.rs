@@ -21,6 +21,8 @@ const LONG_STANDSTILL_MS: u64 = 10_000;
 const MAX_RATE_REFILL_MS: u64 = 20_000;
 /// Time in which demand is learned, in milliseconds.
 const LEARN_MS: u64 = 15_000;
+/// Pause between requests within which a bucket is surely not abandoned, in milliseconds.
+const MAX_PAUSE_MS: u64 = 30_000;
 /// Drift of clocks, in parts per million.
 const DRIFT_PPM: u64 = 500;
 const MILLION: u64 = 1_000_000;
@@ -89,7 +91,10 @@ impl BucketRecord {
     /// Records a decision.
     pub fn record(&mut self, decision: Decision, now_ms: u64) {
         self.requests += 1;
-        self.last_ms = now_ms;
+        // After a long pause the bucket may be a new one.
+        if now_ms - std::mem::replace(&mut self.last_ms, now_ms) > MAX_PAUSE_MS {
+            self.unassigned_since = None;
+        }
         match decision.basis {
             Basis::Assignment => {
                 self.admitted += u64::from(decision.passes);
@@ -398,8 +403,10 @@ fn find_neglect(plan: &QuotaPlan, rule: &RulePlan, bucket: &BucketRecord) -> Opt
     if bucket.longest_unassigned_ms > 1000 {
         return Some(format!("no assignment for {} ms: {bucket:?}", bucket.longest_unassigned_ms));
     }
-    // A share that moves between replicas takes longer.
-    let must_be_served = plan.fleet.replicas == 1 && rule.limit.min(rule.capacity()) >= 10 * plan.proxies.len() as u64;
+    // A share of a rate that moves between replicas takes longer.
+    let is_lent = rule.period_s * 1000 * rule.capacity() >= MAX_RATE_REFILL_MS * rule.limit;
+    let must_be_served =
+        (plan.fleet.replicas == 1 || is_lent) && rule.limit.min(rule.capacity()) >= 10 * plan.proxies.len() as u64;
     if must_be_served && bucket.admitted == 0 && bucket.requests > 30 && bucket.last_ms - bucket.first_ms > 30_000 {
         return Some(format!("nothing was admitted: {bucket:?}"));
     }
