@@ -20,6 +20,9 @@ const MAX_REQUESTS: u64 = 3000;
 /// Maximum number of these that are calls over RLS.
 const MAX_CALLS: u64 = 150;
 
+/// Largest limit, in hits per second: a run has not many more requests.
+const MAX_HITS_PER_SECOND: u64 = 30;
+
 /// How demand is spread over proxies and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
@@ -172,7 +175,9 @@ impl fmt::Display for QuotaPlan {
 }
 
 fn draw_rule(chance: &mut Chance) -> RulePlan {
-    let limit = chance.pick(&[10, 20, 50, 100, 200]);
+    // Below 20 s: rates; the others: lent hits.
+    let period_s = chance.pick(&[1, 2, 5, 10, 19, 20, 30, 60]);
+    let limit = chance.pick(&[10, 20, 50, 100, 200]).min(MAX_HITS_PER_SECOND * period_s);
     RulePlan {
         algorithm: chance.pick(&[
             Algorithm::FixedWindow,
@@ -182,8 +187,7 @@ fn draw_rule(chance: &mut Chance) -> RulePlan {
             Algorithm::TokenBucket,
         ]),
         limit,
-        // Below 20 s: rates; the others: lent hits.
-        period_s: chance.pick(&[1, 2, 5, 10, 19, 20, 30, 60]),
+        period_s,
         size: chance.pick(&[limit, limit, limit / 2, 2 * limit]),
         consistency: Consistency::Strict,
         on_store_error: chance.pick(&[
