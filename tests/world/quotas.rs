@@ -27,6 +27,7 @@ use self::plan::{SETTLE_MS, Source};
 use self::proxy::{Basis, BucketName, Decision, Proxy, ProxyOptions};
 use super::fleet::{Fleet, run_in_virtual_time};
 use super::judge::LimitChange;
+use super::network::Link;
 use super::plan::{Fault, TimedFault, rule_file};
 use super::simulation::{Outcome, Simulation};
 
@@ -338,26 +339,19 @@ impl World {
             }
             Fault::ProxyLinkIsCut(index, to_server, to_host) => {
                 self.fleet.trace.count("a link of a proxy was cut");
-                let host = &self.hosts[index];
-                let count = |cuts: &Cell<u32>, is_cut: bool, by: i32| {
-                    cuts.set(cuts.get().checked_add_signed(if is_cut { by } else { 0 }).unwrap());
-                };
-                for by in [1, -1] {
-                    count(&host.cuts_to_server, to_server, by);
-                    count(&host.cuts_to_host, to_host, by);
-                    self.update_links();
-                    if by == 1 {
-                        sleep(for_ms).await;
-                    }
-                }
+                self.add_cuts(index, (to_server, to_host), 1);
+                sleep(for_ms).await;
+                self.add_cuts(index, (to_server, to_host), -1);
             }
             Fault::ProxyLinkIsSlow(index, milliseconds) => {
                 self.fleet.trace.count("a link of a proxy was slow");
-                let links = (0..self.plan.fleet.replicas).map(|replica| link_name(index, replica));
-                let links: Vec<_> = links.collect();
-                links.iter().for_each(|link| self.fleet.links.change(link, |link| link.latency_ms += milliseconds));
+                let change_all = |change: &dyn Fn(&mut Link)| {
+                    (0..self.plan.fleet.replicas)
+                        .for_each(|replica| self.fleet.links.change(&link_name(index, replica), change));
+                };
+                change_all(&|link| link.latency_ms += milliseconds);
                 sleep(for_ms).await;
-                links.iter().for_each(|link| self.fleet.links.change(link, |link| link.latency_ms -= milliseconds));
+                change_all(&|link| link.latency_ms -= milliseconds);
             }
             Fault::ProxyStreamIsReset(index) => {
                 self.fleet.trace.count("a stream was reset");
@@ -383,9 +377,20 @@ impl World {
         self.standing.borrow_mut()[index] = !runs;
         self.update_links();
         if let Some(replica) = self.fleet.replica(index) {
-            let cut = |link: &mut super::network::Link| (link.is_cut_to_server, link.is_cut_to_host) = (!runs, !runs);
+            let cut = |link: &mut Link| (link.is_cut_to_server, link.is_cut_to_host) = (!runs, !runs);
             self.fleet.links.change(&(replica.host.clone(), self.fleet.servers[0].address.clone()), cut);
         }
+    }
+
+    /// Counts a fault that cuts the links of a proxy, to replicas and from them, or, with -1, its end.
+    fn add_cuts(&self, proxy: usize, (to_server, to_host): (bool, bool), by: i32) {
+        let host = &self.hosts[proxy];
+        for (cuts, is_cut) in [(&host.cuts_to_server, to_server), (&host.cuts_to_host, to_host)] {
+            if is_cut {
+                cuts.set(cuts.get().checked_add_signed(by).unwrap());
+            }
+        }
+        self.update_links();
     }
 
     /// Cuts the links between proxies and replicas that must be.

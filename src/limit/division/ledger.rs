@@ -537,11 +537,16 @@ impl<K> Division<K> {
         });
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_new_window = is_lent && pool.window_ends.is_some_and(|ends| ends <= now);
+        // Without room, asking again each time would find none. Later there may be some: a bucket is refilled, and other
+        // replicas give back.
+        let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
+        let known = pool.held.saturating_add(pool.room).min(pool.limit.total());
+        let may_be_more = is_lent && needed > known && asked_us > MARGIN_US;
         let all = match pool.limit.form {
-            AssignmentForm::Lent if !is_new_window => pool.held.saturating_add(pool.room).min(pool.limit.total()),
+            AssignmentForm::Lent if !is_new_window && !may_be_more => known,
             AssignmentForm::Lent | AssignmentForm::Rate => pool.limit.total(),
         };
-        let spread = all - all / 8;
+        let spread = if may_be_more { 0 } else { all - all / 8 };
         let wanted = if holders == 0 { 0 } else { needed.max(spread) };
         let wanted = wanted.min(all.saturating_sub(pool.share_of_decisions));
         let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand, now) };
@@ -556,8 +561,6 @@ impl<K> Division<K> {
         let for_us = if ends_soon || is_new_window { new_us } else { left_us };
         let for_us = if is_late { for_us.max(late_us) } else { for_us } + pool.hold_extension_us();
         let differs = wanted.abs_diff(pool.held) > pool.held / 10;
-        // Without room, asking again each time would find none.
-        let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
         let is_due = pool.used > 0
             || pool.unanswered.is_some()
             || is_new_window

@@ -20,6 +20,9 @@ const MAX_REQUESTS: u64 = 3000;
 /// Maximum number of these that are calls over RLS.
 const MAX_CALLS: u64 = 150;
 
+/// Largest limit, in hits per second: a run has not many more requests.
+const MAX_HITS_PER_SECOND: u64 = 30;
+
 /// How demand is spread over proxies and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
@@ -88,8 +91,9 @@ impl QuotaPlan {
             fill: (rules[0].limit / count as u64).max(1),
             interval_s: rules[0].period_s,
         });
+        let are_envoys = !chance.one_in(3);
         let proxies = (0..count)
-            .map(|_| ProxyOptions { allows_unassigned, fallback, is_envoy: !chance.one_in(5) })
+            .map(|_| ProxyOptions { allows_unassigned, fallback, is_envoy: are_envoys || chance.one_in(2) })
             .collect::<Vec<_>>();
         let duration_ms = chance.between(40, 100) * 1000;
         // From half of what the limits admit to three times as much.
@@ -171,7 +175,9 @@ impl fmt::Display for QuotaPlan {
 }
 
 fn draw_rule(chance: &mut Chance) -> RulePlan {
-    let limit = chance.pick(&[10, 20, 50, 100, 200]);
+    // Below 20 s: rates; the others: lent hits.
+    let period_s = chance.pick(&[1, 2, 5, 10, 19, 20, 30, 60]);
+    let limit = chance.pick(&[10, 20, 50, 100, 200]).min(MAX_HITS_PER_SECOND * period_s);
     RulePlan {
         algorithm: chance.pick(&[
             Algorithm::FixedWindow,
@@ -181,8 +187,7 @@ fn draw_rule(chance: &mut Chance) -> RulePlan {
             Algorithm::TokenBucket,
         ]),
         limit,
-        // Below 20 s: rates; the others: lent hits.
-        period_s: chance.pick(&[1, 2, 5, 10, 19, 20, 30, 60]),
+        period_s,
         size: chance.pick(&[limit, limit, limit / 2, 2 * limit]),
         consistency: Consistency::Strict,
         on_store_error: chance.pick(&[

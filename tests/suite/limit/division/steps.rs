@@ -507,6 +507,23 @@ fn refill_rests_although_more_goes_out_of_use_again_and_again() {
 }
 
 #[test]
+fn replica_that_was_granted_nothing_of_a_bucket_asks_again() {
+    let limit = limit(Algorithm::TokenBucket, 10, Unit::Minute, None);
+    let mut division = Division::new([DividedLimit::new(&limit)], START);
+    division.join(1, true, START);
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    let request = division.next_pool_request(0, START).expect("it has a proxy");
+    let all = HeldAmount { hits: 0, capacity: 10 };
+    let others = [OtherReplica { demand: 10, held: all, until: at(60) }].into_iter().collect();
+    division.record_grant(0, &request, PoolGrant { others, ..PoolGrant::default() }, START);
+    assert_eq!(division.assign(0, START).map(|assignment| assignment.strategy), Some(Strategy::Deny));
+    division.record_report(0, usage(0, 5, at(5)), at(5));
+    division.expire(at(5));
+    let request = division.next_pool_request(0, at(5)).expect("the bucket was refilled meanwhile");
+    assert!(request.wanted.capacity > 0, "{request:?}");
+}
+
+#[test]
 fn newcomer_gets_a_part_before_its_demand_is_known() {
     let (mut division, part) = division_with_one_proxy(Unit::Second);
     division.record_report(0, usage(500, 500, at(5)), at(5));
