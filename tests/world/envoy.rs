@@ -41,6 +41,8 @@ pub struct EnvoyPlan {
     pub check_interval_ms: Option<u64>,
     /// Streams whose call fails pass (`failure_mode_deny: false`).
     pub fails_open: bool,
+    /// Entries `slot` name the stream. Else there is one filter, which sends nothing if the client left before the answer.
+    pub names_streams: bool,
 }
 
 /// A stream as its client makes it.
@@ -391,7 +393,9 @@ impl Envoy {
         }
         let at = self.now();
         self.update(attempt, |attempt| attempt.ended = Some(at));
-        self.spawn(Rc::clone(self).release(attempt));
+        if self.plan.names_streams || self.journal.borrow().attempts[attempt].answered.is_some() {
+            self.spawn(Rc::clone(self).release(attempt));
+        }
         attempt
     }
 
@@ -411,8 +415,10 @@ impl Envoy {
         let mut request = TestRequest::new("world");
         for (rule, value) in &plan.counters {
             let (rule, value) = (format!("rule{rule}"), format!("value{value}"));
-            let mut entries =
-                vec![(rule.as_str(), value.as_str()), ("slot", "forged"), ("slot", &connection), ("slot", &time)];
+            let mut entries = vec![(rule.as_str(), value.as_str())];
+            if self.plan.names_streams {
+                entries.extend([("slot", "forged"), ("slot", &connection), ("slot", &time)]);
+            }
             entries.extend(release.map(|release| ("release", release)));
             request = request.descriptor(&entries).hits(if release.is_some() { plan.cost } else { plan.hits });
         }

@@ -108,8 +108,9 @@ impl EnvoysPlan {
             acquire_timeout_ms: chance.pick(&[20, 100, 250, 1000]),
             check_interval_ms,
             fails_open: chance.one_in(5),
+            names_streams: !chance.one_in(8),
         };
-        let (envoys, duration_ms) = (usize::try_from(chance.between(1, 3)).unwrap(), chance.between(8000, 30_000));
+        let (envoys, duration_ms) = (usize::try_from(chance.between(1, 3)).unwrap(), chance.between(8000, 25_000));
         let count = if chance.one_in(6) { 0 } else { chance.between(1, 5) };
         let faults = (0..count)
             .map(|_| match chance.below(10) {
@@ -128,7 +129,7 @@ impl EnvoysPlan {
                 }
             })
             .collect();
-        let streams = chance.between(50, 350);
+        let streams = chance.between(50, 250);
         Self { envoy, envoys, streams, duration_ms, holder_timeout, faults }
     }
 }

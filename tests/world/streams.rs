@@ -166,7 +166,12 @@ impl StreamsRun {
                 // Shorter than `max_duration` by more than a call takes.
                 _ => chance.between(longest_ms / 2, longest_ms - 2000),
             };
-            let hits = if chance.one_in(6) { chance.between(2, 3) } else { 1 };
+            let hits = match chance.below(24) {
+                // A peek.
+                0 => 0,
+                1..5 => chance.between(2, 3),
+                _ => 1,
+            };
             world.fleet.wait_until(at_ms).await;
             world.begin_stream(
                 chance.next(),
@@ -175,7 +180,7 @@ impl StreamsRun {
                     hits,
                     cost: chance.below(3),
                     ends_after_ms,
-                    is_redirected: chance.one_in(10),
+                    is_redirected: hits > 0 && chance.one_in(10),
                     release_delay_ms: if chance.one_in(10) { chance.between(100, 4000) } else { chance.below(10) },
                     release_again_after_ms: chance.one_in(15).then(|| chance.below(2000)),
                 },

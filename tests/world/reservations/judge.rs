@@ -133,7 +133,7 @@ impl Judge<'_> {
                 let settled = one.release_sent.is_some_and(|at| window(at.redis_us) <= own)
                     && one.released.is_none_or(|at| window(at.redis_us) >= own);
                 one.sent.order < answered.order
-                    && !(one.envoy == rejected.envoy && one.stream == rejected.stream)
+                    && one.sent.order != rejected.sent.order
                     && (window(one.sent.redis_us) <= own && own <= charged_last || settled)
             };
             let most: u64 = self.on(*counter).filter(counts).map(|one| self.most_hits(one, rule, rejected)).sum();
@@ -191,6 +191,9 @@ impl Judge<'_> {
                 .is_none_or(|(sent, at)| self.run.plan.is_disturbed(sent.at_ms, at.at_ms + LATE_MS));
         let end_ms = one.sent.at_ms + rule.settle_within_s * 1000;
         let Some((sent, released)) = one.release_sent.zip(one.released) else { return (0, most.max(2 * cost)) };
+        if !self.run.plan.envoy.names_streams && one.outcome != Outcome::Admitted {
+            return (0, most);
+        }
         match one.is_redirection() || self.is_redirected(one) {
             // The first settlement counts, unless the second request renewed the reservation before.
             true => (0, most.max(cost)),

@@ -150,14 +150,16 @@ impl Judge<'_> {
             live.iter().copied().filter(|one| one.begun.at_ms > lost_ms || lost_ms == 0).collect();
         let before = kept.iter().copied().filter(|one| one.answered.is_some_and(|it| it.order < admitted.sent.order));
         let before: Vec<&Attempt> = before.collect();
-        let own_limit = match admitted.is_redirection() {
+        // A redirection has its slot already; a peek that fails is admitted.
+        let is_failed_peek = admitted.plan.hits == 0 && self.plan.is_disturbed(admitted.sent.at_ms, at.at_ms);
+        let own_limit = match admitted.is_redirection() || is_failed_peek {
             true => u64::MAX,
             false => self.limits_in_force(counter.0, admitted.sent.at_ms, at.at_ms).1,
         };
         let checks = [
             ("live", seats(&live), largest_limit(&live) * (1 + losses)),
             ("live, admitted after the last loss", seats(&kept), largest_limit(&kept)),
-            ("live when it was sent, and its own", seats(&before) + admitted.plan.hits, own_limit),
+            ("live when it was sent, and its own", seats(&before) + admitted.plan.hits.max(1), own_limit),
         ];
         let (what, found, allowed) = checks.into_iter().find(|(_, found, allowed)| found > allowed)?;
         let of: Vec<String> = live.iter().map(|one| format!("{one:?}")).collect();
@@ -168,7 +170,11 @@ impl Judge<'_> {
     fn find_needless_rejection(&self, rejected: &Attempt) -> Option<String> {
         let answered = rejected.answered?;
         let is_of_policy = self.rules.iter().any(|rule| rule.on_store_error != StoreErrorPolicy::Error);
-        let is_same = |one: &&Attempt| one.envoy == rejected.envoy && one.stream == rejected.stream;
+        // The slot of a request that was redirected is its own.
+        let is_same = |one: &&Attempt| {
+            let is_same_stream = one.envoy == rejected.envoy && one.stream == rejected.stream;
+            is_same_stream && (self.plan.envoy.names_streams || one.sent.order == rejected.sent.order)
+        };
         if is_of_policy && !self.plan.faults.is_empty() {
             return None;
         }
@@ -183,7 +189,7 @@ impl Judge<'_> {
                 !is_same(one) && one.sent.order < answered.order && !is_over
             };
             let held: u64 = self.on(*counter).filter(may_hold).map(|one| one.plan.hits).sum();
-            if held + rejected.plan.hits > limit {
+            if held + rejected.plan.hits.max(1) > limit {
                 return None;
             }
             told.push(format!("{counter:?}: at most {held} of {limit} seats are taken"));
@@ -198,6 +204,8 @@ impl Judge<'_> {
         };
         one.released.is_some_and(|released| !self.losses().iter().any(|loss| undone(loss, released)))
             && !(one.outcome == Outcome::Rejected && one.plan.counters.len() > 1)
+            // Without a name, nothing frees the slot of a request without an answer.
+            && (self.plan.envoy.names_streams || one.outcome == Outcome::Admitted)
     }
 
     /// Time until which a request may have a slot that nothing is known to have released, in milliseconds; 0: it never
