@@ -336,8 +336,9 @@ fn find_idle_limits(plan: &QuotaPlan, report: &QuotaReport) -> Vec<String> {
         return breaches;
     }
     for (index, rule) in plan.rules.iter().enumerate() {
-        // Smaller ones are not worth a division.
-        if rule.limit < 10 * plan.proxies.len() as u64 {
+        // Smaller ones are not worth a division; parts of sliding windows have buckets of a quarter.
+        let is_sliding = rule.algorithm == Algorithm::SlidingWindowCounter;
+        if is_sliding || rule.limit < 10 * plan.proxies.len() as u64 {
             continue;
         }
         for value in 0..rule.values {
