@@ -542,10 +542,7 @@ impl<K> Division<K> {
         let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
         let known = pool.held.saturating_add(pool.room).min(pool.limit.total());
         let may_be_more = is_lent && needed > known && asked_us > MARGIN_US;
-        let all = match pool.limit.form {
-            AssignmentForm::Lent if !is_new_window && !may_be_more => known,
-            AssignmentForm::Lent | AssignmentForm::Rate => pool.limit.total(),
-        };
+        let all = if is_lent && !is_new_window && !may_be_more { known } else { pool.limit.total() };
         let spread = if may_be_more { 0 } else { all - all / 8 };
         let wanted = if holders == 0 { 0 } else { needed.max(spread) };
         let wanted = wanted.min(all.saturating_sub(pool.share_of_decisions));
