@@ -23,9 +23,7 @@ pub(crate) fn lrange(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult 
 /// Returns the position of an element, which counts from the end if it is negative; `None` if there is none.
 fn position(word: &[u8], list: &List) -> Result<Option<usize>, Failure> {
     let index = integer(word)?;
-    Ok(element_range(index, index, list.len())
-        .map(|range| *range.start())
-        .filter(|_| index >= 0 || index.unsigned_abs() <= list.len() as u64))
+    Ok(element_range(index, index, list.len()).map(|range| *range.start()))
 }
 
 /// LINDEX.
