@@ -61,10 +61,3 @@ pub(crate) fn rpush(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
     list.extend(words[2..].iter().cloned());
     Ok(Reply::count(list.len()))
 }
-
-/// LPUSH.
-pub(crate) fn lpush(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    let list = keyspace.find_or_create::<List>(&words[1])?;
-    words[2..].iter().for_each(|element| list.push_front(element.clone()));
-    Ok(Reply::count(list.len()))
-}

@@ -35,7 +35,7 @@ const COMMANDS: &[&str] = &[
     "LSET|list|0|a",
     "ZADD|set|1|a",
     "ZREMRANGEBYSCORE|set|-inf|-inf",
-    "XADD|stream|1-*|field|value",
+    "XADD|stream|*|field|value",
     "XTRIM|stream|MAXLEN|5",
     "XREAD|STREAMS|none|0",
     "SCAN|0|MATCH|none",
