@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use kit::seeded_random::Chance;
 
-use charges::Descriptor;
+use charges::{DESCRIPTOR_KINDS, Descriptor};
 use script_calls::ScriptCalls;
 use server_pair::{Protocol, ServerPair};
 
@@ -63,13 +63,11 @@ fn values_and_errors_of_scripts_agree() {
     }
 }
 
-/// Number of descriptors that are charged in turn.
-const DESCRIPTORS: u64 = 12;
-
 #[test]
 fn charges_and_grants_of_all_scripts_agree() {
     let mut calls = ScriptCalls::new(ServerPair::start(), chance());
-    let mut descriptors: Vec<Descriptor> = (0..DESCRIPTORS).map(|tag| Descriptor::random(&mut calls, tag)).collect();
+    let mut descriptors: Vec<Descriptor> =
+        (0..DESCRIPTOR_KINDS).map(|tag| Descriptor::random(&mut calls, tag)).collect();
     let began = Instant::now();
     for step in 0..step_count() {
         if calls.chance.one_in(3) {
@@ -86,7 +84,7 @@ fn charges_and_grants_of_all_scripts_agree() {
             calls.pair.compare_keys();
         }
         if step % 100 == 99 {
-            descriptors[descriptor] = Descriptor::random(&mut calls, DESCRIPTORS + step);
+            descriptors[descriptor] = descriptors[descriptor].replacement(&mut calls);
         }
         if step % 2000 == 1999 {
             calls.command(&[b"FLUSHALL"]);
@@ -100,4 +98,4 @@ fn charges_and_grants_of_all_scripts_agree() {
 }
 
 /// Number of kinds of calls.
-const CALL_NAMES: usize = 24;
+const CALL_NAMES: usize = 31;
