@@ -1,7 +1,8 @@
 //! The simulated Redis agrees with redis-server: the same commands at the same times get the same replies, and leave the
 //! same keys, values and expiries.
 //!
-//! Texts of errors are those of Redis 7.0; another version differs in some. The clock of the redis-server stands still and is set before commands, so that all comparisons are exact.
+//! Texts of errors are those of Redis 7.0; another version differs in some. The clock of the redis-server stands still
+//! and is set before commands, so that all comparisons are exact.
 //! `WORLD_REDIS_STEPS=100000 cargo test --test world redis_agreement` runs more steps, `WORLD_REDIS_SEED=7` others.
 
 mod server_pair;
