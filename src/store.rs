@@ -23,13 +23,15 @@ pub mod memcache;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use self::charge::{ChargeContext, CommitMode};
+use self::client::connect::Host;
 use self::client::memcache::protocol::MemcacheError;
 use self::client::redis::connect;
 use self::decision_demand::DecisionDemand;
@@ -49,6 +51,7 @@ use crate::limit::request::Hits;
 use crate::limit::slot_table::SlotSummary;
 use crate::settings::counters::KeyFormat;
 use crate::settings::problem::UnusableSetting;
+use crate::settings::redis::RedisSettings;
 use crate::settings::store::StoreSettings;
 use crate::store::charge::{ChargeResults, DeferredOutcomes, LimitAdmissions, StoreOutcome};
 use crate::store::client::redis::error::RedisError;
@@ -139,17 +142,22 @@ impl Store {
                 memory.into()
             }
             StoreSettings::Redis(settings) => {
-                let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
-                let fallback = Fallback::new(capacity_bytes, replicas);
-                // Before heartbeats are exchanged, as often as the timeout demands.
-                fallback.slot_holders().set_timeout(holder_timeout);
-                let redis = Redis::start(settings, fallback);
-                redis.claim_replica_slot();
-                redis.into()
+                Self::open_redis(settings, capacity_bytes, holder_timeout, &Host::default())
             }
             // It has no slots.
             StoreSettings::Memcache(settings) => Memcache::start(settings, capacity_bytes).into(),
         }
+    }
+
+    /// Opens the store in Redis, as [`Store::open`] does, for a process on `host`.
+    pub fn open_redis(settings: &RedisSettings, capacity_bytes: u64, holder_timeout: Duration, host: &Host) -> Self {
+        let replicas = settings.replicas.unwrap_or(NonZeroU32::MIN);
+        let fallback = Fallback::new(capacity_bytes, replicas);
+        // Before heartbeats are exchanged, as often as the timeout demands.
+        fallback.slot_holders().set_timeout(holder_timeout);
+        let redis = Redis::start_on_host(settings, fallback, host);
+        redis.claim_replica_slot();
+        redis.into()
     }
 
     /// True for the memory store, which completes every operation without waiting.

@@ -69,13 +69,25 @@ impl fmt::Display for Time {
 }
 
 /// Source of the current time.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub enum Clock {
     /// Wall clock of the machine.
     #[default]
     System,
     /// Clock that moves only when it is set, in microseconds since the Unix epoch.
     Manual(Arc<AtomicU64>),
+    /// Clock of a simulated machine.
+    Simulated(Arc<dyn Fn() -> Time + Send + Sync>),
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System => f.write_str("System"),
+            Self::Manual(_) => write!(f, "Manual({})", self.now()),
+            Self::Simulated(_) => write!(f, "Simulated({})", self.now()),
+        }
+    }
 }
 
 impl Clock {
@@ -92,10 +104,11 @@ impl Clock {
                 Time(to_micros(since_epoch))
             }
             Self::Manual(micros) => Time(micros.load(Ordering::Relaxed)),
+            Self::Simulated(now) => now(),
         }
     }
 
-    /// Moves a manual clock to `time`, forwards or backwards; no effect on the system clock.
+    /// Moves a manual clock to `time`, forwards or backwards; no effect on other clocks.
     pub fn set(&self, time: Time) {
         if let Self::Manual(micros) = self {
             micros.store(time.as_micros(), Ordering::Relaxed);

@@ -11,11 +11,11 @@
 
 use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::coop::{has_budget_remaining, poll_proceed};
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use super::sharded::lock_ignoring_poison;
 
@@ -120,7 +120,7 @@ impl LagWindows {
 pub async fn measure_task_lag() {
     loop {
         let due = Instant::now() + MEASUREMENT_INTERVAL;
-        sleep_until(due.into()).await;
+        sleep_until(due).await;
         let now = Instant::now();
         SCHEDULER_LAG.record(now.saturating_duration_since(due), now);
     }

@@ -7,10 +7,11 @@
 //! Decides: a descriptor without a rule; how long both may take (`REDIS_CALL_TIMEOUT`).
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::Decider;
 use super::decision::DecisionContext;

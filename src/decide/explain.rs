@@ -7,7 +7,6 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::time::Instant;
 
 use super::Decider;
 use super::decision::DecisionContext;
@@ -28,6 +27,7 @@ use crate::settings::decisions::DecisionSettings;
 use crate::store::charge::StoreOutcome;
 use crate::store::error::ChargeError;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 /// Maximum number of slot holders in an explanation; those with the most slots come first.
 const MAX_EXPLAINED_HOLDERS: usize = 20;

@@ -28,7 +28,9 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use self::header::{HeaderReason, HeaderRecord, RuleSetRecord, SettingsRecord};
 use self::record::DecisionRecord;

@@ -10,11 +10,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::decision::DecisionContext;
 use super::log::value_form::ValueForm;

@@ -208,8 +208,17 @@ impl LiveRules {
         self.current.load_full()
     }
 
-    /// Replaces the rules. Returns the number of the new set.
+    /// Replaces the rules, and waits up to 1 s until no decision uses the old ones. Returns the number of the new set.
     pub fn replace_rules(&self, rules: RuleSet, from: RuleSetOrigin, now: Time) -> u64 {
+        let (version, old) = self.swap_rules(rules, from, now);
+        if let Some(old) = old {
+            await_sole_owner(&old);
+        }
+        version
+    }
+
+    /// Replaces the rules. Returns the number of the new set, and the old one.
+    pub fn swap_rules(&self, rules: RuleSet, from: RuleSetOrigin, now: Time) -> (u64, Option<Arc<LoadedRules>>) {
         let last = self.current.load_full();
         let changes = last.as_ref().map(|last| match have_same_texts(&last.rules, &rules) {
             true => RuleChanges::default(),
@@ -223,10 +232,7 @@ impl LiveRules {
         *attempt = LastLoadAttempt { at: Some(now), error: None, problems: Vec::new(), refused: attempt.refused };
         drop(attempt);
         self.add_load_record(now, Some(version), changed);
-        if let Some(old) = old {
-            await_sole_owner(&old);
-        }
-        version
+        (version, old)
     }
 
     /// Records a failed attempt; the loaded rules stay.

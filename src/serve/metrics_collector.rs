@@ -13,10 +13,11 @@ mod store;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use procfs::WithCurrentSystemInfo as _;
 use procfs::process::{LimitValue, Process};
+use tokio::time::Instant;
 
 use self::limits::emit_limits;
 use self::quota::emit_quota;

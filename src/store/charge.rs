@@ -16,11 +16,12 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::client::redis::error::RedisError;
 use super::error::ChargeError;

@@ -6,7 +6,7 @@
 pub(crate) mod deadline;
 pub mod server_status;
 pub mod pipeline;
-pub(crate) mod connect;
+pub mod connect;
 pub(crate) mod supervised_server;
 pub mod tokens;
 pub mod redis;

@@ -16,10 +16,11 @@ use std::num::NonZeroU32;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use self::counter_key::{CounterKey, MemcacheKeyScheme};
 use super::charge::{

@@ -15,7 +15,9 @@
 //! Decides: what is rejected without asking Redis, and for how long; what `LOCAL_CACHE_SIZE_IN_BYTES` changes.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::charge::{ChargeResults, OwnedCharge, OwnedCounter};
 use crate::base::clock::to_micros;

@@ -30,11 +30,11 @@ pub mod table_rows;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingChargeGroups, PendingCharges, RedisCallSender};
 use self::deployments::{ConnectionStats, Deployments};
@@ -56,6 +56,7 @@ use crate::limit::charge::{Charge, ChargeRequest};
 use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::settings::redis::RedisSettings;
 use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
+use crate::store::client::connect::Host;
 use crate::store::client::redis::error::RedisError;
 use crate::store::error::CounterCommandError;
 use crate::store::fallback::Fallback;
@@ -95,16 +96,21 @@ impl Redis {
     /// Starts to connect in the background; `fallback` decides while Redis is away. Must be called within a tokio
     /// runtime.
     pub fn start(settings: &RedisSettings, fallback: Fallback) -> Self {
-        Self::start_with_clock(settings, fallback, false)
+        Self::start_on_host(settings, fallback, &Host::default())
     }
 
     /// As [`Redis::start`], but counters follow the time of the charges: for tests with a manual clock.
     pub fn start_with_client_clock(settings: &RedisSettings, fallback: Fallback) -> Self {
-        Self::start_with_clock(settings, fallback, true)
+        Self::start_with_clock(settings, fallback, &Host::default(), true)
     }
 
-    fn start_with_clock(settings: &RedisSettings, fallback: Fallback, client_clock: bool) -> Self {
-        let deployments = Deployments::start(settings);
+    /// As [`Redis::start`], on a host of a simulation.
+    pub fn start_on_host(settings: &RedisSettings, fallback: Fallback, host: &Host) -> Self {
+        Self::start_with_clock(settings, fallback, host, false)
+    }
+
+    fn start_with_clock(settings: &RedisSettings, fallback: Fallback, host: &Host, client_clock: bool) -> Self {
+        let deployments = Deployments::start(settings, &host.network);
         let replicas = Arc::new(ReplicaMembership::new(settings.max_replicas));
         // A configured number of replicas is not replaced by the live count.
         let live_count = settings.replicas.is_none().then(|| fallback.replica_count().clone());
@@ -115,12 +121,13 @@ impl Redis {
         let over_limit_cache =
             OverLimitCache::new(cache_bytes, settings.over_limit_cache.caches_counting_windows, Instant::now());
         let local_admission = LocalAdmission::new(settings.eventual_bytes, replicas, !client_clock);
-        let calls = RedisCallSender::new(local_admission, over_limit_cache, fallback, settings.timeout);
+        let calls =
+            RedisCallSender::new(local_admission, over_limit_cache, fallback, host.clock.clone(), settings.timeout);
         let calls = Arc::new(calls);
         let reaped = Arc::clone(&calls);
         let lease_reaper = tokio::spawn(async move { reaped.reap_leases().await }).abort_handle();
         // Clocks of servers cannot be compared with a manual one.
-        let grants = (!client_clock).then(|| GlobalGrantClient::start(settings, &deployments)).flatten();
+        let grants = (!client_clock).then(|| GlobalGrantClient::start(settings, &deployments, &host.network)).flatten();
         if let Some(grants) = &grants {
             let grants = Arc::downgrade(grants);
             calls.fallback.set_region_part_check(move |period_us| {

@@ -8,7 +8,9 @@
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::charge::{DecidedBy, StoreOutcome};
 use super::client::server_status::ServerStatus;

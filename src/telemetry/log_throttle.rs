@@ -18,7 +18,9 @@
 //! Decides: how often the same line is logged; each caller has its interval.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::base::clock::Time;
 

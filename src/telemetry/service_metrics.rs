@@ -8,7 +8,8 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::decision_history::DecisionHistory;
 use super::metrics::histogram::Histogram;

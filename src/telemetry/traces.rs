@@ -17,7 +17,7 @@ pub mod propagation;
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use opentelemetry::trace::{Link, SpanContext, SpanId, Status, TraceFlags, TraceId};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
@@ -27,6 +27,7 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanExporter,
     SpanLinks, SpanProcessor as _,
 };
+use tokio::time::Instant;
 
 use self::propagation::{PropagationFormats, RemoteParent};
 use super::log_throttle::LogThrottle;

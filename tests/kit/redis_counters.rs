@@ -8,9 +8,10 @@ use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};

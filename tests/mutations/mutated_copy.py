@@ -4,7 +4,8 @@ All mutations are built at once, each behind the environment variable MUTATION, 
 the rows; `run` builds the copy, runs the tests once without a mutation, which must pass, and those of each row once
 with its mutation, which must fail.
 
-A filter of tests is one of the suite.
+A filter of tests is one of the suite. With --world, or in a script whose rows have no filters, a row runs on the simulated
+world (tests/world) instead: its seeds one after the other, until one is red.
 """
 
 import argparse
@@ -31,6 +32,15 @@ pub fn mutation() -> u32 {
         std::env::var("MUTATION").ok().and_then(|number| number.parse().ok()).unwrap_or_default()
     });
     *MUTATION
+}
+"""
+
+SCRIPTS = """
+/// Text of a script with the mutation that is on.
+pub fn mutated_script(text: String) -> String {
+    match mutation() {
+LUA_ARMS        _ => text,
+    }
 }
 """
 
@@ -64,9 +74,29 @@ class Mutations:
         what is broken, and the filters of tests if not those of the file."""
         for path, old, new, broken in table:
             for index, (row, what, *tests) in enumerate(broken):
-                number = self.add_row(f"{of}{row}: {what}", *(tests or [tests_of_file[path]]))
+                number = self.add_row(f"{of}{row}: {what}", *(tests or [tests_of_file.get(path, [])]))
                 new = new.replace(f"${index}", f"crate::is_mutated({number})")
             self.change(path, old, new)
+
+    def add_lua(self, names, of, rows, tests):
+        """Adds mutations of scripts, a tuple of what is broken, text and replacement each; returns their arms of
+        `mutate_scripts`. Scripts have neither indentation nor comments."""
+        parts = "\n".join(self.text(f"src/store/redis/lua/{name}.lua") for name in names)
+        trimmed = "\n".join(line.strip() for line in parts.split("\n"))
+        arms = ""
+        for what, old, new in rows:
+            replaced(trimmed, old, new, f"lua, {what}")
+            number = self.add_row(f"{of}Redis, {what}", tests)
+            arms += f'        {number} => text.replace("{old}", "{new}"),\n'.replace("\n", "\\n")[:-2] + "\n"
+        return arms
+
+    def mutate_scripts(self, arms):
+        """Makes the scripts those of the mutation that is on."""
+        self.append("src/core.rs", SCRIPTS.replace("LUA_ARMS", arms))
+        self.change("src/store/client/redis/connection.rs",
+                    "    pub fn new(text: String) -> Self {\n        let sha1",
+                    "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n"
+                    "        let sha1")
 
     def write(self, copy):
         """Copies the files that git knows, or their changed texts."""
@@ -93,13 +123,15 @@ def write_if_changed(file, text):
         file.write_text(text)
 
 
-def build_tests(copy):
-    """Builds the suite; returns the program."""
-    built = subprocess.run(["cargo", "test", "--no-run", "--test", "suite", "--message-format", "json"], cwd=copy,
+def build_tests(copy, target):
+    """Builds the tests of a target; returns the program."""
+    # Seeds are many: with optimisations.
+    profile = ["--profile", "simulation"] if target == "world" else []
+    built = subprocess.run(["cargo", "test", *profile, "--no-run", "--test", target, "--message-format", "json"], cwd=copy,
                            check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = [json.loads(line) for line in built.splitlines()]
     return next(one["executable"] for one in messages
-                if one.get("executable") and one.get("profile", {}).get("test") and one["target"]["name"] == "suite")
+                if one.get("executable") and one.get("profile", {}).get("test") and one["target"]["name"] == target)
 
 
 def run_tests(program, copy, number, tests):
@@ -119,6 +151,15 @@ def run_tests(program, copy, number, tests):
     return []
 
 
+def run_seeds(program, copy, number, seeds):
+    """Number of seeds until one is red; None: none of them is. -1: the program ended otherwise."""
+    env = os.environ | {VARIABLE: str(number), "WORLD_SEEDS": str(seeds), "WORLD_UNTIL_RED": "1"}
+    ran = subprocess.run([program, "--nocapture", "promises_hold_in_simulated_runs"], cwd=copy, env=env,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    red = re.search(r"red after (\d+) runs", ran.stdout)
+    return int(red[1]) if red else None if ran.returncode == 0 else -1
+
+
 def numbers_of(text):
     """Numbers of a list as 1,3-5."""
     ranges = [part.partition("-") for part in text.split(",")]
@@ -131,6 +172,8 @@ def run(doc, mutations):
     parser.add_argument("copy", type=pathlib.Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true", help="print the rows and run nothing")
+    parser.add_argument("--world", action="store_true", help="run each row on the simulated world, whatever its filters are")
+    parser.add_argument("--seeds", type=int, default=1000, help="seeds of the simulated world until a row counts as a hole")
     options = parser.parse_args()
     copy = options.copy.resolve()
     if copy == ROOT or ROOT in copy.parents:
@@ -142,7 +185,12 @@ def run(doc, mutations):
     mutations.write(copy)
     asked = numbers_of(options.only) if options.only else list(rows)
     filters = {test for number in asked for test in rows[number][1]}
-    program = build_tests(copy)
+    if options.world or not filters:
+        program = build_tests(copy, "world")
+        if (red := run_seeds(program, copy, 0, options.seeds)) is not None:
+            raise SystemExit(f"without a mutation the simulated world is red after {red} runs")
+        raise SystemExit(bool(count_holes(program, copy, rows, asked, options.seeds)))
+    program = build_tests(copy, "suite")
     failed = run_tests(program, copy, 0, sorted(filters))
     if failed != []:
         raise SystemExit(f"without a mutation the tests fail: {failed}")
@@ -161,3 +209,15 @@ def count_survivors(program, copy, rows, asked):
         print(f"{number:>3} {name:<95} {f'red: {failed[0]}{more}' if failed else 'SURVIVED'}")
         sys.stdout.flush()
     return survived
+
+
+def count_holes(program, copy, rows, asked, seeds):
+    """Runs rows on the simulated world and prints each; returns the number of those that stay green."""
+    holes = 0
+    print(f"{len(asked)} of {len(rows)} rows, {seeds} seeds each", flush=True)
+    for number in asked:
+        red = run_seeds(program, copy, number, seeds)
+        holes += red is None
+        told = "SURVIVED" if red is None else f"red after {red}" if red >= 0 else "red: the program ended"
+        print(f"{number:>3} {rows[number][0]:<95} {told}", flush=True)
+    return holes

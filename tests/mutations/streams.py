@@ -10,7 +10,7 @@ The rows of slots are those of the protocol in docs/rules.md (concurrent) and do
 reservations are the cases of src/limit/reservation.rs. tests/run.sh sets what the tests need.
 """
 
-from mutated_copy import Mutations, replaced, run
+from mutated_copy import Mutations, run
 
 ALGORITHM, TABLE = "src/limit/algorithm/slots.rs", "src/limit/slot_table.rs"
 SEPARATE, ANSWER = "src/decide/slot_entries.rs", "src/decide/slot_answers.rs"
@@ -452,42 +452,16 @@ RESERVATIONS_LUA = [
      "dead[string.sub(of, 9, 16)]"),
 ]
 
-SCRIPTS = """
-/// Text of a script with the mutation that is on.
-pub fn mutated_script(text: String) -> String {
-    match mutation() {
-LUA_ARMS        _ => text,
-    }
-}
-"""
-
-
-def add_lua(mutations, names, of, rows, tests):
-    """Adds mutations of scripts; returns their arms. Scripts have neither indentation nor comments."""
-    parts = "\n".join(mutations.text(f"src/store/redis/lua/{name}.lua") for name in names)
-    trimmed = "\n".join(line.strip() for line in parts.split("\n"))
-    arms = ""
-    for what, old, new in rows:
-        replaced(trimmed, old, new, f"lua, {what}")
-        number = mutations.add_row(f"{of}Redis, {what}", tests)
-        arms += f'        {number} => text.replace("{old}", "{new}"),\n'.replace("\n", "\\n")[:-2] + "\n"
-    return arms
-
-
 def make_mutations():
     mutations = Mutations()
     mutations.add_rust("", SLOTS_RUST, TESTS)
-    arms = add_lua(mutations, ["slots", "streams"], "", SLOTS_LUA, SLOTS_IN_REDIS)
-    arms += add_lua(mutations, ["holders"], "", HOLDERS_LUA, SLOTS_OF_PROGRAM)
+    arms = mutations.add_lua(["slots", "streams"], "", SLOTS_LUA, SLOTS_IN_REDIS)
+    arms += mutations.add_lua(["holders"], "", HOLDERS_LUA, SLOTS_OF_PROGRAM)
     mutations.add_rust("reservations, ", RESERVATIONS_RUST, TESTS)
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
-    arms += add_lua(mutations, ["reservations", "streams", *algorithms], "reservations, ", RESERVATIONS_LUA,
+    arms += mutations.add_lua(["reservations", "streams", *algorithms], "reservations, ", RESERVATIONS_LUA,
                     RESERVATIONS_IN_REDIS)
-    mutations.append("src/core.rs", SCRIPTS.replace("LUA_ARMS", arms))
-    mutations.change("src/store/client/redis/connection.rs",
-                     "    pub fn new(text: String) -> Self {\n        let sha1",
-                     "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n"
-                     "        let sha1")
+    mutations.mutate_scripts(arms)
     return mutations
 
 

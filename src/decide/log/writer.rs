@@ -10,7 +10,9 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::queue::{Batch, LostRecords, RecordQueue};
 use super::record::{DropReason, DroppedCountRecord};

@@ -16,10 +16,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{ErrorKind, Event, RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::time::Instant;
 
 use super::walk::WatchedPath;
 use crate::base::sharded::lock_ignoring_poison;

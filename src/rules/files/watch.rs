@@ -16,10 +16,11 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::fs_events::{FsWatches, WakeReason, Wakeup};
 use super::read::{FilesRead, read_found_files};

@@ -10,7 +10,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::{FoundRow, HashKeys, RowTextError, RowValue};
 use crate::base::sharded::{DEFAULT_SHARDS, Sharded};

@@ -10,13 +10,13 @@
 //! Decides: pauses between attempts (`RetryDelays`); when the cache is written.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::stream;
 use prost_types::{Any, Struct, Value};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::metadata::{MetadataKey, MetadataValue};
 use tonic::{Code, Request, Status, Streaming};
 
@@ -200,7 +200,7 @@ impl StreamExchange<'_> {
                     Ok(None) => return "the server closed the stream".to_owned(),
                     Err(error) => return describe_status(&error),
                 },
-                () = sleep_until(due.unwrap_or_else(Instant::now).into()), if due.is_some() => {
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     if let Some(refusal) = self.subscription.take_delayed_refusal() {
                         client.status.record_refused_again();
                         if let Err(ended) = self.send_request(refusal).await {

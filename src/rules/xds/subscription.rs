@@ -9,9 +9,10 @@
 //!
 //! Decides: when an update is accepted (ACK) or refused (NACK); type URL, version and nonce of a request.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost_types::Any;
+use tokio::time::Instant;
 
 use crate::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node, Status};
 use crate::base::text::{escape_unprintable, truncate_to_bytes};

@@ -8,10 +8,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::findings::{FleetFindingKind, find_problems_of_view, format_minute_of_day};
 use super::rejection_rise::{RejectionRise, find_most_risen_limit, find_rise_after_load};

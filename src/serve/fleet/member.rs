@@ -7,12 +7,12 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::authentication::{AuthenticationKey, add_authentication_code, encode_summary};
 use super::redis_client::{FleetRedisClient, PUBLISH_INTERVAL, RedisTime};

@@ -9,10 +9,11 @@
 //! Decides: how long resets are kept (`MAX_KEPT_RESETS`, `RESETS_LIFETIME_MS`).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::summary::MAX_SUMMARY_BYTES;
 use crate::base::clock::{Time, shorten_in_tests, to_micros};

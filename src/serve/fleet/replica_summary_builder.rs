@@ -7,7 +7,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::merge_keys::MAX_BUSY_KEYS;
 use super::summary::*;

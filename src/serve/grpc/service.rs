@@ -22,13 +22,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::BoxError;
 use axum::http::HeaderValue;
 use bytes::Bytes;
 use hyper::body::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
 use tonic::Status;
 
 use super::call::{CallHead, MessageReader};

@@ -5,13 +5,14 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::app_state::AppState;
 use super::response::{

@@ -10,11 +10,11 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::room::leaves_room_for_other_clients;
 use super::stats::Count;

@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::{Stream, StreamExt as _};
 use prost::Message as _;
 use smallvec::SmallVec;
 use tokio::sync::mpsc::{self, Permit, Sender};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::bucket::{BucketKind, Buckets, log_indivisible_limit, log_too_many_buckets, log_unassignable_bucket};
 use super::divisions::{BucketOfStream, MAX_HOLDERS_PER_KEY, division_key};
@@ -72,8 +72,13 @@ const MAX_RESPONSE_TIME: Duration = Duration::from_millis(200);
 /// Interval of housekeeping.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Messages of a proxy.
+pub trait ReportStream: Stream<Item = Result<Bytes, Status>> + Unpin + Send {}
+
+impl<S: Stream<Item = Result<Bytes, Status>> + Unpin + Send> ReportStream for S {}
+
 /// Sends responses.
-pub(super) type ResponseSender = Sender<Result<RateLimitQuotaResponse, Status>>;
+pub type ResponseSender = Sender<Result<RateLimitQuotaResponse, Status>>;
 
 /// The task of a stream.
 pub struct StreamTask {
@@ -139,8 +144,8 @@ impl StreamTask {
         }
     }
 
-    /// Serves the stream until it ends.
-    pub(super) async fn run(mut self, mut reports: Streaming<Bytes>, responses: ResponseSender) {
+    /// Serves the stream until it ends. `reports` are the messages of the proxy, undecoded.
+    pub async fn run(mut self, mut reports: impl ReportStream, responses: ResponseSender) {
         let end = self.serve(&mut reports, &responses).await;
         self.remove_all_buckets();
         self.quota.close_stream(&self.handle);
@@ -150,7 +155,7 @@ impl StreamTask {
         }
     }
 
-    async fn serve(&mut self, reports: &mut Streaming<Bytes>, responses: &ResponseSender) -> StreamEnd {
+    async fn serve(&mut self, reports: &mut impl ReportStream, responses: &ResponseSender) -> StreamEnd {
         let mut ending = self.quota.ending.subscribe();
         let mut housekeeping = tokio::time::interval(HOUSEKEEPING_INTERVAL);
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

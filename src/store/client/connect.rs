@@ -2,12 +2,15 @@
 //!
 //! An error of connecting has a kind for decisions, and a text for operators that names the setting to check.
 //!
+//! [`Network`] is the only thing here that opens sockets; a simulation replaces it.
+//!
 //! Decides: TLS to a server: server name (SNI), words about TLS on one side only.
 //! Decides: TCP_USER_TIMEOUT that replaces a dead connection.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +23,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::pipeline::{ByteStream, ClosedReceiver};
+use crate::base::clock::Clock;
 use crate::settings::address::Endpoint;
 
 /// Connection that is ready for commands.
@@ -28,6 +32,14 @@ pub(crate) struct Connected<C> {
     pub(crate) connection: C,
     /// Receives the reason once the connection is closed.
     pub(crate) closed: ClosedReceiver,
+}
+
+/// Server that a connection is opened to.
+#[derive(Clone, Copy)]
+pub(crate) struct ServerToConnect<'s> {
+    pub(crate) network: &'s Network,
+    pub(crate) endpoint: &'s Endpoint,
+    pub(crate) uses_tls: bool,
 }
 
 /// Advice for connections to one kind of server.
@@ -46,8 +58,7 @@ impl TlsFailureDiagnosis {
     /// Runs `open` for at most `limit`. Explains a failure that comes of a difference in TLS.
     pub(crate) async fn connect_or_diagnose<T, K: CallErrorKind>(
         &self,
-        endpoint: &Endpoint,
-        uses_tls: bool,
+        server: ServerToConnect<'_>,
         limit: Duration,
         open: impl Future<Output = Result<T, ConnectError<K>>>,
     ) -> Result<T, ConnectError<K>> {
@@ -55,7 +66,7 @@ impl TlsFailureDiagnosis {
         match timeout(limit, open).await.unwrap_or_else(|_| late()) {
             // A server with the other protocol closes the connection or waits for more, which looks like an outage.
             Err(error) if error.kind == K::TIMEOUT || error.kind == K::BROKEN_CONNECTION => {
-                let advice = match detect_tls_mismatch(endpoint, uses_tls, &self.plaintext_probe).await {
+                let advice = match detect_tls_mismatch(server, &self.plaintext_probe).await {
                     None => return Err(error),
                     Some(TlsMismatch::ServerLacksTls) => self.server_lacks_tls,
                     Some(TlsMismatch::ServerNeedsTls) => self.server_needs_tls,
@@ -120,6 +131,56 @@ impl<K: CallErrorKind> ConnectError<K> {
     }
 }
 
+/// What a process has of its machine. A simulation has a host for each of its processes.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// Wall clock.
+    pub clock: Clock,
+    /// Network.
+    pub network: Network,
+}
+
+/// Opens connections to servers: sockets, or the links of a simulation.
+#[derive(Clone, Default)]
+pub struct Network(Option<Arc<dyn Dial>>);
+
+/// Network of a simulation.
+pub trait Dial: Send + Sync {
+    /// Connects to a server as [`TcpStream::connect`] does.
+    fn dial(&self, endpoint: &Endpoint) -> DialOutcome;
+}
+
+/// Connection that opens, or the reason why there is none.
+pub type DialOutcome = Pin<Box<dyn Future<Output = io::Result<Box<dyn ByteStream>>> + Send>>;
+
+impl Network {
+    /// Creates a network whose connections `dial` opens, in plaintext.
+    pub fn simulated(dial: Arc<dyn Dial>) -> Self {
+        Self(Some(dial))
+    }
+
+    /// Connects to a server, over TLS if `tls` is given; a unix socket has no TLS.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or the TLS handshake fails.
+    pub(crate) async fn connect(
+        &self,
+        endpoint: &Endpoint,
+        tls: Option<ClientConfig>,
+    ) -> io::Result<Box<dyn ByteStream>> {
+        match &self.0 {
+            Some(simulated) => simulated.dial(endpoint).await,
+            None => connect_to_endpoint(endpoint, tls).await,
+        }
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "simulated" } else { "sockets" })
+    }
+}
+
 /// Time after which the kernel closes a connection with unacknowledged data.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -127,10 +188,7 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// The server cannot be reached, or the TLS handshake fails.
-pub(crate) async fn connect_to_endpoint(
-    endpoint: &Endpoint,
-    tls: Option<ClientConfig>,
-) -> io::Result<Box<dyn ByteStream>> {
+async fn connect_to_endpoint(endpoint: &Endpoint, tls: Option<ClientConfig>) -> io::Result<Box<dyn ByteStream>> {
     let (host, port) = match endpoint {
         Endpoint::Tcp { host, port } => (host, *port),
         Endpoint::Unix(path) => return Ok(Box::new(UnixStream::connect(path).await?)),
@@ -231,10 +289,11 @@ enum TlsMismatch {
 /// Such a server closes the connection or waits for more bytes, which looks like an outage. The probe opens a separate
 /// connection and sends bytes that hold no secret and that only the other protocol answers: a command in plaintext, or
 /// an invalid ClientHello, which a TLS server answers with an alert.
-async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &PlaintextProbe) -> Option<TlsMismatch> {
-    let Endpoint::Tcp { host, port } = endpoint else { return None };
+async fn detect_tls_mismatch(server: ServerToConnect<'_>, plaintext: &PlaintextProbe) -> Option<TlsMismatch> {
+    let ServerToConnect { network, endpoint, uses_tls } = server;
+    let Endpoint::Tcp { .. } = endpoint else { return None };
     let probe = if uses_tls { plaintext.command } else { INVALID_TLS_HELLO };
-    let first = timeout(TLS_PROBE_TIMEOUT, probe_first_reply_byte(host, *port, probe)).await.ok()??;
+    let first = timeout(TLS_PROBE_TIMEOUT, probe_first_reply_byte(network, endpoint, probe)).await.ok()??;
     match (uses_tls, first) {
         (true, byte) if plaintext.replies.contains(&byte) => Some(TlsMismatch::ServerLacksTls),
         (false, TLS_ALERT_BYTE) => Some(TlsMismatch::ServerNeedsTls),
@@ -243,8 +302,8 @@ async fn detect_tls_mismatch(endpoint: &Endpoint, uses_tls: bool, plaintext: &Pl
 }
 
 /// Sends `probe` over a new plaintext connection, and returns the first byte of the reply.
-async fn probe_first_reply_byte(host: &str, port: u16, probe: &[u8]) -> Option<u8> {
-    let mut stream = TcpStream::connect((host, port)).await.ok()?;
+async fn probe_first_reply_byte(network: &Network, endpoint: &Endpoint, probe: &[u8]) -> Option<u8> {
+    let mut stream = network.connect(endpoint, None).await.ok()?;
     stream.write_all(probe).await.ok()?;
     stream.read_u8().await.ok()
 }

@@ -5,10 +5,10 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::yield_now;
-use tokio::time::{Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 /// Number of times the task yields to others after a deadline before the work is given up.
 ///
@@ -22,7 +22,7 @@ pub(crate) async fn timeout_with_grace<F: Future>(work: F, deadline: Instant) ->
     tokio::select! {
         biased;
         outcome = &mut work => return Some(outcome),
-        () = sleep_until(deadline.into()) => {}
+        () = sleep_until(deadline) => {}
     }
     for _ in 0..GRACE_YIELDS {
         tokio::select! {
@@ -50,11 +50,7 @@ pub(crate) struct DeadlineTimer {
 impl DeadlineTimer {
     /// Creates an unarmed timer.
     pub(crate) fn new() -> Self {
-        Self {
-            sleep: Box::pin(sleep_until((Instant::now() + UNARMED_TIMER_DELAY).into())),
-            at: None,
-            yields_left: None,
-        }
+        Self { sleep: Box::pin(sleep_until(Instant::now() + UNARMED_TIMER_DELAY)), at: None, yields_left: None }
     }
 
     /// Moves the timer forward to `earliest`, if that is before the current deadline.
@@ -63,7 +59,7 @@ impl DeadlineTimer {
             && self.at.is_none_or(|at| earliest < at)
         {
             self.at = Some(earliest);
-            self.sleep.as_mut().reset(earliest.into());
+            self.sleep.as_mut().reset(earliest);
         }
     }
 
@@ -91,7 +87,7 @@ impl DeadlineTimer {
         self.yields_left = None;
         self.at = next;
         if let Some(at) = next {
-            self.sleep.as_mut().reset(at.into());
+            self.sleep.as_mut().reset(at);
             if self.sleep.as_mut().poll(context).is_ready() {
                 context.waker().wake_by_ref();
             }

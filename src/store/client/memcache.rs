@@ -15,12 +15,12 @@ pub(crate) mod server;
 pub mod srv_records;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use self::protocol::MemcacheError;
 use self::server::{MemcacheConnectOptions, MemcacheServer};

@@ -17,17 +17,18 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::task::coop::has_budget_remaining;
+use tokio::time::Instant;
 
 use super::eventual::DescriptorStateReport;
 use super::eventual::local_admission::{LeaseReply, LocalAdmission};
 use super::prepared_call::PreparedCall;
 use super::script::ScriptOutcome;
-use crate::base::clock::Time;
+use crate::base::clock::{Clock, Time};
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::base::write_coalescing::run_deferring_wakes;
 use crate::limit::request::Hits;
@@ -50,6 +51,8 @@ pub(super) struct RedisCallSender {
     /// Counters that replace those in Redis while it is away.
     pub(super) fallback: Fallback,
     coalescer: Coalescer,
+    /// Wall clock of this process.
+    pub(super) clock: Clock,
     /// Upper bound on the duration of a call.
     timeout: Duration,
     sent: AtomicU64,
@@ -68,10 +71,11 @@ impl RedisCallSender {
         local_admission: LocalAdmission,
         over_limit_cache: OverLimitCache,
         fallback: Fallback,
+        clock: Clock,
         timeout: Duration,
     ) -> Self {
         let coalescer = Coalescer::default();
-        Self { local_admission, over_limit_cache, fallback, coalescer, timeout, sent: AtomicU64::new(0) }
+        Self { local_admission, over_limit_cache, fallback, coalescer, clock, timeout, sent: AtomicU64::new(0) }
     }
 
     /// Returns the upper bound on the duration of a call.

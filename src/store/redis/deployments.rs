@@ -21,6 +21,7 @@ use crate::settings::counters::KeyFormat;
 use crate::settings::redis::RedisSettings;
 use crate::settings::redis::deployment::DeploymentSettings;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
+use crate::store::client::connect::Network;
 use crate::store::client::redis::connect::ConnectOptions;
 use crate::store::client::redis::deployment::{Deployment, DeploymentStats};
 use crate::store::client::redis::deployment_context::DeploymentOptions;
@@ -56,11 +57,11 @@ pub(super) struct CounterDeployment {
 
 impl Deployments {
     /// Starts to connect.
-    pub(super) fn start(settings: &RedisSettings) -> Self {
+    pub(super) fn start(settings: &RedisSettings, network: &Network) -> Self {
         let clock_jumps = Arc::<ClockJumps>::default();
         let start = |deployment| {
             Arc::new(CounterDeployment {
-                client: Arc::new(start_deployment(settings, deployment, Arc::clone(&clock_jumps))),
+                client: Arc::new(start_deployment(settings, deployment, network, Arc::clone(&clock_jumps))),
                 refunds: RefundScriptSupport::default(),
             })
         };
@@ -117,9 +118,10 @@ fn is_per_second(limit: &Limit) -> bool {
 fn start_deployment(
     settings: &RedisSettings,
     deployment: &DeploymentSettings,
+    network: &Network,
     clock_jumps: Arc<ClockJumps>,
 ) -> Deployment {
-    let connect = ConnectOptions::new(deployment);
+    let connect = ConnectOptions::new(deployment, network);
     let kind = match settings.key_format {
         KeyFormat::Tollkeeper => ProbeKind::Script,
         KeyFormat::Ratelimit => ProbeKind::Incrby,

@@ -86,10 +86,9 @@ pub mod budget;
 pub(super) mod local_admission;
 pub mod table;
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::State;

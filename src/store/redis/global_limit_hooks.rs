@@ -3,9 +3,9 @@
 //! A call without global limits has no [`GlobalLimitHooks`]; [`regions`](super::regions) explains what they are for.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::regions::GlobalGrantClient;
 use super::regions::grants::GrantRequest;

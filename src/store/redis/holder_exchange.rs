@@ -7,16 +7,16 @@
 //! Decides: how often replicas exchange what they heard of Envoys; whose `TOLLKEEPER_HOLDER_TIMEOUT` counts.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::calls::RedisCallSender;
 use super::key;
 use super::script::{holders_script, put_time};
-use crate::base::clock::{Clock, to_micros};
+use crate::base::clock::to_micros;
 use crate::limit::slot::HolderId;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
@@ -46,7 +46,7 @@ impl HolderExchange {
     /// Starts the task. Must be called within a tokio runtime.
     pub(super) fn start(calls: &Arc<RedisCallSender>, deployment: &Arc<Deployment>, prefix: &str) -> Self {
         let (calls, deployment, key) = (Arc::clone(calls), Arc::clone(deployment), holder_table_key(prefix));
-        calls.fallback.slot_holders().set_shared_dead_holders(std::iter::empty(), Clock::System.now());
+        calls.fallback.slot_holders().set_shared_dead_holders(std::iter::empty(), calls.clock.now());
         let exchange = async move {
             static FAILURE_LOG: LogThrottle = LogThrottle::every(LOG_INTERVAL);
             loop {
@@ -54,7 +54,7 @@ impl HolderExchange {
                 // Without holders there is nothing to learn.
                 if !holders.is_empty()
                     && let Err(error) = exchange_heartbeats(&calls, &deployment, &key).await
-                    && let Some(suppressed) = FAILURE_LOG.allow(Clock::System.now())
+                    && let Some(suppressed) = FAILURE_LOG.allow(calls.clock.now())
                 {
                     tracing::warn!(%error, suppressed, "heartbeats of envoys that hold slots are not shared");
                 }
@@ -74,7 +74,7 @@ fn holder_table_key(prefix: &str) -> Bytes {
 
 async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, key: &Bytes) -> Result<(), RedisError> {
     let holders = calls.fallback.slot_holders();
-    let heartbeats = holders.take_heartbeats(Clock::System.now());
+    let heartbeats = holders.take_heartbeats(calls.clock.now());
     let mut argument = BytesMut::with_capacity(16 + 24 * heartbeats.len());
     put_time(&mut argument, None);
     argument.put_u64_le(to_micros(holders.timeout()));
@@ -89,7 +89,7 @@ async fn exchange_heartbeats(calls: &RedisCallSender, deployment: &Deployment, k
     let dead = called.and_then(|reply| decode_dead_holders(&reply).ok_or(RedisError::BadReply));
     match dead {
         Ok(dead) => {
-            holders.set_shared_dead_holders(dead.into_iter(), Clock::System.now());
+            holders.set_shared_dead_holders(dead.into_iter(), calls.clock.now());
             Ok(())
         }
         Err(error) => {

@@ -28,9 +28,10 @@
 use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::script::{RegionEffects, ScriptOutcome, window_charges_script};
 use crate::base::clock::Time;

@@ -12,10 +12,10 @@
 
 use std::slice;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::deployments::CounterDeployment;
 use super::eventual::budget::{EventualDescriptor, can_be_lent};

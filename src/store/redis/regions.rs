@@ -104,9 +104,10 @@ pub(super) mod grants;
 pub mod resets;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use self::calls::{ClockOffsets, GLOBAL_REDIS_TIMEOUT, GlobalRedisHealthCheck, compute_global_view};
 use self::grants::{GrantRequest, GrantRequestQueue, GrantWorker, UnusedHitReturner};
@@ -118,6 +119,7 @@ use super::deployments::Deployments;
 use crate::limit::algorithm::region::{GlobalTimeAndStanding, RegionHitsByAllotment};
 use crate::settings::redis::RedisSettings;
 use crate::settings::redis::regions::RegionSettings;
+use crate::store::client::connect::Network;
 use crate::store::client::redis::connect::ConnectOptions;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
@@ -156,11 +158,11 @@ impl Drop for GlobalGrantClient {
 
 impl GlobalGrantClient {
     /// Starts to connect and to report; `None` if there is only one region. Needs a tokio runtime.
-    pub(super) fn start(settings: &RedisSettings, deployments: &Deployments) -> Option<Arc<Self>> {
+    pub(super) fn start(settings: &RedisSettings, deployments: &Deployments, network: &Network) -> Option<Arc<Self>> {
         let regions = settings.regions.clone()?;
         let clock_jumps = Arc::clone(&deployments.clock_jumps);
-        let client =
-            Arc::new(connect_to_global_redis(settings, &regions, Arc::new(clock_jumps.for_other_deployment())));
+        let global_clock_jumps = Arc::new(clock_jumps.for_other_deployment());
+        let client = Arc::new(connect_to_global_redis(settings, &regions, network, global_clock_jumps));
         let region = Arc::clone(&deployments.main.client);
         let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&region), Arc::clone(&client));
         let standing = Arc::clone(&heartbeat.standing);
@@ -278,10 +280,11 @@ impl GlobalGrantClient {
 fn connect_to_global_redis(
     settings: &RedisSettings,
     regions: &RegionSettings,
+    network: &Network,
     clock_jumps: Arc<ClockJumps>,
 ) -> Deployment {
     let global = &regions.global;
-    let connect = ConnectOptions::for_distant_servers(global);
+    let connect = ConnectOptions::for_distant_servers(global, network);
     let probe = GlobalRedisHealthCheck {
         prefix: settings.key_prefix.clone(),
         auth_setting: connect.auth_setting(),

@@ -8,7 +8,8 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+
+use tokio::time::Instant;
 
 use super::key;
 use super::key::OwnedCounterPath;

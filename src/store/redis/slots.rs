@@ -11,17 +11,17 @@
 //! Decides: how many at once (`REPEAT_MEMORY_KIB`); how many slots `/explain` sums up (`MAX_SUMMARIZED_SLOTS`).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::{Semaphore, oneshot};
-use tokio::time::{sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::key::reservations_key;
 use super::{ChargeOutcome, Redis};
-use crate::base::clock::{Clock, Time};
+use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeRequest, Counter};
 use crate::limit::counter_path::CounterPath;
@@ -94,7 +94,7 @@ impl OwnedGiveBack {
         let path = CounterPath { domain: &self.domain, entries: &entries, shared: &shared, candidate };
         let counters: SmallVec<[Counter<'_>; 1]> = self.counters.iter().map(OwnedCounter::as_counter).collect();
         let charge = Charge { slot: self.slot.as_ref(), ..Charge::new(path, counters, self.request) };
-        let context = ChargeContext::new(Clock::System.now(), Instant::now() + redis.timeout());
+        let context = ChargeContext::new(redis.calls.clock.now(), Instant::now() + redis.timeout());
         redis.charge_without_waiting(&[charge], context).await.iter().any(Result::is_err)
     }
 }
@@ -132,7 +132,7 @@ impl Redis {
             let end = Instant::now() + REPEAT_TIME;
             redis.repeat_failed(left, end).await;
             if may_acquire_late {
-                sleep_until(end.into()).await;
+                sleep_until(end).await;
                 join_all(owned.iter().flatten().map(|one| one.charge_and_check_failure(&redis))).await;
             }
         });

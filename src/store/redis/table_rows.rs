@@ -6,10 +6,9 @@
 //!
 //! Decides: how rows of a table in Redis are read.
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use futures_util::future::join_all;
+use tokio::time::Instant;
 
 use super::Redis;
 use crate::store::client::redis::error::RedisError;

@@ -7,7 +7,9 @@
 //! Decides: buckets of histograms.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::striped_counters::{STRIPES, stripe_index_of_this_thread};
 use crate::base::clock::to_micros;

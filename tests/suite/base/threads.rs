@@ -1,7 +1,8 @@
 //! Lag of the scheduler.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tollkeeper::base::threads::SchedulerLag;
 
 #[test]

@@ -312,9 +312,9 @@ fn redis_timeout_follows_the_caller_deadline() {
     let table =
         [(30_000 * MS, Some(15 * MS)), (20 * MS, Some(15 * MS)), (12 * MS, Some(7 * MS)), (5 * MS, None), (0, None)];
     for (deadline_us, expected_us) in table {
-        let before = std::time::Instant::now();
+        let before = tokio::time::Instant::now();
         let context = service.inner.build_decision_context(None, Duration::from_micros(deadline_us));
-        let after = std::time::Instant::now();
+        let after = tokio::time::Instant::now();
         match (context.store.deadline, expected_us.map(Duration::from_micros)) {
             (Some(until), Some(given)) => assert!(before + given <= until && until <= after + given, "{deadline_us}"),
             (until, given) => assert_eq!((until, given), (None, None), "{deadline_us}"),

@@ -13,11 +13,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::Instant;
 
 use crate::base::clock::Clock;
 use crate::base::threads;

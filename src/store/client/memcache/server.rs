@@ -10,13 +10,15 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::protocol::{MemcacheConnectError, MemcacheError, MemcacheProtocol, MemcacheReply};
 use crate::settings::address::Endpoint;
 use crate::settings::tls::StoreTls;
 use crate::store::client::connect::{
-    Connected, PlaintextProbe, TlsAdviceTexts, TlsFailureDiagnosis, connect_to_endpoint,
+    Connected, Network, PlaintextProbe, ServerToConnect, TlsAdviceTexts, TlsFailureDiagnosis,
 };
 use crate::store::client::deadline::timeout_with_grace;
 use crate::store::client::pipeline::Pipeline;
@@ -220,9 +222,8 @@ pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &MemcacheConnectOptions,
 ) -> Result<Connected<MemcacheConnection>, MemcacheConnectError> {
-    TLS_FAILURE_DIAGNOSIS
-        .connect_or_diagnose(endpoint, options.tls.is_some(), CONNECT_TIMEOUT, open_connection(endpoint, options))
-        .await
+    let server = ServerToConnect { network: &Network::default(), endpoint, uses_tls: options.tls.is_some() };
+    TLS_FAILURE_DIAGNOSIS.connect_or_diagnose(server, CONNECT_TIMEOUT, open_connection(endpoint, options)).await
 }
 
 async fn open_connection(
@@ -233,7 +234,7 @@ async fn open_connection(
     let tls = tls.map_err(|unusable| MemcacheConnectError::misconfigured(unusable.to_string()))?;
     let uses_tls = tls.is_some();
     let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls, None);
-    let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
+    let stream = Network::default().connect(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Pipeline::open(stream);
     match check_server_answers(&connection, Some(Instant::now() + options.call_timeout)).await {
         Ok(()) => Ok(Connected { connection, closed }),

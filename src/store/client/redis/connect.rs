@@ -24,7 +24,7 @@ use crate::settings::problem::UnusableSetting;
 use crate::settings::redis::deployment::{DeploymentSettings, TopologySettings, URL_FLAG};
 use crate::settings::tls::StoreTls;
 use crate::store::client::connect::{
-    Connected, PlaintextProbe, TlsAdviceTexts, TlsFailureDiagnosis, connect_to_endpoint,
+    Connected, Network, PlaintextProbe, ServerToConnect, TlsAdviceTexts, TlsFailureDiagnosis,
 };
 use crate::store::client::supervised_server::ConnectFileHashes;
 use crate::store::client::tokens::TokenSource;
@@ -67,6 +67,8 @@ pub struct ConnectOptions {
     pub(crate) decides: bool,
     /// Environment variable that bounds a call; `None` if none does.
     pub(crate) timeout_setting: Option<&'static str>,
+    /// Opens the connections.
+    pub(crate) network: Network,
 }
 
 /// Servers that tell the addresses of others.
@@ -123,7 +125,7 @@ struct AuthCredentials {
 
 impl ConnectOptions {
     /// Returns the options for the servers of a deployment.
-    pub(crate) fn new(settings: &DeploymentSettings) -> Self {
+    pub(crate) fn new(settings: &DeploymentSettings, network: &Network) -> Self {
         Self {
             setting: settings.setting,
             is_sentinel: false,
@@ -137,22 +139,23 @@ impl ConnectOptions {
             on_failure: "`on_store_error` decides",
             decides: true,
             timeout_setting: Some("TOLLKEEPER_STORE_TIMEOUT"),
+            network: network.clone(),
         }
     }
 
     /// Returns the options for servers whose failure changes no decision; `on_failure` is its consequence.
     pub fn for_noncritical_servers(settings: &DeploymentSettings, on_failure: &'static str) -> Self {
-        Self { on_failure, decides: false, timeout_setting: None, ..Self::new(settings) }
+        Self { on_failure, decides: false, timeout_setting: None, ..Self::new(settings, &Network::default()) }
     }
 
     /// Returns the options for servers in other parts of the world, which no decision waits for.
-    pub(crate) fn for_distant_servers(settings: &DeploymentSettings) -> Self {
+    pub(crate) fn for_distant_servers(settings: &DeploymentSettings, network: &Network) -> Self {
         Self {
             connect_timeout: settings.connect_timeout.min(MAX_DISTANT_CONNECT_TIME),
             query_timeout: DISTANT_DISCOVERY_QUERY_TIMEOUT,
             on_failure: "this region gets no grants",
             timeout_setting: None,
-            ..Self::new(settings)
+            ..Self::new(settings, network)
         }
     }
 
@@ -278,7 +281,7 @@ impl ConnectOptions {
 
 /// Returns the settings whose files cannot be used to connect to a deployment, now or later.
 pub fn find_settings_with_unusable_files(settings: &DeploymentSettings) -> Vec<UnusableSetting> {
-    let servers = ConnectOptions::new(settings);
+    let servers = ConnectOptions::new(settings, &Network::default());
     let sentinels = match &settings.topology {
         TopologySettings::Sentinel { credentials, .. } => Some(servers.for_sentinels(credentials)),
         TopologySettings::Single(_) | TopologySettings::Cluster(_) => None,
@@ -322,9 +325,9 @@ pub(crate) async fn connect(
     let credentials = options.read_auth_credentials().await?;
     let tls = options.tls.as_ref().map(StoreTls::build_client_config).transpose();
     let tls = tls.map_err(|unusable| RedisConnectError::misconfigured(unusable.to_string()))?;
-    let uses_tls = tls.is_some();
+    let server = ServerToConnect { network: &options.network, endpoint, uses_tls: tls.is_some() };
     let open = open_connection(endpoint, options, tls, credentials);
-    TLS_FAILURE_DIAGNOSIS.connect_or_diagnose(endpoint, uses_tls, options.connect_timeout, open).await
+    TLS_FAILURE_DIAGNOSIS.connect_or_diagnose(server, options.connect_timeout, open).await
 }
 
 async fn open_connection(
@@ -336,7 +339,7 @@ async fn open_connection(
     let uses_tls = tls.is_some();
     let name_advice = || options.announcer.as_ref().and_then(|announcer| announcer.certificate_name_advice(endpoint));
     let socket_error = |error: &io::Error| TLS_FAILURE_DIAGNOSIS.socket_error(error, uses_tls, name_advice());
-    let stream = connect_to_endpoint(endpoint, tls).await.map_err(|error| socket_error(&error))?;
+    let stream = options.network.connect(endpoint, tls).await.map_err(|error| socket_error(&error))?;
     let (connection, closed) = Connection::on_boxed_stream(stream);
     let has_user = credentials.as_ref().is_some_and(|credentials| credentials.user.is_some());
     match handshake(&connection, credentials, options.database).await {

@@ -16,11 +16,12 @@
 
 use std::cmp::Ordering;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::error::{RedisError, ReplyError, sanitize_error_text};
 use super::resp::{Reply, decode_reply, write_command};

@@ -12,11 +12,11 @@
 use std::collections::HashMap;
 use std::mem::replace;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::SetOnce;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::connect::ConnectOptions;
 use super::deployment_context::{ConnectionOpenings, DeploymentContext};

@@ -10,7 +10,9 @@
 //! Decides: how often a command is sent (`MAX_SENDS`).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::connect::{self, ConnectOptions};
 use super::connection::Connection;

@@ -13,9 +13,9 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
+use tokio::time::Instant;
 
 use crate::base::clock::{Time, to_micros};
 

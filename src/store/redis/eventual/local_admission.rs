@@ -11,11 +11,11 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::budget::{DescriptorId, EventualDescriptor, LocalBudget, can_be_lent};
 use super::table::EventualTable;

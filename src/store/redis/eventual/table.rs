@@ -7,9 +7,10 @@
 //! Decides: full memory (`TOLLKEEPER_EVENTUAL_BYTES`); when an idle counter is forgotten.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::budget::{DescriptorId, EventualDescriptor, LocalBudget};
 use super::{AdmitContext, DescriptorStateReport, LeaseTicket, LocalDecision, OwnLease, StoredLease};

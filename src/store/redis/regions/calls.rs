@@ -11,9 +11,10 @@
 //! Decides: how long an answer of the global Redis may take.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use crate::base::clock::Time;
 use crate::limit::algorithm::region::GlobalTimeAndStanding;

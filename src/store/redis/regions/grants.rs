@@ -18,12 +18,12 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::demand::{BucketDemand, WindowDemand, jittered_pause_us};
@@ -319,7 +319,7 @@ impl UnusedHitReturner {
             let next = self.lock_schedule().next_due_at();
             tokio::select! {
                 () = self.added.notified() => {}
-                () = sleep_until(next.unwrap_or_else(Instant::now).into()), if next.is_some() => {
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
                     let due = self.lock_schedule().take_due(Some(Instant::now()));
                     self.return_all(due).await;
                 }

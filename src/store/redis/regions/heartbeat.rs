@@ -7,12 +7,12 @@
 //! Decides: how often a region reports to the global Redis, and clocks are read (`read_stale_clocks`).
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::region_notices::NoticeLog;
@@ -108,7 +108,7 @@ impl RegionHeartbeat {
                 self.notices.log_failure("identity of the region", &self.identity_key, error);
             }
             tokio::select! {
-                () = sleep_until(next.into()) => {}
+                () = sleep_until(next) => {}
                 () = self.tell_region.notified() => {}
                 () = self.region.connection_openings().wait_for_next() => {}
             }
@@ -166,7 +166,7 @@ impl RegionHeartbeat {
                 self.notices.log_failure("registry of regions", &self.registry_key, error);
             }
             let interval = if is_first && outcome.is_ok() { FIRST_INTERVAL } else { CALL_INTERVAL };
-            sleep_until((started + interval).into()).await;
+            sleep_until(started + interval).await;
         }
     }
 

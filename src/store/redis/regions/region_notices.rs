@@ -3,7 +3,9 @@
 //! Decides: the texts of notices of a region, while a conflict lasts.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::standing::{
     CUT_OFF_AFTER, MissingRegions, RegionConflict, RegionConflictKind, RegionFindings, RegionStanding, time_left_until,

@@ -9,11 +9,11 @@
 //! Decides: how `/reset` reaches other regions.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
 use super::grant_encoding::{self, GlobalBucketAction, GlobalWindowAction};
@@ -131,7 +131,7 @@ impl GlobalResetClient {
                 Ok(newest) => followed = newest,
                 Err(error) => tracing::debug!(%error, "resets of other regions could not be followed"),
             }
-            sleep_until(next.into()).await;
+            sleep_until(next).await;
         }
     }
 

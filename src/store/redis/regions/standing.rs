@@ -43,9 +43,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use tokio::time::Instant;
 
 use super::registry::{IdentityClaim, IdentityReply, OtherRegion, RegionIdentity, RegionRedisId, RegistryReply};
 use crate::base::clock::{Time, to_micros};

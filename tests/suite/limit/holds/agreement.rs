@@ -4,7 +4,7 @@
 //! descriptors of one to three counters, with charges, peeks and refunds, of which some counters are held.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
@@ -28,6 +28,7 @@ use kit::redis::cluster::Cluster;
 use kit::redis::options;
 use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
 use kit::test_service::store_runtime;
+use tokio::time::Instant;
 
 const START: Time = Time::from_secs(1_783_513_790);
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollkeeper::base::clock::{Clock, Time};
@@ -26,6 +26,7 @@ use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_conn
 use kit::seeded_random::Chance;
 use kit::test_service::store_runtime;
 use kit::wait_for;
+use tokio::time::Instant;
 
 /// A store, and one value whose counters the test uses.
 struct TestStore {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -13,6 +13,7 @@ use kit::redis::{Server, options};
 use kit::scrape::{scrape, with_prometheus};
 use kit::tollkeeper::{Setup, Tollkeeper};
 use kit::{http, wait_at_most, wait_for};
+use tokio::time::Instant;
 
 const ROWS: &str = "tk1:{table:customers}:rows";
 const CHANGES: &str = "tk1:{table:customers}:changes";
@@ -285,7 +286,9 @@ fn table_is_read_and_followed_after_a_failover_of_sentinels() {
 }
 
 mod read_budget {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+
+    use tokio::time::Instant;
 
     use tollkeeper::decide::table_rows::ReadBudget;
 

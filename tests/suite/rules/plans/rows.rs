@@ -86,7 +86,9 @@ mod plan_table {
 }
 
 mod row_cache {
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+
+    use tokio::time::Instant;
 
     use tollkeeper::rules::plan_table::FoundRow;
     use tollkeeper::rules::plan_table::row_cache::{InvalidRow, RowCache, RowFreshness};

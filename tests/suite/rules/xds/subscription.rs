@@ -1,9 +1,10 @@
 //! The protocol of a subscription, without I/O.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use prost_types::Any;
+use tokio::time::Instant;
 use tollkeeper::base::pb::xds::{DiscoveryRequest, DiscoveryResponse, Node};
 use tollkeeper::rules::xds::subscription::{MAX_REFUSAL_DELAY, MIN_REFUSAL_DELAY, Reaction, Subscription, TYPE_URL};
 

@@ -9,12 +9,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::state::{State, charge_together};

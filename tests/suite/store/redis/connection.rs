@@ -2,11 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::runtime::Builder;
+use tokio::time::Instant;
 use tollkeeper::store::client::redis::connection::{Connection, MergeableScriptCall, Script};
 use tollkeeper::store::client::redis::error::RedisError;
 use tollkeeper::store::client::redis::resp::Reply;

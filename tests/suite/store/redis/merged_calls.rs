@@ -106,7 +106,7 @@ fn foreign_value_fails_only_its_own_charge() {
         let [key] = &keys[..] else { panic!("{keys:?}") };
         server.query::<()>(&["DEL", key]);
         server.query::<()>(&["HSET", key, "field", "value"]);
-        let until = std::time::Instant::now() + LONG_TIMEOUT;
+        let until = tokio::time::Instant::now() + LONG_TIMEOUT;
         let when = (Time::from_secs(1), until);
         let outcomes = store_runtime().block_on(counters.charge_until(&test_charges, CommitMode::Commit, when));
         for (number, outcome) in outcomes.into_iter().enumerate() {

@@ -1,7 +1,8 @@
 //! Refunds where scripts are refused.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::incrby::RefundScriptSupport;
 

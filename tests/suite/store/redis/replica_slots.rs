@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
@@ -20,6 +20,7 @@ use kit::replica::Replica;
 use kit::test_service::store_runtime;
 use kit::tollkeeper::{Setup, with_rules};
 use kit::{http, wait_for};
+use tokio::time::Instant;
 
 mod model;
 

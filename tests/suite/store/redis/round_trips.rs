@@ -5,7 +5,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Instant;
 
 use futures_util::future::join_all;
 use tollkeeper::base::clock::Time;
@@ -23,6 +22,7 @@ use kit::redis_counters::{RedisCounters, TestCharge, TimeSource, poll_once, star
 use kit::tcp_proxy::TcpProxy;
 use kit::test_service::{TestRequest, TestService, store_runtime};
 use kit::wait_for;
+use tokio::time::Instant;
 
 /// Noon on Wednesday, July 8th 2026.
 const NOON: Time = Time::from_secs(1_783_512_000);

@@ -1,9 +1,10 @@
 //! Intervals of a server's clock contain its true offset, whatever the network and drift do, and a jump is noticed.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
+use tokio::time::Instant;
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::client::redis::server_clock::{
     ClockJumps, ClockReading, InstantRange, ServerClock, process_time_us,

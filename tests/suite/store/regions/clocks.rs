@@ -1,8 +1,9 @@
 //! Clock of the global Redis as a call knows it: true for scripts that run in time, unknown for all others.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
+use tokio::time::Instant;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::store::client::redis::server_clock::{InstantRange, OffsetInterval, process_time_us};
 use tollkeeper::store::redis::regions::calls::{ClockOffsets, compute_global_view};

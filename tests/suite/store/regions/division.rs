@@ -2,10 +2,10 @@
 
 use std::num::{NonZeroU16, NonZeroU32};
 use std::slice::from_ref;
-use std::time::Instant;
 
 use proptest::prelude::*;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;

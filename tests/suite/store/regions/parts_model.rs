@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
@@ -21,6 +21,7 @@ use tollkeeper::store::redis::regions::standing::{
 use super::membership::{SECOND, START, Scripts, hash};
 use kit::redis::{self as servers, Server};
 use kit::seeded_random::Chance;
+use tokio::time::Instant;
 
 /// Period of the limit, and lease of the parts, in seconds.
 const PERIOD: u64 = 60;

@@ -1,8 +1,9 @@
 //! Standing of a region: what replies of both Redis and jumps of clocks let it do, and the notices that tell so.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::settings::redis::regions::DEFAULT_REGION_LEASE;

@@ -1,7 +1,5 @@
 //! The script of reservations in Redis against the memory store, over random histories: each result is the same.
 
-use std::time::Instant;
-
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::period::{Period, Unit};
@@ -17,6 +15,7 @@ use kit::redis::cluster::Cluster;
 use kit::redis::options;
 use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
 use kit::test_service::store_runtime;
+use tokio::time::Instant;
 
 /// Limits that are charged together, of which one at least reserves.
 fn limits_of(kind: Kind, variant: u64, requests: u32) -> Vec<Limit> {

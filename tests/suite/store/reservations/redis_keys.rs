@@ -1,7 +1,5 @@
 //! The hash of reservations in Redis: how many fields it has, and for how long.
 
-use std::time::Instant;
-
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::charge::ChargeResult;
 use tollkeeper::limit::request::{Entry, Hits};
@@ -14,6 +12,7 @@ use super::steps::{Kind, SETTLE_WITHIN_S, Step, charge_of, reserving_limit};
 use kit::redis::{Server, options};
 use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
 use kit::test_service::store_runtime;
+use tokio::time::Instant;
 
 /// Sets the number of fields that the head of a hash tells.
 const SET_FIELDS: &str = "local head = redis.call('HGET', KEYS[1], '')

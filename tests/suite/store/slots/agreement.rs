@@ -1,7 +1,5 @@
 //! The script of slots in Redis against the pure table, over random histories: each result is the same.
 
-use std::time::Instant;
-
 use smallvec::SmallVec;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};
 use tollkeeper::limit::counter_path::CounterPath;
@@ -15,6 +13,7 @@ use kit::redis::cluster::Cluster;
 use kit::redis::options;
 use kit::redis_counters::{LONG_TIMEOUT, TimeSource, start_store, wait_until_connected};
 use kit::test_service::store_runtime;
+use tokio::time::Instant;
 
 fn compare_with_table(env: &[(&str, &str)], seeds: u64) {
     let redis = start_store(env, TimeSource::Caller);

@@ -1,7 +1,7 @@
 //! Slots that a rejected request gives back while Redis is away, or before Redis makes the call that acquires them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Clock;
@@ -18,6 +18,7 @@ use kit::redis::{Server, options};
 use kit::redis_counters::{TimeSource, start_store, wait_until_connected};
 use kit::test_service::store_runtime;
 use kit::wait_for;
+use tokio::time::Instant;
 
 fn start_redis_store(server: &Server) -> Arc<Redis> {
     let address = server.address();

@@ -154,7 +154,7 @@ fn expired_tombstone_is_forgotten(server: Option<&Server>) {
         let rules = service.inner.rules.current_rules_owned().expect("rules are loaded");
         let context = service.inner.build_decision_context(Some(&rules), DEFAULT_CALLER_DEADLINE);
         let message = shop_request("k=a").0;
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(30);
         let request = decode::convert_request(&message);
         kit::test_service::store_runtime()
             .block_on(service.inner.decider.explain_slots(context, &request, deadline))

@@ -1,9 +1,10 @@
 //! A replica in the simulation: its local budget, and for each key the call in flight.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 use tollkeeper::base::clock::Time;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::LeaseTicket;

@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 use tollkeeper::base::clock::Time;
@@ -24,6 +24,7 @@ use super::redis::{ChargeResults, Redis, States};
 use super::replica::{Replica, SlotClaim};
 use super::scenario::{Adjustment, Plan, ReplicaEvent};
 use kit::seeded_random::Chance;
+use tokio::time::Instant;
 
 /// Interval between searches for expired leases, in microseconds.
 const OFTEN: u64 = 20_000;

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::num::NonZeroU32;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
@@ -15,6 +15,7 @@ use tollkeeper::store::redis::replicas::{CLAIM_DURATION, ClaimAction, ClaimReply
 
 use super::{SECOND, START, Table};
 use kit::redis as servers;
+use tokio::time::Instant;
 
 /// Number of processes at a time.
 const PROCESSES: usize = 4;

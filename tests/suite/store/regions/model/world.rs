@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::RegionLossPolicy;
@@ -29,6 +29,7 @@ use tollkeeper::store::redis::regions::standing::{CallTimes, RegionStanding};
 
 use super::ledger::{GrantUse, Use};
 use kit::seeded_random::Chance;
+use tokio::time::Instant;
 
 /// Period of the limit: 10 s.
 pub(super) const PERIOD_US: i64 = 10_000_000;
