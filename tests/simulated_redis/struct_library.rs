@@ -1,5 +1,5 @@
-//! The Lua library `struct`, which Redis has, with the formats that the product's scripts use: little-endian integers of
-//! 1 to 8 bytes (`b`, `B`, `i8`, `I8`), doubles (`d`) and bytes (`c16`; `c0`: as many as the number before says).
+//! The Lua library `struct`, which Redis has, with the formats that the product's scripts use: little-endian integers
+//! of 1 to 8 bytes (`b`, `B`, `i8`, `I8`), doubles (`d`) and bytes (`c16`; `c0`: as many as the number before says).
 
 use mlua::{Error, Lua, LuaString, MultiValue, Result, Table, Value};
 

@@ -1,5 +1,5 @@
-//! The simulated Redis agrees with redis-server: the same commands at the same times get the same replies, and leave the
-//! same keys, values and expiries.
+//! The simulated Redis agrees with redis-server: the same commands at the same times get the same replies, and leave
+//! the same keys, values and expiries.
 //!
 //! Texts of errors are those of Redis 7.0; another version differs in some. The clock of the redis-server stands still
 //! and is set before commands, so that all comparisons are exact.
