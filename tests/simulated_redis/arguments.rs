@@ -50,7 +50,7 @@ pub(crate) fn command_name(words: &[Bytes]) -> String {
 /// empty.
 pub(crate) fn element_range(start: i64, stop: i64, length: usize) -> Option<std::ops::RangeInclusive<usize>> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
-    let from_end = |index: i64| if index < 0 { index.saturating_add(length).max(-1) } else { index };
+    let from_end = |index: i64| if index < 0 { index.saturating_add(length) } else { index };
     let (start, stop) = (from_end(start).max(0), from_end(stop).min(length - 1));
     let index = |index: i64| usize::try_from(index).ok();
     if start > stop { None } else { Some(index(start)?..=index(stop)?) }

@@ -31,69 +31,21 @@ pub(crate) fn pexpire(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult
     set_expiry(keyspace, words, Unit::Milliseconds, now_ms)
 }
 
-/// EXPIREAT.
-pub(crate) fn expireat(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    set_expiry(keyspace, words, Unit::Seconds, 0)
-}
-
 /// PEXPIREAT.
 pub(crate) fn pexpireat(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
     set_expiry(keyspace, words, Unit::Milliseconds, 0)
 }
 
-/// Conditions of an expiry.
-#[derive(Clone, Copy, Debug, Default)]
-struct ExpiryConditions {
-    only_without: bool,
-    only_with: bool,
-    only_later: bool,
-    only_earlier: bool,
-}
-
-impl ExpiryConditions {
-    fn parse(options: &[Bytes]) -> Result<Self, Failure> {
-        let mut conditions = Self::default();
-        for option in options {
-            match &*option_name(option) {
-                b"NX" => conditions.only_without = true,
-                b"XX" => conditions.only_with = true,
-                b"GT" => conditions.only_later = true,
-                b"LT" => conditions.only_earlier = true,
-                _ => {
-                    let option = shown(option, usize::MAX);
-                    return Err(Failure::new(format!("ERR Unsupported option {option}")));
-                }
-            }
-        }
-        if conditions.only_without && (conditions.only_with || conditions.only_later || conditions.only_earlier) {
-            return Err(Failure::fixed("ERR NX and XX, GT or LT options at the same time are not compatible"));
-        }
-        if conditions.only_later && conditions.only_earlier {
-            return Err(Failure::fixed("ERR GT and LT options at the same time are not compatible"));
-        }
-        Ok(conditions)
-    }
-
-    fn allow(self, at_ms: i64, current_ms: Option<i64>) -> bool {
-        let is_later = current_ms.is_some_and(|current_ms| at_ms > current_ms);
-        let is_earlier = current_ms.is_none_or(|current_ms| at_ms < current_ms);
-        !(self.only_without && current_ms.is_some()
-            || self.only_with && current_ms.is_none()
-            || self.only_later && !is_later
-            || self.only_earlier && !is_earlier)
-    }
-}
-
 fn set_expiry(keyspace: &mut Keyspace, words: &[Bytes], unit: Unit, base_ms: i64) -> CommandResult {
-    let conditions = ExpiryConditions::parse(&words[3..])?;
+    // The product uses no option.
+    if let Some(option) = words.get(3) {
+        return Err(Failure::new(format!("ERR Unsupported option {}", shown(option, usize::MAX))));
+    }
     let time = integer(&words[2])?;
     let time_ms = if unit == Unit::Seconds { time.checked_mul(1000) } else { Some(time) };
     let at_ms = time_ms.and_then(|time_ms| time_ms.checked_add(base_ms)).ok_or_else(|| invalid_expiry(words))?;
     let now_ms = keyspace.now_ms();
     let Some(entry) = keyspace.find(&words[1]) else { return Ok(Reply::Integer(0)) };
-    if !conditions.allow(at_ms, entry.expires_at_ms) {
-        return Ok(Reply::Integer(0));
-    }
     if at_ms > now_ms {
         entry.expires_at_ms = Some(at_ms);
     } else {

@@ -23,9 +23,7 @@ pub(crate) fn lrange(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult 
 /// Returns the position of an element, which counts from the end if it is negative; `None` if there is none.
 fn position(word: &[u8], list: &List) -> Result<Option<usize>, Failure> {
     let index = integer(word)?;
-    Ok(element_range(index, index, list.len())
-        .map(|range| *range.start())
-        .filter(|_| index >= 0 || index.unsigned_abs() <= list.len() as u64))
+    Ok(element_range(index, index, list.len()).map(|range| *range.start()))
 }
 
 /// LINDEX.
@@ -61,12 +59,5 @@ pub(crate) fn ltrim(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
 pub(crate) fn rpush(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
     let list = keyspace.find_or_create::<List>(&words[1])?;
     list.extend(words[2..].iter().cloned());
-    Ok(Reply::count(list.len()))
-}
-
-/// LPUSH.
-pub(crate) fn lpush(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    let list = keyspace.find_or_create::<List>(&words[1])?;
-    words[2..].iter().for_each(|element| list.push_front(element.clone()));
     Ok(Reply::count(list.len()))
 }

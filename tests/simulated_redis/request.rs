@@ -64,8 +64,8 @@ pub fn parse_command(input: &mut BytesMut) -> Result<Option<Vec<Bytes>>, Protoco
     Ok(Some(words.into_iter().map(|range| command.slice(range)).collect()))
 }
 
-/// Reads the number of the line at `position`, after its kind, and moves `position` to the next line; `None` if the line
-/// is incomplete.
+/// Reads the number of the line at `position`, after its kind, and moves `position` to the next line; `None` if the
+/// line is incomplete.
 fn read_number(input: &[u8], position: &mut usize, problem: &str) -> Result<Option<i64>, ProtocolError> {
     let rest = &input[*position..];
     let Some(length) = rest.windows(2).position(|pair| pair == b"\r\n") else {

@@ -7,6 +7,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use mlua::{Error, Function, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value};
@@ -48,7 +49,7 @@ pub(crate) struct ScriptHost {
 pub(crate) struct ScriptRules {
     pub(crate) refusal: Option<Refusal>,
     pub(crate) is_replica: bool,
-    pub(crate) slots: Option<Rc<SlotMap>>,
+    pub(crate) slots: Option<Arc<SlotMap>>,
     pub(crate) is_asking: bool,
     /// Returns true for commands that the server has and scripts may not call.
     pub(crate) is_forbidden: fn(&[u8]) -> bool,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
@@ -101,7 +101,7 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Snapshot(Keyspace);
 
-/// Redis server. A clone is an independent copy.
+/// Redis server. A clone is an independent copy. A server may move to another thread.
 #[derive(Clone, Debug, Default)]
 pub struct Server {
     pub(crate) options: Options,
@@ -110,7 +110,7 @@ pub struct Server {
     pub(crate) scripts: BTreeMap<String, Bytes>,
     pub(crate) role: Role,
     pub(crate) refusal: Option<Refusal>,
-    pub(crate) slots: Option<Rc<SlotMap>>,
+    pub(crate) slots: Option<Arc<SlotMap>>,
     pub(crate) watched_primaries: BTreeMap<String, Address>,
     pub(crate) replicas_in_sync: u32,
     pub(crate) statistics: Statistics,
@@ -275,7 +275,7 @@ impl Server {
 
     /// Sets the slots that a node of a cluster knows.
     pub fn set_slots(&mut self, slots: SlotMap) {
-        self.slots = Some(Rc::new(slots));
+        self.slots = Some(Arc::new(slots));
     }
 
     /// Sets the number of replicas that have all writes, which WAIT returns.

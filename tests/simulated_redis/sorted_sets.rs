@@ -83,13 +83,14 @@ impl SortedSet {
         self.order.iter().map(|ranked| (&ranked.member, ranked.score))
     }
 
-    /// Sets the score of a member, which need not be there.
-    pub(crate) fn insert(&mut self, member: Bytes, score: f64) {
+    /// Sets the score of a member; returns true if it is new.
+    pub(crate) fn insert(&mut self, member: Bytes, score: f64) -> bool {
         // Small sets store -0 as 0.
         let score = score + 0.0;
-        self.remove(&member);
+        let is_new = !self.remove(&member);
         self.order.insert(Ranked { score, member: member.clone() });
         self.scores.insert(member, score);
+        is_new
     }
 
     /// Removes a member; returns true if it was there.

@@ -2,10 +2,11 @@
 
 use bytes::Bytes;
 
-use crate::arguments::{command_name, integer, option_name};
+use crate::arguments::{integer, option_name};
+use crate::commands::wrong_word_count;
 use crate::keyspace::Keyspace;
 use crate::reply::{CommandResult, Failure, Reply};
-use crate::streams::{Kept, Stream, StreamId, Trim};
+use crate::streams::{Stream, StreamId, Trim};
 
 const INVALID_ID: Failure = Failure::fixed("ERR Invalid stream ID specified as stream command argument");
 
@@ -35,88 +36,41 @@ fn parse_interval_id(word: &[u8], default_sequence: u64) -> Result<StreamId, Fai
     }
 }
 
-/// Parses `MAXLEN` or `MINID` with what follows them; returns the words after them.
+/// Parses MAXLEN with what follows it; returns the words after that.
 fn parse_trim(words: &[Bytes]) -> Result<Option<(Trim, &[Bytes])>, Failure> {
-    let [strategy, rest @ ..] = words else { return Ok(None) };
-    let strategy = option_name(strategy);
-    if strategy != b"MAXLEN" && strategy != b"MINID" {
-        return Ok(None);
-    }
-    let (is_approximate, rest) = match rest {
-        [sign, rest @ ..] if **sign == *b"~" && !rest.is_empty() => (true, rest),
-        [sign, rest @ ..] if **sign == *b"=" && !rest.is_empty() => (false, rest),
-        rest => (false, rest),
+    let (is_approximate, threshold, rest) = match words {
+        [option, ..] if option_name(option) != b"MAXLEN" => return Ok(None),
+        [_, sign, threshold, rest @ ..] if **sign == *b"~" => (true, threshold, rest),
+        [_, sign, threshold, rest @ ..] if **sign == *b"=" => (false, threshold, rest),
+        [_, threshold, rest @ ..] => (false, threshold, rest),
+        _ => return Ok(None),
     };
-    let [threshold, rest @ ..] = rest else { return Ok(None) };
-    let kept = if strategy == b"MINID" {
-        Kept::From(parse_id(threshold, 0)?)
-    } else {
-        let count = usize::try_from(integer(threshold)?);
-        Kept::Newest(count.map_err(|_| Failure::fixed("ERR The MAXLEN argument must be >= 0."))?)
-    };
+    let kept = usize::try_from(integer(threshold)?);
+    let kept = kept.map_err(|_| Failure::fixed("ERR The MAXLEN argument must be >= 0."))?;
     Ok(Some((Trim { kept, is_approximate }, rest)))
 }
 
-/// Id that XADD gives an entry.
-enum NewId {
-    Automatic,
-    AutomaticSequence(u64),
-    Given(StreamId),
-}
-
-impl NewId {
-    fn parse(word: &[u8]) -> Result<Self, Failure> {
-        if word == b"*" {
-            return Ok(Self::Automatic);
-        }
-        match word.strip_suffix(b"-*") {
-            Some(ms) => Ok(Self::AutomaticSequence(parse_id(ms, 0)?.ms)),
-            None => parse_id(word, 0).map(Self::Given),
-        }
-    }
-
-    /// Returns the id, which must be larger than the last one.
-    fn after(&self, last: StreamId, now_ms: u64) -> Result<StreamId, Failure> {
-        let next = last.next().ok_or(EXHAUSTED)?;
-        let id = match *self {
-            Self::Automatic if now_ms > last.ms => StreamId { ms: now_ms, sequence: 0 },
-            Self::Automatic => next,
-            Self::AutomaticSequence(ms) if ms == last.ms => next,
-            Self::AutomaticSequence(ms) => StreamId { ms, sequence: 0 },
-            Self::Given(id) => id,
-        };
-        if id > last { Ok(id) } else { Err(ID_TOO_SMALL) }
-    }
-}
-
-/// XADD.
+/// XADD, with MAXLEN.
 pub(crate) fn xadd(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    let (mut rest, mut creates, mut trim) = (&words[2..], true, None);
-    loop {
-        if let Some((parsed, after)) = parse_trim(rest)? {
-            (trim, rest) = (Some(parsed), after);
-            continue;
-        }
-        match rest {
-            [option, after @ ..] if option_name(option) == b"NOMKSTREAM" => (creates, rest) = (false, after),
-            _ => break,
-        }
-    }
+    let (trim, rest) = match parse_trim(&words[2..])? {
+        Some((trim, rest)) => (Some(trim), rest),
+        None => (None, &words[2..]),
+    };
     let [id, fields @ ..] = rest else { return Err(Failure::SYNTAX) };
-    let id = NewId::parse(id)?;
+    let given = if **id == *b"*" { None } else { Some(parse_id(id, 0)?) };
     if fields.is_empty() || fields.len() % 2 == 1 {
-        let name = command_name(words);
-        return Err(Failure::new(format!("ERR wrong number of arguments for '{name}' command")));
+        return Err(wrong_word_count("xadd"));
     }
-    if matches!(id, NewId::Given(StreamId { ms: 0, sequence: 0 })) {
+    if given == Some(StreamId::default()) {
         return Err(Failure::fixed("ERR The ID specified in XADD must be greater than 0-0"));
     }
-    let now_ms = keyspace.now_us() / 1000;
-    let last = match keyspace.find_as::<Stream>(&words[1])? {
-        None if !creates => return Ok(Reply::Null),
-        stream => stream.map_or_else(StreamId::default, |stream| stream.last_id()),
-    };
-    let id = id.after(last, now_ms)?;
+    let now = StreamId { ms: keyspace.now_us() / 1000, sequence: 0 };
+    let last = keyspace.find_as::<Stream>(&words[1])?.map_or_else(StreamId::default, |stream| stream.last_id());
+    let next = last.next().ok_or(EXHAUSTED)?;
+    let id = given.unwrap_or(if now.ms > last.ms { now } else { next });
+    if id <= last {
+        return Err(ID_TOO_SMALL);
+    }
     let stream = keyspace.find_or_create::<Stream>(&words[1])?;
     stream.push(id, fields.to_vec());
     trim.map(|trim| stream.trim(trim));

@@ -62,18 +62,10 @@ struct Node {
 /// What a trim keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trim {
-    pub(crate) kept: Kept,
+    /// Number of entries, the newest.
+    pub(crate) kept: usize,
     /// Removes whole nodes only.
     pub(crate) is_approximate: bool,
-}
-
-/// Entries that a trim keeps.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Kept {
-    /// The newest.
-    Newest(usize),
-    /// Those from an id on.
-    From(StreamId),
 }
 
 impl Stream {
@@ -102,10 +94,7 @@ impl Stream {
 
     /// Removes old entries and returns their number.
     pub(crate) fn trim(&mut self, trim: Trim) -> usize {
-        let surplus = match trim.kept {
-            Kept::Newest(count) => self.entries.len().saturating_sub(count),
-            Kept::From(id) => self.entries.range(..id).count(),
-        };
+        let surplus = self.entries.len().saturating_sub(trim.kept);
         let mut removed = 0;
         while let Some(node) = self.nodes.front_mut() {
             if node.live_entries <= surplus - removed {

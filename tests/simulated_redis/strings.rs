@@ -120,23 +120,15 @@ pub(crate) fn setrange(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResul
     Ok(Reply::count(value.len()))
 }
 
-/// INCR.
-pub(crate) fn incr(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    increment(keyspace, &words[1], 1)
-}
-
 /// INCRBY.
 pub(crate) fn incrby(keyspace: &mut Keyspace, words: &[Bytes]) -> CommandResult {
-    increment(keyspace, &words[1], integer(&words[2])?)
-}
-
-fn increment(keyspace: &mut Keyspace, key: &Bytes, by: i64) -> CommandResult {
-    let current = match keyspace.find_as::<Bytes>(key)? {
+    let by = integer(&words[2])?;
+    let current = match keyspace.find_as::<Bytes>(&words[1])? {
         None => 0,
         Some(value) => parse_integer(value).ok_or(Failure::NOT_AN_INTEGER)?,
     };
     let overflow = Failure::fixed("ERR increment or decrement would overflow");
     let next = current.checked_add(by).ok_or(overflow)?;
-    *keyspace.find_or_create::<Bytes>(key)? = next.to_string().into();
+    *keyspace.find_or_create::<Bytes>(&words[1])? = next.to_string().into();
     Ok(Reply::Integer(next))
 }

@@ -10,11 +10,13 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::{Algorithm, CountingMethod};
 use tollkeeper::limit::ban::Ban;
+use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
 use tollkeeper::limit::slot::{HolderId, SlotAction, SlotId, SlotToken, SlotUse};
+use tollkeeper::limit::window::WindowSpec;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::holders::SlotHolderTable;
@@ -36,22 +38,42 @@ pub(crate) enum Extra {
     Regions,
 }
 
-impl Extra {
-    const ALL: [Self; 6] =
-        [Self::None, Self::Bans, Self::Reservations, Self::BansAndReservations, Self::Slots, Self::Regions];
+/// Descriptors that are not one counter alone: what they have, and the least and most counters.
+const COMPOSED_KINDS: [(Extra, u64, u64); 8] = [
+    (Extra::None, 2, 3),
+    (Extra::Bans, 1, 1),
+    (Extra::Bans, 2, 3),
+    (Extra::Reservations, 1, 1),
+    (Extra::Reservations, 2, 3),
+    (Extra::BansAndReservations, 1, 3),
+    (Extra::Slots, 2, 3),
+    (Extra::Regions, 2, 3),
+];
 
-    /// Name of a call with one counter, or with several.
-    const fn call_name(self, is_single: bool) -> &'static str {
-        match (self, is_single) {
-            (Self::None, true) => "one counter",
-            (Self::None, false) => "several counters",
-            (Self::Bans, true) => "one counter with a ban",
-            (Self::Bans, false) => "several counters with bans",
+/// Number of kinds of descriptors: one counter of each counting method, and composed ones.
+pub(crate) const DESCRIPTOR_KINDS: u64 = (CountingMethod::ALL.len() + COMPOSED_KINDS.len()) as u64;
+
+impl Extra {
+    /// What a counter of a counting method needs.
+    const fn of_counting(counting: CountingMethod) -> Self {
+        match counting {
+            CountingMethod::Slots => Self::Slots,
+            CountingMethod::RegionWindow | CountingMethod::RegionBucket => Self::Regions,
+            _ => Self::None,
+        }
+    }
+
+    /// Name of a call with one counter, of this counting method, or with several.
+    const fn call_name(self, single: Option<CountingMethod>) -> &'static str {
+        match (self, single) {
+            (Self::None | Self::Regions | Self::Slots, Some(counting)) => counting.name(),
+            (Self::None, None) => "several counters",
+            (Self::Bans, Some(_)) => "one counter with a ban",
+            (Self::Bans, None) => "several counters with bans",
             (Self::Reservations, _) => "reservations",
             (Self::BansAndReservations, _) => "bans and reservations",
-            (Self::Slots, _) => "slots",
-            (Self::Regions, true) => "one counter of a region",
-            (Self::Regions, false) => "several counters of a region",
+            (Self::Slots, None) => "slots and other counters",
+            (Self::Regions, None) => "several counters of a region",
         }
     }
 }
@@ -66,11 +88,23 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
+    /// Creates a descriptor; its kind depends on its tag.
     pub(crate) fn random(calls: &mut ScriptCalls, tag: u64) -> Self {
-        let extra = calls.chance.pick(&Extra::ALL);
-        let count = calls.chance.pick(&[1, 1, 2, 3]);
-        let counters = (0..count).map(|place| random_counters(calls, extra, place)).collect();
-        Self { tag, extra, counters }
+        let kind = usize::try_from(tag % DESCRIPTOR_KINDS).expect("a small number");
+        if let Some(&counting) = CountingMethod::ALL.get(kind) {
+            let extra = Extra::of_counting(counting);
+            let counters = std::iter::repeat_with(|| random_counters(calls, extra, 0));
+            let is_wanted = |counters: &[OwnedCounter; 2]| counters[0].limit.counting_method() == counting;
+            return Self { tag, extra, counters: counters.filter(is_wanted).take(1).collect() };
+        }
+        let (extra, least, most) = COMPOSED_KINDS[kind - CountingMethod::ALL.len()];
+        let count = calls.chance.between(least, most);
+        Self { tag, extra, counters: (0..count).map(|place| random_counters(calls, extra, place)).collect() }
+    }
+
+    /// Creates another descriptor of the same kind.
+    pub(crate) fn replacement(&self, calls: &mut ScriptCalls) -> Self {
+        Self::random(calls, self.tag + DESCRIPTOR_KINDS)
     }
 
     fn key(&self, name: &str) -> Bytes {
@@ -155,12 +189,15 @@ fn random_spec(calls: &mut ScriptCalls, extra: Extra, place: u64) -> LimitSpec {
         on_region_loss: chance.pick(&RegionLossPolicy::ALL),
         ..GlobalScope::new(NonZeroU16::new(3).expect("3 is not 0"))
     });
+    let zone = chance.pick(&["UTC", "Europe/Berlin", "Asia/Kathmandu", "America/New_York"]);
+    let window = WindowSpec::in_zone(Zone::from_name(zone).expect("the zone is known"));
     LimitSpec {
         bucket_size: (algorithm == Algorithm::TokenBucket && chance.one_in(2)).then_some(size),
         queue_size: (algorithm == Algorithm::LeakyBucket).then_some(size),
         max_wait_us: if chance.one_in(3) { Some(chance.below(3_000_000)) } else { None },
         count_rejected: if chance.one_in(3) { Some(chance.one_in(2)) } else { None },
         calendar_months: chance.one_in(3),
+        window: (algorithm == Algorithm::FixedWindow && !is_region && chance.one_in(2)).then_some(window),
         sole: false,
         ban: ban.filter(|_| matches!(extra, Extra::Bans | Extra::BansAndReservations) && !chance.one_in(4)),
         reservations: ReservationPolicy::new(seconds, unsettled, estimate)
@@ -196,7 +233,11 @@ impl ScriptCalls {
             let key = keys[self.chance.place(keys.len())].clone();
             self.spoil(&key);
         }
-        self.call(descriptor.extra.call_name(descriptor.counters.len() == 1), script, &keys, &arguments);
+        let single = match &*descriptor.counters {
+            [counters] => Some(counters[0].limit.counting_method()),
+            _ => None,
+        };
+        self.call(descriptor.extra.call_name(single), script, &keys, &arguments);
     }
 
     fn encode(&mut self, charges: &[OwnedCharge]) -> Bytes {

@@ -69,7 +69,8 @@ fn evicted_key_is_counted_and_copies_are_independent() {
     let mut server = Server::new(Options::default());
     reply(&mut server, NOW_US, "RPUSH key a b");
     let bytes = server.memory_estimate();
-    let mut copy = server.clone();
+    let copy = server.clone();
+    let mut copy = std::thread::spawn(move || copy).join().unwrap();
     assert!(server.evict(&"key".into()) && !server.evict(&"key".into()));
     assert_eq!((server.statistics().evicted_keys, server.memory_estimate()), (1, 0));
     assert_eq!((reply(&mut copy, NOW_US, "LLEN key"), copy.memory_estimate()), (":2\r\n".to_owned(), bytes));

@@ -23,7 +23,7 @@ const REQUESTS: &[&[u8]] = &[
     b"*1\r\n$536870913\r\n",
     b"*01\r\n",
     b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\nv\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n*2\r\n$4\r\nLLEN\r\n$1\r\nk\r\n",
-    b"HSET h f v\r\nHGETALL h\r\nZADD z 1.5 a\r\nZRANGE z 0 -1 WITHSCORES\r\nZSCORE z a\r\nZSCORE z b\r\nXREAD STREAMS x 0\r\n",
+    b"HSET h f v\r\nHGETALL h\r\nZADD z 1.5 a\r\nZREVRANGEBYSCORE z 9 0 WITHSCORES\r\nZSCORE z a\r\nZSCORE z b\r\nXREAD STREAMS x 0\r\n",
     b"XADD x 1-1 f v\r\nXREAD STREAMS x 0\r\nSET k v NX\r\nSCRIPT EXISTS x\r\n",
     b"*3\r\n$4\r\nEVAL\r\n$40\r\nreturn {1,false,{ok='x'},{err='E\ny'},{}}\r\n$1\r\n0\r\n",
 ];

@@ -48,12 +48,11 @@ const COMMANDS: &[(&str, &[Argument])] = &[
     ("SET", &[Key, Value, Word("EXAT"), UnixSeconds]),
     ("SETRANGE", &[Key, Integer, Value]),
     ("GETRANGE", &[Key, Integer, Integer]),
+    ("GETRANGE", &[Key, OneOf("-1 -3 -9 -8 0 2"), OneOf("-2 -9 -10 -1 1 9")]),
     ("STRLEN", &[Key]),
-    ("INCR", &[Key]),
     ("INCRBY", &[Key, Integer]),
-    ("EXPIRE", &[Key, Seconds, OneOf("NX XX GT LT _ _ _ what")]),
-    ("PEXPIRE", &[Key, Milliseconds, OneOf("NX XX GT LT _ _ _"), OneOf("XX GT LT _ _ _ _")]),
-    ("EXPIREAT", &[Key, UnixSeconds]),
+    ("EXPIRE", &[Key, Seconds]),
+    ("PEXPIRE", &[Key, Milliseconds]),
     ("PEXPIREAT", &[Key, UnixMilliseconds]),
     ("TTL", &[Key]),
     ("PTTL", &[Key]),
@@ -70,6 +69,7 @@ const COMMANDS: &[(&str, &[Argument])] = &[
     ("DBSIZE", &[]),
     ("HSET", &[Key, Repeated(3), Field, Value]),
     ("HSET", &[Key, Field, Value, Field]),
+    ("HSET", &[Key, Field, Value, Field, Value, Field, Value]),
     ("HGET", &[Key, Field]),
     ("HMGET", &[Key, Repeated(3), Field]),
     ("HDEL", &[Key, Repeated(3), Field]),
@@ -78,28 +78,26 @@ const COMMANDS: &[(&str, &[Argument])] = &[
     ("HSCAN", &[Key, OneOf("0 0 0 x"), OneOf("COUNT MATCH"), OneOf("1 2 * f? x")]),
     ("HGETALL", &[Key]),
     ("RPUSH", &[Key, Repeated(4), Value]),
-    ("LPUSH", &[Key, Repeated(2), Value]),
+    ("RPUSH", &[Key, Value, Value, Value]),
     ("LRANGE", &[Key, Integer, Integer]),
     ("LLEN", &[Key]),
     ("LINDEX", &[Key, Integer]),
     ("LSET", &[Key, Integer, Value]),
     ("LTRIM", &[Key, Integer, Integer]),
     ("ZADD", &[Key, Repeated(3), Score, Field]),
-    ("ZADD", &[Key, OneOf("NX XX GT LT CH _"), OneOf("XX LT CH INCR _"), Score, Field]),
+    ("ZADD", &[Key, OneOf("0 1 2 3"), Field, OneOf("1 3 4 5"), Field, OneOf("2 2.5 3"), Field]),
+    ("ZADD", &[Key, OneOf("0 1 2 3"), Field, OneOf("1 3 4 5"), Field, OneOf("2 2.5 3"), Field]),
     ("ZREM", &[Key, Repeated(2), Field]),
     ("ZSCORE", &[Key, Field]),
-    ("ZCARD", &[Key]),
-    ("ZRANGE", &[Key, Integer, Integer, OneOf("WITHSCORES _")]),
-    ("ZRANGEBYSCORE", &[Key, ScoreBound, ScoreBound, OneOf("WITHSCORES _")]),
     ("ZREVRANGEBYSCORE", &[Key, ScoreBound, ScoreBound, OneOf("WITHSCORES _"), Word("LIMIT"), Integer, Integer]),
-    ("ZREVRANGEBYSCORE", &[Key, ScoreBound, ScoreBound]),
+    ("ZREVRANGEBYSCORE", &[Key, Word("+inf"), ScoreBound]),
     ("ZREMRANGEBYSCORE", &[Key, ScoreBound, ScoreBound]),
     ("ZREMRANGEBYRANK", &[Key, Integer, Integer]),
     ("XADD", &[Key, NewStreamId, Repeated(2), Field, Value]),
+    ("XADD", &[Key, Word("*"), Field, Value]),
     ("XADD", &[Key, Word("MAXLEN"), OneOf("~ = _"), Integer, Word("*"), Field, Value]),
-    ("XADD", &[Key, OneOf("NOMKSTREAM _"), Word("MINID"), OneOf("~ = _"), StreamId, Word("*"), Field, Value]),
     ("XLEN", &[Key]),
-    ("XTRIM", &[Key, OneOf("MAXLEN MINID"), OneOf("~ = _"), Integer]),
+    ("XTRIM", &[Key, OneOf("MAXLEN maxlen"), OneOf("~ = _"), Integer]),
     ("XRANGE", &[Key, StreamId, StreamId, OneOf("COUNT _"), OneOf("1 2 0 -1")]),
     ("XRANGE", &[Key, Word("-"), Word("+")]),
     ("XREVRANGE", &[Key, Word("+"), StreamId, Word("COUNT"), Integer]),
@@ -172,7 +170,7 @@ impl Generator<'_> {
             b'R' => b'L',
             _ => b'S',
         };
-        let kind = if self.chance.one_in(4) { self.chance.pick(b"HLXZS") } else { own };
+        let kind = if self.chance.one_in(12) { self.chance.pick(b"HLXZS") } else { own };
         format!("{}{}", char::from(kind.to_ascii_lowercase()), self.chance.below(2))
     }
 
@@ -200,7 +198,7 @@ impl Generator<'_> {
             Score => score(chance),
             ScoreBound => {
                 let prefix = if chance.one_in(3) { "(" } else { "" };
-                format!("{prefix}{}", if chance.one_in(3) { "-inf".to_owned() } else { score(chance) })
+                format!("{prefix}{}", if chance.one_in(4) { "-inf".to_owned() } else { score(chance) })
             }
             StreamId => stream_id(chance),
             NewStreamId => {
@@ -257,7 +255,7 @@ fn score(chance: &mut Chance) -> String {
 
 fn stream_id(chance: &mut Chance) -> String {
     match chance.below(8) {
-        0 => chance.pick(&["x", "", "-", "+", "1-", "-1", "1-x", "1-*", "0-0", "(1-1"]).to_owned(),
+        0 => chance.pick(&["x", "", "-", "+", "1-", "-1", "1-x", "0-0", "(1-1"]).to_owned(),
         1 => chance.pick(&["18446744073709551615-18446744073709551615", "18446744073709551616", "0", "0-1"]).to_owned(),
         2..=3 => format!("{}-{}", 1_700_000_000_000 + chance.below(100_000), chance.below(3)),
         4 => format!("(1700000{:06}-0", chance.below(100_000)),

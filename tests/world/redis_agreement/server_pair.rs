@@ -150,8 +150,8 @@ impl ServerPair {
         self.record(format!("-- time {now_us}"));
     }
 
-    /// Sets the clocks to the last microseconds in which some key is there, or the first in which it is not; false if no
-    /// key expires within a minute.
+    /// Sets the clocks to the last microseconds in which some key is there, or the first in which it is not; false if
+    /// no key expires within a minute.
     pub(crate) fn pass_time_to_expiry(&mut self, chance: &mut Chance) -> bool {
         let latest_ms = i64::try_from(self.now_us / 1000).expect("a time of this century") + 60_000;
         let entries = self.simulated.live_keys(self.now_us).into_iter();
@@ -219,8 +219,8 @@ impl ServerPair {
         frame
     }
 
-    /// Sends a command to both, compares the replies, and returns that of the redis-server. Elements without an order are sorted, and walks are made to
-    /// their end.
+    /// Sends a command to both, compares the replies, and returns that of the redis-server. Elements without an order
+    /// are sorted, and walks are made to their end.
     pub(crate) fn compare_replies(&mut self, words: &[Bytes]) -> Frame {
         self.record(format!("{words:?}"));
         self.compared += 1;

@@ -1,5 +1,5 @@
-//! Scripts that charge by no counting method: registries of replicas, holders and regions, grants, resets, and counters in
-//! the key format of envoyproxy/ratelimit.
+//! Scripts that charge by no counting method: registries of replicas, holders and regions, grants, resets, and counters
+//! in the key format of envoyproxy/ratelimit.
 
 use std::slice;
 
