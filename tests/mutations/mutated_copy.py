@@ -41,7 +41,8 @@ class Mutations:
     def __init__(self):
         self.rows, self.texts = {}, {}
         self.append("src/core.rs", SWITCH)
-        self.append("src/lib.rs", "\npub use tollkeeper_core::{is_mutated, mutation};\n")
+        for root in ["store_crate", "rules_crate", "service", "lib"]:
+            self.append(f"src/{root}.rs", "\npub use tollkeeper_core::{is_mutated, mutation};\n")
         self.change("tests/kit/tollkeeper.rs", '["PATH", ', f'["{VARIABLE}", "PATH", ')
 
     def text(self, path):

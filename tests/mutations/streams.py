@@ -483,7 +483,7 @@ def make_mutations():
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
     arms += add_lua(mutations, ["reservations", "streams", *algorithms], "reservations, ", RESERVATIONS_LUA,
                     RESERVATIONS_IN_REDIS)
-    mutations.append("src/core.rs", SCRIPTS.replace("LUA_ARMS", arms))
+    mutations.append("src/store_crate.rs", SCRIPTS.replace("LUA_ARMS", arms))
     mutations.change("src/store/client/redis/connection.rs",
                      "    pub fn new(text: String) -> Self {\n        let sha1",
                      "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n"
