@@ -1,5 +1,4 @@
-//! The lower half of tollkeeper, a crate of its own so that it is compiled beside what it does not use, and not again when
-//! only the upper half (`lib.rs`) changes: counters and what they need.
+//! Lowest crate of tollkeeper: what counters, rules and the server need.
 //!
 //! The modules stand in reading order, and a module uses only modules above it (a test checks this).
 
@@ -7,4 +6,3 @@ pub mod base;
 pub mod telemetry;
 pub mod limit;
 pub mod settings;
-pub mod store;

@@ -406,7 +406,7 @@ impl Decider {
         request: &Request<'m>,
     ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
         let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Ok(None) };
-        rules.separate_slot_entries(context.slots, request).inspect_err(|error| {
+        RequestAndSlotUses::separate(rules, context.slots, request).inspect_err(|error| {
             warn_about_refused_call(context, request, *error);
             let unnamed = Request { descriptors: SmallVec::new(), ..request.clone() };
             self.log_undecided_request(context, &unnamed, *error);

@@ -18,9 +18,9 @@
 //!
 //! The modules stand in reading order, and a module uses only modules above it (a test checks this).
 
-pub use tollkeeper_core::{base, limit, settings, store, telemetry};
+pub use tollkeeper_core::{base, limit, settings, telemetry};
+pub use tollkeeper_rules::rules;
+pub use tollkeeper_service::{decide, serve};
+pub use tollkeeper_store::store;
 
-pub mod rules;
-pub mod decide;
-pub mod serve;
 pub mod tools;

@@ -22,6 +22,7 @@ pub mod calendar;
 pub mod window;
 pub mod active;
 pub mod region_parts;
+pub mod local_budget;
 pub mod hold;
 pub mod division;
 
@@ -464,7 +465,7 @@ impl Limit {
     }
 
     /// [`Limit::max_wait_us`] as scripts know it: [`Limit::UNBOUNDED_MAX_WAIT_US`] from 35 years on.
-    pub(crate) fn max_tokens_wait_us(&self) -> u64 {
+    pub fn max_tokens_wait_us(&self) -> u64 {
         self.max_wait_us.min(Self::UNBOUNDED_MAX_WAIT_US)
     }
 

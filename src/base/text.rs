@@ -156,7 +156,7 @@ fn push_json_escape(json: &mut String, c: char) {
 }
 
 /// Returns bytes as lower-case hexadecimal digits.
-pub(crate) fn to_hex(bytes: &[u8]) -> String {
+pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
         let _infallible = write!(text, "{byte:02x}");
         text

@@ -109,7 +109,7 @@ impl Decider {
         request: &Request<'_>,
     ) -> Result<Vec<u64>, CounterCommandError> {
         let Some(rules) = context.rules else { return Ok(Vec::new()) };
-        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
@@ -130,7 +130,7 @@ impl Decider {
     /// Forgets what this process caches about the counters of `request`, which another process has reset.
     pub fn forget_cached_counters(&self, context: DecisionContext<'_>, request: &Request<'_>) {
         let Some(rules) = context.rules else { return };
-        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);

@@ -312,7 +312,7 @@ impl Explanation {
         now: Time,
     ) -> Self {
         let domain = rules.domain(request.domain);
-        let separated = rules.separate_slot_entries(SlotCaller::default(), request).unwrap_or_default();
+        let separated = RequestAndSlotUses::separate(rules, SlotCaller::default(), request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
@@ -353,7 +353,7 @@ impl Decider {
         deadline: Instant,
     ) -> Vec<Vec<ExplainedSlots>> {
         let Some(rules) = context.rules.filter(|rules| rules.follows_streams()) else { return Vec::new() };
-        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);
@@ -423,7 +423,7 @@ impl Decider {
         request: &Request<'_>,
     ) -> Vec<Vec<Option<PeekedCounter>>> {
         let Some(rules) = context.rules else { return vec![Vec::new(); request.descriptors.len()] };
-        let separated = rules.separate_slot_entries(context.slots, request).unwrap_or_default();
+        let separated = RequestAndSlotUses::separate(rules, context.slots, request).unwrap_or_default();
         let (request, uses) = RequestAndSlotUses::parts_or_whole_request(separated.as_deref(), request);
         let ordered = rules.copy_request_in_rule_order(request);
         let request = ordered.as_deref().unwrap_or(request);

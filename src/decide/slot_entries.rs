@@ -29,60 +29,19 @@ pub struct RequestAndSlotUses<'m> {
 pub(super) type SlotUses = SmallVec<[SlotUse; 2]>;
 
 impl<'m> RequestAndSlotUses<'m> {
-    /// The request as it is matched, and its uses of slots: `whole` and none if nothing was separated.
-    pub(super) fn parts_or_whole_request<'a>(
-        separated: Option<&'a Self>,
-        whole: &'a Request<'m>,
-    ) -> (&'a Request<'m>, &'a [SlotUse]) {
-        separated.map_or((whole, &[]), |separated| (&separated.request, &separated.uses))
-    }
-
-    /// Returns true if all descriptors free slots.
-    pub(super) fn is_release(&self) -> bool {
-        self.uses.iter().all(|slot| slot.action.is_release())
-    }
-}
-
-/// Returns true if an entry is one of those that identify a stream.
-fn is_slot_entry(entry: &Entry<'_>) -> bool {
-    entry.key == SLOT_KEY || entry.key == RELEASE_KEY
-}
-
-/// Returns true if Envoy sent formatters as text, so that all streams have the same values. A client may choose a value,
-/// such as `x-request-id`, and must not be able to make its call fail: a value counts as a formatter if it looks like one.
-fn are_literal_formatters(own: &[Entry<'_>]) -> bool {
-    let is_literal = |entry: &Entry<'_>| is_formatter(entry.value);
-    let mut slots = own.iter().filter(|entry| entry.key == SLOT_KEY).peekable();
-    let all_are_literal = slots.peek().is_some() && slots.all(is_literal);
-    all_are_literal || own.iter().any(|entry| entry.key == RELEASE_KEY && is_literal(entry))
-}
-
-/// Returns true for a text with a command operator of Envoy, such as `%STREAM_ID%` or `%REQ(x-request-id)%`, at its start.
-fn is_formatter(value: &[u8]) -> bool {
-    let Some(value) = value.strip_prefix(b"%") else { return false };
-    let name = value.iter().take_while(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_')).count();
-    name > 0 && matches!(value[name..].first(), Some(b'%' | b'(' | b':')) && value[name..].contains(&b'%')
-}
-
-/// Returns true if a request may free a slot: such a call is carried out though its caller gives up.
-pub fn may_release_slot(request: &Request<'_>) -> bool {
-    request.descriptors.iter().any(|descriptor| descriptor.entries.last().is_some_and(|last| last.key == RELEASE_KEY))
-}
-
-impl RuleSet {
     /// Takes the entries `slot` and `release` off a request; `None` in a domain where no limit follows streams.
     ///
     /// # Errors
     /// The values are formatters that Envoy sent as text.
-    pub fn separate_slot_entries<'m>(
-        &self,
+    pub fn separate(
+        rules: &RuleSet,
         caller: SlotCaller<'_>,
         request: &Request<'m>,
-    ) -> Result<Option<Box<RequestAndSlotUses<'m>>>, DecideError> {
-        if !self.follows_streams() || !self.domain(request.domain).is_some_and(|domain| domain.follows_streams) {
+    ) -> Result<Option<Box<Self>>, DecideError> {
+        if !rules.follows_streams() || !rules.domain(request.domain).is_some_and(|domain| domain.follows_streams) {
             return Ok(None);
         }
-        let mut separated = Box::new(RequestAndSlotUses { request: request.clone(), uses: SmallVec::new() });
+        let mut separated = Box::new(Self { request: request.clone(), uses: SmallVec::new() });
         if caller.recorded.len() == request.descriptors.len() {
             separated.uses.extend(caller.recorded.iter().copied());
             for (descriptor, slot) in separated.request.descriptors.iter_mut().zip(caller.recorded) {
@@ -131,6 +90,45 @@ impl RuleSet {
         }
         Ok(Some(separated))
     }
+
+    /// The request as it is matched, and its uses of slots: `whole` and none if nothing was separated.
+    pub(super) fn parts_or_whole_request<'a>(
+        separated: Option<&'a Self>,
+        whole: &'a Request<'m>,
+    ) -> (&'a Request<'m>, &'a [SlotUse]) {
+        separated.map_or((whole, &[]), |separated| (&separated.request, &separated.uses))
+    }
+
+    /// Returns true if all descriptors free slots.
+    pub(super) fn is_release(&self) -> bool {
+        self.uses.iter().all(|slot| slot.action.is_release())
+    }
+}
+
+/// Returns true if an entry is one of those that identify a stream.
+fn is_slot_entry(entry: &Entry<'_>) -> bool {
+    entry.key == SLOT_KEY || entry.key == RELEASE_KEY
+}
+
+/// Returns true if Envoy sent formatters as text, so that all streams have the same values. A client may choose a value,
+/// such as `x-request-id`, and must not be able to make its call fail: a value counts as a formatter if it looks like one.
+fn are_literal_formatters(own: &[Entry<'_>]) -> bool {
+    let is_literal = |entry: &Entry<'_>| is_formatter(entry.value);
+    let mut slots = own.iter().filter(|entry| entry.key == SLOT_KEY).peekable();
+    let all_are_literal = slots.peek().is_some() && slots.all(is_literal);
+    all_are_literal || own.iter().any(|entry| entry.key == RELEASE_KEY && is_literal(entry))
+}
+
+/// Returns true for a text with a command operator of Envoy, such as `%STREAM_ID%` or `%REQ(x-request-id)%`, at its start.
+fn is_formatter(value: &[u8]) -> bool {
+    let Some(value) = value.strip_prefix(b"%") else { return false };
+    let name = value.iter().take_while(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_')).count();
+    name > 0 && matches!(value[name..].first(), Some(b'%' | b'(' | b':')) && value[name..].contains(&b'%')
+}
+
+/// Returns true if a request may free a slot: such a call is carried out though its caller gives up.
+pub fn may_release_slot(request: &Request<'_>) -> bool {
+    request.descriptors.iter().any(|descriptor| descriptor.entries.last().is_some_and(|last| last.key == RELEASE_KEY))
 }
 
 /// True cost of a request whose release has these hits; a cost below 0 counts as 0.

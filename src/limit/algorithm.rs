@@ -271,6 +271,7 @@ impl fmt::Display for Algorithm {
 ///
 /// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and
 /// its [`CountingMethodProperties`].
+#[macro_export]
 macro_rules! for_each_counting {
     ($callback:ident) => {
         $callback! {
@@ -295,7 +296,7 @@ macro_rules! for_each_counting {
         }
     };
 }
-pub(crate) use for_each_counting;
+pub use for_each_counting;
 
 /// Properties of a counting that scripts need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -103,7 +103,7 @@ impl ChargeRequest {
     }
 
     /// True if a rejection of the request by `limit` counts towards a ban.
-    pub(crate) fn counts_for_ban(self, limit: &Limit) -> bool {
+    pub fn counts_for_ban(self, limit: &Limit) -> bool {
         match self.hits {
             Hits::Charge(count) => count > 0,
             Hits::Peek => self.is_sent_by_client && limit.ban().is_some_and(Ban::counts_peeks),
@@ -112,12 +112,12 @@ impl ChargeRequest {
     }
 
     /// Maximum delay of the answer under `limit`, in microseconds.
-    pub(crate) const fn longest_delay_us(self, limit: &Limit) -> u64 {
+    pub const fn longest_delay_us(self, limit: &Limit) -> u64 {
         if self.max_delay_us < limit.max_wait_us() { self.max_delay_us } else { limit.max_wait_us() }
     }
 
     /// Hits that must fit for the request to pass: one more for a peek, none for a refund.
-    pub(crate) const fn required_hits(self) -> u64 {
+    pub const fn required_hits(self) -> u64 {
         match self.hits {
             Hits::Peek => 1,
             Hits::Charge(count) => count,

@@ -136,7 +136,7 @@ impl Limit {
     }
 
     /// True if holds take capacity of a bucket, false if they take hits of windows.
-    pub(crate) const fn holds_take_capacity(&self) -> bool {
+    pub const fn holds_take_capacity(&self) -> bool {
         matches!(self.counting, CountingMethod::TokenBucket)
     }
 
@@ -159,7 +159,7 @@ impl Limit {
 }
 
 /// Returns true if hits counted by this method can be held.
-pub(crate) const fn supports_holds(counting: CountingMethod) -> bool {
+pub const fn supports_holds(counting: CountingMethod) -> bool {
     match counting {
         CountingMethod::TokenBucket
         | CountingMethod::FixedWindow
@@ -196,10 +196,7 @@ impl TotalHold {
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    pub(crate) fn read_from_reply(
-        reply: &mut ReplyReader<'_>,
-        state: &mut State,
-    ) -> Result<Option<Self>, MalformedReply> {
+    pub fn read_from_reply(reply: &mut ReplyReader<'_>, state: &mut State) -> Result<Option<Self>, MalformedReply> {
         let Some(bytes) = reply.read_bytes_if(|bytes: &[u8; 24]| &bytes[4..8] == HOLD_MARK) else { return Ok(None) };
         let mut numbers =
             bytes.chunks_exact(4).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
@@ -502,7 +499,7 @@ fn end_of_hold(limit: &Limit, at: Time, lasts_us: u64) -> Time {
 }
 
 /// Number of ends of windows after which a hold ends; 0: at its own time.
-pub(crate) const fn windows_until_hold_end(limit: &Limit) -> u64 {
+pub const fn windows_until_hold_end(limit: &Limit) -> u64 {
     match limit.counting {
         CountingMethod::FixedWindow | CountingMethod::CalendarWindow => 1,
         // The window is weighed in the next one too.
@@ -517,7 +514,7 @@ pub(crate) const fn windows_until_hold_end(limit: &Limit) -> u64 {
 }
 
 /// Returns the end of the window at a time; `None` for a bucket.
-pub(crate) fn window_end(limit: &Limit, at: Time) -> Option<Time> {
+pub fn window_end(limit: &Limit, at: Time) -> Option<Time> {
     (!limit.holds_take_capacity()).then(|| fixed_window::window_bounds(limit, at).1)
 }
 

@@ -112,7 +112,7 @@ impl Limit {
 
     /// Number that scripts call the capacity of the counter: [`Limit::effective_capacity`], or of a
     /// sliding_window_counter the most hits of a window that count.
-    pub(crate) const fn capacity_for_scripts(&self) -> u64 {
+    pub const fn capacity_for_scripts(&self) -> u64 {
         match self.counting_method() {
             CountingMethod::SlidingWindowCounter => self.most_hits_of_window(),
             _ => self.effective_capacity() as u64,

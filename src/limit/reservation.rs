@@ -112,7 +112,7 @@ impl ReservationPolicy {
 
     /// Time for which a reservation that is over is kept, in microseconds, under a limit of that period. Its hits may
     /// be given back until then.
-    pub(crate) const fn kept_us(self, period_us: u64) -> u64 {
+    pub const fn kept_us(self, period_us: u64) -> u64 {
         match self.unsettled_policy() {
             UnsettledPolicy::Keep => 0,
             UnsettledPolicy::Return => period_us,

@@ -77,19 +77,19 @@ struct StoredBlock {
 
 /// Entry of descriptors in JSON: a key or value that is not UTF-8 is in base64, in a field of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct BlockedEntry {
+pub struct BlockedEntry {
     /// Key, if it is UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) key: Option<String>,
+    pub key: Option<String>,
     /// Bytes of any key, in base64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) key_base64: Option<String>,
+    pub key_base64: Option<String>,
     /// Value, if it is UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) value: Option<String>,
+    pub value: Option<String>,
     /// Bytes of any value, in base64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) value_base64: Option<String>,
+    pub value_base64: Option<String>,
 }
 
 /// Key and value of an entry.

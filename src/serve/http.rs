@@ -18,7 +18,7 @@ mod status_pages;
 pub mod report_pages;
 pub mod metrics_pages;
 mod admin_pages;
-pub(crate) mod block_pages;
+pub mod block_pages;
 mod console_pages;
 
 use std::time::Duration;

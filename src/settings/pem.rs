@@ -110,7 +110,7 @@ impl PemFile {
 }
 
 /// Returns the system's CA certificates, read once because there are many; some may be unusable.
-pub(crate) fn load_system_roots() -> &'static [CertificateDer<'static>] {
+pub fn load_system_roots() -> &'static [CertificateDer<'static>] {
     static SYSTEM_ROOTS: LazyLock<Vec<CertificateDer<'static>>> =
         LazyLock::new(|| rustls_native_certs::load_native_certs().certs);
     &SYSTEM_ROOTS

@@ -214,7 +214,7 @@ impl StoreTls {
     ///
     /// # Errors
     /// The setting to change.
-    pub(crate) fn build_client_config(&self) -> Result<ClientConfig, UnusableSetting> {
+    pub fn build_client_config(&self) -> Result<ClientConfig, UnusableSetting> {
         let provider = Arc::new(ring::default_provider());
         let roots = Arc::new(collect_trusted_roots(self.ca.as_ref())?);
         let unusable = |what: String| UnusableSetting {
@@ -237,7 +237,7 @@ impl StoreTls {
     }
 
     /// Paths of the files that connecting reads.
-    pub(crate) fn certificate_paths(&self) -> impl Iterator<Item = &PathBuf> {
+    pub fn certificate_paths(&self) -> impl Iterator<Item = &PathBuf> {
         let pair = self.client.iter().flat_map(|client| [&client.certificate, &client.key]);
         self.ca.iter().chain(pair).map(|file| &file.path)
     }

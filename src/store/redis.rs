@@ -38,7 +38,7 @@ use tokio::time::{Instant, timeout};
 
 use self::calls::{CallRole, ChargeOutcome, ChargeProgress, PendingChargeGroups, PendingCharges, RedisCallSender};
 use self::deployments::{ConnectionStats, Deployments};
-use self::eventual::budget::EventualDescriptor;
+use self::eventual::descriptor::EventualDescriptor;
 use self::eventual::local_admission::LocalAdmission;
 use self::eventual::{LocalDecision, build_full_refund};
 use self::global_limit_hooks::GlobalLimitHooks;

@@ -13,6 +13,7 @@
 //! Decides: which levels there are (`warn`, `warning`), and which lines appear; format of a line.
 //! Decides: the longest value in a line; `PUT /log_level`; how many lines `/problems` keeps (`MAX_KEPT_LINES`).
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::sync::{Mutex, OnceLock};
@@ -216,6 +217,14 @@ fn format_timestamp(now: Time) -> String {
     format!("{time:.9}")
 }
 
+/// Path of a module of the program, whichever of its crates has the module: it begins with `tollkeeper::`.
+fn module_path(target: &'static str) -> Cow<'static, str> {
+    match target.split_once("::") {
+        Some((name, module)) if name.starts_with("tollkeeper_") => format!("tollkeeper::{module}").into(),
+        _ => target.into(),
+    }
+}
+
 fn level_name(metadata: &Metadata<'_>) -> &'static str {
     match *metadata.level() {
         tracing::Level::ERROR if metadata.target() == FATAL_TARGET => "fatal",
@@ -242,7 +251,7 @@ impl EventLine {
         RECENT_PROBLEMS.add_line(LoggedProblem {
             time: now.to_string(),
             level: level_name(metadata),
-            target: metadata.target(),
+            target: module_path(metadata.target()),
             message: self.message.clone(),
             fields: self.fields.clone(),
             times: 1,
@@ -335,8 +344,8 @@ pub struct LoggedProblem {
     pub time: String,
     /// `warning`, `error` or `fatal`.
     pub level: &'static str,
-    /// Module that logged it.
-    pub target: &'static str,
+    /// Module that logged it, as if the program were one crate.
+    pub target: Cow<'static, str>,
     /// Message.
     pub message: String,
     /// Fields.

@@ -51,7 +51,8 @@ class Mutations:
     def __init__(self):
         self.rows, self.texts = {}, {}
         self.append("src/core.rs", SWITCH)
-        self.append("src/lib.rs", "\npub use tollkeeper_core::{is_mutated, mutation};\n")
+        for root in ["store_crate", "rules_crate", "service", "lib"]:
+            self.append(f"src/{root}.rs", "\npub use tollkeeper_core::{is_mutated, mutation};\n")
         self.change("tests/kit/tollkeeper.rs", '["PATH", ', f'["{VARIABLE}", "PATH", ')
 
     def text(self, path):
@@ -92,7 +93,7 @@ class Mutations:
 
     def mutate_scripts(self, arms):
         """Makes the scripts those of the mutation that is on."""
-        self.append("src/core.rs", SCRIPTS.replace("LUA_ARMS", arms))
+        self.append("src/store_crate.rs", SCRIPTS.replace("LUA_ARMS", arms))
         self.change("src/store/client/redis/connection.rs",
                     "    pub fn new(text: String) -> Self {\n        let sha1",
                     "    pub fn new(text: String) -> Self {\n        let text = crate::mutated_script(text);\n"

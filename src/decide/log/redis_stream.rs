@@ -7,7 +7,7 @@
 //!
 //! Decides: how a stream of the decision log is read, and how often a read is tried again.
 
-pub(crate) mod consumer_group;
+pub mod consumer_group;
 
 use std::fmt;
 use std::io::{self, Read};

@@ -27,17 +27,17 @@ pub struct BanState {
 
 impl BanState {
     /// Packs the state into three words; the first is the time of the last rejection in microseconds.
-    pub(crate) const fn to_packed_words(self) -> [u64; 3] {
+    pub const fn to_packed_words(self) -> [u64; 3] {
         [self.last.as_micros(), self.until.as_micros(), self.rejections]
     }
 
     /// Unpacks the words of [`BanState::to_packed_words`].
-    pub(crate) const fn from_packed_words([last, until, rejections]: [u64; 3]) -> Self {
+    pub const fn from_packed_words([last, until, rejections]: [u64; 3]) -> Self {
         Self { last: Time::from_micros(last), until: Time::from_micros(until), rejections }
     }
 
     /// Time from which on the state equals an empty one.
-    pub(crate) fn expires_at(&self, limit: &Limit) -> Time {
+    pub fn expires_at(&self, limit: &Limit) -> Time {
         self.until.max(self.last.plus_us(limit.period_us()))
     }
 

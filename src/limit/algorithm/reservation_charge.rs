@@ -27,7 +27,7 @@ impl State {
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    pub(crate) fn with_reservations_from_reply(
+    pub fn with_reservations_from_reply(
         self,
         limit: &Limit,
         slot: &SlotUse,
@@ -56,7 +56,7 @@ impl State {
     }
 
     /// Gives hits of unsettled reservations back to the counter, before a request is decided.
-    pub(crate) fn give_back_unsettled_hits(&mut self, limit: &Limit, now: Time) {
+    pub fn give_back_unsettled_hits(&mut self, limit: &Limit, now: Time) {
         if let Self::WithReservations(both) = self
             && both.view.returned > 0
         {
@@ -107,7 +107,7 @@ impl State {
     }
 
     /// Returns `true` if the counter has room for a request, or for the rule's estimate in its place.
-    pub(crate) fn has_room_for_estimate(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+    pub fn has_room_for_estimate(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
         self.counter_admits(limit, now, replace_hits_by_estimate(limit, request))
     }
 

@@ -81,7 +81,7 @@ macro_rules! define_state {
             /// Packs the state into three words; the first is the time of the last charge in microseconds. Records of a
             /// log are left out.
             #[inline]
-            pub(crate) fn to_packed_words(&self) -> [u64; 3] {
+            pub fn to_packed_words(&self) -> [u64; 3] {
                 match self {
                     $(Self::$variant(state) => {
                         let [a, b] = state.to_packed_words();
@@ -94,7 +94,7 @@ macro_rules! define_state {
 
             /// Unpacks the words of [`State::to_packed_words`].
             #[inline]
-            pub(crate) fn from_packed_words(counting: impl Into<CountingMethod>, [last, a, b]: [u64; 3]) -> Self {
+            pub fn from_packed_words(counting: impl Into<CountingMethod>, [last, a, b]: [u64; 3]) -> Self {
                 let last = Time::from_micros(last);
                 match counting.into() {
                     $(CountingMethod::$variant => Self::$variant(StoredState::from_packed_words([a, b], last)),)*
@@ -107,7 +107,7 @@ macro_rules! define_state {
             /// # Errors
             /// The script cannot have returned these numbers.
             #[inline]
-            pub(crate) fn read_counter_state_from_reply(
+            pub fn read_counter_state_from_reply(
                 counting: CountingMethod,
                 reply: &mut ReplyReader<'_>,
                 last: Time,
@@ -118,7 +118,7 @@ macro_rules! define_state {
             }
 
             /// Returns a state that uses the same part of `share` as this one uses of `limit`, rounded up.
-            pub(crate) fn scaled_to_share(&self, limit: &Limit, share: &Limit, now: Time) -> Self {
+            pub fn scaled_to_share(&self, limit: &Limit, share: &Limit, now: Time) -> Self {
                 let ratio = ShareRatio::new(share, limit);
                 match self {
                     $(Self::$variant(state) => Self::$variant(state.scaled_to_fallback_share(ratio, limit, now)),)*
@@ -133,7 +133,7 @@ macro_rules! define_state {
 
             /// Computes the script arguments `a` and `b` of a call that charges a counter at about `now`.
             #[inline]
-            pub(crate) fn script_arguments<'c>(
+            pub fn script_arguments<'c>(
                 counting: CountingMethod,
                 charges: impl Iterator<Item = ScriptCharge<'c>>,
                 now: Time,
@@ -145,7 +145,7 @@ macro_rules! define_state {
 
             /// Returns the longest delay in microseconds that keeps the numbers of a script exact.
             #[inline]
-            pub(crate) fn max_lua_exact_delay_us(limit: &Limit) -> u64 {
+            pub fn max_lua_exact_delay_us(limit: &Limit) -> u64 {
                 match limit.counting_method() {
                     $(CountingMethod::$variant => super::$module::State::max_lua_exact_delay_us(limit),)*
                 }
@@ -153,7 +153,7 @@ macro_rules! define_state {
 
             /// Derives the wait of a rejected charge, in microseconds, from the result of another charge on the same
             /// state. The hits are at most the capacity. `None`: the result does not tell.
-            pub(crate) fn derive_wait_from_result_us(
+            pub fn derive_wait_from_result_us(
                 limit: &Limit,
                 result: &ChargeResult,
                 request: ChargeRequest,
@@ -224,11 +224,7 @@ impl State {
     ///
     /// # Errors
     /// The script cannot have returned these numbers.
-    pub(crate) fn with_ban_from_reply(
-        self,
-        limit: &Limit,
-        reply: &mut ReplyReader<'_>,
-    ) -> Result<Self, MalformedReply> {
+    pub fn with_ban_from_reply(self, limit: &Limit, reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
         if limit.ban().is_none() {
             return Ok(self);
         }
@@ -264,14 +260,14 @@ impl State {
     }
 
     /// Sets the slot of the request that charges this state, if it counts slots.
-    pub(crate) fn set_slot_use(&mut self, slot: &SlotUse) {
+    pub fn set_slot_use(&mut self, slot: &SlotUse) {
         if let Self::Slots(state) = self {
             *state = state.with_slot_use(slot);
         }
     }
 
     /// Lets the global time of the last call hold at any time, for an estimate.
-    pub(crate) fn assume_view_is_always_valid(&mut self) {
+    pub fn assume_view_is_always_valid(&mut self) {
         if let Some(view) = self.global_view_mut().filter(|view| view.valid_until > Time::default()) {
             (view.valid_from, view.valid_until) = (Time::default(), Time::from_micros(MAX_LUA_INTEGER));
         }

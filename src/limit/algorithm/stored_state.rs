@@ -12,11 +12,11 @@ use crate::limit::request::Hits;
 
 /// One of the charges that a call of a script makes on a counter.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ScriptCharge<'c> {
+pub struct ScriptCharge<'c> {
     /// Limit of the counter.
-    pub(crate) limit: &'c Limit,
+    pub limit: &'c Limit,
     /// Hits to charge, peek at or refund.
-    pub(crate) hits: Hits,
+    pub hits: Hits,
 }
 
 /// State of a counter of one algorithm, as stores encode and scale it.
@@ -108,7 +108,7 @@ fn clamp_to_u64(count: u128) -> u64 {
 }
 
 /// Largest integer that a Lua number holds exactly; scripts read and return none above it.
-pub(crate) const MAX_LUA_INTEGER: u64 = 1 << 53;
+pub const MAX_LUA_INTEGER: u64 = 1 << 53;
 
 /// A reply that the script cannot have returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,28 +116,28 @@ pub(crate) const MAX_LUA_INTEGER: u64 = 1 << 53;
 pub struct MalformedReply;
 
 /// Rest of a reply: unsigned 64-bit little-endian numbers.
-pub(crate) struct ReplyReader<'r>(&'r [u8]);
+pub struct ReplyReader<'r>(&'r [u8]);
 
 impl<'r> ReplyReader<'r> {
     /// Starts at the first byte of `reply`.
-    pub(crate) const fn new(reply: &'r [u8]) -> Self {
+    pub const fn new(reply: &'r [u8]) -> Self {
         Self(reply)
     }
 
     /// Returns true at the end of the reply.
-    pub(crate) const fn is_empty(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Reads the next `N` bytes if they are there and `is_meant` accepts them.
-    pub(crate) fn read_bytes_if<const N: usize>(&mut self, is_meant: impl FnOnce(&[u8; N]) -> bool) -> Option<[u8; N]> {
+    pub fn read_bytes_if<const N: usize>(&mut self, is_meant: impl FnOnce(&[u8; N]) -> bool) -> Option<[u8; N]> {
         let (bytes, rest) = self.0.split_first_chunk::<N>().filter(|(bytes, _)| is_meant(bytes))?;
         self.0 = rest;
         Some(*bytes)
     }
 
     /// Reads a number of at most [`MAX_LUA_INTEGER`].
-    pub(crate) fn read_number(&mut self) -> Result<u64, MalformedReply> {
+    pub fn read_number(&mut self) -> Result<u64, MalformedReply> {
         let (number, rest) = self.0.split_first_chunk().ok_or(MalformedReply)?;
         self.0 = rest;
         let number = u64::from_le_bytes(*number);
@@ -157,7 +157,7 @@ impl<'r> ReplyReader<'r> {
     }
 
     /// Reads a time in microseconds.
-    pub(crate) fn read_time(&mut self) -> Result<Time, MalformedReply> {
+    pub fn read_time(&mut self) -> Result<Time, MalformedReply> {
         self.read_number().map(Time::from_micros)
     }
 }

@@ -11,6 +11,7 @@ use std::num::NonZeroU32;
 
 use super::limit_defaults::DomainSettings;
 use super::options::CompileOptions;
+use crate::limit::local_budget::LocalBudget;
 use crate::limit::{DEFAULT_ENVOY_TIMEOUT_US, Limit};
 use crate::rules::diagnostic::escape_for_message;
 use crate::rules::document::fields::{DocumentReader, FieldPath};
@@ -22,8 +23,6 @@ use crate::rules::rule::value_pattern::Operator;
 use crate::rules::rule::value_pattern::{MatchKind, ValuePattern};
 use crate::rules::rule::wildcard::{WildcardPattern, max_tried_patterns};
 use crate::rules::yaml::Position;
-use crate::store::charge::OwnedCounter;
-use crate::store::redis::eventual::budget::LocalBudget;
 
 /// Maximum number of wildcards of one level that may be tried one by one without a warning.
 const MAX_WILDCARDS_WITHOUT_WARNING: usize = 1000;
@@ -184,12 +183,10 @@ fn warn_about_small_overshoot(
     field_path: &FieldPath<'_>,
 ) {
     let slots = NonZeroU32::new(options.max_replicas).unwrap_or(NonZeroU32::MIN);
-    let counted = OwnedCounter { limit: *limit, shadow: false, quota: false, tag: 0 };
-    let Some(terms) = LocalBudget::for_counters(&[counted], slots).filter(|_| limit.requests_per_unit() > 0) else {
-        return;
-    };
+    let budget = LocalBudget::for_limits([limit].into_iter(), slots);
+    let Some(budget) = budget.filter(|_| limit.requests_per_unit() > 0) else { return };
     let at = written.defaultable.consistency.map_or(written.at, |consistency| consistency.at);
-    if terms.life_us == 0 {
+    if budget.life_us == 0 {
         let message = "with so small an overshoot and so short a period hits cannot be leased";
         reader.report_warning(
             at,
@@ -197,7 +194,7 @@ fn warn_about_small_overshoot(
             message,
             "each request asks the store; raise `max_overshoot` or use strict",
         );
-    } else if terms.share == 0 && limit.global_scope().is_none() {
+    } else if budget.share == 0 && limit.global_scope().is_none() {
         let message = format!("the overshoot is too small to share it among {slots} replicas");
         let hint = "the first hits on each key ask the store; raise `max_overshoot` or use strict";
         reader.report_warning(at, field_path, message, hint);

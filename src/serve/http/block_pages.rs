@@ -54,15 +54,15 @@ struct ParsedBlockRequest {
 
 /// A block as pages show it.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct ShownBlock {
+pub struct ShownBlock {
     /// Domain.
-    pub(crate) domain: String,
+    pub domain: String,
     /// Blocked entry.
-    pub(crate) entry: BlockedEntry,
+    pub entry: BlockedEntry,
     /// End, RFC 3339 in UTC.
-    pub(crate) until: String,
+    pub until: String,
     /// Reason that the operator gave.
-    pub(crate) reason: String,
+    pub reason: String,
 }
 
 /// Result of a change.
@@ -84,13 +84,13 @@ struct BlockChangeReport {
 
 /// Page of `GET /blocks`.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct BlockList {
+pub struct BlockList {
     /// `fleet`: they hold for all replicas; `process`: for this process only.
-    pub(crate) scope: String,
+    pub scope: String,
     /// Largest number of blocks.
-    pub(crate) max_blocks: usize,
+    pub max_blocks: usize,
     /// The blocks, by domain, key and value.
-    pub(crate) blocks: Vec<ShownBlock>,
+    pub blocks: Vec<ShownBlock>,
 }
 
 impl From<&Block> for ShownBlock {

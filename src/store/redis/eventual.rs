@@ -82,7 +82,7 @@
 //! This module reads no clock and sends no call, except for the end of leases in `local_admission`; callers pass the
 //! time and the reports of Redis.
 
-pub mod budget;
+pub mod descriptor;
 pub(super) mod local_admission;
 pub mod table;
 

@@ -26,8 +26,8 @@ use smallvec::SmallVec;
 
 use crate::limit::charge::{Charge, Counter};
 use crate::limit::counter_path::CounterPath;
+use crate::limit::local_budget::log_extension_us;
 
-use super::eventual::budget::log_extension_us;
 use super::script::script_for_limits;
 use crate::base::clock::Time;
 use crate::limit::{Consistency, Limit};

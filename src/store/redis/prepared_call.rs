@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::deployments::CounterDeployment;
-use super::eventual::budget::{EventualDescriptor, can_be_lent};
+use super::eventual::descriptor::{EventualDescriptor, can_be_lent};
 use super::eventual::{LeaseArguments, LeasePurpose, OwnLease};
 use super::global_limit_hooks::{EncodedGlobalView, GlobalLimitHooks};
 use super::incrby::WindowChargeBatch;

@@ -177,7 +177,7 @@ fn clean_start_logs_one_line() {
 
 mod recent_problems {
     use serde_json::Value;
-    use tollkeeper::telemetry::logs::{LoggedProblem, MAX_KEPT_LINES, RecentProblems};
+    use tollkeeper::telemetry::logs::{Format, Level, LoggedProblem, MAX_KEPT_LINES, RECENT_PROBLEMS, RecentProblems};
 
     const MAX_TEXT_BYTES: usize = 2048;
 
@@ -186,7 +186,7 @@ mod recent_problems {
         LoggedProblem {
             time: "2026-01-01T00:00:00Z".to_owned(),
             level: "warning",
-            target: "tollkeeper",
+            target: "tollkeeper".into(),
             message: message.to_owned(),
             fields: fields.into_iter().collect(),
             times: 1,
@@ -204,6 +204,23 @@ mod recent_problems {
         assert!(lines[0].message.starts_with("900 ") && lines[99].message.starts_with("999 "));
         let bytes: usize = lines.iter().map(|line| serde_json::to_string(line).unwrap().len()).sum();
         assert!(bytes < MAX_KEPT_LINES * (2 * MAX_TEXT_BYTES + 300), "{bytes}");
+    }
+
+    #[test]
+    fn lines_name_the_module_without_its_crate() {
+        super::log(Level::Warn, Format::Json, || {
+            tracing::warn!(target: "tollkeeper_service::serve::server", "a module of another crate");
+            tracing::warn!(target: "tollkeeper::tools::cli", "a module of this crate");
+            tracing::warn!(target: "hyper::server", "a module of a library");
+        });
+        let lines = RECENT_PROBLEMS.copy_lines();
+        for (message, target) in [
+            ("a module of another crate", "tollkeeper::serve::server"),
+            ("a module of this crate", "tollkeeper::tools::cli"),
+            ("a module of a library", "hyper::server"),
+        ] {
+            assert!(lines.iter().any(|line| line.message == message && line.target == target), "{message}");
+        }
     }
 
     #[test]

@@ -17,22 +17,22 @@ use crate::store::client::redis::key_connection::{KeyCommandError, KeyOwnerConne
 use crate::store::client::redis::resp::{Reply, reply_integer, reply_text};
 
 /// Maximum number of entries of a command.
-pub(crate) const MAX_ENTRIES_PER_COMMAND: usize = 100;
+pub const MAX_ENTRIES_PER_COMMAND: usize = 100;
 /// Upper bound on a command, in addition to the time that it may block.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Name of a consumer and of its group.
 #[derive(Clone, Debug)]
-pub(crate) struct ConsumerName {
+pub struct ConsumerName {
     /// Group.
-    pub(crate) group: String,
+    pub group: String,
     /// Consumer in the group.
-    pub(crate) consumer: String,
+    pub consumer: String,
 }
 
 /// Connection of a consumer.
 #[derive(Debug)]
-pub(crate) struct GroupConsumer {
+pub struct GroupConsumer {
     stream: Arc<str>,
     name: Arc<ConsumerName>,
     connection: KeyOwnerConnection,
@@ -40,23 +40,26 @@ pub(crate) struct GroupConsumer {
 
 /// Entry that was delivered to a consumer and is not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PendingEntry {
-    pub(crate) id: EntryId,
-    pub(crate) consumer: String,
+pub struct PendingEntry {
+    /// Its id in the stream.
+    pub id: EntryId,
+    /// Name of the consumer.
+    pub consumer: String,
     /// Time since it was delivered.
-    pub(crate) idle: Duration,
+    pub idle: Duration,
     /// Number of times that it was delivered.
-    pub(crate) deliveries: u64,
+    pub deliveries: u64,
 }
 
 /// Entry with its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeliveredEntry {
-    pub(crate) id: EntryId,
+pub struct DeliveredEntry {
+    /// Its id in the stream.
+    pub id: EntryId,
     /// Number of times that it was delivered, from 1.
-    pub(crate) deliveries: u64,
+    pub deliveries: u64,
     /// Line of its record.
-    pub(crate) line: Result<String, UnusableRecord>,
+    pub line: Result<String, UnusableRecord>,
 }
 
 impl DeliveredEntry {
@@ -67,27 +70,28 @@ impl DeliveredEntry {
 
 /// Result of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ClaimedEntries {
-    pub(crate) entries: Vec<DeliveredEntry>,
+pub struct ClaimedEntries {
+    /// Entries that now belong to the consumer.
+    pub entries: Vec<DeliveredEntry>,
     /// Entries that are no longer in the stream.
-    pub(crate) trimmed: Vec<EntryId>,
+    pub trimmed: Vec<EntryId>,
 }
 
 impl GroupConsumer {
     /// Creates a consumer; it connects with its first command. Needs a tokio runtime.
-    pub(crate) fn start(settings: &RedisStreamSettings, name: ConsumerName) -> Self {
+    pub fn start(settings: &RedisStreamSettings, name: ConsumerName) -> Self {
         let connection = KeyOwnerConnection::start(&settings.deployment, settings.key.as_bytes());
         Self { stream: settings.key.as_str().into(), name: Arc::new(name), connection }
     }
 
     /// Creates another connection of the same consumer.
-    pub(crate) fn open_another_connection(&self) -> Self {
+    pub fn open_another_connection(&self) -> Self {
         let (stream, name) = (Arc::clone(&self.stream), Arc::clone(&self.name));
         Self { stream, name, connection: self.connection.new_connection() }
     }
 
     /// Creates the group at the start of the stream; `creates_stream` creates an empty stream if it is missing.
-    pub(crate) async fn create_group(&mut self, creates_stream: bool) -> Result<(), KeyCommandError> {
+    pub async fn create_group(&mut self, creates_stream: bool) -> Result<(), KeyCommandError> {
         let name = Arc::clone(&self.name);
         let stream = Arc::clone(&self.stream);
         let mut words = vec!["XGROUP", "CREATE", &stream, &name.group, "0"];
@@ -100,7 +104,7 @@ impl GroupConsumer {
     }
 
     /// Returns up to [`MAX_ENTRIES_PER_COMMAND`] pending entries of all consumers from `first` on.
-    pub(crate) async fn list_pending(&mut self, first: EntryId) -> Result<Vec<PendingEntry>, KeyCommandError> {
+    pub async fn list_pending(&mut self, first: EntryId) -> Result<Vec<PendingEntry>, KeyCommandError> {
         let (name, stream) = (Arc::clone(&self.name), Arc::clone(&self.stream));
         let [first, most] = [first.to_string(), MAX_ENTRIES_PER_COMMAND.to_string()];
         let reply = self.send_command(&["XPENDING", &stream, &name.group, &first, "+", &most], COMMAND_TIMEOUT).await?;
@@ -109,7 +113,7 @@ impl GroupConsumer {
     }
 
     /// Makes `pending` entries those of this consumer if they are idle for `min_idle` still, and reads them.
-    pub(crate) async fn claim_entries(
+    pub async fn claim_entries(
         &mut self,
         pending: &[PendingEntry],
         min_idle: Duration,
@@ -156,7 +160,7 @@ impl GroupConsumer {
     }
 
     /// Sets the idle time of entries of this consumer to zero, so that no other claims them.
-    pub(crate) async fn reset_idle_times(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
+    pub async fn reset_idle_times(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
         for part in ids.chunks(MAX_ENTRIES_PER_COMMAND) {
             self.send_claim(part, Duration::ZERO, true).await?;
         }
@@ -190,7 +194,7 @@ impl GroupConsumer {
     }
 
     /// Reads up to `count` entries that no consumer has read; waits up to `block` for the first.
-    pub(crate) async fn read_new_entries(
+    pub async fn read_new_entries(
         &mut self,
         count: usize,
         block: Option<Duration>,
@@ -214,7 +218,7 @@ impl GroupConsumer {
     }
 
     /// Acknowledges entries, which are then no longer pending. Repeating it is harmless.
-    pub(crate) async fn acknowledge(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
+    pub async fn acknowledge(&mut self, ids: &[EntryId]) -> Result<(), KeyCommandError> {
         let (name, stream) = (Arc::clone(&self.name), Arc::clone(&self.stream));
         for part in ids.chunks(MAX_ENTRIES_PER_COMMAND) {
             let ids: Vec<String> = part.iter().map(EntryId::to_string).collect();

@@ -17,12 +17,13 @@ use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 use tokio::time::{Instant, sleep};
 
-use super::budget::{DescriptorId, EventualDescriptor, LocalBudget, can_be_lent};
+use super::descriptor::{DescriptorId, EventualDescriptor, can_be_lent};
 use super::table::EventualTable;
 use super::{AdmitContext, DescriptorStateReport, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease};
 use crate::base::clock::Time;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::charge::ChargeRequest;
+use crate::limit::local_budget::LocalBudget;
 use crate::limit::request::Hits;
 use crate::store::charge::{ChargeBatch, ChargeResults, OwnedCharge, StoreOutcome};
 use crate::store::over_limit_cache::OverLimitCache;
@@ -57,7 +58,8 @@ impl LocalAdmission {
     /// Returns the eventual counters of a charge; `None` if one of them is strict.
     pub(crate) fn build_eventual_descriptor(&self, path: u128, charge: &OwnedCharge) -> Option<EventualDescriptor> {
         let counters = &charge.counters;
-        let budget = LocalBudget::for_counters(counters, self.replicas.slot_count()).filter(|_| self.is_enabled)?;
+        let limits = counters.iter().map(|counter| &counter.limit);
+        let budget = LocalBudget::for_limits(limits, self.replicas.slot_count()).filter(|_| self.is_enabled)?;
         Some(EventualDescriptor { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
     }
 

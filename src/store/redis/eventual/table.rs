@@ -12,12 +12,13 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::budget::{DescriptorId, EventualDescriptor, LocalBudget};
+use super::descriptor::{DescriptorId, EventualDescriptor};
 use super::{AdmitContext, DescriptorStateReport, LeaseTicket, LocalDecision, OwnLease, StoredLease};
 use crate::base::clock::{Time, to_micros};
 use crate::base::sharded::{DEFAULT_SHARDS, PrehashedMap, Sharded, upper_half};
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{ChargeRequest, ChargeResult, JointLimit};
+use crate::limit::local_budget::LocalBudget;
 use crate::limit::request::Hits;
 use crate::store::charge::{ChargeResults, DecidedBy, OwnedCharge, OwnedCounter, StoreOutcome};
 use crate::store::stats::EventualHitTotals;
@@ -125,12 +126,12 @@ impl EventualTable {
 
     /// Records a report of Redis. A lease in it can be used until [`EventualTable::end_lease`].
     pub fn record_report(&self, descriptor: &EventualDescriptor, report: DescriptorStateReport) -> Option<LeaseTicket> {
-        let &EventualDescriptor { id, ref budget, ref counters } = descriptor;
+        let &EventualDescriptor { id, ref counters, .. } = descriptor;
         let mut shard = self.shards.lock_shard(upper_half(id.path));
         let (sent, leased) = (report.sent, report.leased);
         let ticket = (leased > 0).then(|| {
             self.counts.lent.fetch_add(leased, Ordering::Relaxed);
-            budget.issue_ticket(self.next_serial.fetch_add(1, Ordering::Relaxed), counters, &report)
+            descriptor.issue_ticket(self.next_serial.fetch_add(1, Ordering::Relaxed), &report)
         });
         let is_known = shard.entries.contains_key(&id.path);
         if is_known || self.make_room(&mut shard, sent) {
@@ -396,8 +397,8 @@ impl EventualEntry {
         let outstanding: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let room = remaining.min().unwrap_or(0).saturating_sub(outstanding);
         let available: u64 = self.leases.iter().filter(|lease| at < lease.end).map(|lease| lease.left).sum();
-        let life_us = budget.lease_life_us(counters, &self.states, now);
-        let span_us = LocalBudget::lease_demand_span_us(counters, life_us);
+        let life_us = descriptor.lease_life_us(&self.states, now);
+        let span_us = descriptor.lease_demand_span_us(life_us);
         let wanted = self.demand.predict(span_us, at).saturating_sub(available);
         // Round down to whole charges of the last size: a remainder could not be used.
         let charge_hits = self.demand.last_hits.max(1);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Text, texts};
+use super::{CRATE_ROOTS, Text, texts};
 
 /// A Rust file.
 pub(super) struct Source {
@@ -29,20 +29,25 @@ pub(super) fn is_test_only(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Path of the module that a file in `src` defines: `store::redis` for `src/store/redis.rs`, empty for `src/lib.rs` and `src/core.rs`.
+/// Path of the module that a file in `src` defines: `store::redis` for `src/store/redis.rs`, empty for the roots of crates.
 pub(super) fn module_path(name: &str) -> Vec<String> {
-    let path = name.strip_prefix("src/").unwrap_or(name).trim_end_matches(".rs");
-    match path {
-        "core" | "lib" | "main" => Vec::new(),
-        _ => path.split('/').map(str::to_owned).collect(),
+    if is_root(name) {
+        return Vec::new();
     }
+    let path = name.strip_prefix("src/").unwrap_or(name).trim_end_matches(".rs");
+    path.split('/').map(str::to_owned).collect()
 }
 
-/// The files in `src`, each by its module path joined with `::`, without `main.rs` and `core.rs`.
+/// Whether a file is the root of a crate, or of the program.
+fn is_root(name: &str) -> bool {
+    name == "src/main.rs" || CRATE_ROOTS.contains(&name)
+}
+
+/// The files in `src`, each by its module path joined with `::`; of the roots only `lib.rs`.
 pub(super) fn modules() -> BTreeMap<String, Source> {
     sources("src")
         .into_iter()
-        .filter(|source| !["src/core.rs", "src/main.rs"].contains(&&*source.name))
+        .filter(|source| source.name == "src/lib.rs" || !is_root(&source.name))
         .map(|source| (module_path(&source.name).join("::"), source))
         .collect()
 }

@@ -12,11 +12,12 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::ChargeRequest;
+use tollkeeper::limit::local_budget::LocalBudget;
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Consistency, GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualDescriptor, LocalBudget};
+use tollkeeper::store::redis::eventual::descriptor::{DescriptorId, EventualDescriptor};
 use tollkeeper::store::redis::eventual::table::EventualTable;
 use tollkeeper::store::redis::eventual::{AdmitContext, DescriptorStateReport, LeaseTicket, LocalDecision};
 
@@ -105,7 +106,7 @@ impl Region {
         let limit = Limit::new(&spec).unwrap().as_counted_in_region();
         let counters: SmallVec<[OwnedCounter; 1]> =
             smallvec![OwnedCounter { limit, shadow: false, quota: false, tag: 0 }];
-        let budget = LocalBudget::for_counters(&counters, NonZeroU32::MIN).unwrap();
+        let budget = LocalBudget::for_limits([limit].iter(), NonZeroU32::MIN).unwrap();
         assert_eq!(budget.share, 0);
         Self {
             start: Instant::now(),

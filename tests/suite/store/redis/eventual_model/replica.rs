@@ -6,9 +6,10 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollkeeper::base::clock::Time;
+use tollkeeper::limit::local_budget::LocalBudget;
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::LeaseTicket;
-use tollkeeper::store::redis::eventual::budget::{DescriptorId, EventualDescriptor, LocalBudget};
+use tollkeeper::store::redis::eventual::descriptor::{DescriptorId, EventualDescriptor};
 use tollkeeper::store::redis::eventual::table::EventualTable;
 
 use super::scenario::{Plan, slots};
@@ -80,7 +81,7 @@ impl Replica {
         let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualDescriptor {
             // All in one shard of the table.
             id: DescriptorId::new(path + 1, counters),
-            budget: LocalBudget::for_counters(counters, slots(count)).unwrap(),
+            budget: LocalBudget::for_limits(counters.iter().map(|counter| &counter.limit), slots(count)).unwrap(),
             counters: counters.clone(),
         };
         self.descriptors = (0..).zip(&plan.keys).map(lend).collect();

@@ -8,10 +8,10 @@ use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 use tollkeeper::limit::algorithm::Algorithm;
+use tollkeeper::limit::local_budget::{LocalBudget, log_extension_us};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::{Consistency, Limit, LimitSpec, Overshoot};
 use tollkeeper::store::charge::OwnedCounter;
-use tollkeeper::store::redis::eventual::budget::{LocalBudget, log_extension_us};
 
 use kit::seeded_random::Chance;
 
@@ -458,7 +458,7 @@ impl Plan {
             start,
             end: start + 8 * period,
         };
-        let life = LocalBudget::for_counters(&plan.keys[0], slots(16)).unwrap().life_us;
+        let life = local_budget(&plan.keys[0], 16).life_us;
         if chance.one_in(2) {
             plan.lease_in_a_chain(life, capacity, chance);
             return plan;
@@ -512,7 +512,11 @@ impl Plan {
 }
 
 fn replica_share(counters: &[OwnedCounter], count: u32) -> u64 {
-    LocalBudget::for_counters(counters, slots(count)).unwrap().share
+    local_budget(counters, count).share
+}
+
+fn local_budget(counters: &[OwnedCounter], count: u32) -> LocalBudget {
+    LocalBudget::for_limits(counters.iter().map(|counter| &counter.limit), slots(count)).unwrap()
 }
 
 fn network(kind: ScenarioKind, period: u64, chance: &mut Chance) -> Network {

@@ -12,7 +12,7 @@ use tollkeeper::base::clock::Time;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge};
-use tollkeeper::store::redis::eventual::budget::EventualDescriptor;
+use tollkeeper::store::redis::eventual::descriptor::EventualDescriptor;
 use tollkeeper::store::redis::eventual::{
     AdmitContext, DescriptorStateReport, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease,
     build_full_refund,
