@@ -96,10 +96,10 @@ impl QuotaPlan {
             .map(|_| ProxyOptions { allows_unassigned, fallback, is_envoy: are_envoys || chance.one_in(2) })
             .collect::<Vec<_>>();
         let duration_ms = chance.between(40, 100) * 1000;
-        // From half of what the limits admit to three times as much.
+        // From what the limits admit to four times as much.
         let admitted: u64 =
             rules.iter().map(|rule| rule.limit * rule.values * duration_ms / 1000 / rule.period_s).sum();
-        let requests = (admitted * chance.between(5, 30) / 10).clamp(200, MAX_REQUESTS);
+        let requests = (admitted * chance.between(10, 40) / 10).clamp(200, MAX_REQUESTS);
         let fault_count = if chance.one_in(4) { 0 } else { chance.between(1, 5) };
         let mut faults: Vec<TimedFault> = Vec::new();
         for _ in 0..fault_count {
