@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use kit::seeded_random::Chance;
@@ -13,6 +13,7 @@ use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tollkeeper::base::clock::Time;
 use tollkeeper::base::random::seed_this_thread;
+use tollkeeper::limit::counter_path::CounterPath;
 
 use super::clock::HostClock;
 use super::judge::Loss;
@@ -318,6 +319,12 @@ fn start_servers(
 
 /// Runs a future of a seed in virtual time. All random numbers of the program follow from the seed.
 pub fn run_in_virtual_time<T>(seed: u64, run: impl Future<Output = T>) -> T {
+    // The secret of hashes is one of the process, which the first run would draw.
+    static SECRET_OF_HASHES: Once = Once::new();
+    SECRET_OF_HASHES.call_once(|| {
+        seed_this_thread(Some(0));
+        CounterPath { domain: "", entries: &[], shared: &[], candidate: None }.hash_for_process();
+    });
     seed_this_thread(Some(seed));
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let local = LocalSet::new();
