@@ -7,19 +7,31 @@ use tollkeeper::limit::division::ledger::RATE_TTL_S;
 /// Time in which assignments of a limit that was replaced may be in use: the clock of a proxy may be slow.
 const LONGEST_USE_US: u64 = RATE_TTL_S as u64 * 1_000_000 + 2 * MARGIN_US;
 
-/// Level of the hits that pass above what a limit and those that it replaced admit.
+/// Level of the hits in a span, by what the limits admit that are in use in it.
+struct SpanLevel {
+    level: f64,
+    capacity: u64,
+}
+
+/// Hits in spans, by what a limit and those that it replaced admit: those that are in use at some time of the span.
 struct Bound {
     /// Limits of the counter, with the time until which they may be in use.
     limits: Vec<(Limit, u64)>,
     /// Hits that the counter of the last limit admits beside those of the counter before it.
     room_of_new_counter: u64,
-    level: f64,
+    /// Spans that begin when a limit goes out of use: what passed by it counts in the levels before.
+    levels: Vec<SpanLevel>,
     most_above: f64,
 }
 
 impl Bound {
     fn new(limit: Limit) -> Self {
-        Self { limits: vec![(limit, u64::MAX)], room_of_new_counter: 0, level: 0.0, most_above: f64::MIN }
+        Self {
+            limits: vec![(limit, u64::MAX)],
+            room_of_new_counter: 0,
+            levels: vec![SpanLevel { level: 0.0, capacity: 0 }],
+            most_above: f64::MIN,
+        }
     }
 
     fn replace(&mut self, limit: Limit, now: u64) {
@@ -32,18 +44,19 @@ impl Bound {
     fn admit(&mut self, hits: usize, now: u64) {
         let known = self.limits.len();
         self.limits.retain(|(_, until)| *until > now);
-        let limits = || self.limits.iter().map(|(limit, _)| DividedLimit::new(limit));
-        let capacity = limits().map(|limit| limit.capacity).max().unwrap_or(0) as f64;
         if self.limits.len() < known {
-            // What passed by the former limit is no excess of this one.
-            self.level = self.level.min(capacity);
             self.room_of_new_counter = 0;
+            self.levels.push(SpanLevel { level: 0.0, capacity: 0 });
         }
-        let capacity = capacity + self.room_of_new_counter as f64;
+        let limits = || self.limits.iter().map(|(limit, _)| DividedLimit::new(limit));
+        let capacity = limits().map(|limit| limit.capacity).max().unwrap_or(0) + self.room_of_new_counter;
         let per_us =
             limits().map(|limit| limit.hits as f64 / (limit.period_s as f64 * 1e6)).fold(0.0, f64::max) * 1.0005;
-        self.level = (self.level - per_us * STEP_US as f64).max(0.0) + hits as f64;
-        self.most_above = self.most_above.max(self.level - capacity);
+        for span in &mut self.levels {
+            span.capacity = span.capacity.max(capacity);
+            span.level = (span.level - per_us * STEP_US as f64).max(0.0) + hits as f64;
+            self.most_above = self.most_above.max(span.level - span.capacity as f64);
+        }
     }
 }
 
