@@ -239,6 +239,28 @@ fn longer_period_is_kept_with_the_same_number_of_tokens() {
     }
 }
 
+#[test]
+fn bucket_that_became_a_little_smaller_is_lowered() {
+    for (before, after) in [
+        (bucket(200, 133, 3), bucket(600, 120, 3)),
+        (bucket(200, 133, 3), bucket(200, 128, 3)),
+        (bucket(100, 100, 10), bucket(100, 91, 10)),
+    ] {
+        for proxies in 1..4 {
+            let mut reloading = Reloading::new(1, &[before], proxies);
+            reloading.advance_by(20_000);
+            reloading.reload(&[after]);
+            reloading.advance_by(20_000);
+            // Buckets fill, and all tokens are taken.
+            reloading.model.proxies.iter_mut().for_each(|proxy| proxy.demand_per_s = 1);
+            reloading.advance_by(30_000);
+            reloading.model.proxies.iter_mut().for_each(|proxy| proxy.demand_per_s = 500);
+            reloading.advance_by(5000);
+            reloading.assert_within_bound(&format!("{before:?} to {after:?}, {proxies}"));
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(kit::costly_property(24))]
 
