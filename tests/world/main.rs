@@ -83,6 +83,8 @@ const EVENTS: &[&str] = &[
 ];
 /// Kinds of runs; a seed is of the kind that its remainder tells.
 const KINDS: u64 = 8;
+/// Runs after which those that have begun are told.
+const RUNS_BETWEEN_TOLD: u64 = 5000;
 /// Seeds that failed once, and always run.
 const KEPT_SEEDS: &[u64] = &[];
 
@@ -119,7 +121,12 @@ fn promises_hold_in_simulated_runs() {
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while let Some(seed) = seeds.get(usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap()) {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(seed) = seeds.get(usize::try_from(index).unwrap()) else { return };
+                    if index > 0 && index % RUNS_BETWEEN_TOLD == 0 {
+                        eprintln!("{index} of {} runs, {:.0} s", seeds.len(), began.elapsed().as_secs_f64());
+                    }
                     if ends_at_first && !failures.lock().unwrap().is_empty() {
                         return;
                     }

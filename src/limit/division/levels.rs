@@ -173,8 +173,8 @@ impl Pool {
         let parts =
             || holders.iter().filter(is_waiting).filter_map(|holder| holder.rates.get(index)).map(|rate| rate.now);
         let assigned = holders.iter().filter_map(|holder| holder.rates.get(index)).map(|rate| rate.now.bucket);
-        self.small_differences_count = parts().any(|part| part == Part::default())
-            || assigned.fold(0, u64::saturating_add) > self.divisible();
+        self.small_differences_count =
+            parts().any(|part| part == Part::default()) || assigned.fold(0, u64::saturating_add) > self.divisible();
         let fair = self.divisible() / (holders.len() as u64).max(1);
         if self.limit.bucket_size_of_share(fair) > 0 && self.limit.fill_of_share(fair) > 0 {
             self.without_part = parts().filter(|part| *part == Part::default()).count() as u64;
