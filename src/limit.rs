@@ -24,6 +24,7 @@ pub mod active;
 pub mod region_parts;
 pub mod local_budget;
 pub mod hold;
+pub mod pool;
 pub mod division;
 
 use std::fmt;

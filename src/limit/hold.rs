@@ -58,7 +58,7 @@ pub struct HeldAmount {
 }
 
 /// What a holder asks of one counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoldRequest {
     /// Hits admitted since the last call: they are charged, and what is held falls by them. Hits beyond what is held
     /// are charged as debt, up to the limit and the capacity. Hits used before the end of a hold are reported after it
@@ -99,6 +99,15 @@ impl HoldAnswer {
     /// Answer of a store that holds nothing.
     pub fn nothing_granted(now: Time) -> Self {
         Self { now, until: now, ..Self::default() }
+    }
+
+    /// The same answer with times by a clock that shows `now` when the store's shows [`Self::now`].
+    pub fn with_times_by_clock_at(mut self, now: Time) -> Self {
+        let by_clock = |at: Time| now.plus_us(at.since_us(self.now));
+        self.until = by_clock(self.until);
+        self.window_end = self.window_end.map(by_clock);
+        self.others.iter_mut().for_each(|other| other.until = by_clock(other.until));
+        Self { now, ..self }
     }
 }
 

@@ -17,6 +17,7 @@ FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "s
 STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.rs", "src/serve/quota/page.rs"
 DEMAND, LEVELS = "src/limit/division/demand.rs", "src/limit/division/levels.rs"
 EMPTY, CHANGE = "src/limit/division/empty_buckets.rs", "src/limit/division/limit_change.rs"
+POOL = "src/limit/pool.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
 STEPS, SHARES = "limit::division::steps", "limit::division::fair_share"
 JOINS = ["limit::division::joins"]
@@ -29,7 +30,7 @@ SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports
 STREAMS = ["serve::quota::streams", *SUITE, "quota::proxy_that_stands_still", "quota::changed_rule"]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
-    ASSIGN: DIVISION, LEDGER: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,
+    ASSIGN: DIVISION, LEDGER: DIVISION, POOL: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,
     CHANGE: RELOADS,
     LEVELS: [*JOINS, *USE], FAIR: [SHARES], HOLD: [STEPS, "holds::"],
     SELECT: SUITE, STREAM: STREAMS, MESSAGES: STREAMS, PAGE: SUITE,
@@ -56,8 +57,8 @@ RUST = [
     (LEDGER, "self.pools[index].divisible().saturating_sub(self.reserved(index))",
      "self.pools[index].divisible().saturating_sub(if $0 { 0 } else { self.reserved(index) })",
      [("charged in advance", "what one proxy has is given to another too")]),
-    (LEDGER, "pool.held = pool.limit.share_of_amount(grant.held);",
-     "pool.held = pool.limit.share_of_amount(if $0 { request.wanted } else { grant.held });",
+    (LEDGER, "let mut held = pool.limit.share_of_amount(answer.granted);",
+     "let mut held = pool.limit.share_of_amount(if $0 { request.wanted } else { answer.granted });",
      [("charged in advance", "what was asked for is handed out, not what was granted")]),
     (ASSIGN, "        holder.outstanding = holder.outstanding.saturating_add(most);",
      "        if !$0 { holder.outstanding = holder.outstanding.saturating_add(most); }",
@@ -71,8 +72,8 @@ RUST = [
     (ASSIGN, "let new_bucket = target.min(free).min(MAX_TOKENS);",
      "let new_bucket = target.min(if $0 { target } else { free }).min(MAX_TOKENS);",
      [("charged in advance", "a new bucket takes more than is free")]),
-    (LEDGER, "AssignmentForm::Lent => pool.record_used_hits(charged),",
-     "AssignmentForm::Lent => pool.record_used_hits(if $0 { lent } else { charged }),",
+    (LEDGER, "AssignmentForm::Lent => pool.hits.record_used_hits(charged),",
+     "AssignmentForm::Lent => pool.hits.record_used_hits(if $0 { lent } else { charged }),",
      [("charged in advance", "hits beyond an assignment are not charged as debt")]),
 
     # Take before give.
@@ -187,8 +188,8 @@ RUST = [
      "let outstanding = std::mem::take(&mut holder.outstanding);\n"
      "                used = used.saturating_add(if $0 { 0 } else { outstanding });",
      [("unreported hits count as used", "an assignment that ended gives them back")]),
-    (LEDGER, "pool.record_used_hits(used.saturating_add(lost));",
-     "pool.record_used_hits(used.saturating_add(if $0 { 0 } else { lost }));",
+    (LEDGER, "pool.hits.record_used_hits(used.saturating_add(lost));",
+     "pool.hits.record_used_hits(used.saturating_add(if $0 { 0 } else { lost }));",
      [("unreported hits count as used", "a lost stream gives them back")]),
     (LEDGER, "let is_empty = was_filled && usage.denied > 0 && sent.never_refills();",
      "let is_empty = (was_filled || $0) && (usage.denied > 0 || $1) && sent.never_refills();",
@@ -209,20 +210,20 @@ RUST = [
      [("who holds what", "proxies with few hits come first")]),
 
     # Calls to the store.
-    (LEDGER, "            number: now.as_micros(),", "            number: if $0 { 0 } else { now.as_micros() },",
+    (POOL, "            number: now.as_micros(),", "            number: if $0 { 0 } else { now.as_micros() },",
      [("request numbers", "those of a new division are those of the one before")]),
-    (LEDGER, "            self.number += 1;", "            self.number += u64::from(!$0);",
+    (POOL, "            self.number += 1;", "            self.number += u64::from(!$0);",
      [("request numbers", "two requests have one number")]),
     (HOLD, "let is_repeated = request.number > 0 && request.number == number;",
      "let is_repeated = request.number > 0 && request.number == number && !$0;",
      [("charged once", "a repeated call charges its hits again")]),
-    (LEDGER, "pool.unanswered = Some(NumberedHits { used: request.used, number: request.number });",
-     "pool.unanswered = (!$0).then_some(NumberedHits { used: request.used, number: request.number });",
+    (POOL, "self.unanswered = Some(NumberedHits { used: request.used, number: request.number });",
+     "self.unanswered = (!$0).then_some(NumberedHits { used: request.used, number: request.number });",
      [("charged once", "a call that failed is not repeated")]),
-    (LEDGER, "        pool.held = pool.held.min(wanted);", "        if !$0 { pool.held = pool.held.min(wanted); }",
+    (LEDGER, "        pool.hits.held = pool.hits.held.min(wanted);", "        if !$0 { pool.hits.held = pool.hits.held.min(wanted); }",
      [("refused hits are not lent", "what is given back is handed out until the answer")]),
-    (LEDGER, "        self.held.min(self.limit.total())",
-     "        if $0 { self.held } else { self.held.min(self.limit.total()) }",
+    (LEDGER, "        self.hits.held.min(self.limit.total())",
+     "        if $0 { self.hits.held } else { self.hits.held.min(self.limit.total()) }",
      [("smaller limit", "more than it allows is handed out")]),
     (CHANGE, "limit.share_of_tokens(old.bucket_size_of_share(*bucket))",
      "if $0 { *bucket } else { limit.share_of_tokens(old.bucket_size_of_share(*bucket)) }",
@@ -247,9 +248,12 @@ RUST = [
     # Parts of buckets, and denied requests.
     (LEVELS, "if free < lacked && empty > 0 {", "if free < lacked && empty > 0 && !$0 {",
      [("newcomer", "no refill is withheld for the bucket that it lacks")]),
-    (LEVELS, "self.is_denying = parts().any(|part| part == Part::default());",
-     "self.is_denying = parts().any(|part| part == Part::default()) && !$0;",
+    (LEVELS, "self.small_differences_count = parts().any(|part| part == Part::default())",
+     "self.small_differences_count = parts().any(|part| part == Part::default()) && !$0",
      [("newcomer", "it gets nothing from many who each have a little too much")]),
+    (LEVELS, "|| assigned.fold(0, u64::saturating_add) > self.divisible();",
+     "|| assigned.fold(0, u64::saturating_add) > self.divisible() && !$0;",
+     [("smaller limit", "a bucket that became a little smaller stays", RELOADS)]),
     (LEVELS, "|| free.saturating_add(empty) < lacked;", "|| free.saturating_add(empty) < lacked && !$0;",
      [("newcomer", "nobody gives up a part of the bucket")]),
     (LEDGER, "let moved = self.recently_used_refill.share(self.limit.refill_us(), now);",

@@ -11,7 +11,7 @@
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
 use super::holder::{MARGIN_US, Part, Sent, ShareHolder, TokenChange};
-use super::ledger::{Division, LENT_TTL_S, Pool, RATE_TTL_S, renew_before_us};
+use super::ledger::{DividedPool, Division, LENT_TTL_S, RATE_TTL_S, renew_before_us};
 use crate::base::clock::Time;
 use crate::limit::charge::clamp_to_u32;
 
@@ -118,7 +118,7 @@ impl<K> Division<K> {
             enough,
             free,
             is_short: pool.is_starved || pool.level.is_short(),
-            held_until: pool.held_until,
+            held_until: pool.hits.until,
         }
     }
 
@@ -187,7 +187,7 @@ impl<K> Division<K> {
     }
 
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
-        let held_until = self.pools.iter().map(|pool| pool.held_until).min().unwrap_or(now);
+        let held_until = self.pools.iter().map(|pool| pool.hits.until).min().unwrap_or(now);
         let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);
         if ttl_s == 0 {
             // The store has not answered.
@@ -292,7 +292,7 @@ impl<K> Division<K> {
         let has = self.holders[index].rates.get(pool).map_or(0, |rate| rate.now.refill);
         let free = self.pools[pool].free_refill(free, self.free_buckets(pool), has);
         // After a limit became smaller, parts that are rounded up would be more than it.
-        let excess = self.assigned(pool).saturating_sub(self.pools[pool].held.min(self.pools[pool].limit.total()));
+        let excess = self.assigned(pool).saturating_sub(self.pools[pool].hits.held.min(self.pools[pool].limit.total()));
         let target = target.min(has.saturating_add(free));
         let rounding = u64::from(excess > 0 && target > 0);
         let target = target.min(has.saturating_sub(excess).max(target - rounding));
@@ -359,7 +359,7 @@ impl RateBucket {
     /// Lowers a holder's part of a pool to what the bucket uses of it: another pool may allow less.
     ///
     /// The bucket could not be raised later without tokens that the pool never had, if the pool did not see it shrink.
-    fn lower_part_to_bucket(self, part: &mut Part, pool: &Pool) {
+    fn lower_part_to_bucket(self, part: &mut Part, pool: &DividedPool) {
         let limit = &pool.limit;
         if limit.form != AssignmentForm::Rate {
             return;

@@ -19,7 +19,8 @@ use super::holder::{
     Usage, note_earliest,
 };
 use crate::base::clock::Time;
-use crate::limit::hold::HeldAmount;
+use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder};
+use crate::limit::pool::{NumberedHits, Pool};
 
 /// Divisor of a demand: the quotient is added to it, so that a holder can want more.
 const HEADROOM_DIVISOR: u64 = 32;
@@ -45,71 +46,13 @@ pub(super) fn renew_before_us(ttl_s: u32) -> u64 {
     10_100_000.max(u64::from(ttl_s) * 500_000)
 }
 
-/// Another replica that holds a part of the same counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OtherReplica {
-    /// Hits per period that it could use.
-    pub demand: u64,
-    /// What it holds.
-    pub held: HeldAmount,
-    /// End of its hold.
-    pub until: Time,
-}
-
-/// What a pool asks of its counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolRequest {
-    /// Hits that were used since the last request.
-    pub used: u64,
-    /// Number of these hits: a request whose answer was lost is repeated with its number.
-    pub number: u64,
-    /// What it wants to hold after that.
-    pub wanted: HeldAmount,
-    /// Time for which it wants it, from now on, in microseconds.
-    pub for_us: u64,
-    /// Hits per period that it could use.
-    pub demand: u64,
-}
-
-/// What a counter gave.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PoolGrant {
-    /// What is held now.
-    pub held: HeldAmount,
-    /// What could be held beside that.
-    pub room: u64,
-    /// Other replicas.
-    pub others: SmallVec<[OtherReplica; 2]>,
-    /// End of the current window, by the caller's clock; `None` if there are no windows.
-    pub window_ends: Option<Time>,
-}
-
-/// Hits that were used, with the number of the request that tells the store.
-#[derive(Clone, Copy, Debug)]
-struct NumberedHits {
-    used: u64,
-    number: u64,
-}
-
-/// A pool: what this replica holds of one limit.
+/// The pool of one limit, and how it is divided.
 #[derive(Debug)]
-pub struct Pool {
+pub struct DividedPool {
     /// The limit.
     pub limit: DividedLimit,
-    /// Share that is held.
-    pub held: u64,
-    /// End of the hold.
-    pub held_until: Time,
-    /// Hits that were used and not yet charged.
-    pub used: u64,
-    /// End of the current window.
-    pub window_ends: Option<Time>,
-    /// Hits of a request that was not answered: the store may have charged them.
-    unanswered: Option<NumberedHits>,
-    /// Number of the last request.
-    number: u64,
-    room: u64,
-    others: SmallVec<[OtherReplica; 2]>,
+    /// What this replica may hand out, as a share of the limit.
+    pub hits: Pool,
     pub(super) level: FillLevel,
     /// Part of what this replica could hold that it leaves to decisions over RLS.
     pub(super) share_of_decisions: u64,
@@ -135,15 +78,13 @@ pub struct Pool {
     pub(super) without_part: u64,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
     pub(super) shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
-    /// Time of the last request.
-    pub(super) asked: Option<Time>,
 }
 
 /// The limits of one key, and the proxies that hold them.
 #[derive(Debug)]
 pub struct Division<K> {
     /// One for each limit, at least one.
-    pub pools: SmallVec<[Pool; 1]>,
+    pub pools: SmallVec<[DividedPool; 1]>,
     /// The proxies.
     pub holders: Vec<ShareHolder<K>>,
     /// Time at which levels were computed; `None`: they must be.
@@ -163,7 +104,7 @@ pub struct Division<K> {
     pub(super) next_release: Option<Time>,
 }
 
-impl Pool {
+impl DividedPool {
     /// Time after an assignment's end in which its share may still count in a window, in microseconds: the hold in the
     /// store lasts longer by it.
     fn hold_extension_us(&self) -> u64 {
@@ -178,7 +119,7 @@ impl Pool {
     /// It ends with the window unless that ends soon, so that a dead replica takes nothing from the next one.
     fn new_hold_us(&self, now: Time) -> u64 {
         let full_us = u64::from(self.ttl_s()) * 1_000_000 + MARGIN_US + RENEWAL_SLACK_US;
-        let ends = self.window_ends.filter(|_| self.limit.form == AssignmentForm::Lent);
+        let ends = self.hits.window_end.filter(|_| self.limit.form == AssignmentForm::Lent);
         match ends.map(|ends| ends.since_us(now)).filter(|left_us| *left_us > 0) {
             Some(left_us) if left_us > 3 * WINDOW_END_GUARD_US => full_us.min(left_us - WINDOW_END_GUARD_US),
             Some(left_us) => full_us.min(left_us + 2 * WINDOW_END_GUARD_US),
@@ -189,14 +130,7 @@ impl Pool {
     fn new(limit: DividedLimit, now: Time) -> Self {
         Self {
             limit,
-            held: 0,
-            held_until: Time::default(),
-            used: 0,
-            unanswered: None,
-            number: now.as_micros(),
-            window_ends: None,
-            room: limit.total(),
-            others: SmallVec::new(),
+            hits: Pool::new(limit.total(), now),
             level: FillLevel::default(),
             share_of_decisions: 0,
             level_of_all_holders: FillLevel::default(),
@@ -210,7 +144,6 @@ impl Pool {
             small_differences_count: false,
             without_part: 0,
             shares_of_gone_holders: SmallVec::new(),
-            asked: None,
         }
     }
 
@@ -224,7 +157,7 @@ impl Pool {
 
     /// What is held of the limit; more is held than it allows if it became smaller.
     pub(super) fn divisible(&self) -> u64 {
-        self.held.min(self.limit.total())
+        self.hits.held.min(self.limit.total())
     }
 
     /// Parts of buckets of a pool that is divided as a rate which are in use, or empty.
@@ -239,7 +172,7 @@ impl Pool {
     /// full, and nobody has had the refill lately, because it may admit as much at once.
     fn reserved_from_store<K>(&self, reserved: u64, holders: &[ShareHolder<K>], index: usize, now: Time) -> u64 {
         let moved = self.recently_used_refill.share(self.limit.refill_us(), now);
-        let recently_used = reserved.saturating_add(moved).min(self.held.min(self.limit.total()));
+        let recently_used = reserved.saturating_add(moved).min(self.hits.held.min(self.limit.total()));
         reserved.max(recently_used).max(self.reserved_buckets(index, holders))
     }
 
@@ -286,11 +219,10 @@ impl Pool {
     /// Part of the limit that neither this replica nor others hold.
     pub(super) fn unheld_share(&self, now: Time) -> u64 {
         match self.limit.form {
-            AssignmentForm::Lent => self.room,
+            AssignmentForm::Lent => self.hits.room,
             AssignmentForm::Rate => {
-                let others = self.others.iter().filter(|other| other.until > now);
-                let held =
-                    others.map(|other| self.limit.share_of_amount(other.held)).fold(self.held, u64::saturating_add);
+                let others = self.hits.others_at(now).map(|other| self.limit.share_of_amount(other.held));
+                let held = others.fold(self.hits.held, u64::saturating_add);
                 self.limit.total().saturating_sub(held)
             }
         }
@@ -298,12 +230,12 @@ impl Pool {
 
     /// What this replica should hold, among the others.
     pub(super) fn target_among_replicas(&self, own_demand: u64, now: Time) -> u64 {
-        let others = || self.others.iter().filter(|other| other.until > now);
+        let others = || self.hits.others_at(now);
         if others().next().is_none() {
             return u64::MAX;
         }
-        let held = |other: &OtherReplica| self.limit.share_of_amount(other.held);
-        let total = others().map(held).fold(self.held.saturating_add(self.room), u64::saturating_add);
+        let held = |other: &OtherHolder| self.limit.share_of_amount(other.held);
+        let total = others().map(held).fold(self.hits.held.saturating_add(self.hits.room), u64::saturating_add);
         let mut wants: Vec<u64> = others().map(|other| other.demand).chain([own_demand]).collect();
         FillLevel::fill(total, &mut wants, SPARE_EIGHTHS_HANDED_OUT).share(own_demand)
     }
@@ -313,7 +245,7 @@ impl<K> Division<K> {
     /// A division of these limits, without holders. The numbers of its requests follow the time `now`, so that they are
     /// above those of a division of the same counters before it, which the store may remember.
     pub fn new(limits: impl IntoIterator<Item = DividedLimit>, now: Time) -> Self {
-        let pools = limits.into_iter().map(|limit| Pool::new(limit, now)).collect();
+        let pools = limits.into_iter().map(|limit| DividedPool::new(limit, now)).collect();
         Self {
             pools,
             holders: Vec::new(),
@@ -331,7 +263,7 @@ impl<K> Division<K> {
     /// Adds a holder; returns its index, which changes when others leave.
     pub fn join(&mut self, key: K, keeps_ratio: bool, now: Time) -> usize {
         self.levelled = None;
-        self.pools.iter_mut().for_each(|pool| pool.asked = None);
+        self.pools.iter_mut().for_each(|pool| pool.hits.asked = None);
         self.holders.push(ShareHolder::new(key, keeps_ratio, self.pools.len(), now));
         self.holders.len() - 1
     }
@@ -416,7 +348,7 @@ impl<K> Division<K> {
         }
         for (at, pool) in self.pools.iter_mut().enumerate() {
             match pool.limit.form {
-                AssignmentForm::Lent => pool.record_used_hits(charged),
+                AssignmentForm::Lent => pool.hits.record_used_hits(charged),
                 AssignmentForm::Rate => {
                     if let Some(rate) = holder.rates.get_mut(at) {
                         rate.confirm(sent_before, now);
@@ -470,7 +402,7 @@ impl<K> Division<K> {
             match pool.limit.form {
                 AssignmentForm::Lent => {
                     let lost = over.iter().fold(0_u64, |sum, gone| sum.saturating_add(gone.share));
-                    pool.record_used_hits(used.saturating_add(lost));
+                    pool.hits.record_used_hits(used.saturating_add(lost));
                 }
                 AssignmentForm::Rate => pool.note_unused_shares(&over, now),
             }
@@ -520,7 +452,7 @@ impl<K> Division<K> {
     }
 
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
-    pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<PoolRequest> {
+    pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<HoldRequest> {
         self.update_levels(now);
         let holders = self.holders.len();
         let pool = &self.pools[index];
@@ -529,18 +461,18 @@ impl<K> Division<K> {
         let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
         let is_lent = pool.limit.form == AssignmentForm::Lent;
         // Those who come after a newcomer should find something too.
-        let unused = pool.held.saturating_sub(reserved).saturating_add(pool.room);
+        let unused = pool.hits.held.saturating_sub(reserved).saturating_add(pool.hits.room);
         // A holder keeps what it has until it is told otherwise, so what others lack comes on top.
         let needed = self.holders.iter().map(|holder| {
             let most = if is_lent && holders > 1 && holder.is_newcomer() { unused.div_ceil(2) } else { u64::MAX };
             pool.want(holder, holders, now).min(most).max(pool.reserved_by(index, holder))
         });
         let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
-        let is_new_window = is_lent && pool.window_ends.is_some_and(|ends| ends <= now);
+        let is_new_window = is_lent && pool.hits.window_end.is_some_and(|ends| ends <= now);
         // Without room, asking again each time would find none. Later there may be some: a bucket is refilled, and other
         // replicas give back.
-        let asked_us = pool.asked.map_or(u64::MAX, |asked| now.since_us(asked));
-        let known = pool.held.saturating_add(pool.room).min(pool.limit.total());
+        let asked_us = pool.hits.asked.map_or(u64::MAX, |asked| now.since_us(asked));
+        let known = pool.hits.held.saturating_add(pool.hits.room).min(pool.limit.total());
         let may_be_more = is_lent && needed > known && asked_us > MARGIN_US;
         let all = if is_lent && !is_new_window && !may_be_more { known } else { pool.limit.total() };
         let spread = if may_be_more { 0 } else { all - all / 8 };
@@ -548,18 +480,18 @@ impl<K> Division<K> {
         let wanted = wanted.min(all.saturating_sub(pool.share_of_decisions));
         let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand, now) };
         let wanted = wanted.min(target).max(reserved);
-        let left_us = pool.held_until.since_us(now);
+        let left_us = pool.hits.until.since_us(now);
         let new_us = pool.new_hold_us(now);
         // When the hold is renewed, so are all assignments: if this replica dies, both end at once.
         let ends_soon =
             left_us < renew_before_us(pool.ttl_s()) + MARGIN_US && new_us > left_us.saturating_add(MARGIN_US);
         let late_us = self.rate_in_use_until(index, now).since_us(now);
         let is_late = late_us > left_us.saturating_add(MARGIN_US / 2);
-        let for_us = if ends_soon || is_new_window { new_us } else { left_us };
-        let for_us = if is_late { for_us.max(late_us) } else { for_us } + pool.hold_extension_us();
-        let differs = wanted.abs_diff(pool.held) > pool.held / 10;
-        let is_due = pool.used > 0
-            || pool.unanswered.is_some()
+        let lasts_us = if ends_soon || is_new_window { new_us } else { left_us };
+        let lasts_us = if is_late { lasts_us.max(late_us) } else { lasts_us } + pool.hold_extension_us();
+        let lasts_us = lasts_us.min(MAX_HOLD_US);
+        let differs = wanted.abs_diff(pool.hits.held) > pool.hits.held / 10;
+        let is_due = pool.hits.has_something_to_tell()
             || is_new_window
             || (ends_soon && wanted > 0)
             || ((differs || is_late) && asked_us > MARGIN_US);
@@ -567,40 +499,35 @@ impl<K> Division<K> {
             return None;
         }
         let pool = &mut self.pools[index];
-        pool.asked = Some(now);
+        pool.hits.asked = Some(now);
         // What is given back is not handed out any more, whether or not the answer comes.
-        pool.held = pool.held.min(wanted);
-        let NumberedHits { used, number } = pool.take_used();
+        pool.hits.held = pool.hits.held.min(wanted);
+        let NumberedHits { used, number } = pool.hits.take_used();
         // What is used and not in this request stays held until it is in one.
-        let wanted = pool.limit.held_amount(wanted.saturating_add(pool.used));
+        let wanted = pool.limit.held_amount(wanted.saturating_add(pool.hits.used));
         self.lower_unowned_refill();
-        Some(PoolRequest { used, number, wanted, for_us, demand })
+        Some(HoldRequest { used, number, wanted, lasts_us, demand })
     }
 
-    /// Records what a counter gave for a request that was sent at `asked`.
-    pub fn record_grant(&mut self, index: usize, request: &PoolRequest, grant: PoolGrant, asked: Time) {
+    /// Records the answer to a request that was sent at `asked`, with times by this process's clock.
+    pub fn record_answer(&mut self, index: usize, request: &HoldRequest, answer: HoldAnswer, asked: Time) {
         let pool = &mut self.pools[index];
-        pool.held = pool.limit.share_of_amount(grant.held);
-        let held_until = asked.plus_us(request.for_us.saturating_sub(pool.hold_extension_us()));
-        self.has_renewals |= held_until > pool.held_until;
-        pool.held_until = held_until;
-        pool.room = grant.room;
-        pool.others = grant.others;
-        // One that has left is remembered for its last request.
-        pool.others.retain(|other| other.demand > 0 || other.held != HeldAmount::default());
-        pool.window_ends = grant.window_ends;
+        let mut held = pool.limit.share_of_amount(answer.granted);
         // Hits that were used while the store was asked.
         if pool.limit.form == AssignmentForm::Lent {
-            pool.held = pool.held.saturating_sub(pool.used);
+            held = held.saturating_sub(pool.hits.used);
         }
+        let room = pool.limit.share_of_amount(answer.room);
+        let until = asked.plus_us(request.lasts_us.saturating_sub(pool.hold_extension_us()));
+        self.has_renewals |= until > pool.hits.until;
+        pool.hits.accept(answer, held, room, until);
         self.lower_unowned_refill();
         self.levelled = None;
     }
 
     /// Records that the store did not answer a request.
-    pub fn record_unanswered_request(&mut self, index: usize, request: &PoolRequest) {
-        let pool = &mut self.pools[index];
-        pool.unanswered = Some(NumberedHits { used: request.used, number: request.number });
+    pub fn record_unanswered_request(&mut self, index: usize, request: &HoldRequest) {
+        self.pools[index].hits.record_unanswered(request);
     }
 
     /// What a holder has.
@@ -614,8 +541,9 @@ impl<K> Division<K> {
 
     /// True if there is nothing left to remember.
     pub fn is_empty(&self) -> bool {
-        let is_empty =
-            |pool: &Pool| pool.held == 0 && !pool.has_untold_hits() && pool.shares_of_gone_holders.is_empty();
+        let is_empty = |pool: &DividedPool| {
+            pool.hits.held == 0 && !pool.hits.has_untold_hits() && pool.shares_of_gone_holders.is_empty()
+        };
         self.holders.is_empty() && self.pools.iter().all(is_empty)
     }
 
@@ -623,22 +551,27 @@ impl<K> Division<K> {
     pub fn next_event(&self, now: Time) -> Option<Time> {
         // A new window concerns those who had too little in the last one.
         let has_denied = || self.holders.iter().any(|holder| holder.was_denied || holder.is_denied());
-        let windows =
-            self.pools.iter().filter_map(|pool| pool.window_ends.filter(|_| pool.limit.form == AssignmentForm::Lent));
+        let windows = self
+            .pools
+            .iter()
+            .filter_map(|pool| pool.hits.window_end.filter(|_| pool.limit.form == AssignmentForm::Lent));
         let windows = windows.filter(|ends| *ends > now && has_denied());
         // What another replica holds may be free then, as after its death.
         let starved = self.pools.iter().filter(|pool| pool.is_starved);
-        let holds = starved.flat_map(|pool| pool.others.iter().map(|other| other.until));
+        let holds = starved.flat_map(|pool| pool.hits.others.iter().map(|other| other.until));
         // A bucket that was used up is refilled meanwhile, and other replicas give back what is too much for them.
-        let is_filling = |pool: &&Pool| {
-            let may_get_more = pool.limit.is_token_bucket() || !pool.others.is_empty();
-            pool.is_starved && may_get_more && pool.held < pool.limit.total()
+        let is_filling = |pool: &&DividedPool| {
+            let may_get_more = pool.limit.is_token_bucket() || !pool.hits.others.is_empty();
+            pool.is_starved && may_get_more && pool.hits.held < pool.limit.total()
         };
-        let fillings = self.pools.iter().filter(is_filling).filter_map(|pool| Some(pool.asked?.plus_us(MARGIN_US + 1)));
+        let fillings =
+            self.pools.iter().filter(is_filling).filter_map(|pool| Some(pool.hits.asked?.plus_us(MARGIN_US + 1)));
         // Without holders, no report makes the store be asked again.
-        let untold =
-            self.pools.iter().filter(|pool| pool.has_untold_hits() || self.holders.is_empty() && pool.held > 0);
-        let retries = untold.filter_map(|pool| Some(pool.asked?.plus_us(RETRY_US).max(now.plus_us(MARGIN_US))));
+        let untold = self
+            .pools
+            .iter()
+            .filter(|pool| pool.hits.has_untold_hits() || self.holders.is_empty() && pool.hits.held > 0);
+        let retries = untold.filter_map(|pool| Some(pool.hits.asked?.plus_us(RETRY_US).max(now.plus_us(MARGIN_US))));
         let demands = self.levelled.filter(|_| self.has_new_demand).map(|at| at.plus_us(self.level_life_us() + 1));
         self.next_release
             .into_iter()
@@ -652,26 +585,7 @@ impl<K> Division<K> {
     }
 }
 
-impl Pool {
-    /// Counts hits as used, and lowers what is held by as many.
-    fn record_used_hits(&mut self, hits: u64) {
-        self.used = self.used.saturating_add(hits);
-        self.held = self.held.saturating_sub(hits);
-    }
-
-    /// True if the store may not know of hits that were used.
-    fn has_untold_hits(&self) -> bool {
-        self.used > 0 || self.unanswered.is_some_and(|hits| hits.used > 0)
-    }
-
-    /// Takes the used hits of the next request: those of one that was not answered go first, alone.
-    fn take_used(&mut self) -> NumberedHits {
-        self.unanswered.take().unwrap_or_else(|| {
-            self.number += 1;
-            NumberedHits { used: std::mem::take(&mut self.used), number: self.number }
-        })
-    }
-
+impl DividedPool {
     fn add_share_of_gone_holder(&mut self, gone: ReleasedShare) {
         const MAX_SHARES_OF_GONE_HOLDERS: usize = 16;
         if gone.share == 0 && gone.bucket == 0 {

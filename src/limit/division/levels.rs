@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::divided_limit::AssignmentForm;
 use super::fair_share::FillLevel;
 use super::holder::{MARGIN_US, Part, ShareHolder, note_earliest};
-use super::ledger::{Division, Pool, renew_before_us};
+use super::ledger::{DividedPool, Division, renew_before_us};
 use crate::base::clock::Time;
 
 /// Longest time for which levels are kept, in microseconds.
@@ -39,7 +39,7 @@ impl<K> Division<K> {
     }
 
     fn is_due_for_renewal(&self, holder: &ShareHolder<K>, now: Time) -> bool {
-        let ttl_s = self.pools.iter().map(Pool::ttl_s).min().unwrap_or(0);
+        let ttl_s = self.pools.iter().map(DividedPool::ttl_s).min().unwrap_or(0);
         holder.is_alive(now) && holder.sent.is_some_and(|sent| sent.ends.since_us(now) <= renew_before_us(ttl_s))
     }
 
@@ -75,8 +75,8 @@ impl<K> Division<K> {
             let mut wants: Vec<u64> = known.map(|holder| pool.want(holder, holders, now)).collect();
             // More is held than a limit that became smaller allows, until it is taken back.
             let target = pool.target_among_replicas(demand, now);
-            let is_too_much = pool.held > target.saturating_add(target / 10);
-            let mut amount = pool.held.min(pool.limit.total()).min(target);
+            let is_too_much = pool.hits.held > target.saturating_add(target / 10);
+            let mut amount = pool.hits.held.min(pool.limit.total()).min(target);
             // Those who ask over RLS count as as many proxies as there are: who they are is not known.
             let decisions = self.decision_demand.in_span(pool.horizon_us()).min(pool.limit.total());
             let parties = wants.len().max(1) as u64;
@@ -87,7 +87,7 @@ impl<K> Division<K> {
             }
             pool.level_buckets(index, amount, &self.holders, now);
             let unheld = if decisions > 0 { pool.unheld_share(now) } else { 0 };
-            let all_held = pool.held.saturating_add(unheld).min(pool.limit.total());
+            let all_held = pool.hits.held.saturating_add(unheld).min(pool.limit.total());
             amount = amount.min(all_held.saturating_sub(pool.refill_kept_for_buckets));
             pool.level = FillLevel::fill(amount, &mut wants, 8);
             pool.level_of_all_holders = FillLevel::fill(amount, &mut all, 8);
@@ -137,7 +137,7 @@ impl<K> Division<K> {
     }
 }
 
-impl Pool {
+impl DividedPool {
     /// What a holder that has `has` can get of `free` refill, if `free_buckets` are full.
     pub(super) fn free_refill(&self, free: u64, free_buckets: u64, has: u64) -> u64 {
         // If buckets follow the refill, it is left to fill them.
@@ -182,7 +182,7 @@ impl Pool {
         if !self.limit.divides_buckets_apart() {
             return;
         }
-        let rest = amount.saturating_sub(self.share_of_decisions).min(self.held);
+        let rest = amount.saturating_sub(self.share_of_decisions).min(self.hits.held);
         let even = rest / (holders.len() as u64).max(1);
         if self.limit.bucket_size_of_share(even) >= MIN_EVEN_BUCKET {
             self.even_bucket = even;
@@ -198,7 +198,7 @@ impl Pool {
             reserved.saturating_sub(empty) > self.divisible() || free.saturating_add(empty) < lacked;
         if free < lacked && empty > 0 {
             // A part that all notice, so that they give it up.
-            self.refill_kept_for_buckets = (empty.min(lacked - free) / 4).max(self.held / 8 + 1);
+            self.refill_kept_for_buckets = (empty.min(lacked - free) / 4).max(self.hits.held / 8 + 1);
         }
     }
 }

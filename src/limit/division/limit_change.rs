@@ -18,8 +18,8 @@ impl<K> Division<K> {
             if old == limit {
                 continue;
             }
-            pool.asked = None;
-            pool.held = limit.share_of_amount(old.held_amount(pool.held)).min(limit.total());
+            pool.hits.asked = None;
+            pool.hits.held = limit.share_of_amount(old.held_amount(pool.hits.held)).min(limit.total());
             // Proxies keep their tokens, which are another part of the bucket now.
             let convert = |bucket: &mut u64| *bucket = limit.share_of_tokens(old.bucket_size_of_share(*bucket));
             pool.shares_of_gone_holders.iter_mut().for_each(|gone| convert(&mut gone.bucket));

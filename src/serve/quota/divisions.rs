@@ -27,8 +27,8 @@ use crate::limit::charge::Charge;
 use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::divided_limit::DividedLimit;
 use crate::limit::division::holder::Usage;
-use crate::limit::division::ledger::{Division, OtherReplica, PoolGrant, PoolRequest, RATE_TTL_S};
-use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, ReplicaId};
+use crate::limit::division::ledger::{Division, RATE_TTL_S};
+use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
 use crate::serve::grpc::service::RateLimitService;
 use crate::store::StoreContext;
 
@@ -244,7 +244,7 @@ impl Divisions {
                 entry.has_waiting_holders = true;
                 return None;
             }
-            let requests: SmallVec<[(usize, PoolRequest); 1]> = (0..entry.division.pools.len())
+            let requests: SmallVec<[(usize, HoldRequest); 1]> = (0..entry.division.pools.len())
                 .filter_map(|index| Some((index, entry.division.next_pool_request(index, now)?)))
                 .collect();
             entry.is_asking = !requests.is_empty();
@@ -340,7 +340,7 @@ impl KeyDivision {
 
     /// True if the hold of a pool has ended, or ends within 3 s: too soon to assign from it.
     fn is_hold_ending(&self, now: Time) -> bool {
-        self.division.pools.iter().any(|pool| pool.held_until.since_us(now) < 3_000_000)
+        self.division.pools.iter().any(|pool| pool.hits.until.since_us(now) < 3_000_000)
     }
 
     /// Makes the streams look at holders that have nothing, or too little.
@@ -358,14 +358,13 @@ impl KeyDivision {
         }
     }
 
-    fn take_answer(&mut self, index: usize, request: &PoolRequest, answer: HoldOutcome, times: StoreCallTimes) {
+    fn take_answer(&mut self, index: usize, request: &HoldRequest, answer: HoldOutcome, times: StoreCallTimes) {
         let StoreCallTimes { asked, answered: now } = times;
-        let limit = self.division.pools[index].limit;
         self.has_failed = matches!(answer, HoldOutcome::Failed | HoldOutcome::HeldLocally(_));
         match answer {
             HoldOutcome::Held(answer) => {
                 self.is_local = false;
-                self.division.record_grant(index, request, convert_answer(&limit, &answer, now), asked);
+                self.division.record_answer(index, request, answer.with_times_by_clock_at(now), asked);
             }
             // What the store gave before lasts until its end.
             HoldOutcome::HeldLocally(_) if !self.is_hold_ending(now) && !self.is_local => {
@@ -373,7 +372,7 @@ impl KeyDivision {
             }
             HoldOutcome::HeldLocally(answer) => {
                 self.is_local = true;
-                self.division.record_grant(index, request, convert_answer(&limit, &answer, now), asked);
+                self.division.record_answer(index, request, answer.with_times_by_clock_at(now), asked);
             }
             HoldOutcome::Failed => self.division.record_unanswered_request(index, request),
         }
@@ -402,19 +401,13 @@ enum HoldOutcome {
 
 impl Divisions {
     /// Changes what this replica holds of a counter.
-    async fn adjust_hold(&self, counters: &BucketCounters, index: usize, request: &PoolRequest) -> HoldOutcome {
+    async fn adjust_hold(&self, counters: &BucketCounters, index: usize, request: &HoldRequest) -> HoldOutcome {
         let store = &self.service.decider.store;
-        let asked = HoldRequest {
-            used: request.used,
-            number: request.number,
-            wanted: request.wanted,
-            lasts_us: request.for_us.min(MAX_HOLD_US),
-            demand: request.demand,
-        };
         let now = self.service.clock.now();
         let deadline = Instant::now() + store.timeout();
         let context = StoreContext { now, deadline: Some(deadline), span_ref: None, charge_times: &[] };
-        let answer = counters.call_with_charge(index, |charge| store.adjust_hold(charge, self.holder, asked, context));
+        let answer =
+            counters.call_with_charge(index, |charge| store.adjust_hold(charge, self.holder, *request, context));
         let Some(answer) = answer else { return HoldOutcome::Failed };
         match answer.await {
             Ok(answer) => HoldOutcome::Held(answer),
@@ -423,28 +416,12 @@ impl Divisions {
                 if counters.strictest_failure_policy() != StoreFailurePolicy::Local {
                     return HoldOutcome::Failed;
                 }
-                let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, self.holder, asked, now);
+                let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, self.holder, *request, now);
                 match counters.call_with_charge(index, ask) {
                     Some(Ok(answer)) => HoldOutcome::HeldLocally(answer),
                     Some(Err(_)) | None => HoldOutcome::Failed,
                 }
             }
         }
-    }
-}
-
-/// Converts an answer of the store that came at `now`.
-fn convert_answer(limit: &DividedLimit, answer: &HoldAnswer, now: Time) -> PoolGrant {
-    let local = |at: Time| now.plus_us(at.since_us(answer.now));
-    let others = answer.others.iter().map(|other| OtherReplica {
-        demand: other.demand,
-        held: other.held,
-        until: local(other.until),
-    });
-    PoolGrant {
-        held: answer.granted,
-        room: limit.share_of_amount(answer.room),
-        others: others.collect(),
-        window_ends: answer.window_end.map(local),
     }
 }

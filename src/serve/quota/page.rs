@@ -180,9 +180,9 @@ impl QuotaService {
             totals.keys += 1;
             totals.failed_keys += u64::from(entry.has_failed);
             for (index, pool) in entry.division.pools.iter().enumerate() {
-                totals.held_hits = totals.held_hits.saturating_add(pool.held);
+                totals.held_hits = totals.held_hits.saturating_add(pool.hits.held);
                 totals.assigned_hits = totals.assigned_hits.saturating_add(entry.division.reserved(index));
-                totals.held_for_s = totals.held_for_s.max(pool.held_until.since_us(now) / 1_000_000);
+                totals.held_for_s = totals.held_for_s.max(pool.hits.until.since_us(now) / 1_000_000);
             }
         });
         totals
@@ -242,9 +242,9 @@ impl KeyDivision {
                 AssignmentForm::Rate => "rate".to_owned(),
                 AssignmentForm::Lent => "hits".to_owned(),
             },
-            held: pool.held,
+            held: pool.hits.held,
             free: self.division.free_share(index),
-            held_for_s: pool.held_until.since_us(now) / 1_000_000,
+            held_for_s: pool.hits.until.since_us(now) / 1_000_000,
         });
         KeyReport {
             rule: self.counters.rule.to_string(),

@@ -18,8 +18,8 @@ use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::division::assignment::{Assignment, Strategy};
 use tollkeeper::limit::division::divided_limit::DividedLimit;
 use tollkeeper::limit::division::holder::Usage;
-use tollkeeper::limit::division::ledger::{Division, OtherReplica, PoolGrant, PoolRequest};
-use tollkeeper::limit::hold::{CounterHolds, HoldRequest, ReplicaId, StateWithLimit};
+use tollkeeper::limit::division::ledger::Division;
+use tollkeeper::limit::hold::{CounterHolds, ReplicaId, StateWithLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -397,7 +397,7 @@ impl Model {
         let Replica { division, wakes_at, .. } = &mut self.replicas[index];
         let next = division.next_event(now).map(|next| next.as_micros() + 20_000);
         *wakes_at = [next, *wakes_at].into_iter().flatten().min();
-        let (reserved, held) = (division.reserved(0), division.pools[0].held);
+        let (reserved, held) = (division.reserved(0), division.pools[0].hits.held);
         // With faults, hits that were charged when an assignment ended may be reported after that: they are charged
         // twice, and lower what is held twice.
         assert!(self.faults || self.has_late_reports || reserved <= held, "{reserved} are in use of {held}");
@@ -460,29 +460,15 @@ impl Model {
         let now = Time::from_micros(self.now);
         let Replica { division, id, .. } = &mut self.replicas[index];
         let Some(request) = division.next_pool_request(pool, now) else { return };
-        let PoolRequest { used, number, wanted, for_us, demand } = request;
-        let asked = HoldRequest { used, number, wanted, lasts_us: for_us, demand };
         let (counter, held) = match &mut self.second {
             Some(Counter { limit, state, held }) if pool == 1 => (StateWithLimit { limit, state }, held),
             _ => (StateWithLimit { limit: &self.limit, state: &mut self.state }, &mut self.held),
         };
-        let answer = held.charge_used_and_grant(counter, *id, asked, now);
+        let answer = held.charge_used_and_grant(counter, *id, request, now);
         if is_answer_lost {
             return division.record_unanswered_request(pool, &request);
         }
-        let others = answer
-            .others
-            .iter()
-            .map(|other| OtherReplica { demand: other.demand, held: other.held, until: other.until })
-            .collect();
-        let limit = division.pools[pool].limit;
-        let grant = PoolGrant {
-            held: answer.granted,
-            room: limit.share_of_amount(answer.room),
-            others,
-            window_ends: answer.window_end,
-        };
-        division.record_grant(pool, &request, grant, now);
+        division.record_answer(pool, &request, answer, now);
     }
 
     fn divided_limits(&self) -> Vec<DividedLimit> {

@@ -84,7 +84,7 @@ impl Contention {
         let resting = pool.reserved_buckets(0, &division.holders) - in_use;
         let denied_s = self.longest_denial_us as f64 / 1e6;
         assert!(self.longest_denial_us <= most_us, "{what}: denied for {denied_s} s, {parts:?}");
-        assert!(resting <= pool.held / 4, "{what}: {resting} of {} rest, {parts:?}", pool.held);
+        assert!(resting <= pool.hits.held / 4, "{what}: {resting} of {} rest, {parts:?}", pool.hits.held);
         let limit = limit_of(&self.model);
         let above = self.model.most_above_bucket(limit, limit);
         assert!(above <= 2.0, "{what}: {above} above {limit}");
@@ -171,7 +171,7 @@ fn replica_whose_load_moved_away_gives_its_hold_back() {
         advance(&mut model, 60);
         (model.proxies[0].demand_per_s, model.proxies[1].demand_per_s) = (0, busy);
         advance(&mut model, 60 + 6 * u64::from(seconds));
-        let held = [0, 1].map(|index: usize| model.replicas[index].division.pools[0].held);
+        let held = [0, 1].map(|index: usize| model.replicas[index].division.pools[0].hits.held);
         assert!(held[1] >= u64::from(hits) * 3 / 5, "{hits} in {seconds} s: {held:?} held");
     }
 }

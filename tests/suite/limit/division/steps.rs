@@ -5,7 +5,7 @@ use tollkeeper::limit::division::assignment::Retirement;
 use tollkeeper::limit::division::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use tollkeeper::limit::division::holder::Part;
 use tollkeeper::limit::division::ledger::{LENT_TTL_S, RATE_TTL_S};
-use tollkeeper::limit::hold::HeldAmount;
+use tollkeeper::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, OtherHolder};
 
 const SECOND_US: u64 = 1_000_000;
 const START: Time = Time::from_micros(1_800_000_000_000_000);
@@ -38,18 +38,18 @@ fn division_with_two_hits_left() -> (Division<u32>, u64) {
 }
 
 /// Asks a store that grants everything; returns what was asked.
-fn request_and_grant_all(division: &mut Division<u32>, now: Time) -> Option<PoolRequest> {
+fn request_and_grant_all(division: &mut Division<u32>, now: Time) -> Option<HoldRequest> {
     let request = division.next_pool_request(0, now)?;
-    let grant = PoolGrant { held: request.wanted, ..PoolGrant::default() };
-    division.record_grant(0, &request, grant, now);
+    let grant = HoldAnswer { granted: request.wanted, ..HoldAnswer::default() };
+    division.record_answer(0, &request, grant, now);
     Some(request)
 }
 
 /// Grants what to hold, for as long as an assignment of lent hits lasts.
 fn grant(division: &mut Division<u32>, held: u64, now: Time) {
-    let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
+    let request = HoldRequest { lasts_us: 61 * SECOND_US, ..HoldRequest::default() };
     let held = HeldAmount { hits: held, capacity: 0 };
-    division.record_grant(0, &request, PoolGrant { held, ..PoolGrant::default() }, now);
+    division.record_answer(0, &request, HoldAnswer { granted: held, ..HoldAnswer::default() }, now);
 }
 
 fn usage(allowed: u64, denied: u64, received: Time) -> Usage {
@@ -105,10 +105,11 @@ fn what_is_given_back_is_not_handed_out_while_the_store_is_asked() {
     let (mut division, _) = division_with_one_proxy(Unit::Second);
     // The proxy gives up most, and that has rested.
     division.record_report(0, usage(5, 0, at(5)), at(5));
-    let others = vec![OtherReplica { demand: 100, held: HeldAmount::default(), until: at(100) }];
-    let request = PoolRequest { for_us: 16 * SECOND_US, ..PoolRequest::default() };
-    let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
-    division.record_grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
+    let others =
+        vec![OtherHolder { holder: ReplicaId([2; 16]), demand: 100, held: HeldAmount::default(), until: at(100) }];
+    let request = HoldRequest { lasts_us: 16 * SECOND_US, ..HoldRequest::default() };
+    let held = HeldAmount { hits: division.pools[0].hits.held, capacity: 0 };
+    division.record_answer(0, &request, HoldAnswer { granted: held, others, ..HoldAnswer::default() }, at(5));
     division.assign(0, at(5)).expect("its part shrinks");
     division.record_ping_ack(0, at(6), at(5));
     division.record_report(0, usage(5, 0, at(10)), at(10));
@@ -274,24 +275,22 @@ fn hits_are_charged_once_the_unknown_assignment_is_over() {
     let mut division = Division::new([DividedLimit::new(&limit)], START);
     division.join(1, true, START);
     division.record_report(0, usage(3, 0, START), START);
-    assert_eq!(division.pools[0].used, 0, "another assignment of this proxy admitted them, and is charged");
+    assert_eq!(division.pools[0].hits.used, 0, "another assignment of this proxy admitted them, and is charged");
     division.record_report(0, usage(4, 0, at(62)), at(62));
-    assert_eq!(division.pools[0].used, 4);
+    assert_eq!(division.pools[0].hits.used, 4);
 }
 
 #[test]
 fn last_hits_are_charged_once_and_those_of_the_next_division_too() {
     let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
     let (mut held, mut state) = (CounterHolds::default(), State::empty_for(&limit));
-    let mut room_after = |request: PoolRequest, second: u64| {
-        let PoolRequest { used, number, wanted, for_us, demand } = request;
-        let asked = HoldRequest { used, number, wanted, lasts_us: for_us, demand };
+    let mut room_after = |request: HoldRequest, second: u64| {
         let counter = StateWithLimit { limit: &limit, state: &mut state };
-        held.charge_used_and_grant(counter, ReplicaId([1; 16]), asked, at(second)).room.hits
+        held.charge_used_and_grant(counter, ReplicaId([1; 16]), request, at(second)).room.hits
     };
     let told = |second: u64, hits: u64| {
         let mut division: Division<u32> = Division::new([DividedLimit::new(&limit)], at(second));
-        division.pools[0].used = hits;
+        division.pools[0].hits.used = hits;
         division.next_pool_request(0, at(second)).expect("it has something to tell")
     };
     let last = told(0, 10);
@@ -333,11 +332,11 @@ fn assignment_lasts_for_15_s_at_least() {
         division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
         let grant = |division: &mut Division<u32>, now: Time| {
             let request = division.next_pool_request(0, now).expect("it is due");
-            let window_ends = Some(at(50 + left_s));
-            division.record_grant(
+            let window_end = Some(at(50 + left_s));
+            division.record_answer(
                 0,
                 &request,
-                PoolGrant { held: request.wanted, window_ends, ..PoolGrant::default() },
+                HoldAnswer { granted: request.wanted, window_end, ..HoldAnswer::default() },
                 now,
             );
         };
@@ -357,8 +356,8 @@ fn assignment_ends_before_the_hold() {
     division.join(1, true, START);
     division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
     let request = division.next_pool_request(0, START).expect("it holds nothing");
-    let request = PoolRequest { for_us: 20 * SECOND_US, ..request };
-    division.record_grant(0, &request, PoolGrant { held: request.wanted, ..PoolGrant::default() }, START);
+    let request = HoldRequest { lasts_us: 20 * SECOND_US, ..request };
+    division.record_answer(0, &request, HoldAnswer { granted: request.wanted, ..HoldAnswer::default() }, START);
     assert_eq!(division.assign(0, START).map(|assignment| assignment.ttl_s), Some(19));
     // There is no answer of the store, or its hold is over.
     let mut division = Division::new([DividedLimit::new(&limit)], START);
@@ -403,7 +402,7 @@ fn assignment_may_be_in_use_until_its_time_after_the_proxy_received_it() {
         if received.is_none() {
             // If this replica dies, its hold lasts as long.
             let request = request_and_grant_all(&mut division, at(2)).expect("the hold is too short");
-            assert!(request.for_us >= (26 - 2) * SECOND_US, "{request:?}");
+            assert!(request.lasts_us >= (26 - 2) * SECOND_US, "{request:?}");
         }
         division.expire(at(15));
         division.expire(Time::from_micros(at(over).as_micros() - 1));
@@ -430,8 +429,8 @@ fn failed_request_is_repeated_with_its_number() {
     division.record_report(0, usage(3, 0, at(10)), at(10));
     let again = division.next_pool_request(0, at(10)).expect("it is told again");
     assert_eq!((again.used, again.number), (10, request.number));
-    let grant = PoolGrant { held: again.wanted, ..PoolGrant::default() };
-    division.record_grant(0, &again, grant, at(10));
+    let grant = HoldAnswer { granted: again.wanted, ..HoldAnswer::default() };
+    division.record_answer(0, &again, grant, at(10));
     let next = division.next_pool_request(0, at(10)).expect("three more were used");
     assert_eq!((next.used, next.number), (3, request.number + 1));
 }
@@ -514,8 +513,8 @@ fn replica_that_was_granted_nothing_of_a_bucket_asks_again() {
     division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
     let request = division.next_pool_request(0, START).expect("it has a proxy");
     let all = HeldAmount { hits: 0, capacity: 10 };
-    let others = [OtherReplica { demand: 10, held: all, until: at(60) }].into_iter().collect();
-    division.record_grant(0, &request, PoolGrant { others, ..PoolGrant::default() }, START);
+    let others = vec![OtherHolder { holder: ReplicaId([2; 16]), demand: 10, held: all, until: at(60) }];
+    division.record_answer(0, &request, HoldAnswer { others, ..HoldAnswer::default() }, START);
     assert_eq!(division.assign(0, START).map(|assignment| assignment.strategy), Some(Strategy::Deny));
     division.record_report(0, usage(0, 5, at(5)), at(5));
     division.expire(at(5));
@@ -552,7 +551,7 @@ fn hold_of_a_window_lasts_until_its_rates_count_no_more() {
     let request = request_and_grant_all(&mut division, START).expect("it holds nothing");
     let assignment = division.assign(0, START).expect("the first report is answered");
     // If this replica dies, the last hits pass when the assignment ends, and count in the window of that time.
-    assert!(request.for_us >= (u64::from(assignment.ttl_s) + 10) * SECOND_US, "{request:?}, {assignment:?}");
+    assert!(request.lasts_us >= (u64::from(assignment.ttl_s) + 10) * SECOND_US, "{request:?}, {assignment:?}");
 }
 
 #[test]
@@ -601,10 +600,11 @@ fn smaller_limit_leaves_no_more_than_it_free() {
 fn refill_is_given_back_to_the_store_after_a_rest() {
     let (mut division, _) = division_with_one_proxy(Unit::Second);
     division.record_report(0, usage(5, 0, at(5)), at(5));
-    let others = vec![OtherReplica { demand: 100, held: HeldAmount::default(), until: at(100) }];
-    let request = PoolRequest { for_us: 16 * SECOND_US, ..PoolRequest::default() };
-    let held = HeldAmount { hits: division.pools[0].held, capacity: 0 };
-    division.record_grant(0, &request, PoolGrant { held, others: others.into(), ..PoolGrant::default() }, at(5));
+    let others =
+        vec![OtherHolder { holder: ReplicaId([2; 16]), demand: 100, held: HeldAmount::default(), until: at(100) }];
+    let request = HoldRequest { lasts_us: 16 * SECOND_US, ..HoldRequest::default() };
+    let held = HeldAmount { hits: division.pools[0].hits.held, capacity: 0 };
+    division.record_answer(0, &request, HoldAnswer { granted: held, others, ..HoldAnswer::default() }, at(5));
     // Its bucket is small, and most of the refill goes without one.
     let rate = &mut division.holders[0].rates[0];
     let part = rate.now.refill;
@@ -622,9 +622,14 @@ fn refill_is_given_back_to_the_store_after_a_rest() {
 #[test]
 fn newcomer_leaves_half_of_what_is_unused_in_the_store() {
     let (mut division, part) = division_with_one_proxy(Unit::Day);
-    let request = PoolRequest { for_us: 61 * SECOND_US, ..PoolRequest::default() };
+    let request = HoldRequest { lasts_us: 61 * SECOND_US, ..HoldRequest::default() };
     let held = HeldAmount { hits: part, capacity: 0 };
-    division.record_grant(0, &request, PoolGrant { held, room: 100 - part, ..PoolGrant::default() }, at(1));
+    division.record_answer(
+        0,
+        &request,
+        HoldAnswer { granted: held, room: HeldAmount { hits: 100 - part, capacity: 0 }, ..HoldAnswer::default() },
+        at(1),
+    );
     division.join(2, true, at(1));
     division.record_report(1, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: at(1) }, at(1));
     let request = request_and_grant_all(&mut division, at(1)).expect("the newcomer has nothing");
@@ -666,9 +671,14 @@ fn another_interval_comes_with_other_tokens() {
             division.expire(at(second));
             for pool in 0..2 {
                 let total = division.pools[pool].limit.total();
-                let request = PoolRequest { for_us: 100 * SECOND_US, ..PoolRequest::default() };
+                let request = HoldRequest { lasts_us: 100 * SECOND_US, ..HoldRequest::default() };
                 let held = HeldAmount { hits: total, capacity: 0 };
-                division.record_grant(pool, &request, PoolGrant { held, ..PoolGrant::default() }, at(second));
+                division.record_answer(
+                    pool,
+                    &request,
+                    HoldAnswer { granted: held, ..HoldAnswer::default() },
+                    at(second),
+                );
             }
             division.assign(0, at(second)).map(|assignment| assignment.strategy)
         };
