@@ -79,6 +79,8 @@ pub struct Report {
     pub shorter_us: u64,
     /// No clock of a Redis jumped.
     pub has_steady_clocks: bool,
+    /// Time after its answer in which a failed call may still be charged, in microseconds: a frozen Redis reads it later.
+    pub charged_late_us: u64,
 }
 
 /// A bound on the hits that are admitted in any span: `burst` at once, and `rate` of them in a time `per_us`.
@@ -181,12 +183,16 @@ impl CounterCheck<'_> {
 
     /// Number of losses that may have happened in a span.
     fn losses(&self, from_ms: u64, until_ms: u64) -> u64 {
-        // Leases of before the loss are used on, and no counter has their hits.
-        let leases_ms = if matches!(self.rule().consistency, Consistency::Eventual(_)) { MAX_LEASE_MS } else { 0 };
+        // Leases and grants of before the loss are used on, and no counter has their hits.
+        let used_on_ms = match self.rule().consistency {
+            Consistency::Strict => 0,
+            Consistency::Eventual(_) => MAX_LEASE_MS,
+            Consistency::Global(_) => self.rule().period_s * 1000,
+        };
         let concerns = |loss: &&Loss| {
             loss.rule.is_none_or(|rule| rule == self.index)
                 && loss.from_ms <= until_ms
-                && from_ms <= loss.until_ms + leases_ms
+                && from_ms <= loss.until_ms + used_on_ms
         };
         self.report.losses.iter().filter(concerns).count() as u64
     }
@@ -309,7 +315,13 @@ impl CounterLevel {
         let counts_rejected = rule.algorithm == Algorithm::FixedWindow || rule.on_store_error == StoreErrorPolicy::Deny;
         let may_count = |call: &&CallRecord| {
             let is_charged = call.verdict != Verdict::OverLimit || counts_rejected;
-            is_charged && call.redis_answered_us >= maybe_from_us
+            let is_known = match call.verdict {
+                Verdict::Ok => true,
+                Verdict::OverLimit => rule.on_store_error != StoreErrorPolicy::Deny,
+                _ => false,
+            };
+            let late_us = if is_known { 0 } else { report.charged_late_us };
+            is_charged && call.redis_answered_us + late_us >= maybe_from_us
         };
         let surely: u64 = of_counter()
             .filter(admitted)
