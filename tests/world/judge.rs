@@ -321,7 +321,7 @@ impl CounterLevel {
                 _ => false,
             };
             let late_us = if is_known { 0 } else { report.charged_late_us };
-            is_charged && call.redis_answered_us + late_us >= maybe_from_us
+            is_charged && call.redis_answered_us.saturating_add(late_us) >= maybe_from_us
         };
         let surely: u64 = of_counter()
             .filter(admitted)

@@ -180,7 +180,8 @@ impl<K> Division<K> {
             Some(Strategy::Tokens(_)) => return holder.renew(ttl_s, now),
         };
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
-        let before = if holder.has_unknown_assignment { u64::MAX } else { left };
+        let is_uncertain = holder.has_unknown_assignment || most > 0 && holder.may_report_unassigned_hits;
+        let before = if is_uncertain { u64::MAX } else { left };
         let assignment = holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now)?;
         holder.outstanding = holder.outstanding.saturating_add(most);
         Some(assignment)

@@ -253,6 +253,9 @@ pub struct ShareHolder<K> {
     pub(super) foreign_assignment_until: Time,
     /// Requests may have passed by something else than the assignments of this ledger, and are not all reported.
     pub has_unknown_assignment: bool,
+    /// Requests passed while the proxy had no assignment, and no report has come that was made under one since: some of what
+    /// it reports may have passed before it had one.
+    pub(super) may_report_unassigned_hits: bool,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
     pub(super) outstanding: u64,
     /// Share of each pool that is divided as a rate, by its index.
@@ -277,6 +280,7 @@ impl<K> ShareHolder<K> {
             sent: None,
             foreign_assignment_until: now,
             has_unknown_assignment: false,
+            may_report_unassigned_hits: false,
             outstanding: 0,
             rates: (0..pools).map(|_| RateShare::default()).collect(),
         }
@@ -378,7 +382,7 @@ impl<K> ShareHolder<K> {
     }
 
     /// True if lent hits can be changed: what the next reports say of the time before a change is told apart from what
-    /// passed after it for one change at a time. Before a first assignment nothing passed, and a raise takes no hits.
+    /// passed after it for one change at a time. A raise takes no hits.
     pub(super) fn can_be_changed(&self) -> bool {
         let is_simple = |sent: Sent| matches!(sent.change, TokenChange::Raise | TokenChange::Fresh { before: 0 });
         self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)

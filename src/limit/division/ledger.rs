@@ -325,7 +325,10 @@ impl<K> Division<K> {
             holder.has_unknown_assignment && holder.sent.is_none() && now < holder.foreign_assignment_until;
         let charged = if is_of_another { 0 } else { usage.allowed };
         let debt = charged - lent;
-        holder.outstanding -= lent;
+        holder.may_report_unassigned_hits |= holder.sent.is_none() && usage.allowed > 0;
+        if !holder.may_report_unassigned_hits {
+            holder.outstanding -= lent;
+        }
         if let Some(sent) = &mut holder.sent {
             sent.passed = sent.passed.saturating_add(usage.allowed);
         }
@@ -340,7 +343,7 @@ impl<K> Division<K> {
             && let Some(sent) = &mut holder.sent
         {
             sent.bound_hits_before_change();
-            holder.has_unknown_assignment = false;
+            (holder.has_unknown_assignment, holder.may_report_unassigned_hits) = (false, false);
             // A request that was denied found the bucket empty, and nothing refills it.
             let is_empty = was_filled && usage.denied > 0 && sent.never_refills();
             let most_left = if is_empty { 0 } else { sent.most_left() };

@@ -143,7 +143,10 @@ pub fn find_breaches(plan: &QuotaPlan, report: &QuotaReport) -> Vec<String> {
     if plan.faults.is_empty() {
         breaches.extend(find_idle_limits(plan, report));
         breaches.extend(report.buckets.iter().filter_map(|((proxy, name), bucket)| {
-            Some(format!("proxy {proxy}, {name:?}: {}", find_neglect(plan, &plan.rules[name.0], bucket)?))
+            let is_of_others = |hit: &&Hits| hit.name == *name && hit.from_ms > bucket.first_ms + LEARN_MS;
+            let admitted_later = report.admitted.iter().filter(is_of_others).count() as u64;
+            let neglect = find_neglect(plan, &plan.rules[name.0], bucket, admitted_later)?;
+            Some(format!("proxy {proxy}, {name:?}: {neglect}"))
         }));
     }
     breaches
@@ -404,8 +407,9 @@ fn hits_of_one_limiter(plan: &QuotaPlan, rule: &RulePlan, asked: &[&Request]) ->
     hits
 }
 
-/// Says how a bucket of a run without faults got nothing, or was left without an assignment.
-fn find_neglect(plan: &QuotaPlan, rule: &RulePlan, bucket: &BucketRecord) -> Option<String> {
+/// Says how a bucket of a run without faults was left without an assignment, or got nothing although hits were admitted
+/// since its demand was known, `admitted_later`: a limit that was used up before has nothing to give.
+fn find_neglect(plan: &QuotaPlan, rule: &RulePlan, bucket: &BucketRecord, admitted_later: u64) -> Option<String> {
     if bucket.ended > 0 {
         return Some(format!("{} decisions after an assignment ended: {bucket:?}", bucket.ended));
     }
@@ -419,7 +423,13 @@ fn find_neglect(plan: &QuotaPlan, rule: &RulePlan, bucket: &BucketRecord) -> Opt
         && plan.demand != Demand::Bursty
         && plan.proxies.iter().all(|proxy| proxy.is_envoy)
         && rule.limit.min(rule.capacity()) >= 10 * plan.proxies.len() as u64;
-    if must_be_served && bucket.admitted == 0 && bucket.requests > 30 && bucket.last_ms - bucket.first_ms > 30_000 {
+    let has_room = admitted_later >= rule.limit / 5;
+    if must_be_served
+        && has_room
+        && bucket.admitted == 0
+        && bucket.requests > 30
+        && bucket.last_ms - bucket.first_ms > 30_000
+    {
         return Some(format!("nothing was admitted: {bucket:?}"));
     }
     None

@@ -150,6 +150,26 @@ fn hits_of_an_unknown_assignment_are_no_part_of_what_is_assigned() {
 }
 
 #[test]
+fn hits_that_passed_without_an_assignment_are_no_part_of_the_first_one() {
+    let limit = limit(Algorithm::FixedWindow, 100, Unit::Day, None);
+    for (allowed, left_by_report) in [(1, [0, 5]), (0, [9, 14])] {
+        let mut division = Division::new([DividedLimit::new(&limit)], START);
+        division.join(1, true, START);
+        // The proxy says what it does with its first request.
+        division.record_report(0, Usage { allowed, denied: 1 - allowed, elapsed_us: 0, received: START }, START);
+        request_and_grant_all(&mut division, START);
+        assert!(division.assign(0, START).is_some());
+        let part = division.reserved(0);
+        // Any of the first nine may have passed before the assignment came, and none of the next five.
+        let reserved = [(9, 5), (5, 10)].map(|(hits, second)| {
+            division.record_report(0, usage(hits, 0, at(second)), at(second));
+            part - division.reserved(0)
+        });
+        assert_eq!(reserved, left_by_report, "{allowed} were allowed");
+    }
+}
+
+#[test]
 fn change_waits_until_the_one_before_it_is_confirmed() {
     let (mut division, _) = division_with_one_proxy(Unit::Day);
     let shrink = |division: &mut Division<u32>, held: u64, now: Time| {
