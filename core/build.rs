@@ -36,7 +36,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .bytes(format!(".{ENTRY_PACKAGE}.{}", ENTRY.join(".")))
         .bytes(BUCKET_ENTRY)
-        .codec_path("crate::base::pb::codec::BoundedCodec")
         .include_file("pb.rs")
         .emit_rerun_if_changed(false)
         .compile_fds(set)?;

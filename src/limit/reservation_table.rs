@@ -38,8 +38,6 @@ pub struct ReservationTable {
     /// Hits that settlements have given back to the counter so far.
     given_back: u64,
     swept: Time,
-    /// Time at which a request found the counter gone, as after an eviction: what was charged before counts no more.
-    lost: Time,
     /// Highest number of hits per period of the limit since anything was open: what a bucket refilled at most since
     /// then.
     highest_rate: u32,
@@ -56,8 +54,6 @@ pub struct ReservationQuery<'q> {
     pub limit: &'q Limit,
     /// State of the counter, without reservations.
     pub counter: &'q State,
-    /// The counter does not exist: it is new, or was evicted.
-    pub counter_is_new: bool,
     /// The request only asks, so nothing is removed.
     pub is_peek: bool,
     /// The request cannot pass unless hits are given back.
@@ -79,9 +75,6 @@ impl ReservationTable {
             return self.view_for_peek(query);
         };
         let mut view = ReservationView::empty_for(query.slot);
-        if query.counter_is_new && !self.open.is_empty() {
-            self.lost = query.now;
-        }
         self.highest_rate = self.highest_rate.max(query.limit.requests_per_unit());
         let found = self.open.get(&query.slot.id.0).copied();
         let over = found.filter(|own| own.expires <= query.now);
@@ -179,10 +172,7 @@ impl ReservationTable {
     fn refundable_hits(&self, hits: u64, mark: ReservationMark, query: ReservationQuery<'_>) -> u64 {
         let ReservationTable { given_back, highest_rate, .. } = *self;
         let reserved = ReservedHits { hits, mark, given_back, highest_rate };
-        match mark.at < self.lost {
-            true => 0,
-            false => query.counter.refundable_hits(query.limit, query.now, reserved),
-        }
+        query.counter.refundable_hits(query.limit, query.now, reserved)
     }
 
     fn is_full(&self) -> bool {

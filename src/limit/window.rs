@@ -11,12 +11,10 @@
 //!
 //! Decides: on which day a window of a time zone begins; a `month_day` that a month lacks.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, PoisonError, RwLock};
 
-use super::calendar::{LocalTime, TimeOfDay, Weekday, Zone, day_number_in_month};
+use super::calendar::{InternedValues, LocalTime, TimeOfDay, Weekday, Zone, day_number_in_month};
 use super::period::{Period, Unit};
 use crate::base::clock::Time;
 use crate::base::named_enum::named_enum;
@@ -120,6 +118,12 @@ pub struct WindowBounds {
 }
 
 impl WindowBounds {
+    /// Bounds in seconds since the Unix epoch; those before it are moved to it.
+    pub(super) fn from_unix_seconds(start_s: i64, end_s: i64) -> Self {
+        let [start, end] = [start_s, end_s].map(|seconds| Time::from_secs(u64::try_from(seconds).unwrap_or(0)));
+        Self { start, end }
+    }
+
     fn contains(self, at: Time) -> bool {
         self.start <= at && at < self.end
     }
@@ -161,8 +165,8 @@ impl InternedCalendar {
         };
         let minutes = day_starts.minutes_since_midnight();
         let identity = format!("{period}@{}{first},{:02}{:02}", zone.name(), minutes / 60, minutes % 60);
-        let none = || CachedBounds(AtomicU64::new(0));
-        Self { spec: *spec, grid, period, identity, current: none(), next: none() }
+        let (current, next) = Default::default();
+        Self { spec: *spec, grid, period, identity, current, next }
     }
 }
 
@@ -179,8 +183,7 @@ enum BoundaryGrid {
 
 /// Definitions in use, each once: a reload of the same rules adds none. Limits of requests add at most one for each
 /// period, of which there are fewer than 100 000 beside each `window` of `defaults`.
-static INTERNED_CALENDARS: LazyLock<RwLock<HashMap<(WindowSpec, Period), &'static InternedCalendar>>> =
-    LazyLock::new(Default::default);
+static INTERNED_CALENDARS: InternedValues<(WindowSpec, Period), InternedCalendar> = InternedValues::new();
 
 impl CalendarWindows {
     /// Returns the windows of a limit; `None` for a period of hours, minutes or seconds that is longer than a day.
@@ -189,22 +192,17 @@ impl CalendarWindows {
             return None;
         }
         let key = (spec.without_irrelevant_keys(period), period);
-        if let Some(definition) = INTERNED_CALENDARS.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
-            return Some(Self(definition));
-        }
-        let mut known = INTERNED_CALENDARS.write().unwrap_or_else(PoisonError::into_inner);
-        let definition = known.entry(key).or_insert_with(|| Box::leak(Box::new(InternedCalendar::new(&key.0, period))));
-        Some(Self(definition))
+        Some(Self(INTERNED_CALENDARS.get_or_insert_with(key, |(spec, period)| InternedCalendar::new(spec, *period))))
     }
 
     /// Returns the window that contains `at`. Beyond the year 9999 windows have the length of the period.
     pub fn bounds_at(self, at: Time) -> WindowBounds {
-        self.0.current.find_or_compute(at, || self.compute_bounds(at))
+        self.find_or_compute_bounds(&self.0.current, at)
     }
 
     /// Returns the window that contains `at`, a time after the window of now, and remembers it apart from that one.
     pub fn bounds_at_later_time(self, at: Time) -> WindowBounds {
-        self.0.next.find_or_compute(at, || self.compute_bounds(at))
+        self.find_or_compute_bounds(&self.0.next, at)
     }
 
     /// The definition, with the keys that have no effect on the period at their defaults.
@@ -217,8 +215,9 @@ impl CalendarWindows {
         &self.0.identity
     }
 
-    fn compute_bounds(self, at: Time) -> WindowBounds {
-        self.calendar_bounds(at).unwrap_or_else(|| {
+    fn find_or_compute_bounds(self, cached: &CachedBounds, at: Time) -> WindowBounds {
+        let found = cached.find_or_compute(at, || Some((self.calendar_bounds(at)?, false)));
+        found.map(|(bounds, _)| bounds).unwrap_or_else(|| {
             let length_us = self.0.period.micros();
             let start = Time::from_micros(at.as_micros() / length_us * length_us);
             WindowBounds { start, end: start.plus_us(length_us) }
@@ -239,8 +238,7 @@ impl CalendarWindows {
                 self.find_boundaries(grid, local, at_s)?
             }
         };
-        let time = |seconds: i64| Time::from_secs(u64::try_from(seconds).unwrap_or(0));
-        Some(WindowBounds { start: time(start_s), end: time(end_s) })
+        Some(WindowBounds::from_unix_seconds(start_s, end_s))
     }
 
     /// Returns the last boundary up to `at_s`, and the first one after it.
@@ -279,29 +277,38 @@ impl BoundaryGrid {
     }
 }
 
-/// Bounds of a window in one word, so that readers never see a part of two: its start in seconds since the Unix epoch,
-/// and its length in the lower 26 bits. 0: none.
-struct CachedBounds(AtomicU64);
+/// Bounds of a time and a flag of it, in one word, so that readers never see a part of two: the start in seconds since
+/// the Unix epoch, the flag, and the length in seconds in the lower 26 bits. 0: none.
+#[derive(Default)]
+pub(super) struct CachedBounds(AtomicU64);
 
 /// Bits of the length: up to 776 days.
-const WINDOW_LENGTH_BITS: u32 = 26;
+const LENGTH_BITS: u32 = 26;
+/// Bits of the flag and the length.
+const FLAG_AND_LENGTH_BITS: u32 = LENGTH_BITS + 1;
 
 impl CachedBounds {
-    /// Returns the remembered window if it contains `at`, else the computed one, which it remembers.
-    fn find_or_compute(&self, at: Time, compute: impl FnOnce() -> WindowBounds) -> WindowBounds {
+    /// Returns the remembered bounds and flag if they contain `at`, else the computed ones, which it remembers.
+    #[inline]
+    pub(super) fn find_or_compute(
+        &self,
+        at: Time,
+        compute: impl FnOnce() -> Option<(WindowBounds, bool)>,
+    ) -> Option<(WindowBounds, bool)> {
         let packed = self.0.load(Ordering::Relaxed);
-        let start = Time::from_micros((packed >> WINDOW_LENGTH_BITS) * 1_000_000);
-        let end = start.plus_us((packed & ((1 << WINDOW_LENGTH_BITS) - 1)) * 1_000_000);
+        let start = Time::from_micros((packed >> FLAG_AND_LENGTH_BITS) * 1_000_000);
+        let end = start.plus_us((packed & ((1 << LENGTH_BITS) - 1)) * 1_000_000);
         let cached = WindowBounds { start, end };
         if cached.contains(at) {
-            return cached;
+            return Some((cached, packed >> LENGTH_BITS & 1 == 1));
         }
-        let bounds = compute();
+        let (bounds, flag) = compute()?;
         let (start_s, length_s) = (bounds.start.as_micros() / 1_000_000, bounds.end.since_us(bounds.start) / 1_000_000);
-        if start_s < 1 << (u64::BITS - WINDOW_LENGTH_BITS) && length_s < 1 << WINDOW_LENGTH_BITS {
-            self.0.store(start_s << WINDOW_LENGTH_BITS | length_s, Ordering::Relaxed);
+        if start_s < 1 << (u64::BITS - FLAG_AND_LENGTH_BITS) && length_s < 1 << LENGTH_BITS {
+            let packed = start_s << FLAG_AND_LENGTH_BITS | u64::from(flag) << LENGTH_BITS | length_s;
+            self.0.store(packed, Ordering::Relaxed);
         }
-        bounds
+        Some((bounds, flag))
     }
 }
 

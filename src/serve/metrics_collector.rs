@@ -23,7 +23,6 @@ use self::limits::emit_limits;
 use self::quota::emit_quota;
 use self::store::emit_store;
 use crate::base::clock::Clock;
-use crate::base::threads::SCHEDULER_LAG;
 use crate::decide::log::{DecisionLog, RecordCounts};
 use crate::rules::live::LiveRules;
 use crate::rules::plan_table::live::LiveTable;
@@ -35,6 +34,7 @@ use crate::telemetry::http2_refusals::{HTTP2_REFUSALS, RefusalReason};
 use crate::telemetry::listener_stats::{ExceededLimit, OutgoingTlsConnection, RESET_STREAMS, StatsByListener};
 use crate::telemetry::metrics::{Family, MetricKind, MetricValue, Series};
 use crate::telemetry::otlp_metrics::METRIC_EXPORT_COUNTS;
+use crate::telemetry::scheduler_lag::SCHEDULER_LAG;
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::{SpanCountsByOutcome, SpanQueue};
 

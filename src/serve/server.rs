@@ -43,7 +43,7 @@ use self::startup::StartupResources;
 use self::table_changes::TableFollowers;
 use self::tls::watch_expiry_of_presented_certificates;
 use crate::base::clock::{Clock, Time};
-use crate::base::threads::{self, measure_task_lag};
+use crate::base::threads;
 use crate::decide::Decider;
 use crate::decide::log::value_form::ValueForm;
 use crate::decide::log::{DecisionLog, LogHeaderContext};
@@ -80,6 +80,7 @@ use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::logs::LIFECYCLE_TARGET;
 use crate::telemetry::otlp::{self, OtlpSpanExporter};
 use crate::telemetry::otlp_metrics::BlockingMetricExporter;
+use crate::telemetry::scheduler_lag::measure_task_lag;
 use crate::telemetry::service_metrics::ServiceMetrics;
 use crate::telemetry::traces::{ExportThreadContext, SpanQueue, Tracer};
 

@@ -40,7 +40,7 @@ pub struct SharedStoreStats {
     pub calls: u64,
     /// Charges whose caller gave up or timed out; the store may have counted them.
     pub abandoned: u64,
-    /// Refunds dropped because they would have gone below 0; `None` if the store never drops one.
+    /// Refunds dropped because Redis rejects scripts; `None` if the store never drops one.
     pub refunds_dropped: Option<u64>,
     /// Charges rejected by the over-limit cache.
     pub rejected_locally: u64,

@@ -13,7 +13,6 @@ use crate::limit::algorithm::{Algorithm, fixed_window};
 use crate::limit::charge::{Charge, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::{Consistency, Limit};
-use crate::store::client::redis::hash_slot::{hash_slot, hash_tag_for_slot};
 
 /// Key of one window's counter, and its lifetime.
 #[derive(Clone, Debug)]
@@ -63,27 +62,6 @@ impl EnvoyRatelimitKey {
     /// Returns the key.
     pub(crate) const fn key(&self) -> &Bytes {
         &self.key
-    }
-
-    /// Returns the key of the hits that are reserved for refunds: the key with a suffix, in the same hash slot.
-    pub fn reserved_refunds_key(&self) -> Bytes {
-        let slot = hash_slot(&self.key);
-        let with_suffix = |tag: &[u8]| [&self.key, &b":refunds"[..], tag].concat();
-        let key = with_suffix(b"");
-        // The hash tag of the key applies, if it has one.
-        if hash_slot(&key) == slot {
-            return key.into();
-        }
-        let is_brace = |byte: &u8| matches!(byte, b'{' | b'}');
-        if !self.key.iter().any(is_brace) {
-            return with_suffix(&[b"{", &self.key[..], b"}"].concat()).into();
-        }
-        // Keys that differ in braces only may share reserved hits, which drops more refunds at worst.
-        let key = [&self.key[..], format!(":refunds{{{}}}", hash_tag_for_slot(slot)).as_bytes()].concat();
-        let without_braces = |(index, byte): (usize, u8)| {
-            if index < self.key.len() && is_brace(&byte) { b'_' } else { byte }
-        };
-        key.into_iter().enumerate().map(without_braces).collect()
     }
 
     /// Returns the lifetime of the key in seconds.

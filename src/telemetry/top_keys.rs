@@ -234,33 +234,27 @@ impl TopKeys {
 
     /// Returns the keys rejected in each of the last [`KEPT_MINUTES`] minutes with rejections, the oldest first.
     pub fn rejected_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
-        let current = self.unix_minute_by_redis_clock(now);
-        let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
-        for windows in self.shards.iter().flat_map(Sharded::lock_each) {
-            for MinuteWindow { minute, sketch } in
-                windows.kept.iter().filter(|window| window.minute + KEPT_MINUTES > current)
-            {
-                let counts = sketch.iter().map(|(_, label, count)| (label, count));
-                add_keys_of_minute(minutes.entry(*minute).or_default(), *minute, counts, sketch.max_missed());
-            }
-        }
-        minutes.into_values().map(RejectedKeysInMinute::sorted).collect()
+        self.keys_by_minute(now, KEPT_MINUTES)
     }
 
     /// Returns the keys rejected in each of the last [`REMEMBERED_MINUTES`] minutes with rejections, the oldest first.
     pub fn remembered_keys_by_minute(&self, now: Time) -> Vec<RejectedKeysInMinute> {
+        self.keys_by_minute(now, REMEMBERED_MINUTES)
+    }
+
+    fn keys_by_minute(&self, now: Time, last_minutes: u64) -> Vec<RejectedKeysInMinute> {
         let current = self.unix_minute_by_redis_clock(now);
         let mut minutes: BTreeMap<u64, RejectedKeysInMinute> = BTreeMap::new();
         for windows in self.shards.iter().flat_map(Sharded::lock_each) {
             // Windows end with the next rejection in their shard, so some are kept that should be past.
             for PastMinute { minute, keys, max_missed } in &windows.past {
-                if minute + REMEMBERED_MINUTES > current {
+                if minute + last_minutes > current {
                     let counts = keys.iter().map(|(label, count)| (label, *count));
                     add_keys_of_minute(minutes.entry(*minute).or_default(), *minute, counts, *max_missed);
                 }
             }
             for MinuteWindow { minute, sketch } in &windows.kept {
-                if minute + REMEMBERED_MINUTES > current {
+                if minute + last_minutes > current {
                     let counts = sketch.iter().map(|(_, label, count)| (label, count));
                     add_keys_of_minute(minutes.entry(*minute).or_default(), *minute, counts, sketch.max_missed());
                 }

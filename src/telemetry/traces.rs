@@ -32,6 +32,7 @@ use tokio::time::Instant;
 use self::propagation::{PropagationFormats, RemoteParent};
 use super::log_throttle::LogThrottle;
 use crate::base::clock::Clock;
+use crate::base::text::truncate_to_bytes;
 
 pub use opentelemetry::trace::SpanKind;
 
@@ -188,9 +189,7 @@ impl Span {
 
     /// Adds an attribute with text from outside, cut to [`MAX_TEXT_ATTRIBUTE_BYTES`].
     pub fn set_text_attribute(&mut self, key: &'static str, text: &str) {
-        let end =
-            (0..=text.len().min(MAX_TEXT_ATTRIBUTE_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        self.set_attribute(key, text[..end].to_owned());
+        self.set_attribute(key, truncate_to_bytes(text, MAX_TEXT_ATTRIBUTE_BYTES).to_owned());
     }
 
     /// Sets the status to error. `kind` is a short class of the error, `message` describes it.

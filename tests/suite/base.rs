@@ -5,4 +5,3 @@ mod proto_json;
 mod descriptors;
 mod text;
 mod text_table;
-mod threads;

@@ -6,4 +6,5 @@ mod mapper_file;
 mod traces;
 mod unmatched;
 mod statistics;
+mod scheduler_lag;
 mod http2_refusals;

@@ -1,4 +1,4 @@
-//! Codec of the service: protobuf, with a bound on the decoded size of a message.
+//! Frames of gRPC, and protobuf with a bound on the decoded size of a message.
 //!
 //! Two bytes of a message, an empty descriptor, can need a hundred bytes of memory. Therefore the fields of a message
 //! and of its descriptors are counted before it is decoded. The decoder rejects bytes that are not protobuf. Compressed
@@ -7,59 +7,13 @@
 //! Decides: how many entries and fields a message may have (`MAX_MESSAGE_FIELDS`).
 //! Decides: refusal of bytes that are not protobuf; that gRPC responses are never compressed.
 
-use std::marker::PhantomData;
-
 use bytes::{Buf, Bytes};
 use prost::Message;
 use prost::encoding::decode_varint;
 use tonic::Status;
-use tonic::codec::{Codec, DecodeBuf, Decoder};
-use tonic_prost::{ProstCodec, ProstEncoder};
 
 /// Upper bound on the fields of a message and its descriptors: several for each of 10 000 descriptors.
 pub const MAX_MESSAGE_FIELDS: usize = 100_000;
-
-/// Codec for messages with fewer than [`MAX_MESSAGE_FIELDS`] fields.
-#[derive(Clone, Copy, Debug)]
-pub struct BoundedCodec<T, U>(PhantomData<(T, U)>);
-
-impl<T, U> Default for BoundedCodec<T, U> {
-    fn default() -> Self {
-        Self(PhantomData)
-    }
-}
-
-impl<T, U> Codec for BoundedCodec<T, U>
-where
-    T: Message + Send + 'static,
-    U: Message + Default + Send + 'static,
-{
-    type Encode = T;
-    type Decode = U;
-    type Encoder = ProstEncoder<T>;
-    type Decoder = BoundedDecoder<U>;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<T, U>::default().encoder()
-    }
-
-    fn decoder(&mut self) -> Self::Decoder {
-        BoundedDecoder(PhantomData)
-    }
-}
-
-/// Decoder for messages with fewer than [`MAX_MESSAGE_FIELDS`] fields.
-#[derive(Clone, Copy, Debug)]
-pub struct BoundedDecoder<U>(PhantomData<U>);
-
-impl<U: Message + Default> Decoder for BoundedDecoder<U> {
-    type Item = U;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        decode_with_field_bound(buffer).map(Some)
-    }
-}
 
 /// Decodes the message in `buffer`, which must be contiguous.
 ///

@@ -20,7 +20,6 @@ use super::view::FleetView;
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::text::{escape_unprintable, truncate_and_escape};
-use crate::base::threads::SCHEDULER_LAG;
 use crate::limit::StoreFailurePolicy;
 use crate::rules::rule::near_miss::MissReason;
 use crate::rules::rule::set::CompiledRule;
@@ -32,6 +31,7 @@ use crate::store::client::server_status::ServerStatus;
 use crate::telemetry::decision_history::RequestMinute;
 use crate::telemetry::listener_stats::OutgoingTlsConnection;
 use crate::telemetry::metrics::limit_stats::LimitName;
+use crate::telemetry::scheduler_lag::SCHEDULER_LAG;
 use crate::telemetry::top_keys::RejectedKey;
 
 /// Alarms of this process and of the fleet.

@@ -91,7 +91,7 @@ fn emit_shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
     let help = "Total number of charges whose caller stopped waiting; they may have been charged.";
     emit(Family::counter("tollkeeper_draws_abandoned_total", help, stats.abandoned));
     if let Some(dropped) = stats.refunds_dropped {
-        let help = "Total number of refunds dropped because they would have gone below 0, where Redis runs no scripts.";
+        let help = "Total number of refunds dropped because Redis rejects their script.";
         emit(Family::counter("tollkeeper_refunds_dropped_total", help, dropped));
     }
     let help = "Total number of charges rejected by the over-limit cache, without a call to the store.";

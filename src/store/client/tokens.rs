@@ -26,6 +26,7 @@ use self::aws::AwsTokenSigner;
 use self::token_fetch::{CredentialRenewalFailure, FetchOutcome, Token, TokenError};
 use crate::base::clock::Clock;
 use crate::base::random::random_fraction;
+use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads::lower_thread_priority;
 use crate::settings::cloud_identity::{CloudIdentity, TokenSourceSettings};
 use crate::telemetry::log_throttle::LogThrottle;
@@ -36,8 +37,6 @@ const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Longest time for which a token is kept although it is valid for longer.
 const MAX_RENEW_INTERVAL: Duration = Duration::from_secs(6 * 3600);
-/// Time after which an attempt without a result counts as failed: longer than all calls of one may take.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two log lines about failures of one source.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -198,10 +197,10 @@ impl TokenState {
 
 /// Renews the token after two thirds of its lifetime, and after failures with a delay that doubles.
 async fn keep_token_renewed(state: Arc<TokenState>) {
-    let mut fetches = FetchThread { idle: None, running: None };
+    let fetcher = Arc::new(Mutex::new(TokenFetcher::new(&state.identity)));
     let mut failures_in_a_row = 0_u32;
     loop {
-        let renewed_for = match fetches.fetch(&state.identity).await {
+        let renewed_for = match fetch_on_own_thread(Arc::clone(&fetcher)).await {
             Ok(FetchOutcome { token, problem }) => {
                 let expires_at_s = token.as_ref().map_or(0, |token| token.expires_at_s);
                 if let Some(token) = token {
@@ -246,46 +245,17 @@ fn retry_delay(failures: u32) -> Duration {
     doubled.min(MAX_RETRY_DELAY).mul_f64(1.0 - random_fraction() / 4.0)
 }
 
-/// Gets tokens on a thread of its own: a call in progress delays neither other tasks nor the end of the process.
-struct FetchThread {
-    /// The fetcher, while no thread has it.
-    idle: Option<TokenFetcher>,
-    /// Result of the thread that runs; one that is blocked for ever stays the only one.
-    running: Option<oneshot::Receiver<FetchResult>>,
-}
-
-/// Result of a thread, which gives the fetcher back.
-type FetchResult = (TokenFetcher, Result<FetchOutcome, TokenError>);
-
-impl FetchThread {
-    async fn fetch(&mut self, identity: &CloudIdentity) -> Result<FetchOutcome, TokenError> {
-        let mut receiver = match self.running.take() {
-            Some(receiver) => receiver,
-            None => start_fetch(self.idle.take().unwrap_or_else(|| TokenFetcher::new(identity)))?,
-        };
-        let Ok(result) = timeout(FETCH_TIMEOUT, &mut receiver).await else {
-            self.running = Some(receiver);
-            return Err(TokenError(format!(
-                "no result after {} s: does reading a file of the identity block?",
-                FETCH_TIMEOUT.as_secs()
-            )));
-        };
-        let (fetcher, outcome) = result.map_err(|_| TokenError("the thread ended without a result".to_owned()))?;
-        self.idle = Some(fetcher);
-        outcome
-    }
-}
-
-fn start_fetch(mut fetcher: TokenFetcher) -> Result<oneshot::Receiver<FetchResult>, TokenError> {
+/// Gets a token on a thread of its own: a call in progress delays neither other tasks nor the end of the process.
+async fn fetch_on_own_thread(fetcher: Arc<Mutex<TokenFetcher>>) -> Result<FetchOutcome, TokenError> {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
         lower_thread_priority();
-        let outcome = fetcher.fetch().and_then(|fetched| fetched.check(now_s()));
-        let _gone = sender.send((fetcher, outcome));
+        let outcome = lock_ignoring_poison(&fetcher).fetch().and_then(|fetched| fetched.check(now_s()));
+        let _gone = sender.send(outcome);
     };
     let started = std::thread::Builder::new().name("tokens".to_owned()).spawn(work);
     started.map_err(|error| TokenError(format!("cannot start a thread: {error}")))?;
-    Ok(receiver)
+    receiver.await.map_err(|_| TokenError("the thread ended without a result".to_owned()))?
 }
 
 /// Gets tokens of one identity; blocks its thread.

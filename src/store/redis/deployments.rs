@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::incrby::RefundScriptSupport;
+use super::incrby::DroppedRefunds;
 use super::key;
 use super::script::{CallTime, encode_charges, script_for_countings};
 use crate::base::clock::Time;
@@ -48,11 +48,11 @@ pub(super) struct ConnectionStats {
     pub(super) pools: Vec<PoolStats>,
 }
 
-/// Deployment that holds counters, and its support of the refund script.
+/// Deployment that holds counters, and its number of dropped refunds.
 #[derive(Debug)]
 pub(super) struct CounterDeployment {
     pub(super) client: Arc<Deployment>,
-    pub(super) refunds: RefundScriptSupport,
+    pub(super) dropped_refunds: DroppedRefunds,
 }
 
 impl Deployments {
@@ -62,7 +62,7 @@ impl Deployments {
         let start = |deployment| {
             Arc::new(CounterDeployment {
                 client: Arc::new(start_deployment(settings, deployment, network, Arc::clone(&clock_jumps))),
-                refunds: RefundScriptSupport::default(),
+                dropped_refunds: DroppedRefunds::default(),
             })
         };
         let (main, per_second) = (start(&settings.main), settings.per_second.as_ref().map(start));
@@ -76,7 +76,7 @@ impl Deployments {
 
     /// Returns the number of refunds that were dropped.
     pub(super) fn refunds_dropped(&self) -> u64 {
-        self.iter().map(|deployment| deployment.refunds.dropped_refunds()).sum()
+        self.iter().map(|deployment| deployment.dropped_refunds.total()).sum()
     }
 
     /// Returns the servers and the connections of all deployments.

@@ -106,7 +106,7 @@ impl PreparedCall {
                 CallAttempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
             }
             CountCommand::Incrby(window) => {
-                CallAttempt::Incrby(WindowChargeBatch::new(window, charges, self.now, &self.deployment.refunds))
+                CallAttempt::Incrby(WindowChargeBatch::new(window, charges, self.now, &self.deployment.dropped_refunds))
             }
         };
         loop {

@@ -71,8 +71,6 @@ type LuaParts<'t> = HashMap<&'t str, &'t str>;
 pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMethod>>) -> &'static Script {
     static SINGLE_COUNTER_SCRIPTS: [OnceLock<Script>; COUNTING_METHOD_COUNT] =
         [const { OnceLock::new() }; COUNTING_METHOD_COUNT];
-    static SEVERAL_COUNTERS_SCRIPTS: [OnceLock<Script>; 1 << COUNTING_METHOD_COUNT] =
-        [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
     let (mut keys, mut set, mut first) = (0, 0, CountingMethod::FixedWindow);
     for counting in countings.map(Into::into) {
         (keys, set, first) = (keys + 1, set | 1 << counting as usize, counting);
@@ -80,37 +78,42 @@ pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMe
     if keys == 1 && first != CountingMethod::Slots {
         SINGLE_COUNTER_SCRIPTS[first as usize].get_or_init(|| compose_single_counter_script(first))
     } else {
-        let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
-        SEVERAL_COUNTERS_SCRIPTS[set]
-            .get_or_init(|| Script::new(compose_several_counters_script(used, LuaParts::new())))
+        script_for_several_counters(set)
     }
 }
 
 /// Returns the script for counters of these limits, one for each key of the call, and the bans and reservations beside
 /// them.
 pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) -> &'static Script {
-    type Scripts = [OnceLock<Script>; 1 << COUNTING_METHOD_COUNT];
-    static WITH_BANS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
-    static WITH_RESERVATIONS: Scripts = [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
-    static WITH_BOTH: Scripts = [const { OnceLock::new() }; 1 << COUNTING_METHOD_COUNT];
     let has_ban = limits.clone().any(|limit| limit.ban().is_some());
     let has_reservations = limits.clone().any(|limit| limit.reservations().is_some());
     let countings = limits.map(Limit::counting_method);
-    let scripts = match (has_ban, has_reservations) {
-        (false, false) => return script_for_countings(countings),
-        (true, false) => &WITH_BANS,
-        (false, true) => &WITH_RESERVATIONS,
-        (true, true) => &WITH_BOTH,
-    };
+    if !has_ban && !has_reservations {
+        return script_for_countings(countings);
+    }
     let set = countings.fold(0, |set, counting| set | 1 << counting as usize);
-    let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
-    let parts = || {
-        let mut parts = LuaParts::from([("counter_count", "count, position = unpack('<i8', args, position)")]);
+    let beside = (usize::from(has_ban) * BANS_BIT) | (usize::from(has_reservations) * RESERVATIONS_BIT);
+    script_for_several_counters(set | beside)
+}
+
+/// Bit of a set of countings for bans beside the counters.
+const BANS_BIT: usize = 1 << COUNTING_METHOD_COUNT;
+/// Bit of a set of countings for reservations beside the counters.
+const RESERVATIONS_BIT: usize = 2 << COUNTING_METHOD_COUNT;
+
+/// Returns the script for counters of a set of countings, a bit for each, and what is beside them.
+fn script_for_several_counters(set: usize) -> &'static Script {
+    static SCRIPTS: [OnceLock<Script>; 4 << COUNTING_METHOD_COUNT] =
+        [const { OnceLock::new() }; 4 << COUNTING_METHOD_COUNT];
+    SCRIPTS[set].get_or_init(|| {
+        let (has_ban, has_reservations) = (set & BANS_BIT != 0, set & RESERVATIONS_BIT != 0);
+        let counter_count = ("counter_count", "count, position = unpack('<i8', args, position)");
+        let mut parts = LuaParts::from_iter((has_ban || has_reservations).then_some(counter_count));
         parts.extend(split_parts(include_str!("lua/ban.lua")).filter(|_| has_ban));
         parts.extend(split_parts(include_str!("lua/reservations.lua")).filter(|_| has_reservations));
-        parts
-    };
-    scripts[set].get_or_init(|| Script::new(compose_several_counters_script(used, parts())))
+        let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
+        Script::new(compose_several_counters_script(used, parts))
+    })
 }
 
 /// Returns the script that changes a hold on a counter; `prepared_call` encodes its argument and decodes its reply.

@@ -3,9 +3,8 @@
 //!
 //! Releases are repeated until Redis has made them: of rejected requests, of candidates, and those whose call Redis
 //! failed to decide. Envoy does not report the end of a request that it knows to be rejected, so nothing else would
-//! free its slots before their time is over. As a release, what is given back twice is given back once. If the call
-//! that acquires them was not answered, Redis may make it after they were given back, so all is given back once more at
-//! the end. Unused hits of leases return in `eventual::local_admission`, those of grants in `regions::grants`.
+//! free its slots before their time is over. As a release, what is given back twice is given back once. A slot that
+//! Redis gives out after it was given back, because the call that acquires it was late, is taken until its end. Unused hits of leases return in `eventual::local_admission`, those of grants in `regions::grants`.
 //!
 //! Decides: how long and how often a release or give-back is repeated (`REPEAT_TIME`, `FIRST_AND_LONGEST_PAUSE`).
 //! Decides: how many at once (`REPEAT_MEMORY_KIB`); how many slots `/explain` sums up (`MAX_SUMMARIZED_SLOTS`).
@@ -17,7 +16,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::{Semaphore, oneshot};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::key::reservations_key;
 use super::{ChargeOutcome, Redis};
@@ -101,11 +100,10 @@ impl OwnedGiveBack {
 
 impl Redis {
     /// Makes charges without waiting, and repeats in a task those of them that release slots and that Redis fails to
-    /// make; if `may_acquire_late`, releases are made once more at the end. Must be called within a tokio runtime.
+    /// make. Must be called within a tokio runtime.
     pub fn charge_and_repeat_releases(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
-        may_acquire_late: bool,
         context: ChargeContext<'_>,
     ) -> impl Future<Output = SmallVec<[ChargeOutcome; 2]>> + Send + use<> {
         let mut first = Box::pin(self.charge_without_waiting(charges, context));
@@ -129,12 +127,7 @@ impl Redis {
             let left = failed.filter_map(|(one, _)| one.as_ref()).collect();
             // The caller may not be interested.
             let _ = to_caller.send(outcomes);
-            let end = Instant::now() + REPEAT_TIME;
-            redis.repeat_failed(left, end).await;
-            if may_acquire_late {
-                sleep_until(end).await;
-                join_all(owned.iter().flatten().map(|one| one.charge_and_check_failure(&redis))).await;
-            }
+            redis.repeat_failed(left, Instant::now() + REPEAT_TIME).await;
         });
         // An error only if the runtime ends.
         arrived.map(Result::unwrap_or_default)

@@ -23,5 +23,4 @@ mod test_kit;
 mod time_agreement;
 mod connection;
 mod hash_slots;
-mod refund_scripts;
 mod tokens;

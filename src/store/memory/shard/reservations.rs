@@ -236,8 +236,7 @@ fn build_reservation_query<'q>(
     let limit = lookup.joint_limit.limit;
     let lacks_hits = matches!(request.hits, Hits::Charge(_)) && !counter.has_room_for_estimate(limit, now, request);
     let is_peek = matches!(request.hits, Hits::Peek);
-    let counter_is_new = lookup.index.is_none();
-    ReservationQuery { slot, limit, counter, counter_is_new, is_peek, lacks_hits, now, is_dead }
+    ReservationQuery { slot, limit, counter, is_peek, lacks_hits, now, is_dead }
 }
 
 /// Writes what a charge made of a request's reservation; returns the state of the counter.

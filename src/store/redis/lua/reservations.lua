@@ -7,10 +7,9 @@
 -- its hits are never given back), estimate (0: the hits of the request). ARGV[4]: the slot, as in slots.lua. The hits of a
 -- release are negative: -1 less the true cost.
 -- Hash: id -> token, holder, end, hits (0: a tombstone), time of the charge, base (6 x 8 bytes); '' -> number of fields
--- beside this one, hits given back so far, time of the last walk, time at which a request found the counter gone, most
--- hits per period of the limit since anything was open (8 bytes each), cursor of the walk's next step. `base` is what
--- `reservation_mark` of an algorithm returns; `refundable` tells by it how many hits still count: none of those that
--- were charged before the counter was gone.
+-- beside this one, hits given back so far, time of the last walk, most hits per period of the limit since anything was
+-- open (8 bytes each), cursor of the walk's next step. `base` is what `reservation_mark` of an algorithm returns;
+-- `refundable` tells by it how many hits still count.
 -- Reply: after the state of the counter, numbers of 8 bytes: kind of the own reservation (0: absent, 1: open, 2: a
 -- tombstone, 3: over), its token and hits, hits that can be given back, hits of unsettled ones that were given back
 -- before the charge, number of unsettled ones, 1 if there is no room for one more.
@@ -26,13 +25,13 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
   local action = string.byte(slot, 33)
   local found = redis.pcall('HMGET', key, '', id)
   if found.err then return found end
-  local fields, given_back, walked, lost, highest_rate, cursor = 0, 0, 0, 0, 0, '0'
+  local fields, given_back, walked, highest_rate, cursor = 0, 0, 0, 0, '0'
   if found[1] then
-    if #found[1] < 41 then
+    if #found[1] < 33 then
       --> wrong_type
     end
-    fields, given_back, walked, lost, highest_rate = unpack('<I8I8I8I8I8', found[1])
-    cursor = string.sub(found[1], 41)
+    fields, given_back, walked, highest_rate = unpack('<I8I8I8I8', found[1])
+    cursor = string.sub(found[1], 33)
   end
   local own, kind, reserved, own_token, at, base, own_end = found[2], 0, 0, string.rep('\0', 8), 0, 0, 0
   if own then
@@ -61,7 +60,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     return counts.apply(false)
   end
   local function refundable_of(of, charged_at, of_base)
-    return charged_at < lost and 0 or min(of, counts.refundable(charged_at, of_base, given_back, of, highest_rate))
+    return min(of, counts.refundable(charged_at, of_base, given_back, of, highest_rate))
   end
   local function end_unsettled(of, charged_at, of_base)
     unsettled = unsettled + 1
@@ -79,8 +78,6 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
   local function look()
     has_looked = true
     counts.set_limit(limit, capacity, 0, flags - flags % 8)
-    -- A state of zeros: there is no key. It may have been evicted.
-    if hits ~= 0 and fields > 0 and not string.find(state, '[^%z]') then lost, dirty = now, true end
     if hits ~= 0 and limit > highest_rate then highest_rate, dirty = limit, fields > 0 or dirty end
     if own and own_end <= now then
       gone[id], gone[1], fields, dirty = true, id, fields - 1, true
@@ -169,8 +166,7 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
       done = redis.pcall('HDEL', key, field)
       if type(done) == 'table' then return done end
     end
-    local head = pack('<I8I8I8I8I8', max(fields, 0), min(given_back, 9007199254740992), walked, lost, highest_rate)
-    head = head .. cursor
+    local head = pack('<I8I8I8I8', max(fields, 0), min(given_back, 9007199254740992), walked, highest_rate) .. cursor
     done = value and redis.pcall('HSET', key, id, value, '', head) or redis.pcall('HSET', key, '', head)
     if type(done) == 'table' then return done end
     if ttl_us then

@@ -33,26 +33,6 @@ impl SmallStore {
     }
 }
 
-#[test]
-fn settlement_after_an_eviction_gives_back_no_hits_of_others() {
-    for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Months) {
-        let mut store = SmallStore::new(kind);
-        assert_eq!(store.send("a", 1, Hits::Charge(3)), Some(3));
-        store.now = store.now.plus_us(1000);
-        let is_evicted = || store.send("a", 9, Hits::Peek) == Some(0);
-        let mut others = 2..200_000;
-        while !is_evicted() {
-            let other = others.next().unwrap_or_else(|| panic!("{kind:?}: nothing is evicted"));
-            // Nearer to its limit, so it stays longer. Tables of open reservations would fill their room.
-            store.send(&other.to_string(), other, Hits::Charge(30));
-            store.send(&other.to_string(), other, Hits::Refund(30));
-        }
-        assert_eq!(store.send("a", 200_001, Hits::Charge(20)), Some(20), "{kind:?}");
-        assert_eq!(store.send("a", 1, Hits::Refund(0)), Some(20), "{kind:?}: hits of another stream were given back");
-        assert_eq!(store.send("a", 200_001, Hits::Refund(5)), Some(5), "{kind:?}");
-    }
-}
-
 /// What a settlement charges to a later window is a new counter, and takes the room of others.
 #[test]
 fn settlement_above_the_estimate_makes_room_for_its_counter() {

@@ -6,7 +6,7 @@ use tollkeeper::base::clock::Time;
 
 use kit::fixtures::{decide, in_parallel, load_shop_rules, shop_request};
 use kit::on_both_stores;
-use kit::redis::{Server, options};
+use kit::redis::Server;
 use kit::streams::{NOON, SECOND, slot_token, stream_service};
 use kit::test_service::{TestResponse, TestService};
 
@@ -427,23 +427,6 @@ fn reset_forgets_reservations(server: Option<&Server>) {
     reserve(&service, "k=a", "2", 30).unwrap();
     settle(&service, "k=a", "1", &token, 0);
     assert_eq!(left(&service, "k=a"), 70, "the settlement gives back nothing that others charged");
-}
-
-#[test]
-fn settlement_after_an_eviction_gives_back_no_hits_of_others() {
-    let server = options().start();
-    let service = service(Some(&server), RULES);
-    let lost = reserve(&service, "k=a", "1", 60).unwrap();
-    service.advance_us(SECOND);
-    let keys: Vec<String> = server.query(&["KEYS", "*k=a*"]);
-    let counters: Vec<&String> = keys.iter().filter(|key| !key.ends_with(":reservations")).collect();
-    assert_eq!((counters.len(), keys.len()), (1, 2), "{keys:?}");
-    server.query::<u64>(&["DEL", counters[0]]);
-    let kept = reserve(&service, "k=a", "2", 30).unwrap();
-    settle(&service, "k=a", "1", &lost, 0);
-    assert_eq!(left(&service, "k=a"), 70, "the hits of the first stream are gone with the counter");
-    settle(&service, "k=a", "2", &kept, 10);
-    assert_eq!(left(&service, "k=a"), 90);
 }
 
 fn parallel_streams_never_overspend(server: Option<&Server>) {

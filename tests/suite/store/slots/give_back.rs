@@ -1,4 +1,4 @@
-//! Slots that a rejected request gives back while Redis is away, or before Redis makes the call that acquires them.
+//! Slots that a rejected request gives back while Redis is away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,10 +58,10 @@ fn acquire_with_token(redis: &Redis, id: u128, token: u64) -> Option<ChargeResul
 }
 
 /// Gives back the first slot with its first token.
-fn give_back(redis: &Arc<Redis>, may_acquire_late: bool) {
+fn give_back(redis: &Arc<Redis>) {
     let _within = store_runtime().enter();
     with_charge((1, 1), SlotAction::Release, |charge, context| {
-        drop(redis.charge_and_repeat_releases(std::slice::from_ref(charge), may_acquire_late, context));
+        drop(redis.charge_and_repeat_releases(std::slice::from_ref(charge), context));
     });
 }
 
@@ -74,20 +74,10 @@ fn slot_is_given_back_when_redis_is_there_again() {
     assert!(!acquire(&redis, 2).expect("Redis answers").admitted);
     server.kill();
     wait_for("the connection to break", || acquire(&redis, 2).is_none().then_some(()));
-    give_back(&redis, false);
+    give_back(&redis);
     // It has failed when a call that was sent later has.
     assert_eq!(acquire(&redis, 2), None);
     server.restart();
-    wait_for("the slot that was given back", || acquire(&redis, 2).filter(|result| result.admitted));
-}
-
-#[test]
-fn slot_that_is_acquired_after_it_was_given_back_is_given_back_again() {
-    let server = options().start();
-    let redis = start_redis_store(&server);
-    give_back(&redis, true);
-    let late = wait_for("the slot", || acquire(&redis, 1));
-    assert_eq!(late.slot, SlotChange::Taken);
     wait_for("the slot that was given back", || acquire(&redis, 2).filter(|result| result.admitted));
 }
 
@@ -97,7 +87,7 @@ fn slot_of_a_retry_is_not_given_back() {
     let redis = start_redis_store(&server);
     let retry = wait_for("the slot", || acquire_with_token(&redis, 1, 2));
     assert_eq!(retry.slot, SlotChange::Taken);
-    give_back(&redis, false);
+    give_back(&redis);
     // Redis answers in order.
     assert!(!acquire(&redis, 2).expect("Redis answers").admitted);
 }

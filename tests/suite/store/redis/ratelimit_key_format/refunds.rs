@@ -1,4 +1,4 @@
-//! Refunds in the key format of envoyproxy/ratelimit: no count goes below 0, with scripts and without.
+//! Refunds in the key format of envoyproxy/ratelimit: no count goes below 0; without scripts they are dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -65,14 +65,12 @@ fn lowest_count_of_a_race(server: &Server, key: &str, replicas: &[Replica], requ
 #[test]
 fn racing_refunds_never_show_a_count_below_zero() {
     let server = server();
-    let fleets = [[WITH_SCRIPTS; 3], [WITHOUT_SCRIPTS; 3], [WITHOUT_SCRIPTS, WITH_SCRIPTS, WITHOUT_SCRIPTS]];
+    let fleets = [[WITH_SCRIPTS; 3], [WITHOUT_SCRIPTS, WITH_SCRIPTS, WITHOUT_SCRIPTS]];
     for (fleet, users) in fleets.into_iter().enumerate() {
         let value = fleet.to_string();
         let key = format!("domain_other_{value}_1200");
         let replicas = users.map(|user| replica_at(&server.address(), &[user], NOW));
         assert_eq!(lowest_count_of_a_race(&server, &key, &replicas, &mixed(&value)), 0, "{users:?}");
-        let reserved = counters(&server).remove(&format!("{key}:refunds{{{key}}}"));
-        assert_eq!(reserved.as_deref(), users.contains(&WITHOUT_SCRIPTS).then_some("0"), "{users:?}");
     }
 }
 
@@ -98,7 +96,7 @@ fn refund_cut_off_at_any_reply_leaves_the_limit_in_force() {
     let address = format!("127.0.0.1:{}", proxy.port());
     for (user, hits) in [WITH_SCRIPTS, WITHOUT_SCRIPTS].into_iter().flat_map(|user| [(user, 1 << 32), (user, 2)]) {
         let replica = replica_at(&address, &[user, ("TOLLKEEPER_STORE_TIMEOUT", "300ms")], NOW);
-        // The first refund learns whether scripts may run.
+        // The server learns the script, if it may run.
         wait_for("a refund", || replica.decide(&about(&[("minute", "first")]).refund(1)).ok());
         for reply_bytes in (0..48).step_by(6) {
             let value = format!("{}_{hits}_{reply_bytes}", user.1);
@@ -119,7 +117,7 @@ fn refund_cut_off_at_any_reply_leaves_the_limit_in_force() {
 #[test]
 fn refunds_of_one_key_share_a_round_trip() {
     let server = server();
-    for user in [WITH_SCRIPTS, WITHOUT_SCRIPTS] {
+    for (user, count) in [(WITH_SCRIPTS, "499"), (WITHOUT_SCRIPTS, "700")] {
         let replica = replica_at(&server.address(), &[user], NOW);
         let request = about(&[("other", user.1)]);
         replica.decide(&request.clone().hits(500)).expect("Redis decides");
@@ -132,7 +130,7 @@ fn refunds_of_one_key_share_a_round_trip() {
         });
         let commands = server.command_counts();
         assert!(commands["incrby"] < 20, "{user:?}: {commands:?}");
-        assert_eq!(counters(&server)[&format!("domain_other_{}_1200", user.1)], "499", "{user:?}");
+        assert_eq!(counters(&server)[&format!("domain_other_{}_1200", user.1)], count, "{user:?}");
     }
 }
 
@@ -154,7 +152,7 @@ fn refunds_apply_in_order_with_scripts() {
 }
 
 #[test]
-fn refunds_without_scripts_follow_the_charges_of_their_batch() {
+fn refunds_without_scripts_are_dropped_and_the_charges_of_their_batch_count() {
     let server = server();
     let replica = replica_at(&server.address(), &[WITHOUT_SCRIPTS], NOW);
     let request = about(&[("minute", "v")])
@@ -162,13 +160,11 @@ fn refunds_without_scripts_follow_the_charges_of_their_batch() {
         .descriptor(&[("minute", "v")])
         .hits(2)
         .descriptor(&[("minute", "v")])
-        .refund(1)
-        .descriptor(&[("minute", "v")])
-        .refund(2);
-    // Only the refund of one hit fits: first that of five is dropped, then that of two.
-    assert_eq!(statuses(&replica, &request), [(false, 1), (false, 1), (false, 2), (false, 2)]);
-    assert_eq!(counters(&server)["domain_minute_v_1200"], "1");
-    assert_eq!(replica.redis.stats().refunds_dropped, Some(2));
+        .refund(1);
+    assert_eq!(statuses(&replica, &request), [(false, 3), (false, 1), (false, 1)]);
+    assert_eq!(statuses(&replica, &about(&[("minute", "v")]).refund(1)), [(false, 1)]);
+    assert_eq!(counters(&server)["domain_minute_v_1200"], "2");
+    assert_eq!(replica.redis.stats().refunds_dropped, Some(3));
 }
 
 #[test]
@@ -193,17 +189,17 @@ fn dropped_refunds_are_counted_and_no_misconfiguration() {
         };
         let (three, refund_two) = (r#""hitsAddend": 3"#, r#""hitsAddend": 2, "isNegativeHits": true"#);
         assert_eq!([three, refund_two, refund_two].map(status_of), [200; 3]);
-        // One hit is left of three.
-        assert_eq!([r#""hitsAddend": 2"#, r#""hitsAddend": 1"#].map(status_of), [200, 429]);
+        // Nothing is left of three.
+        assert_eq!(status_of(r#""hitsAddend": 1"#), 429);
         wait_for("readiness", || (http::get(tollkeeper.http_port(), "/readyz").send().status == 200).then_some(()));
-        assert_eq!(scrape(port.number()).count("tollkeeper_refunds_dropped_total"), 1);
+        assert_eq!(scrape(port.number()).count("tollkeeper_refunds_dropped_total"), 2);
         let stderr = tollkeeper.stderr();
-        assert_eq!(stderr.matches("refunds do without scripts").count(), 1, "{stderr}");
+        assert_eq!(stderr.matches("refunds are dropped").count(), 1, "{stderr}");
     }
 }
 
 #[test]
-fn refunds_without_scripts_are_exact_during_slot_migration() {
+fn charges_beside_dropped_refunds_are_exact_during_slot_migration() {
     const KEY: &str = "domain_other_v_1200";
     let options = redis::options().user("plain", &format!("{LEAST} +cluster|slots +asking"));
     let cluster = Cluster::start_with(&options, 0);
@@ -240,29 +236,4 @@ fn refunds_without_scripts_are_exact_during_slot_migration() {
     let dropped: u64 = replicas.iter().map(|replica| replica.redis.stats().refunds_dropped.unwrap_or(0)).sum();
     let owner = cluster.node(cluster.primary_of(slot));
     assert_eq!(owner.query::<u64>(&["GET", KEY]), dropped, "{rounds} rounds");
-    assert_eq!(owner.query::<u64>(&["GET", &format!("{KEY}:refunds{{{KEY}}}")]), 0, "{rounds} rounds");
-}
-
-#[test]
-fn refund_finds_the_count_while_its_reservation_is_redirected() {
-    let options = redis::options().user("plain", &format!("{LEAST} +cluster|slots +asking"));
-    let cluster = Cluster::start_with(&options, 0);
-    let nodes = cluster.addresses().join(",");
-    for user in [WITH_SCRIPTS, WITHOUT_SCRIPTS] {
-        let replica = replica_at("", &[("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str()), user], NOW);
-        let request = about(&[("other", user.1)]);
-        let key = format!("domain_other_{}_1200", user.1);
-        let slot = cluster.slot(&key);
-        wait_for("a charge", || replica.decide(&request.clone().hits(3)).ok());
-        // The count stays here; other keys of the slot are missing, so that they are redirected.
-        let to = (cluster.primary_of(slot) + 1) % 3;
-        let from = cluster.begin_migration(slot, to);
-        replica.decide(&request.clone().refund(1)).expect("Redis decides");
-        assert_eq!(cluster.node(from).query::<u64>(&["GET", &key]), 2, "{user:?}");
-        while cluster.migrate_keys(slot, from, to, 100) > 0 {}
-        cluster.end_migration(slot, from, to);
-        replica.decide(&request.clone().refund(1)).expect("Redis decides");
-        assert_eq!(cluster.node(to).query::<u64>(&["GET", &key]), 1, "{user:?}");
-        assert_eq!(replica.redis.stats().refunds_dropped, Some(0), "{user:?}");
-    }
 }

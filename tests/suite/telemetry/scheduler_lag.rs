@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tollkeeper::base::threads::SchedulerLag;
+use tollkeeper::telemetry::scheduler_lag::SchedulerLag;
 
 #[test]
 fn largest_lag_is_remembered_for_five_to_ten_seconds() {
