@@ -108,6 +108,7 @@ impl World {
         }
         let jumps = |fault: &TimedFault| matches!(fault.fault, Fault::RedisClockJumps(_) | Fault::RedisFailsOver(_));
         report.has_steady_clocks = !self.plan.faults.iter().any(jumps);
+        report.held_back_us = self.plan.held_back_us();
         report.calls.extend(self.unanswered.take().into_values());
         let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
         breaches.extend(levels.iter().filter_map(|level| level.find_breach(&self.plan.rules, &report)));

@@ -77,6 +77,8 @@ pub struct Report {
     pub changes: Vec<LimitChange>,
     /// The promise is that of a period that is shorter by so much, in microseconds.
     pub shorter_us: u64,
+    /// What was sent may run later by so much after its caller was told that it failed, in microseconds.
+    pub held_back_us: u64,
     /// No clock of a Redis jumped.
     pub has_steady_clocks: bool,
 }
@@ -309,7 +311,8 @@ impl CounterLevel {
         let counts_rejected = rule.algorithm == Algorithm::FixedWindow || rule.on_store_error == StoreErrorPolicy::Deny;
         let may_count = |call: &&CallRecord| {
             let is_charged = call.verdict != Verdict::OverLimit || counts_rejected;
-            is_charged && call.redis_answered_us >= maybe_from_us
+            let held_back_us = if call.verdict == Verdict::Ok { 0 } else { report.held_back_us };
+            is_charged && call.redis_answered_us.saturating_add(held_back_us) >= maybe_from_us
         };
         let surely: u64 = of_counter()
             .filter(admitted)

@@ -279,6 +279,17 @@ impl Plan {
         Self { fleet, rules: vec![rule], calls, arrivals, duration_ms, faults }
     }
 
+    /// Longest time for which a command that was sent may be held back, by clocks that drift, in microseconds.
+    pub fn held_back_us(&self) -> u64 {
+        let holds_back = |fault: &&TimedFault| {
+            matches!(
+                fault.fault,
+                Fault::RedisFrozen | Fault::ScriptsAreSlow(_) | Fault::LinkIsCut(..) | Fault::LinkIsSlow(..)
+            )
+        };
+        self.faults.iter().filter(holds_back).map(|fault| (fault.for_ms + 1) * 1000).sum()
+    }
+
     /// What may let more hits pass than the limit in several regions, by docs/regions.md, and by how much the period is
     /// shorter, in microseconds.
     pub fn losses_in_regions(&self) -> (Vec<Loss>, u64) {
