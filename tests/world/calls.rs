@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use tollkeeper::base::pb::rate_limit_response::Code;
 use tollkeeper::limit::StoreFailurePolicy;
 
+use super::charge_watch::ChargeWatch;
 use super::fleet::{Fleet, run_in_virtual_time};
 use super::judge::{CallRecord, CounterLevel, LimitChange, Report, Verdict, find_breaches};
 use super::plan::{Arrivals, Fault, Plan, RECOVERY_MS, TimedFault, rule_file};
@@ -38,9 +39,14 @@ impl Simulation for Plan {
         let plan = Rc::new(self.clone());
         run_in_virtual_time(self.fleet.seed, async move {
             let fleet = Fleet::start(&plan.fleet, &[], plan.rule_file());
+            let watch = ChargeWatch::new(&plan.rules, &fleet.trace);
+            // Regions have scripts of their own.
+            if plan.fleet.regions == 1 {
+                fleet.servers.iter().for_each(|server| server.watch_charges(&watch));
+            }
             let limits = RefCell::new(plan.rules.iter().map(|rule| rule.limit).collect());
             let (report, unanswered) = (RefCell::default(), RefCell::default());
-            Rc::new(World { plan, fleet, limits, report, unanswered, next_call: Cell::new(0) }).play().await
+            Rc::new(World { plan, fleet, watch, limits, report, unanswered, next_call: Cell::new(0) }).play().await
         })
     }
 
@@ -77,6 +83,7 @@ struct CallPlan {
 struct World {
     plan: Rc<Plan>,
     fleet: Rc<Fleet>,
+    watch: Rc<ChargeWatch>,
     /// Limits of the rules that are in force.
     limits: RefCell<Vec<u64>>,
     report: RefCell<Report>,
@@ -112,6 +119,7 @@ impl World {
         report.calls.extend(self.unanswered.take().into_values());
         let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
         breaches.extend(levels.iter().filter_map(|level| level.find_breach(&self.plan.rules, &report)));
+        breaches.extend(self.watch.take_breaches());
         breaches.extend(self.find_late_recovery(&report));
         breaches.extend(self.find_untold_failures(&report));
         self.count_paths();

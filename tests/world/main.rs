@@ -11,6 +11,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test says what it measured, its helpers too")]
 
 mod calls;
+mod charge_watch;
 mod clock;
 mod envoy;
 mod envoy_world;
@@ -70,6 +71,7 @@ const EVENTS: &[&str] = &[
     "a limit changed",
     "counters were reset",
     "counters were compared with their callers",
+    "counters were compared with repeated charges",
     "calls were shared by charges",
     "rejections came from the cache",
     "charges were abandoned",
