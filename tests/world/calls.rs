@@ -38,7 +38,9 @@ impl Simulation for Plan {
     fn run(&self) -> Outcome {
         let plan = Rc::new(self.clone());
         run_in_virtual_time(self.fleet.seed, async move {
-            let fleet = Fleet::start(&plan.fleet, &[], plan.rule_file());
+            let max_replicas = plan.max_replicas.map(|count| count.to_string());
+            let environment = max_replicas.as_deref().map(|count| ("TOLLKEEPER_MAX_REPLICAS", count));
+            let fleet = Fleet::start(&plan.fleet, environment.as_slice(), plan.rule_file());
             let watch = ChargeWatch::new(&plan.rules, &fleet.trace);
             // Regions have scripts of their own.
             if plan.fleet.regions == 1 {
@@ -63,8 +65,8 @@ impl Simulation for Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (calls, duration_ms, arrivals) = (self.calls, self.duration_ms, self.arrivals);
-        writeln!(f, "{:?}, {calls} calls in {duration_ms} ms, {arrivals:?}", self.fleet)?;
+        let Self { fleet, calls, duration_ms, arrivals, max_replicas, .. } = self;
+        writeln!(f, "{fleet:?}, {calls} calls in {duration_ms} ms, {arrivals:?}, {max_replicas:?} shares")?;
         f.write_str(&self.rule_file())
     }
 }

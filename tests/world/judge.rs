@@ -252,6 +252,10 @@ impl CounterCheck<'_> {
         let rule = self.rule();
         let (limit, margin_us) = match rule.consistency {
             Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => (limit, 0),
+            // Leases end with their window.
+            Consistency::Eventual(percent) if rule.on_store_error != StoreErrorPolicy::Local => {
+                (limit + limit * percent / 100, 0)
+            }
             // Regions know the time of the global Redis up to the way there.
             Consistency::Global(percent) if self.report.has_steady_clocks => {
                 (limit + limit * percent / 100, GLOBAL_WINDOW_MARGIN_US)

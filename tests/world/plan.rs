@@ -184,6 +184,8 @@ pub struct Plan {
     pub arrivals: Arrivals,
     /// Time in which they come, in milliseconds.
     pub duration_ms: u64,
+    /// `TOLLKEEPER_MAX_REPLICAS`; `None`: unset.
+    pub max_replicas: Option<u64>,
     /// What goes wrong.
     pub faults: Vec<TimedFault>,
 }
@@ -217,6 +219,53 @@ impl FleetPlan {
 impl Plan {
     /// Draws a run.
     pub fn draw_calls(seed: u64) -> Self {
+        let mut of_demand = Chance::new(seed ^ 0x7368_6172_6573);
+        match of_demand.one_in(4) {
+            true => Self::draw_mixed_calls(seed).with_busy_counter(&mut of_demand),
+            false => Self::draw_mixed_calls(seed),
+        }
+    }
+
+    /// Gives all calls to one eventual counter, more than it admits; few replicas have shares of it, and these are stopped or
+    /// cut off.
+    fn with_busy_counter(self, chance: &mut Chance) -> Self {
+        let rule = RulePlan {
+            algorithm: chance.pick(&[
+                Algorithm::SlidingWindowLog,
+                Algorithm::SlidingWindowLog,
+                Algorithm::TokenBucket,
+                Algorithm::FixedWindow,
+                Algorithm::SlidingWindowCounter,
+            ]),
+            limit: chance.pick(&[20, 100]),
+            period_s: chance.pick(&[1, 2, 10, 20]),
+            size: chance.pick(&[5, 20, 100]),
+            consistency: Consistency::Eventual(chance.pick(&[5, 10, 50])),
+            on_store_error: chance.pick(&[StoreErrorPolicy::Error, StoreErrorPolicy::Deny]),
+            values: 1,
+        };
+        let is_long = chance.one_in(3);
+        let duration_ms = if is_long { chance.between(60_000, 90_000) } else { chance.between(8000, 20_000) };
+        let replicas = self.fleet.replicas;
+        let mut faults: Vec<TimedFault> = (0..chance.below(6))
+            .map(|_| {
+                let replica = chance.place(replicas);
+                let fault =
+                    if chance.one_in(3) { Fault::ReplicaIsKilled(replica) } else { Fault::ReplicaStops(replica) };
+                let at_ms = chance.between(FIRST_FAULT_MS, duration_ms - RECOVERY_MS);
+                TimedFault { at_ms, for_ms: chance.pick(&[5, 50, 1000]), server: 0, fault }
+            })
+            .collect();
+        if is_long {
+            let fault = Fault::LinkIsCut(chance.place(replicas), true, true);
+            let at_ms = chance.between(FIRST_FAULT_MS, 10_000);
+            faults.push(TimedFault { at_ms, for_ms: chance.between(33_000, 48_000), server: 0, fault });
+        }
+        let max_replicas = Some(chance.between(1, 2));
+        Self { rules: vec![rule], calls: chance.between(600, 1500), duration_ms, max_replicas, faults, ..self }
+    }
+
+    fn draw_mixed_calls(seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let deployment = chance.pick(&[
             Deployment::Single,
@@ -246,7 +295,7 @@ impl Plan {
             })
             .collect();
         let (calls, arrivals) = (chance.between(100, 700), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));
-        Self { fleet, rules, calls, arrivals, duration_ms, faults }
+        Self { fleet, rules, calls, arrivals, duration_ms, max_replicas: None, faults }
     }
 
     /// Draws a run of several regions.
@@ -276,7 +325,7 @@ impl Plan {
             })
             .collect();
         let (calls, arrivals) = (chance.between(500, 1000), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));
-        Self { fleet, rules: vec![rule], calls, arrivals, duration_ms, faults }
+        Self { fleet, rules: vec![rule], calls, arrivals, duration_ms, max_replicas: None, faults }
     }
 
     /// Longest time for which a command that was sent may be held back, by clocks that drift, in microseconds.
