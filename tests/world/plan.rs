@@ -226,8 +226,8 @@ impl Plan {
         }
     }
 
-    /// Gives all calls to one eventual counter, more than it admits; few replicas have shares of it, and these are stopped or
-    /// cut off.
+    /// Gives all calls to one eventual counter, more than it admits; few replicas have shares of it, and these are
+    /// stopped or cut off. There may be more replicas than shares: the others get none.
     fn with_busy_counter(self, chance: &mut Chance) -> Self {
         let rule = RulePlan {
             algorithm: chance.pick(&[
@@ -238,31 +238,35 @@ impl Plan {
                 Algorithm::SlidingWindowCounter,
             ]),
             limit: chance.pick(&[20, 100]),
-            period_s: chance.pick(&[1, 2, 10, 20]),
+            period_s: chance.pick(&[2, 10, 10, 20]),
             size: chance.pick(&[5, 20, 100]),
-            consistency: Consistency::Eventual(chance.pick(&[5, 10, 50])),
+            consistency: Consistency::Eventual(chance.pick(&[5, 50, 50])),
             on_store_error: chance.pick(&[StoreErrorPolicy::Error, StoreErrorPolicy::Deny]),
             values: 1,
         };
-        let is_long = chance.one_in(3);
-        let duration_ms = if is_long { chance.between(60_000, 90_000) } else { chance.between(8000, 20_000) };
-        let replicas = self.fleet.replicas;
-        let mut faults: Vec<TimedFault> = (0..chance.below(6))
-            .map(|_| {
-                let replica = chance.place(replicas);
-                let fault =
-                    if chance.one_in(3) { Fault::ReplicaIsKilled(replica) } else { Fault::ReplicaStops(replica) };
-                let at_ms = chance.between(FIRST_FAULT_MS, duration_ms - RECOVERY_MS);
-                TimedFault { at_ms, for_ms: chance.pick(&[5, 50, 1000]), server: 0, fault }
-            })
-            .collect();
-        if is_long {
-            let fault = Fault::LinkIsCut(chance.place(replicas), true, true);
-            let at_ms = chance.between(FIRST_FAULT_MS, 10_000);
-            faults.push(TimedFault { at_ms, for_ms: chance.between(33_000, 48_000), server: 0, fault });
-        }
-        let max_replicas = Some(chance.between(1, 2));
-        Self { rules: vec![rule], calls: chance.between(600, 1500), duration_ms, max_replicas, faults, ..self }
+        // One replica after the other gets the same share; or one is cut off until another one has got it.
+        let is_cut_off = chance.one_in(2);
+        let replicas = if is_cut_off { self.fleet.replicas.max(2) } else { self.fleet.replicas };
+        let fleet = FleetPlan { replicas, deployment: Deployment::Single, ..self.fleet };
+        let duration_ms = if is_cut_off { chance.between(80_000, 110_000) } else { chance.between(14_000, 20_000) };
+        let from_ms = chance.between(FIRST_FAULT_MS, 5000);
+        let restart = |chance: &mut Chance| TimedFault {
+            at_ms: from_ms + chance.below(9000 - RECOVERY_MS),
+            for_ms: chance.pick(&[5, 50, 300]),
+            server: 0,
+            fault: Fault::ReplicaStops(chance.place(replicas)),
+        };
+        let faults = match is_cut_off {
+            true => vec![TimedFault {
+                at_ms: from_ms,
+                for_ms: chance.between(45_000, 70_000),
+                server: 0,
+                fault: Fault::LinkIsCut(chance.place(replicas), true, true),
+            }],
+            false => (0..chance.between(2, 8)).map(|_| restart(chance)).collect(),
+        };
+        let (calls, max_replicas) = (chance.between(800, 2000), Some(chance.pick(&[1, 1, 2])));
+        Self { fleet, rules: vec![rule], calls, duration_ms, max_replicas, faults, ..self }
     }
 
     fn draw_mixed_calls(seed: u64) -> Self {
