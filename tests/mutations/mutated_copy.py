@@ -92,13 +92,14 @@ class Mutations:
         self.kinds[number] = kinds
         return number
 
-    def add_rust(self, of, table, tests_of_file, kinds=()):
+    def add_rust(self, of, table, tests_of_file, kinds=(), unseen=()):
         """Adds a table of path, text, replacement, and what each $N of the replacement breaks: a row of the protocol,
-        what is broken, and the filters of tests if not those of the file. A row that has them runs on the simulated
-        world in runs of these kinds."""
+        what is broken, and the filters of tests if not those of the file. On the simulated world, a row runs in runs of
+        these kinds, unless it is in one of the `unseen` files, which no simulated run uses."""
         for path, old, new, broken in table:
+            kinds_of_row = None if path in unseen else kinds
             for index, (row, what, *tests) in enumerate(broken):
-                number = self.add_row(f"{of}{row}: {what}", *(tests or [tests_of_file.get(path, [])]), kinds)
+                number = self.add_row(f"{of}{row}: {what}", *(tests or [tests_of_file.get(path, [])]), kinds_of_row)
                 new = new.replace(f"${index}", f"crate::is_mutated({number})")
             self.change(path, old, new)
 
@@ -261,6 +262,9 @@ def count_holes(program, copy, mutations, asked, options):
     holes = 0
     print(f"{len(asked)} of {len(mutations.rows)} rows, {options.seeds} seeds each", flush=True)
     for number in asked:
+        if mutations.kinds[number] is None:
+            print(f"{number:>3} {mutations.rows[number][0]:<95} not run: no simulated run uses this file", flush=True)
+            continue
         is_red, told = run_seeds(program, copy, number, mutations, options)
         holes += not is_red
         print(f"{number:>3} {mutations.rows[number][0]:<95} {told}", flush=True)

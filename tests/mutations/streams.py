@@ -21,6 +21,8 @@ SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/shar
 STORE = "src/store/memory.rs"
 DECIDE_CHARGE, SELECTION = "src/decide/charge.rs", "src/decide/selection.rs"
 GIVE_BACK = "src/store/redis/slots.rs"
+# Files of the memory store, which simulated runs do not use.
+OF_MEMORY = {TABLE, MEMORY, OPEN, SHARD, STORE}
 # Filters, the fastest first: a row runs them until one has a test that fails.
 SLOTS = ["slots::protocol::memory", "slots::memory", "slots::table"]
 SLOTS_IN_REDIS = ["slots::protocol::redis", "slots::agreement::script_agrees_with_the_table"]
@@ -455,10 +457,10 @@ RESERVATIONS_LUA = [
 
 def make_mutations():
     mutations = Mutations()
-    mutations.add_rust("", SLOTS_RUST, TESTS, RUNS_OF_SLOTS)
+    mutations.add_rust("", SLOTS_RUST, TESTS, RUNS_OF_SLOTS, OF_MEMORY)
     arms = mutations.add_lua(["slots", "streams"], "", SLOTS_LUA, SLOTS_IN_REDIS, RUNS_OF_SLOTS)
     arms += mutations.add_lua(["holders"], "", HOLDERS_LUA, SLOTS_OF_PROGRAM, RUNS_OF_SLOTS)
-    mutations.add_rust("reservations, ", RESERVATIONS_RUST, TESTS, RUNS_OF_RESERVATIONS)
+    mutations.add_rust("reservations, ", RESERVATIONS_RUST, TESTS, RUNS_OF_RESERVATIONS, OF_MEMORY)
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
     arms += mutations.add_lua(["reservations", "streams", *algorithms], "reservations, ", RESERVATIONS_LUA,
                               RESERVATIONS_IN_REDIS, RUNS_OF_RESERVATIONS)
