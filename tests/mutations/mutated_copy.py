@@ -5,7 +5,9 @@ the rows; `run` builds the copy, runs the tests once without a mutation, which m
 with its mutation, which must fail.
 
 A filter of tests is one of the suite. With --world, or in a script whose rows have no filters, a row runs on the simulated
-world (tests/world) instead: its seeds one after the other, until one is red.
+world (tests/world) instead: seeds of the kinds of runs that it is about, one after the other, until one is red.
+
+A copy has its own target directory: in a shared one, cargo takes the crates of one copy for those of another.
 """
 
 import argparse
@@ -42,7 +44,24 @@ pub fn mutated_script(text: String) -> String {
 LUA_ARMS        _ => text,
     }
 }
+
+/// Replaces a text of a script, and says so, once.
+fn replaced(text: &str, old: &str, new: &str) -> String {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    if text.contains(old) {
+        SAID.call_once(|| eprintln!("MUTATED_SCRIPT"));
+    }
+    text.replace(old, new)
+}
 """
+
+# What a program prints that has built the script of its mutation.
+MUTATED_SCRIPT = "MUTATED_SCRIPT"
+# Kinds of runs of the simulated world: the remainder of a seed.
+KINDS = 8
+RUNS_OF_CALLS, RUNS_OF_QUOTAS, RUNS_OF_SLOTS, RUNS_OF_RESERVATIONS = (0, 1), (4, 5), (6,), (7,)
+# Time after which a run that does not end counts as red, in seconds.
+HANGS_AFTER = 120
 
 
 class Mutations:
@@ -50,6 +69,8 @@ class Mutations:
 
     def __init__(self):
         self.rows, self.texts = {}, {}
+        # Kinds of runs by row, and the rows of scripts.
+        self.kinds, self.scripts = {}, set()
         self.append("src/core.rs", SWITCH)
         for root in ["store_crate", "rules_crate", "service", "lib"]:
             self.append(f"src/{root}.rs", "\npub use tollkeeper_core::{is_mutated, mutation};\n")
@@ -64,31 +85,37 @@ class Mutations:
     def append(self, path, text):
         self.texts[path] = self.text(path) + text
 
-    def add_row(self, name, tests):
-        """Returns the number of the new row. `tests` are filters, the fastest first."""
+    def add_row(self, name, tests, kinds=()):
+        """Returns the number of the new row. `tests` are filters, the fastest first; `kinds` those of runs, (): all."""
         number = len(self.rows) + 1
         self.rows[number] = (name, tests)
+        self.kinds[number] = kinds
         return number
 
-    def add_rust(self, of, table, tests_of_file):
+    def add_rust(self, of, table, tests_of_file, kinds=(), unseen=()):
         """Adds a table of path, text, replacement, and what each $N of the replacement breaks: a row of the protocol,
-        what is broken, and the filters of tests if not those of the file."""
+        what is broken, and the filters of tests if not those of the file. On the simulated world, a row runs in runs of
+        these kinds, unless it is in one of the `unseen` files, which no simulated run uses."""
         for path, old, new, broken in table:
+            kinds_of_row = None if path in unseen else kinds
             for index, (row, what, *tests) in enumerate(broken):
-                number = self.add_row(f"{of}{row}: {what}", *(tests or [tests_of_file.get(path, [])]))
+                number = self.add_row(f"{of}{row}: {what}", *(tests or [tests_of_file.get(path, [])]), kinds_of_row)
                 new = new.replace(f"${index}", f"crate::is_mutated({number})")
             self.change(path, old, new)
 
-    def add_lua(self, names, of, rows, tests):
+    def add_lua(self, names, of, rows, tests, kinds=()):
         """Adds mutations of scripts, a tuple of what is broken, text and replacement each; returns their arms of
-        `mutate_scripts`. Scripts have neither indentation nor comments."""
+        `mutate_scripts`. Scripts have neither indentation nor comments, and parts in place of references."""
         parts = "\n".join(self.text(f"src/store/redis/lua/{name}.lua") for name in names)
         trimmed = "\n".join(line.strip() for line in parts.split("\n"))
         arms = ""
         for what, old, new in rows:
             replaced(trimmed, old, new, f"lua, {what}")
-            number = self.add_row(f"{of}Redis, {what}", tests)
-            arms += f'        {number} => text.replace("{old}", "{new}"),\n'.replace("\n", "\\n")[:-2] + "\n"
+            if any(line.startswith("--") for line in old.split("\n")):
+                raise SystemExit(f"lua, {what}: no script has {old!r}, because comments and references are replaced")
+            number = self.add_row(f"{of}Redis, {what}", tests, kinds)
+            self.scripts.add(number)
+            arms += f'        {number} => replaced(&text, "{old}", "{new}"),\n'.replace("\n", "\\n")[:-2] + "\n"
         return arms
 
     def mutate_scripts(self, arms):
@@ -106,9 +133,11 @@ class Mutations:
             target = copy / file
             if file in self.texts:
                 write_if_changed(target, self.texts[file])
-            elif not target.exists() or target.stat().st_mtime != (ROOT / file).stat().st_mtime:
+            elif not target.exists() or target.read_bytes() != (ROOT / file).read_bytes():
+                # With the time of now: cargo builds what is newer than its last build.
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / file, target, follow_symlinks=False)
+                target.unlink(missing_ok=True)
+                shutil.copy(ROOT / file, target, follow_symlinks=False)
 
 
 def replaced(text, old, new, path):
@@ -128,8 +157,9 @@ def build_tests(copy, target):
     """Builds the tests of a target; returns the program."""
     # Seeds are many: with optimisations.
     profile = ["--profile", "simulation"] if target == "world" else []
+    env = os.environ | {"CARGO_TARGET_DIR": str(copy / "target")}
     built = subprocess.run(["cargo", "test", *profile, "--no-run", "--test", target, "--message-format", "json"], cwd=copy,
-                           check=True, stdout=subprocess.PIPE, text=True).stdout
+                           env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = [json.loads(line) for line in built.splitlines()]
     return next(one["executable"] for one in messages
                 if one.get("executable") and one.get("profile", {}).get("test") and one["target"]["name"] == target)
@@ -152,13 +182,26 @@ def run_tests(program, copy, number, tests):
     return []
 
 
-def run_seeds(program, copy, number, seeds):
-    """Number of seeds until one is red; None: none of them is. -1: the program ended otherwise."""
-    env = os.environ | {VARIABLE: str(number), "WORLD_SEEDS": str(seeds), "WORLD_UNTIL_RED": "1"}
-    ran = subprocess.run([program, "--nocapture", "promises_hold_in_simulated_runs"], cwd=copy, env=env,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    red = re.search(r"red after (\d+) runs", ran.stdout)
-    return int(red[1]) if red else None if ran.returncode == 0 else -1
+def run_seeds(program, copy, number, mutations, options):
+    """What the seeds of a row say: whether one is red, and a text."""
+    kinds = mutations.kinds.get(number, ())
+    seeds = options.seeds * KINDS // (len(kinds) or KINDS)
+    env = os.environ | {VARIABLE: str(number), "WORLD_SEEDS": str(seeds), "WORLD_UNTIL_RED": "1",
+                        "WORLD_KIND": ",".join(map(str, kinds)), "WORLD_SECONDS": str(options.seconds)}
+    command = [program, "--nocapture", "promises_hold_in_simulated_runs"]
+    try:
+        ran = subprocess.run(command, cwd=copy, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             errors="replace", timeout=options.seconds + HANGS_AFTER)
+    except subprocess.TimeoutExpired:
+        return True, "red: a run does not end"
+    if red := re.search(r"red after (\d+) runs", ran.stdout):
+        return True, f"red after {red[1]}"
+    if ran.returncode != 0:
+        return True, "red: the program ended"
+    if number in mutations.scripts and MUTATED_SCRIPT not in ran.stdout:
+        return False, "REFUSED: no script that these runs build has its text"
+    runs = re.search(r"^(\d+) runs,", ran.stdout, re.MULTILINE)
+    return False, f"SURVIVED {runs[1]}"
 
 
 def numbers_of(text):
@@ -175,6 +218,7 @@ def run(doc, mutations):
     parser.add_argument("--list", action="store_true", help="print the rows and run nothing")
     parser.add_argument("--world", action="store_true", help="run each row on the simulated world, whatever its filters are")
     parser.add_argument("--seeds", type=int, default=1000, help="seeds of the simulated world until a row counts as a hole")
+    parser.add_argument("--seconds", type=int, default=600, help="the same in time")
     options = parser.parse_args()
     copy = options.copy.resolve()
     if copy == ROOT or ROOT in copy.parents:
@@ -188,9 +232,10 @@ def run(doc, mutations):
     filters = {test for number in asked for test in rows[number][1]}
     if options.world or not filters:
         program = build_tests(copy, "world")
-        if (red := run_seeds(program, copy, 0, options.seeds)) is not None:
-            raise SystemExit(f"without a mutation the simulated world is red after {red} runs")
-        raise SystemExit(bool(count_holes(program, copy, rows, asked, options.seeds)))
+        is_red, told = run_seeds(program, copy, 0, mutations, options)
+        if is_red:
+            raise SystemExit(f"without a mutation the simulated world is {told}")
+        raise SystemExit(bool(count_holes(program, copy, mutations, asked, options)))
     program = build_tests(copy, "suite")
     failed = run_tests(program, copy, 0, sorted(filters))
     if failed != []:
@@ -212,13 +257,15 @@ def count_survivors(program, copy, rows, asked):
     return survived
 
 
-def count_holes(program, copy, rows, asked, seeds):
+def count_holes(program, copy, mutations, asked, options):
     """Runs rows on the simulated world and prints each; returns the number of those that stay green."""
     holes = 0
-    print(f"{len(asked)} of {len(rows)} rows, {seeds} seeds each", flush=True)
+    print(f"{len(asked)} of {len(mutations.rows)} rows, {options.seeds} seeds each", flush=True)
     for number in asked:
-        red = run_seeds(program, copy, number, seeds)
-        holes += red is None
-        told = "SURVIVED" if red is None else f"red after {red}" if red >= 0 else "red: the program ended"
-        print(f"{number:>3} {rows[number][0]:<95} {told}", flush=True)
+        if mutations.kinds[number] is None:
+            print(f"{number:>3} {mutations.rows[number][0]:<95} not run: no simulated run uses this file", flush=True)
+            continue
+        is_red, told = run_seeds(program, copy, number, mutations, options)
+        holes += not is_red
+        print(f"{number:>3} {mutations.rows[number][0]:<95} {told}", flush=True)
     return holes

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Breaks the division of quotas among proxies, row by row, and tells which tests notice.
 
-Usage: tests/mutations/quota.py COPY [--only NUMBER,NUMBER-NUMBER] [--list]
+Usage: tests/mutations/quota.py COPY [--only NUMBER,NUMBER-NUMBER] [--list] [--world]
 
-COPY is a directory for a changed copy of the repository; CARGO_TARGET_DIR may name a target directory to share. Each
-mutation is on by itself while its tests run, and they must fail (mutated_copy.py). Ends with 1 if they do not.
+COPY is a directory for a changed copy of the repository. Each mutation is on by itself while its tests run, or with
+--world simulated runs, and they must fail (mutated_copy.py). Ends with 1 if they do not.
 
 The rows are the promises of docs/quota.md and of the text of src/limit/division.rs. tests/run.sh sets what the tests of
 the suite need.
 """
 
-from mutated_copy import Mutations, run
+from mutated_copy import RUNS_OF_QUOTAS, Mutations, run
 
 ASSIGN, LEDGER, HOLDER = "src/limit/division/assign.rs", "src/limit/division/ledger.rs", "src/limit/division/holder.rs"
 FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota_buckets.rs"
@@ -268,7 +268,7 @@ RUST = [
 
 def make_mutations():
     mutations = Mutations()
-    mutations.add_rust("", RUST, TESTS)
+    mutations.add_rust("", RUST, TESTS, RUNS_OF_QUOTAS)
     return mutations
 
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Breaks the protocols of slots and of reservations, row by row, and tells which tests notice.
 
-Usage: tests/mutations/streams.py COPY [--only NUMBER,NUMBER-NUMBER] [--list]
+Usage: tests/mutations/streams.py COPY [--only NUMBER,NUMBER-NUMBER] [--list] [--world]
 
-COPY is a directory for a changed copy of the repository; CARGO_TARGET_DIR may name a target directory to share. Each
-mutation is on by itself while its tests run, and they must fail (mutated_copy.py). Ends with 1 if they do not.
+COPY is a directory for a changed copy of the repository. Each mutation is on by itself while its tests run, or with
+--world simulated runs, and they must fail (mutated_copy.py). Ends with 1 if they do not.
 
 The rows of slots are those of the protocol in docs/rules.md (concurrent) and docs/concurrency.md; the rows of
 reservations are the cases of src/limit/reservation.rs. tests/run.sh sets what the tests need.
 """
 
-from mutated_copy import Mutations, run
+from mutated_copy import RUNS_OF_RESERVATIONS, RUNS_OF_SLOTS, Mutations, run
 
 ALGORITHM, TABLE = "src/limit/algorithm/slots.rs", "src/limit/slot_table.rs"
 SEPARATE, ANSWER = "src/decide/slot_entries.rs", "src/decide/slot_answers.rs"
@@ -21,6 +21,8 @@ SHARD, TABLES = "src/store/memory/shard/reservations.rs", "src/store/memory/shar
 STORE = "src/store/memory.rs"
 DECIDE_CHARGE, SELECTION = "src/decide/charge.rs", "src/decide/selection.rs"
 GIVE_BACK = "src/store/redis/slots.rs"
+# Files of the memory store, which simulated runs do not use.
+OF_MEMORY = {TABLE, MEMORY, OPEN, SHARD, STORE}
 # Filters, the fastest first: a row runs them until one has a test that fails.
 SLOTS = ["slots::protocol::memory", "slots::memory", "slots::table"]
 SLOTS_IN_REDIS = ["slots::protocol::redis", "slots::agreement::script_agrees_with_the_table"]
@@ -447,15 +449,16 @@ RESERVATIONS_LUA = [
      "dead[string.sub(of, 9, 16)]"),
 ]
 
+
 def make_mutations():
     mutations = Mutations()
-    mutations.add_rust("", SLOTS_RUST, TESTS)
-    arms = mutations.add_lua(["slots", "streams"], "", SLOTS_LUA, SLOTS_IN_REDIS)
-    arms += mutations.add_lua(["holders"], "", HOLDERS_LUA, SLOTS_OF_PROGRAM)
-    mutations.add_rust("reservations, ", RESERVATIONS_RUST, TESTS)
+    mutations.add_rust("", SLOTS_RUST, TESTS, RUNS_OF_SLOTS, OF_MEMORY)
+    arms = mutations.add_lua(["slots", "streams"], "", SLOTS_LUA, SLOTS_IN_REDIS, RUNS_OF_SLOTS)
+    arms += mutations.add_lua(["holders"], "", HOLDERS_LUA, SLOTS_OF_PROGRAM, RUNS_OF_SLOTS)
+    mutations.add_rust("reservations, ", RESERVATIONS_RUST, TESTS, RUNS_OF_RESERVATIONS, OF_MEMORY)
     algorithms = ["fixed_window", "calendar_window", "sliding_window_counter", "sliding_window_log", "token_bucket"]
     arms += mutations.add_lua(["reservations", "streams", *algorithms], "reservations, ", RESERVATIONS_LUA,
-                    RESERVATIONS_IN_REDIS)
+                              RESERVATIONS_IN_REDIS, RUNS_OF_RESERVATIONS)
     mutations.mutate_scripts(arms)
     return mutations
 

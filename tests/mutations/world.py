@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Breaks limits over RLS in Redis (strict and eventual), row by row, and tells after how many simulated runs that shows.
 
-Usage: tests/mutations/world.py COPY [--only NUMBER,NUMBER-NUMBER] [--list] [--seeds N]
+Usage: tests/mutations/world.py COPY [--only NUMBER,NUMBER-NUMBER] [--list] [--seeds N] [--seconds N]
 
-COPY is a directory for a changed copy of the repository; CARGO_TARGET_DIR may name a target directory to share. A row
-that stays green is a hole in tests/world (mutated_copy.py). Ends with 1 if there is one.
+COPY is a directory for a changed copy of the repository. A row that stays green is a hole in tests/world
+(mutated_copy.py). Ends with 1 if there is one.
 """
 
-from mutated_copy import Mutations, run
+from mutated_copy import RUNS_OF_CALLS, Mutations, run
 
 REPLICAS, TABLE, LOCAL = "src/store/redis/replicas.rs", "src/store/redis/eventual/table.rs", "src/limit.rs"
 BUDGET, FALLBACK, CALLS = "src/store/redis/eventual/budget.rs", "src/store/fallback.rs", "src/store/redis/calls.rs"
@@ -72,8 +72,7 @@ LUA = {
          "current + hits <= 2 * limit + 1"),
     ],
     "token_bucket": [
-        ("token bucket: a token too many", "local excess = level_whole + hits - capacity\n--> fits_in_time",
-         "local excess = level_whole + hits - capacity - 1\n--> fits_in_time"),
+        ("token bucket: a token too many", "local excess = level_whole + hits - capacity", "local excess = level_whole + hits - capacity - 1"),
     ],
     "leaky_level": [
         ("buckets: they drain a tenth too fast", "local drained, drained_part = divide(at - last, limit, period)",
@@ -88,8 +87,8 @@ LUA = {
 
 def make_mutations():
     mutations = Mutations()
-    mutations.add_rust("", RUST, {})
-    arms = "".join(mutations.add_lua([name], "", rows, []) for name, rows in LUA.items())
+    mutations.add_rust("", RUST, {}, RUNS_OF_CALLS)
+    arms = "".join(mutations.add_lua([name], "", rows, [], RUNS_OF_CALLS) for name, rows in LUA.items())
     mutations.mutate_scripts(arms)
     return mutations
 

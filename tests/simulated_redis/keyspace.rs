@@ -152,6 +152,12 @@ impl Keyspace {
         self.entries.get_mut(&key)
     }
 
+    /// Value of a key that has not expired at a time.
+    pub(crate) fn live_value(&self, key: &Bytes, now_us: u64) -> Option<&Value> {
+        let now_ms = i64::try_from(now_us / 1000).unwrap_or(i64::MAX);
+        self.entries.get(&ScanKey::new(key)).filter(|entry| !entry.is_expired(now_ms)).map(|entry| &entry.value)
+    }
+
     /// Returns the value of a key.
     ///
     /// # Errors

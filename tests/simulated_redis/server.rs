@@ -10,7 +10,7 @@ use crate::arguments::shown;
 use crate::cluster::{Address, NodeState, SlotMap};
 use crate::commands::{self, NO_AUTH, Properties, WRITE};
 use crate::data_commands::DATA_COMMANDS;
-use crate::keyspace::{Entry, Keyspace};
+use crate::keyspace::{Entry, Keyspace, Value};
 use crate::refusals::{NO_LOGIN, READ_ONLY, Refusal};
 use crate::reply::{CommandResult, Failure, Protocol, Reply, write_error};
 use crate::server_commands::SERVER_COMMANDS;
@@ -222,6 +222,11 @@ impl Server {
     /// Keys that have not expired at `now_us`, in the order of their names.
     pub fn live_keys(&self, now_us: u64) -> Vec<(&Bytes, &Entry)> {
         self.keyspace.live_entries(now_us)
+    }
+
+    /// Value of a key that has not expired at `now_us`.
+    pub fn live_value(&self, key: &Bytes, now_us: u64) -> Option<&Value> {
+        self.keyspace.live_value(key, now_us)
     }
 
     /// Number of keys, including those that have expired and were not met since.

@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use tollkeeper::base::pb::rate_limit_response::Code;
 use tollkeeper::limit::StoreFailurePolicy;
 
+use super::charge_watch::ChargeWatch;
 use super::fleet::{Fleet, run_in_virtual_time};
 use super::judge::{CallRecord, CounterLevel, LimitChange, Report, Verdict, find_breaches};
 use super::plan::{Arrivals, Fault, Plan, RECOVERY_MS, TimedFault, rule_file};
@@ -37,10 +38,17 @@ impl Simulation for Plan {
     fn run(&self) -> Outcome {
         let plan = Rc::new(self.clone());
         run_in_virtual_time(self.fleet.seed, async move {
-            let fleet = Fleet::start(&plan.fleet, &[], plan.rule_file());
+            let max_replicas = plan.max_replicas.map(|count| count.to_string());
+            let environment = max_replicas.as_deref().map(|count| ("TOLLKEEPER_MAX_REPLICAS", count));
+            let fleet = Fleet::start(&plan.fleet, environment.as_slice(), plan.rule_file());
+            let watch = ChargeWatch::new(&plan.rules, &fleet.trace);
+            // Regions have scripts of their own.
+            if plan.fleet.regions == 1 {
+                fleet.servers.iter().for_each(|server| server.watch_charges(&watch));
+            }
             let limits = RefCell::new(plan.rules.iter().map(|rule| rule.limit).collect());
             let (report, unanswered) = (RefCell::default(), RefCell::default());
-            Rc::new(World { plan, fleet, limits, report, unanswered, next_call: Cell::new(0) }).play().await
+            Rc::new(World { plan, fleet, watch, limits, report, unanswered, next_call: Cell::new(0) }).play().await
         })
     }
 
@@ -57,8 +65,8 @@ impl Simulation for Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (calls, duration_ms, arrivals) = (self.calls, self.duration_ms, self.arrivals);
-        writeln!(f, "{:?}, {calls} calls in {duration_ms} ms, {arrivals:?}", self.fleet)?;
+        let Self { fleet, calls, duration_ms, arrivals, max_replicas, .. } = self;
+        writeln!(f, "{fleet:?}, {calls} calls in {duration_ms} ms, {arrivals:?}, {max_replicas:?} shares")?;
         f.write_str(&self.rule_file())
     }
 }
@@ -77,6 +85,7 @@ struct CallPlan {
 struct World {
     plan: Rc<Plan>,
     fleet: Rc<Fleet>,
+    watch: Rc<ChargeWatch>,
     /// Limits of the rules that are in force.
     limits: RefCell<Vec<u64>>,
     report: RefCell<Report>,
@@ -108,10 +117,11 @@ impl World {
         }
         let jumps = |fault: &TimedFault| matches!(fault.fault, Fault::RedisClockJumps(_) | Fault::RedisFailsOver(_));
         report.has_steady_clocks = !self.plan.faults.iter().any(jumps);
-        report.charged_late_us = self.plan.faults.iter().map(|fault| fault.for_ms).max().unwrap_or(0) * 1000;
+        report.held_back_us = self.plan.held_back_us();
         report.calls.extend(self.unanswered.take().into_values());
         let mut breaches = find_breaches(&self.plan.rules, self.plan.fleet.replicas as u64, &report);
         breaches.extend(levels.iter().filter_map(|level| level.find_breach(&self.plan.rules, &report)));
+        breaches.extend(self.watch.take_breaches());
         breaches.extend(self.find_late_recovery(&report));
         breaches.extend(self.find_untold_failures(&report));
         self.count_paths();

@@ -77,10 +77,10 @@ pub struct Report {
     pub changes: Vec<LimitChange>,
     /// The promise is that of a period that is shorter by so much, in microseconds.
     pub shorter_us: u64,
+    /// What was sent may run later by so much after its caller was told that it failed, in microseconds.
+    pub held_back_us: u64,
     /// No clock of a Redis jumped.
     pub has_steady_clocks: bool,
-    /// Time after its answer in which a failed call may still be charged, in microseconds: a frozen Redis reads it later.
-    pub charged_late_us: u64,
 }
 
 /// A bound on the hits that are admitted in any span: `burst` at once, and `rate` of them in a time `per_us`.
@@ -256,6 +256,10 @@ impl CounterCheck<'_> {
         let rule = self.rule();
         let (limit, margin_us) = match rule.consistency {
             Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => (limit, 0),
+            // Leases end with their window.
+            Consistency::Eventual(percent) if rule.on_store_error != StoreErrorPolicy::Local => {
+                (limit + limit * percent / 100, 0)
+            }
             // Regions know the time of the global Redis up to the way there.
             Consistency::Global(percent) if self.report.has_steady_clocks => {
                 (limit + limit * percent / 100, GLOBAL_WINDOW_MARGIN_US)
@@ -320,8 +324,8 @@ impl CounterLevel {
                 Verdict::OverLimit => rule.on_store_error != StoreErrorPolicy::Deny,
                 _ => false,
             };
-            let late_us = if is_known { 0 } else { report.charged_late_us };
-            is_charged && call.redis_answered_us.saturating_add(late_us) >= maybe_from_us
+            let held_back_us = if is_known { 0 } else { report.held_back_us };
+            is_charged && call.redis_answered_us.saturating_add(held_back_us) >= maybe_from_us
         };
         let surely: u64 = of_counter()
             .filter(admitted)

@@ -184,6 +184,8 @@ pub struct Plan {
     pub arrivals: Arrivals,
     /// Time in which they come, in milliseconds.
     pub duration_ms: u64,
+    /// `TOLLKEEPER_MAX_REPLICAS`; `None`: unset.
+    pub max_replicas: Option<u64>,
     /// What goes wrong.
     pub faults: Vec<TimedFault>,
 }
@@ -217,6 +219,57 @@ impl FleetPlan {
 impl Plan {
     /// Draws a run.
     pub fn draw_calls(seed: u64) -> Self {
+        let mut of_demand = Chance::new(seed ^ 0x7368_6172_6573);
+        match of_demand.one_in(4) {
+            true => Self::draw_mixed_calls(seed).with_busy_counter(&mut of_demand),
+            false => Self::draw_mixed_calls(seed),
+        }
+    }
+
+    /// Gives all calls to one eventual counter, more than it admits; few replicas have shares of it, and these are
+    /// stopped or cut off. There may be more replicas than shares: the others get none.
+    fn with_busy_counter(self, chance: &mut Chance) -> Self {
+        let rule = RulePlan {
+            algorithm: chance.pick(&[
+                Algorithm::SlidingWindowLog,
+                Algorithm::SlidingWindowLog,
+                Algorithm::TokenBucket,
+                Algorithm::FixedWindow,
+                Algorithm::SlidingWindowCounter,
+            ]),
+            limit: chance.pick(&[20, 100]),
+            period_s: chance.pick(&[2, 10, 10, 20]),
+            size: chance.pick(&[5, 20, 100]),
+            consistency: Consistency::Eventual(chance.pick(&[5, 50, 50])),
+            on_store_error: chance.pick(&[StoreErrorPolicy::Error, StoreErrorPolicy::Deny]),
+            values: 1,
+        };
+        // One replica after the other gets the same share; or one is cut off until another one has got it.
+        let is_cut_off = chance.one_in(2);
+        let replicas = if is_cut_off { self.fleet.replicas.max(2) } else { self.fleet.replicas };
+        let fleet = FleetPlan { replicas, deployment: Deployment::Single, ..self.fleet };
+        let duration_ms = if is_cut_off { chance.between(80_000, 110_000) } else { chance.between(14_000, 20_000) };
+        let from_ms = chance.between(FIRST_FAULT_MS, 5000);
+        let restart = |chance: &mut Chance| TimedFault {
+            at_ms: from_ms + chance.below(9000 - RECOVERY_MS),
+            for_ms: chance.pick(&[5, 50, 300]),
+            server: 0,
+            fault: Fault::ReplicaStops(chance.place(replicas)),
+        };
+        let faults = match is_cut_off {
+            true => vec![TimedFault {
+                at_ms: from_ms,
+                for_ms: chance.between(45_000, 70_000),
+                server: 0,
+                fault: Fault::LinkIsCut(chance.place(replicas), true, true),
+            }],
+            false => (0..chance.between(2, 8)).map(|_| restart(chance)).collect(),
+        };
+        let (calls, max_replicas) = (chance.between(800, 2000), Some(chance.pick(&[1, 1, 2])));
+        Self { fleet, rules: vec![rule], calls, duration_ms, max_replicas, faults, ..self }
+    }
+
+    fn draw_mixed_calls(seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let deployment = chance.pick(&[
             Deployment::Single,
@@ -246,7 +299,7 @@ impl Plan {
             })
             .collect();
         let (calls, arrivals) = (chance.between(100, 700), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));
-        Self { fleet, rules, calls, arrivals, duration_ms, faults }
+        Self { fleet, rules, calls, arrivals, duration_ms, max_replicas: None, faults }
     }
 
     /// Draws a run of several regions.
@@ -276,7 +329,18 @@ impl Plan {
             })
             .collect();
         let (calls, arrivals) = (chance.between(500, 1000), chance.pick(&[Arrivals::Even, Arrivals::Bursts]));
-        Self { fleet, rules: vec![rule], calls, arrivals, duration_ms, faults }
+        Self { fleet, rules: vec![rule], calls, arrivals, duration_ms, max_replicas: None, faults }
+    }
+
+    /// Longest time for which a command that was sent may be held back, by clocks that drift, in microseconds.
+    pub fn held_back_us(&self) -> u64 {
+        let holds_back = |fault: &&TimedFault| {
+            matches!(
+                fault.fault,
+                Fault::RedisFrozen | Fault::ScriptsAreSlow(_) | Fault::LinkIsCut(..) | Fault::LinkIsSlow(..)
+            )
+        };
+        self.faults.iter().filter(holds_back).map(|fault| (fault.for_ms + 1) * 1000).sum()
     }
 
     /// What may let more hits pass than the limit in several regions, by docs/regions.md, and by how much the period is

@@ -13,6 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::charge_watch::ChargeWatch;
 use super::clock::HostClock;
 use super::network::{Arrival, Direction, LinkName, Links};
 use super::trace::Trace;
@@ -39,6 +40,8 @@ pub struct RedisHost {
     script_ms: Cell<u64>,
     /// Time at which the script that runs ends.
     busy_until: Cell<Instant>,
+    /// Checks what scripts do to counters, if it must.
+    watch: RefCell<Option<Rc<ChargeWatch>>>,
 }
 
 #[derive(Debug)]
@@ -67,6 +70,7 @@ impl RedisHost {
             connections: RefCell::default(),
             script_ms: Cell::new(0),
             busy_until: Cell::new(Instant::now()),
+            watch: RefCell::default(),
         });
         host.open_port();
         host
@@ -110,6 +114,11 @@ impl RedisHost {
         if runs {
             self.runs_again.notify_waiters();
         }
+    }
+
+    /// Has what scripts do to counters checked.
+    pub fn watch_charges(&self, watch: &Rc<ChargeWatch>) {
+        *self.watch.borrow_mut() = Some(Rc::clone(watch));
     }
 
     /// Makes each script take so long; no other command runs meanwhile.
@@ -182,6 +191,18 @@ impl RedisHost {
         }
     }
 
+    fn execute(&self, connection: &mut Connection, now_us: u64, words: &[Bytes], reply: &mut BytesMut) -> Outcome {
+        let watch = self.watch.borrow();
+        let calls = watch.as_ref().map(|watch| watch.repeat_charges(&self.server.borrow(), now_us, words));
+        let outcome = self.server.borrow_mut().execute(connection, now_us, words, reply);
+        if let (Some(watch), Some(calls)) = (&*watch, calls)
+            && !has_error(reply)
+        {
+            watch.compare_counters(&self.server.borrow(), now_us, calls);
+        }
+        outcome
+    }
+
     async fn run_command(&self, connection: &mut Connection, words: &[Bytes], reply: &mut BytesMut) {
         self.wait_until_running().await;
         while self.busy_until.get() > Instant::now() {
@@ -193,7 +214,7 @@ impl RedisHost {
             sleep_until(end).await;
         }
         let now = self.clock.now();
-        let outcome = self.server.borrow_mut().execute(connection, now.as_micros(), words, reply);
+        let outcome = self.execute(connection, now.as_micros(), words, reply);
         for word in words {
             self.trace.record_bytes(word);
         }
@@ -205,4 +226,18 @@ impl RedisHost {
             }
         }
     }
+}
+
+/// True if a reply is an error, or an array with one.
+fn has_error(mut reply: &[u8]) -> bool {
+    while let Some(end) = reply.windows(2).position(|two| two == b"\r\n") {
+        let (line, rest) = (&reply[..end], &reply[end + 2..]);
+        let bytes = match line {
+            [b'-', ..] => return true,
+            [b'$', length @ ..] => str::from_utf8(length).ok().and_then(|length| length.parse::<usize>().ok()),
+            _ => None,
+        };
+        reply = bytes.and_then(|bytes| rest.get(bytes + 2..)).unwrap_or(rest);
+    }
+    false
 }
