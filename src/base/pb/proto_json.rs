@@ -107,11 +107,10 @@ fn request_from_log_line(text: &[u8]) -> Option<RateLimitRequest> {
     } else {
         fields.find_map(|field| LoggedRequest::deserialize(field).ok())?
     };
-    // Entries with fields are those of a request of its own form, unless this is a decision record.
-    let is_record = logged.verdict.is_some();
-    let is_logged = |entry: &LoggedEntry| is_record || matches!(entry, LoggedEntry::Text(_));
-    let all_logged = logged.descriptors.iter().flat_map(|descriptor| &descriptor.entries).all(is_logged);
-    all_logged.then(|| RateLimitRequest {
+    // What has no entries as metadata has them is a request of its own form, unless this is a decision record.
+    let mut entries = logged.descriptors.iter().flat_map(|descriptor| &descriptor.entries).peekable();
+    let is_metadata = entries.peek().is_some() && entries.all(|entry| matches!(entry, LoggedEntry::Text(_)));
+    (logged.verdict.is_some() || is_metadata).then(|| RateLimitRequest {
         domain: logged.domain,
         descriptors: logged.descriptors.into_iter().map(LoggedDescriptor::into_sent).collect(),
         hits_addend: logged.hits_addend,

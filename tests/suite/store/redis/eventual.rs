@@ -255,30 +255,6 @@ fn crashing_replicas_stay_within_the_overshoot() {
 }
 
 #[test]
-fn frozen_redis_stays_within_the_overshoot() {
-    let server = options().start();
-    let replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&server, SLOTS)).collect();
-    let mut table = Table::default();
-    for algorithm in algorithms() {
-        let key = algorithm.name();
-        let mut admitted = offer_all(&replicas, key, "frozen", 200);
-        server.freeze();
-        // Longer than the life of a lease: leases and shares decide first, then the policy.
-        let began = Instant::now();
-        while began.elapsed() < Duration::from_millis(1500) {
-            admitted += offer_all(&replicas, key, "frozen", CALLERS);
-        }
-        server.thaw();
-        wait_for("Redis to decide again", || (replicas[0].offer(key, "again", 1) == 1).then_some(()));
-        admitted += offer_all(&replicas, key, "frozen", 1000);
-        table.row(("frozen", algorithm, 3), 3 * 1200, admitted, 0);
-    }
-    table.publish();
-    let tally = replicas[0].process.store_stats();
-    assert!(tally["decided_by_policy"]["deny"].as_u64() > Some(0), "{tally}");
-}
-
-#[test]
 fn lease_of_one_limit_is_not_used_for_another() {
     let server = options().start();
     let replica = Replica::start(&server, SLOTS);
