@@ -187,6 +187,14 @@ impl ReservationsRun {
         }
         breaches.extend(world.stop().await);
         let longest_s = self.rules.iter().map(|rule| rule.settle_within_s + 2 * rule.period_s).max().unwrap_or(0);
+        // A bucket drains by the limit that is in force.
+        let drains_s = self.plan.faults.iter().filter_map(|fault| match fault.fault {
+            Fault::LimitChanges(index, limit) => {
+                Some(self.rules[index].size * self.rules[index].period_s / limit.max(1))
+            }
+            _ => None,
+        });
+        let longest_s = longest_s + drains_s.max().unwrap_or(0);
         let longest_ms = longest_s * 1000 + self.plan.time_set_back_ms();
         world.fleet.servers[0].clock.jump(i64::try_from(longest_ms * 1000).unwrap());
         breaches.extend(world.find_keys());

@@ -180,8 +180,7 @@ impl<K> Division<K> {
             Some(Strategy::Tokens(_)) => return holder.renew(ttl_s, now),
         };
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
-        let is_uncertain = holder.has_unknown_assignment || most > 0 && holder.may_report_unassigned_hits;
-        let before = if is_uncertain { u64::MAX } else { left };
+        let before = if holder.has_unknown_assignment { u64::MAX } else { left };
         let assignment = holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now)?;
         holder.outstanding = holder.outstanding.saturating_add(most);
         Some(assignment)
@@ -412,6 +411,7 @@ impl<K> ShareHolder<K> {
         // What passed since the last report is not raised.
         let passed = self.demand.in_span(now.since_us(self.reported));
         let is_raise = !self.was_denied
+            && !self.may_have_more_left
             && passed.saturating_add(self.uncertain_hits()) <= left / 8
             && wanted > left + left / 10
             && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();

@@ -253,9 +253,9 @@ pub struct ShareHolder<K> {
     pub(super) foreign_assignment_until: Time,
     /// Requests may have passed by something else than the assignments of this ledger, and are not all reported.
     pub has_unknown_assignment: bool,
-    /// Requests passed while the proxy had no assignment, and no report has come that was made under one since: some of what
-    /// it reports may have passed before it had one.
-    pub(super) may_report_unassigned_hits: bool,
+    /// Requests passed before the first assignment, and count as used of it, so that the proxy may have as many more left:
+    /// a raise in proportion would raise these too.
+    pub(super) may_have_more_left: bool,
     /// Lent hits that the proxy may still admit, or admitted and did not report.
     pub(super) outstanding: u64,
     /// Share of each pool that is divided as a rate, by its index.
@@ -280,7 +280,7 @@ impl<K> ShareHolder<K> {
             sent: None,
             foreign_assignment_until: now,
             has_unknown_assignment: false,
-            may_report_unassigned_hits: false,
+            may_have_more_left: false,
             outstanding: 0,
             rates: (0..pools).map(|_| RateShare::default()).collect(),
         }
@@ -371,9 +371,10 @@ impl<K> ShareHolder<K> {
         self.sent.is_none_or(|sent| sent.latest_end() <= now)
     }
 
-    /// True if a report that was received at `received` was made under the last assignment.
+    /// True if a report that was received at `received` was made under the last assignment: the proxy acknowledged it, and
+    /// what it sent before that has come.
     pub(super) fn is_confirmed_by_report(&self, received: Time) -> bool {
-        self.sent.is_some_and(|sent| sent.at.plus_us(CONFIRMED_AFTER_US) < received)
+        self.sent.is_some_and(|sent| sent.received_by.is_some() && sent.at.plus_us(CONFIRMED_AFTER_US) < received)
     }
 
     /// True if no tokens were added after a report that was received at `received`, but by the bucket's own refill.
@@ -382,7 +383,7 @@ impl<K> ShareHolder<K> {
     }
 
     /// True if lent hits can be changed: what the next reports say of the time before a change is told apart from what
-    /// passed after it for one change at a time. A raise takes no hits.
+    /// passed after it for one change at a time. Before a first assignment nothing passed, and a raise takes no hits.
     pub(super) fn can_be_changed(&self) -> bool {
         let is_simple = |sent: Sent| matches!(sent.change, TokenChange::Raise | TokenChange::Fresh { before: 0 });
         self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)

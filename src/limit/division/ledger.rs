@@ -15,8 +15,7 @@ use super::divided_limit::{AssignmentForm, DividedLimit};
 use super::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use super::fair_share::FillLevel;
 use super::holder::{
-    CONFIRMED_AFTER_US, HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, Sent, ShareHolder,
-    Usage, note_earliest,
+    HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, Sent, ShareHolder, Usage, note_earliest,
 };
 use crate::base::clock::Time;
 use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder};
@@ -325,17 +324,10 @@ impl<K> Division<K> {
             holder.has_unknown_assignment && holder.sent.is_none() && now < holder.foreign_assignment_until;
         let charged = if is_of_another { 0 } else { usage.allowed };
         let debt = charged - lent;
-        holder.may_report_unassigned_hits |= holder.sent.is_none() && usage.allowed > 0;
-        if !holder.may_report_unassigned_hits {
-            holder.outstanding -= lent;
-        }
+        holder.may_have_more_left |= holder.sent.is_none() && usage.allowed > 0;
+        holder.outstanding -= lent;
         if let Some(sent) = &mut holder.sent {
             sent.passed = sent.passed.saturating_add(usage.allowed);
-        }
-        // What was sent a margin before is in force.
-        let sent_before = Time::from_micros(usage.received.as_micros().saturating_sub(CONFIRMED_AFTER_US));
-        if let Some(sent) = &mut holder.sent {
-            sent.record_receipt(sent_before, now);
         }
         if holder.is_assignment_over(usage.received) {
             holder.outstanding = 0;
@@ -343,22 +335,15 @@ impl<K> Division<K> {
             && let Some(sent) = &mut holder.sent
         {
             sent.bound_hits_before_change();
-            (holder.has_unknown_assignment, holder.may_report_unassigned_hits) = (false, false);
+            holder.has_unknown_assignment = false;
             // A request that was denied found the bucket empty, and nothing refills it.
             let is_empty = was_filled && usage.denied > 0 && sent.never_refills();
+            holder.may_have_more_left &= !is_empty;
             let most_left = if is_empty { 0 } else { sent.most_left() };
             holder.outstanding = holder.outstanding.min(most_left);
         }
-        for (at, pool) in self.pools.iter_mut().enumerate() {
-            match pool.limit.form {
-                AssignmentForm::Lent => pool.hits.record_used_hits(charged),
-                AssignmentForm::Rate => {
-                    if let Some(rate) = holder.rates.get_mut(at) {
-                        rate.confirm(sent_before, now);
-                        rate.note_releases(&mut self.next_release);
-                    }
-                }
-            }
+        for pool in self.pools.iter_mut().filter(|pool| pool.limit.form == AssignmentForm::Lent) {
+            pool.hits.record_used_hits(charged);
         }
         if all_lent { debt } else { 0 }
     }

@@ -67,6 +67,8 @@ pub struct BucketRecord {
     last_ms: u64,
     requests: u64,
     admitted: u64,
+    /// Hits that passed without an assignment.
+    admitted_unassigned: u64,
     /// Decisions after an assignment had ended.
     ended: u64,
     /// Time since when it has no assignment, and the longest time without one, in milliseconds.
@@ -82,6 +84,7 @@ impl BucketRecord {
             last_ms: now_ms,
             requests: 0,
             admitted: 0,
+            admitted_unassigned: 0,
             ended: 0,
             unassigned_since: None,
             longest_unassigned_ms: 0,
@@ -101,6 +104,7 @@ impl BucketRecord {
                 self.unassigned_since = None;
             }
             Basis::None => {
+                self.admitted_unassigned += u64::from(decision.passes);
                 let since = *self.unassigned_since.get_or_insert(now_ms);
                 self.longest_unassigned_ms = self.longest_unassigned_ms.max(now_ms - since);
             }
@@ -157,6 +161,7 @@ fn exclusions_of(plan: &QuotaPlan, report: &QuotaReport) -> Vec<Loss> {
     let mut exclusions: Vec<Loss> = Vec::new();
     // Counters begin anew, beside what proxies still have.
     exclusions.extend(report.losses.iter().map(|loss| Loss { until_ms: loss.until_ms + ASSIGNMENT_MS, ..*loss }));
+    exclusions.extend(plan.rules.iter().enumerate().flat_map(|(index, rule)| changes_of_form(rule, index, report)));
     for timed in &plan.faults {
         let (from_ms, until_ms) = (timed.at_ms, timed.end_ms() + ASSIGNMENT_MS);
         match timed.fault {
@@ -178,6 +183,24 @@ fn exclusions_of(plan: &QuotaPlan, report: &QuotaReport) -> Vec<Loss> {
         }
     }
     exclusions
+}
+
+/// Changes of a limit from a rate to lent hits, or back: its counter begins anew.
+fn changes_of_form(rule: &RulePlan, index: usize, report: &QuotaReport) -> Vec<Loss> {
+    let is_rate = |limit: u64| {
+        let capacity = if rule.algorithm == Algorithm::TokenBucket { rule.size } else { limit };
+        rule.period_s * 1000 * capacity < MAX_RATE_REFILL_MS * limit
+    };
+    let mut before = rule.limit;
+    let of_rule = report.changes.iter().filter(|change| change.rule == index);
+    let others =
+        of_rule.filter(|change| is_rate(std::mem::replace(&mut before, change.limit)) != is_rate(change.limit));
+    let anew = |change: &LimitChange| Loss {
+        from_ms: change.from_ms,
+        until_ms: change.from_ms + ASSIGNMENT_MS + rule.period_s * 1000,
+        rule: Some(index),
+    };
+    others.map(anew).collect()
 }
 
 const fn fails_the_store(timed: &TimedFault) -> bool {
@@ -246,6 +269,12 @@ impl CounterCheck<'_> {
         1 + self.exclusions.iter().filter(concerns).count() as u64
     }
 
+    /// Hits that passed before a first assignment, and count as used of it: as many more may pass.
+    fn unassigned_hits(&self, name: BucketName) -> u64 {
+        let buckets = self.report.buckets.iter().filter(|((_, of), _)| *of == name);
+        buckets.map(|(_, bucket)| bucket.admitted_unassigned).sum()
+    }
+
     fn capacity(&self, limit: u64) -> u64 {
         if self.rule.algorithm == Algorithm::TokenBucket { self.rule.size } else { limit }
     }
@@ -301,7 +330,8 @@ impl CounterCheck<'_> {
         let period_ms = self.rule.period_s * 1000;
         let unknown_ms = admitted.iter().map(|hit| hit.until_ms - hit.from_ms).max().unwrap_or(0);
         let drift_ms = period_ms * DRIFT_PPM / MILLION + 1;
-        let mut in_period: VecDeque<u64> = VecDeque::new();
+        let unassigned = admitted.first().map_or(0, |hit| self.unassigned_hits(hit.name));
+        let (mut in_period, mut worst): (VecDeque<u64>, Option<(u64, String)>) = (VecDeque::new(), None);
         for hit in admitted {
             let now_ms = hit.until_ms;
             in_period.push_back(now_ms);
@@ -310,13 +340,16 @@ impl CounterCheck<'_> {
             }
             let from_ms = now_ms.saturating_sub(period_ms);
             let (limit, times) = (self.largest_limit(from_ms, now_ms), self.times(from_ms, now_ms));
-            let most = (limit + self.capacity(limit)) * times;
+            let most = (limit + self.capacity(limit)) * times + unassigned;
             let hits = in_period.len() as u64;
-            if hits > most {
-                return Some(format!(
-                    "{hits} hits in a period, at most {most} are promised ({times} times): at {now_ms} ms"
-                ));
+            if hits > most && worst.as_ref().is_none_or(|(excess, _)| hits - most > *excess) {
+                let told =
+                    format!("{hits} hits in a period, at most {most} are promised ({times} times): at {now_ms} ms");
+                worst = Some((hits - most, told));
             }
+        }
+        if let Some((_, told)) = worst {
+            return Some(told);
         }
         if self.rule.algorithm != Algorithm::FixedWindow || period_ms < MAX_RATE_REFILL_MS {
             return None;
@@ -329,7 +362,7 @@ impl CounterCheck<'_> {
         }
         by_window.into_values().find_map(|(hits, from_ms, until_ms)| {
             let (limit, times) = (self.largest_limit(from_ms, until_ms), self.times(from_ms, until_ms));
-            let most = limit * times;
+            let most = limit * times + unassigned;
             (hits > most).then(|| format!("{hits} hits of {most} in the window from {from_ms} to {until_ms} ms"))
         })
     }
