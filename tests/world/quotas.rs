@@ -424,9 +424,9 @@ impl World {
         }
         sleep(Duration::from_millis(ASSIGNMENTS_END_MS)).await;
         for replica in self.fleet.running_replicas() {
-            let keys = replica.quota.as_ref().expect("it is on").key_count();
-            if keys > 0 {
-                breaches.push(format!("{keys} divisions of {} are left", replica.host));
+            let totals = replica.quota.as_ref().expect("it is on").compute_totals();
+            if totals.keys > 0 {
+                breaches.push(format!("{} divisions of {} are left: {totals:?}", totals.keys, replica.host));
             }
         }
         // All that was held has come back.

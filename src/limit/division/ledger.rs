@@ -170,6 +170,10 @@ impl DividedPool {
     /// What may not be given back to the store, of which holders have `reserved`: the parts of buckets that it gets are
     /// full, and nobody has had the refill lately, because it may admit as much at once.
     fn reserved_from_store<K>(&self, reserved: u64, holders: &[ShareHolder<K>], index: usize, now: Time) -> u64 {
+        if self.limit.form == AssignmentForm::Lent {
+            // Rates of before a change may be in use. What is over needs no rest: the counter begins anew.
+            return reserved.max(self.reserved_buckets(index, holders).saturating_sub(self.empty_buckets.share));
+        }
         let moved = self.recently_used_refill.share(self.limit.refill_us(), now);
         let recently_used = reserved.saturating_add(moved).min(self.hits.held.min(self.limit.total()));
         reserved.max(recently_used).max(self.reserved_buckets(index, holders))

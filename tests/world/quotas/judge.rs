@@ -23,6 +23,8 @@ const MAX_RATE_REFILL_MS: u64 = 20_000;
 const LEARN_MS: u64 = 15_000;
 /// Pause between requests within which a bucket is surely not abandoned, in milliseconds.
 const MAX_PAUSE_MS: u64 = 30_000;
+/// Hits of a limit that are enough to judge what of it is used: a part of fewer is chance.
+const MIN_JUDGED_HITS: u64 = 100;
 /// Drift of clocks, in parts per million.
 const DRIFT_PPM: u64 = 500;
 const MILLION: u64 = 1_000_000;
@@ -371,8 +373,8 @@ impl CounterCheck<'_> {
 /// Limits of a run without faults of which too little is used, of what one limiter would admit of the same requests.
 fn find_idle_limits(plan: &QuotaPlan, report: &QuotaReport) -> Vec<String> {
     let mut breaches = Vec::new();
-    // The page tells nothing of other clients, and less of several replicas.
-    if plan.fleet.replicas > 1 || plan.proxies.iter().any(|proxy| !proxy.is_envoy) {
+    // The page tells of three Envoys at one replica.
+    if plan.fleet.replicas > 1 || plan.proxies.len() > 3 || plan.proxies.iter().any(|proxy| !proxy.is_envoy) {
         return breaches;
     }
     for (index, rule) in plan.rules.iter().enumerate() {
@@ -388,7 +390,7 @@ fn find_idle_limits(plan: &QuotaPlan, report: &QuotaReport) -> Vec<String> {
                 hit.name == (index, value) && counts_for_use(plan, rule, hit.until_ms, hit.redis_until_us)
             };
             let used = report.admitted.iter().filter(is_counted).count() as u64;
-            if ideal >= 50 && used * 100 < ideal * least_use_percent(plan.demand) {
+            if ideal >= MIN_JUDGED_HITS && used * 100 < ideal * least_use_percent(plan.demand) {
                 breaches.push(format!("({index}, {value}): {used} hits were admitted of {ideal}"));
             }
         }

@@ -170,6 +170,24 @@ fn bucket_of_a_proxy_that_admits_without_an_assignment_is_not_raised_in_proporti
 }
 
 #[test]
+fn hits_of_a_rate_that_became_lent_hits_are_given_back_when_its_proxies_are_gone() {
+    let mut division = Division::new([DividedLimit::new(&bucket(50, 50, 10))], START);
+    division.join(1, true, START);
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    request_and_grant_all(&mut division, START);
+    assert!(division.assign(0, START).is_some());
+    division.record_report(0, usage(50, 0, at(5)), at(5));
+    // Full again in 250 s.
+    division.change_limits([DividedLimit::new(&bucket(2, 50, 10))]);
+    // What the proxy had is over, and has not rested.
+    division.expire(at(40));
+    division.expire(at(41));
+    division.leave(0, at(42));
+    let asked = division.next_pool_request(0, at(60)).expect("something is held");
+    assert_eq!(asked.wanted, HeldAmount::default());
+}
+
+#[test]
 fn change_waits_until_the_one_before_it_is_confirmed() {
     let (mut division, _) = division_with_one_proxy(Unit::Day);
     let shrink = |division: &mut Division<u32>, held: u64, now: Time| {
