@@ -127,9 +127,13 @@ impl SlotHolderTable {
         let ran = Time::from_micros(self.ran_us.swap(now.as_micros(), Ordering::Relaxed));
         if self.is_pause(ran, now) {
             self.runs_since_us.store(now.as_micros(), Ordering::Relaxed);
-            // After a clock that was set back, nobody was heard in the future.
+            // After a clock that was set back, nobody was heard in the future; how long ago the last health check came is
+            // not known.
             let mut holders = self.holders.write().unwrap_or_else(PoisonError::into_inner);
-            holders.values_mut().for_each(|holder| holder.heard = holder.heard.min(now));
+            for holder in holders.values_mut() {
+                holder.heard = holder.heard.min(now);
+                holder.checked = None;
+            }
         }
     }
 
@@ -152,7 +156,7 @@ impl SlotHolderTable {
         let timeout_us = self.timeout_us.load(Ordering::Relaxed);
         self.update_holder(HolderId::from_name(name), name, now, |holder| {
             let before = holder.checked.replace(now);
-            holder.has_heartbeats |= before.is_some_and(|before| now.since_us(before) <= timeout_us);
+            holder.has_heartbeats |= before.is_some_and(|before| before < now && now.since_us(before) <= timeout_us);
         });
     }
 

@@ -135,7 +135,7 @@ SLOTS_RUST = [
     (HOLDERS, "self.update_holder(HolderId::from_name(name), name, now, |holder| {",
      "self.update_holder(HolderId::from_name(name), name, if $0 { Time::default() } else { now }, |holder| {",
      [("holder", "health checks are no signs of life")]),
-    (HOLDERS, "before.is_some_and(|before| now.since_us(before) <= timeout_us);",
+    (HOLDERS, "before.is_some_and(|before| before < now && now.since_us(before) <= timeout_us);",
      "before.map_or($0, |before| $1 || now.since_us(before) <= timeout_us);",
      [("Envoy without heartbeats", "one health check in its name makes it dead"),
       ("Envoy without heartbeats", "rare health checks make it dead", ["store::slots::holders"])]),

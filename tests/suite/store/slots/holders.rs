@@ -33,6 +33,8 @@ fn holder_is_dead_only_after_health_checks_that_followed_each_other() {
         (&[7000], false),
         (&[6900, 7000], false),
         (&[6900, 6931, 6962, 7000], false),
+        // The clock was set back meanwhile.
+        (&[7000, 6965], false),
         (&[6970, 7000], true),
         (&[6900, 6930, 7000], true),
     ] {
