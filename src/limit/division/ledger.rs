@@ -71,8 +71,8 @@ pub struct DividedPool {
     pub(super) lacking: u64,
     /// Holders must give up what they have of buckets beyond the even part.
     pub(super) are_buckets_starved: bool,
-    /// A holder has no share, or holders have more of the buckets than there is, so that small differences count too.
-    pub(super) small_differences_count: bool,
+    /// Holders are told of small differences too: one has no share, or they have more of the buckets than there is.
+    pub(super) tells_small_differences: bool,
     /// Number of holders without a share, if an even part would be one.
     pub(super) without_part: u64,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
@@ -140,7 +140,7 @@ impl DividedPool {
             refill_kept_for_buckets: 0,
             lacking: 0,
             are_buckets_starved: false,
-            small_differences_count: false,
+            tells_small_differences: false,
             without_part: 0,
             shares_of_gone_holders: SmallVec::new(),
         }

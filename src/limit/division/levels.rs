@@ -158,13 +158,13 @@ impl DividedPool {
 
     /// Smallest difference that a holder of `has` is told.
     pub(super) const fn step(&self, has: u64) -> u64 {
-        if self.small_differences_count || has < 20 { 1 } else { has / 10 }
+        if self.tells_small_differences || has < 20 { 1 } else { has / 10 }
     }
 
     /// Computes the even part of the buckets of rates, of `amount` that holders can have, who lacks some of it, and
     /// what refill must be withheld to fill what is empty.
     fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>], now: Time) {
-        (self.are_buckets_starved, self.small_differences_count, self.without_part) = (false, false, 0);
+        (self.are_buckets_starved, self.tells_small_differences, self.without_part) = (false, false, 0);
         (self.refill_kept_for_buckets, self.lacking, self.even_bucket) = (0, 0, 0);
         if self.limit.form != AssignmentForm::Rate {
             return;
@@ -173,7 +173,7 @@ impl DividedPool {
         let parts =
             || holders.iter().filter(is_waiting).filter_map(|holder| holder.rates.get(index)).map(|rate| rate.now);
         let assigned = holders.iter().filter_map(|holder| holder.rates.get(index)).map(|rate| rate.now.bucket);
-        self.small_differences_count =
+        self.tells_small_differences =
             parts().any(|part| part == Part::default()) || assigned.fold(0, u64::saturating_add) > self.divisible();
         let fair = self.divisible() / (holders.len() as u64).max(1);
         if self.limit.bucket_size_of_share(fair) > 0 && self.limit.fill_of_share(fair) > 0 {
