@@ -25,6 +25,7 @@ pub mod region_parts;
 pub mod local_budget;
 pub mod hold;
 pub mod pool;
+pub mod region_pool;
 pub mod division;
 
 use std::fmt;

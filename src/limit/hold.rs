@@ -66,9 +66,12 @@ pub struct HoldRequest {
     ///
     /// A holder that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
     pub used: u64,
-    /// Sequence number of this report of used hits; 0: it has none. A call with the number of the last one repeats it,
-    /// because its answer was lost: its used hits are not charged again.
+    /// Number of the request, above those of all requests before it; 0: it has none. A request that arrives after one
+    /// with a higher number is late, and changes nothing.
     pub number: u64,
+    /// Number of the request that told these used hits first, and whose answer was lost; 0: this one tells them first.
+    /// They are not charged again. A request with the number of the last one repeats it too.
+    pub repeats: u64,
     /// What to hold from now on. What is still held, up to this, is always granted; the rest if it fits.
     pub wanted: HeldAmount,
     /// Time from the store's now for which to hold it, in microseconds, at most [`MAX_HOLD_US`]. A call renews the
@@ -358,9 +361,19 @@ impl CounterHolds {
         let lasting = self.total.and_then(|hold| hold.keep_or_settle(limit, state, now));
         let is_settled = self.total.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
-        let RemovedHolds { mut own, number, ended_capacity } = self.remove_own_and_ended(limit, holder, at);
+        let RemovedHolds { last, ended_capacity } = self.remove_own_and_ended(limit, holder, at);
         let ended = if is_settled { 0 } else { ended_capacity };
-        let is_repeated = request.number > 0 && request.number == number;
+        let late = last.filter(|last| request.number > 0 && request.number < last.number);
+        let mut own = last.map_or(HeldAmount::default(), |last| last.held);
+        let request = late.map_or(request, |last| HoldRequest {
+            used: 0,
+            number: last.number,
+            wanted: last.held,
+            demand: last.demand,
+            ..request
+        });
+        let first = if request.repeats > 0 { request.repeats } else { request.number };
+        let is_repeated = first > 0 && last.is_some_and(|last| last.number >= first);
         let used = own.subtract_used_hits(limit, if is_repeated { 0 } else { request.used });
         // The bucket was refilled by what the holds left of the refill until now.
         let held_refill = if limit.holds_take_capacity() { lasting.map_or(0, |hold| hold.hits) } else { 0 };
@@ -375,7 +388,7 @@ impl CounterHolds {
         let fitting = find_grantable_amount(limit, state, others.plus(kept), now);
         let added = wanted.minus(kept).min(fitting);
         let granted = kept.plus(added).without_excess_refill(wanted);
-        let until = end_of_hold(limit, at, request.lasts_us.min(MAX_HOLD_US));
+        let until = late.map_or_else(|| end_of_hold(limit, at, request.lasts_us.min(MAX_HOLD_US)), |last| last.until);
         let answer = HoldAnswer {
             granted,
             now,
@@ -397,7 +410,7 @@ impl CounterHolds {
 
     /// Takes out the holder, and those whose hold has ended; returns what the holder held, and the sum of what ended.
     fn remove_own_and_ended(&mut self, limit: &Limit, id: ReplicaId, at: Time) -> RemovedHolds {
-        let mut standing = RemovedHolds { own: HeldAmount::default(), number: 0, ended_capacity: 0 };
+        let mut standing = RemovedHolds { last: None, ended_capacity: 0 };
         self.holders.retain(|holder| {
             if holder.until <= at {
                 standing.ended_capacity += holder.held.capacity;
@@ -406,7 +419,7 @@ impl CounterHolds {
             // A hold beyond this was made before the clock was set back.
             let lasts = holder.until.since_us(at) <= longest_hold_us(limit);
             if lasts && holder.id == id {
-                (standing.own, standing.number) = (holder.held, holder.number);
+                standing.last = Some(*holder);
             }
             lasts && holder.id != id
         });
@@ -416,9 +429,8 @@ impl CounterHolds {
 
 /// What a call takes out of the holds on a counter: that of its own holder, and those that have ended.
 struct RemovedHolds {
-    own: HeldAmount,
-    /// Number of the last call of the holder.
-    number: u64,
+    /// What the last request of the holder left.
+    last: Option<HoldingReplica>,
     /// Capacity of holds that have ended and were not charged.
     ended_capacity: u64,
 }

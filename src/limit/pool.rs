@@ -1,20 +1,22 @@
 //! Pool: what the holder of a hold may hand out without asking, by its own clock.
 //!
 //! It is what the counter granted ([`HoldAnswer`]), less what was used since. Used hits are told with the next request.
-//! A request whose answer was lost is repeated alone, with its number, so that its hits are charged once.
+//! A request whose answer was lost is repeated alone, and says which one it repeats, so that its hits are charged once.
 //!
 //! Decides: which used hits a request tells, and which of them again.
 
 use super::hold::{HeldAmount, HoldAnswer, HoldRequest, OtherHolder};
 use crate::base::clock::Time;
 
-/// Hits that were used, with the number of the request that tells the counter.
+/// Hits that were used, with the numbers of the request that tells the counter: see [`HoldRequest`].
 #[derive(Clone, Copy, Debug)]
 pub struct NumberedHits {
     /// The hits.
     pub used: u64,
-    /// The number.
+    /// Number of the request.
     pub number: u64,
+    /// Number of the request that told them first; 0: this one does.
+    pub repeats: u64,
 }
 
 /// Hits of one counter that this process may hand out until its hold ends; hits per period if it holds a rate.
@@ -75,15 +77,18 @@ impl Pool {
 
     /// Takes the used hits of the next request: those of one that was not answered go first, alone.
     pub fn take_used(&mut self) -> NumberedHits {
-        self.unanswered.take().unwrap_or_else(|| {
-            self.number += 1;
-            NumberedHits { used: std::mem::take(&mut self.used), number: self.number }
-        })
+        self.number += 1;
+        let number = self.number;
+        match self.unanswered.take() {
+            Some(NumberedHits { used, repeats, .. }) => NumberedHits { used, number, repeats },
+            None => NumberedHits { used: std::mem::take(&mut self.used), number, repeats: 0 },
+        }
     }
 
     /// Records that a request was not answered.
     pub fn record_unanswered(&mut self, request: &HoldRequest) {
-        self.unanswered = Some(NumberedHits { used: request.used, number: request.number });
+        let repeats = if request.repeats > 0 { request.repeats } else { request.number };
+        self.unanswered = Some(NumberedHits { used: request.used, number: request.number, repeats });
     }
 
     /// Records an answer, with times by this process's clock: `held` and `room` are what it grants of a limit, until

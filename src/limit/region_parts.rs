@@ -62,6 +62,20 @@ impl Limit {
         Self { counting, ..*self }
     }
 
+    /// Returns the limit that a region counts alone, in a counter of its own: its part.
+    #[must_use]
+    pub const fn region_part(&self) -> Self {
+        let (requests_per_unit, capacity) = (self.region_reserve(), self.region_capacity());
+        Self { requests_per_unit, scope: Scope::Region, ..*self }.with_capacity(capacity)
+    }
+
+    /// Returns the limit that the global Redis counts: without the parts of all regions.
+    #[must_use]
+    pub const fn without_region_parts(&self) -> Self {
+        let (requests_per_unit, capacity) = (self.max_granted_hits(), self.max_granted_capacity());
+        Self { requests_per_unit, scope: Scope::Region, ..*self }.with_capacity(capacity)
+    }
+
     /// Returns the limit as one that each region has for itself.
     #[must_use]
     pub const fn without_global_scope(&self) -> Self {

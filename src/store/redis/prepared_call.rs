@@ -411,6 +411,7 @@ fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: HoldR
         request.demand.min(MAX_AMOUNT),
         // Numbers begin with the time in microseconds. If they were cut, the next would be taken for a repetition.
         request.number.min(MAX_LUA_INTEGER),
+        (if request.repeats > 0 { request.repeats } else { request.number }).min(MAX_LUA_INTEGER),
         limit.capacity_for_scripts(),
         encode_flags_word(counter).unsigned_abs(),
     ];

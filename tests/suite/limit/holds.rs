@@ -50,7 +50,7 @@ fn size(amount: HeldAmount) -> u64 {
 
 /// Request to hold hits for 20 s.
 fn hold(used: u64, wanted: HeldAmount) -> HoldRequest {
-    HoldRequest { used, number: 0, wanted, lasts_us: 20 * SECOND_US, demand: size(wanted) }
+    HoldRequest { used, wanted, lasts_us: 20 * SECOND_US, demand: size(wanted), ..HoldRequest::default() }
 }
 
 /// Charge on the counters of a value.

@@ -9,6 +9,7 @@ mod leases;
 mod membership;
 mod model;
 mod parts_model;
+mod pools;
 mod processes;
 mod region_counters;
 mod region_grants;

@@ -40,8 +40,9 @@ if hold then value, ttl_ms = value .. hold, ttl_ms + math.ceil((held_until - now
 -- (1: holds take capacity, 0: hits of windows), windows (after how many ends of windows a hold ends, 0: at its time),
 -- first_end and second_end (the next two ends of windows of a calendar at the end of the hold, by the caller's clock,
 -- in microseconds; 0: windows have the period's length), used, wanted_hits, wanted_capacity, lasts_us, demand, number
--- (of `used`; with the holder's last one, `used` was charged already; 0: none), charged_capacity and
--- charged_flags (as charges have them); then 16 bytes: the holder.
+-- (below the holder's last one, the request is late and changes nothing; 0: none), first (number of the request that told
+-- `used` first: it is charged unless that one or a later one came), charged_capacity and charged_flags (as charges have
+-- them); then 16 bytes: the holder.
 -- Returns: numbers as above: now, granted hits and capacity, the end of the hold, hits and capacity that would still
 -- fit; then the record of the other holders.
 -- Record: for each holder 16 bytes, its identity, and as unsigned numbers the hits and the capacity that it holds, the
@@ -56,7 +57,8 @@ local lent, is_server_time = 0, false
 --> load
 local hits, limit, capacity, wait, flags, admitted
 local full_limit, full_capacity, by_capacity, windows, first_end, second_end, used, wanted_hits, wanted_capacity,
-  lasts_us, demand, number, charged_capacity, charged_flags, me = unpack('<i8i8i8i8i8i8i8i8i8i8i8i8i8i8c16', args, position)
+  lasts_us, demand, number, first, charged_capacity, charged_flags, me =
+  unpack('<i8i8i8i8i8i8i8i8i8i8i8i8i8i8i8c16', args, position)
 local recorded = redis.pcall('GET', record_key) or ''
 if type(recorded) == 'table' then
   return recorded
@@ -65,15 +67,20 @@ elseif #recorded % 56 ~= 0 then
 end
 -- The other holders, what they hold, and what the caller holds. What has ended is charged, unless `load` did that.
 local told, rows, sum_hits, sum_capacity, own_hits, own_capacity, ended = used, {}, 0, 0, 0, 0, 0
-local sum_until, record_until = 0, 0
+local sum_until, record_until, late_ends = 0, 0, nil
 for i = 1, #recorded, 56 do
-  local id, row_hits, row_capacity, ends, _, row_number = unpack('<c16I8I8I8I8I8', recorded, i)
+  local id, row_hits, row_capacity, ends, row_demand, row_number = unpack('<c16I8I8I8I8I8', recorded, i)
   if ends <= at then
     ended = ended + row_capacity
   elseif ends - at <= 3600000000 + 2 * period then
     if id == me then
       own_hits, own_capacity = row_hits, row_capacity
-      if number > 0 and number == row_number then used = 0 end
+      if number > 0 and number < row_number then
+        used, told, number, demand, late_ends = 0, 0, row_number, row_demand, ends
+        wanted_hits, wanted_capacity = row_hits, row_capacity
+      elseif first > 0 and row_number >= first then
+        used = 0
+      end
     else
       rows[#rows + 1] = string.sub(recorded, i, i + 55)
       sum_hits, sum_capacity, record_until = sum_hits + row_hits, sum_capacity + row_capacity, max(record_until, ends)
@@ -128,6 +135,7 @@ if first_end > 0 then
 elseif windows > 0 then
   ends = (floor(ends / period) + windows) * period
 end
+ends = late_ends or ends
 local others = table.concat(rows)
 recorded = others
 if has_place and granted_hits + granted_capacity + demand + told > 0 then

@@ -305,7 +305,7 @@ fn division_without_holders_is_forgotten_after_a_lost_answer() {
     assert_eq!(division.next_event(at(62)), Some(at(72)));
     division.expire(at(72));
     let again = request_and_grant_all(&mut division, at(72)).expect("it is told again");
-    assert_eq!((again.used, again.number), (part, request.number));
+    assert_eq!((again.used, again.repeats), (part, request.number));
     assert!(division.is_empty());
     assert_eq!(division.next_event(at(72)), None);
 }
@@ -462,18 +462,18 @@ fn silent_proxy_leaves_the_division() {
 }
 
 #[test]
-fn failed_request_is_repeated_with_its_number() {
+fn failed_request_is_repeated() {
     let (mut division, _) = division_with_one_proxy(Unit::Day);
     division.record_report(0, usage(10, 0, at(5)), at(5));
     let request = division.next_pool_request(0, at(5)).expect("it has something to tell");
     division.record_unanswered_request(0, &request);
     division.record_report(0, usage(3, 0, at(10)), at(10));
     let again = division.next_pool_request(0, at(10)).expect("it is told again");
-    assert_eq!((again.used, again.number), (10, request.number));
+    assert_eq!((again.used, again.repeats), (10, request.number));
     let grant = HoldAnswer { granted: again.wanted, ..HoldAnswer::default() };
     division.record_answer(0, &again, grant, at(10));
     let next = division.next_pool_request(0, at(10)).expect("three more were used");
-    assert_eq!((next.used, next.number), (3, request.number + 1));
+    assert_eq!((next.used, next.number, next.repeats), (3, again.number + 1, 0));
 }
 
 #[test]

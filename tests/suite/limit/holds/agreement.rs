@@ -92,8 +92,16 @@ fn call() -> impl Strategy<Value = Call> {
     let lasts_us = prop_oneof![3 => 0..120_000_000_u64, 1 => Just(u64::MAX)];
     // Numbers as divisions give them: they begin with the time in microseconds.
     let number = prop_oneof![1 => Just(0), 3 => FIRST_NUMBER..FIRST_NUMBER + 3];
-    let request = (0..30_u64, number, amount, lasts_us, 0..3_u64)
-        .prop_map(|(used, number, wanted, lasts_us, demand)| HoldRequest { used, number, wanted, lasts_us, demand });
+    let request = (0..30_u64, number.clone(), number, amount, lasts_us, 0..3_u64).prop_map(
+        |(used, number, repeats, wanted, lasts_us, demand)| HoldRequest {
+            used,
+            number,
+            repeats,
+            wanted,
+            lasts_us,
+            demand,
+        },
+    );
     prop_oneof![
         1 => hits.prop_map(Call::Charge),
         1 => (0..3_usize, 0..3_u8, request)

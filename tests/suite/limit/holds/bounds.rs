@@ -216,7 +216,7 @@ impl World {
             Form::Rate if is_bucket => process.held.capacity.saturating_sub(wanted.capacity),
             Form::Rate => process.held.hits.saturating_sub(wanted.hits),
         };
-        let request = HoldRequest { used, number: 0, wanted, lasts_us, demand: wanted.hits };
+        let request = HoldRequest { used, wanted, lasts_us, demand: wanted.hits, ..HoldRequest::default() };
         let answer = self.held.charge_used_and_grant(
             StateWithLimit { limit: &limit, state: &mut self.state },
             holder(process.id),
@@ -401,7 +401,14 @@ fn wild_numbers_are_bounded() {
         let (mut state, mut held) = (State::empty(limit.counting_method()), CounterHolds::default());
         let now = Time::from_micros(START_US);
         let all = HeldAmount { hits: u64::MAX, capacity: u64::MAX };
-        let wild = HoldRequest { used: u64::MAX, number: u64::MAX, wanted: all, lasts_us: u64::MAX, demand: u64::MAX };
+        let wild = HoldRequest {
+            used: u64::MAX,
+            number: u64::MAX,
+            repeats: 0,
+            wanted: all,
+            lasts_us: u64::MAX,
+            demand: u64::MAX,
+        };
         let answer =
             held.charge_used_and_grant(StateWithLimit { limit: &limit, state: &mut state }, holder(1), wild, now);
         assert_eq!(answer.granted, HeldAmount::default(), "{algorithm}: all room is debt");
