@@ -25,8 +25,8 @@ pub mod region_parts;
 pub mod local_budget;
 pub mod hold;
 pub mod pool;
-pub mod region_pool;
 pub mod division;
+pub mod region_requests;
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -34,6 +34,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use self::ban::Ban;
 use self::period::{Period, Unit, period_in_words};
+use self::region_parts::RegionConnection;
 use self::reservation::ReservationPolicy;
 use self::window::{CalendarWindows, WindowSpec};
 use crate::base::named_enum::{named_enum, serialize_by_name};
@@ -293,6 +294,8 @@ pub struct Limit {
     reservations: Option<ReservationPolicy>,
     consistency: Consistency,
     scope: Scope,
+    /// How the Redis of a region counts the limit; `None`: as one of its own.
+    in_region: Option<RegionConnection>,
     on_store_error: StoreFailurePolicy,
     /// Milliseconds by which the period is longer than written.
     extension_ms: u16,
@@ -345,24 +348,13 @@ impl Limit {
             reservations: spec.reservations,
             consistency,
             scope,
+            in_region: None,
             on_store_error: spec.on_store_error.unwrap_or_default(),
             extension_ms: 0,
         };
         limit.count_rejected = spec.count_rejected.unwrap_or_else(|| spec.sole && limit.counts_rejected_if_sole());
         limit.check_reserve()?;
         Ok(limit)
-    }
-
-    /// Checks that the reserve gives each region a hit, and a token of the bucket.
-    fn check_reserve(&self) -> Result<(), LimitError> {
-        match self.scope {
-            Scope::Global(GlobalScope { regions, .. })
-                if self.requests_per_unit > 0 && (self.region_reserve() == 0 || self.region_capacity() == 0) =>
-            {
-                Err(LimitError::ReserveTooSmall { regions: regions.get() })
-            }
-            Scope::Global(_) | Scope::Region => Ok(()),
-        }
     }
 
     /// Returns the share of one replica, if `replicas` count independently in each region of the limit.
@@ -420,7 +412,7 @@ impl Limit {
         self.algorithm
     }
 
-    /// State and script that count the limit: the algorithm's, unless [`Limit::as_counted_in_region`] replaced them.
+    /// State and script that count the limit.
     pub const fn counting_method(&self) -> CountingMethod {
         self.counting
     }

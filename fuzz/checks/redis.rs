@@ -4,11 +4,10 @@ use std::num::NonZeroU16;
 
 use bytes::BytesMut;
 use smallvec::SmallVec;
-use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::region_parts::RegionConnection;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::settings::address::Endpoint;
@@ -18,7 +17,7 @@ use tollkeeper::store::client::redis::error::ReplyError;
 use tollkeeper::store::client::redis::hash_slot::HASH_SLOTS;
 use tollkeeper::store::client::redis::resp::{self, Reply, decode_reply};
 use tollkeeper::store::redis::key;
-use tollkeeper::store::redis::script::{ReplyContext, replay_charges};
+use tollkeeper::store::redis::script::replay_charges;
 
 /// Maximum length of an input that is cut, since each piece is parsed from the beginning.
 const MAX_CUT_BYTES: usize = 512;
@@ -82,7 +81,9 @@ fn interpret(reply: &Reply) {
 fn replay_all(bytes: &[u8]) {
     let counted = |(algorithm, scope)| {
         let plain = LimitSpec::new(algorithm, 100, Period::new(Unit::Minute, 1).expect("a minute"));
-        let limit = Limit::new(&LimitSpec { scope, ..plain }).expect("a plain limit").as_counted_in_region();
+        let limit = Limit::new(&LimitSpec { scope, ..plain })
+            .expect("a plain limit")
+            .as_counted_in_region(RegionConnection::CutOff);
         OwnedCounter { limit, shadow: false, quota: false, tag: 0 }
     };
     let global = Some(Scope::Global(GlobalScope::new(NonZeroU16::MIN)));
@@ -90,14 +91,6 @@ fn replay_all(bytes: &[u8]) {
     let kinds = Algorithm::ALL.into_iter().map(|algorithm| (algorithm, None)).chain(kinds);
     let alone = kinds.clone().map(|kind| SmallVec::from_iter([counted(kind)]));
     let together = [kinds.map(counted).collect()];
-    let last = Time::from_micros(1 << 53);
-    let wide =
-        GlobalTimeAndStanding { valid_until: last, can_request: true, cut_off: true, ..GlobalTimeAndStanding::UNKNOWN };
-    let arguments = [
-        ReplyContext::default(),
-        ReplyContext { has_leases: true, view: Some(&GlobalTimeAndStanding::UNKNOWN) },
-        ReplyContext { has_leases: false, view: Some(&wide) },
-    ];
     for counters in alone.chain(together) {
         let charge = |hits| OwnedCharge {
             counters: counters.clone(),
@@ -107,7 +100,7 @@ fn replay_all(bytes: &[u8]) {
             slot: None,
         };
         let charges = [Hits::Charge(3), Hits::Peek, Hits::Refund(1), Hits::Charge(1 << 32)].map(charge);
-        for replayed in arguments.into_iter().flat_map(|arguments| replay_charges(&charges, bytes, arguments)) {
+        for replayed in [false, true].into_iter().flat_map(|has_leases| replay_charges(&charges, bytes, has_leases)) {
             assert_eq!((replayed.results.len(), replayed.states.len()), (charges.len(), counters.len()));
         }
     }

@@ -15,6 +15,7 @@ use super::slot_entries::RequestAndSlotUses;
 use super::store_failures::FailurePolicies;
 use crate::base::clock::Time;
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult};
+use crate::limit::region_parts::RegionConnection;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotCaller;
@@ -70,9 +71,6 @@ pub struct ExplainedRegion {
     pub name: String,
     /// True if the global Redis does not answer it.
     pub cut_off: bool,
-    /// Names of other notices because of which it has less than its part.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub restricted_by: Vec<String>,
 }
 
 /// Explanation of one descriptor.
@@ -407,12 +405,7 @@ impl Decider {
     /// Region of this process; `None` if there is only one.
     pub fn explain_own_region(&self) -> Option<ExplainedRegion> {
         let stats = self.store.stats().shared?.regions?;
-        let restrictions = stats.notices.iter().filter(|notice| notice.restricts_region());
-        Some(ExplainedRegion {
-            name: stats.region,
-            cut_off: !stats.connected,
-            restricted_by: restrictions.map(|notice| notice.name().to_owned()).collect(),
-        })
+        Some(ExplainedRegion { name: stats.region, cut_off: !stats.connected })
     }
 
     /// Peeks at the counters that `request` would charge: the results of each descriptor's limits, candidates last.
@@ -660,7 +653,8 @@ fn describe_guarantee(limit: &Limit, any_is_strict: bool) -> Cow<'static, str> {
 /// Promise of a global limit, and what one of its regions may admit alone.
 fn describe_global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
     let most = describe_overshoot(scope.max_overshoot);
-    let (regions, reserve, allowance) = (scope.regions, limit.region_reserve(), limit.cut_off_allowance());
+    let (regions, reserve) = (scope.regions, limit.region_reserve());
+    let part = limit.as_counted_in_region(RegionConnection::CutOff).region_part();
     let promise = match scope.on_region_loss {
         RegionLossPolicy::Share | RegionLossPolicy::Deny => {
             format!(
@@ -675,9 +669,9 @@ fn describe_global_guarantee(limit: &Limit, scope: GlobalScope) -> String {
     let policy = scope.on_region_loss.name();
     let cut_off = match scope.on_region_loss {
         RegionLossPolicy::Allow => format!("any number (on_region_loss: {policy})"),
-        _ => format!("{allowance} per period (on_region_loss: {policy})"),
+        _ => format!("{} per period (on_region_loss: {policy})", part.requests_per_unit()),
     };
-    format!("global: {promise}; reserve of a region: {reserve}; when cut off, beyond its grants and reserve: {cut_off}")
+    format!("global: {promise}; reserve of a region: {reserve}; when cut off, beyond what it holds: {cut_off}")
 }
 
 fn describe_overshoot(overshoot: Overshoot) -> String {

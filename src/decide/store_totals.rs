@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Decider;
 use crate::limit::StoreFailurePolicy;
 use crate::store::client::server_status::ServerStatus;
-use crate::store::stats::{EventualSharingStats, GrantTotals, RegionStats, ServerClockStats, SharedStoreStats};
+use crate::store::stats::{EventualSharingStats, GrantTotals, RegionStats, SharedStoreStats};
 
 /// Charges and hits since the start of the process.
 #[derive(Clone, Debug, Serialize)]
@@ -54,31 +54,13 @@ pub struct RegionMembershipReport {
     pub connected: bool,
     /// Seconds since its last answer; `null` before the first.
     pub unanswered_s: Option<f64>,
-    /// Seconds since the list of a region last changed, or a new Redis was first used; `null` if neither happened.
-    /// Limits with a longer period do not use their reserve yet.
-    pub changed_before_s: Option<f64>,
-    /// Clocks of the region's Redis and the global one.
-    pub clocks: Vec<RedisClockReport>,
-    /// Jumps of these clocks.
-    pub clock_jumps: u64,
-    /// Grants from the global Redis.
+    /// Hits that the region holds at the global Redis.
     pub grants: RegionGrantsReport,
-    /// What restricts the region now.
+    /// What an operator should know.
     pub notices: Vec<RegionNoticeReport>,
 }
 
-/// Clock of a Redis server.
-#[derive(Clone, Debug, Serialize)]
-pub struct RedisClockReport {
-    /// `region` or `global`.
-    pub deployment: &'static str,
-    /// Address of the server.
-    pub address: String,
-    /// Width of the interval that contains the difference to the clock of this process; `null`: it is unknown.
-    pub uncertainty_ms: Option<f64>,
-}
-
-/// Something that restricts a region.
+/// Something that an operator should know of a region.
 #[derive(Clone, Debug, Serialize)]
 pub struct RegionNoticeReport {
     /// `misconfigured`, or a name of a [`RegionNotice`](crate::store::stats::RegionNotice).
@@ -135,12 +117,10 @@ pub struct RegionGrantsReport {
     pub wasted_hits: u64,
     /// Unused hits that went back to the global Redis.
     pub returned_hits: u64,
-    /// Hits that this process admitted from grants; of a token bucket all hits while a grant lasts.
+    /// Hits that this process admitted from what the region holds.
     pub admitted_from_grants: u64,
-    /// Hits that this process admitted from the region's reserve.
+    /// Hits that this process admitted from the region's own part: its reserve, and what a cut-off region has more.
     pub admitted_from_reserves: u64,
-    /// Hits that this process admitted from the allowance of a region that is cut off.
-    pub admitted_from_loss_allowances: u64,
     /// Time since the last grant in seconds; `null` before the first.
     pub last_grant_s: Option<f64>,
 }
@@ -148,10 +128,6 @@ pub struct RegionGrantsReport {
 impl From<RegionStats> for RegionMembershipReport {
     fn from(stats: RegionStats) -> Self {
         let seconds = |us| Duration::from_micros(us).as_secs_f64();
-        let clocks = stats.clocks.into_iter().map(|ServerClockStats { deployment, address, uncertainty_us }| {
-            let uncertainty_ms = uncertainty_us.map(|us| seconds(us) * 1000.0);
-            RedisClockReport { deployment, address, uncertainty_ms }
-        });
         let misconfiguration = stats.misconfiguration.map(|text| RegionNoticeReport { notice: "misconfigured", text });
         let notices =
             stats.notices.iter().map(|notice| RegionNoticeReport { notice: notice.name(), text: notice.to_string() });
@@ -160,9 +136,6 @@ impl From<RegionStats> for RegionMembershipReport {
             names: stats.regions,
             connected: stats.connected,
             unanswered_s: stats.us_since_answer.map(seconds),
-            changed_before_s: stats.us_since_change.map(seconds),
-            clocks: clocks.collect(),
-            clock_jumps: stats.clock_jumps,
             grants: RegionGrantsReport::from(stats.grants),
             notices: notices.chain(misconfiguration).collect(),
         }
@@ -180,9 +153,8 @@ impl From<GrantTotals> for RegionGrantsReport {
             granted_hits: granted,
             wasted_hits: wasted,
             returned_hits: returned,
-            admitted_from_grants: used.grant,
-            admitted_from_reserves: used.reserve,
-            admitted_from_loss_allowances: used.cut_off_allowance,
+            admitted_from_grants: used.pool,
+            admitted_from_reserves: used.part,
             last_grant_s,
         }
     }

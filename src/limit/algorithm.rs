@@ -3,7 +3,7 @@
 //! Each is a module with a `State` and two functions: `charge(limit, state, now, request) -> ChargeResult`, and
 //! `admits`, a charge that changes nothing; [`state`] dispatches to them. None knows a clock, I/O, a log or a store.
 //!
-//! - A state holds what was *used*, not what is left (region_bucket apart), so a limit may change under a live counter.
+//! - A state holds what was *used*, not what is left, so a limit may change under a live counter.
 //! - All numbers are integers; times are in microseconds; products that can exceed 64 bits are computed in u128.
 //! - Rounding is against the caller. The one exception is sliding_window_counter, which rounds down.
 //!
@@ -22,15 +22,12 @@ pub mod fixed_window;
 pub mod calendar_window;
 pub mod sliding_window_log;
 pub mod sliding_window_counter;
-pub mod region;
-pub mod region_window;
-pub mod region_bucket;
-pub mod global_window;
-pub mod global_bucket;
 pub mod ban_state;
 pub mod slots;
+pub mod region_pool;
 pub mod state;
 pub mod reservation_charge;
+pub mod pool_charge;
 
 use std::fmt;
 
@@ -265,9 +262,8 @@ impl fmt::Display for Algorithm {
 
 /// Applies a macro to all rows of the table of countings: the state and the script that count a limit in one store.
 ///
-/// Each algorithm is a counting of the same name. A global limit is counted in the Redis of a region by another one,
-/// which spends the region's grants: see [`Limit::as_counted_in_region`](crate::limit::Limit::as_counted_in_region). A
-/// fixed_window with a `window` is counted by calendar_window, a concurrent limit by slots.
+/// Each algorithm is a counting of the same name. A fixed_window with a `window` is counted by calendar_window, a
+/// concurrent limit by slots. The numbers 5 and 6 were those of countings of earlier versions.
 ///
 /// A row is the variant, the module (also the name in keys of counters), the Lua file in `src/store/redis/lua/`, and
 /// its [`CountingMethodProperties`].
@@ -285,10 +281,6 @@ macro_rules! for_each_counting {
                 CountingMethodProperties { wire_id: 3, lua_helpers: &["log"] };
             SlidingWindowCounter, sliding_window_counter, "sliding_window_counter.lua",
                 CountingMethodProperties { wire_id: 4, lua_helpers: &["divide"] };
-            RegionWindow, region_window, "regions/region_window.lua",
-                CountingMethodProperties { wire_id: 5, lua_helpers: &[] };
-            RegionBucket, region_bucket, "regions/region_bucket.lua",
-                CountingMethodProperties { wire_id: 6, lua_helpers: &["divide"] };
             CalendarWindow, calendar_window, "calendar_window.lua",
                 CountingMethodProperties { wire_id: 7, lua_helpers: &[] };
             Slots, slots, "slots.lua",

@@ -1,6 +1,6 @@
 //! Holds: hits of a limit that a holder may admit without asking, which every decision on the counter leaves out.
 //!
-//! A holder (a replica that answers quota streams) asks for hits for a time. Until then the limit of all other
+//! A holder (a replica that answers quota streams, or a region) asks for hits for a time. Until then the limit of all other
 //! decisions is lower by them, and only what the holder reports as used is counted. Hits that were not reported by the
 //! end count as used at the end, so that a holder that dies costs its hits once.
 //!
@@ -177,11 +177,7 @@ pub const fn supports_holds(counting: CountingMethod) -> bool {
         | CountingMethod::FixedWindow
         | CountingMethod::CalendarWindow
         | CountingMethod::SlidingWindowCounter => true,
-        CountingMethod::LeakyBucket
-        | CountingMethod::SlidingWindowLog
-        | CountingMethod::Slots
-        | CountingMethod::RegionWindow
-        | CountingMethod::RegionBucket => false,
+        CountingMethod::LeakyBucket | CountingMethod::SlidingWindowLog | CountingMethod::Slots => false,
     }
 }
 
@@ -528,9 +524,7 @@ pub const fn windows_until_hold_end(limit: &Limit) -> u64 {
         CountingMethod::TokenBucket
         | CountingMethod::LeakyBucket
         | CountingMethod::SlidingWindowLog
-        | CountingMethod::Slots
-        | CountingMethod::RegionWindow
-        | CountingMethod::RegionBucket => 0,
+        | CountingMethod::Slots => 0,
     }
 }
 

@@ -1,35 +1,31 @@
-//! Division of a global limit among regions.
+//! Parts of a global limit.
 //!
-//! Of a limit of L hits, each of n regions always has its *reserve*; the global Redis grants the rest. A region that is
-//! cut off may exceed its part by the *cut-off allowance* in each tumbling period. A limit of one region has neither.
+//! Of a limit of L hits, each of n regions has its *part*: a counter of its own under the *reserve*, which is larger
+//! while the region is cut off (`on_region_loss`). The global Redis counts the rest, and regions hold hits of it
+//! ([`region_pool`](super::algorithm::region_pool)). A limit of one region has neither.
 //!
-//! The amounts are here: reserve, allowance, lifetime of prepaid hits. `algorithm::region` counts with them, and
-//! `store::redis::regions` asks for grants.
-//!
-//! Decides: a region's reserve (the rule's, divided equally); the cut-off allowance (`on_region_loss`).
-//! Decides: the life of prepaid hits; which share of `max_overshoot` is for regions, prepaid hits and clocks.
+//! Decides: a region's reserve (the rule's, divided equally); its part while it is cut off (`on_region_loss`).
 
 use std::fmt;
 use std::num::NonZeroU16;
 
 use super::algorithm::{Algorithm, CountingMethod};
-use super::{Consistency, GlobalScope, Limit, Overshoot, RegionLossPolicy, Scope};
+use super::{GlobalScope, Limit, LimitError, Overshoot, RegionLossPolicy, Scope};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
 
-/// Longest lifetime of a counter: 285 years.
-const MAX_TTL_MS: u64 = (1 << 53) / 1000;
-
-/// Prepaid hits of a token bucket last for the period divided by this number, within the bounds below.
-const PREPAID_LIFETIME_DIVISOR: u64 = 20;
-/// Shortest time for which prepaid hits last, in microseconds: a region asks once a second.
-const MIN_PREPAID_LIFETIME_US: u64 = 2_000_000;
-/// Longest time for which prepaid hits last, in microseconds: a region that dies keeps them for that long.
-const MAX_PREPAID_LIFETIME_US: u64 = 30_000_000;
-
 /// 100 % in thousandths of a percent.
 const WHOLE_MILLI_PERCENT: u64 = 100_000;
+
+/// Whether a region reaches the global Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionConnection {
+    /// It answered a moment ago.
+    Connected,
+    /// It has not answered for some seconds.
+    CutOff,
+}
 
 impl Limit {
     /// Keys of a global limit; `None` for a limit of one region.
@@ -48,32 +44,55 @@ impl Limit {
         }
     }
 
-    /// Returns the limit as the region's Redis counts it; a limit of one region stays as it is.
+    /// Returns the limit as the region's Redis counts it: as a part, with a pool beside it. A limit of one region stays as
+    /// it is.
     #[must_use]
-    pub const fn as_counted_in_region(&self) -> Self {
-        let counting = match (self.scope(), self.algorithm()) {
-            (Scope::Global(_), Algorithm::FixedWindow | Algorithm::SlidingWindowCounter) => {
-                CountingMethod::RegionWindow
-            }
-            (Scope::Global(_), Algorithm::TokenBucket) => CountingMethod::RegionBucket,
-            (Scope::Global(_), Algorithm::LeakyBucket | Algorithm::SlidingWindowLog | Algorithm::Concurrent)
-            | (Scope::Region, _) => self.counting_method(),
-        };
-        Self { counting, ..*self }
+    pub const fn as_counted_in_region(&self, connection: RegionConnection) -> Self {
+        let in_region = if let Scope::Global(_) = self.scope() { Some(connection) } else { None };
+        Self { in_region, ..*self }
     }
 
-    /// Returns the limit that a region counts alone, in a counter of its own: its part.
+    /// Returns the limit that a region counts alone, in a counter of its own: its reserve, and while it is cut off from
+    /// the global Redis what `on_region_loss` says.
     #[must_use]
-    pub const fn region_part(&self) -> Self {
-        let (requests_per_unit, capacity) = (self.region_reserve(), self.region_capacity());
-        Self { requests_per_unit, scope: Scope::Region, ..*self }.with_capacity(capacity)
+    pub fn region_part(&self) -> Self {
+        let (hits, capacity) = (self.region_reserve(), self.region_capacity());
+        let scope = match (self.scope(), self.in_region) {
+            (Scope::Global(scope), Some(RegionConnection::CutOff)) => Some(scope.on_region_loss),
+            _ => None,
+        };
+        let regions = u32::from(self.region_count().get());
+        let (requests_per_unit, capacity) = match scope {
+            Some(RegionLossPolicy::Share) => {
+                let allowance = u32::try_from(self.cut_off_allowance()).unwrap_or(u32::MAX);
+                (hits.saturating_add(allowance), capacity.saturating_add(allowance))
+            }
+            Some(RegionLossPolicy::Local) => {
+                (hits.max(self.requests_per_unit() / regions), capacity.max(self.capacity() / regions))
+            }
+            Some(RegionLossPolicy::Allow) if self.requests_per_unit() > 0 => (u32::MAX, u32::MAX),
+            _ => (hits, capacity),
+        };
+        Self { requests_per_unit, scope: Scope::Region, in_region: None, ..*self }.with_capacity(capacity)
     }
 
     /// Returns the limit that the global Redis counts: without the parts of all regions.
     #[must_use]
     pub const fn without_region_parts(&self) -> Self {
         let (requests_per_unit, capacity) = (self.max_granted_hits(), self.max_granted_capacity());
-        Self { requests_per_unit, scope: Scope::Region, ..*self }.with_capacity(capacity)
+        Self { requests_per_unit, scope: Scope::Region, in_region: None, ..*self }.with_capacity(capacity)
+    }
+
+    /// Checks that the reserve gives each region a hit, and a token of the bucket.
+    pub(super) fn check_reserve(&self) -> Result<(), LimitError> {
+        match self.scope {
+            Scope::Global(GlobalScope { regions, .. })
+                if self.requests_per_unit > 0 && (self.region_reserve() == 0 || self.region_capacity() == 0) =>
+            {
+                Err(LimitError::ReserveTooSmall { regions: regions.get() })
+            }
+            Scope::Global(_) | Scope::Region => Ok(()),
+        }
     }
 
     /// Returns the limit as one that each region has for itself.
@@ -99,9 +118,9 @@ impl Limit {
         Some(limit).filter(|_| can_be_global && has_reserve)
     }
 
-    /// Returns true for a limit that a region's Redis counts from grants, made by [`Limit::as_counted_in_region`].
+    /// Returns true for a limit that a region's Redis counts as a part, made by [`Limit::as_counted_in_region`].
     pub const fn is_counted_in_region(&self) -> bool {
-        matches!(self.counting_method(), CountingMethod::RegionWindow | CountingMethod::RegionBucket)
+        self.in_region.is_some()
     }
 
     /// Hits in a period that a region always has: a window's reserve, or the rate of a bucket.
@@ -114,22 +133,17 @@ impl Limit {
         self.region_reserve_of(self.capacity())
     }
 
-    /// Hits in a period that apply to the counter: the region's reserve if a region counts it, otherwise the limit's.
-    pub const fn effective_requests_per_unit(&self) -> u32 {
-        if self.is_counted_in_region() { self.region_reserve() } else { self.requests_per_unit() }
+    /// Returns the limit whose numbers scripts get: the part of a limit that a region counts, otherwise the limit.
+    pub fn limit_for_scripts(&self) -> Self {
+        if self.is_counted_in_region() { self.region_part() } else { *self }
     }
 
-    /// Capacity that applies to the counter: the region's own if a region counts it, otherwise the limit's.
-    pub const fn effective_capacity(&self) -> u32 {
-        if self.is_counted_in_region() { self.region_capacity() } else { self.capacity() }
-    }
-
-    /// Number that scripts call the capacity of the counter: [`Limit::effective_capacity`], or of a
-    /// sliding_window_counter the most hits of a window that count.
+    /// Number that scripts call the capacity of the counter: the capacity, or of a sliding_window_counter the most hits
+    /// of a window that count.
     pub const fn capacity_for_scripts(&self) -> u64 {
         match self.counting_method() {
             CountingMethod::SlidingWindowCounter => self.most_hits_of_window(),
-            _ => self.effective_capacity() as u64,
+            _ => self.capacity() as u64,
         }
     }
 
@@ -146,67 +160,13 @@ impl Limit {
         self.capacity() - self.region_capacity() * self.region_count().get() as u32
     }
 
-    /// Time for which a region may admit prepaid hits of a token bucket, in microseconds: a twentieth of the period
-    /// within 2 to 30 s, but at most what refills a quarter of the tokens for grants and
-    /// [`Self::max_overshoot_by_prepaid_hits`].
-    pub fn prepaid_lifetime_us(&self) -> u64 {
-        let by_period_us =
-            (self.period_us() / PREPAID_LIFETIME_DIVISOR).clamp(MIN_PREPAID_LIFETIME_US, MAX_PREPAID_LIFETIME_US);
-        let refilled = u64::from(self.max_granted_capacity() / 4) + u64::from(self.max_overshoot_by_prepaid_hits());
-        let most_us = u128::from(refilled) * u128::from(self.period_us()) / u128::from(self.max_granted_hits().max(1));
-        by_period_us.min(u64::try_from(most_us).unwrap_or(u64::MAX))
-    }
-
-    /// Tokens of the bucket from which the global Redis grants prepaid hits: those for grants, less what refills while
-    /// a region may admit the hits of a grant.
-    pub fn prepaid_capacity(&self) -> u32 {
-        let refilled = u128::from(self.max_granted_hits()) * u128::from(self.prepaid_lifetime_us());
-        let refilled = u32::try_from(refilled.div_ceil(u128::from(self.period_us()))).unwrap_or(u32::MAX);
-        let capacity = self.max_granted_capacity();
-        capacity.saturating_add(self.max_overshoot_by_prepaid_hits()).saturating_sub(refilled).min(capacity)
-    }
-
-    /// Part of the overshoot that prepaid hits may use: a quarter, in proportion to what is granted of the limit.
-    pub fn max_overshoot_by_prepaid_hits(&self) -> u32 {
-        let Scope::Global(scope) = self.scope() else { return 0 };
-        let limit = self.requests_per_unit();
-        let milli_hits = u128::from(scope.max_overshoot.milli_hits(limit));
-        let hits = milli_hits * u128::from(self.max_granted_hits()) / (4000 * u128::from(limit.max(1)));
-        u32::try_from(hits).unwrap_or(u32::MAX)
-    }
-
-    /// Time for which the Redis of a region keeps the counter after a charge, in milliseconds.
-    ///
-    /// Two windows, or the time in which the region's own bucket fills, and longer than prepaid hits last.
-    pub fn region_ttl_ms(&self) -> u64 {
-        let period_ms = self.period_us() / 1000;
-        let needed_ms = match self.algorithm() {
-            Algorithm::TokenBucket => {
-                let periods = u64::from(self.region_capacity()).div_ceil(u64::from(self.region_reserve().max(1)));
-                period_ms.saturating_mul(2 + periods).max(2 * MAX_PREPAID_LIFETIME_US / 1000)
-            }
-            _ => 2 * period_ms,
-        };
-        needed_ms.saturating_add(2000).min(MAX_TTL_MS)
-    }
-
-    /// Uncertainty of global time in microseconds, of which a token bucket may make half of its overshoot: period x
-    /// `max_overshoot` / 2, as a part of the limit. Half as much where leases use the other quarter.
-    pub fn clock_slack_us(&self) -> u64 {
-        let Scope::Global(scope) = self.scope() else { return 0 };
-        let (limit, milli_hits) = (self.requests_per_unit(), scope.max_overshoot.milli_hits(self.requests_per_unit()));
-        let parts = if self.consistency() == Consistency::Strict { 2000 } else { 4000 };
-        let slack_us = u128::from(self.period_us()) * u128::from(milli_hits) / (parts * u128::from(limit.max(1)));
-        u64::try_from(slack_us).unwrap_or(u64::MAX).min(self.period_us())
-    }
-
-    /// Hits that a cut-off region may admit in a tumbling period beyond its grants and its reserve; the processes of a
-    /// region that lost its own Redis may admit as many.
+    /// Hits by which the part of a cut-off region is larger; under `local`, the hits of the part. The processes of a region
+    /// that lost its own Redis may admit as many.
     pub const fn cut_off_allowance(&self) -> u64 {
         let Scope::Global(scope) = self.scope() else { return 0 };
         let regions = scope.regions.get() as u64;
-        // A rolling span meets two tumbling periods, of a region's Redis and of its processes. A bucket needs the other
-        // half for the uncertainty of clocks and for prepaid hits.
+        // A rolling span meets two windows, and a region may lose the global Redis and then its own. A bucket needs the
+        // other half for what refills while replicas hold leases.
         let parts = if let Algorithm::TokenBucket = self.algorithm() { 8 } else { 4 };
         match scope.on_region_loss {
             _ if self.requests_per_unit() == 0 => 0,
@@ -217,13 +177,6 @@ impl Limit {
             RegionLossPolicy::Deny => 0,
             RegionLossPolicy::Allow => UNLIMITED_ALLOWANCE,
         }
-    }
-
-    /// Returns true if the allowances of all regions are parts of the limit and its overshoot, so that regions must
-    /// agree on their number.
-    pub const fn is_cut_off_allowance_part_of_limit(&self) -> bool {
-        let Scope::Global(scope) = self.scope() else { return false };
-        matches!(scope.on_region_loss, RegionLossPolicy::Share | RegionLossPolicy::Deny)
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "at most `hits`: a valid scope reserves 100 % at most")]

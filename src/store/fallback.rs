@@ -5,8 +5,8 @@
 //! answers, the states that it reports for such rules are kept here, scaled to the share and rounded up, so that a
 //! replica that loses Redis continues from the last known level.
 //!
-//! Of a global limit the share is the replica's part of the region's cut-off allowance: what the region was granted may
-//! have been used before its Redis was lost. It is nothing while the region's membership is in doubt.
+//! Of a global limit the share is the replica's part of the region's cut-off allowance: what the region holds may have
+//! been used before its Redis was lost.
 //!
 //! The most recent report from Redis overwrites local state, including hits admitted locally since. Those hits are
 //! never charged to Redis.
@@ -21,10 +21,9 @@
 //! Decides: what a replica admits without Redis (`on_store_error: local`), also of a global limit.
 //! Decides: slots and held hits under `local`.
 
-use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
@@ -46,16 +45,6 @@ use crate::store::error::MemoryFull;
 pub struct Fallback {
     memory: MemoryStore,
     replicas: ReplicaCount,
-    region_part_check: OnceLock<RegionPartCheck>,
-}
-
-/// Check whether this region may use its own part of global limits with a period in microseconds.
-struct RegionPartCheck(Box<dyn Fn(u64) -> bool + Send + Sync>);
-
-impl fmt::Debug for RegionPartCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RegionPartCheck")
-    }
 }
 
 /// Number of processes that share each limit; it may change.
@@ -82,17 +71,7 @@ impl ReplicaCount {
 impl Fallback {
     /// Creates an empty table of about `capacity_bytes`, at least 256 KiB, for one of `replicas` processes.
     pub fn new(capacity_bytes: u64, replicas: NonZeroU32) -> Self {
-        Self {
-            memory: MemoryStore::new(capacity_bytes),
-            replicas: ReplicaCount::new(replicas),
-            region_part_check: OnceLock::new(),
-        }
-    }
-
-    /// Sets the check whether this region may use its own part of global limits with a period in microseconds.
-    pub fn set_region_part_check(&self, may_use: impl Fn(u64) -> bool + Send + Sync + 'static) {
-        // A second region never starts in a process.
-        let _first = self.region_part_check.set(RegionPartCheck(Box::new(may_use)));
+        Self { memory: MemoryStore::new(capacity_bytes), replicas: ReplicaCount::new(replicas) }
     }
 
     /// Returns true if slots are held.
@@ -178,9 +157,7 @@ impl Fallback {
 
     /// Returns this process's share of a limit.
     fn share(&self, limit: &Limit, replicas: NonZeroU32) -> Limit {
-        let share = limit.fallback_share(replicas);
-        let may_use = || self.region_part_check.get().is_none_or(|parts| parts.0(limit.period_us()));
-        if !limit.is_cut_off_allowance_part_of_limit() || may_use() { share } else { share.with_requests_per_unit(0) }
+        limit.fallback_share(replicas)
     }
 
     /// Calls `then` with the same charge under this process's share of its limits.

@@ -23,7 +23,6 @@ mod holder_exchange;
 mod slots;
 pub mod replicas;
 pub mod regions;
-mod global_limit_hooks;
 pub mod scan;
 pub mod table_rows;
 
@@ -41,11 +40,10 @@ use self::deployments::{ConnectionStats, Deployments};
 use self::eventual::descriptor::EventualDescriptor;
 use self::eventual::local_admission::LocalAdmission;
 use self::eventual::{LocalDecision, build_full_refund};
-use self::global_limit_hooks::GlobalLimitHooks;
 use self::holder_exchange::HolderExchange;
 use self::key::{CounterSetId, KeyScheme};
 use self::prepared_call::PreparedCall;
-use self::regions::GlobalGrantClient;
+use self::regions::RegionClient;
 use self::replicas::{ReplicaHeartbeat, ReplicaMembership};
 use self::scan::{ScanOptions, scan_paths};
 use self::script::encode_slot;
@@ -74,8 +72,8 @@ const RETURN_LEASES_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Redis {
     deployments: Deployments,
     keys: KeyScheme,
-    /// Grants of this region; `None` if there is only one.
-    grants: Option<Arc<GlobalGrantClient>>,
+    /// Client of the global Redis; `None` if there is only one region.
+    region: Option<Arc<RegionClient>>,
     calls: Arc<RedisCallSender>,
     heartbeat: ReplicaHeartbeat,
     stats: ChargeStats,
@@ -126,20 +124,14 @@ impl Redis {
         let calls = Arc::new(calls);
         let reaped = Arc::clone(&calls);
         let lease_reaper = tokio::spawn(async move { reaped.reap_leases().await }).abort_handle();
-        // Clocks of servers cannot be compared with a manual one.
-        let grants = (!client_clock).then(|| GlobalGrantClient::start(settings, &deployments, &host.network)).flatten();
-        if let Some(grants) = &grants {
-            let grants = Arc::downgrade(grants);
-            calls.fallback.set_region_part_check(move |period_us| {
-                grants.upgrade().is_some_and(|grants| grants.may_use_region_parts(period_us))
-            });
-        }
+        // A pool follows the clock of its Redis.
+        let region = (!client_clock).then(|| RegionClient::start(settings, &deployments, &host.network)).flatten();
         let holder_exchange = HolderExchange::start(&calls, &deployments.main.client, &settings.key_prefix);
         Self {
             deployments,
             _holder_exchange: holder_exchange,
-            keys: KeyScheme::new(settings, grants.is_some()),
-            grants,
+            keys: KeyScheme::new(settings, region.clone()),
+            region,
             calls,
             heartbeat,
             stats: ChargeStats::default(),
@@ -319,14 +311,13 @@ impl Redis {
         eventual: Option<EventualDescriptor>,
         now: Time,
     ) -> PreparedCall {
-        let grants = self.grants.as_ref().filter(|_| self.keys.has_granted_limit(charge));
-        let global_limits = grants.cloned().map(GlobalLimitHooks::new);
+        let region = self.region.as_ref().filter(|_| self.keys.has_region_part(charge)).cloned();
         PreparedCall {
             slot: charge.slot.map(|slot| encode_slot(slot, self.fallback().slot_holders(), now)),
             command: self.keys.choose_command(charge, now),
             id,
-            deployment: Arc::clone(self.deployments.deployment_for(charge, global_limits.is_some())),
-            global_limits,
+            deployment: Arc::clone(self.deployments.deployment_for(charge, region.is_some())),
+            region,
             now,
             client_clock: self.client_clock,
             eventual,
@@ -418,7 +409,7 @@ impl Redis {
                 slots: replica_membership.slot_count().get(),
                 live_replicas: replica_membership.live_replicas().map(NonZeroU32::get),
             }),
-            regions: self.grants.as_ref().map(|grants| grants.stats()),
+            regions: self.region.as_ref().map(|region| region.stats()),
             servers,
             pools,
             commands: Vec::new(),
@@ -447,7 +438,7 @@ impl Redis {
         health.record_repeatedly(read).await;
     }
 
-    /// Returns leased and granted hits and releases the slot of this process; takes up to 1 s. Later
+    /// Returns leased hits, and hits of the region that it does not need, and releases the slot of this process; takes up to 1 s. Later
     /// charges use neither the slot nor these leases; what they lease themselves is not returned.
     pub async fn shutdown(&self) {
         let return_leases = async {
@@ -455,14 +446,14 @@ impl Redis {
                 tracing::warn!("shutdown: not all leased hits could be returned to redis in time: they stay charged");
             }
         };
-        let return_grants = async {
-            if let Some(grants) = &self.grants
-                && timeout(RETURN_LEASES_TIMEOUT, grants.return_unused_hits()).await.is_err()
+        let tell_used_hits = async {
+            if let Some(region) = &self.region
+                && timeout(RETURN_LEASES_TIMEOUT, region.tell_used_hits()).await.is_err()
             {
-                tracing::warn!("shutdown: not all unused hits could be returned to the global redis in time");
+                tracing::warn!("shutdown: the global redis could not be told of all used hits in time");
             }
         };
-        tokio::join!(return_leases, return_grants, self.heartbeat.stop());
+        tokio::join!(return_leases, tell_used_hits, self.heartbeat.stop());
     }
 }
 

@@ -8,16 +8,14 @@
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::charge::{DecidedBy, StoreOutcome};
 use super::client::server_status::ServerStatus;
 use crate::base::clock::to_micros;
-use crate::base::go_syntax::DurationText;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::limit::algorithm::region::RegionHitsByAllotment;
+use crate::limit::algorithm::region_pool::TakenHits;
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
 
 /// Statistics of a store since the start of the process.
@@ -99,7 +97,7 @@ pub struct EventualHitTotals {
     pub returned: u64,
 }
 
-/// Membership of a region, and the clocks that it compares.
+/// A region among others.
 #[derive(Clone, Debug)]
 pub struct RegionStats {
     /// Name of this region.
@@ -110,12 +108,6 @@ pub struct RegionStats {
     pub connected: bool,
     /// Microseconds since its last answer; `None` before the first.
     pub us_since_answer: Option<u64>,
-    /// Microseconds since the list of a region last changed, or a new Redis was first used; `None` if neither happened.
-    pub us_since_change: Option<u64>,
-    /// Clocks of the region's Redis and the global one.
-    pub clocks: Vec<ServerClockStats>,
-    /// Jumps of these clocks that were noticed.
-    pub clock_jumps: u64,
     /// Grants from the global Redis.
     pub grants: GrantTotals,
     /// What restricts the region now.
@@ -140,20 +132,9 @@ pub struct GrantTotals {
     /// Unused hits that went back to the global Redis.
     pub returned: u64,
     /// Hits that the region's counters admitted for this process, by what they were admitted from.
-    pub used: RegionHitsByAllotment,
+    pub used: TakenHits,
     /// Microseconds since the last grant; `None` before the first.
     pub last_grant_us: Option<u64>,
-}
-
-/// Clock of a Redis server, as this process knows it.
-#[derive(Clone, Debug)]
-pub struct ServerClockStats {
-    /// `region` or `global`.
-    pub deployment: &'static str,
-    /// Address of the server.
-    pub address: String,
-    /// Width of the interval that contains its offset, in microseconds; `None`: it is unknown.
-    pub uncertainty_us: Option<u64>,
 }
 
 /// Connections to servers.
@@ -243,9 +224,8 @@ pub(crate) struct GrantCounts {
     granted: AtomicU64,
     wasted: AtomicU64,
     returned: AtomicU64,
-    used_grant: AtomicU64,
-    used_reserve: AtomicU64,
-    used_cut_off_allowance: AtomicU64,
+    taken_of_pools: AtomicU64,
+    taken_of_parts: AtomicU64,
     last_grant: Mutex<Option<Instant>>,
 }
 
@@ -276,15 +256,11 @@ impl GrantCounts {
     }
 
     /// Adds hits that a call admitted.
-    pub(crate) fn add_used_hits(&self, admitted: RegionHitsByAllotment) {
-        let RegionHitsByAllotment { grant, reserve, cut_off_allowance } = admitted;
-        let counts = [
-            (&self.used_grant, grant),
-            (&self.used_reserve, reserve),
-            (&self.used_cut_off_allowance, cut_off_allowance),
-        ];
-        for (count, hits) in counts.into_iter().filter(|(_, hits)| *hits > 0) {
-            count.fetch_add(hits, Ordering::Relaxed);
+    pub(crate) fn add_used_hits(&self, taken: TakenHits) {
+        for (count, hits) in [(&self.taken_of_pools, taken.pool), (&self.taken_of_parts, taken.part)] {
+            if hits > 0 {
+                count.fetch_add(hits, Ordering::Relaxed);
+            }
         }
     }
 
@@ -298,212 +274,65 @@ impl GrantCounts {
             granted: load(&self.granted),
             wasted: load(&self.wasted),
             returned: load(&self.returned),
-            used: RegionHitsByAllotment {
-                grant: load(&self.used_grant),
-                reserve: load(&self.used_reserve),
-                cut_off_allowance: load(&self.used_cut_off_allowance),
-            },
+            used: TakenHits { pool: load(&self.taken_of_pools), part: load(&self.taken_of_parts) },
             last_grant_us: last.map(|last| to_micros(at.duration_since(last))),
         }
     }
 }
 
-/// Notice about what a region may do.
+/// Notice about a region among others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegionNotice {
-    /// Another Redis has the name of this region.
-    SecondRedis {
-        /// Time since its last report.
-        silent: Duration,
-        /// Time until this region may use its parts if the other Redis reports no more.
-        pause: Duration,
-    },
-    /// The Redis of this region has its identity from another one, and both are used.
-    CopiedRedis {
-        /// Time until this region may use its parts if only one is used from now on.
-        pause: Duration,
-    },
-    /// Regions have another list.
-    OtherLists {
-        /// Their names.
-        regions: Vec<String>,
-        /// Time until this region may use its parts if these regions report no more.
-        pause: Duration,
-    },
-    /// A list changed, or a pause because of another Redis ended, within the last minute.
-    ListChanged,
-    /// The Redis of this region is new, and other regions have not told yet that no list changed.
-    NewRedis,
     /// The global Redis does not answer.
-    CutOff {
-        /// Time for which the region still has its parts.
-        parts_left: Option<Duration>,
-    },
-    /// The region has been cut off for longer than it may use its parts.
-    LeaseEnded,
-    /// These regions have never reported to this global Redis.
-    NeverReported(Vec<String>),
+    CutOff,
+    /// These regions have another list.
+    OtherLists(Vec<String>),
     /// These regions have not reported for a minute.
     NotSeen(Vec<String>),
-    /// The clock of the global Redis jumped.
-    GlobalClockJumped {
-        /// Time until the limit with the longest period is granted hits again.
-        pause: Duration,
-    },
-    /// The clock of the region's Redis jumped.
-    RegionClockJumped {
-        /// Time until the region may use its parts of the limit with the longest period.
-        pause: Duration,
-    },
 }
 
 impl RegionNotice {
-    /// Names of all notices in pages and metrics.
-    pub const NAMES: [&'static str; 11] = [
-        "second_redis",
-        "copied_redis",
-        "other_lists",
-        "list_changed",
-        "new_redis",
-        "cut_off",
-        "lease_ended",
-        "never_reported",
-        "not_seen",
-        "global_clock_jumped",
-        "region_clock_jumped",
-    ];
+    /// Names in metrics and pages.
+    pub const NAMES: [&'static str; 3] = ["cut_off", "other_lists", "not_seen"];
 
-    /// Name in pages and metrics.
+    /// Name in metrics and pages.
     pub const fn name(&self) -> &'static str {
-        let index = match self {
-            Self::SecondRedis { .. } => 0,
-            Self::CopiedRedis { .. } => 1,
-            Self::OtherLists { .. } => 2,
-            Self::ListChanged => 3,
-            Self::NewRedis => 4,
-            Self::CutOff { .. } => 5,
-            Self::LeaseEnded => 6,
-            Self::NeverReported(_) => 7,
-            Self::NotSeen(_) => 8,
-            Self::GlobalClockJumped { .. } => 9,
-            Self::RegionClockJumped { .. } => 10,
-        };
-        Self::NAMES[index]
-    }
-
-    /// Returns true if the region has less than its part because of it.
-    pub const fn restricts_region(&self) -> bool {
-        !matches!(self, Self::CutOff { .. } | Self::NotSeen(_))
-    }
-
-    /// Returns true if both tell the same, perhaps at other times.
-    pub fn has_same_subject(&self, other: &Self) -> bool {
-        self.name() == other.name() && self.regions() == other.regions()
-    }
-
-    /// Names of regions that it tells of.
-    fn regions(&self) -> &[String] {
         match self {
-            Self::OtherLists { regions, .. } | Self::NeverReported(regions) | Self::NotSeen(regions) => regions,
-            _ => &[],
+            Self::CutOff => Self::NAMES[0],
+            Self::OtherLists(_) => Self::NAMES[1],
+            Self::NotSeen(_) => Self::NAMES[2],
+        }
+    }
+
+    /// What a log line says when the notice ends.
+    pub const fn text_of_end(&self) -> &'static str {
+        match self {
+            Self::CutOff => "the global Redis answers again",
+            Self::OtherLists(_) => "all regions have the same TOLLKEEPER_REGIONS again",
+            Self::NotSeen(_) => "all regions report again",
         }
     }
 }
-
-/// Parts of limits that a region does not use.
-const PARTS_UNUSED_TEXT: &str = "this region uses neither its reserve nor its share of max_overshoot";
 
 impl fmt::Display for RegionNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SecondRedis { silent, pause } => write_second_redis_notice(f, *silent, *pause),
-            Self::CopiedRedis { pause } => write_copied_redis_notice(f, *pause),
-            Self::OtherLists { regions, pause } => write_other_lists_notice(f, regions, *pause),
-            Self::ListChanged => write!(
-                f,
-                "the regions or the Redis of one changed: {PARTS_UNUSED_TEXT} for one period of the limit, 60 s at least"
+            Self::CutOff => f.write_str(
+                "the global Redis does not answer: this region spends the hits that it holds, and its part of each limit \
+                 by on_region_loss (look at TOLLKEEPER_GLOBAL_REDIS_URL and the network)",
             ),
-            Self::NewRedis => write!(
+            Self::OtherLists(regions) => write!(
                 f,
-                "the Redis of this region is new and may follow another TOLLKEEPER_REGIONS: {PARTS_UNUSED_TEXT} for one period \
-                 of the limit, 60 s at least"
+                "TOLLKEEPER_REGIONS differs in {}: while it does, up to the reserve of a region more than the limit may \
+                 pass for each region that is in one list only (give the same list to all regions)",
+                regions.join(", ")
             ),
-            Self::CutOff { parts_left } => write_cut_off_notice(f, *parts_left),
-            Self::LeaseEnded => write!(
+            Self::NotSeen(regions) => write!(
                 f,
-                "the global Redis has not confirmed this region for TOLLKEEPER_REGION_LEASE, or never: {PARTS_UNUSED_TEXT} until \
-                 it answers (a longer lease, or on_region_loss: local, lets a region go on)"
-            ),
-            Self::NeverReported(names) => write!(
-                f,
-                "{} never reported to this global Redis: the part of each is kept back (start them, or give all regions \
-                 the same TOLLKEEPER_GLOBAL_REDIS_URL and CACHE_KEY_PREFIX)",
-                names.join(", ")
-            ),
-            Self::NotSeen(names) => {
-                write!(f, "{} has not reported to the global Redis for a minute", names.join(", "))
-            }
-            Self::GlobalClockJumped { pause } => write!(
-                f,
-                "the clock of the global Redis, or of this machine, jumped: on_region_loss decides here for one period \
-                 of each limit, at most {} from now ({CLOCK_JUMP_ADVICE})",
-                format_rounded_up(*pause)
-            ),
-            Self::RegionClockJumped { pause } => write!(
-                f,
-                "the clock of the Redis of this region, or of this machine, jumped, or that Redis lost its data: \
-                 {PARTS_UNUSED_TEXT} for one period of each limit, at most {} from now ({CLOCK_JUMP_ADVICE})",
-                format_rounded_up(*pause)
+                "{} has not reported to the global Redis for a minute: its part of each limit is not used (start it, or \
+                 take it from TOLLKEEPER_REGIONS in all regions)",
+                regions.join(", ")
             ),
         }
     }
-}
-
-/// Advice on a clock that jumped.
-const CLOCK_JUMP_ADVICE: &str = "keep the clock of the server with NTP, without steps";
-
-fn write_second_redis_notice(f: &mut fmt::Formatter<'_>, silent: Duration, pause: Duration) -> fmt::Result {
-    write!(
-        f,
-        "another Redis has the name of this region and last reported {} ago: {PARTS_UNUSED_TEXT} until the other has been silent \
-         for its lease, {} from now at the earliest (if it is no longer used, wait; otherwise give each region its own \
-         TOLLKEEPER_REGION and REDIS_URL)",
-        format_rounded_up(silent),
-        format_rounded_up(pause)
-    )
-}
-
-fn write_copied_redis_notice(f: &mut fmt::Formatter<'_>, pause: Duration) -> fmt::Result {
-    write!(
-        f,
-        "the Redis of this region is a copy of another that is used too, or was restored: {PARTS_UNUSED_TEXT} for {} (let all \
-         replicas of the region use one REDIS_URL)",
-        format_rounded_up(pause)
-    )
-}
-
-fn write_other_lists_notice(f: &mut fmt::Formatter<'_>, regions: &[String], pause: Duration) -> fmt::Result {
-    write!(
-        f,
-        "TOLLKEEPER_REGIONS differs in {}: {PARTS_UNUSED_TEXT} until all have one list, or those have been silent for their \
-         lease, {} from now at the earliest (give the same list to all regions)",
-        regions.join(", "),
-        format_rounded_up(pause)
-    )
-}
-
-fn write_cut_off_notice(f: &mut fmt::Formatter<'_>, parts_left: Option<Duration>) -> fmt::Result {
-    f.write_str(
-        "the global Redis does not answer: this region spends its grants and its reserve, then on_region_loss decides",
-    )?;
-    if let Some(left) = parts_left {
-        write!(f, "; reserve and share of max_overshoot end in {} (TOLLKEEPER_REGION_LEASE)", format_rounded_up(left))?;
-    }
-    f.write_str(" (see the preceding connection errors)")
-}
-
-/// Formats a time, rounded up to seconds, and from ten minutes on to minutes.
-fn format_rounded_up(duration: Duration) -> String {
-    let unit_s = if duration.as_secs() < 600 { 1 } else { 60 };
-    DurationText(Duration::from_secs((duration.as_secs() + 1).next_multiple_of(unit_s))).to_string()
 }

@@ -6,8 +6,8 @@ Usage: tests/bench/region_faults.py BINARY [--runs N] [--seed S] [--jobs J] [--s
 Runs random schedules of faults from seeds S to S + N - 1, or the named ones (`all`: each; `list` shows them). Prints a
 row for each run and algorithm: the most admitted in any span of a period, and in any window of global time (windows) or
 beyond the bucket in any span (token_bucket), each of what is promised; the notices that /store showed; the faults with
-their seconds. The promise is in docs/regions.md; each loss of the data of the global Redis adds one limit, and a copy of a
-region's Redis that region's parts until a notice tells of it, 40 s at most. Exits with 1 if a run broke it. Needs redis-server and libfaketime.
+their seconds. The promise is in docs/regions.md; each time that a Redis loses its data or its clock jumps adds one limit.
+Exits with 1 if a run broke it. Needs redis-server and libfaketime.
 """
 
 import argparse
@@ -22,15 +22,13 @@ import sys
 import tempfile
 import time
 
-from delayed_link import Link
-from region_fleet import ALGORITHMS, PORTS, REGIONS, Fleet, Redis, end_with_parent
-from region_promise import MAX_OVERSHOOT, Admitted, Copy, Hit
+from region_fleet import ALGORITHMS, REGIONS, Fleet, end_with_parent
+from region_promise import Admitted, Hit
 from region_schedules import AIMED, random_schedule
 
 START_S = 60
 # Requests that wait for a replica at once; more are not sent.
 MAX_BUSY = 32
-LEASE = "TOLLKEEPER_REGION_LEASE"
 
 
 class Connections:
@@ -73,36 +71,16 @@ class Connections:
 class Run:
     def __init__(self, options, schedule, rng, directory):
         self.schedule, self.rng, self.directory, self.limit = schedule, rng, directory, options.limit
-        settings = {LEASE: options.lease} if options.lease and knows_lease(options.binary) else {}
-        self.losses, self.offsets, self.copies = [], [(0.0, 0.0)], []
+        self.losses, self.offsets = [], [(0.0, 0.0)]
         self.link_faults = {region: [] for region in REGIONS}
         self.hits = {algorithm: [] for algorithm in ALGORITHMS}
         self.asked, self.failed, self.notices, self.tasks, self.connections = 0, 0, {}, set(), {}
-        self.fleet = Fleet(options.binary, directory, options.limit, settings, schedule)
+        self.fleet = Fleet(options.binary, directory, options.limit, {}, schedule)
         for link in self.fleet.links.values():
             link.delay = rng.uniform(0.005, 0.1)
 
     def elapsed(self):
         return time.time() - self.began
-
-    def add_redis(self, name):
-        return Redis(self.directory, name)
-
-    def add_link(self, redis):
-        link = Link(redis.port, next(PORTS))
-        link.delay = 0.02
-        return link
-
-    def when_ready(self, redis, action):
-        async def wait():
-            for _ in range(100):
-                try:
-                    redis.command("PING")
-                    break
-                except OSError:
-                    await asyncio.sleep(0.05)
-            action()
-        self.spawn(wait())
 
     def spawn(self, work):
         task = asyncio.get_running_loop().create_task(work)
@@ -123,8 +101,7 @@ class Run:
         while time.time() < until:
             await asyncio.sleep(0.5)
             pages = await asyncio.gather(*(self.page(replica) for replica in self.fleet.all_replicas()))
-            if all(page and page["connected"] and all(clock["uncertainty_ms"] for clock in page["clocks"])
-                   for page in pages):
+            if all(page and page["connected"] and page["unanswered_s"] is not None for page in pages):
                 break
         else:
             raise SystemExit(f"the replicas do not connect: see {self.directory}")
@@ -185,17 +162,11 @@ class Run:
         elif status != 429:
             self.failed += 1
 
-    def unnoticed_copies(self):
-        """Copies of a Redis, each until the notice that tells of it."""
-        parts = self.limit * (self.schedule.reserve / 100 + MAX_OVERSHOOT / 4) / len(REGIONS)
-        notices = self.notices.get("copied_redis", {})
-        return [Copy(begin, notices.get(region, self.schedule.length), parts) for begin, region in self.copies]
-
     def rows(self, seed):
         """One row for each algorithm, as values for JSON."""
         for algorithm, hits in self.hits.items():
             admitted = Admitted(algorithm, self.limit, self.schedule.period, hits, self.losses, self.offsets,
-                                self.schedule.length, self.unnoticed_copies())
+                                self.schedule.length)
             figures = admitted.figures()
             broken = [figure.place() for figure in figures if figure.excess() > 0]
             weighted = f"weighted {admitted.weighted():.0f}" if algorithm == "sliding_window_counter" else ""
@@ -207,20 +178,13 @@ class Run:
                 "notices": " ".join(f"{name}@{','.join(f'{region}:{at}' for region, at in regions.items())}"
                                     for name, regions in sorted(self.notices.items())),
                 "faults": "; ".join(filter(None, [
-                    *[f"{at:.1f} {text}" for at, text, _ in sorted(self.schedule.faults, key=lambda f: f[0]) if text],
-                    *[f"prefix of its own in {region}" for region in self.schedule.apart],
-                    f"global Redis of its own in {self.schedule.own_world}" if self.schedule.own_world else ""])),
+                    *[f"{at:.1f} {text}" for at, text, _ in sorted(self.schedule.faults, key=lambda f: f[0]) if text]])),
             }
 
 
 def end_on_signals():
     """Lets the current task end, and so all processes, as Ctrl-C does."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
-
-
-def knows_lease(binary):
-    shown = subprocess.run([binary, "serve", "--help"], capture_output=True, text=True, check=False)
-    return LEASE in shown.stdout
 
 
 def run_one(options):
@@ -275,8 +239,7 @@ async def run_all(options):
     slots, rows, failed = asyncio.Semaphore(options.jobs), [], []
 
     async def one(name, seed):
-        arguments = [options.binary, "--one", "--schedule", name, "--seed", str(seed), "--limit", str(options.limit),
-                     "--lease", options.lease]
+        arguments = [options.binary, "--one", "--schedule", name, "--seed", str(seed), "--limit", str(options.limit)]
         if options.directory:
             arguments += ["--directory", options.directory]
         async with slots:
@@ -306,7 +269,6 @@ def main():
     parser.add_argument("--jobs", type=int, default=3, help="runs at once")
     parser.add_argument("--schedule", nargs="+", default=[], help="names, `all` or `list`")
     parser.add_argument("--limit", type=int, default=600, help="hits in a period, of 10 s mostly")
-    parser.add_argument("--lease", default="1m", help=f"{LEASE}; empty: the default. Left out if BINARY has none")
     parser.add_argument("--directory", default="", help="where logs and hits are kept (default: nowhere)")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

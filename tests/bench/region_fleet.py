@@ -186,10 +186,9 @@ class Fleet:
         pathlib.Path(self.rules).write_text("\n".join(lines) + "\n")
         self.world = Redis(directory, "global")
         self.redis = {region: Redis(directory, region) for region in REGIONS}
-        worlds = {schedule.own_world: Redis(directory, "global-second")} if schedule.own_world else {}
-        self.links = {region: Link(worlds.get(region, self.world).port, next(PORTS)) for region in REGIONS}
+        self.links = {region: Link(self.world.port, next(PORTS)) for region in REGIONS}
         self.replicas = {
-            region: [Replica(self, region, f"{region}-{n}", self.redis[region], schedule.apart.get(region, ()))
+            region: [Replica(self, region, f"{region}-{n}", self.redis[region])
                      for n in range(2)] for region in REGIONS}
 
     def all_replicas(self):

@@ -39,32 +39,13 @@ class Figure:
         return f"{self.what} {self.begin:.2f} to {self.end:.2f} s"
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A copy of a region's Redis that replicas use. The promise excludes the region's parts until it is noticed.
-
-    It is noticed if a notice tells so within `MAX_UNNOTICED_S`."""
-
-    MAX_UNNOTICED_S = 40
-
-    begin: float
-    noticed: float
-    # Hits of the region's own parts in a period.
-    parts: float
-
-    def admits(self, begin, end, period_s):
-        """Hits that the copy may add to a span: its parts in each period in which it was not noticed yet."""
-        common = min(end, self.noticed, self.begin + self.MAX_UNNOTICED_S) - max(begin, self.begin)
-        return self.parts * (1 + common // period_s) if common >= 0 else 0
-
-
 class Admitted:
-    """Hits of one limit, and what the promise excludes: times at which the global Redis lost all data, its clock
-    offsets, and copies of a region's Redis."""
+    """Hits of one limit, and what the promise excludes: times at which a Redis forgot what it counted, or its clock
+    jumped, and clock offsets of the global one."""
 
-    def __init__(self, algorithm, limit, period_s, hits, losses=(), offsets=((0.0, 0.0),), until=0.0, copies=()):
+    def __init__(self, algorithm, limit, period_s, hits, losses=(), offsets=((0.0, 0.0),), until=0.0):
         self.algorithm, self.limit, self.period_s, self.hits = algorithm, limit, period_s, hits
-        self.losses, self.offsets, self.until, self.copies = list(losses), list(offsets), until, list(copies)
+        self.losses, self.offsets, self.until = list(losses), list(offsets), until
         self.sent = sorted(hit.sent for hit in hits)
         self.received = sorted(hit.received for hit in hits)
         self.overshoot = limit * MAX_OVERSHOOT
@@ -74,9 +55,8 @@ class Admitted:
         return max(0, bisect.bisect_right(self.received, end) - bisect.bisect_left(self.sent, begin))
 
     def forgotten(self, begin, end):
-        """What lost grants may add, those of the window or bucket in which the span begins, and later; and copies."""
-        lost = self.limit * sum(1 for loss in self.losses if begin - self.period_s <= loss <= end)
-        return lost + sum(copy.admits(begin, end, self.period_s) for copy in self.copies)
+        """What losses may add, those of the window or bucket in which the span begins, and later."""
+        return self.limit * sum(1 for loss in self.losses if begin - self.period_s <= loss <= end)
 
     def figures(self):
         windows = [self.bucket()] if self.algorithm == "token_bucket" else [self.window()]
@@ -104,8 +84,7 @@ class Admitted:
             while first + self.period_s <= until:
                 end = first + self.period_s
                 lost = self.limit * sum(1 for loss in self.losses if first <= loss <= end)
-                copied = sum(copy.admits(first, end, self.period_s) for copy in self.copies)
-                promised = self.limit + self.overshoot + lost + copied
+                promised = self.limit + self.overshoot + lost
                 figures.append(Figure("window", self.count(first, end), promised, first, end))
                 first = end
         return self.worst(figures)
@@ -122,11 +101,10 @@ class Admitted:
 
     def _bucket_spans(self, least, constant, slope):
         """The worst span of at least that length: of all, and of those before, between and after losses."""
-        copied = sum(copy.admits(0.0, self.until, self.period_s) for copy in self.copies)
-        parts = [(0.0, self.until, self.limit * len(self.losses) + copied)]
+        parts = [(0.0, self.until, self.limit * len(self.losses))]
         if self.losses:
             edges = [0.0, *sorted(self.losses), self.until]
-            parts += [(edge + self.period_s if edge else 0.0, end, copied) for edge, end in zip(edges, edges[1:])]
+            parts += [(edge + self.period_s if edge else 0.0, end, 0.0) for edge, end in zip(edges, edges[1:])]
         for begin, end, forgotten in parts:
             if figure := self._worst_bucket_span((begin, end), least, constant + forgotten, slope):
                 yield figure

@@ -13,7 +13,8 @@ REPLICAS, TABLE, LOCAL = "src/store/redis/replicas.rs", "src/store/redis/eventua
 BUDGET, FALLBACK, CALLS = "src/store/redis/eventual/budget.rs", "src/store/fallback.rs", "src/store/redis/calls.rs"
 DEADLINE, SERVER, REDIS = "src/store/client/deadline.rs", "src/store/client/supervised_server.rs", "src/store/redis.rs"
 DEPLOYMENT, FAILURES = "src/store/client/redis/deployment.rs", "src/decide/store_failures.rs"
-PREPARED = "src/store/redis/prepared_call.rs"
+PREPARED, POOL = "src/store/redis/prepared_call.rs", "src/limit/algorithm/region_pool.rs"
+REQUESTS = "src/limit/region_requests.rs"
 
 RUST = [
     (REPLICAS, "let is_held = slot.received <= at && at < slot.until;",
@@ -32,8 +33,7 @@ RUST = [
     (TABLE, "        self.leases.remove(index).left\n",
      "        let lease = self.leases.remove(index);\n        if $0 { lease.granted } else { lease.left }\n",
      [("lease", "used hits are returned")]),
-    (FALLBACK, "let share = limit.fallback_share(replicas);\n        let may_use",
-     "let share = if $0 { *limit } else { limit.fallback_share(replicas) };\n        let may_use",
+    (FALLBACK, "        limit.fallback_share(replicas)\n", "        if $0 { *limit } else { limit.fallback_share(replicas) }\n",
      [("policy local", "each replica admits the whole limit")]),
     (FAILURES, "Some(policy) if matches!(hits, Hits::Charge(_)) => policy,",
      "Some(policy) if matches!(hits, Hits::Charge(_)) && !$0 => policy,",
@@ -47,6 +47,11 @@ RUST = [
     (CALLS, "        while self.armed && self.take_followers().is_some() {}",
      "        while self.armed && !$0 && self.take_followers().is_some() {}",
      [("recovery", "calls that wait for one that was given up are left")]),
+    (REQUESTS, "max(self.left).saturating_add(self.untold);", "max(self.left).saturating_add(if $0 { 0 } else { self.untold });",
+     [("pool", "hits that were used and are in no request are not held any more")]),
+    (POOL, "let left = held.saturating_sub(self.untold);", "let left = if $0 { held } else { held.saturating_sub(self.untold) };",
+     [("pool", "hits that were used since a request are handed out again")]),
+    (REQUESTS, "used: self.told,", "used: if $0 { 0 } else { self.told },", [("pool", "no used hits are told")]),
     (REDIS, "            self.heartbeat.start();\n", "            if !$0 { self.heartbeat.start(); }\n",
      [("share", "no slot is ever claimed")]),
 ]
@@ -77,6 +82,11 @@ LUA = {
     "leaky_level": [
         ("buckets: they drain a tenth too fast", "local drained, drained_part = divide(at - last, limit, period)",
          "local drained, drained_part = divide(floor((at - last) * 1.1), limit, period)"),
+    ],
+    "pool": [
+        ("pool: hits are handed out after their end", "if last >= ends then left = 0 end", ""),
+        ("pool: hits are handed out again and again", "left, untold = left - of_pool, min(untold + of_pool, 9007199254740992)",
+         "untold = min(untold + of_pool, 9007199254740992)"),
     ],
     "leaky_bucket": [
         ("leaky bucket: one more waits", "local room = capacity - level_whole - hits",

@@ -188,7 +188,6 @@ impl World {
                 trace.count_many("hits were granted to regions", regions.grants.granted);
                 trace.count_many("hits went back to the global redis", regions.grants.returned);
                 trace.count_many("grants were wasted", regions.grants.wasted);
-                trace.count_many("jumps of clocks were noticed", regions.clock_jumps);
                 trace.count_many("notices of regions", regions.notices.len() as u64);
             }
         }

@@ -19,7 +19,7 @@ use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
-use tollkeeper::store::redis::script::{CallTime, ReplyContext, encode_charges, replay_charges};
+use tollkeeper::store::redis::script::{CallTime, encode_charges, replay_charges};
 
 use super::plan::RulePlan;
 use super::trace::Trace;
@@ -75,7 +75,7 @@ impl ChargeWatch {
             return None;
         }
         let reply = reply_with_state(server, now_us, key, rule.algorithm);
-        let expected = replay_charges(&charges, &reply, ReplyContext::default()).ok()?.states.pop()?;
+        let expected = replay_charges(&charges, &reply, false).ok()?.states.pop()?;
         Some(WatchedCall { key: key.clone(), charges, expected })
     }
 
@@ -92,9 +92,7 @@ impl ChargeWatch {
                 continue;
             };
             let reply = reply_with_state(server, now_us, &key, peek.counters[0].limit.algorithm());
-            let found = replay_charges(&[peek], &reply, ReplyContext::default())
-                .ok()
-                .and_then(|found| found.states.into_iter().next());
+            let found = replay_charges(&[peek], &reply, false).ok().and_then(|found| found.states.into_iter().next());
             if found.as_ref() != Some(&expected) {
                 let charges: Vec<_> = charges.iter().map(|charge| (charge.request, charge.void_from)).collect();
                 self.breaches.borrow_mut().push(format!(
@@ -123,7 +121,7 @@ fn calls_of_command(words: &[Bytes]) -> Option<Vec<(Bytes, Bytes)>> {
         _ => {
             let mut keys = keys.iter();
             let mut calls = Vec::new();
-            for [count, argument, _] in arguments.as_chunks().0 {
+            for [count, argument] in arguments.as_chunks().0 {
                 let of_group = keys.by_ref().take(str::from_utf8(count).ok()?.parse().ok()?);
                 calls.extend(of_group.map(|key| (key.clone(), argument.clone())));
             }

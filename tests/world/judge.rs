@@ -254,27 +254,21 @@ impl CounterCheck<'_> {
     /// Says how `hits` of calls in one window break its limit.
     fn breach_of_window(&self, first: &CallRecord, last: &CallRecord, (hits, limit): (u64, u64)) -> Option<String> {
         let rule = self.rule();
-        let (limit, margin_us) = match rule.consistency {
-            Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => (limit, 0),
+        let limit = match rule.consistency {
+            Consistency::Strict if rule.on_store_error != StoreErrorPolicy::Local => limit,
             // Leases end with their window.
             Consistency::Eventual(percent) if rule.on_store_error != StoreErrorPolicy::Local => {
-                (limit + limit * percent / 100, 0)
+                limit + limit * percent / 100
             }
-            // Regions know the time of the global Redis up to the way there.
-            Consistency::Global(percent) if self.report.has_steady_clocks => {
-                (limit + limit * percent / 100, GLOBAL_WINDOW_MARGIN_US)
-            }
+            // Each region has windows of its own.
             _ => return None,
         };
         let window = |us: u64| us / (rule.period_s * 1_000_000);
-        let (from_us, until_us) = (first.redis_sent_us - margin_us, last.redis_answered_us + margin_us);
+        let (from_us, until_us) = (first.redis_sent_us, last.redis_answered_us);
         let is_broken = rule.algorithm == Algorithm::FixedWindow && window(from_us) == window(until_us) && hits > limit;
         is_broken.then(|| format!("{hits} hits in one window of {limit}: from {first:?} to {last:?}"))
     }
 }
-
-/// Time at the ends of a window in which a region may count hits of the one beside it, in microseconds.
-const GLOBAL_WINDOW_MARGIN_US: u64 = 300_000;
 
 /// Hits that a counter has left when all is quiet.
 #[derive(Clone, Copy, Debug)]

@@ -80,7 +80,6 @@ const EVENTS: &[&str] = &[
     "hits were granted to regions",
     "hits went back to the global redis",
     "grants were wasted",
-    "jumps of clocks were noticed",
     "notices of regions",
 ];
 /// Kinds of runs; a seed is of the kind that its remainder tells.

@@ -190,8 +190,6 @@ pub struct Plan {
     pub faults: Vec<TimedFault>,
 }
 
-/// Time after a clock jumped forwards in which processes that start are excluded from the promise: docs/regions.md.
-const STARTS_AFTER_JUMP_MS: u64 = 10_000;
 /// Time before the first fault, in milliseconds: connections open meanwhile.
 const FIRST_FAULT_MS: u64 = 1500;
 /// Time within which counting resumes after the last fault, in milliseconds: docs/failures.md.
@@ -346,28 +344,17 @@ impl Plan {
     /// What may let more hits pass than the limit in several regions, by docs/regions.md, and by how much the period is
     /// shorter, in microseconds.
     pub fn losses_in_regions(&self) -> (Vec<Loss>, u64) {
-        let global = self.fleet.regions;
         let mut shorter_us = 0;
         let mut losses = Vec::new();
         for fault in &self.faults {
             let from_ms = match fault.fault {
-                // The region's is noticed; the global one adds a limit.
-                Fault::RedisLosesData if fault.server == global => fault.at_ms,
+                Fault::RedisLosesData | Fault::KeyIsEvicted => fault.at_ms,
                 Fault::RedisRestoresSnapshot(age_ms) => fault.at_ms.saturating_sub(age_ms),
-                Fault::KeyIsEvicted => fault.at_ms,
-                Fault::RedisClockJumps(by_ms) => {
-                    if by_ms.unsigned_abs() <= 1000 {
-                        shorter_us += by_ms.unsigned_abs() * 1000;
-                    }
-                    let restarts = self.faults.iter().any(|other| {
-                        let starts = matches!(other.fault, Fault::ReplicaIsKilled(_) | Fault::ReplicaStops(_));
-                        starts && (fault.at_ms..fault.at_ms + STARTS_AFTER_JUMP_MS).contains(&other.end_ms())
-                    });
-                    if by_ms < 0 || !restarts {
-                        continue;
-                    }
-                    fault.at_ms
+                Fault::RedisClockJumps(by_ms) if by_ms.unsigned_abs() <= 1000 => {
+                    shorter_us += by_ms.unsigned_abs() * 1000;
+                    continue;
                 }
+                Fault::RedisClockJumps(_) => fault.at_ms,
                 _ => continue,
             };
             losses.push(Loss { from_ms, until_ms: fault.end_ms(), rule: None });

@@ -8,8 +8,8 @@
 
 use smallvec::SmallVec;
 
-use super::region::{GlobalTimeAndStanding, RegionHitsByAllotment};
-use super::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
+use super::region_pool::{RegionPool, TakenHits};
+use super::stored_state::{MalformedReply, ReplyReader, ScriptCharge, ShareRatio, StoredState};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::ban_state::BanState;
@@ -31,6 +31,8 @@ macro_rules! define_state {
             WithBan(Box<CounterWithBan>),
             /// State of a counter with reservations.
             WithReservations(Box<CounterWithReservations>),
+            /// State of a counter with a region's pool.
+            WithPool(Box<CounterWithPool>),
         }
 
         impl State {
@@ -47,6 +49,7 @@ macro_rules! define_state {
                     $(Self::$variant(state) => state.last,)*
                     Self::WithBan(state) => state.counter.last_charge_at(),
                     Self::WithReservations(state) => state.counter.last_charge_at(),
+                    Self::WithPool(state) => state.part.last_charge_at(),
                 }
             }
 
@@ -89,6 +92,7 @@ macro_rules! define_state {
                     })*
                     Self::WithBan(state) => state.counter.to_packed_words(),
                     Self::WithReservations(state) => state.counter.to_packed_words(),
+                    Self::WithPool(state) => state.part.to_packed_words(),
                 }
             }
 
@@ -128,6 +132,8 @@ macro_rules! define_state {
                     }
                     // What is reserved was charged.
                     Self::WithReservations(state) => state.counter.scaled_to_share(limit, share, now),
+                    // The fallback never has what a region holds.
+                    Self::WithPool(_) => Self::empty_for(share),
                 }
             }
 
@@ -178,6 +184,17 @@ pub struct CounterWithBan {
     pub ban: BanState,
 }
 
+/// State of a region's counter: its part, and its pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterWithPool {
+    /// State of the part, under [`Limit::region_part`].
+    pub part: State,
+    /// The pool.
+    pub pool: RegionPool,
+    /// Hits that charges on this value took from the pool, and from the part; not stored.
+    pub taken: TakenHits,
+}
+
 /// State of a counter, and what a request sees of its reservations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterWithReservations {
@@ -191,6 +208,9 @@ impl State {
     /// Creates the state of a counter of `limit` without hits.
     pub fn empty_for(limit: &Limit) -> Self {
         let counter = Self::empty(limit.counting_method());
+        if limit.is_counted_in_region() {
+            return Self::WithPool(Box::new(CounterWithPool::empty(limit)));
+        }
         if limit.ban().is_some() { counter.with_ban(BanState::default()) } else { counter }
     }
 
@@ -202,6 +222,9 @@ impl State {
 
     /// Applies a request to this state. A state of another counting than the limit's is empty.
     pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+        if limit.is_counted_in_region() {
+            return self.charge_with_pool(limit, now, request);
+        }
         match (limit.ban(), limit.reservations()) {
             (None, None) => self.charge_counter(limit, now, request),
             (Some(_), _) => self.charge_under_ban(limit, now, request),
@@ -212,6 +235,7 @@ impl State {
     /// Returns `true` if [`State::charge`] would admit the hits; changes nothing.
     pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
         match (limit.ban(), self) {
+            _ if limit.is_counted_in_region() => self.with_empty_pool(limit).admits(limit, now, request),
             (Some(_), Self::WithBan(state)) => {
                 !state.ban.rejects(limit, now, request.hits) && state.counter.counter_admits(limit, now, request)
             }
@@ -243,19 +267,35 @@ impl State {
         result
     }
 
-    /// View of the global Redis that the last call on a region's counter had; `None` of another counter.
-    fn global_view_mut(&mut self) -> Option<&mut GlobalTimeAndStanding> {
-        match self {
-            Self::RegionWindow(state) => Some(&mut state.view),
-            Self::RegionBucket(state) => Some(&mut state.view),
-            _ => None,
+    /// Adds the pool that follows the state of a counter in a script's reply, if a region counts the limit.
+    ///
+    /// # Errors
+    /// The script cannot have returned these numbers.
+    pub fn with_pool_from_reply(self, limit: &Limit, reply: &mut ReplyReader<'_>) -> Result<Self, MalformedReply> {
+        if !limit.is_counted_in_region() {
+            return Ok(self);
         }
+        let pool = RegionPool::read_from_reply(reply)?;
+        Ok(Self::WithPool(Box::new(CounterWithPool { part: self, pool, taken: TakenHits::default() })))
     }
 
-    /// Sets the view of the call that charges this state, if a region counts it.
-    pub fn set_global_view(&mut self, view: &GlobalTimeAndStanding) {
-        if let Some(own) = self.global_view_mut() {
-            *own = *view;
+    /// The counter with its pool; `None` of a counter without one.
+    pub const fn pool(&self) -> Option<&CounterWithPool> {
+        if let Self::WithPool(state) = self { Some(state) } else { None }
+    }
+
+    /// Copy of the counter with its pool; an empty one in place of another state.
+    fn with_empty_pool(&self, limit: &Limit) -> CounterWithPool {
+        self.pool().cloned().unwrap_or_else(|| CounterWithPool::empty(limit))
+    }
+
+    fn charge_with_pool(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+        if self.pool().is_none() {
+            *self = Self::WithPool(Box::new(CounterWithPool::empty(limit)));
+        }
+        match self {
+            Self::WithPool(state) => state.charge(limit, now, request),
+            _ => ChargeResult::default(),
         }
     }
 
@@ -263,41 +303,6 @@ impl State {
     pub fn set_slot_use(&mut self, slot: &SlotUse) {
         if let Self::Slots(state) = self {
             *state = state.with_slot_use(slot);
-        }
-    }
-
-    /// Lets the global time of the last call hold at any time, for an estimate.
-    pub fn assume_view_is_always_valid(&mut self) {
-        if let Some(view) = self.global_view_mut().filter(|view| view.valid_until > Time::default()) {
-            (view.valid_from, view.valid_until) = (Time::default(), Time::from_micros(MAX_LUA_INTEGER));
-        }
-    }
-
-    /// Returns the time in microseconds for which hits charged at `now` are surely of the grant that admitted them:
-    /// 0 if that is unknown or the region is cut off, `u64::MAX` for tokens of the region's own.
-    pub fn grant_time_left_us(&self, limit: &Limit, now: Time) -> u64 {
-        match self {
-            Self::RegionWindow(state) => state.grant_time_left_us(limit, now),
-            Self::RegionBucket(state) => state.grant_time_left_us(now),
-            _ => 0,
-        }
-    }
-
-    /// Identity of the open grant request of a region's counter; 0: none is open.
-    pub fn open_grant_request_id(&self) -> u64 {
-        match self {
-            Self::RegionWindow(state) => state.counts.cycle.open_request,
-            Self::RegionBucket(state) => state.counts.cycle.open_request,
-            _ => 0,
-        }
-    }
-
-    /// Returns the hits of a region's counter that are used at `now`; nothing of another counter.
-    pub fn region_hits_by_allotment(&self, limit: &Limit, now: Time) -> RegionHitsByAllotment {
-        match self {
-            Self::RegionWindow(state) => state.region_hits_by_allotment(limit, now),
-            Self::RegionBucket(state) => state.region_hits_by_allotment(limit, now),
-            _ => RegionHitsByAllotment::default(),
         }
     }
 

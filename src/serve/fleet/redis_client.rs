@@ -8,7 +8,6 @@
 //! Decides: how often a replica publishes, when it is gone, how many replicas there may be.
 //! Decides: how long resets are kept (`MAX_KEPT_RESETS`, `RESETS_LIFETIME_MS`).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -118,7 +117,6 @@ impl FleetRedisClient {
             connections: 1,
             call_timeout: CALL_TIMEOUT,
             optional_commands: None,
-            clock_jumps: Arc::default(),
             health_check: Box::new(check),
             connect,
         };

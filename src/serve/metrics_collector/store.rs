@@ -111,9 +111,6 @@ fn emit_shared_store(stats: SharedStoreStats, emit: &mut dyn FnMut(Family)) {
 fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let help = "1 if the global Redis has answered within 5 s; 0: the region is cut off.";
     emit(Family::gauge("tollkeeper_region_connected", help, u8::from(stats.connected)));
-    let help = "1 if the region has less than its part of global limits for a reason other than being cut off.";
-    let is_restricted = stats.notices.iter().any(RegionNotice::restricts_region);
-    emit(Family::gauge("tollkeeper_region_restricted", help, u8::from(is_restricted)));
     let help = "1 if this notice about the region holds, as in /store.";
     let mut notices = Family::new("tollkeeper_region_notice", MetricKind::Gauge, help);
     notices.series.extend(RegionNotice::NAMES.into_iter().map(|name| {
@@ -121,8 +118,6 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
         Series::new(MetricValue::gauge_from(u8::from(holds))).with_label("notice", name)
     }));
     emit(notices);
-    let help = "Total number of jumps of a Redis clock that were noticed.";
-    emit(Family::counter("tollkeeper_clock_jumps_total", help, stats.clock_jumps));
     let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = stats.grants;
     let help = "Total number of grant requests to the global Redis, by outcome.";
     let outcomes = [("answered", requested - failed.min(requested)), ("failed", failed), ("dropped", dropped)];
@@ -131,7 +126,7 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
     emit(Family::counter_by_label("tollkeeper_grant_hits_total", help, "kind", hits));
     let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
-    let sources = [("grant", used.grant), ("reserve", used.reserve), ("loss_allowance", used.cut_off_allowance)];
+    let sources = [("grant", used.pool), ("reserve", used.part)];
     emit(Family::counter_by_label("tollkeeper_region_hits_total", help, "from", sources));
     if let Some(age_us) = last_grant_us {
         let help = "Time since the last grant to this process, in seconds.";

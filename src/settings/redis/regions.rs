@@ -17,7 +17,7 @@ use crate::settings::cloud_identity::{
 };
 use crate::settings::credentials::CredentialVariables;
 use crate::settings::secret::Secret;
-use crate::settings::setting::{AnySetting as _, RequiredValue, Requirement, settings};
+use crate::settings::setting::{AnySetting as _, Condition, RequiredValue, Requirement, Support, settings};
 use crate::settings::tls::StoreTlsVariables;
 use crate::settings::value::number::{DurationRange, IntRange};
 use crate::settings::value::text::{SecretUrl, TextList};
@@ -45,15 +45,14 @@ settings! { "Regions", only with REQUIRES_REGION;
     TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH: Option<Secret> = None, "password or user:password for its sentinels";
     TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE: Option<PathBuf> = None, "file that holds it";
     TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS: u32 = 0,
-        "replicas of the global Redis that must have a grant before a region uses it (WAIT)"
+        "replicas of the global Redis that must know what a region holds before the region uses it (WAIT)"
         .with_allowed(IntRange::new(0, 1));
-    TOLLKEEPER_REGION_LEASE: Duration = DEFAULT_REGION_LEASE,
-        "time for which a cut-off region has its reserve and share of max_overshoot; equal in all regions"
-        .with_allowed(DurationRange::new(Duration::from_secs(60), Duration::from_secs(7 * 86_400)));
+    TOLLKEEPER_REGION_LEASE: String = "", "removed: a cut-off region keeps its part for as long as it is cut off"
+        .with_support(NO_EFFECT_LEASE);
 }
 
-/// Default of [`RegionSettings::lease`].
-pub const DEFAULT_REGION_LEASE: Duration = Duration::from_secs(3600);
+const NO_EFFECT_LEASE: Support =
+    Support::NoEffect { when: Condition::Set, why: "a region has its part without a confirmation of the global Redis" };
 
 static REQUIRES_REGION: Requirement = Requirement {
     any_of: &[
@@ -106,8 +105,6 @@ pub struct RegionSettings {
     pub global: DeploymentSettings,
     /// Number of its replicas that must have a grant before it is used, 0 or 1.
     pub wait_replicas: u32,
-    /// Time for which the region may use its reserve and its cut-off allowance after a report to the global Redis.
-    pub lease: Duration,
 }
 
 impl RegionSettings {
@@ -137,9 +134,8 @@ impl RegionSettings {
             values.add_notice(&TOLLKEEPER_GLOBAL_REDIS_URL, what);
         }
         let wait_replicas = values.get(&TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS);
-        let lease = values.get(&TOLLKEEPER_REGION_LEASE);
         let index = names.iter().position(|name| *name == own)?;
-        Some(Self { index, names, global, wait_replicas, lease })
+        Some(Self { index, names, global, wait_replicas })
     }
 
     /// Returns the name of this region.

@@ -8,7 +8,6 @@
 pub mod error;
 pub mod resp;
 pub mod hash_slot;
-pub mod server_clock;
 pub mod connection;
 pub mod connect;
 pub mod health_check;

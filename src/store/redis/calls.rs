@@ -141,9 +141,9 @@ impl RedisCallSender {
             span.set_error(error.name(), error.to_string());
         }
         drop(span);
-        let (ScriptOutcome { mut results, mut states, now, region, holds }, node) = outcome?;
-        if let (Some(hooks), Some(charge)) = (&call.global_limits, charges.last()) {
-            hooks.record_use_and_request_grants(call.command.keys(), charge, &states, &region);
+        let (ScriptOutcome { mut results, mut states, now, pools, holds }, node) = outcome?;
+        if let (Some(region), Some(charge)) = (&call.region, charges.last()) {
+            region.record_effects(call.command.keys(), charge, &states, &pools);
         }
         // Nobody but the leases learns of their charge.
         charges.truncate(requested);

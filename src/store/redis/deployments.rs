@@ -27,7 +27,6 @@ use crate::store::client::redis::deployment::{Deployment, DeploymentStats};
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck, OptionalCommands};
-use crate::store::client::redis::server_clock::ClockJumps;
 use crate::store::client::server_status::ServerStatus;
 use crate::store::stats::PoolStats;
 
@@ -36,8 +35,6 @@ use crate::store::stats::PoolStats;
 pub(super) struct Deployments {
     pub(super) main: Arc<CounterDeployment>,
     per_second: Option<Arc<CounterDeployment>>,
-    /// Jumps of the clocks of all their servers.
-    pub(super) clock_jumps: Arc<ClockJumps>,
 }
 
 /// Statistics of the servers that keep counters, and of the connections to them.
@@ -58,15 +55,14 @@ pub(super) struct CounterDeployment {
 impl Deployments {
     /// Starts to connect.
     pub(super) fn start(settings: &RedisSettings, network: &Network) -> Self {
-        let clock_jumps = Arc::<ClockJumps>::default();
         let start = |deployment| {
             Arc::new(CounterDeployment {
-                client: Arc::new(start_deployment(settings, deployment, network, Arc::clone(&clock_jumps))),
+                client: Arc::new(start_deployment(settings, deployment, network)),
                 dropped_refunds: DroppedRefunds::default(),
             })
         };
         let (main, per_second) = (start(&settings.main), settings.per_second.as_ref().map(start));
-        Self { main, per_second, clock_jumps }
+        Self { main, per_second }
     }
 
     /// Returns the clients of all deployments.
@@ -115,12 +111,7 @@ fn is_per_second(limit: &Limit) -> bool {
     limit.period().unit() == Unit::Second && limit.period().multiplier() == 1
 }
 
-fn start_deployment(
-    settings: &RedisSettings,
-    deployment: &DeploymentSettings,
-    network: &Network,
-    clock_jumps: Arc<ClockJumps>,
-) -> Deployment {
+fn start_deployment(settings: &RedisSettings, deployment: &DeploymentSettings, network: &Network) -> Deployment {
     let connect = ConnectOptions::new(deployment, network);
     let kind = match settings.key_format {
         KeyFormat::Tollkeeper => ProbeKind::Script,
@@ -133,7 +124,6 @@ fn start_deployment(
         optional_commands: probe.optional_commands(),
         health_check: Box::new(probe),
         connect,
-        clock_jumps,
     };
     Deployment::start(deployment.topology.clone(), options)
 }

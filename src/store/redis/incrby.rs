@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::script::{RegionEffects, ScriptOutcome, window_charges_script};
+use super::script::{PoolEffects, ScriptOutcome, window_charges_script};
 use crate::base::clock::Time;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::{Algorithm, fixed_window};
@@ -105,7 +105,7 @@ impl<'a> WindowChargeBatch<'a> {
             results: take(&mut self.results),
             states: SmallVec::from(self.states.clone()),
             now: self.now,
-            region: RegionEffects::default(),
+            pools: PoolEffects::default(),
             holds: SmallVec::new(),
         })
     }

@@ -20,6 +20,8 @@
 //! Decides: which change of a limit starts a new key.
 //! Decides: paths over 200 bytes (a hash in the key).
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use smallvec::SmallVec;
@@ -28,6 +30,7 @@ use crate::limit::charge::{Charge, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::local_budget::log_extension_us;
 
+use super::regions::RegionClient;
 use super::script::script_for_limits;
 use crate::base::clock::Time;
 use crate::limit::{Consistency, Limit};
@@ -45,8 +48,8 @@ pub(super) struct KeyScheme {
     prefix: String,
     format: KeyFormat,
     jitter: ExpiryJitter,
-    /// True if this Redis is that of a region, which counts global limits from grants.
-    is_regional: bool,
+    /// Client of the global Redis, if this Redis is that of a region; `None`: there is only one region.
+    region: Option<Arc<RegionClient>>,
 }
 
 /// Hashes that identify the counters of a descriptor in this process.
@@ -83,26 +86,25 @@ impl CountCommand {
 }
 
 impl KeyScheme {
-    /// Creates the scheme of a Redis; `is_regional` if it is that of a region.
-    pub(super) fn new(settings: &RedisSettings, is_regional: bool) -> Self {
+    /// Creates the scheme of a Redis, which is that of a region if there is a client of the global one.
+    pub(super) fn new(settings: &RedisSettings, region: Option<Arc<RegionClient>>) -> Self {
         Self {
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
             jitter: ExpiryJitter::up_to(settings.expiration_jitter),
-            is_regional,
+            region,
         }
     }
 
     /// Returns the limit as this Redis counts it.
     pub(super) fn limit_as_counted(&self, limit: &Limit) -> Limit {
         let limit = limit.with_longer_period(eventual_log_extension_us(limit));
-        if self.is_regional { limit.as_counted_in_region() } else { limit }
+        self.region.as_ref().map_or(limit, |region| limit.as_counted_in_region(region.connection()))
     }
 
-    /// Returns true if this Redis counts a limit of the charge from grants.
-    pub(super) fn has_granted_limit(&self, charge: &Charge<'_>) -> bool {
-        self.is_regional
-            && charge.counters.iter().any(|counter| counter.limit.as_counted_in_region().is_counted_in_region())
+    /// Returns true if this Redis counts a part of a limit of the charge.
+    pub(super) fn has_region_part(&self, charge: &Charge<'_>) -> bool {
+        self.region.is_some() && charge.counters.iter().any(|counter| counter.limit.global_scope().is_some())
     }
 
     /// Returns `CACHE_KEY_PREFIX`.
@@ -122,7 +124,7 @@ impl KeyScheme {
         let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
             // Calls with other bans have other scripts or arguments.
             let ban = limit.ban().map_or(0, |ban| ban.length_us() << 18 | ban.rejections_before_ban() << 1);
-            let is_granted = self.is_regional && limit.global_scope().is_some();
+            let is_granted = self.region.is_some() && limit.global_scope().is_some();
             let mark = eventual_log_extension_us(limit) + u64::from(is_granted) + ban;
             tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(BIT_SPREAD_MULTIPLIER)
         });
@@ -148,7 +150,7 @@ impl KeyScheme {
         if let Some(window) = window {
             return CountCommand::Incrby(window);
         }
-        if !self.has_granted_limit(charge) {
+        if !self.has_region_part(charge) {
             return self.build_script_command(&charge.path, &charge.counters);
         }
         let limits: SmallVec<[Limit; 2]> =
@@ -175,8 +177,8 @@ const KEY_CAPACITY: usize = 160;
 /// Length of the digest of a truncated path: `\#` and 32 digits.
 const DIGEST_BYTES: usize = 34;
 
-/// Returns the keys of a descriptor's counters, in their order, then those of the bans and of the reservations beside
-/// them. `prefix` is `CACHE_KEY_PREFIX`.
+/// Returns the keys of a descriptor's counters, in their order, then those of the bans, the reservations and the pools
+/// beside them. `prefix` is `CACHE_KEY_PREFIX`.
 pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Counter<'_>]) -> SmallVec<[Bytes; 1]> {
     let mut key = Vec::with_capacity(KEY_CAPACITY);
     push_prefix_and_version(&mut key, prefix);
@@ -203,7 +205,25 @@ pub fn build_counter_keys(prefix: &str, path: &CounterPath<'_>, counters: &[Coun
     for (index, _) in counters.iter().enumerate().filter(|(_, counter)| counter.limit.reservations().is_some()) {
         keys.push(reservations_key(&keys[index]));
     }
+    for (index, _) in counters.iter().enumerate().filter(|(_, counter)| counter.limit.is_counted_in_region()) {
+        keys.push([&keys[index], POOL_SUFFIX].concat().into());
+    }
     keys
+}
+
+/// End of the key of the pool of a region beside a counter.
+const POOL_SUFFIX: &[u8] = b":pool";
+
+/// Returns the key of the counter that a pool is beside.
+pub(super) fn counter_key_of_pool(pool_key: &[u8]) -> &[u8] {
+    pool_key.strip_suffix(POOL_SUFFIX).unwrap_or(pool_key)
+}
+
+/// Returns the key in the global Redis under which a region reports its list of regions.
+pub(super) fn region_list_key(prefix: &str, region: &str) -> Bytes {
+    let mut key = key_head(prefix);
+    key.extend_from_slice(format!("regions}}:{region}").as_bytes());
+    key.freeze()
 }
 
 /// End of the key of the ban beside a counter.
@@ -234,17 +254,12 @@ pub fn leases_key(counter_key: &[u8]) -> Bytes {
 }
 
 /// Precedes the algorithm in the key of a counter that a region counts.
-const REGION_MARK: &[u8] = b":region_";
-
-/// Returns true for the key of a counter that a region counts; `head` is the start of its keys.
-pub(super) fn is_counted_in_region(head: &[u8], key: &[u8]) -> bool {
-    key.starts_with(head) && find_region_mark(key).is_some()
-}
+const REGION_MARK: &[u8] = b":part_";
 
 /// Returns the key in the global Redis of a counter that a region counts: it has the same slot there.
 pub(super) fn global_key(region_key: &[u8]) -> Bytes {
     let (start, end) = find_region_mark(region_key).map_or((0, 0), |at| (at, at + REGION_MARK.len()));
-    [&region_key[..start], b":global_", &region_key[end..]].concat().into()
+    [&region_key[..start], b":global_less_parts_", &region_key[end..]].concat().into()
 }
 
 /// Returns the position of [`REGION_MARK`], which stands after the path.

@@ -20,12 +20,10 @@ use tokio::time::Instant;
 use super::deployments::CounterDeployment;
 use super::eventual::descriptor::{EventualDescriptor, can_be_lent};
 use super::eventual::{LeaseArguments, LeasePurpose, OwnLease};
-use super::global_limit_hooks::{EncodedGlobalView, GlobalLimitHooks};
 use super::incrby::WindowChargeBatch;
 use super::key::{CountCommand, CounterSetId, holds_key, leases_key};
-use super::script::{
-    CallTime, ReplyContext, ScriptOutcome, encode_charges, encode_flags_word, hold_script, replay_charges,
-};
+use super::regions::RegionClient;
+use super::script::{CallTime, ScriptOutcome, encode_charges, encode_flags_word, hold_script, replay_charges};
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::fixed_window::window_bounds;
@@ -41,7 +39,6 @@ use crate::store::client::redis::deployment::TargetNode;
 use crate::store::client::redis::error::{RedisError, ReplyError};
 use crate::store::client::redis::node::Node;
 use crate::store::client::redis::resp::{Reply, reply_bytes, reply_integer};
-use crate::store::client::redis::server_clock::InstantRange;
 use crate::store::error::CounterCommandError;
 use crate::telemetry::traces::{Span, SpanRef};
 
@@ -61,8 +58,8 @@ pub(super) struct PreparedCall {
     /// The counters, if they are eventual. `None` for strict ones, the default: shares and leases then concern no
     /// charge, and of refunds only those on counters that eventual rules may share.
     pub(super) eventual: Option<EventualDescriptor>,
-    /// Additions for global limits; `None` if no limit is global.
-    pub(super) global_limits: Option<GlobalLimitHooks>,
+    /// Client of the global Redis; `None` if no limit is global.
+    pub(super) region: Option<Arc<RegionClient>>,
     /// Slot of the only charge, as `lua/slots.lua` takes it; `None` if no limit is concurrent.
     pub(super) slot: Option<Bytes>,
     /// Requests that the call serves, if they are sampled.
@@ -103,7 +100,7 @@ impl PreparedCall {
                 let sending = if is_mergeable { ScriptSendMode::Mergeable } else { ScriptSendMode::Separate };
                 let call = ScriptCall::new(ScriptCommand { script, keys }, arguments, leases, sending);
                 let call = ScriptCall { slot: self.slot.as_ref(), ..call };
-                CallAttempt::Script { call, charges, global_limits: self.global_limits.as_ref() }
+                CallAttempt::Script { call, charges }
             }
             CountCommand::Incrby(window) => {
                 CallAttempt::Incrby(WindowChargeBatch::new(window, charges, self.now, &self.deployment.dropped_refunds))
@@ -128,8 +125,8 @@ impl PreparedCall {
         own: SmallVec<[OwnLease; 2]>,
         deadline: Instant,
     ) -> Result<u64, CounterCommandError> {
-        if let Some(hooks) = &self.global_limits {
-            let reset = hooks.reset(self.command.keys(), refund, deadline).await;
+        if let Some(region) = &self.region {
+            let reset = region.reset(self.command.keys(), refund, deadline).await;
             reset.map_err(CounterCommandError::GlobalRedis)?;
         }
         // Counters with a ban or reservations have no leases.
@@ -210,7 +207,7 @@ impl PreparedCall {
 
 /// Work of a call, which continues at another node after a redirection.
 enum CallAttempt<'a> {
-    Script { call: ScriptCall<'a>, charges: &'a [OwnedCharge], global_limits: Option<&'a GlobalLimitHooks> },
+    Script { call: ScriptCall<'a>, charges: &'a [OwnedCharge] },
     Incrby(WindowChargeBatch<'a>),
 }
 
@@ -223,17 +220,7 @@ impl CallAttempt<'_> {
     ) -> Result<ScriptOutcome, ReplyError> {
         match self {
             Self::Incrby(batch) => batch.run_steps(target, deadline).await,
-            Self::Script { call, charges, global_limits: None } => {
-                call.charge_and_replay(charges, target, deadline).await
-            }
-            Self::Script { call, charges, global_limits: Some(hooks) } => {
-                let within = InstantRange { from: Instant::now(), until: deadline };
-                // Another node has another clock.
-                call.view = Some(hooks.encode_global_redis_view_for_call(&target.node, &call.keys[0], charges, within));
-                let outcome = call.charge_and_replay(charges, target, deadline).await?;
-                hooks.record_clock(&target.node, within.from, outcome.now);
-                Ok(outcome)
-            }
+            Self::Script { call, charges } => call.charge_and_replay(charges, target, deadline).await,
         }
     }
 }
@@ -255,8 +242,6 @@ struct ScriptCall<'a> {
     key_count: String,
     arguments: Bytes,
     leases: Option<LeaseWords>,
-    /// Only for global limits.
-    view: Option<EncodedGlobalView>,
     /// Only for concurrent limits.
     slot: Option<&'a Bytes>,
     sending: ScriptSendMode,
@@ -298,7 +283,7 @@ impl<'a> ScriptCall<'a> {
         let ScriptCommand { script, keys } = command;
         let leases = leases.map(|leases| LeaseWords { key: leases_key(&keys[0]), argument: leases.encode() });
         let key_count = (keys.len() + usize::from(leases.is_some())).to_string();
-        Self { script, keys, key_count, arguments, leases, view: None, slot: None, sending }
+        Self { script, keys, key_count, arguments, leases, slot: None, sending }
     }
 
     /// Makes the call at the current node, and repeats its charges on the states in the reply.
@@ -310,9 +295,7 @@ impl<'a> ScriptCall<'a> {
     ) -> Result<ScriptOutcome, ReplyError> {
         let reply = self.send_or_load(target, deadline).await?;
         let bytes = reply_bytes(&reply).ok_or(ReplyError::Failed(RedisError::BadReply))?;
-        let view = self.view.as_ref().map(|word| &word.view);
-        let context = ReplyContext { has_leases: self.leases.is_some(), view };
-        replay_charges(charges, bytes, context).map_err(|_| ReplyError::Failed(RedisError::BadReply))
+        replay_charges(charges, bytes, self.leases.is_some()).map_err(|_| ReplyError::Failed(RedisError::BadReply))
     }
 
     /// Sends the hash of the script to the current node, and its text if the node does not have it (NOSCRIPT).
@@ -346,12 +329,10 @@ impl<'a> ScriptCall<'a> {
         if !is_mergeable || !node.can_merge_calls() {
             return None;
         }
-        let view = self.view.as_ref().map_or_else(Bytes::new, |word| Bytes::copy_from_slice(&word.argument));
-        let arguments = [self.arguments.clone(), view];
         Some(MergeableScriptCall {
             script: self.script,
             key: key.clone(),
-            arguments,
+            argument: self.arguments.clone(),
             sends_text: form == ScriptForm::Text,
         })
     }
@@ -367,15 +348,10 @@ impl<'a> ScriptCall<'a> {
         words.extend(self.leases.iter().map(|leases| &*leases.key));
         words.push(&self.arguments);
         words.extend(self.leases.iter().map(|leases| &*leases.argument));
-        if let Some(word) = &self.view {
+        if let Some(slot) = self.slot {
             if self.leases.is_none() {
                 words.push(b"");
             }
-            words.push(&word.argument);
-        }
-        if let Some(slot) = self.slot {
-            let given = usize::from(self.leases.is_some()).max(2 * usize::from(self.view.is_some()));
-            words.extend([b"" as &[u8]; 2].into_iter().skip(given));
             words.push(slot);
         }
         words
@@ -386,7 +362,12 @@ impl<'a> ScriptCall<'a> {
 const MAX_AMOUNT: u64 = 1 << 40;
 
 /// Encodes a request of a holder on one counter, at about `time`.
-fn encode_hold_request(counter: &OwnedCounter, holder: ReplicaId, request: HoldRequest, time: CallTime) -> Bytes {
+pub(super) fn encode_hold_request(
+    counter: &OwnedCounter,
+    holder: ReplicaId,
+    request: HoldRequest,
+    time: CallTime,
+) -> Bytes {
     let limit = &counter.limit;
     // A peek has the numbers of its counter, and no charges.
     let peek = OwnedCharge::new([*counter].into_iter().collect(), ChargeRequest::new(Hits::Peek, 0));
@@ -434,7 +415,7 @@ fn next_calendar_window_ends(limit: &Limit, at: Time) -> [Time; 2] {
 ///
 /// # Errors
 /// The script cannot have returned this reply.
-fn decode_hold_answer(reply: &[u8], limit: &Limit) -> Result<HoldAnswer, MalformedReply> {
+pub(super) fn decode_hold_answer(reply: &[u8], limit: &Limit) -> Result<HoldAnswer, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let now = reader.read_time()?;
     let granted = read_amount(&mut reader)?;

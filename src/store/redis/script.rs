@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use crate::base::clock::Time;
 use crate::limit::Limit;
-use crate::limit::algorithm::region::{GlobalTimeAndStanding, RegionHitsByAllotment};
+use crate::limit::algorithm::region_pool::TakenHits;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader, ScriptCharge};
 use crate::limit::algorithm::{CountingMethod, for_each_counting};
@@ -45,6 +45,9 @@ const SHARED_LUA_TEXTS: [&str; 6] = [
 
 /// File of the parts of countings whose hits can be held, which replace shared parts of the same name.
 const HOLD_LUA_TEXT: &str = include_str!("lua/hold.lua");
+
+/// File of the parts of a region's pools, and of the script that answers their requests.
+const POOL_LUA_TEXT: &str = include_str!("lua/pool.lua");
 
 /// Parts with helper functions, in the order in which a script defines them.
 const HELPER_PARTS: [&str; 2] = ["divide", "log"];
@@ -82,17 +85,20 @@ pub fn script_for_countings(countings: impl Iterator<Item = impl Into<CountingMe
     }
 }
 
-/// Returns the script for counters of these limits, one for each key of the call, and the bans and reservations beside
-/// them.
+/// Returns the script for counters of these limits, one for each key of the call, and the bans, reservations and pools
+/// beside them.
 pub fn script_for_limits<'l>(limits: impl Iterator<Item = &'l Limit> + Clone) -> &'static Script {
     let has_ban = limits.clone().any(|limit| limit.ban().is_some());
     let has_reservations = limits.clone().any(|limit| limit.reservations().is_some());
+    let has_pools = limits.clone().any(Limit::is_counted_in_region);
     let countings = limits.map(Limit::counting_method);
-    if !has_ban && !has_reservations {
+    if !has_ban && !has_reservations && !has_pools {
         return script_for_countings(countings);
     }
     let set = countings.fold(0, |set, counting| set | 1 << counting as usize);
-    let beside = (usize::from(has_ban) * BANS_BIT) | (usize::from(has_reservations) * RESERVATIONS_BIT);
+    let beside = (usize::from(has_ban) * BANS_BIT)
+        | (usize::from(has_reservations) * RESERVATIONS_BIT)
+        | (usize::from(has_pools) * POOLS_BIT);
     script_for_several_counters(set | beside)
 }
 
@@ -101,14 +107,19 @@ const BANS_BIT: usize = 1 << COUNTING_METHOD_COUNT;
 /// Bit of a set of countings for reservations beside the counters.
 const RESERVATIONS_BIT: usize = 2 << COUNTING_METHOD_COUNT;
 
+/// Bit of a set of countings for pools of a region beside the counters.
+const POOLS_BIT: usize = 4 << COUNTING_METHOD_COUNT;
+
 /// Returns the script for counters of a set of countings, a bit for each, and what is beside them.
 fn script_for_several_counters(set: usize) -> &'static Script {
-    static SCRIPTS: [OnceLock<Script>; 4 << COUNTING_METHOD_COUNT] =
-        [const { OnceLock::new() }; 4 << COUNTING_METHOD_COUNT];
+    static SCRIPTS: [OnceLock<Script>; 8 << COUNTING_METHOD_COUNT] =
+        [const { OnceLock::new() }; 8 << COUNTING_METHOD_COUNT];
     SCRIPTS[set].get_or_init(|| {
         let (has_ban, has_reservations) = (set & BANS_BIT != 0, set & RESERVATIONS_BIT != 0);
+        let has_pools = set & POOLS_BIT != 0;
         let counter_count = ("counter_count", "count, position = unpack('<i8', args, position)");
-        let mut parts = LuaParts::from_iter((has_ban || has_reservations).then_some(counter_count));
+        let mut parts = LuaParts::from_iter((has_ban || has_reservations || has_pools).then_some(counter_count));
+        parts.extend(split_parts(POOL_LUA_TEXT).filter(|_| has_pools));
         parts.extend(split_parts(include_str!("lua/ban.lua")).filter(|_| has_ban));
         parts.extend(split_parts(include_str!("lua/reservations.lua")).filter(|_| has_reservations));
         let used = CountingMethod::ALL.into_iter().filter(|&counting| set >> counting as usize & 1 == 1);
@@ -120,6 +131,17 @@ fn script_for_several_counters(set: usize) -> &'static Script {
 pub fn hold_script(counting: CountingMethod) -> &'static Script {
     static SCRIPTS: [OnceLock<Script>; COUNTING_METHOD_COUNT] = [const { OnceLock::new() }; COUNTING_METHOD_COUNT];
     SCRIPTS[counting as usize].get_or_init(|| Script::new(expand_with_counting(counting, "--> adjust_hold")))
+}
+
+/// Returns the script that answers the request of a region's pool; `regions::exchange` encodes its argument and decodes
+/// its reply.
+pub fn pool_exchange_script() -> &'static Script {
+    static SCRIPT: LazyLock<Script> = LazyLock::new(|| {
+        let mut parts = shared_lua_parts();
+        parts.extend(split_parts(POOL_LUA_TEXT));
+        Script::new(expand_parts("--> exchange", &parts))
+    });
+    &SCRIPT
 }
 
 /// Declares the getter of each script that charges by no algorithm, with its Lua file and the function that expands it.
@@ -137,29 +159,8 @@ macro_rules! define_scripts {
 define_scripts! {
     /// Returns the script that assigns slots to replicas; `replicas` encodes its argument and decodes its reply.
     replicas_script = "replicas", expand_with_shared_parts;
-    /// Returns the script that gives a grant to a region's counter of windows, or takes unused hits from it;
-    /// `regions::grant_encoding` encodes its argument.
-    region_grant_script = "regions/region_grant", expand_with_shared_parts;
-    /// Returns the script that gives prepaid hits to a region's bucket; `regions::grant_encoding` encodes its argument.
-    region_bucket_grant_script = "regions/region_bucket_grant", expand_with_shared_parts;
-    /// Returns the script that lets a region's counter follow a reset; `regions::grant_encoding` encodes its argument.
-    region_reset_script = "regions/region_reset", expand_with_shared_parts;
-    /// Returns the script that keeps the list of resets; `regions::resets` encodes its argument and decodes its reply.
-    global_resets_script = "regions/global_resets", expand_with_shared_parts;
-    /// Returns the script that grants hits of a window to regions; `regions::grant_encoding` encodes its argument and
-    /// decodes its reply.
-    global_window_script = "regions/global_window", expand_with_shared_parts;
-    /// Returns the script that grants prepaid hits of a token bucket to regions; `regions::grant_encoding` encodes its
-    /// argument and decodes its reply.
-    global_bucket_script = "regions/global_bucket", expand_with_shared_parts;
-    /// Returns the script that keeps the identity of a region's Redis; `regions::registry` encodes its argument and
-    /// decodes its reply.
-    region_identity_script = "regions/region_identity", expand_with_shared_parts;
-    /// Returns the script that keeps the registry of regions; `regions::registry` encodes its argument and decodes its
-    /// reply.
-    global_members_script = "regions/global_members", expand_with_shared_parts;
     /// Returns the script that the health check of the global Redis runs.
-    global_probe_script = "regions/global_probe", expand_with_shared_parts;
+    global_probe_script = "global_probe", expand_with_shared_parts;
     /// Returns the script that shares heartbeats of holders; `holder_exchange` encodes its argument and decodes its
     /// reply.
     holders_script = "holders", expand_with_shared_parts;
@@ -190,7 +191,8 @@ fn expand_with_counting(counting: CountingMethod, text: &str) -> String {
     expand_parts(text, &parts)
 }
 
-/// Returns the script of several counters; `extra` are the parts for bans and reservations, empty without any.
+/// Returns the script of several counters; `extra` are the parts for bans, reservations and pools, empty
+/// without any.
 fn compose_several_counters_script(
     countings: impl Iterator<Item = CountingMethod> + Clone,
     extra: LuaParts<'_>,
@@ -206,7 +208,9 @@ fn compose_several_counters_script(
         .collect();
     let mut parts: LuaParts<'_> = shared_lua_parts();
     parts.extend(["ban_functions", "ban_of_counter", "reservation_functions"].map(|name| (name, "")));
-    parts.extend(["reservation_of_counter", "counter_count"].map(|name| (name, "")));
+    parts.extend(
+        ["reservation_of_counter", "counter_count", "pool_functions", "pool_of_counter"].map(|name| (name, "")),
+    );
     parts.extend(extra);
     parts.extend([("helpers", helpers.as_str()), ("constructors", &constructors)]);
     expand_parts(include_str!("lua/together.lua"), &parts)
@@ -279,51 +283,8 @@ pub fn encode_charges(charges: &[OwnedCharge], time: CallTime) -> Bytes {
             now
         }
     };
-    let Some(first) = charges.first() else { return encoder.0.into() };
-    let has_bans = first.counters.iter().any(|counter| counter.limit.ban().is_some());
-    let has_reservations = first.counters.iter().any(|counter| counter.limit.reservations().is_some());
-    let mut last_key = first.counters.len() as u64;
-    if has_bans || has_reservations {
-        encoder.push(signed_word(last_key));
-    }
-    // The keys of reservations follow those of bans.
-    let bans = first.counters.iter().filter(|counter| counter.limit.ban().is_some()).count();
-    let mut last_reservations = last_key + bans as u64;
-    for (index, counter) in first.counters.iter().enumerate() {
-        let limit = &counter.limit;
-        encoder.push(i64::from(limit.counting_method().properties().wire_id));
-        encoder.push(signed_word(limit.period_us()));
-        let call_charges = charges
-            .iter()
-            .map(|charge| ScriptCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
-        let [a, b] = State::script_arguments(limit.counting_method(), call_charges, now);
-        encoder.push(a);
-        encoder.push(b);
-        encoder.push_digits(match limit.is_counted_in_region() {
-            true => charges.iter().map(|charge| charge.counters[index].limit.region_ttl_ms()).fold(0, u64::max),
-            false => limit.period_us() / 1000,
-        });
-        if has_bans {
-            last_key += u64::from(limit.ban().is_some());
-            encoder.push_ban(limit, last_key);
-        }
-        if has_reservations {
-            last_reservations += u64::from(limit.reservations().is_some());
-            encoder.push_reservations(limit, last_reservations);
-        }
-    }
-    let mut changing = charges.iter().filter_map(|charge| Some((charge, encode_signed_hits(charge)?))).peekable();
-    while let Some((charge, hits)) = changing.next() {
-        let mut times = 1;
-        while changing.next_if(|(next, _)| *next == charge).is_some() {
-            times += 1;
-        }
-        encoder.push(times);
-        encoder.push(hits);
-        for counter in &charge.counters {
-            encoder.push_limit(counter, encode_wait_word(charge, &counter.limit));
-        }
-    }
+    encoder.push_counters(charges, now);
+    encoder.push_runs(charges);
     encoder.0.into()
 }
 
@@ -352,18 +313,6 @@ pub fn put_time(argument: &mut BytesMut, time: Option<Time>) {
     argument.put_i64_le(time.and_then(|time| i64::try_from(time.as_micros()).ok()).unwrap_or(-1));
 }
 
-/// Encodes the view of the global Redis, an argument of calls on global limits that `lua/regions/region_window.lua`
-/// documents.
-pub fn encode_global_redis_view(view: &GlobalTimeAndStanding) -> [u8; 40] {
-    let flags = i64::from(view.can_request) + 2 * i64::from(view.cut_off) + 4 * i64::from(view.parts_unusable);
-    let numbers = [time_word(view.valid_from), time_word(view.valid_until), view.offset_lo, view.offset_hi, flags];
-    let mut argument = [0; 40];
-    for (bytes, number) in argument.chunks_exact_mut(8).zip(numbers) {
-        bytes.copy_from_slice(&number.to_le_bytes());
-    }
-    argument
-}
-
 /// Returns the hits that a charge adds, negative for a refund, 0 for a peek that may begin a ban, and below -1 by the
 /// true cost for the settlement of a reservation, whose cost may be 0; `None` if the charge cannot change a counter.
 fn encode_signed_hits(charge: &OwnedCharge) -> Option<i64> {
@@ -382,28 +331,22 @@ fn encode_signed_hits(charge: &OwnedCharge) -> Option<i64> {
 }
 
 /// Returns the word of a limit that scripts call `wait`: for a refund the time from which it is void, 0 if it never is;
-/// for a charge its longest delay in microseconds, or the cut-off allowance of a global limit (see `regions`).
+/// for a charge its longest delay in microseconds.
 fn encode_wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
     let void_from = || charge.void_from.map_or(0, time_word);
     let longest_delay_us = || signed_word(charge.request_with_bounded_delay().longest_delay_us(limit));
     match charge.request.hits {
         Hits::Refund(_) => void_from(),
-        Hits::Charge(_) | Hits::Peek if limit.is_counted_in_region() => {
-            let allowance = signed_word(limit.cut_off_allowance());
-            if limit.is_cut_off_allowance_part_of_limit() { allowance } else { -1 - allowance }
-        }
         Hits::Charge(_) | Hits::Peek => longest_delay_us(),
     }
 }
 
-/// Returns the flags of a limit: 1 if its rejection rejects the charge, plus 2 if rejected hits count, plus 4 times the
-/// slack of clocks in microseconds for a bucket of a region, or 8 times the `max_wait` in microseconds for another bucket.
+/// Returns the flags of a limit: 1 if its rejection rejects the charge, plus 2 if rejected hits count, plus 8 times the
+/// `max_wait` in microseconds for a bucket.
 pub(super) fn encode_flags_word(counter: &OwnedCounter) -> i64 {
     let limit = &counter.limit;
-    // In a region, rejected hits are demand that the next grant must cover.
-    let counts_rejected = limit.counts_rejected_hits() || limit.is_counted_in_region();
+    let counts_rejected = limit.counts_rejected_hits();
     let of_counting = match limit.counting_method() {
-        CountingMethod::RegionBucket => 4 * signed_word(limit.clock_slack_us()),
         CountingMethod::TokenBucket => 8 * signed_word(limit.max_tokens_wait_us()),
         _ => 0,
     };
@@ -422,6 +365,61 @@ fn signed_word(number: u64) -> i64 {
 struct ArgumentEncoder(Vec<u8>);
 
 impl ArgumentEncoder {
+    /// Appends the counters of a call, and what is beside each.
+    fn push_counters(&mut self, charges: &[OwnedCharge], now: Time) {
+        let counters = charges.first().map_or(&[][..], |charge| &charge.counters);
+        let count = |has: fn(&Limit) -> bool| counters.iter().filter(|counter| has(&counter.limit)).count() as u64;
+        let bans = count(|limit| limit.ban().is_some());
+        let reservations = count(|limit| limit.reservations().is_some());
+        let pools = count(Limit::is_counted_in_region);
+        // The keys of the counters, then those of bans, of reservations and of pools.
+        let mut last_ban = counters.len() as u64;
+        let mut last_reservations = last_ban + bans;
+        let mut last_pool = last_reservations + reservations;
+        if bans + reservations + pools > 0 {
+            self.push(signed_word(last_ban));
+        }
+        for (index, OwnedCounter { limit, .. }) in counters.iter().enumerate() {
+            self.push(i64::from(limit.counting_method().properties().wire_id));
+            self.push(signed_word(limit.period_us()));
+            let call_charges = charges
+                .iter()
+                .map(|charge| ScriptCharge { limit: &charge.counters[index].limit, hits: charge.request.hits });
+            let [a, b] = State::script_arguments(limit.counting_method(), call_charges, now);
+            self.push(a);
+            self.push(b);
+            self.push_digits(limit.period_us() / 1000);
+            if pools > 0 {
+                last_pool += u64::from(limit.is_counted_in_region());
+                self.push(if limit.is_counted_in_region() { signed_word(last_pool) } else { 0 });
+            }
+            if bans > 0 {
+                last_ban += u64::from(limit.ban().is_some());
+                self.push_ban(limit, last_ban);
+            }
+            if reservations > 0 {
+                last_reservations += u64::from(limit.reservations().is_some());
+                self.push_reservations(limit, last_reservations);
+            }
+        }
+    }
+
+    /// Appends the runs of equal charges that may change a counter.
+    fn push_runs(&mut self, charges: &[OwnedCharge]) {
+        let mut changing = charges.iter().filter_map(|charge| Some((charge, encode_signed_hits(charge)?))).peekable();
+        while let Some((charge, hits)) = changing.next() {
+            let mut times = 1;
+            while changing.next_if(|(next, _)| *next == charge).is_some() {
+                times += 1;
+            }
+            self.push(times);
+            self.push(hits);
+            for counter in &charge.counters {
+                self.push_limit(counter, encode_wait_word(charge, &counter.limit));
+            }
+        }
+    }
+
     fn push(&mut self, number: i64) {
         self.0.extend_from_slice(&number.to_le_bytes());
     }
@@ -457,8 +455,9 @@ impl ArgumentEncoder {
     }
 
     fn push_limit(&mut self, counter: &OwnedCounter, wait_word: i64) {
-        self.push(i64::from(counter.limit.effective_requests_per_unit()));
-        self.push(signed_word(counter.limit.capacity_for_scripts()));
+        let limit = counter.limit.limit_for_scripts();
+        self.push(i64::from(limit.requests_per_unit()));
+        self.push(signed_word(limit.capacity_for_scripts()));
         self.push(wait_word);
         self.push(encode_flags_word(counter));
     }
@@ -473,8 +472,8 @@ pub struct ScriptOutcome {
     pub states: SmallVec<[State; 1]>,
     /// Time at which the charges were made.
     pub now: Time,
-    /// Effects on the counters of global limits.
-    pub region: RegionEffects,
+    /// Effects on the pools of global limits.
+    pub pools: PoolEffects,
     /// Holds that the charges left out, each with the index of its counter.
     pub holds: HoldsByCounter,
 }
@@ -482,32 +481,24 @@ pub struct ScriptOutcome {
 /// Holds on some counters of a call, each with the index of its counter.
 pub type HoldsByCounter = SmallVec<[(usize, TotalHold); 1]>;
 
-/// Effects of a call on the counters of global limits (see `regions`); none on those of other limits.
+/// Effects of a call on the pools of a region; none on other counters.
 #[derive(Clone, Debug, Default)]
-pub struct RegionEffects {
-    /// Indices of the counters on which the call opened a grant request. Their states describe it.
-    pub requesting_counters: Vec<usize>,
+pub struct PoolEffects {
+    /// Indices of the counters whose pool has a new request. Their states describe it.
+    pub requesting: Vec<usize>,
     /// Hits that the call admitted.
-    pub used: RegionHitsByAllotment,
+    pub taken: TakenHits,
 }
 
-/// What a call had beside its charges, which decides how its reply is read.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ReplyContext<'c> {
-    /// The call concerns leases, so the reply ends with the lent hits.
-    pub has_leases: bool,
-    /// View of the global Redis; needed by countings of regions.
-    pub view: Option<&'c GlobalTimeAndStanding>,
-}
-
-/// Repeats the charges of a call on the states in its script's reply.
+/// Repeats the charges of a call on the states in its script's reply, which ends with the lent hits if the call concerns
+/// leases.
 ///
 /// # Errors
 /// The script cannot have returned this reply.
 pub fn replay_charges(
     charges: &[OwnedCharge],
     reply: &[u8],
-    context: ReplyContext<'_>,
+    has_leases: bool,
 ) -> Result<ScriptOutcome, MalformedReply> {
     let mut reader = ReplyReader::new(reply);
     let now = reader.read_time()?;
@@ -520,8 +511,8 @@ pub fn replay_charges(
         if let Some(hold) = TotalHold::read_from_reply(&mut reader, &mut state)? {
             holds.push((index, hold));
         }
+        let state = state.with_pool_from_reply(&counter.limit, &mut reader)?;
         let mut state = state.with_ban_from_reply(&counter.limit, &mut reader)?;
-        context.view.inspect(|view| state.set_global_view(view));
         if let Some(slot) = charges.first().and_then(|charge| charge.slot.as_deref()) {
             state.set_slot_use(slot);
             state = state.with_reservations_from_reply(&counter.limit, slot, &mut reader)?;
@@ -529,55 +520,29 @@ pub fn replay_charges(
         }
         states.push(state);
     }
-    let lent = if context.has_leases { reader.read_number()? } else { 0 };
+    let lent = if has_leases { reader.read_number()? } else { 0 };
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
-    let regions = context.view.map(|_| RegionCountersBefore::new(counters, &states, now));
+    let numbers_before: SmallVec<[Option<u64>; 1]> = states.iter().map(pool_request_number).collect();
     let terms = ReplayInputs { now, lent };
     holds.retain(|(index, hold)| hold.keep_or_settle(&counters[*index].limit, &mut states[*index], now).is_some());
     let results = match holds.is_empty() {
         true => charges.iter().map(|charge| replay_charge(charge, &mut states, terms)).collect(),
         false => charges.iter().map(|charge| replay_held_charge(charge, &mut states, &holds, terms)).collect(),
     };
-    let region = regions.map_or_else(RegionEffects::default, |before| before.compute_effects(counters, &states, now));
-    Ok(ScriptOutcome { results, states, now, region, holds })
+    let pools = PoolEffects {
+        requesting: (0..states.len())
+            .filter(|&index| pool_request_number(&states[index]) != numbers_before[index])
+            .collect(),
+        taken: states.iter().filter_map(State::pool).map(|counter| counter.taken).sum(),
+    };
+    Ok(ScriptOutcome { results, states, now, pools, holds })
 }
 
-/// Counters of regions before the charges of a call.
-struct RegionCountersBefore {
-    /// Open grant request of each counter.
-    requests: SmallVec<[u64; 4]>,
-    used: RegionHitsByAllotment,
-}
-
-impl RegionCountersBefore {
-    fn new(counters: &[OwnedCounter], states: &[State], now: Time) -> Self {
-        Self {
-            requests: states.iter().map(State::open_grant_request_id).collect(),
-            used: sum_region_hits_used(counters, states, now),
-        }
-    }
-
-    /// Returns the effects of the charges that led to these states.
-    fn compute_effects(self, counters: &[OwnedCounter], states: &[State], now: Time) -> RegionEffects {
-        let is_new = |index: &usize| self.requests[*index] != states[*index].open_grant_request_id();
-        let requesting_counters = (0..states.len()).filter(is_new).collect();
-        RegionEffects {
-            requesting_counters,
-            used: sum_region_hits_used(counters, states, now).minus_hits_before(self.used),
-        }
-    }
-}
-
-/// Returns the hits that all counters of regions have used at `now`.
-fn sum_region_hits_used(counters: &[OwnedCounter], states: &[State], now: Time) -> RegionHitsByAllotment {
-    let mut used = RegionHitsByAllotment::default();
-    counters
-        .iter()
-        .zip(states)
-        .for_each(|(counter, state)| used += state.region_hits_by_allotment(&counter.limit, now));
-    used
+/// Number of the last request of a region's pool; `None` of another counter.
+fn pool_request_number(state: &State) -> Option<u64> {
+    state.pool().map(|counter| counter.pool.number)
 }
 
 /// Time of a call, and the hits that are lent at it.

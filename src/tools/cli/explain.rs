@@ -124,12 +124,7 @@ fn format_explanation(explanation: &Explanation, has_counters: bool) -> String {
     }
     if let Some(region) = &explanation.region {
         let state = if region.cut_off { ", cut off from the global Redis" } else { "" };
-        let _ = write!(page, "region {}{state}", escape_and_shorten(&region.name));
-        if !region.restricted_by.is_empty() {
-            let names: Vec<_> = region.restricted_by.iter().map(|name| escape_and_shorten(name)).collect();
-            let _ = write!(page, ", restricted: {} (/store explains)", names.join(", "));
-        }
-        page.push('\n');
+        let _ = writeln!(page, "region {}{state}", escape_and_shorten(&region.name));
     }
     for (index, descriptor) in explanation.descriptors.iter().enumerate() {
         let _ = writeln!(page, "\ndescriptor {}: {}", index + 1, escape_and_shorten(&descriptor.descriptor));

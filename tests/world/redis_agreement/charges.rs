@@ -7,12 +7,12 @@ use std::slice;
 use bytes::Bytes;
 use smallvec::SmallVec;
 use tollkeeper::base::clock::Time;
-use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::{Algorithm, CountingMethod};
 use tollkeeper::limit::ban::Ban;
 use tollkeeper::limit::calendar::Zone;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::region_parts::RegionConnection;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::reservation::{ReservationPolicy, UnsettledPolicy};
 use tollkeeper::limit::slot::{HolderId, SlotAction, SlotId, SlotToken, SlotUse};
@@ -21,9 +21,7 @@ use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::holders::SlotHolderTable;
 use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, OwnLease, StoredLease, build_full_refund};
-use tollkeeper::store::redis::script::{
-    CallTime, encode_charges, encode_global_redis_view, encode_slot, hold_script, script_for_limits,
-};
+use tollkeeper::store::redis::script::{CallTime, encode_charges, encode_slot, hold_script, script_for_limits};
 
 use super::script_calls::ScriptCalls;
 
@@ -39,7 +37,7 @@ pub(crate) enum Extra {
 }
 
 /// Descriptors that are not one counter alone: what they have, and the least and most counters.
-const COMPOSED_KINDS: [(Extra, u64, u64); 8] = [
+const COMPOSED_KINDS: [(Extra, u64, u64); 9] = [
     (Extra::None, 2, 3),
     (Extra::Bans, 1, 1),
     (Extra::Bans, 2, 3),
@@ -47,6 +45,7 @@ const COMPOSED_KINDS: [(Extra, u64, u64); 8] = [
     (Extra::Reservations, 2, 3),
     (Extra::BansAndReservations, 1, 3),
     (Extra::Slots, 2, 3),
+    (Extra::Regions, 1, 1),
     (Extra::Regions, 2, 3),
 ];
 
@@ -58,7 +57,6 @@ impl Extra {
     const fn of_counting(counting: CountingMethod) -> Self {
         match counting {
             CountingMethod::Slots => Self::Slots,
-            CountingMethod::RegionWindow | CountingMethod::RegionBucket => Self::Regions,
             _ => Self::None,
         }
     }
@@ -66,13 +64,14 @@ impl Extra {
     /// Name of a call with one counter, of this counting method, or with several.
     const fn call_name(self, single: Option<CountingMethod>) -> &'static str {
         match (self, single) {
-            (Self::None | Self::Regions | Self::Slots, Some(counting)) => counting.name(),
+            (Self::None | Self::Slots, Some(counting)) => counting.name(),
             (Self::None, None) => "several counters",
             (Self::Bans, Some(_)) => "one counter with a ban",
             (Self::Bans, None) => "several counters with bans",
             (Self::Reservations, _) => "reservations",
             (Self::BansAndReservations, _) => "bans and reservations",
             (Self::Slots, None) => "slots and other counters",
+            (Self::Regions, Some(_)) => "one counter of a region",
             (Self::Regions, None) => "several counters of a region",
         }
     }
@@ -111,7 +110,7 @@ impl Descriptor {
         format!("{{{}}}:{name}", self.tag).into()
     }
 
-    /// Keys of a call: the counters, then the bans and the reservations of those that have some.
+    /// Keys of a call: the counters, then the bans, the reservations and the pools of those that have some.
     fn keys(&self) -> Vec<Bytes> {
         let places = 0..self.counters.len();
         let named = |name: &'static str, has: fn(&Limit) -> bool| {
@@ -120,14 +119,15 @@ impl Descriptor {
         };
         let counters = named("", |_| true);
         let bans = named("ban", |limit| limit.ban().is_some());
-        counters.chain(bans).chain(named("reservations", |limit| limit.reservations().is_some())).collect()
+        let reservations = named("reservations", |limit| limit.reservations().is_some());
+        counters.chain(bans).chain(reservations).chain(named("pool", Limit::is_counted_in_region)).collect()
     }
 
-    /// The first limit of each counter.
-    pub(crate) fn limits(&self) -> impl Iterator<Item = (Bytes, Limit)> {
-        let counter =
-            |(place, counters): (usize, &[OwnedCounter; 2])| (self.key(&place.to_string()), counters[0].limit);
-        self.counters.iter().enumerate().map(counter)
+    /// Keys of the pools of a region, and the limits of their counters.
+    pub(crate) fn pools(&self) -> impl Iterator<Item = (Bytes, Limit)> {
+        let limits = self.counters.iter().map(|counters| counters[0].limit).enumerate();
+        let of_region = limits.filter(|(_, limit)| limit.is_counted_in_region());
+        of_region.map(|(place, limit)| (self.key(&format!("pool{place}")), limit))
     }
 
     fn owned_counters(&self, calls: &mut ScriptCalls) -> SmallVec<[OwnedCounter; 1]> {
@@ -148,9 +148,10 @@ fn random_counters(calls: &mut ScriptCalls, extra: Extra, place: u64) -> [OwnedC
             ..spec
         };
         let shadow = calls.chance.one_in(6);
+        let connection = calls.chance.pick(&[RegionConnection::Connected, RegionConnection::CutOff]);
         let counter = |spec: &LimitSpec| {
             let limit = Limit::new(spec).ok()?;
-            let limit = if is_region { limit.as_counted_in_region() } else { limit };
+            let limit = if is_region { limit.as_counted_in_region(connection) } else { limit };
             Some(OwnedCounter { limit, shadow, quota: false, tag: 0 })
         };
         if let (Some(first), Some(second)) = (counter(&spec), counter(&changed))
@@ -222,10 +223,7 @@ impl ScriptCalls {
         let (keys, mut arguments) = (descriptor.keys(), vec![self.encode(&charges)]);
         if let Some(slot) = charges[0].slot.as_deref() {
             let slot = self.encode_slot(slot);
-            arguments.extend([Bytes::new(), Bytes::new(), slot]);
-        } else if descriptor.extra == Extra::Regions {
-            let view = self.random_view();
-            arguments.extend([Bytes::new(), Bytes::copy_from_slice(&encode_global_redis_view(&view))]);
+            arguments.extend([Bytes::new(), slot]);
         } else if descriptor.extra == Extra::None && self.chance.one_in(3) {
             return self.charge_with_leases(descriptor, charges);
         }
@@ -289,21 +287,6 @@ impl ScriptCalls {
         encode_slot(slot, &holders, now)
     }
 
-    fn random_view(&mut self) -> GlobalTimeAndStanding {
-        let offset = self.chance.pick(&[0, 5, 3000, 2_000_000]);
-        let width = self.chance.pick(&[1, 1, 500, 700_000]);
-        let valid_us = self.chance.pick(&[10, 1_000_000, 5_000_000]);
-        GlobalTimeAndStanding {
-            valid_from: self.time_within(valid_us),
-            valid_until: self.time_within(0).plus_us(self.chance.below(valid_us)),
-            offset_lo: offset,
-            offset_hi: offset + width,
-            can_request: !self.chance.one_in(4),
-            cut_off: self.chance.one_in(5),
-            parts_unusable: self.chance.one_in(8),
-        }
-    }
-
     /// Makes a call that concerns leases.
     fn charge_with_leases(&mut self, descriptor: &Descriptor, mut charges: Vec<OwnedCharge>) {
         let record = descriptor.key("leases");
@@ -345,7 +328,7 @@ impl ScriptCalls {
         let counting = self.chance.pick(&CountingMethod::ALL);
         let is_alone = |descriptor: &&Descriptor| {
             descriptor.counters.len() == 1
-                && matches!(descriptor.extra, Extra::None | Extra::Regions)
+                && descriptor.extra == Extra::None
                 && descriptor.counters[0][0].limit.counting_method() == counting
         };
         let single: Vec<&Descriptor> = descriptors.iter().filter(is_alone).collect();
@@ -357,12 +340,8 @@ impl ScriptCalls {
             // Calls with equal arguments are one group.
             let (about, group) = (self.now(), self.chance.between(1, 2));
             let charge = self.random_charge(descriptor, false);
-            let view = match descriptor.extra {
-                Extra::Regions => Bytes::copy_from_slice(&encode_global_redis_view(&self.random_view())),
-                _ => Bytes::new(),
-            };
             let charges = encode_charges(slice::from_ref(&charge), CallTime::Server { about });
-            arguments.extend([Bytes::from(group.to_string()), charges, view]);
+            arguments.extend([Bytes::from(group.to_string()), charges]);
             keys.push(descriptor.key("0"));
             keys.extend((1..group).map(|number| descriptor.key(&format!("other{number}"))));
         }
@@ -404,6 +383,7 @@ impl ScriptCalls {
             wanted[1],
             lasts_us,
             self.chance.below(10),
+            self.chance.below(4),
             self.chance.below(4),
             u64::from(limit.capacity()),
             1 + 2 * u64::from(limit.counts_rejected_hits()),

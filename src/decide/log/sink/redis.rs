@@ -109,7 +109,6 @@ impl RedisSink {
             connections: 1,
             call_timeout: WRITE_TIMEOUT,
             optional_commands: None,
-            clock_jumps: Arc::default(),
             health_check: Box::new(StreamHealthCheck(Arc::clone(&stream))),
             connect,
         };

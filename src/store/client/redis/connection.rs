@@ -9,7 +9,7 @@
 //! starts one script and reads its clock once for up to 16 calls. No call waits for others.
 //!
 //! A merged script has all keys as KEYS. Its ARGV are, for each group of keys with equal arguments, the number of keys
-//! and both arguments. It returns a head, then for each key the rest of the reply to its call, or the error of that
+//! and the argument. It returns a head, then for each key the rest of the reply to its call, or the error of that
 //! call.
 //!
 //! Decides: which calls on other counters share a command; the largest reply (`MAX_REPLY_BYTES`).
@@ -156,18 +156,16 @@ impl Script {
 /// Maximum number of calls in one command; bounds the time for which the server runs nothing else.
 const MAX_MERGED_CALLS: usize = 16;
 
-/// Call of a script with one key and two arguments.
+/// Call of a script with one key and one argument.
 #[derive(Clone, Debug)]
 pub struct MergeableScriptCall {
     /// The script, which has a merged one.
     pub script: &'static Script,
     /// The key.
     pub key: Bytes,
-    /// Arguments of the script; calls with equal ones have them once in their command.
-    ///
-    /// The first is the `ARGV[1]` of a call with a command of its own, and the second its `ARGV[3]`, left out if it
-    /// is empty. `ARGV[2]` is empty: a script that needs it (leases, see `lua/driver.lua`) is never merged.
-    pub arguments: [Bytes; 2],
+    /// Argument of the script, the `ARGV[1]` of a call with a command of its own; calls with equal ones have it once in
+    /// their command. A script that needs more (leases, see `lua/driver.lua`) is never merged.
+    pub argument: Bytes,
     /// The server lacks the script, so its text is sent.
     pub sends_text: bool,
 }
@@ -178,7 +176,7 @@ impl MergeableCall<Reply> for MergeableScriptCall {
     /// Calls with equal arguments are neighbours too.
     fn merge_order(&self, other: &Self) -> Ordering {
         let kind = |call: &Self| (std::ptr::from_ref(call.script).addr(), call.sends_text);
-        kind(self).cmp(&kind(other)).then_with(|| self.arguments.cmp(&other.arguments))
+        kind(self).cmp(&kind(other)).then_with(|| self.argument.cmp(&other.argument))
     }
 
     fn can_merge(&self, other: &Self) -> bool {
@@ -191,9 +189,9 @@ impl MergeableCall<Reply> for MergeableScriptCall {
             Some(merged) if calls.len() > 1 => merged,
             _ => first.script,
         };
-        let groups: SmallVec<[(String, &[Bytes; 2]); MAX_MERGED_CALLS]> = calls
-            .chunk_by(|one, next| one.arguments == next.arguments)
-            .map(|group| (group.len().to_string(), &group[0].arguments))
+        let groups: SmallVec<[(String, &Bytes); MAX_MERGED_CALLS]> = calls
+            .chunk_by(|one, next| one.argument == next.argument)
+            .map(|group| (group.len().to_string(), &group[0].argument))
             .collect();
         let key_count = calls.len().to_string();
         let mut words: SmallVec<[&[u8]; 8]> = SmallVec::new();
@@ -202,14 +200,10 @@ impl MergeableCall<Reply> for MergeableScriptCall {
         words.push(key_count.as_bytes());
         words.extend(calls.iter().map(|call| &*call.key));
         if let [call] = calls {
-            let [first, second] = &call.arguments;
-            words.push(first);
-            if !second.is_empty() {
-                words.extend([&b""[..], second]);
-            }
+            words.push(&call.argument);
         } else {
-            for (keys, [first, second]) in &groups {
-                words.extend([keys.as_bytes(), first, second]);
+            for (keys, argument) in &groups {
+                words.extend([keys.as_bytes(), argument]);
             }
         }
         write_command(out, &words);

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::mem::replace;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -19,12 +20,11 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::connect::ConnectOptions;
-use super::deployment_context::{ConnectionOpenings, DeploymentContext};
+use super::deployment_context::DeploymentContext;
 use super::error::{RedisError, ReplyError};
 use super::hash_slot::{HASH_SLOTS, hash_slot};
 use super::node::Node;
 use super::resp::Reply;
-use super::server_clock::{ClockJumps, InstantRange, OffsetInterval};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::settings::address::Endpoint;
 use crate::settings::redis::deployment::TopologySettings;
@@ -156,30 +156,12 @@ impl Deployment {
         self.topology.slot_map.load().nodes().iter().any(|node| node.is_available())
     }
 
-    /// Returns the offset of the clock of the node that owns `slot`; `None` if the node or its clock is unknown.
-    pub(crate) fn clock_offset(&self, slot: impl FnOnce() -> u16, range: InstantRange) -> Option<OffsetInterval> {
-        match self.topology.slot_map.load().owner(slot) {
-            SlotOwner::Node(node) => node.clock().offset(range),
-            SlotOwner::Unknown | SlotOwner::Unassigned => None,
-        }
-    }
-
-    /// Jumps of the clocks of the nodes.
-    pub(crate) fn clock_jumps(&self) -> &Arc<ClockJumps> {
-        &self.topology.context.options.clock_jumps
-    }
-
-    /// Connections to the nodes that were opened.
-    pub(crate) fn connection_openings(&self) -> &Arc<ConnectionOpenings> {
-        &self.topology.context.connection_openings
-    }
-
     /// Connections and breakers of the nodes.
     pub(crate) fn stats(&self) -> DeploymentStats {
         let nodes = self.topology.nodes();
         DeploymentStats {
             open_connection_count: nodes.iter().map(|node| node.open_connection_count()).sum(),
-            opened_connections_total: self.topology.context.connection_openings.total(),
+            opened_connections_total: self.topology.context.opened_connections.load(Ordering::Relaxed),
             servers: nodes.iter().map(|node| node.status()).collect(),
         }
     }

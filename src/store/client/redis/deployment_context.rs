@@ -1,7 +1,6 @@
 //! State that all nodes of a deployment share.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -9,7 +8,6 @@ use tokio::sync::Notify;
 use super::connect::ConnectOptions;
 use super::hash_slot::prepare_hash_tags;
 use super::health_check::{HealthCheck, OptionalCommands};
-use super::server_clock::ClockJumps;
 
 /// What the connections to a deployment share: settings, and what is known of its servers.
 #[derive(Debug)]
@@ -24,8 +22,6 @@ pub struct DeploymentOptions {
     pub health_check: Box<dyn HealthCheck>,
     /// Commands that a server may reject while it still serves the others; `None` if there are no such commands.
     pub optional_commands: Option<OptionalCommands>,
-    /// Jumps of the clocks that are compared with those of the nodes.
-    pub clock_jumps: Arc<ClockJumps>,
 }
 
 /// Settings of a deployment, and events and counters of its nodes.
@@ -36,49 +32,8 @@ pub(crate) struct DeploymentContext {
     pub(crate) is_cluster: bool,
     /// Notified when a node fails, so that discovery looks for a new primary at once.
     pub(crate) refresh_topology: Notify,
-    /// Connections that were opened.
-    pub(crate) connection_openings: Arc<ConnectionOpenings>,
-}
-
-/// Connections of a deployment that were opened since the start.
-///
-/// Behind a new connection may be a server that lost its data, or another server.
-#[derive(Debug)]
-pub struct ConnectionOpenings {
-    total: AtomicU64,
-    /// Process time at which the last one was opened.
-    last_opened_at_us: AtomicI64,
-    opened: Notify,
-}
-
-impl Default for ConnectionOpenings {
-    fn default() -> Self {
-        Self { total: AtomicU64::new(0), last_opened_at_us: AtomicI64::new(i64::MIN), opened: Notify::new() }
-    }
-}
-
-impl ConnectionOpenings {
-    /// Records a connection opened at a process time in microseconds, before calls use it.
-    pub fn record(&self, at_us: i64) {
-        self.last_opened_at_us.fetch_max(at_us, Ordering::AcqRel);
-        self.total.fetch_add(1, Ordering::Relaxed);
-        self.opened.notify_one();
-    }
-
-    /// Returns the number of connections.
-    pub fn total(&self) -> u64 {
-        self.total.load(Ordering::Relaxed)
-    }
-
-    /// Process time at which the last one was opened, in microseconds; the smallest number if there was none.
-    pub fn last_opened_at_us(&self) -> i64 {
-        self.last_opened_at_us.load(Ordering::Acquire)
-    }
-
-    /// Waits until a connection is opened, or was since the last wait.
-    pub async fn wait_for_next(&self) {
-        self.opened.notified().await;
-    }
+    /// Number of connections that were opened since the start.
+    pub(crate) opened_connections: AtomicU64,
 }
 
 impl DeploymentContext {
@@ -88,6 +43,6 @@ impl DeploymentContext {
             // Here, because a health check has a deadline and this takes milliseconds.
             prepare_hash_tags();
         }
-        Self { options, is_cluster, refresh_topology: Notify::new(), connection_openings: Arc::default() }
+        Self { options, is_cluster, refresh_topology: Notify::new(), opened_connections: AtomicU64::new(0) }
     }
 }

@@ -120,7 +120,6 @@ impl KeyOwnerConnection {
             call_timeout: DISCOVERY_TIMEOUT,
             health_check: Box::new(NoHealthCheck),
             optional_commands: None,
-            clock_jumps: Arc::default(),
         };
         let deployment = Arc::new(Deployment::start(settings.topology.clone(), deployment));
         Self { deployment, options, slot: hash_slot(key), open: None }

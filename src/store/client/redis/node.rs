@@ -22,7 +22,6 @@ use super::deployment_context::DeploymentContext;
 use super::error::{RedisConnectError, RedisError, ReplyError};
 use super::health_check::OptionalCommands;
 use super::resp::{Reply, reply_integer};
-use super::server_clock::{ClockReading, ServerClock, process_time_us};
 use crate::base::clock::Clock;
 use crate::settings::address::Endpoint;
 use crate::store::client::connect::{CallErrorKind, Connected};
@@ -99,24 +98,6 @@ impl Node {
     /// Last reason why the server could not be used, with its address; `None` before the first.
     pub(crate) fn last_failure(&self) -> Option<Arc<String>> {
         self.state.server.last_failure()
-    }
-
-    /// Clock of the server, known from the readings recorded here.
-    pub(crate) fn clock(&self) -> &ServerClock {
-        &self.state.clock
-    }
-
-    /// Records a reading of the server's clock; logs a jump, and returns true if it proves one.
-    pub(crate) fn record_clock_and_detect_jump(&self, reading: &ClockReading) -> bool {
-        let Some(jump_us) = self.state.clock.record(reading) else { return false };
-        if let Some(suppressed) = self.state.clock_jump_log.allow(Clock::System.now()) {
-            let (server, jump_ms) = (self.endpoint(), jump_us / 1000);
-            tracing::warn!(
-                %server, jump_ms, suppressed,
-                "the clock of this redis server or of this machine jumped: measuring again"
-            );
-        }
-        true
     }
 
     /// Sends a command, after an ASKING if `asking`, and waits for its reply until `deadline`.
@@ -278,8 +259,6 @@ impl Node {
 const LATE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum wait for the late reply to the first health check of a connection, to tell how late it is.
 const MAX_LATE_FIRST_REPLY_WAIT: Duration = Duration::from_millis(200);
-/// Minimum time between two log lines about jumps of the clock.
-const CLOCK_JUMP_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// State of a node.
 #[derive(Debug)]
@@ -291,8 +270,6 @@ struct NodeState {
     slot: AtomicU16,
     /// Calls on several keys may share a command.
     can_merge: AtomicBool,
-    clock: ServerClock,
-    clock_jump_log: LogThrottle,
 }
 
 impl NodeState {
@@ -312,15 +289,12 @@ impl NodeState {
             login_setting,
         };
         let server = ServerState::new(endpoint, context.options.connections, names);
-        let clock = ServerClock::new(Arc::clone(&context.options.clock_jumps));
         Self {
             server,
             context,
             rejected_commands: LastOptionalCommandRejection::new(),
             slot: AtomicU16::new(0),
             can_merge: AtomicBool::new(false),
-            clock,
-            clock_jump_log: LogThrottle::every(CLOCK_JUMP_LOG_INTERVAL),
         }
     }
 
@@ -379,7 +353,7 @@ impl SupervisedServer for NodeState {
     }
 
     fn record_opened_connection(&self) {
-        self.context.connection_openings.record(process_time_us(Instant::now()));
+        self.context.opened_connections.fetch_add(1, Ordering::Relaxed);
     }
 
     fn hash_connect_files(&self) -> Option<ConnectFileHashes> {

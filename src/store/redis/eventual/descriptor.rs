@@ -58,7 +58,7 @@ impl EventualDescriptor {
         let left_us = |(OwnedCounter { limit, .. }, state): (&OwnedCounter, &State)| {
             let margin_us = MAX_MARGIN_BEFORE_WINDOW_END_US.min(limit.period_us() / 20);
             match limit.algorithm().properties().hit_expiry {
-                _ if limit.is_counted_in_region() => state.grant_time_left_us(limit, now).saturating_sub(margin_us),
+                _ if limit.is_counted_in_region() => lease_time_left_us(limit, state, now).saturating_sub(margin_us),
                 HitExpiry::WithWindow => window_end(limit, state, now).since_us(now).saturating_sub(margin_us),
                 HitExpiry::Continuous | HitExpiry::AfterPeriod => u64::MAX,
             }
@@ -92,7 +92,7 @@ impl EventualDescriptor {
                 // A return to a bucket would let hits live longer than their grant.
                 HitExpiry::Continuous if limit.is_counted_in_region() => void_from = None,
                 _ if limit.is_counted_in_region() => {
-                    let end = report.now.plus_us(state.grant_time_left_us(limit, report.now));
+                    let end = report.now.plus_us(lease_time_left_us(limit, state, report.now));
                     void_from = void_from.map(|time| time.min(end));
                 }
                 HitExpiry::WithWindow => {
@@ -109,6 +109,11 @@ impl EventualDescriptor {
 /// Returns true if hits of the counter may be lent to a process, now or under the rules of a moment ago.
 pub fn can_be_lent(limit: &Limit) -> bool {
     limit.algorithm().properties().can_be_eventual()
+}
+
+/// Returns the time for which a lease of a region's counter may last, in microseconds.
+fn lease_time_left_us(limit: &Limit, state: &State, now: Time) -> u64 {
+    state.pool().map_or(0, |counter| counter.lease_time_left_us(limit, now))
 }
 
 /// Returns the end of the window in which hits were charged.

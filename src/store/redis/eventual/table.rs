@@ -413,8 +413,6 @@ impl EventualEntry {
         if self.last_report.is_none_or(|last| last.sent <= report.sent) {
             self.last_report = Some(LastReportTimes { sent: report.sent, now: report.now });
             self.states = report.states;
-            // Only what a call decides needs a view that is surely right.
-            self.states.iter_mut().for_each(State::assume_view_is_always_valid);
             // Leased hits are counted here when they are admitted.
             if report.leased > 0 {
                 for (OwnedCounter { limit, .. }, state) in counters.iter().zip(&mut self.states) {

@@ -6,24 +6,21 @@
 -- driver for several counters of a descriptor.
 --
 -- one_call
--- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua. ARGV[3]: view of the
--- global Redis, for the countings of regions: see region_window.lua; ARGV[2] may then be empty.
+-- KEYS: the counter, and the record of leases if the call concerns them. ARGV[2]: see leases.lua.
 -- ARGV[1]: signed 64-bit little-endian numbers:
 --   now in microseconds since the Unix epoch, negative: use the server's time;
 --   the counter: algorithm_id, period in microseconds, a, b (each algorithm says what they mean), then one byte with a
---   number of digits and that many decimal digits: the period in milliseconds, with countings of regions the lifetime
---   of the key;
+--   number of digits and that many decimal digits: the period in milliseconds;
 --   for each run of equal charges: times (how many), hits of each (negative: a refund), limit, capacity, wait in
 --   microseconds, and flags: 1 if its rejection rejects the charge, plus 2 if rejected hits count.
---   The wait of a charge is its longest delay, for countings of regions its cut-off allowance; the wait of a refund is
---   the time from which it is void, 0: never. A region's bucket adds 4 times the slack of clocks to the flags, a
---   token_bucket 8 times its `max_wait` in microseconds.
+--   The wait of a charge is its longest delay; the wait of a refund is the time from which it is void, 0: never. A
+--   token_bucket adds 8 times its `max_wait` in microseconds to the flags.
 -- Returns: one string: now, a number as above, then the state before the call, and with ARGV[2] the number of hits that
 --   refunds leave charged. A reset returns the number of counters that it deleted or emptied.
 --
 -- merged
--- KEYS: the counters. ARGV: for each group of keys with the same charges and clock, its number of keys, the ARGV[1]
---   above, whose time is the server's, and the ARGV[3] above or an empty string.
+-- KEYS: the counters. ARGV: for each group of keys with the same charges, its number of keys, and the ARGV[1] above,
+--   whose time is the server's.
 -- Returns: the time, a number as above, then for each key its state before the call, or the error of that key. Each key
 --   is decided and written before the next one.
 --
@@ -44,7 +41,7 @@
 --: one_call
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, global_view, key = ARGV[1], ARGV[3], KEYS[1]
+local args, key = ARGV[1], KEYS[1]
 local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
 local lent, is_server_time = 0, now < 0
 --> clock
@@ -68,7 +65,7 @@ local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, ma
 --> helpers
 local now, lent, is_server_time = -1, 0, true
 --> clock
-local args, global_view, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
+local args, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
 local function charge(key, times, hits, limit, capacity, wait, flags, position)
   --> load
   --> charge_loop
@@ -79,9 +76,9 @@ local function charge(key, times, hits, limit, capacity, wait, flags, position)
   return before
 end
 local replies = {pack('<i8', now)}
-for group = 1, #ARGV, 3 do
+for group = 1, #ARGV, 2 do
   local position, algorithm_id
-  args, global_view = ARGV[group + 1], ARGV[group + 2]
+  args = ARGV[group + 1]
   -- The first number is the time, which all groups share.
   algorithm_id, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
   --> next_run

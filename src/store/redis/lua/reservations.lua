@@ -4,7 +4,7 @@
 -- KEYS: the counters, the bans, then the reservations of each counter that has some, in the slot of the counter.
 -- ARGV[1] also has, after the numbers of each counter (and of its ban): place (index of the key, 0: none),
 -- life_us (time within which a reservation is settled), kept_us (time for which one that is over stays after that, 0:
--- its hits are never given back), estimate (0: the hits of the request). ARGV[4]: the slot, as in slots.lua. The hits of a
+-- its hits are never given back), estimate (0: the hits of the request). ARGV[3]: the slot, as in slots.lua. The hits of a
 -- release are negative: -1 less the true cost.
 -- Hash: id -> token, holder, end, hits (0: a tombstone), time of the charge, base (6 x 8 bytes); '' -> number of fields
 -- beside this one, hits given back so far, time of the last walk, most hits per period of the limit since anything was

@@ -1,6 +1,6 @@
 -- slots: requests at once. A hash has a field for each slot; seats in use are kept in a field of their own.
 --
--- KEYS: the counter. a: seats of the limit. b: seats that the request needs, negative for a release. ARGV[4]: the slot:
+-- KEYS: the counter. a: seats of the limit. b: seats that the request needs, negative for a release. ARGV[3]: the slot:
 -- id (16 bytes), token and holder (8 each), action (1: acquire, 2: release by token, 3: release without an answer), then
 -- the dead holders (8 bytes each). State for the reply, numbers of 8 bytes: now, seats in use, kind of the own slot
 -- (0: absent, 1: held, 2: a tombstone), its token and seats, seats that were found over. Charges: limit. Nothing is rounded.

@@ -7,7 +7,7 @@
 -- Decides: in Redis: the walk that finds slots and reservations that are over.
 
 --: stream_of_request
-local slot = ARGV[4]
+local slot = ARGV[3]
 local id, token, holder = string.sub(slot, 1, 16), string.sub(slot, 17, 24), string.sub(slot, 25, 32)
 local is_unanswered = string.byte(slot, 33) == 3
 

@@ -10,9 +10,10 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, global_view, constructors, lent, rejected, is_server_time = ARGV[1], ARGV[3], {}, 0
+local args, constructors, lent, rejected, is_server_time = ARGV[1], {}, 0
 --> constructors
 --> ban_functions
+--> pool_functions
 local now, position = unpack('<i8', args)
 is_server_time = now < 0
 --> clock
@@ -26,6 +27,7 @@ for i = 1, count do
   algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8Bc0', args, position)
   local counter = constructors[algorithm_id](KEYS[i], now, period, a, b, period_ms)
   if counter.err then return counter end
+  --> pool_of_counter
   --> ban_of_counter
   --> reservation_of_counter
   counters[i], reply[i + 1] = counter, counter.before

@@ -1,254 +1,174 @@
-//! Heartbeat of this process in its region's Redis and in the global Redis, once a second each.
+//! Heartbeat of this process in the global Redis, once a second: whether it answers, and which regions are there.
 //!
-//! One script call each keeps the standing of the region up to date and reads a server's clock. The other nodes of a
-//! cluster are asked for their time: those of the global Redis always, those of the region's Redis only while no
-//! decision has read their clock. No decision waits for any of this.
+//! Each region writes its list of regions under its name and reads those of the others. No decision waits for this.
 //!
-//! Decides: how often a region reports to the global Redis, and clocks are read (`read_stale_clocks`).
+//! Decides: when a region is cut off (`CUT_OFF_AFTER_US`), and when another one is missing (`SILENT_AFTER_MS`).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, SingleKeyScriptCall};
-use super::region_notices::NoticeLog;
-use super::registry::{
-    self, FencingToken, IdentityCall, RegionIdentity, RegionListHash, RegionRedisId, RegionReport, region_identity_key,
-    region_registry_key,
-};
-use super::standing::{
-    CallTimes, ClockAndConnectionEvents, OwnRegionSettings, RegionStanding, shorten_by_drift_us, time_left_until,
-};
-use crate::base::clock::{Time, to_micros};
+use super::calls::GLOBAL_REDIS_TIMEOUT;
+use crate::base::clock::to_micros;
 use crate::base::sharded::lock_ignoring_poison;
+use crate::limit::region_parts::RegionConnection;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
-use crate::store::client::redis::hash_slot::hash_slot;
-use crate::store::client::redis::node::Node;
-use crate::store::client::redis::resp::{reply_bytes, time_in_reply};
-use crate::store::client::redis::server_clock::{ClockReading, InstantRange, process_time_us};
-use crate::store::redis::script::{global_members_script, region_identity_script};
+use crate::store::client::redis::resp::{Reply, reply_bytes};
+use crate::store::redis::key::region_list_key;
+use crate::store::stats::RegionNotice;
 
-/// Time from one call to the next.
-const CALL_INTERVAL: Duration = Duration::from_secs(1);
-/// Age of a reading from which a clock is read again, in microseconds.
-const CLOCK_REREAD_AGE_US: i64 = 900_000;
-/// Age up to which the identity counts for a report, in microseconds.
-const MAX_IDENTITY_AGE_US: i64 = 2_000_000;
-/// Time from the first call, which only reads the clock, to the next.
-const FIRST_INTERVAL: Duration = Duration::from_millis(50);
+/// Time from one heartbeat to the next.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Time without an answer of the global Redis after which a region is cut off, in microseconds.
+const CUT_OFF_AFTER_US: u64 = 5_000_000;
+/// Time without a heartbeat after which a region is missing, in milliseconds.
+const SILENT_AFTER_MS: &[u8] = b"60000";
 
-/// Task that reports to both Redis.
+/// Heartbeat of this process.
 #[derive(Debug)]
 pub(super) struct RegionHeartbeat {
-    pub(super) region: Arc<Deployment>,
-    pub(super) global: Arc<Deployment>,
-    pub(super) standing: Arc<RegionStanding>,
-    name: String,
-    list: RegionListHash,
-    /// Id of the region's Redis if it has none.
-    proposal: RegionRedisId,
-    identity_key: Bytes,
-    registry_key: Bytes,
-    /// Token that the registry accepted last.
-    accepted: Mutex<FencingToken>,
-    /// Notified when the region's Redis must be told something at once.
-    tell_region: Notify,
-    /// Notified when the first identity is known.
-    tell_global: Notify,
-    notices: NoticeLog,
+    global: Arc<Deployment>,
+    region: String,
+    /// Names of all regions, separated by commas.
+    list: String,
+    /// Name of each region, and the key of its list.
+    keys: Vec<(String, Bytes)>,
+    started: Instant,
+    /// Time of the last answer in microseconds since the start; 0: there was none.
+    answered_us: AtomicU64,
+    found: Mutex<Found>,
+}
+
+/// What the heartbeats found.
+#[derive(Debug, Default)]
+struct Found {
+    /// Regions that have not reported for a minute.
+    silent: Vec<String>,
+    /// Regions with another list.
+    other_lists: Vec<String>,
+    /// Notices in the log.
+    logged: Vec<RegionNotice>,
 }
 
 impl RegionHeartbeat {
     /// Creates the heartbeat of a process; `prefix` is `CACHE_KEY_PREFIX`.
-    pub(super) fn new(
-        regions: &RegionSettings,
-        prefix: &str,
-        region: Arc<Deployment>,
-        global: Arc<Deployment>,
-    ) -> Self {
-        let events = ClockAndConnectionEvents {
-            region_jumps: Arc::clone(region.clock_jumps()),
-            region_connections: Arc::clone(region.connection_openings()),
-            global_jumps: Arc::clone(global.clock_jumps()),
-        };
+    pub(super) fn new(regions: &RegionSettings, prefix: &str, global: Arc<Deployment>) -> Self {
         Self {
-            region,
             global,
-            standing: Arc::new(RegionStanding::new(OwnRegionSettings::new(regions), events)),
-            name: regions.own_region_name().to_owned(),
-            list: RegionListHash::new(&regions.names),
-            proposal: RegionRedisId::random(),
-            identity_key: region_identity_key(prefix),
-            registry_key: region_registry_key(prefix),
-            accepted: Mutex::default(),
-            tell_region: Notify::new(),
-            tell_global: Notify::new(),
-            notices: NoticeLog::new(regions),
+            region: regions.own_region_name().to_owned(),
+            list: regions.names.join(","),
+            keys: regions.names.iter().map(|name| (name.clone(), region_list_key(prefix, name))).collect(),
+            started: Instant::now(),
+            answered_us: AtomicU64::new(0),
+            found: Mutex::default(),
         }
+    }
+
+    /// Whether the global Redis has answered lately. At the start it has time for its first answer.
+    pub(super) fn connection(&self, at: Instant) -> RegionConnection {
+        let since_us = self.us_since_start(at).saturating_sub(self.answered_us.load(Ordering::Relaxed));
+        if since_us < CUT_OFF_AFTER_US { RegionConnection::Connected } else { RegionConnection::CutOff }
+    }
+
+    /// Microseconds since the last answer; `None` before the first.
+    pub(super) fn us_since_answer(&self, at: Instant) -> Option<u64> {
+        let answered_us = self.answered_us.load(Ordering::Relaxed);
+        (answered_us > 0).then(|| self.us_since_start(at).saturating_sub(answered_us))
+    }
+
+    /// Records that the global Redis answered.
+    pub(super) fn record_answer(&self, at: Instant) {
+        self.answered_us.fetch_max(self.us_since_start(at).max(1), Ordering::Relaxed);
+    }
+
+    fn us_since_start(&self, at: Instant) -> u64 {
+        to_micros(at.saturating_duration_since(self.started))
+    }
+
+    /// Returns the notices that hold at `at`.
+    pub(super) fn notices(&self, at: Instant) -> Vec<RegionNotice> {
+        if self.connection(at) == RegionConnection::CutOff {
+            return vec![RegionNotice::CutOff];
+        }
+        let found = lock_ignoring_poison(&self.found);
+        let lists = (!found.other_lists.is_empty()).then(|| RegionNotice::OtherLists(found.other_lists.clone()));
+        let silent = (!found.silent.is_empty()).then(|| RegionNotice::NotSeen(found.silent.clone()));
+        lists.into_iter().chain(silent).collect()
     }
 
     /// Reports until it is dropped.
     pub(super) async fn run(&self) {
-        tokio::join!(self.run_with_region_redis(), self.run_with_global_redis(), self.log_standing_changes());
-    }
-
-    async fn run_with_region_redis(&self) {
-        loop {
-            let next = Instant::now() + CALL_INTERVAL;
-            let deadline = Instant::now() + REGION_REDIS_TIMEOUT;
-            let read_times = read_stale_clocks(&self.region, BreakerRecording::Unrecorded, deadline);
-            let (outcome, ()) = tokio::join!(self.exchange_identity_with_region_redis(deadline), read_times);
-            if let Err(error) = outcome {
-                self.notices.log_failure("identity of the region", &self.identity_key, error);
+        let reporting = async {
+            loop {
+                let started = Instant::now();
+                self.report().await;
+                sleep_until(started + INTERVAL).await;
             }
-            tokio::select! {
-                () = sleep_until(next) => {}
-                () = self.tell_region.notified() => {}
-                () = self.region.connection_openings().wait_for_next() => {}
+        };
+        let logging = async {
+            loop {
+                self.log_changes(Instant::now());
+                sleep(INTERVAL).await;
+            }
+        };
+        tokio::join!(reporting, logging);
+    }
+
+    /// Writes the list of this region, and reads those of the others, all at once.
+    async fn report(&self) {
+        let list = self.list.as_bytes();
+        let lists = join_all(self.keys.iter().map(|(name, key)| async move {
+            let is_own = *name == self.region;
+            let (write, read): ([&[u8]; 5], [&[u8]; 2]) = ([b"SET", key, list, b"PX", SILENT_AFTER_MS], [b"GET", key]);
+            self.call(key, if is_own { &write } else { &read }).await.map(|reply| match reply_bytes(&reply) {
+                _ if is_own => Some(true),
+                found => found.map(|found| found == list),
+            })
+        }))
+        .await;
+        // A list that could not be read tells nothing.
+        let names_with = |found: Option<bool>| {
+            let names = self.keys.iter().zip(&lists).filter(|(_, read)| read.as_ref() == Ok(&found));
+            names.map(|((name, _), _)| name.clone()).collect()
+        };
+        let mut found = lock_ignoring_poison(&self.found);
+        // Regions that start together have a minute to report.
+        let is_new = self.started.elapsed() < Duration::from_secs(60);
+        found.silent = if is_new { Vec::new() } else { names_with(None) };
+        found.other_lists = names_with(Some(false));
+    }
+
+    async fn call(&self, key: &Bytes, words: &[&[u8]]) -> Result<Reply, RedisError> {
+        let deadline = Instant::now() + GLOBAL_REDIS_TIMEOUT;
+        let mut target = self.global.target_node(key, deadline).await?;
+        loop {
+            match target.node.call(words, target.asking, deadline).await {
+                Ok(reply) => {
+                    self.record_answer(Instant::now());
+                    return Ok(reply);
+                }
+                Err(error) => target.follow_redirection(error)?,
             }
         }
     }
 
-    async fn exchange_identity_with_region_redis(&self, deadline: Instant) -> Result<(), RedisError> {
-        let findings = self.standing.findings();
-        let argument = registry::encode_identity_call(&self.build_identity_call(Instant::now()), None);
-        let script = SingleKeyScriptCall::new(region_identity_script(), &self.identity_key, &argument);
-        let reply = script.run(&self.region, BreakerRecording::Unrecorded, deadline).await?;
-        let identity = reply_bytes(&reply.reply)
-            .and_then(|reply| registry::decode_identity_reply(reply).ok())
-            .ok_or(RedisError::BadReply)?;
-        reply.record_clock_and_detect_jump(identity.now);
-        self.standing.record_identity(&identity, call_times(reply.within));
-        if findings.identity().is_none() {
-            self.tell_global.notify_one();
+    /// Logs the notices that are new, and those that ended.
+    fn log_changes(&self, at: Instant) {
+        let now = self.notices(at);
+        let logged = std::mem::replace(&mut lock_ignoring_poison(&self.found).logged, now.clone());
+        let region = self.region.as_str();
+        for notice in now.iter().filter(|notice| !logged.contains(notice)) {
+            tracing::warn!(region, notice = notice.name(), "{notice}");
         }
-        Ok(())
-    }
-
-    /// Builds the call that tells the region's Redis what this process knows at a time.
-    fn build_identity_call(&self, at: Instant) -> IdentityCall {
-        let (findings, at_us) = (self.standing.findings(), process_time_us(at));
-        IdentityCall {
-            claim: findings.build_identity_claim(self.proposal),
-            list: self.list,
-            other_list_changed_ago_us: findings.us_since_registry_change(at_us),
-            leased_until: self.lease_end_in_region(at).unwrap_or_default(),
-            jumped_ago_us: self.standing.us_since_region_jump_to_report(at_us),
-            accepted: *lock_ignoring_poison(&self.accepted),
-            proposal: FencingToken::random(),
+        let is_over = |ended: &&RegionNotice| !now.iter().any(|notice| notice.name() == ended.name());
+        for ended in logged.iter().filter(is_over) {
+            tracing::warn!(region, notice = ended.name(), "{}", ended.text_of_end());
         }
-    }
-
-    /// Returns the time of the region's Redis at which the lease surely has not ended; `None` if none is known.
-    fn lease_end_in_region(&self, at: Instant) -> Option<Time> {
-        let left = time_left_until(self.standing.findings().lease_ends_us()?, at)?;
-        let within = InstantRange { from: at, until: at };
-        let offset = self.region.clock_offset(|| hash_slot(&self.identity_key), within)?;
-        let now_us = u64::try_from(process_time_us(at).saturating_add(offset.lo_us)).ok()?;
-        Some(Time::from_micros(now_us).plus_us(shorten_by_drift_us(to_micros(left))))
-    }
-
-    async fn run_with_global_redis(&self) {
-        self.tell_global.notified().await;
-        loop {
-            let started = Instant::now();
-            let is_first = self.latest_global_time(started).is_none();
-            let deadline = started + GLOBAL_REDIS_TIMEOUT;
-            let read_times = read_stale_clocks(&self.global, BreakerRecording::Recorded, deadline);
-            let (outcome, ()) = tokio::join!(self.report_to_global_redis(deadline), read_times);
-            if let Err(error) = outcome {
-                self.notices.log_failure("registry of regions", &self.registry_key, error);
-            }
-            let interval = if is_first && outcome.is_ok() { FIRST_INTERVAL } else { CALL_INTERVAL };
-            sleep_until(started + interval).await;
-        }
-    }
-
-    /// Returns the latest possible time of the global Redis; `None` if it is unknown.
-    fn latest_global_time(&self, at: Instant) -> Option<Time> {
-        let within = InstantRange { from: at, until: at };
-        let offset = self.global.clock_offset(|| hash_slot(&self.registry_key), within)?;
-        u64::try_from(process_time_us(at).saturating_add(offset.hi_us)).ok().map(Time::from_micros)
-    }
-
-    async fn report_to_global_redis(&self, deadline: Instant) -> Result<(), RedisError> {
-        let Some(identity) = self.standing.findings().identity() else { return Ok(()) };
-        let argument = registry::encode_region_report(self.build_region_report(identity, Instant::now()), None);
-        let script = SingleKeyScriptCall::new(global_members_script(), &self.registry_key, &argument);
-        let reply = script.run(&self.global, BreakerRecording::Recorded, deadline).await?;
-        let regions = reply_bytes(&reply.reply)
-            .and_then(|reply| registry::decode_registry_reply(reply).ok())
-            .ok_or(RedisError::BadReply)?;
-        reply.record_clock_and_detect_jump(regions.now);
-        // A reply to a report of another Redis tells nothing of this one.
-        if self.standing.findings().identity().is_none_or(|known| known.id != identity.id) {
-            self.standing.record_global_answer_time(process_time_us(reply.within.until));
-            return Ok(());
-        }
-        self.standing.record_registry(&regions, call_times(reply.within));
-        if regions.accepted {
-            *lock_ignoring_poison(&self.accepted) = identity.fence.next;
-        }
-        if self.standing.findings().should_clear_new_mark() {
-            self.tell_region.notify_one();
-        }
-        Ok(())
-    }
-
-    /// Builds the report at a time. It only reads while global time is unknown, and while the region's Redis does not
-    /// answer, because its tokens may have changed.
-    fn build_region_report(&self, identity: RegionIdentity, at: Instant) -> RegionReport<'_> {
-        let at_us = process_time_us(at);
-        let is_fresh = self.standing.findings().has_read_identity_within(MAX_IDENTITY_AGE_US, at_us);
-        RegionReport {
-            name: &self.name,
-            id: identity.id,
-            fence: identity.fence,
-            list: self.list,
-            sent: self.latest_global_time(at).filter(|_| is_fresh).unwrap_or_default(),
-            lease_us: self.standing.own_region_settings().lease_us,
-            jumped_ago_us: self.standing.us_since_global_jump_to_report(at_us),
-        }
-    }
-
-    /// Logs changes of what this region may do.
-    async fn log_standing_changes(&self) {
-        loop {
-            self.notices.log_changes(&self.standing, Instant::now());
-            sleep(CALL_INTERVAL).await;
-        }
-    }
-}
-
-/// Returns the process times of a call.
-fn call_times(within: InstantRange) -> CallTimes {
-    CallTimes { sent_us: process_time_us(within.from), answered_us: process_time_us(within.until) }
-}
-
-/// Reads the clocks that have not been read for an interval.
-async fn read_stale_clocks(deployment: &Deployment, kind: BreakerRecording, deadline: Instant) {
-    let nodes = deployment.nodes();
-    let now = Instant::now();
-    let is_idle = |node: &&Arc<Node>| {
-        node.clock().last_read_us().is_none_or(|at| process_time_us(now) - at >= CLOCK_REREAD_AGE_US)
-    };
-    join_all(nodes.iter().filter(is_idle).map(|node| read_clock(node, kind, deadline))).await;
-}
-
-async fn read_clock(node: &Node, kind: BreakerRecording, deadline: Instant) {
-    let from = Instant::now();
-    let reply = match kind {
-        BreakerRecording::Unrecorded => node.call_unrecorded(&[b"TIME"], false, deadline).await,
-        BreakerRecording::Recorded | BreakerRecording::Replicated(_) => node.call(&[b"TIME"], false, deadline).await,
-    };
-    let within = InstantRange { from, until: Instant::now() };
-    if let Some(server) = reply.ok().as_ref().and_then(time_in_reply) {
-        node.record_clock_and_detect_jump(&ClockReading { within, server });
     }
 }

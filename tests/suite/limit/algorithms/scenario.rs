@@ -327,11 +327,10 @@ pub(crate) fn last_counted(state: &State) -> Time {
         State::FixedWindow(state) => state.last,
         State::SlidingWindowLog(state) => state.last,
         State::SlidingWindowCounter(state) => state.last,
-        State::RegionWindow(state) => state.last,
-        State::RegionBucket(state) => state.last,
         State::CalendarWindow(state) => state.last,
         State::Slots(state) => state.last,
         State::WithBan(state) => last_counted(&state.counter),
         State::WithReservations(state) => last_counted(&state.counter),
+        State::WithPool(state) => last_counted(&state.part),
     }
 }

@@ -34,7 +34,6 @@ fn each_variable_of_regions_reaches_its_setting() {
     assert_eq!(regions.global.setting, "TOLLKEEPER_GLOBAL_REDIS_URL");
     assert_eq!(regions.global.topology, TopologySettings::Single(tcp("there", 6379)));
     assert_eq!((regions.global.connections, regions.wait_replicas), (NonZeroUsize::MIN, 0));
-    assert_eq!(regions.lease, Duration::from_secs(3600));
     let regions = redis(&[
         URL,
         REGION,
@@ -47,7 +46,6 @@ fn each_variable_of_regions_reaches_its_setting() {
         ("TOLLKEEPER_GLOBAL_REDIS_TIMEOUT", "3s"),
         ("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE", "/sentinels"),
         ("TOLLKEEPER_GLOBAL_REDIS_WAIT_REPLICAS", "1"),
-        ("TOLLKEEPER_REGION_LEASE", "90s"),
         ("REDIS_TLS_CACERT", "/ca"),
     ])
     .regions
@@ -55,7 +53,7 @@ fn each_variable_of_regions_reaches_its_setting() {
     let global = regions.global;
     let credentials = credential_file("TOLLKEEPER_GLOBAL_REDIS_SENTINEL_AUTH_FILE", "/sentinels");
     let topology = TopologySettings::Sentinel { primary: "m".into(), sentinels: vec![tcp("there", 1)], credentials };
-    assert_eq!((global.topology, regions.wait_replicas, regions.lease), (topology, 1, Duration::from_secs(90)));
+    assert_eq!((global.topology, regions.wait_replicas), (topology, 1));
     let inline = Credentials::Inline { user: Some("ann".into()), password: Secret::new("word") };
     assert_eq!(
         (global.credentials, global.connections.get(), global.connect_timeout),

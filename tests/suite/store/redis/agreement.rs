@@ -17,7 +17,6 @@ use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value, cmd, fro
 use smallvec::SmallVec;
 use tollkeeper::base::clock::{Clock, Time};
 use tollkeeper::limit::algorithm::leaky_level::RememberedSize;
-use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::sliding_window_log::LoggedHits;
 use tollkeeper::limit::algorithm::state::{State, charge_together};
 use tollkeeper::limit::algorithm::{
@@ -30,9 +29,7 @@ use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use tollkeeper::store::client::redis::error::{RedisError, ReplyError};
 use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, StoredLease};
-use tollkeeper::store::redis::script::{
-    CallTime, ReplyContext, ScriptOutcome, encode_charges, encode_global_redis_view, replay_charges, script_for_limits,
-};
+use tollkeeper::store::redis::script::{CallTime, ScriptOutcome, encode_charges, replay_charges, script_for_limits};
 
 use crate::limit::algorithms::scenario::{self, Amount, Backwards, Jump, MaxDelay};
 use crate::limit::textbook;
@@ -344,17 +341,12 @@ impl Redis {
         (0..count).map(|place| format!("{{{}}}:{place}", self.keys)).collect()
     }
 
-    fn call(&mut self, keys: &[String], charges: &[OwnedCharge], now: Option<Time>) -> RedisResult<ScriptOutcome> {
-        self.call_with_clock(keys, charges, now, None)
-    }
-
     /// Calls the script with `now` as the server's time.
     fn call_at_server_time(
         &mut self,
         keys: &[String],
         charges: &[OwnedCharge],
         now: Time,
-        clock: Option<&GlobalTimeAndStanding>,
     ) -> RedisResult<ScriptOutcome> {
         let (seconds, rest) = (now.as_micros() / 1_000_000, now.as_micros() % 1_000_000);
         let time = [seconds.to_string(), rest.to_string()];
@@ -372,33 +364,22 @@ impl Redis {
             command.arg(keys.len());
         }
         command.arg(&encode_charges(charges, CallTime::Server { about })[..]);
-        match (merged, clock) {
-            (Some(_), clock) => {
-                command.arg(&clock.map(encode_global_redis_view).map_or(Vec::new(), |argument| argument.to_vec())[..]);
-            }
-            (None, Some(clock)) => {
-                command.arg("").arg(&encode_global_redis_view(clock)[..]);
-            }
-            (None, None) => {}
-        }
         let reply = match command.query(&mut self.connection)? {
             Value::Array(parts) => from_redis_value::<Vec<Vec<u8>>>(Value::Array(parts))?.concat(),
             reply => from_redis_value(reply)?,
         };
-        Ok(replay_charges(charges, &reply, ReplyContext { has_leases: false, view: clock })
-            .expect("a script's reply can be read"))
+        Ok(replay_charges(charges, &reply, false).expect("a script's reply can be read"))
     }
 
-    /// Calls the script as the store does, with the clock of the global Redis if a limit is global.
-    pub(super) fn call_with_clock(
+    /// Calls the script as the store does.
+    pub(super) fn call(
         &mut self,
         keys: &[String],
         charges: &[OwnedCharge],
         now: Option<Time>,
-        clock: Option<&GlobalTimeAndStanding>,
     ) -> RedisResult<ScriptOutcome> {
         if let (ScriptForm::ServerTime | ScriptForm::Merged, Some(now)) = (self.form, now) {
-            return self.call_at_server_time(keys, charges, now, clock);
+            return self.call_at_server_time(keys, charges, now);
         }
         let script = script_for_limits(charges[0].counters.iter().map(|counter| &counter.limit));
         let arguments =
@@ -406,27 +387,21 @@ impl Redis {
         let mut call = |name: &str, which: &str| -> RedisResult<Vec<u8>> {
             let mut command = cmd(name);
             command.arg(which).arg(keys.len()).arg(keys).arg(&arguments[..]);
-            if let Some(clock) = clock {
-                command.arg("").arg(&encode_global_redis_view(clock)[..]);
-            }
             command.query(&mut self.connection)
         };
         let reply = match call("EVALSHA", &script.sha1) {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => call("EVAL", &script.text),
             reply => reply,
         };
-        Ok(replay_charges(charges, &reply?, ReplyContext { has_leases: false, view: clock })
-            .expect("a script's reply can be read"))
+        Ok(replay_charges(charges, &reply?, false).expect("a script's reply can be read"))
     }
 
-    /// Calls the script at `now` while hits are lent, with the clock of the global Redis.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of one call")]
+    /// Calls the script at `now` while hits are lent.
     pub(super) fn call_while_lent(
         &mut self,
         keys: &[String],
         charges: &[OwnedCharge],
         lent: StoredLease,
-        clock: &GlobalTimeAndStanding,
         now: Time,
     ) -> ScriptOutcome {
         let record = format!("{}:leases", keys[0]);
@@ -437,13 +412,9 @@ impl Redis {
         let leases = LeaseArguments { purpose, own: SmallVec::new() }.encode();
         let mut command = cmd("EVAL");
         command.arg(&script.text).arg(keys.len() + 1).arg(keys).arg(record);
-        command
-            .arg(&encode_charges(charges, CallTime::Given(now))[..])
-            .arg(&leases[..])
-            .arg(&encode_global_redis_view(clock)[..]);
+        command.arg(&encode_charges(charges, CallTime::Given(now))[..]).arg(&leases[..]);
         let reply: Vec<u8> = command.query(&mut self.connection).expect("a script that fails has a mistake");
-        let arguments = ReplyContext { has_leases: true, view: Some(clock) };
-        replay_charges(charges, &reply, arguments).expect("a script's reply can be read")
+        replay_charges(charges, &reply, true).expect("a script's reply can be read")
     }
 
     /// Remaining lifetime of each key at `now` in milliseconds; `None` if the test itself wrote the key. The call that
@@ -762,18 +733,14 @@ fn malformed_script_reply_is_rejected() {
         let charges = [hit(&[counter])];
         let now = 1_767_225_600_000_000_u64.to_le_bytes();
         for reply in [&[][..], b"OK", &now, &[0xff; 24], &[0xff; 32], &[0xff; 40], &[0xff; 48]] {
-            assert!(
-                replay_charges(&charges, reply, ReplyContext::default()).is_err(),
-                "{reply:?} for {}",
-                counter.limit.algorithm()
-            );
+            assert!(replay_charges(&charges, reply, false).is_err(), "{reply:?} for {}", counter.limit.algorithm());
         }
         // A log with a wrong number of records, and one whose records are out of order.
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         if counter.limit.algorithm() == Algorithm::SlidingWindowLog {
-            assert!(replay_charges(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1]), ReplyContext::default()).is_err());
-            assert!(replay_charges(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2]), ReplyContext::default()).is_err());
-            assert!(replay_charges(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2]), ReplyContext::default()).is_ok());
+            assert!(replay_charges(&charges, &words(&[9, 9, 0, 1 << 50, 9, 1]), false).is_err());
+            assert!(replay_charges(&charges, &words(&[9, 9, 0, 2, 8, 1, 7, 2]), false).is_err());
+            assert!(replay_charges(&charges, &words(&[9, 9, 0, 2, 7, 1, 8, 2]), false).is_ok());
         }
     }
 }

@@ -16,14 +16,12 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::{LeaseArguments, LeasePurpose, OwnLease, StoredLease, build_full_refund};
-use tollkeeper::store::redis::script::{CallTime, ReplyContext, encode_charges, replay_charges, script_for_countings};
+use tollkeeper::store::redis::script::{CallTime, encode_charges, replay_charges, script_for_countings};
 
 use super::agreement::Redis;
 use super::eventual_model::redis::StoredCounters;
 use crate::limit::algorithms::scenario;
 use kit::redis::options;
-
-const WITH_LEASES: ReplyContext<'_> = ReplyContext { has_leases: true, view: None };
 
 /// One call, `after_us` after the one before it.
 #[derive(Clone, Debug)]
@@ -137,7 +135,7 @@ fn run(redis: &mut Redis, counters: Vec<OwnedCounter>, calls: &[Call]) -> TestCa
         if leases.purpose == LeasePurpose::Reset {
             prop_assert!(matches!(reply, Value::Int(_)), "{:?}", reply);
         } else {
-            let outcome = replay_charges(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
+            let outcome = replay_charges(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), true).unwrap();
             prop_assert_eq!(&outcome.results, &results, "{:?}, {} lent", kind, lent);
         }
         if let LeasePurpose::Charge { requested: 1.., .. } = leases.purpose {
@@ -183,7 +181,7 @@ fn record_of_more_than_256_leases_keeps_all_hits() {
         send(Kind::Lease(0, 2, 1_000_000));
     }
     let (reply, commands) = send(Kind::Refund(10_000, Vec::new()));
-    let outcome = replay_charges(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), WITH_LEASES).unwrap();
+    let outcome = replay_charges(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), true).unwrap();
     assert_eq!((outcome.results[0][0].before, outcome.results[0][0].after), (600, 600));
     let record: Vec<u8> = cmd("GET").arg(&keys[1]).query(&mut redis.connection).unwrap();
     assert_eq!(record.len(), 256 * 16);

@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region::GlobalTimeAndStanding;
 use tollkeeper::limit::algorithm::state::State;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};
 use tollkeeper::limit::counter_path::CounterPath;
 use tollkeeper::limit::period::{Period, Unit};
+use tollkeeper::limit::region_parts::RegionConnection;
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{GlobalScope, Limit, LimitError, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::rules::rule::set::hash_limit_identity;
@@ -65,22 +65,30 @@ proptest! {
         // In thousandths of a hit; a span meets two allowances, and a bucket refills too.
         let overshoot = u64::from(requests) * u64::from(overshoot) / 100;
         prop_assert!(4 * n * limit.cut_off_allowance() * 1000 <= overshoot);
+        let part = limit.region_part();
+        prop_assert_eq!((part.requests_per_unit(), part.capacity()), (limit.region_reserve(), limit.region_capacity()));
+        let above = limit.without_region_parts();
+        let granted = (limit.max_granted_hits(), limit.max_granted_capacity());
+        prop_assert_eq!((above.requests_per_unit(), above.capacity()), granted);
     }
 }
 
 #[test]
-fn loss_allowance_follows_the_policy() {
+fn part_of_a_cut_off_region_follows_the_policy() {
     // 5 % of 1000 is 50, of which a region of two may admit an eighth in each period.
     let policies = [
-        (RegionLossPolicy::Share, 6),
-        (RegionLossPolicy::Local, 500),
-        (RegionLossPolicy::Deny, 0),
-        (RegionLossPolicy::Allow, 1 << 40),
+        (RegionLossPolicy::Share, 6, 56),
+        (RegionLossPolicy::Local, 500, 500),
+        (RegionLossPolicy::Deny, 0, 50),
+        (RegionLossPolicy::Allow, 1 << 40, u32::MAX),
     ];
-    for (on_region_loss, allowance) in policies {
+    for (on_region_loss, allowance, part) in policies {
         let scope = GlobalScope { on_region_loss, ..global(2) };
         let limit = Limit::new(&spec(Algorithm::FixedWindow, 1000, scope)).unwrap();
         assert_eq!(limit.cut_off_allowance(), allowance, "{on_region_loss:?}");
+        let counted = |connection| limit.as_counted_in_region(connection).region_part().requests_per_unit();
+        let both = [RegionConnection::Connected, RegionConnection::CutOff].map(counted);
+        assert_eq!(both, [50, part], "{on_region_loss:?}");
     }
 }
 
@@ -119,7 +127,10 @@ fn counter_of_a_region_has_a_key_of_its_own() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindowCounter, Algorithm::TokenBucket] {
         let limit = Limit::new(&spec(algorithm, 1000, global(3))).unwrap();
         assert_eq!(key_of(&limit), format!("tk1:{{shop|user=ann}}:{algorithm}:60s"));
-        assert_eq!(key_of(&limit.as_counted_in_region()), format!("tk1:{{shop|user=ann}}:region_{algorithm}:60s"));
+        assert_eq!(
+            key_of(&limit.as_counted_in_region(RegionConnection::Connected)),
+            format!("tk1:{{shop|user=ann}}:part_{algorithm}:60s")
+        );
     }
 }
 
@@ -134,10 +145,6 @@ fn fallback_admits_the_cut_off_allowance_of_a_global_limit() {
         let admits = |hits| with_charge(&limit, hits, |charge| fallback.charge(charge, NOW)[0].admitted);
         let share = share / u64::from(replicas);
         assert_eq!((share == 0 || admits(share), admits(1)), (true, false), "{on_region_loss:?}, {replicas} replicas");
-        fallback.set_region_part_check(|_| false);
-        let later = |charge: &Charge<'_>| fallback.charge(charge, NOW.plus_us(120_000_000))[0].admitted;
-        let is_no_part = on_region_loss == RegionLossPolicy::Local;
-        assert_eq!(with_charge(&limit, 1, later), is_no_part, "a region in doubt has no part");
     }
 }
 
@@ -156,8 +163,8 @@ fn fallback_keeps_its_hits_whatever_a_region_reports() {
     let scope = GlobalScope { on_region_loss: RegionLossPolicy::Local, ..global(4) };
     let limit = Limit::new(&spec(Algorithm::FixedWindow, 120, scope)).unwrap();
     let fallback = Fallback::new(1 << 20, NonZeroU32::MIN);
-    let counted = limit.as_counted_in_region();
-    let mut state = State::empty(counted.counting_method());
+    let counted = limit.as_counted_in_region(RegionConnection::Connected);
+    let mut state = State::empty_for(&counted);
     state.charge(&counted, NOW, ChargeRequest::new(Hits::Charge(1), 0));
     with_charge(&limit, 30, |charge| {
         assert!(fallback.charge(charge, NOW)[0].admitted);
@@ -175,14 +182,14 @@ fn fallback_keeps_its_hits_whatever_a_region_reports() {
 fn over_limit_cache_keeps_no_rejection_of_a_global_limit() {
     let plain =
         Limit::new(&LimitSpec { scope: None, ..spec(Algorithm::SlidingWindowCounter, 120, global(4)) }).unwrap();
-    let shared = Limit::new(&spec(Algorithm::SlidingWindowCounter, 120, global(4))).unwrap().as_counted_in_region();
+    let shared = Limit::new(&spec(Algorithm::SlidingWindowCounter, 120, global(4))).unwrap();
+    let shared = shared.as_counted_in_region(RegionConnection::Connected);
     for (limit, is_kept) in [(plain, true), (shared, false)] {
         let cache = OverLimitCache::new(1 << 20, true, Instant::now());
         let counter = OwnedCounter { limit, shadow: false, quota: false, tag: 0 };
         let request = ChargeRequest::new(Hits::Charge(100), 0);
         let command = OwnedCharge::new(SmallVec::from_iter([counter]), request);
-        let mut state = State::empty(limit.counting_method());
-        state.set_global_view(&GlobalTimeAndStanding { valid_until: NOW.plus_us(1), ..GlobalTimeAndStanding::UNKNOWN });
+        let mut state = State::empty_for(&limit);
         let results = [(); 2].map(|()| state.charge(&limit, NOW, request));
         assert!(!results[1].admitted && results[1].retry_after_us.is_some(), "{results:?}");
         let at = Instant::now();

@@ -7,9 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use tollkeeper::base::pb::rate_limit_response::Code;
-use tollkeeper::limit::algorithm::region::GrantCycle;
-use tollkeeper::limit::algorithm::region_bucket::BucketCounts;
-use tollkeeper::limit::algorithm::region_window::WindowCounts;
+use tollkeeper::limit::algorithm::region_pool::RegionPool;
+use tollkeeper::limit::algorithm::stored_state::ReplyReader;
 
 use kit::grpc::{Client, rate_limit_request};
 use kit::redis::{self as servers, Server};
@@ -66,8 +65,6 @@ descriptors:
 
 /// Share of the overshoot of one of two regions: an eighth of 5 %.
 const ALLOWANCE: u64 = 6;
-/// That of a token bucket.
-const BUCKET_ALLOWANCE: u64 = 3;
 /// Reserve of one of two regions: half of 10 %.
 const RESERVE: u64 = 50;
 const PERIOD_S: u64 = 10;
@@ -98,10 +95,8 @@ impl Region {
                 let stats = stats(process);
                 let notices = stats["notices"].as_array().expect("there are notices");
                 let names = notices.iter().map(|notice| notice["notice"].as_str().unwrap_or(""));
-                let names: Vec<_> = names.filter(|name| *name != "never_reported").collect();
-                // No clock is known before the first exchange.
-                let knows_clocks = clocks_are_known(&stats);
-                (names == expected && knows_clocks).then_some(())
+                let is_connected = stats["unanswered_s"].is_number();
+                (names.eq(expected.iter().copied()) && (is_connected || !expected.is_empty())).then_some(())
             });
         }
     }
@@ -118,34 +113,28 @@ impl Region {
         responses.map(|response| u64::from(response.overall_code() == Code::Ok)).sum()
     }
 
-    /// State of the counter of a key; `None` if there is none.
-    fn state(&self, key: &str) -> Option<WindowCounts> {
-        let algorithm = if key == "sliding" { "sliding_window_counter" } else { "fixed_window" };
-        let key = format!("tk1:{{shop|{key}=ann}}:region_{algorithm}:86400s");
-        let words = words(&self.redis, &key);
-        let &[_, window, granted, reserve_used, .., granted_total, _, _, _, open_request, _, epoch, _, _] = &*words
-        else {
-            return None;
-        };
-        let spent = WindowCounts { window, granted, granted_total, reserve_used, ..Default::default() };
-        Some(WindowCounts { cycle: GrantCycle { open_request, epoch, ..Default::default() }, ..spent })
+    /// Pool of a key; `None` if there is none.
+    fn pool(&self, key: &str) -> Option<RegionPool> {
+        let value: Option<Vec<u8>> = self.redis.query(&["GET", &format!("{}:pool", part_key(key))]);
+        RegionPool::read_from_reply(&mut ReplyReader::new(&value?)).ok()
     }
 
-    /// State of the bucket; `None` if there is none.
-    fn bucket(&self) -> Option<BucketCounts> {
-        let words = words(&self.redis, "tk1:{shop|bucket=ann}:region_token_bucket:86400s");
-        let &[_, tokens, .., epoch, _, _] = &*words else { return None };
-        Some(BucketCounts { tokens, cycle: GrantCycle { epoch, ..Default::default() }, ..Default::default() })
+    /// Hits that were charged to the region's part; `None` if it has none.
+    fn used_of_part(&self, key: &str) -> Option<u64> {
+        words(&self.redis, &part_key(key)).get(1).copied()
     }
+}
 
-    /// Hits that were admitted in the window of the state of a key, without the loss allowance.
-    fn used(&self, key: &str) -> u64 {
-        self.state(key).map_or(0, |state| state.granted_total - state.granted + state.reserve_used)
+fn algorithm(key: &str) -> &'static str {
+    match key {
+        "sliding" => "sliding_window_counter",
+        "bucket" => "token_bucket",
+        _ => "fixed_window",
     }
+}
 
-    fn epoch(&self, key: &str) -> u64 {
-        self.state(key).map_or(0, |state| state.cycle.epoch)
-    }
+fn part_key(key: &str) -> String {
+    format!("tk1:{{shop|{key}=ann}}:part_{}:86400s", algorithm(key))
 }
 
 fn setup(redis: &Server, link: &TcpProxy) -> Setup {
@@ -156,10 +145,6 @@ fn setup(redis: &Server, link: &TcpProxy) -> Setup {
         .env("TOLLKEEPER_STORE_TIMEOUT", "5s")
         .env("TOLLKEEPER_REPLICAS", "2")
         .env("TOLLKEEPER_ADMIN_TOKEN", TOKEN)
-}
-
-fn clocks_are_known(stats: &Value) -> bool {
-    stats["clocks"].as_array().expect("there are clocks").iter().all(|clock| clock["uncertainty_ms"].is_number())
 }
 
 fn stats(process: &Tollkeeper) -> Value {
@@ -183,9 +168,15 @@ fn words(server: &Server, key: &str) -> Vec<u64> {
     found.unwrap_or_default().as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// Hits of a limit of a day that the global Redis has granted, less those returned.
-fn granted(global: &Server, key: &str, algorithm: &str) -> u64 {
-    words(global, &format!("tk1:{{shop|{key}=ann}}:global_{algorithm}:86400s")).get(1).copied().unwrap_or(0)
+/// Hits of a fixed window that the global Redis has charged, and those that it holds for regions.
+fn charged_and_held(global: &Server, key: &str) -> [u64; 2] {
+    let words = words(global, &format!("tk1:{{shop|{key}=ann}}:global_less_parts_fixed_window:86400s"));
+    let word = |place: usize| words.get(place).copied().unwrap_or(0);
+    [word(1), word(2) & 0xffff_ffff]
+}
+
+fn wait_for_grant(region: &Region, key: &str) {
+    wait_for("granted hits", || region.pool(key).filter(|pool| pool.left > 0).map(|_| ()));
 }
 
 #[test]
@@ -194,8 +185,8 @@ fn two_algorithms_of_a_descriptor_count_apart() {
     let eu = Region::start("eu", "eu,us", &global, 1);
     assert_eq!(eu.charge("both", 3), 3);
     for algorithm in ["fixed_window", "sliding_window_counter"] {
-        let words = words(&eu.redis, &format!("tk1:{{shop|both=ann}}:region_{algorithm}:86400s"));
-        assert_eq!(words.get(3), Some(&3), "reserve used of {algorithm}: {words:?}");
+        let words = words(&eu.redis, &format!("tk1:{{shop|both=ann}}:part_{algorithm}:86400s"));
+        assert_eq!(words.get(1), Some(&3), "part used of {algorithm}: {words:?}");
     }
 }
 
@@ -226,21 +217,14 @@ fn exhaust(regions: &[&Region], key: &str) -> Vec<u64> {
 }
 
 #[test]
-fn regions_with_different_global_redis_divide_the_limit() {
-    let [first, second] = [(); 2].map(|()| servers::options().start());
-    let [eu, us] = [("eu", &first), ("us", &second)].map(|(name, global)| Region::start(name, "eu,us", global, 1));
-    let admitted = exhaust(&[&eu, &us], "share");
-    assert!(admitted.iter().all(|admitted| (450..=500).contains(admitted)), "{admitted:?}");
-}
-
-#[test]
 fn total_over_regions_is_the_limit() {
     let global = servers::options().start();
     let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
     let admitted: u64 = exhaust(&[&eu, &us], "share").iter().sum();
     assert!(admitted <= 1000, "{admitted}");
     assert!(admitted >= 900, "what is left is granted to each region that asks: {admitted}");
-    assert!(granted(&global, "share", "fixed_window") <= 900, "the reserves are never granted");
+    let [charged, held] = charged_and_held(&global, "share");
+    assert!(charged + held <= 900, "the parts are never granted: {charged} + {held}");
 }
 
 #[test]
@@ -269,12 +253,13 @@ fn leases_of_a_global_limit_save_calls() {
 }
 
 #[test]
-fn cut_off_region_lends_no_hits() {
+fn cut_off_region_lends_its_part_only() {
     let global = servers::options().start();
     let [eu, _us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
     eu.set_links(Mode::Reset);
     eu.wait_for_notices(&["cut_off"]);
-    assert_eq!(eu.charge("lent_deny", 700), RESERVE);
+    let admitted = eu.charge("lent_deny", 700);
+    assert!((1..=RESERVE).contains(&admitted), "{admitted}");
 }
 
 #[test]
@@ -286,7 +271,7 @@ fn cut_off_region_admits_its_reserve_and_what_the_policy_says() {
         // The other region goes on, without the reserve of this one.
         let elsewhere = scope.spawn(|| exhaust(&[&us], "sliding")[0]);
         eu.wait_for_notices(&["cut_off"]);
-        for (key, expected) in [("deny", RESERVE), ("sliding", RESERVE + ALLOWANCE), ("local", RESERVE + 500)] {
+        for (key, expected) in [("deny", RESERVE), ("sliding", RESERVE + ALLOWANCE), ("local", 500)] {
             assert_eq!(eu.charge(key, 700), expected, "{key}");
         }
         assert_eq!(eu.charge("allow", 1200), 1200);
@@ -298,7 +283,8 @@ fn cut_off_region_admits_its_reserve_and_what_the_policy_says() {
         let limit = &share["descriptors"][0]["limits"][0];
         let promise = format!(
             "global: all 2 regions together admit at most 5 % more than one region with this limit in any span of a period; reserve \
-                       of a region: 50; when cut off, beyond its grants and reserve: {ALLOWANCE} per period (on_region_loss: share)"
+                       of a region: 50; when cut off, beyond what it holds: {} per period (on_region_loss: share)",
+            RESERVE + ALLOWANCE
         );
         assert_eq!((&limit["guarantee"], &limit["counter"]["remaining"]), (&json!(promise), &json!(0)));
         elsewhere.join().expect("it does not panic")
@@ -314,8 +300,8 @@ fn cut_off_region_admits_its_reserve_and_what_the_policy_says() {
 fn region_that_loses_its_redis_admits_what_its_loss_policy_says() {
     let global = servers::options().start();
     let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
-    let mut total = eu.charge("share", 40);
-    wait_for("a grant", || (granted(&global, "share", "fixed_window") > 0).then_some(()));
+    let mut total = eu.charge("share", 60);
+    wait_for_grant(&eu, "share");
     eu.redis.kill();
     // Its processes decide by `on_store_error: local`, the default.
     let alone = eu.charge("share", 300);
@@ -352,53 +338,39 @@ fn region_with_all_demand_gets_most_of_the_limit() {
     let is_most = |(sent, admitted): &(u64, u64)| admitted * 4 >= *sent.min(&1000) * 3;
     assert!(windows[1..].iter().any(is_most), "{windows:?}");
     let totals = &stats(&eu.replicas[0].0)["grants"];
-    assert!(totals["requested"].as_u64() < Some(60), "about one request a second: {totals}");
+    assert!(totals["requested"].as_u64() < Some(120), "about two requests a second: {totals}");
 }
 
 #[test]
-fn lost_replies_waste_hits_and_never_double_them() {
+fn lost_replies_never_double_hits() {
     let global = servers::options().start();
     let eu = Region::start("eu", "eu,us", &global, 1);
-    let count = |name: &str| stats(&eu.replicas[0].0)["grants"][name].as_u64().expect("it is a number");
-    // The global Redis has the script from now on.
-    wait_for("a grant", || {
-        eu.charge("deny", 10);
-        Some(()).filter(|()| count("granted_hits") > 0)
-    });
-    let (failed, of_other) = (count("failed"), count("granted_hits"));
+    let failed = || stats(&eu.replicas[0].0)["grants"]["failed"].as_u64().expect("it is a number");
     // The request arrives, and is answered when its process has given up.
     global.freeze();
     assert_eq!(eu.charge("share", 60), RESERVE);
-    wait_for("a failed request", || Some(()).filter(|()| count("failed") > failed));
+    wait_for("a failed request", || Some(()).filter(|()| failed() > 0));
     global.thaw();
-    let lost = wait_for("a lost grant", || Some(granted(&global, "share", "fixed_window")).filter(|lost| *lost > 0));
-    assert_eq!(eu.state("share").map(|state| state.granted_total), Some(0), "nothing was granted to the region");
     eu.wait_for_notices(&[]);
-    wait_for("another grant, and each reply used at most once", || {
-        eu.charge("share", 10);
-        let of_share = count("granted_hits") - of_other;
-        Some(()).filter(|()| of_share > 0 && of_share + lost == granted(&global, "share", "fixed_window"))
-    });
-    let total = eu.state("share").map(|state| state.granted_total + lost);
-    assert_eq!(total, Some(granted(&global, "share", "fixed_window")));
+    let admitted = RESERVE + exhaust(&[&eu], "share")[0];
+    assert!((900..=950).contains(&admitted), "all but the part of the other region: {admitted}");
 }
 
 #[test]
-fn another_replica_requests_the_grants_of_one_that_died() {
+fn another_replica_requests_hits_for_one_that_died() {
     let global = servers::options().start();
     let mut eu = Region::start("eu", "eu,us", &global, 2);
     let (first, link) = &eu.replicas[0];
     // It opens a request that reaches no server, and dies.
     link.set(Mode::Blackhole);
     while admits(first, "share") {}
-    let open_request = || eu.state("share").map_or(0, |state| state.cycle.open_request);
-    let open = open_request();
-    assert!(open > 0 && granted(&global, "share", "fixed_window") == 0);
+    let number = || eu.pool("share").map_or(0, |pool| pool.number);
+    let opened = number();
+    assert!(opened > 0 && charged_and_held(&global, "share") == [0, 0]);
     eu.replicas[0].0.kill();
     let second = &eu.replicas[1].0;
-    wait_for("a grant to the other replica", || admits(second, "share").then_some(()));
-    assert!(eu.state("share").is_some_and(|state| state.cycle.open_request != open));
-    assert!(granted(&global, "share", "fixed_window") > 0);
+    wait_for("hits for the other replica", || admits(second, "share").then_some(()));
+    assert!(eu.pool("share").is_some_and(|pool| pool.number != opened));
 }
 
 /// Hits that a region admitted, as its only process counts them.
@@ -406,137 +378,73 @@ fn another_replica_requests_the_grants_of_one_that_died() {
 struct Admitted {
     from_grants: u64,
     from_reserves: u64,
-    from_loss_allowances: u64,
 }
 
 impl Admitted {
     fn by(region: &Region) -> Self {
         let grants = stats(&region.replicas[0].0)["grants"].clone();
         let count = |name: &str| grants[name].as_u64().expect("it is a number");
-        Self {
-            from_grants: count("admitted_from_grants"),
-            from_reserves: count("admitted_from_reserves"),
-            from_loss_allowances: count("admitted_from_loss_allowances"),
-        }
+        Self { from_grants: count("admitted_from_grants"), from_reserves: count("admitted_from_reserves") }
     }
 
     fn total(self) -> u64 {
-        self.from_grants + self.from_reserves + self.from_loss_allowances
+        self.from_grants + self.from_reserves
     }
 }
 
 #[test]
 fn admitted_hits_are_counted_by_what_they_came_from() {
-    for (key, allowance) in [("share", ALLOWANCE), ("sliding", ALLOWANCE), ("bucket", BUCKET_ALLOWANCE)] {
+    for key in ["share", "sliding", "bucket"] {
         let global = servers::options().start();
         let eu = Region::start("eu", "eu,us", &global, 1);
         let mut total = eu.charge(key, 5);
-        let first = Admitted { from_grants: 0, from_reserves: 5, from_loss_allowances: 0 };
-        assert_eq!(Admitted::by(&eu), first, "{key}");
+        assert_eq!(Admitted::by(&eu), Admitted { from_grants: 0, from_reserves: 5 }, "{key}");
         wait_for("granted hits", || {
             total += eu.charge(key, 10);
             Some(()).filter(|()| Admitted::by(&eu).from_grants > 0)
         });
-        if let Some(state) = eu.state(key) {
-            let Admitted { from_grants, from_reserves, .. } = Admitted::by(&eu);
-            assert_eq!(
-                (from_grants, from_reserves),
-                (state.granted_total - state.granted, state.reserve_used),
-                "{key}"
-            );
+        if key == "share" {
+            assert_eq!(eu.used_of_part(key), Some(Admitted::by(&eu).from_reserves), "{key}");
         }
         eu.set_links(Mode::Reset);
         eu.wait_for_notices(&["cut_off"]);
         total += eu.charge(key, 1_000);
-        let admitted = Admitted::by(&eu);
-        assert_eq!((admitted.total(), admitted.from_loss_allowances), (total, allowance), "{key}: {admitted:?}");
+        assert_eq!(Admitted::by(&eu).total(), total, "{key}");
     }
 }
 
-/// Resets the counters of a key in all regions, by a request to one.
+/// Resets the counters of a key by a request to a region.
 fn reset(region: &Region, key: &str, expected: u16) {
     let request = http::post(region.replicas[0].0.debug_port(), "/reset", body(key));
     let response = request.header("authorization", format!("Bearer {TOKEN}")).send();
     assert_eq!(response.status, expected);
     // No permission is missing where the global Redis is.
     let text = response.text();
-    assert!(expected == 200 || text.starts_with("global redis: ") && !text.contains("+unlink"), "{text}");
-}
-
-/// Charges until the bucket of a region has nothing left, and no grant is under way.
-fn empty_bucket(region: &Region) {
-    let requests_nothing = || region.bucket().is_some_and(|bucket| bucket.cycle.open_request == 0);
-    wait_for("an empty bucket", || (region.charge("bucket", 20) == 0 && requests_nothing()).then_some(()));
+    assert!(expected == 200 || text.starts_with("global redis: "), "{text}");
 }
 
 #[test]
-fn reset_fills_the_token_buckets_of_all_regions_and_of_one_that_was_cut_off_later() {
+fn reset_empties_the_counter_of_a_region_and_the_one_above() {
     let global = servers::options().start();
-    let [eu, us, ap] = ["eu", "us", "ap"].map(|name| Region::start(name, "ap,eu,us", &global, 1));
-    // Part of a bucket that a region has without any grant: a third of the reserve.
-    let own = RESERVE * 2 / 3;
-    let epoch = || words(&global, "tk1:{shop|bucket=ann}:global_token_bucket:86400s").get(4).copied().unwrap_or(0);
-    [&eu, &us, &ap].into_iter().for_each(empty_bucket);
-    // A counter follows a reset that is surely younger than itself.
-    thread::sleep(Duration::from_secs(1));
-    ap.set_links(Mode::Reset);
-    ap.wait_for_notices(&["cut_off"]);
-    // The loss allowance is all that is left.
-    let lost = ap.charge("bucket", 100);
-    assert!(lost <= BUCKET_ALLOWANCE, "{lost}");
-    assert_eq!(epoch(), 0);
-    reset(&eu, "bucket", 200);
-    let first = epoch();
-    assert!(first > 0);
-    assert_eq!(eu.bucket(), None);
-    let follows = |region: &Region| region.bucket().is_some_and(|bucket| bucket.cycle.epoch >= first);
-    wait_for("the other region", || follows(&us).then_some(()));
-    assert!(!follows(&ap) && ap.charge("bucket", 20) == 0, "it is cut off");
+    let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
     for region in [&eu, &us] {
-        let admitted = region.charge("bucket", usize::try_from(own).expect("it is small"));
-        assert_eq!(admitted, own, "the region's own part is full again");
+        assert!(region.charge("share", 60) >= RESERVE);
+        wait_for_grant(region, "share");
+        assert!(region.charge("share", 5) > 0);
     }
-    ap.set_links(Mode::Pass);
-    wait_for("the region that was cut off", || follows(&ap).then_some(()));
-    // The reset may arrive before the answer that ends the cut.
-    ap.wait_for_notices(&[]);
-    assert_eq!(ap.charge("bucket", 20), 20);
-    assert_eq!(epoch(), first, "nothing repeats the reset");
-    // Without the global Redis nothing is reset.
-    eu.set_links(Mode::Reset);
-    reset(&eu, "bucket", 502);
-    assert!(eu.bucket().is_some() && epoch() == first);
-}
-
-#[test]
-fn reset_reaches_all_regions_and_one_that_was_cut_off_later() {
-    let global = servers::options().start();
-    let [eu, us, ap] = ["eu", "us", "ap"].map(|name| Region::start(name, "ap,eu,us", &global, 2));
-    for region in [&eu, &us, &ap] {
-        assert!(region.charge("share", 40) > 0);
-    }
-    wait_for("a grant", || (granted(&global, "share", "fixed_window") > 0).then_some(()));
-    // A counter follows a reset that is surely younger than itself.
-    thread::sleep(Duration::from_secs(1));
-    let first_epochs = [&us, &ap].map(|region| region.epoch("share"));
-    ap.set_links(Mode::Reset);
-    let is_reset = |region: &Region, before: u64| region.used("share") == 0 && region.epoch("share") > before;
     reset(&eu, "share", 200);
-    assert_eq!(granted(&global, "share", "fixed_window"), 0);
-    assert_eq!(eu.state("share"), None);
-    wait_for("the other region", || is_reset(&us, first_epochs[0]).then_some(()));
-    assert!(!is_reset(&ap, first_epochs[1]), "it is cut off");
-    let epoch = us.epoch("share");
-    // Neither replica repeats the reset.
-    let used = us.charge("share", 10);
-    thread::sleep(Duration::from_millis(2_500));
-    assert_eq!((us.used("share"), us.epoch("share")), (used, epoch));
-    ap.set_links(Mode::Pass);
-    wait_for("the region that was cut off", || is_reset(&ap, first_epochs[1]).then_some(()));
-    assert_eq!(ap.epoch("share"), epoch);
-    // Without the global Redis nothing is reset: the hits of other regions would stay.
-    let used = eu.charge("share", 10);
+    assert_eq!((eu.used_of_part("share"), eu.pool("share")), (None, None));
+    assert_eq!(charged_and_held(&global, "share"), [0, 0]);
+    assert_eq!(us.used_of_part("share"), Some(RESERVE), "that of another region stays until its window ends");
+    assert_eq!(eu.charge("share", usize::try_from(RESERVE).expect("it is small")), RESERVE);
+    // What the other region used since its last request is told after the reset.
+    wait_for("hits that another region tells", || {
+        us.charge("share", 5);
+        (charged_and_held(&global, "share")[0] > 0).then_some(())
+    });
+    // Without the global Redis nothing is reset.
+    let used = eu.used_of_part("share");
     eu.set_links(Mode::Reset);
     reset(&eu, "share", 502);
-    assert_eq!(eu.used("share"), used);
+    assert_eq!(eu.used_of_part("share"), used);
 }

@@ -13,13 +13,12 @@ use std::num::NonZeroU16;
 use kit::seeded_random::Chance;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::state::State;
+use tollkeeper::limit::algorithm::region_pool::RegionPool;
+use tollkeeper::limit::algorithm::state::{CounterWithPool, State};
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::hold::{CounterHolds, HoldAnswer, HoldRequest, ReplicaId, StateWithLimit};
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::region_pool::{
-    CounterWithPool, MIN_REQUEST_INTERVAL_US, RegionPool, look_interval_us, request_interval_us,
-};
+use tollkeeper::limit::region_requests::{MIN_REQUEST_INTERVAL_US, look_interval_us, request_interval_us};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 
@@ -481,9 +480,8 @@ fn count_hits_over(breakage: Option<Breakage>, algorithm: Algorithm, seed: u64) 
 
 #[test]
 fn no_hit_of_a_pool_exceeds_a_strict_counter() {
-    let seeds: u64 = std::env::var("POOL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(4);
-    for (algorithm, seed) in ALGORITHMS.into_iter().flat_map(|algorithm| (0..seeds).map(move |seed| (algorithm, seed)))
-    {
+    let seeds: u64 = std::env::var("POOL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(10);
+    for (seed, algorithm) in (0..seeds).flat_map(|seed| ALGORITHMS.map(|algorithm| (seed, algorithm))) {
         let over = count_hits_over(None, algorithm, seed);
         assert_eq!(over, 0, "{algorithm:?}, seed {seed}");
     }

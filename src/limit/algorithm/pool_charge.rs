@@ -1,0 +1,133 @@
+//! Charges on a region's counter: its part first, then its pool. `lua/pool.lua` does the same.
+//!
+//! Decides: from what a region admits a hit (part, then pool); how long its hits can be leased (`lease_time_left_us`).
+
+use super::fixed_window::window_bounds;
+use super::region_pool::{RegionPool, TakenHits, shorten_us};
+use super::state::{CounterWithPool, State};
+use crate::base::clock::Time;
+use crate::limit::Limit;
+use crate::limit::charge::{ChargeRequest, ChargeResult, MAX_COUNT, clamp_to_u32};
+use crate::limit::request::Hits;
+
+/// Hits of a charge, by what they are taken from.
+struct Split {
+    of_pool: u64,
+    /// Request to the part; `None` if the pool has all hits.
+    of_part: Option<ChargeRequest>,
+    fits: bool,
+}
+
+impl CounterWithPool {
+    /// A counter without hits.
+    pub fn empty(limit: &Limit) -> Self {
+        let part = State::empty(limit.counting_method());
+        Self { part, pool: RegionPool::default(), taken: TakenHits::default() }
+    }
+
+    /// Splits hits: the part has them, or else the pool what is left there and the part the rest.
+    fn split(&self, part_limit: &Limit, pool: &RegionPool, now: Time, request: ChargeRequest) -> Split {
+        if matches!(request.hits, Hits::Refund(_)) || self.part.admits(part_limit, now, request) {
+            return Split { of_pool: 0, of_part: Some(request), fits: true };
+        }
+        let of_pool = pool.left.min(request.required_hits());
+        let rest = request.required_hits() - of_pool;
+        if rest == 0 {
+            return Split { of_pool, of_part: None, fits: of_pool > 0 };
+        }
+        let own = ChargeRequest { hits: Hits::Charge(rest), ..request };
+        Split { of_pool, of_part: Some(own), fits: of_pool > 0 && self.part.admits(part_limit, now, own) }
+    }
+
+    /// Returns `true` if [`Self::charge`] would admit the hits; changes nothing.
+    pub fn admits(&self, limit: &Limit, now: Time, request: ChargeRequest) -> bool {
+        self.split(&limit.region_part(), &self.pool.at(limit, now), now, request).fits
+    }
+
+    /// Applies a request.
+    pub fn charge(&mut self, limit: &Limit, now: Time, request: ChargeRequest) -> ChargeResult {
+        let part_limit = limit.region_part();
+        let mut pool = self.pool.at(limit, now);
+        let before = pool.used(limit) + self.part.clone().charge(&part_limit, now, PEEK).before;
+        let Split { of_pool, of_part, fits } = self.split(&part_limit, &pool, now, request);
+        let mut retry_after_us = None;
+        match request.hits {
+            Hits::Peek => {}
+            Hits::Refund(hits) => {
+                let back = hits.min(pool.untold.saturating_sub(request.lent));
+                pool.untold -= back;
+                if pool.last < pool.until {
+                    pool.left += back;
+                }
+                if hits > back {
+                    let rest = ChargeRequest { hits: Hits::Refund(hits - back), ..request };
+                    self.part.charge(&part_limit, now, rest);
+                }
+            }
+            Hits::Charge(_) if fits && request.rejected_elsewhere => {}
+            Hits::Charge(hits) => {
+                let asked_of_pool = if fits { of_pool } else { hits };
+                pool.demand = pool.demand.saturating_add(asked_of_pool).min(MAX_COUNT);
+                if fits {
+                    pool.left -= of_pool;
+                    pool.untold = pool.untold.saturating_add(of_pool).min(MAX_COUNT);
+                    self.taken.pool += of_pool;
+                    if let Some(own) = of_part {
+                        self.taken.part += own.required_hits();
+                        self.part.charge(&part_limit, now, own);
+                    }
+                } else {
+                    pool.lacking = pool.lacking.max(hits.min(MAX_COUNT));
+                }
+                if asked_of_pool > 0 && pool.left <= pool.low {
+                    pool.open_if_due();
+                }
+            }
+        }
+        let of_part_now = self.part.clone().charge(&part_limit, now, PEEK);
+        if !fits {
+            let most = u64::from(limit.without_region_parts().capacity()) + u64::from(part_limit.capacity());
+            let of_part = of_part.and_then(|own| self.part.clone().charge(&part_limit, now, own).retry_after_us);
+            let of_pool = (request.required_hits() <= most).then(|| pool.retry_after_us(limit));
+            retry_after_us = [of_part, of_pool].into_iter().flatten().min();
+        }
+        if request.hits != Hits::Peek {
+            self.pool = pool;
+        }
+        let until_window_end_us = pool.answer.window_end.since_us(pool.last);
+        ChargeResult {
+            admitted: fits,
+            before,
+            after: pool.used(limit) + of_part_now.before,
+            remaining: clamp_to_u32(pool.left + u64::from(of_part_now.remaining)).min(limit.capacity()),
+            reset_us: of_part_now.reset_us.max(until_window_end_us),
+            retry_after_us,
+            ..ChargeResult::default()
+        }
+    }
+}
+
+impl CounterWithPool {
+    /// Microseconds after `now` until which hits charged then are surely told in the window, or used within the hold, in
+    /// which they were charged: a lease of them ends before. `u64::MAX`: they were taken from the part of a bucket.
+    pub fn lease_time_left_us(&self, limit: &Limit, now: Time) -> u64 {
+        let pool = self.pool.at(limit, now);
+        let of_part = match limit.holds_take_capacity() {
+            true => u64::MAX,
+            false => window_bounds(limit, self.part.effective_charge_time(limit, now)).1.since_us(now),
+        };
+        if pool.untold == 0 {
+            return of_part;
+        }
+        let period_us = shorten_us(limit.period_us());
+        let window_end = match pool.answer.window_end {
+            end if end == Time::default() => pool.until,
+            end if end > pool.last => end,
+            end => end.plus_us(period_us),
+        };
+        of_part.min(window_end.min(pool.until).since_us(now))
+    }
+}
+
+/// Request that changes nothing.
+const PEEK: ChargeRequest = ChargeRequest::new(Hits::Peek, 0);
