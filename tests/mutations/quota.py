@@ -27,7 +27,7 @@ RELOADS = ["limit::division::reloads"]
 DIVISION = [STEPS, *BOUNDS, *RELOADS, *USE]
 # Without those that need an Envoy.
 SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports"]
-STREAMS = ["serve::quota::streams", *SUITE, "quota::proxy_that_stands_still", "quota::changed_rule"]
+STREAMS = ["serve::quota::streams", *SUITE, "quota::changed_rule"]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
     ASSIGN: DIVISION, LEDGER: DIVISION, POOL: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,
@@ -95,33 +95,18 @@ RUST = [
     (HOLDER, "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received)",
      "self.sent.is_none_or(is_simple) || self.is_confirmed_by_report(self.received) || $0",
      [("take before give", "a change does not wait until the one before it is confirmed")]),
-    (HOLDER, "self.received_by.map_or(LATE_START_US,", "self.received_by.map_or(if $0 { 0 } else { LATE_START_US },",
-     [("take before give", "an assignment that nothing acknowledges counts as begun when it was sent")]),
     (HOLDER, "|received| received.since_us(self.last_sent));",
      "|received| if $0 { 0 } else { received.since_us(self.last_sent) });",
      [("take before give", "an assignment that was acknowledged late counts as begun when it was sent")]),
     (LEDGER, "let may_be_more = is_lent && needed > known && asked_us > MARGIN_US;",
      "let may_be_more = is_lent && needed > known && asked_us > MARGIN_US && !$0;",
      [("newcomer", "a replica that was granted nothing of a bucket never asks again")]),
-    (LEDGER, "|| ((differs || is_late) && asked_us > MARGIN_US);",
-     "|| ((differs || is_late && !$0) && asked_us > MARGIN_US);",
-     [("never beyond the hold", "it ends before an assignment that nothing acknowledges")]),
     (LEDGER, "            pool.add_share_of_gone_holder(gone);",
      "            if !$0 { pool.add_share_of_gone_holder(gone); }",
      [("take before give", "the part of a lost stream is free at once")]),
     (LEDGER, "(AssignmentForm::Rate, false) => self.limit.refill_us().saturating_sub(MARGIN_US),",
      "(AssignmentForm::Rate, false) => if $0 { 0 } else { self.limit.refill_us().saturating_sub(MARGIN_US) },",
      [("take before give", "the hold of a window's rate ends with the assignment")]),
-    (HOLDER, "now.since_us(self.proxy_last_ran) > MAYBE_STALLED_AFTER_US", "now.since_us(self.proxy_last_ran) > MAYBE_STALLED_AFTER_US && !$0",
-     [("silent proxy", "one that may stand still is told something before it replies to a PING")]),
-    (STREAM, "self.proxy_last_ran = self.proxy_last_ran.max(self.quota.earliest_arrival(self.quota.service.clock.now()));",
-     "if !$0 { self.proxy_last_ran = self.proxy_last_ran.max(self.quota.earliest_arrival(self.quota.service.clock.now())); }",
-     [("silent proxy", "the work on a report makes its proxy look as if it stood still")]),
-    (STREAM, "                self.handle.lock().due.insert(index);", "                if !$0 { self.handle.lock().due.insert(index); }",
-     [("silent proxy", "nothing is told after it replied to a PING")]),
-    (ASSIGN, "self.sent.filter(|_| self.is_surely_in_force(now))?;\n        let left = self.most_left();",
-     "self.sent.filter(|_| self.is_surely_in_force(now) || $0)?;\n        let left = self.most_left();",
-     [("silent proxy", "one whose assignment lapsed is told to take less of it")]),
 
     # Idle buckets.
     (STREAM, "let is_idle = now.since_us(bucket.used) >= IDLE_US;",

@@ -1,8 +1,8 @@
 //! What a holder is told: a new assignment, the same one again, or nothing.
 //!
 //! Nothing is sent for changes below a tenth, unless the assignment ends soon. A bucket is renewed as it is only while
-//! it is surely in force: after that, the same bucket would be a full one. A proxy that was not heard lately must reply
-//! to a PING before it is told anything; one that has not reported lately is told only to take less, or to deny.
+//! it is surely in force: after that, the same bucket would be a full one. A proxy that has not reported lately is told
+//! nothing.
 //!
 //! Decides: what a proxy gets over RLQS, and when it gets more; fewer hits than proxies; a change too small to tell.
 //! Decides: a rate as tokens and fill interval; when a proxy is denied all (`Strategy::Deny`).
@@ -52,10 +52,12 @@ struct RateBucket {
 }
 
 impl<K> Division<K> {
-    /// Returns what to tell the holder at `index`; `None`: nothing, or nothing before its proxy replied to a PING
-    /// ([`ShareHolder::send_deferred_until_ping_reply`]). It must be sent before anything else happens to the division.
+    /// Returns what to tell the holder at `index`; `None`: nothing. It must be sent before anything else happens to the
+    /// division.
     pub fn assign(&mut self, index: usize, now: Time) -> Option<Assignment> {
-        self.holders.get_mut(index)?.send_deferred_until_ping_reply = false;
+        if !self.holders.get(index)?.is_alive(now) {
+            return None;
+        }
         self.update_levels(now);
         match self.pools.iter().any(|pool| pool.limit.form == AssignmentForm::Rate) {
             true => self.assign_rates(index, now),
@@ -66,13 +68,12 @@ impl<K> Division<K> {
     /// Returns an assignment of everything or nothing, for a time without the store; `None` if the holder has it.
     pub fn assign_blanket(&mut self, index: usize, strategy: Strategy, ttl_s: u32, now: Time) -> Option<Assignment> {
         let holder = self.holders.get_mut(index)?;
-        holder.send_deferred_until_ping_reply = false;
         if holder.is_surely_in_force(now) && holder.sent.is_some_and(|sent| sent.strategy == strategy) {
             return holder.renew(ttl_s, now);
         }
         let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
         let terms = Terms { strategy, most: 0, change: TokenChange::Fresh { before: u64::MAX } };
-        let assignment = holder.send(terms, ttl_s, now)?;
+        let assignment = holder.send(terms, ttl_s, now);
         holder.rates.iter_mut().for_each(|rate| rate.change_to(Part::default(), Some(now), old_end));
         Some(assignment)
     }
@@ -81,7 +82,6 @@ impl<K> Division<K> {
     /// forgets the bucket with what it did not report.
     pub fn retire(&mut self, index: usize, now: Time) -> Retirement {
         let Some(holder) = self.holders.get_mut(index) else { return Retirement::Done };
-        holder.send_deferred_until_ping_reply = false;
         let has_lent = self.pools.iter().any(|pool| pool.limit.form == AssignmentForm::Lent);
         if !has_lent || holder.outstanding <= 1 {
             return Retirement::Done;
@@ -101,7 +101,7 @@ impl<K> Division<K> {
                 (Terms { strategy: Strategy::Deny, most: 0, change }, LENT_TTL_S)
             }
         };
-        holder.send(terms, ttl_s, now).map_or(Retirement::Wait, Retirement::Assign)
+        Retirement::Assign(holder.send(terms, ttl_s, now))
     }
 
     fn attainable_share(&self, index: usize, pool: usize, now: Time) -> AttainableShare {
@@ -145,9 +145,6 @@ impl<K> Division<K> {
         let holder = &mut self.holders[index];
         let left = holder.most_left();
         let is_in_force = holder.is_surely_in_force(now);
-        if !holder.is_alive(now) {
-            return holder.lower_silent(possible, now);
-        }
         let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
         let new_bucket = target.min(free).min(MAX_TOKENS);
         let (strategy, most) = match current {
@@ -181,7 +178,7 @@ impl<K> Division<K> {
         };
         let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
         let before = if holder.has_unknown_assignment { u64::MAX } else { left };
-        let assignment = holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now)?;
+        let assignment = holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now);
         holder.outstanding = holder.outstanding.saturating_add(most);
         Some(assignment)
     }
@@ -197,10 +194,6 @@ impl<K> Division<K> {
         if !is_in_force {
             // What it had is out of use at its end, also if nothing was given back since.
             self.expire(now);
-        }
-        let is_alive = self.holders[index].is_alive(now);
-        if !is_alive && !is_in_force {
-            return None;
         }
         let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
         let mut shares: smallvec::SmallVec<[Part; 2]> =
@@ -225,9 +218,6 @@ impl<K> Division<K> {
         let holder = &mut self.holders[index];
         let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
         let is_same = holder.sent.is_some_and(|sent| sent.strategy == strategy);
-        if !is_alive && !holder.is_lowered_by(strategy) {
-            return None;
-        }
         if is_in_force && is_same {
             let renewed = holder.renew(ttl_s, now);
             if renewed.is_some() {
@@ -236,7 +226,7 @@ impl<K> Division<K> {
             return renewed;
         }
         let terms = Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } };
-        let mut assignment = holder.send(terms, ttl_s, now)?;
+        let mut assignment = holder.send(terms, ttl_s, now);
         holder.outstanding = holder.outstanding.max(most);
         assignment.starts_full &= !is_in_force;
         let nothing = || smallvec::smallvec![Part::default(); shares.len()];
@@ -417,7 +407,7 @@ impl<K> ShareHolder<K> {
             && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
         if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
             let terms = Terms { strategy: lent_bucket(max), most: wanted, change: TokenChange::Raise };
-            let assignment = self.send(terms, ttl_s, now)?;
+            let assignment = self.send(terms, ttl_s, now);
             self.outstanding = self.outstanding.saturating_add(wanted - left);
             return Some(assignment);
         }
@@ -434,30 +424,7 @@ impl<K> ShareHolder<K> {
         let strategy = if max == 0 { Strategy::Deny } else { lent_bucket(max) };
         let change = TokenChange::Shrink { to: clamp_to_u32(max), from: tokens.max };
         let most = if max == 0 { 0 } else { target };
-        self.send(Terms { strategy, most, change }, ttl_s, now)
-    }
-
-    /// Takes lent hits from a proxy that may stand still, if others lack them, or denies what is used up before it
-    /// ends; `None`: nothing of that.
-    fn lower_silent(&mut self, possible: AttainableShare, now: Time) -> Option<Assignment> {
-        let sent = self.sent.filter(|_| self.is_surely_in_force(now))?;
-        let left = self.most_left();
-        let ends_soon = sent.ends.since_us(now) <= renew_before_us(LENT_TTL_S);
-        match sent.strategy {
-            Strategy::Deny => self.renew(LENT_TTL_S, now),
-            Strategy::Tokens(_) if left == 0 && !ends_soon => None,
-            Strategy::Tokens(tokens) if left > 0 => {
-                let may_shrink = possible.is_short && self.keeps_ratio && self.can_be_changed();
-                // No longer than what it had.
-                let ttl_s = left_s(self.sent, now);
-                if may_shrink { self.shrink_by_ratio(tokens, possible.target, ttl_s, now) } else { None }
-            }
-            Strategy::Tokens(_) | Strategy::Allow => {
-                let before = if self.has_unknown_assignment { u64::MAX } else { left };
-                let terms = Terms { strategy: Strategy::Deny, most: 0, change: TokenChange::Fresh { before } };
-                self.send(terms, LENT_TTL_S, now)
-            }
-        }
+        Some(self.send(Terms { strategy, most, change }, ttl_s, now))
     }
 
     /// The strategy, with a token less if the proxy would take it for what it has: Envoy compares the numbers of tokens
@@ -473,25 +440,8 @@ impl<K> ShareHolder<K> {
         }
     }
 
-    /// True if `strategy` admits no more than what was sent last, and is not the same tokens again.
-    fn is_lowered_by(&self, strategy: Strategy) -> bool {
-        match (strategy, self.sent.map(|sent| sent.strategy)) {
-            (Strategy::Deny, _) | (Strategy::Tokens(_), Some(Strategy::Allow)) => true,
-            (Strategy::Tokens(new), Some(Strategy::Tokens(old))) => {
-                new != old
-                    && new.max <= old.max
-                    && u64::from(new.fill) * u64::from(old.interval_s)
-                        <= u64::from(old.fill) * u64::from(new.interval_s)
-            }
-            (Strategy::Tokens(_), Some(Strategy::Deny) | None) | (Strategy::Allow, _) => false,
-        }
-    }
-
-    /// Records a new assignment; `None` if nothing may be sent now.
-    fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Option<Assignment> {
-        if self.defer_send_if_maybe_stalled(now) {
-            return None;
-        }
+    /// Records a new assignment.
+    fn send(&mut self, Terms { strategy, most, change }: Terms, ttl_s: u32, now: Time) -> Assignment {
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_fresh = matches!(change, TokenChange::Fresh { .. }) && matches!(strategy, Strategy::Tokens(_));
         // A proxy may have the same tokens from elsewhere, with another interval.
@@ -511,7 +461,7 @@ impl<K> ShareHolder<K> {
             change,
             passed: 0,
         });
-        Some(Assignment { strategy, starts_full, ttl_s })
+        Assignment { strategy, starts_full, ttl_s }
     }
 
     /// Renews the last assignment as it is, if it ends soon. It must be in force, or deny everything.
@@ -519,7 +469,7 @@ impl<K> ShareHolder<K> {
         let sent = self.sent?;
         let ends = now.plus_us(u64::from(ttl_s) * 1_000_000);
         let is_due = sent.ends.since_us(now) <= renew_before_us(ttl_s) && ends > sent.ends.plus_us(MARGIN_US);
-        if !is_due || self.defer_send_if_maybe_stalled(now) {
+        if !is_due {
             return None;
         }
         let sent = self.sent.as_mut()?;

@@ -1,7 +1,7 @@
 //! A holder: one proxy's stream with a key, what it wants, and what it may still admit.
 //!
 //! Decides: the demand in a report: denied requests too, reports in quick succession, `time_elapsed` of 0.
-//! Decides: until when a late or not acknowledged assignment may be in use (`latest_end`).
+//! Decides: until when an assignment may be in use that was acknowledged late (`latest_end`).
 //! Decides: the margin for clocks and late deliveries (`MARGIN_US`); when a silent proxy is left out.
 
 use smallvec::SmallVec;
@@ -19,11 +19,6 @@ pub(super) const CONFIRMED_AFTER_US: u64 = MARGIN_US;
 const SILENT_AFTER_US: u64 = 11_000_000;
 /// Time for which a report shows that a proxy is alive, in microseconds.
 const ALIVE_US: u64 = 5_500_000;
-/// Time without a report and without the reply to a PING after which a proxy may stand still, in microseconds.
-const MAYBE_STALLED_AFTER_US: u64 = 300_000;
-/// Longest time after the sending at which a proxy that does not acknowledge an assignment is expected to begin it, in
-/// microseconds: it may stand still meanwhile.
-const LATE_START_US: u64 = 10_000_000;
 /// Shortest time that a demand is measured over, in microseconds.
 pub(super) const MIN_ELAPSED_US: u64 = 1_000_000;
 /// Parts of a share that are given up one after the other; more are merged.
@@ -76,9 +71,10 @@ pub(super) enum TokenChange {
 }
 
 impl Sent {
-    /// Latest time at which it may still be in force: a proxy that received it late began its time to live late.
+    /// Latest time at which it may still be in force: a proxy that acknowledged it late began its time to live late. One
+    /// that did not acknowledge it began it at once, or never.
     pub fn latest_end(&self) -> Time {
-        let late_us = self.received_by.map_or(LATE_START_US, |received| received.since_us(self.last_sent));
+        let late_us = self.received_by.map_or(0, |received| received.since_us(self.last_sent));
         self.ends.plus_us(late_us + MARGIN_US)
     }
 
@@ -238,10 +234,6 @@ pub struct ShareHolder<K> {
     pub reported: Time,
     /// Time that the last report counts as received at.
     pub(super) received: Time,
-    /// Last time at which the proxy is known to have run: of a report, or of a reply to a PING.
-    proxy_last_ran: Time,
-    /// Something was not sent, because the proxy may stand still: it is sent once the proxy replied to a PING.
-    pub send_deferred_until_ping_reply: bool,
     /// Hits were denied since the report before the last.
     pub was_denied: bool,
     /// All hits were denied, and there were some: whatever the proxy was assigned is used up or over.
@@ -273,8 +265,6 @@ impl<K> ShareHolder<K> {
             reports: 0,
             reported: now,
             received: now,
-            proxy_last_ran: Time::default(),
-            send_deferred_until_ping_reply: false,
             was_denied: false,
             is_empty: false,
             sent: None,
@@ -291,25 +281,9 @@ impl<K> ShareHolder<K> {
         now.since_us(self.reported) > SILENT_AFTER_US
     }
 
-    /// True if the proxy has reported lately: one that stands still would begin a time to live late.
+    /// True if the proxy has reported lately; else nothing is sent to it.
     pub(super) fn is_alive(&self, now: Time) -> bool {
         now.since_us(self.reported) < ALIVE_US
-    }
-
-    /// True if the proxy may stand still: it was not heard lately. A PING must be answered before anything is sent.
-    fn may_be_stalled(&self, now: Time) -> bool {
-        now.since_us(self.proxy_last_ran) > MAYBE_STALLED_AFTER_US
-    }
-
-    /// Withholds what was to be sent now from a proxy that may stand still; returns whether it was withheld.
-    pub(super) fn defer_send_if_maybe_stalled(&mut self, now: Time) -> bool {
-        self.send_deferred_until_ping_reply = self.may_be_stalled(now);
-        self.send_deferred_until_ping_reply
-    }
-
-    /// Records that the proxy ran at `at`.
-    pub fn record_proxy_ran(&mut self, at: Time) {
-        self.proxy_last_ran = self.proxy_last_ran.max(at);
     }
 
     /// Records a report: its demand, its denials and its time. A demand is measured over a second or more, so reports
@@ -329,7 +303,6 @@ impl<K> ShareHolder<K> {
         self.was_denied = usage.denied > 0;
         self.reported = now;
         self.received = usage.received;
-        self.record_proxy_ran(usage.received);
         self.reports = self.reports.saturating_add(1);
     }
 

@@ -15,7 +15,7 @@ use super::divided_limit::{AssignmentForm, DividedLimit};
 use super::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use super::fair_share::FillLevel;
 use super::holder::{
-    HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, Sent, ShareHolder, Usage, note_earliest,
+    HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
 };
 use crate::base::clock::Time;
 use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder};
@@ -355,7 +355,6 @@ impl<K> Division<K> {
     /// Records that the proxy acknowledged, at `now`, a PING that followed all that was sent before `sent_before`.
     pub fn record_ping_ack(&mut self, index: usize, sent_before: Time, now: Time) {
         let Some(holder) = self.holders.get_mut(index) else { return };
-        holder.record_proxy_ran(now);
         if let Some(sent) = &mut holder.sent {
             sent.record_receipt(sent_before, now);
         }
@@ -429,20 +428,6 @@ impl<K> Division<K> {
         pool.divisible().saturating_sub(pool.reserved_buckets(index, &self.holders))
     }
 
-    /// Latest time at which a rate may be in use because a proxy did not acknowledge an assignment, or does no more:
-    /// the hold must last as long.
-    fn rate_in_use_until(&self, index: usize, now: Time) -> Time {
-        let pool = &self.pools[index];
-        if pool.limit.form != AssignmentForm::Rate {
-            return Time::default();
-        }
-        let is_late = |sent: &Sent| sent.received_by.is_none() && now.since_us(sent.last_sent) > MARGIN_US;
-        let sent = self.holders.iter().filter_map(|holder| holder.sent.filter(is_late)).map(|sent| sent.latest_end());
-        let released = self.holders.iter().filter_map(|holder| holder.rates.get(index));
-        let released = released.flat_map(|rate| rate.released_shares.iter()).chain(&pool.shares_of_gone_holders);
-        sent.chain(released.map(|share| share.until)).max().unwrap_or_default()
-    }
-
     /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
     pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<HoldRequest> {
         self.update_levels(now);
@@ -477,16 +462,13 @@ impl<K> Division<K> {
         // When the hold is renewed, so are all assignments: if this replica dies, both end at once.
         let ends_soon =
             left_us < renew_before_us(pool.ttl_s()) + MARGIN_US && new_us > left_us.saturating_add(MARGIN_US);
-        let late_us = self.rate_in_use_until(index, now).since_us(now);
-        let is_late = late_us > left_us.saturating_add(MARGIN_US / 2);
         let lasts_us = if ends_soon || is_new_window { new_us } else { left_us };
-        let lasts_us = if is_late { lasts_us.max(late_us) } else { lasts_us } + pool.hold_extension_us();
-        let lasts_us = lasts_us.min(MAX_HOLD_US);
+        let lasts_us = (lasts_us + pool.hold_extension_us()).min(MAX_HOLD_US);
         let differs = wanted.abs_diff(pool.hits.held) > pool.hits.held / 10;
         let is_due = pool.hits.has_something_to_tell()
             || is_new_window
             || (ends_soon && wanted > 0)
-            || ((differs || is_late) && asked_us > MARGIN_US);
+            || (differs && asked_us > MARGIN_US);
         if !is_due && asked_us != u64::MAX {
             return None;
         }

@@ -174,36 +174,20 @@ impl Divisions {
         self.with(key, report).flatten().unwrap_or(0)
     }
 
-    /// Records the acknowledgement of a PING; returns whether the holder waited for it.
-    pub(super) fn record_ping_ack(&self, key: u128, holder: &BucketOfStream, sent_before: Time, now: Time) -> bool {
-        let record = |entry: &mut KeyDivision| {
-            let index = entry.find(holder)?;
-            entry.division.record_ping_ack(index, sent_before, now);
-            Some(entry.division.holders[index].send_deferred_until_ping_reply)
-        };
-        let waited = self.with(key, record).flatten().unwrap_or(false);
+    /// Records the acknowledgement of a PING.
+    pub(super) fn record_ping_ack(&self, key: u128, holder: &BucketOfStream, sent_before: Time, now: Time) {
+        self.with(key, |entry| {
+            if let Some(index) = entry.find(holder) {
+                entry.division.record_ping_ack(index, sent_before, now);
+            }
+        });
         self.schedule(key, now);
-        waited
     }
 
-    /// True if there is something to tell a holder once its proxy replied to a PING.
-    pub(super) fn send_deferred_until_ping_reply(&self, key: u128, holder: &BucketOfStream) -> bool {
-        let awaits =
-            |entry: &mut KeyDivision| Some(entry.division.holders[entry.find(holder)?].send_deferred_until_ping_reply);
-        self.with(key, awaits).flatten().unwrap_or(false)
-    }
-
-    /// Returns what to tell a holder, whose proxy last ran at `proxy_last_ran`.
-    pub(super) fn assign(
-        &self,
-        key: u128,
-        holder: &BucketOfStream,
-        proxy_last_ran: Time,
-        now: Time,
-    ) -> Option<Assignment> {
+    /// Returns what to tell a holder.
+    pub(super) fn assign(&self, key: u128, holder: &BucketOfStream, now: Time) -> Option<Assignment> {
         let assignment = self.with(key, |entry| {
             let index = entry.find(holder)?;
-            entry.division.holders[index].record_proxy_ran(proxy_last_ran);
             if entry.has_failed && !entry.is_local && entry.is_hold_ending(now) {
                 let strategy = match entry.counters.strictest_failure_policy() {
                     StoreFailurePolicy::Allow => Strategy::Allow,
@@ -218,13 +202,9 @@ impl Divisions {
         assignment.flatten()
     }
 
-    /// Takes back what an idle holder has, whose proxy last ran at `proxy_last_ran`, step by step.
-    pub(super) fn retire(&self, key: u128, holder: &BucketOfStream, proxy_last_ran: Time, now: Time) -> Retirement {
-        let retire = |entry: &mut KeyDivision| {
-            let index = entry.find(holder)?;
-            entry.division.holders[index].record_proxy_ran(proxy_last_ran);
-            Some(entry.division.retire(index, now))
-        };
+    /// Takes back what an idle holder has, step by step.
+    pub(super) fn retire(&self, key: u128, holder: &BucketOfStream, now: Time) -> Retirement {
+        let retire = |entry: &mut KeyDivision| Some(entry.division.retire(entry.find(holder)?, now));
         self.with(key, retire).flatten().unwrap_or(Retirement::Done)
     }
 

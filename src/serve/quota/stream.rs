@@ -92,22 +92,18 @@ pub struct StreamTask {
     unwanted_bytes: usize,
     /// Number of the rules that the buckets were matched by.
     rules_version: u64,
-    /// Last time at which the proxy is known to have run. The end of the work on a report counts: that work would
-    /// else make a proxy with many buckets look as if it stood still.
-    proxy_last_ran: Time,
     /// Time since when a response waits for the proxy.
     unread_since: Option<Instant>,
     evidence: Option<DeliveryEvidence>,
     /// Bytes of all responses.
     produced_bytes: u64,
-    /// Buckets that need evidence beyond that which is waited for: because of an assignment in a later response, or
-    /// before one is sent.
-    pub buckets_for_next_evidence: BTreeSet<u32>,
+    /// Buckets with an assignment in a later response than the one that evidence is waited for.
+    buckets_for_next_evidence: BTreeSet<u32>,
     /// Evidence that is waited for.
     awaited: Option<AwaitedEvidence>,
 }
 
-/// Buckets whose last assignments are in force, and whose proxy does not stand still, once a PING was answered.
+/// Buckets whose last assignments are in force once a PING was answered.
 struct AwaitedEvidence {
     buckets: BTreeSet<u32>,
     /// All that was sent before this is received.
@@ -138,7 +134,6 @@ impl StreamTask {
             unwanted: Vec::new(),
             unwanted_bytes: 0,
             rules_version: 0,
-            proxy_last_ran: Time::default(),
             unread_since: None,
         }
     }
@@ -208,7 +203,7 @@ impl StreamTask {
     }
 
     /// Handles a message of the proxy: its buckets are matched, their usage is charged, their assignments are sent.
-    pub async fn take_report(&mut self, report: Bytes) -> Result<(), Status> {
+    async fn take_report(&mut self, report: Bytes) -> Result<(), Status> {
         let now = self.quota.service.clock.now();
         self.quota.stats.reports.add(1);
         let mut fields = ReportFields::new(report);
@@ -228,7 +223,6 @@ impl StreamTask {
             }
         }
         self.take_usages(usages, now).await;
-        self.proxy_last_ran = self.proxy_last_ran.max(self.quota.earliest_arrival(self.quota.service.clock.now()));
         let mut state = self.handle.lock();
         state.reports += 1;
         state.last_report = now;
@@ -471,12 +465,9 @@ impl StreamTask {
     fn take_evidence(&mut self) {
         let Some(AwaitedEvidence { buckets, sent_before, .. }) = self.awaited.take() else { return };
         let now = self.quota.service.clock.now();
-        self.proxy_last_ran = self.proxy_last_ran.max(now);
         for index in buckets {
-            if let Some(key) = self.key_of(index)
-                && self.quota.divisions.record_ping_ack(key, &self.holder(index), sent_before, now)
-            {
-                self.handle.lock().due.insert(index);
+            if let Some(key) = self.key_of(index) {
+                self.quota.divisions.record_ping_ack(key, &self.holder(index), sent_before, now);
             }
         }
         self.await_evidence();
@@ -500,26 +491,18 @@ impl StreamTask {
                 is_due.then_some(Assignment { strategy: Strategy::Allow, starts_full: false, ttl_s: OPEN_TTL_S })
             }
             BucketKind::Divided { key } if is_idle => {
-                match self.quota.divisions.retire(key, &self.holder(index), self.proxy_last_ran, now) {
+                match self.quota.divisions.retire(key, &self.holder(index), now) {
                     Retirement::Assign(assignment) => Some(assignment),
                     Retirement::Wait => None,
                     Retirement::Done => return self.abandon(index, &id, response, now),
                 }
             }
-            BucketKind::Divided { key } => {
-                self.quota.divisions.assign(key, &self.holder(index), self.proxy_last_ran, now)
-            }
+            BucketKind::Divided { key } => self.quota.divisions.assign(key, &self.holder(index), now),
         };
-        let needs_delivery_evidence = match kind {
-            BucketKind::Divided { key } => {
-                assignment.is_some() || self.quota.divisions.send_deferred_until_ping_reply(key, &self.holder(index))
-            }
-            BucketKind::Open { .. } | BucketKind::Refused => false,
-        };
-        if needs_delivery_evidence {
-            self.buckets_for_next_evidence.insert(index);
-        }
         if let Some(assignment) = assignment {
+            if matches!(kind, BucketKind::Divided { .. }) {
+                self.buckets_for_next_evidence.insert(index);
+            }
             self.quota.stats.assignments.add(1);
             if let Strategy::Tokens(tokens) = assignment.strategy {
                 self.quota.stats.assigned_hits.add(tokens.max.into());

@@ -48,8 +48,8 @@ struct Proxy {
     reported: u64,
     next_report: u64,
     /// Messages on their way to the proxy, and to the replica: with the time of arrival, those to the proxy also with
-    /// the time of sending; `None` is a PING alone.
-    inbox: VecDeque<(u64, u64, Option<Assignment>)>,
+    /// the time of sending.
+    inbox: VecDeque<(u64, u64, Assignment)>,
     outbox: VecDeque<(u64, Usage)>,
     frozen_until: u64,
     /// The stream is cut: both sides notice at this time.
@@ -314,9 +314,7 @@ impl Model {
         }
         while proxy.cut_at.is_none() && proxy.inbox.front().is_some_and(|(_, at, _)| *at <= now) {
             if let Some((sent, _, assignment)) = proxy.inbox.pop_front() {
-                if let Some(assignment) = assignment {
-                    proxy.receive(assignment, now);
-                }
+                proxy.receive(assignment, now);
                 proxy.acknowledgements.push_back((now + delay, sent + 1));
             }
         }
@@ -422,9 +420,6 @@ impl Model {
         while let Some((_, sent)) = pop_front_if(&mut proxy.acknowledgements, |(at, _)| *at <= self.now) {
             if let Some(at) = division.holders.iter().position(|holder| holder.key == proxy_index) {
                 division.record_ping_ack(at, Time::from_micros(sent), now);
-                if division.holders[at].send_deferred_until_ping_reply {
-                    due.insert(proxy_index);
-                }
             }
             has_reports = true;
         }
@@ -435,8 +430,7 @@ impl Model {
         let (now_us, delay) = (self.now, self.random_delay_us());
         let division = &mut self.replicas[index].division;
         let Some(at) = division.holders.iter().position(|holder| holder.key == proxy) else { return };
-        let assignment = division.assign(at, Time::from_micros(now_us));
-        if assignment.is_some() || division.holders[at].send_deferred_until_ping_reply {
+        if let Some(assignment) = division.assign(at, Time::from_micros(now_us)) {
             let proxy = &mut self.proxies[proxy];
             let at = proxy.inbox.back().map_or(0, |(_, at, _)| *at).max(now_us + delay);
             proxy.inbox.push_back((now_us, at, assignment));

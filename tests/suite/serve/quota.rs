@@ -195,31 +195,6 @@ fn changed_rule_takes_back_at_once() {
     assert!(matches!(less, Assigned::Tokens { max: less, .. } if less < max && less <= 20), "{less:?} after {max}");
 }
 
-/// Else it would begin the assignment late, and others would get its part as much later.
-#[test]
-fn proxy_that_stands_still_is_told_nothing_until_it_goes_on() {
-    let server = start(RULES);
-    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
-    let fast = [("fast", "x")];
-    proxy.report(&[(&fast, 1, 0)]);
-    let Assigned::Tokens { max, .. } = proxy.next(&fast) else { panic!("{proxy:?}") };
-    let page = || http::get(server.debug_port(), "/quota?format=text").send().text();
-    let has_first = |page: &str| page.contains(&format!("{max} tokens, {max} per 1 s"));
-    assert!(has_first(&page()), "{}", page());
-    let resume = proxy.stall();
-    // Until then it counts as heard.
-    std::thread::sleep(Duration::from_millis(400));
-    let rules = RULES.replace("requests_per_unit: 80", "requests_per_unit: 20");
-    std::fs::write(server.rules_path(), rules).unwrap();
-    wait_for("the division to have the new limit", || page().contains("20 per second").then_some(()));
-    // Time in which a message would be sent.
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(has_first(&page()), "{}", page());
-    drop(resume);
-    let less = proxy.next(&fast);
-    assert!(matches!(less, Assigned::Tokens { max: less, .. } if less < max && less <= 20), "{less:?} after {max}");
-}
-
 #[test]
 fn changed_period_is_put_in_force() {
     let server = start(RULES);

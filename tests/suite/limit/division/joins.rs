@@ -5,8 +5,8 @@ use super::*;
 use tollkeeper::limit::division::holder::MARGIN_US;
 use tollkeeper::limit::division::ledger::RATE_TTL_S;
 
-/// Longest time that an assignment of a rate stays in use after its stream is lost, or its proxy died: it has
-/// acknowledged the last one, because nothing is sent to it after that.
+/// Longest time that an assignment of a rate stays in use after its stream is lost, or its proxy died, if the proxy
+/// acknowledged it.
 const LONGEST_USE_US: u64 = RATE_TTL_S as u64 * 1_000_000 + MARGIN_US;
 
 /// A limit of `hits` in `seconds`, and who asks for it: the first proxy for twice as much, others once in 5 s.
@@ -197,10 +197,9 @@ fn newcomers_get_a_share_after_a_proxy_died() {
             contention.model.proxies[0].is_dead = true;
             (0..new).for_each(|_| contention.add_asking_proxy(20));
             contention.advance_to(110);
-            // The others give something up with their next reports: nobody waits for the part of the dead one.
-            let until_given_up_us = REPORT_US + MARGIN_US;
+            // The dead one may have been told to give something up, which is in use until its assignment ends.
             let what = format!("{limit:?}, {old} and {new}, seed {seed}");
-            contention.assert_denied_for_less_than_a_bucket(until_given_up_us, &what);
+            contention.assert_denied_for_less_than_a_bucket(LONGEST_USE_US, &what);
         }
     }
 }

@@ -81,15 +81,6 @@ impl Proxy {
         self.send(usages.iter().map(usage).collect());
     }
 
-    /// Lets the proxy stand still until the returned sender is dropped: nothing that was sent to it is read or replied
-    /// to.
-    pub(crate) fn stall(&self) -> std::sync::mpsc::Sender<()> {
-        let (resume, resumed) = std::sync::mpsc::channel();
-        // Blocks the only thread that serves the connection. An error is the signal.
-        self.runtime.spawn(async move { resumed.recv().is_err() });
-        resume
-    }
-
     fn send(&mut self, bucket_quota_usages: Vec<BucketQuotaUsage>) {
         let report = RateLimitQuotaUsageReports { domain: self.domain.clone(), bucket_quota_usages };
         // Fails if the server has ended the stream, which a test sees at its end.

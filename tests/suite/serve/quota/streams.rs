@@ -62,41 +62,26 @@ mod messages {
 mod task {
     use std::sync::Arc;
 
-    use prost::Message as _;
     use tollkeeper::base::clock::{Clock, Time};
-    use tollkeeper::base::pb::rlqs::bucket_id::BucketEntry;
     use tollkeeper::base::pb::rlqs::rate_limit_quota_response::bucket_action::BucketAction as Action;
     use tollkeeper::base::pb::rlqs::rate_limit_quota_usage_reports::BucketQuotaUsage;
-    use tollkeeper::base::pb::rlqs::{BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports};
+    use tollkeeper::base::pb::rlqs::{BucketId, RateLimitQuotaResponse};
     use tollkeeper::decide::Decider;
-    use tollkeeper::rules::compile::options::CompileOptions;
-    use tollkeeper::rules::compile::{RuleText, compile_texts};
-    use tollkeeper::rules::live::{LiveRules, RuleSetOrigin};
-    use tollkeeper::rules::rule::set::RuleSet;
-    use tollkeeper::rules::yaml::DocumentSelection;
+    use tollkeeper::rules::live::LiveRules;
     use tollkeeper::serve::grpc::service::RateLimitService;
     use tollkeeper::serve::quota::service::QuotaService;
     use tollkeeper::serve::quota::stream::StreamTask;
     use tollkeeper::settings::Settings;
     use tollkeeper::store::memory::MemoryStore;
 
-    const BUCKETS_PER_TURN: usize = 64;
-
     const START: Time = Time::from_secs(1_800_000_000);
 
-    /// A task whose stream has `rules`, if any; its clock stands at [`START`].
-    fn start_task(rules: Option<&str>) -> StreamTask {
+    /// A task of a stream; its clock stands at [`START`].
+    fn start_task() -> StreamTask {
         let variables = [("TOLLKEEPER_RLQS".into(), "true".into())];
         let (settings, _) = Settings::from_env(variables.into_iter()).expect("it is valid");
         let decider = Decider::new(MemoryStore::new(1 << 20).into(), settings.decisions, Arc::default());
         let service = RateLimitService::new(Clock::manual(START), Arc::new(LiveRules::default()), decider);
-        if let Some(rules) = rules {
-            let documents = DocumentSelection::FirstOnly;
-            let text = RuleText { name: "rules.yaml".into(), bytes: rules.into(), documents };
-            let compiled = compile_texts(&[text], &CompileOptions::default()).expect("good rules");
-            let set = RuleSet::from_domains(compiled.domains, &service.decider.metrics.limits);
-            service.rules.replace_rules(set, RuleSetOrigin::default(), START);
-        }
         let quota = QuotaService::start(Arc::new(service), settings.grpc.quota.expect("it is on"));
         let handle = quota.open_stream(None, true);
         StreamTask::new(quota, handle, None)
@@ -104,7 +89,7 @@ mod task {
 
     #[tokio::test]
     async fn bucket_without_requests_is_abandoned_after_a_minute() {
-        let mut task = start_task(None);
+        let mut task = start_task();
         let usage = |allowed| {
             let usage = BucketQuotaUsage { bucket_id: Some(BucketId::default()), ..BucketQuotaUsage::default() };
             vec![Box::new(BucketQuotaUsage { num_requests_allowed: allowed, ..usage })]
@@ -121,32 +106,5 @@ mod task {
         assert!(!is_abandoned(0, 99).await, "59 s after the last request");
         assert!(is_abandoned(0, 100).await);
         assert_eq!(task.quota.bucket_count(), 0);
-    }
-
-    #[tokio::test]
-    async fn time_that_a_report_takes_to_work_through_is_no_silence_of_its_proxy() {
-        let rules = "domain: quota\ndescriptors:\n- {key: user, rate_limit: {unit: minute, requests_per_unit: 600}}";
-        let mut task = start_task(Some(rules));
-        let quota = Arc::clone(&task.quota);
-        let usage = |user: usize| {
-            let bucket = vec![BucketEntry { key: "user".into(), value: user.to_string().into() }];
-            BucketQuotaUsage { bucket_id: Some(BucketId { bucket }), num_requests_allowed: 1, ..Default::default() }
-        };
-        let bucket_quota_usages = (0..=BUCKETS_PER_TURN).map(usage).collect();
-        let report = RateLimitQuotaUsageReports { domain: "quota".to_owned(), bucket_quota_usages };
-        // The time passes between two turns of the work.
-        let taken = tokio::join!(biased; task.take_report(report.encode_to_vec().into()), async {
-            quota.service.clock.set(START.plus_us(400_000));
-        });
-        taken.0.expect("it is a report");
-        let now = quota.service.clock.now();
-        assert_eq!(now.since_us(START), 400_000);
-        let mut response = RateLimitQuotaResponse::default();
-        task.add_actions(0, &mut response, now);
-        assert_eq!(response.bucket_action.len(), 1, "the first bucket of the report");
-        // Without a sign of life for as long again, it is asked for one first.
-        task.add_actions(1, &mut response, now.plus_us(400_000));
-        assert_eq!(response.bucket_action.len(), 1, "{response:?}");
-        assert!(task.buckets_for_next_evidence.contains(&1));
     }
 }
