@@ -232,7 +232,8 @@ RUST = [
      [("one response per report", "each bucket has a response of its own")]),
 
     # Parts of buckets, and denied requests.
-    (LEVELS, "if free < lacked && empty > 0 {", "if free < lacked && empty > 0 && !$0 {",
+    (LEVELS, "self.refill_kept_for_buckets = empty.min(lacked.saturating_sub(free));",
+     "self.refill_kept_for_buckets = if $0 { 0 } else { empty.min(lacked.saturating_sub(free)) };",
      [("newcomer", "no refill is withheld for the bucket that it lacks")]),
     (LEVELS, "            parts().any(|part| part == Part::default()) || assigned",
      "            parts().any(|part| part == Part::default()) && !$0 || assigned",

@@ -307,9 +307,7 @@ impl<K> Division<K> {
         let wanted = if is_in_force { most.max(refill.min(has.bucket)) } else { most };
         let (step, lost) = ((has.bucket / 10).max(1), has.bucket.saturating_sub(wanted));
         if wanted >= has.bucket.saturating_add(step) {
-            // All who lack some get a part of what is full.
-            let free = self.free_buckets(pool_index).div_ceil(pool.lacking.max(1));
-            return Part { refill, bucket: wanted.min(has.bucket.saturating_add(free)) };
+            return Part { refill, bucket: wanted.min(has.bucket.saturating_add(self.free_buckets(pool_index))) };
         }
         let is_too_much = pool.are_buckets_starved && has.bucket >= most.saturating_add(pool.step(has.bucket));
         match is_too_much {

@@ -67,8 +67,6 @@ pub struct DividedPool {
     recently_used_refill: RecentlyUsedRefill,
     /// Refill that nobody should have, until the buckets that are lacking are full.
     pub(super) refill_kept_for_buckets: u64,
-    /// Number of holders that lack a part of the buckets.
-    pub(super) lacking: u64,
     /// Holders must give up what they have of buckets beyond the even part.
     pub(super) are_buckets_starved: bool,
     /// Holders are told of small differences too: one has no share, or they have more of the buckets than there is.
@@ -138,7 +136,6 @@ impl DividedPool {
             empty_buckets: EmptyBuckets::default(),
             recently_used_refill: RecentlyUsedRefill::default(),
             refill_kept_for_buckets: 0,
-            lacking: 0,
             are_buckets_starved: false,
             tells_small_differences: false,
             without_part: 0,

@@ -120,9 +120,9 @@ impl<K> Division<K> {
             let pool = &mut self.pools[index];
             pool.empty_buckets.set_unowned_refill(idle);
             if let Some(full) = pool.empty_buckets.full_at(pool.limit.refill_us()) {
-                // Who waits for a part of them gets it before all is full.
+                // Who has nothing gets a part of them before all is full.
                 let soon = now.plus_us(MARGIN_US.max(pool.limit.refill_us() / 8));
-                let at = if pool.lacking > 0 || pool.without_part > 0 { full.min(soon) } else { full };
+                let at = if pool.without_part > 0 { full.min(soon) } else { full };
                 note_earliest(&mut self.next_release, at.max(now.plus_us(MARGIN_US / 8)));
             }
         }
@@ -161,11 +161,11 @@ impl DividedPool {
         if self.tells_small_differences || has < 20 { 1 } else { has / 10 }
     }
 
-    /// Computes the even part of the buckets of rates, of `amount` that holders can have, who lacks some of it, and
-    /// what refill must be withheld to fill what is empty.
+    /// Computes the even part of the buckets of rates, of `amount` that holders can have, and what refill must be withheld
+    /// to fill what holders lack of it.
     fn level_buckets<K>(&mut self, index: usize, amount: u64, holders: &[ShareHolder<K>], now: Time) {
         (self.are_buckets_starved, self.tells_small_differences, self.without_part) = (false, false, 0);
-        (self.refill_kept_for_buckets, self.lacking, self.even_bucket) = (0, 0, 0);
+        (self.refill_kept_for_buckets, self.even_bucket) = (0, 0);
         if self.limit.form != AssignmentForm::Rate {
             return;
         }
@@ -189,16 +189,11 @@ impl DividedPool {
         }
         let wanted = |part: &Part| if self.even_bucket == 0 { part.bucket.max(1) } else { self.even_bucket };
         let lacks = |part: &Part| part.bucket < wanted(part) - wanted(part) / 4;
-        let (lacking, lacked) =
-            parts().filter(lacks).fold((0, 0_u64), |(count, sum), part| (count + 1, sum + wanted(&part) - part.bucket));
-        self.lacking = lacking;
+        let lacked: u64 = parts().filter(lacks).map(|part| wanted(&part) - part.bucket).sum();
         let reserved = self.reserved_buckets(index, holders);
         let (free, empty) = (self.divisible().saturating_sub(reserved), self.empty_buckets.share);
         self.are_buckets_starved =
             reserved.saturating_sub(empty) > self.divisible() || free.saturating_add(empty) < lacked;
-        if free < lacked && empty > 0 {
-            // A part that all notice, so that they give it up.
-            self.refill_kept_for_buckets = (empty.min(lacked - free) / 4).max(self.hits.held / 8 + 1);
-        }
+        self.refill_kept_for_buckets = empty.min(lacked.saturating_sub(free));
     }
 }
