@@ -45,5 +45,5 @@ pub mod demand;
 pub mod holder;
 pub mod ledger;
 mod levels;
-mod assign;
+pub mod assign;
 mod limit_change;

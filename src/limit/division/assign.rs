@@ -8,6 +8,8 @@
 //! Decides: a rate as tokens and fill interval; when a proxy is denied all (`Strategy::Deny`).
 //! Decides: what a client that keeps its ratio of tokens is told.
 
+use smallvec::SmallVec;
+
 use super::assignment::{Assignment, ProxyTokenBucket, Retirement, Strategy};
 use super::divided_limit::AssignmentForm;
 use super::holder::{MARGIN_US, Part, Sent, ShareHolder, TokenChange};
@@ -33,6 +35,16 @@ struct AttainableShare {
     is_short: bool,
     /// End of the hold.
     held_until: Time,
+}
+
+/// What a holder of rates should be told.
+struct NextRate {
+    strategy: Strategy,
+    /// Its parts of the pools.
+    shares: SmallVec<[Part; 2]>,
+    /// Maximum number of lent hits that it admits.
+    most: u64,
+    ttl_s: u32,
 }
 
 /// Terms of a new assignment.
@@ -87,21 +99,15 @@ impl<K> Division<K> {
             return Retirement::Done;
         }
         let last = holder.sent.filter(|_| holder.is_surely_in_force(now));
-        let (terms, ttl_s) = match last {
-            Some(sent) if sent.most_left() <= 1 || !holder.can_be_changed() => return Retirement::Wait,
+        match last {
+            Some(sent) if sent.most_left() <= 1 || !holder.can_be_changed() => Retirement::Wait,
             Some(Sent { strategy: Strategy::Tokens(tokens), .. }) if holder.keeps_ratio && tokens.fill == 0 => {
-                let max = scale(tokens.max.into(), 1, holder.most_left());
-                let strategy = if max == 0 { Strategy::Deny } else { lent_bucket(max) };
-                let change = TokenChange::Shrink { to: clamp_to_u32(max), from: tokens.max };
                 // No longer than what it had: it needs no more of the hold.
-                (Terms { strategy, most: max.min(1), change }, left_s(holder.sent, now))
+                let ttl_s = left_s(holder.sent, now);
+                Retirement::Assign(holder.change_lent_hits(LentChange::Shrink(1), ttl_s, now))
             }
-            _ => {
-                let change = TokenChange::Fresh { before: u64::MAX };
-                (Terms { strategy: Strategy::Deny, most: 0, change }, LENT_TTL_S)
-            }
-        };
-        Retirement::Assign(holder.send(terms, ttl_s, now))
+            _ => Retirement::Assign(holder.change_lent_hits(LentChange::Deny, LENT_TTL_S, now)),
+        }
     }
 
     fn attainable_share(&self, index: usize, pool: usize, now: Time) -> AttainableShare {
@@ -109,7 +115,8 @@ impl<K> Division<K> {
         let free = self.free_share(pool);
         let pool = &self.pools[pool];
         let holder = &self.holders[index];
-        let level = if holder.may_have_foreign_assignment(now) { pool.level_of_all_holders } else { pool.level };
+        let level =
+            if holder.may_have_foreign_assignment(now) { pool.levels.level_of_all_holders } else { pool.levels.level };
         let want = pool.want(holder, holders, now);
         let enough = want.min(pool.limit.total() / (holders as u64).max(1)).div_ceil(4) * 3;
         let target = level.share(want);
@@ -117,7 +124,7 @@ impl<K> Division<K> {
             target,
             enough,
             free,
-            is_short: pool.is_starved || pool.level.is_short(),
+            is_short: pool.levels.is_starved || pool.levels.level.is_short(),
             held_until: pool.hits.until,
         }
     }
@@ -136,103 +143,74 @@ impl<K> Division<K> {
 
     fn assign_lent(&mut self, index: usize, now: Time) -> Option<Assignment> {
         let possible = self.attainable_in_all_pools(index, AssignmentForm::Lent, now)?;
-        let AttainableShare { target, enough, free, is_short, held_until } = possible;
-        let ttl_s = bound_ttl(LENT_TTL_S, held_until, now);
+        let ttl_s = bound_ttl(LENT_TTL_S, possible.held_until, now);
         if ttl_s == 0 {
             // The store has not answered.
             return None;
         }
         let holder = &mut self.holders[index];
-        let left = holder.most_left();
-        let is_in_force = holder.is_surely_in_force(now);
-        let current = holder.sent.filter(|_| is_in_force).map(|sent| sent.strategy);
-        let new_bucket = target.min(free).min(MAX_TOKENS);
-        let (strategy, most) = match current {
-            // Lapsed, or never assigned.
-            None if new_bucket < enough && holder.may_have_foreign_assignment(now) => return None,
-            None if new_bucket > 0 => (lent_bucket(new_bucket), new_bucket),
-            None => (Strategy::Deny, 0),
-            Some(_) if !holder.can_be_changed() => return holder.renew(ttl_s, now),
-            Some(Strategy::Allow) => (Strategy::Deny, 0),
-            Some(Strategy::Tokens(tokens)) if left > 0 && holder.keeps_ratio => {
-                if let Some(changed) = holder.change_by_ratio(tokens, possible, ttl_s, now) {
-                    return Some(changed);
-                }
-                match new_bucket > left + left / 10 {
-                    true => (lent_bucket(new_bucket), new_bucket),
-                    false => return holder.renew(ttl_s, now),
-                }
-            }
-            Some(Strategy::Tokens(_)) if is_short && target < left - left / 10 => {
-                if new_bucket > 0 {
-                    (lent_bucket(new_bucket), new_bucket)
-                } else {
-                    (Strategy::Deny, 0)
-                }
-            }
-            Some(_) if new_bucket > left + left / 10 => (lent_bucket(new_bucket), new_bucket),
-            Some(Strategy::Deny) => return holder.renew(LENT_TTL_S, now),
-            // Used up, and the hold ends with it. If it lapsed, the proxy would do what it does without assignment.
-            Some(Strategy::Tokens(_)) if left == 0 => (Strategy::Deny, 0),
-            Some(Strategy::Tokens(_)) => return holder.renew(ttl_s, now),
-        };
-        let ttl_s = if strategy == Strategy::Deny { LENT_TTL_S } else { ttl_s };
-        let before = if holder.has_unknown_assignment { u64::MAX } else { left };
-        let assignment = holder.send(Terms { strategy, most, change: TokenChange::Fresh { before } }, ttl_s, now);
-        holder.outstanding = holder.outstanding.saturating_add(most);
-        Some(assignment)
+        let current = holder.current_lent_hits(now);
+        let AttainableShare { target, enough, free, is_short, .. } = possible;
+        match next_strategy(current, holder.most_left(), LentTarget { hits: target, enough, free, is_short }) {
+            Step::Wait => None,
+            Step::Renew if current == LentHits::Denied => holder.renew(LENT_TTL_S, now),
+            Step::Renew => holder.renew(ttl_s, now),
+            Step::Change(change) => Some(holder.change_lent_hits(change, ttl_s, now)),
+        }
     }
 
     fn assign_rates(&mut self, index: usize, now: Time) -> Option<Assignment> {
+        let is_in_force = self.holders[index].is_surely_in_force(now);
+        if !is_in_force {
+            // What it had is out of use at its end, also if nothing was given back since.
+            self.expire(now);
+        }
+        let NextRate { strategy, shares, most, ttl_s } = self.next_rate(index, is_in_force, now)?;
+        let holder = &mut self.holders[index];
+        let assignment = if is_in_force && holder.sent.is_some_and(|sent| sent.strategy == strategy) {
+            holder.renew(ttl_s, now)?
+        } else {
+            let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
+            let terms = Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } };
+            let assignment = holder.send(terms, ttl_s, now);
+            self.change_shares(index, &shares, now, old_end);
+            Assignment { starts_full: assignment.starts_full && !is_in_force, ..assignment }
+        };
+        let holder = &mut self.holders[index];
+        holder.outstanding = holder.outstanding.max(most);
+        Some(assignment)
+    }
+
+    /// What a holder of rates should be told; `None`: nothing.
+    fn next_rate(&self, index: usize, is_in_force: bool, now: Time) -> Option<NextRate> {
         let held_until = self.pools.iter().map(|pool| pool.hits.until).min().unwrap_or(now);
         let ttl_s = bound_ttl(RATE_TTL_S, held_until, now);
         if ttl_s == 0 {
             // The store has not answered.
             return None;
         }
-        let is_in_force = self.holders[index].is_surely_in_force(now);
-        if !is_in_force {
-            // What it had is out of use at its end, also if nothing was given back since.
-            self.expire(now);
-        }
-        let has_tokens = matches!(self.holders[index].sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
-        let mut shares: smallvec::SmallVec<[Part; 2]> =
+        let holder = &self.holders[index];
+        let mut shares: SmallVec<[Part; 2]> =
             (0..self.pools.len()).map(|pool| self.new_part(index, pool, is_in_force, now)).collect();
-        if self.holders[index].may_have_foreign_assignment(now)
-            && !self.is_enough_to_replace_foreign(index, &shares, now)
-        {
+        if holder.may_have_foreign_assignment(now) && !self.is_enough_to_replace_foreign(index, &shares, now) {
             return None;
         }
         let (mut bucket, mut most) = self.bucket_within_lent_hits(index, &shares, ttl_s, now);
-        let shares_of_pools = shares.iter_mut().zip(&self.pools);
-        shares_of_pools
-            .for_each(|(share, pool)| bucket.iter().for_each(|bucket| bucket.lower_part_to_bucket(share, pool)));
-        let changes = (shares.iter().zip(&self.holders[index].rates)).any(|(share, rate)| *share != rate.now);
+        for (share, pool) in shares.iter_mut().zip(&self.pools) {
+            bucket.iter().for_each(|bucket| bucket.lower_part_to_bucket(share, pool));
+        }
+        let changes = shares.iter().zip(&holder.rates).any(|(share, rate)| *share != rate.now);
+        let has_tokens = matches!(holder.sent, Some(Sent { strategy: Strategy::Tokens(_), .. }));
         // The old bucket of a proxy that begins with a full one must end before.
-        if changes && is_in_force && has_tokens && !self.holders[index].keeps_ratio {
+        if changes && is_in_force && has_tokens && !holder.keeps_ratio {
             (bucket, most) = (None, 0);
         }
-        let strategy = self.holders[index]
-            .lower_if_only_interval_differs(bucket.map_or(Strategy::Deny, RateBucket::strategy), now);
-        let ttl_s = if strategy == Strategy::Deny { RATE_TTL_S } else { ttl_s };
-        let holder = &mut self.holders[index];
-        let old_end = holder.sent.map_or(now, |sent| sent.latest_end());
-        let is_same = holder.sent.is_some_and(|sent| sent.strategy == strategy);
-        if is_in_force && is_same {
-            let renewed = holder.renew(ttl_s, now);
-            if renewed.is_some() {
-                holder.outstanding = holder.outstanding.max(most);
-            }
-            return renewed;
+        let strategy = holder.lower_if_only_interval_differs(bucket.map_or(Strategy::Deny, RateBucket::strategy), now);
+        if strategy == Strategy::Deny {
+            shares.fill(Part::default());
+            return Some(NextRate { strategy, shares, most, ttl_s: RATE_TTL_S });
         }
-        let terms = Terms { strategy, most, change: TokenChange::Fresh { before: u64::MAX } };
-        let mut assignment = holder.send(terms, ttl_s, now);
-        holder.outstanding = holder.outstanding.max(most);
-        assignment.starts_full &= !is_in_force;
-        let nothing = || smallvec::smallvec![Part::default(); shares.len()];
-        let shares = if strategy == Strategy::Deny { nothing() } else { shares };
-        self.change_shares(index, &shares, now, old_end);
-        Some(assignment)
+        Some(NextRate { strategy, shares, most, ttl_s })
     }
 
     /// The bucket that these shares make, so that it admits no more than the limits allow that are lent; and the most
@@ -267,7 +245,7 @@ impl<K> Division<K> {
         let mut rates = rates.filter(|((_, pool), _)| pool.limit.form == AssignmentForm::Rate);
         let is_enough = rates.all(|((index_of_pool, pool), share)| {
             let enough = self.attainable_share(index, index_of_pool, now).enough;
-            let even = if pool.even_bucket == 0 { enough } else { pool.even_bucket };
+            let even = if pool.levels.buckets.even == 0 { enough } else { pool.levels.buckets.even };
             share.refill >= enough && share.bucket >= enough.min(even)
         });
         is_enough && self.rate_bucket(shares).is_some()
@@ -303,13 +281,13 @@ impl<K> Division<K> {
         if !pool.limit.divides_buckets_apart() || refill == 0 {
             return Part { refill, bucket: refill.min(has.bucket.saturating_add(self.free_buckets(pool_index))) };
         }
-        let most = if pool.even_bucket == 0 { refill } else { pool.even_bucket };
+        let most = if pool.levels.buckets.even == 0 { refill } else { pool.levels.buckets.even };
         let wanted = if is_in_force { most.max(refill.min(has.bucket)) } else { most };
         let (step, lost) = ((has.bucket / 10).max(1), has.bucket.saturating_sub(wanted));
         if wanted >= has.bucket.saturating_add(step) {
             return Part { refill, bucket: wanted.min(has.bucket.saturating_add(self.free_buckets(pool_index))) };
         }
-        let is_too_much = pool.are_buckets_starved && has.bucket >= most.saturating_add(pool.step(has.bucket));
+        let is_too_much = pool.levels.buckets.are_starved && has.bucket >= most.saturating_add(pool.step(has.bucket));
         match is_too_much {
             true => Part { refill, bucket: most },
             false if lost >= step && refill < has.refill => Part { refill, bucket: wanted },
@@ -382,47 +360,146 @@ impl RateBucket {
     }
 }
 
-impl<K> ShareHolder<K> {
-    /// Changes a bucket that nothing refills, at a proxy that keeps its ratio; `None`: not due, or not possible.
-    fn change_by_ratio(
-        &mut self,
-        tokens: ProxyTokenBucket,
-        possible: AttainableShare,
-        ttl_s: u32,
-        now: Time,
-    ) -> Option<Assignment> {
-        let AttainableShare { target, free, is_short, .. } = possible;
-        let left = self.most_left();
-        let wanted = target.min(left.saturating_add(free));
-        let max = scale(u64::from(tokens.max), wanted, left);
-        // A proxy that denies has less than it may have.
-        // What passed since the last report is not raised.
-        let passed = self.demand.in_span(now.since_us(self.reported));
-        let is_raise = !self.was_denied
-            && !self.may_have_more_left
-            && passed.saturating_add(self.uncertain_hits()) <= left / 8
-            && wanted > left + left / 10
-            && left.saturating_mul(MIN_RATIO_OF_RAISE) >= tokens.max.into();
-        if is_raise && max > tokens.max.into() && max <= MAX_TOKENS {
-            let terms = Terms { strategy: lent_bucket(max), most: wanted, change: TokenChange::Raise };
-            let assignment = self.send(terms, ttl_s, now);
-            self.outstanding = self.outstanding.saturating_add(wanted - left);
-            return Some(assignment);
+/// What a holder of lent hits was told last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LentHits {
+    /// Nothing that is surely in force.
+    Nothing,
+    /// The same, but it may have an assignment of another stream, which is better than less.
+    Foreign,
+    /// Something that must not change before it is confirmed.
+    Unconfirmed,
+    /// Everything passes.
+    Allowed,
+    /// Nothing passes.
+    Denied,
+    /// A bucket that begins anew with each change.
+    Bucket,
+    /// A bucket of a proxy that keeps its ratio of tokens.
+    Ratio {
+        /// Tokens of the full bucket.
+        max: u32,
+        /// It has as many tokens as the ledger knows: a raise in proportion raises no others.
+        can_grow: bool,
+    },
+}
+
+/// What a holder of lent hits could have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentTarget {
+    /// Its fair part, in hits.
+    pub hits: u64,
+    /// Least for which a proxy gives up an assignment that this ledger does not know, in hits.
+    pub enough: u64,
+    /// What is free beside what it has, in hits.
+    pub free: u64,
+    /// Another holder has less than it wants.
+    pub is_short: bool,
+}
+
+/// What to do about a holder of lent hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Send nothing.
+    Wait,
+    /// Renew what it has, if that ends soon.
+    Renew,
+    /// Tell it something else.
+    Change(LentChange),
+}
+
+/// Another assignment of lent hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LentChange {
+    /// Nothing passes.
+    Deny,
+    /// A new bucket of so many hits.
+    Replace(u64),
+    /// More tokens by the ratio, so that so many hits are left.
+    Raise(u64),
+    /// Fewer tokens by the ratio, so that so many hits are left.
+    Shrink(u64),
+}
+
+/// The next step for a holder that was told `current`, and has `left` hits of it.
+pub fn next_strategy(current: LentHits, left: u64, target: LentTarget) -> Step {
+    let LentTarget { hits, enough, free, is_short } = target;
+    let (new, raised) = (hits.min(free).min(MAX_TOKENS), hits.min(left.saturating_add(free)));
+    let replace = if new > 0 { LentChange::Replace(new) } else { LentChange::Deny };
+    let is_more = |hits: u64| hits > left + left / 10;
+    let is_less = is_short && hits < left - left / 10;
+    match current {
+        LentHits::Foreign if new < enough => Step::Wait,
+        LentHits::Nothing | LentHits::Foreign => Step::Change(replace),
+        LentHits::Unconfirmed => Step::Renew,
+        LentHits::Allowed => Step::Change(LentChange::Deny),
+        LentHits::Ratio { max, can_grow: true }
+            if left > 0
+                && is_more(raised)
+                && left.saturating_mul(MIN_RATIO_OF_RAISE) >= max.into()
+                && (u64::from(max) + 1..=MAX_TOKENS).contains(&scale(max.into(), raised, left)) =>
+        {
+            Step::Change(LentChange::Raise(raised))
         }
-        if is_short { self.shrink_by_ratio(tokens, target, ttl_s, now) } else { None }
+        LentHits::Ratio { max, .. } if is_less && scale(max.into(), hits, left) < max.into() => {
+            Step::Change(LentChange::Shrink(hits))
+        }
+        LentHits::Bucket if is_less => Step::Change(replace),
+        _ if is_more(new) => Step::Change(LentChange::Replace(new)),
+        // Used up, and the hold ends with it. If it lapsed, the proxy would do what it does without assignment.
+        LentHits::Bucket | LentHits::Ratio { .. } if left == 0 => Step::Change(LentChange::Deny),
+        LentHits::Denied | LentHits::Bucket | LentHits::Ratio { .. } => Step::Renew,
+    }
+}
+
+impl<K> ShareHolder<K> {
+    /// What it was told last of lent hits.
+    fn current_lent_hits(&self, now: Time) -> LentHits {
+        match self.sent.filter(|_| self.is_surely_in_force(now)).map(|sent| sent.strategy) {
+            None if self.may_have_foreign_assignment(now) => LentHits::Foreign,
+            None => LentHits::Nothing,
+            Some(_) if !self.can_be_changed() => LentHits::Unconfirmed,
+            Some(Strategy::Allow) => LentHits::Allowed,
+            Some(Strategy::Deny) => LentHits::Denied,
+            Some(Strategy::Tokens(_)) if !self.keeps_ratio => LentHits::Bucket,
+            Some(Strategy::Tokens(tokens)) => {
+                // A proxy that denies has less than it may have. What passed since the last report is not raised.
+                let passed = self.demand.in_span(now.since_us(self.reported));
+                let can_grow = !self.was_denied
+                    && !self.may_have_more_left
+                    && passed.saturating_add(self.uncertain_hits()) <= self.most_left() / 8;
+                LentHits::Ratio { max: tokens.max, can_grow }
+            }
+        }
     }
 
-    /// Shrinks a bucket that nothing refills to clearly fewer hits; `None`: they are not.
-    fn shrink_by_ratio(&mut self, tokens: ProxyTokenBucket, target: u64, ttl_s: u32, now: Time) -> Option<Assignment> {
+    /// Records another assignment of lent hits; a denial lasts for its own time to live.
+    fn change_lent_hits(&mut self, change: LentChange, ttl_s: u32, now: Time) -> Assignment {
         let left = self.most_left();
-        let max = scale(u64::from(tokens.max), target, left);
-        if target >= left - left / 10 || max >= tokens.max.into() {
-            return None;
-        }
-        let strategy = if max == 0 { Strategy::Deny } else { lent_bucket(max) };
-        let change = TokenChange::Shrink { to: clamp_to_u32(max), from: tokens.max };
-        let most = if max == 0 { 0 } else { target };
-        Some(self.send(Terms { strategy, most, change }, ttl_s, now))
+        let fresh = TokenChange::Fresh { before: if self.has_unknown_assignment { u64::MAX } else { left } };
+        let max = match self.sent.map(|sent| sent.strategy) {
+            Some(Strategy::Tokens(tokens)) => tokens.max,
+            Some(Strategy::Allow | Strategy::Deny) | None => 0,
+        };
+        let (terms, ttl_s) = match change {
+            LentChange::Deny => (Terms { strategy: Strategy::Deny, most: 0, change: fresh }, LENT_TTL_S),
+            LentChange::Replace(hits) => (Terms { strategy: lent_bucket(hits), most: hits, change: fresh }, ttl_s),
+            LentChange::Raise(hits) => {
+                let strategy = lent_bucket(scale(max.into(), hits, left));
+                (Terms { strategy, most: hits, change: TokenChange::Raise }, ttl_s)
+            }
+            LentChange::Shrink(hits) => {
+                let to = scale(max.into(), hits, left);
+                let (strategy, most) = if to == 0 { (Strategy::Deny, 0) } else { (lent_bucket(to), hits) };
+                (Terms { strategy, most, change: TokenChange::Shrink { to: clamp_to_u32(to), from: max } }, ttl_s)
+            }
+        };
+        self.outstanding = match change {
+            LentChange::Replace(hits) => self.outstanding.saturating_add(hits),
+            LentChange::Raise(hits) => self.outstanding.saturating_add(hits - left),
+            LentChange::Deny | LentChange::Shrink(_) => self.outstanding,
+        };
+        self.send(terms, ttl_s, now)
     }
 
     /// The strategy, with a token less if the proxy would take it for what it has: Envoy compares the numbers of tokens

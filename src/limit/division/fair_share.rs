@@ -14,6 +14,36 @@ pub struct FillLevel {
     pub spread: u64,
 }
 
+/// What the holders of a pool should have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Levels {
+    /// Level of all whose wants count: those who may have an assignment from elsewhere wait.
+    pub(super) level: FillLevel,
+    /// The level if those wait no longer.
+    pub(super) level_of_all_holders: FillLevel,
+    /// Part of what this replica could hold that it leaves to decisions over RLS.
+    pub(super) share_of_decisions: u64,
+    /// A holder, another replica or RLS should have more than is free.
+    pub(super) is_starved: bool,
+    /// Of rates.
+    pub(super) buckets: BucketLevels,
+}
+
+/// What holders should have of the buckets of rates.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BucketLevels {
+    /// Even part of each holder; 0 if it is too small, and buckets follow the refill.
+    pub(super) even: u64,
+    /// Refill that nobody should have, until the parts that are lacking are full.
+    pub(super) refill_kept: u64,
+    /// Holders must give up what they have beyond the even part.
+    pub(super) are_starved: bool,
+    /// Holders are told of small differences too: one has no share, or they have more than there is.
+    pub(super) tells_small_differences: bool,
+    /// Number of holders without a share, if an even part would be one.
+    pub(super) without_part: u64,
+}
+
 impl FillLevel {
     /// Fills `wants` from `amount`. Of what is left over, `spread_eighths` of eight parts are spread.
     pub fn fill(amount: u64, wants: &mut [u64], spread_eighths: u64) -> Self {

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::demand::Demand;
 use super::divided_limit::{AssignmentForm, DividedLimit};
 use super::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
-use super::fair_share::FillLevel;
+use super::fair_share::{FillLevel, Levels};
 use super::holder::{
     HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
 };
@@ -45,6 +45,24 @@ pub(super) fn renew_before_us(ttl_s: u32) -> u64 {
     10_100_000.max(u64::from(ttl_s) * 500_000)
 }
 
+/// What a pool needs of its counter, in hits.
+#[derive(Clone, Copy)]
+struct PoolNeed {
+    /// Demand of the holders.
+    demand: u64,
+    /// What should be held.
+    wanted: u64,
+}
+
+/// How long a hold must last.
+#[derive(Clone, Copy)]
+struct HoldRenewal {
+    /// Time from now on, in microseconds.
+    lasts_us: u64,
+    /// It ends before assignments could be renewed once more.
+    ends_soon: bool,
+}
+
 /// The pool of one limit, and how it is divided.
 #[derive(Debug)]
 pub struct DividedPool {
@@ -52,27 +70,12 @@ pub struct DividedPool {
     pub limit: DividedLimit,
     /// What this replica may hand out, as a share of the limit.
     pub hits: Pool,
-    pub(super) level: FillLevel,
-    /// Part of what this replica could hold that it leaves to decisions over RLS.
-    pub(super) share_of_decisions: u64,
-    /// The level if those wait no longer who may have an assignment from elsewhere.
-    pub(super) level_of_all_holders: FillLevel,
-    /// A holder, another replica or RLS should have more than is free.
-    pub(super) is_starved: bool,
-    /// Even part of the buckets of rates; 0 if it is too small, and buckets follow the refill.
-    pub(super) even_bucket: u64,
+    /// What holders should have of it.
+    pub(super) levels: Levels,
     /// Parts of buckets of rates that are out of use, and not full again.
     pub(super) empty_buckets: EmptyBuckets,
     /// Refill of rates that went out of use less than the time of a full bucket ago.
     recently_used_refill: RecentlyUsedRefill,
-    /// Refill that nobody should have, until the buckets that are lacking are full.
-    pub(super) refill_kept_for_buckets: u64,
-    /// Holders must give up what they have of buckets beyond the even part.
-    pub(super) are_buckets_starved: bool,
-    /// Holders are told of small differences too: one has no share, or they have more of the buckets than there is.
-    pub(super) tells_small_differences: bool,
-    /// Number of holders without a share, if an even part would be one.
-    pub(super) without_part: u64,
     /// Shares of rates whose holders are gone, with the time until which they may be in use.
     pub(super) shares_of_gone_holders: SmallVec<[ReleasedShare; 1]>,
 }
@@ -128,19 +131,46 @@ impl DividedPool {
         Self {
             limit,
             hits: Pool::new(limit.total(), now),
-            level: FillLevel::default(),
-            share_of_decisions: 0,
-            level_of_all_holders: FillLevel::default(),
-            is_starved: false,
-            even_bucket: 0,
+            levels: Levels::default(),
             empty_buckets: EmptyBuckets::default(),
             recently_used_refill: RecentlyUsedRefill::default(),
-            refill_kept_for_buckets: 0,
-            are_buckets_starved: false,
-            tells_small_differences: false,
-            without_part: 0,
             shares_of_gone_holders: SmallVec::new(),
         }
+    }
+
+    fn is_lent(&self) -> bool {
+        self.limit.form == AssignmentForm::Lent
+    }
+
+    /// True if lent hits were granted in a window that has ended.
+    fn is_window_over(&self, now: Time) -> bool {
+        self.is_lent() && self.hits.window_end.is_some_and(|ends| ends <= now)
+    }
+
+    /// Microseconds since the counter was asked.
+    fn asked_ago_us(&self, now: Time) -> u64 {
+        self.hits.asked.map_or(u64::MAX, |asked| now.since_us(asked))
+    }
+
+    /// What could be held, as the counter said last.
+    fn known_room(&self) -> u64 {
+        self.hits.held.saturating_add(self.hits.room).min(self.limit.total())
+    }
+
+    /// True if there may be more lent hits than the counter said: a bucket is refilled, and other replicas give back.
+    /// Asking again each time would find none.
+    fn may_have_more_room(&self, needed: u64, now: Time) -> bool {
+        self.is_lent() && needed > self.known_room() && self.asked_ago_us(now) > MARGIN_US
+    }
+
+    fn is_request_due(&self, wanted: u64, renewal: HoldRenewal, now: Time) -> bool {
+        let differs = wanted.abs_diff(self.hits.held) > self.hits.held / 10;
+        let asked_us = self.asked_ago_us(now);
+        self.hits.has_something_to_tell()
+            || self.is_window_over(now)
+            || (renewal.ends_soon && wanted > 0)
+            || (differs && asked_us > MARGIN_US)
+            || asked_us == u64::MAX
     }
 
     /// Part of this pool that a holder has, with what it gave up and may still use.
@@ -425,51 +455,59 @@ impl<K> Division<K> {
         pool.divisible().saturating_sub(pool.reserved_buckets(index, &self.holders))
     }
 
-    /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
-    pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<HoldRequest> {
-        self.update_levels(now);
-        let holders = self.holders.len();
-        let pool = &self.pools[index];
+    /// What a pool needs of its counter.
+    fn pool_need(&self, index: usize, now: Time) -> PoolNeed {
+        let (pool, holders) = (&self.pools[index], self.holders.len());
         let reserved = pool.reserved_from_store(self.reserved(index), &self.holders, index, now);
         let demand = self.holders.iter().map(|holder| pool.want(holder, holders, now));
         let demand = demand.fold(0, u64::saturating_add).min(pool.limit.total());
-        let is_lent = pool.limit.form == AssignmentForm::Lent;
-        // Those who come after a newcomer should find something too.
-        let unused = pool.hits.held.saturating_sub(reserved).saturating_add(pool.hits.room);
-        // A holder keeps what it has until it is told otherwise, so what others lack comes on top.
-        let needed = self.holders.iter().map(|holder| {
-            let most = if is_lent && holders > 1 && holder.is_newcomer() { unused.div_ceil(2) } else { u64::MAX };
-            pool.want(holder, holders, now).min(most).max(pool.reserved_by(index, holder))
-        });
-        let needed = needed.fold(0, u64::saturating_add).min(pool.limit.total());
-        let is_new_window = is_lent && pool.hits.window_end.is_some_and(|ends| ends <= now);
-        // Without room, asking again each time would find none. Later there may be some: a bucket is refilled, and other
-        // replicas give back.
-        let asked_us = pool.hits.asked.map_or(u64::MAX, |asked| now.since_us(asked));
-        let known = pool.hits.held.saturating_add(pool.hits.room).min(pool.limit.total());
-        let may_be_more = is_lent && needed > known && asked_us > MARGIN_US;
-        let all = if is_lent && !is_new_window && !may_be_more { known } else { pool.limit.total() };
+        let needed = self.needed_by_holders(index, reserved, now);
+        let may_be_more = pool.may_have_more_room(needed, now);
+        let all = if pool.is_lent() && !pool.is_window_over(now) && !may_be_more {
+            pool.known_room()
+        } else {
+            pool.limit.total()
+        };
         let spread = if may_be_more { 0 } else { all - all / 8 };
         let wanted = if holders == 0 { 0 } else { needed.max(spread) };
-        let wanted = wanted.min(all.saturating_sub(pool.share_of_decisions));
-        let target = if is_new_window { u64::MAX } else { pool.target_among_replicas(demand, now) };
-        let wanted = wanted.min(target).max(reserved);
-        let left_us = pool.hits.until.since_us(now);
-        let new_us = pool.new_hold_us(now);
-        // When the hold is renewed, so are all assignments: if this replica dies, both end at once.
+        let wanted = wanted.min(all.saturating_sub(pool.levels.share_of_decisions));
+        let target = if pool.is_window_over(now) { u64::MAX } else { pool.target_among_replicas(demand, now) };
+        PoolNeed { demand, wanted: wanted.min(target).max(reserved) }
+    }
+
+    /// What the holders need of a pool: one keeps what it has until it is told otherwise, so what others lack comes on top.
+    fn needed_by_holders(&self, index: usize, reserved: u64, now: Time) -> u64 {
+        let (pool, holders) = (&self.pools[index], self.holders.len());
+        // Those who come after a newcomer should find something too.
+        let unused = pool.hits.held.saturating_sub(reserved).saturating_add(pool.hits.room);
+        let needed = self.holders.iter().map(|holder| {
+            let leaves_half = pool.is_lent() && holders > 1 && holder.is_newcomer();
+            let most = if leaves_half { unused.div_ceil(2) } else { u64::MAX };
+            pool.want(holder, holders, now).min(most).max(pool.reserved_by(index, holder))
+        });
+        needed.fold(0, u64::saturating_add).min(pool.limit.total())
+    }
+
+    /// How long the hold of a pool must last. When it is renewed, so are all assignments: if this replica dies, both end at
+    /// once.
+    fn hold_renewal(&self, index: usize, now: Time) -> HoldRenewal {
+        let pool = &self.pools[index];
+        let (left_us, new_us) = (pool.hits.until.since_us(now), pool.new_hold_us(now));
         let ends_soon =
             left_us < renew_before_us(pool.ttl_s()) + MARGIN_US && new_us > left_us.saturating_add(MARGIN_US);
-        let lasts_us = if ends_soon || is_new_window { new_us } else { left_us };
-        let lasts_us = (lasts_us + pool.hold_extension_us()).min(MAX_HOLD_US);
-        let differs = wanted.abs_diff(pool.hits.held) > pool.hits.held / 10;
-        let is_due = pool.hits.has_something_to_tell()
-            || is_new_window
-            || (ends_soon && wanted > 0)
-            || (differs && asked_us > MARGIN_US);
-        if !is_due && asked_us != u64::MAX {
+        let lasts_us = if ends_soon || pool.is_window_over(now) { new_us } else { left_us };
+        HoldRenewal { lasts_us: (lasts_us + pool.hold_extension_us()).min(MAX_HOLD_US), ends_soon }
+    }
+
+    /// Returns what a pool asks of its counter; `None` if it has no need to ask. Call after [`Self::expire`].
+    pub fn next_pool_request(&mut self, index: usize, now: Time) -> Option<HoldRequest> {
+        self.update_levels(now);
+        let PoolNeed { demand, wanted } = self.pool_need(index, now);
+        let renewal = self.hold_renewal(index, now);
+        let pool = &mut self.pools[index];
+        if !pool.is_request_due(wanted, renewal, now) {
             return None;
         }
-        let pool = &mut self.pools[index];
         pool.hits.asked = Some(now);
         // What is given back is not handed out any more, whether or not the answer comes.
         pool.hits.held = pool.hits.held.min(wanted);
@@ -477,7 +515,7 @@ impl<K> Division<K> {
         // What is used and not in this request stays held until it is in one.
         let wanted = pool.limit.held_amount(wanted.saturating_add(pool.hits.used));
         self.lower_unowned_refill();
-        Some(HoldRequest { used, number, repeats, wanted, lasts_us, demand })
+        Some(HoldRequest { used, number, repeats, wanted, lasts_us: renewal.lasts_us, demand })
     }
 
     /// Records the answer to a request that was sent at `asked`, with times by this process's clock.
@@ -528,12 +566,12 @@ impl<K> Division<K> {
             .filter_map(|pool| pool.hits.window_end.filter(|_| pool.limit.form == AssignmentForm::Lent));
         let windows = windows.filter(|ends| *ends > now && has_denied());
         // What another replica holds may be free then, as after its death.
-        let starved = self.pools.iter().filter(|pool| pool.is_starved);
+        let starved = self.pools.iter().filter(|pool| pool.levels.is_starved);
         let holds = starved.flat_map(|pool| pool.hits.others.iter().map(|other| other.until));
         // A bucket that was used up is refilled meanwhile, and other replicas give back what is too much for them.
         let is_filling = |pool: &&DividedPool| {
             let may_get_more = pool.limit.is_token_bucket() || !pool.hits.others.is_empty();
-            pool.is_starved && may_get_more && pool.hits.held < pool.limit.total()
+            pool.levels.is_starved && may_get_more && pool.hits.held < pool.limit.total()
         };
         let fillings =
             self.pools.iter().filter(is_filling).filter_map(|pool| Some(pool.hits.asked?.plus_us(MARGIN_US + 1)));

@@ -1,6 +1,7 @@
 //! Single steps of the ledger, one proof each: what a broken step would give away.
 
 use super::*;
+use tollkeeper::limit::division::assign::{LentChange, LentHits, LentTarget, Step, next_strategy};
 use tollkeeper::limit::division::assignment::Retirement;
 use tollkeeper::limit::division::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use tollkeeper::limit::division::holder::Part;
@@ -646,5 +647,60 @@ fn another_interval_comes_with_other_tokens() {
             }
             strategy => assert_eq!((strategy, hits), (Strategy::Deny, 1)),
         }
+    }
+}
+
+#[test]
+fn next_step_of_lent_hits_follows_from_what_a_holder_has_and_could_have() {
+    const ALONE: LentTarget = LentTarget { hits: 100, enough: 30, free: 50, is_short: false };
+    let target = |hits: u64, free: u64| LentTarget { hits, free, is_short: true, ..ALONE };
+    let ratio = |max: u32| LentHits::Ratio { max, can_grow: true };
+    let (replace, raise, shrink) = (
+        |hits: u64| Step::Change(LentChange::Replace(hits)),
+        |hits: u64| Step::Change(LentChange::Raise(hits)),
+        |hits: u64| Step::Change(LentChange::Shrink(hits)),
+    );
+    let deny = Step::Change(LentChange::Deny);
+    let table = [
+        // Nothing is in force: a new bucket of what is free, or a denial.
+        (LentHits::Nothing, 0, ALONE, replace(50)),
+        (LentHits::Nothing, 0, target(20, 50), replace(20)),
+        (LentHits::Nothing, 0, target(100, 0), deny),
+        // What it has from elsewhere is better than less than enough.
+        (LentHits::Foreign, 0, target(100, 29), Step::Wait),
+        (LentHits::Foreign, 0, target(100, 30), replace(30)),
+        (LentHits::Unconfirmed, 0, ALONE, Step::Renew),
+        (LentHits::Allowed, 0, ALONE, deny),
+        (LentHits::Denied, 0, ALONE, replace(50)),
+        (LentHits::Denied, 0, target(100, 0), Step::Renew),
+        // A bucket that begins anew with each change: only for a tenth more than what is left of it.
+        (LentHits::Bucket, 40, ALONE, replace(50)),
+        (LentHits::Bucket, 48, ALONE, Step::Renew),
+        (LentHits::Bucket, 100, target(89, 5), replace(5)),
+        (LentHits::Bucket, 100, target(89, 0), deny),
+        (LentHits::Bucket, 100, target(90, 0), Step::Renew),
+        (LentHits::Bucket, 100, LentTarget { hits: 89, free: 0, ..ALONE }, Step::Renew),
+        (LentHits::Bucket, 0, target(100, 0), deny),
+        // One that keeps its ratio grows by what is free, and shrinks if others lack hits.
+        (ratio(100), 60, ALONE, raise(100)),
+        (ratio(100), 60, target(100, 5), Step::Renew),
+        (ratio(100), 60, target(100, 7), raise(67)),
+        (ratio(100), 60, target(30, 0), shrink(30)),
+        (ratio(100), 60, target(0, 0), shrink(0)),
+        (ratio(100), 60, LentTarget { hits: 30, free: 0, ..ALONE }, Step::Renew),
+        // Little is left: a raise by the ratio would be of a rounding error.
+        (ratio(100), 7, ALONE, raise(57)),
+        (ratio(100), 6, ALONE, replace(50)),
+        (ratio(100), 0, ALONE, replace(50)),
+        (ratio(100), 0, target(100, 0), deny),
+        // It may have more than is known.
+        (LentHits::Ratio { max: 100, can_grow: false }, 40, ALONE, replace(50)),
+        (LentHits::Ratio { max: 100, can_grow: false }, 60, ALONE, Step::Renew),
+        (LentHits::Ratio { max: 100, can_grow: false }, 60, target(30, 0), shrink(30)),
+        // More than can be assigned.
+        (ratio(1 << 31), 1 << 30, LentTarget { hits: 1 << 32, free: 1 << 32, ..ALONE }, replace(1 << 31)),
+    ];
+    for (current, left, target, step) in table {
+        assert_eq!(next_strategy(current, left, target), step, "{current:?}, {left} left, {target:?}");
     }
 }
