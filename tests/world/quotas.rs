@@ -31,8 +31,6 @@ use super::network::Link;
 use super::plan::{Fault, TimedFault, rule_file};
 use super::simulation::{Outcome, Simulation};
 
-/// Interval of reports, in milliseconds.
-const REPORT_MS: u64 = 5000;
 /// Shortest and longest time after which a response that was read is in force, in milliseconds.
 const APPLY_MS: (u64, u64) = (2, 23);
 /// Deadline of calls over RLS.
@@ -198,7 +196,7 @@ impl World {
 
     async fn report_regularly(self: Rc<Self>, process: Rc<Process>) {
         loop {
-            sleep(Duration::from_millis(REPORT_MS)).await;
+            sleep(Duration::from_millis(process.options.report_ms)).await;
             process.running.wait().await;
             let is_new_stream = process.connection.borrow().is_none();
             if is_new_stream {

@@ -32,7 +32,7 @@ mod steps;
 
 /// Time between two steps of the model, in microseconds.
 const STEP_US: u64 = 10_000;
-/// Time between two reports of a proxy, in microseconds, as Envoy has it.
+/// Time between two reports of a proxy, in microseconds, as Envoy 1.40 has it.
 const REPORT_US: u64 = 5_000_000;
 
 /// An Envoy, with one bucket of the key.
@@ -47,6 +47,8 @@ struct Proxy {
     is_known: bool,
     reported: u64,
     next_report: u64,
+    /// Time between two reports.
+    report_us: u64,
     /// Messages on their way to the proxy, and to the replica: with the time of arrival, those to the proxy also with
     /// the time of sending.
     inbox: VecDeque<(u64, u64, Assignment)>,
@@ -113,6 +115,7 @@ impl Proxy {
             is_known: false,
             reported: now,
             next_report: now + random.random_range(0..REPORT_US),
+            report_us: REPORT_US,
             inbox: VecDeque::new(),
             outbox: VecDeque::new(),
             frozen_until: 0,
@@ -329,7 +332,7 @@ impl Model {
         let is_first = !proxy.is_known && requests > 0 && proxy.replica.is_some();
         let is_due = now >= proxy.next_report;
         if is_due {
-            proxy.next_report = now + REPORT_US;
+            proxy.next_report = now + proxy.report_us;
             proxy.replica.get_or_insert(next_replica);
         }
         if is_first || (is_due && (proxy.is_known || requests > 0)) {
@@ -340,7 +343,9 @@ impl Model {
                 false => (std::mem::take(&mut proxy.allowed), std::mem::take(&mut proxy.denied)),
             };
             proxy.denied -= u64::from(is_first);
-            let elapsed_us = if is_first { 0 } else { (now - proxy.reported) / 1_000_000 * 1_000_000 };
+            // Envoy 1.40 tells whole seconds; who reports faster tells more.
+            let unit_us = proxy.report_us.min(1_000_000);
+            let elapsed_us = if is_first { 0 } else { (now - proxy.reported) / unit_us * unit_us };
             proxy.reported = now;
             let usage = Usage { allowed, denied, elapsed_us, received: Time::default() };
             if proxy.cut_at.is_none() {
@@ -520,8 +525,11 @@ fn bucket(hits: u32, capacity: u32, seconds: u32) -> Limit {
 }
 
 fn run(mut model: Model, seconds: u64) -> Model {
+    // Envoys, and clients whose reports come as often as they are told.
+    let report_us = [REPORT_US, REPORT_US, 1_000_000, 200_000][model.random.random_range(0..4)];
     for index in 0..model.proxies.len() {
         model.proxies[index].demand_per_s = [1, 20, 200, 500][model.random.random_range(0..4)];
+        model.proxies[index].report_us = report_us;
     }
     for _ in 0..seconds * 1_000_000 / STEP_US {
         model.step();

@@ -15,7 +15,7 @@ use kit::grpc::{Client, rate_limit_request};
 use kit::http;
 use kit::redis;
 use kit::tollkeeper::{self, Tollkeeper};
-use kit::wait_for;
+use kit::{PATIENCE, wait_for};
 
 /// Rules of the tests. Hours and days do not end while a test runs, as a rule.
 const RULES: &str = r"
@@ -193,6 +193,36 @@ fn changed_rule_takes_back_at_once() {
     std::fs::write(server.rules_path(), rules).unwrap();
     let less = proxy.next(&fast);
     assert!(matches!(less, Assigned::Tokens { max: less, .. } if less < max && less <= 20), "{less:?} after {max}");
+}
+
+/// Two proxies report each 200 ms. One asks for 100 a second, the other for 5, and then it is the other way round.
+#[test]
+fn reports_below_a_second_move_the_share_of_a_rate() {
+    const INTERVAL: Duration = Duration::from_millis(200);
+    let server = start(RULES);
+    let mut proxies = [(); 2].map(|()| Proxy::connect(server.grpc_port(), "quota"));
+    let fast = [("fast", "x")];
+    proxies.iter_mut().for_each(|proxy| proxy.report(&[(&fast, 0, 1)]));
+    let mut fills = [0, 0];
+    for busy in [0, 1] {
+        let began = Instant::now();
+        while fills[busy] < 3 * fills[1 - busy].max(10) {
+            assert!(began.elapsed() < PATIENCE, "{fills:?} of 80, proxy {busy} is busy");
+            std::thread::sleep(INTERVAL);
+            for (index, proxy) in proxies.iter_mut().enumerate() {
+                let hits = if index == busy { 20 } else { 1 };
+                let passed = hits.min(u64::from(fills[index]) / 5);
+                proxy.report_after(INTERVAL, &[(&fast, passed, hits - passed)]);
+                match proxy.last_of_now(&fast) {
+                    Some(Assigned::Tokens { fill, interval_s: 1, .. }) => fills[index] = fill,
+                    Some(Assigned::Deny) => fills[index] = 0,
+                    Some(other) => panic!("{other:?}"),
+                    None => {}
+                }
+            }
+            assert!(fills[0] + fills[1] <= 80, "{fills:?} of 80");
+        }
+    }
 }
 
 #[test]

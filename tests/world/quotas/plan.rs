@@ -13,6 +13,8 @@ use super::proxy::{BucketName, ProxyOptions, Tokens};
 pub const SETTLE_MS: u64 = 500;
 /// Time after the last fault in which no more begins, in milliseconds.
 const LAST_FAULT_MS: u64 = 5000;
+/// Interval of reports of Envoy 1.40, in milliseconds.
+const ENVOY_REPORT_MS: u64 = 5000;
 /// Time for which demand stays with one proxy before it moves, in milliseconds.
 const MOVE_MS: u64 = 20_000;
 /// Maximum number of requests of a run.
@@ -92,8 +94,14 @@ impl QuotaPlan {
             interval_s: rules[0].period_s,
         });
         let are_envoys = !chance.one_in(3);
+        let mut intervals = Chance::new(seed ^ 6);
         let proxies = (0..count)
-            .map(|_| ProxyOptions { allows_unassigned, fallback, is_envoy: are_envoys || chance.one_in(2) })
+            .map(|_| {
+                let is_envoy = are_envoys || chance.one_in(2);
+                // The others report as often as they are told.
+                let report_ms = if is_envoy { ENVOY_REPORT_MS } else { intervals.pick(&[ENVOY_REPORT_MS, 1000, 200]) };
+                ProxyOptions { allows_unassigned, fallback, is_envoy, report_ms }
+            })
             .collect::<Vec<_>>();
         let duration_ms = chance.between(40, 100) * 1000;
         // From what the limits admit to four times as much.

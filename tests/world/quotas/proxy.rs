@@ -42,6 +42,8 @@ pub struct ProxyOptions {
     pub fallback: Option<Tokens>,
     /// It is an Envoy: buckets keep the ratio of their tokens when they change.
     pub is_envoy: bool,
+    /// Interval of its reports, in milliseconds.
+    pub report_ms: u64,
 }
 
 /// What decides a request.

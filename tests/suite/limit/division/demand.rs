@@ -140,6 +140,26 @@ fn most_of_a_limit_is_used_whatever_the_demand() {
     }
 }
 
+#[test]
+fn share_follows_demand_sooner_if_reports_come_each_second_or_below() {
+    for report_us in [1_000_000, 200_000] {
+        for (unit, algorithm, least) in [
+            (Unit::Second, Algorithm::FixedWindow, 0.87),
+            (Unit::Second, Algorithm::TokenBucket, 0.86),
+            (Unit::Minute, Algorithm::FixedWindow, 0.97),
+            (Unit::Minute, Algorithm::TokenBucket, 0.95),
+        ] {
+            let used = mean_over_seeds(|seed| {
+                let mut run = Run::new(seed, bench_limit(unit, algorithm), Pattern::Moving, 130, 1);
+                run.model.proxies.iter_mut().for_each(|proxy| proxy.report_us = report_us);
+                run.advance_to(130);
+                run.admitted_part(0, 130)
+            });
+            assert!(used >= least, "{unit:?}, {algorithm}, a report each {report_us} us: {used:.3} of {least}");
+        }
+    }
+}
+
 /// Part of what one limiter would admit that proxies admit from `from` to `to`, for a fixed window and a token bucket,
 /// with `event` after 45 s.
 fn admitted_part_after(replicas: usize, event: impl Fn(&mut Run), from: u64, to: u64) -> [f64; 2] {

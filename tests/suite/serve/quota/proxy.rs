@@ -66,11 +66,25 @@ impl Proxy {
 
     /// Sends a report of these buckets.
     pub(crate) fn report(&mut self, usages: &[TextUsage<'_>]) {
+        self.report_after(Duration::ZERO, usages);
+    }
+
+    /// Sends a report of these buckets, which says that so much time has passed since the last one.
+    pub(crate) fn report_after(&mut self, elapsed: Duration, usages: &[TextUsage<'_>]) {
         let usage = |(entries, allowed, denied): &TextUsage<'_>| {
             let entries = entries.iter().map(|(key, value)| entry(key.as_bytes(), value.as_bytes())).collect();
-            usage_of(entries, *allowed, *denied)
+            let time_elapsed = Some(prost_types::Duration::try_from(elapsed).unwrap());
+            BucketQuotaUsage { time_elapsed, ..usage_of(entries, *allowed, *denied) }
         };
         self.send(usages.iter().map(usage).collect());
+    }
+
+    /// Reads what has come, without waiting; returns the last assignment of a bucket among it.
+    pub(crate) fn last_of_now(&mut self, bucket: &[(&str, &str)]) -> Option<Assigned> {
+        while let Some(response) = self.receive(Duration::from_millis(1)) {
+            self.take(response);
+        }
+        self.waiting.get_mut(&key_of(bucket)).and_then(|waiting| std::mem::take(waiting).pop())
     }
 
     /// Sends a report of buckets whose ids are any bytes.
@@ -89,9 +103,7 @@ impl Proxy {
 
     /// The next assignment of a bucket.
     pub(crate) fn next(&mut self, bucket: &[(&str, &str)]) -> Assigned {
-        let mut key: BucketKey =
-            bucket.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect();
-        key.sort();
+        let key = key_of(bucket);
         loop {
             if let Some(waiting) = self.waiting.get_mut(&key).filter(|waiting| !waiting.is_empty()) {
                 return waiting.remove(0);
@@ -155,6 +167,13 @@ impl Proxy {
             },
         }
     }
+}
+
+fn key_of(bucket: &[(&str, &str)]) -> BucketKey {
+    let mut key: BucketKey =
+        bucket.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect();
+    key.sort();
+    key
 }
 
 fn entry(key: &[u8], value: &[u8]) -> BucketEntry {
