@@ -41,7 +41,6 @@ pub mod assignment;
 pub mod divided_limit;
 pub mod empty_buckets;
 pub mod fair_share;
-pub mod demand;
 pub mod holder;
 pub mod ledger;
 mod levels;

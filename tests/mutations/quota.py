@@ -15,7 +15,7 @@ from mutated_copy import RUNS_OF_QUOTAS, Mutations, run
 ASSIGN, LEDGER, HOLDER = "src/limit/division/assign.rs", "src/limit/division/ledger.rs", "src/limit/division/holder.rs"
 FAIR, HOLD, SELECT = "src/limit/division/fair_share.rs", "src/limit/hold.rs", "src/decide/quota_buckets.rs"
 STREAM, MESSAGES, PAGE = "src/serve/quota/stream.rs", "src/serve/quota/messages.rs", "src/serve/quota/page.rs"
-DEMAND, LEVELS = "src/limit/division/demand.rs", "src/limit/division/levels.rs"
+LEVELS = "src/limit/division/levels.rs"
 EMPTY, CHANGE = "src/limit/division/empty_buckets.rs", "src/limit/division/limit_change.rs"
 POOL = "src/limit/pool.rs"
 # Filters, the fastest first: a row runs them until one has a test that fails.
@@ -30,7 +30,7 @@ SUITE = ["quota::buckets_of_a_report", "quota::limits_of_rules", "quota::reports
 STREAMS = ["serve::quota::streams", *SUITE, "quota::changed_rule"]
 # Tests of what is in a file, unless a row names others.
 TESTS = {
-    ASSIGN: DIVISION, LEDGER: DIVISION, POOL: DIVISION, HOLDER: DIVISION, DEMAND: DIVISION, EMPTY: DIVISION,
+    ASSIGN: DIVISION, LEDGER: DIVISION, POOL: DIVISION, HOLDER: DIVISION, EMPTY: DIVISION,
     CHANGE: RELOADS,
     LEVELS: [*JOINS, *USE], FAIR: [SHARES], HOLD: [STEPS, "holds::"],
     SELECT: SUITE, STREAM: STREAMS, MESSAGES: STREAMS, PAGE: SUITE,
@@ -50,7 +50,7 @@ RUST = [
     (LEDGER, "let floor = if holder.demand.samples == 0 { fair } else { 0 };",
      "let floor = if holder.demand.samples == 0 && !$0 { fair } else { 0 };",
      [("newcomer", "it gets no part at once")]),
-    (DEMAND, "_ if self.samples == 0 => measured,", "_ if self.samples == 0 && !$0 => measured,",
+    (HOLDER, "_ if self.samples == 0 => measured,", "_ if self.samples == 0 && !$0 => measured,",
      [("demand", "the first sample is smoothed from nothing")]),
 
     # Charged in advance.

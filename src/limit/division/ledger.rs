@@ -10,12 +10,11 @@
 
 use smallvec::SmallVec;
 
-use super::demand::Demand;
 use super::divided_limit::{AssignmentForm, DividedLimit};
 use super::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use super::fair_share::{FillLevel, Levels};
 use super::holder::{
-    HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
+    Demand, HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
 };
 use crate::base::clock::Time;
 use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder};
