@@ -16,7 +16,7 @@
 //! | the same, whether it is known or not | leaves a *tombstone*, so that it counts once |
 //! | request that finds a tombstone | none; rejected for 15 s, because its stream is gone |
 //! | not settled in time, or its Envoy dead | `unsettled: keep`: none. `return`: gives it back if room lacks next |
-//! | settled after that | none |
+//! | settled after that | none; by `?` it leaves a tombstone too |
 //!
 //! A counter has at most [`MAX_RESERVATIONS`] open ones. Of more, the estimate is charged and stays.
 //!

@@ -242,9 +242,14 @@ fn settle(counter: &mut State, view: &mut ReservationView, limit: &Limit, now: T
             };
             ChargeResult { slot: SlotChange::Freed, ..result }
         }
-        OwnReservation::Absent if is_unanswered => {
+        OwnReservation::Absent | OwnReservation::Over if is_unanswered => {
+            let is_over = view.own == OwnReservation::Over;
             if !view.is_full {
                 view.own = OwnReservation::Tombstone;
+            }
+            // The estimate stands for the cost. One that is repeated finds the tombstone.
+            if is_over {
+                return peek_as_admitted(counter, limit, now);
             }
             let result = match cost {
                 0 => peek_as_admitted(counter, limit, now),

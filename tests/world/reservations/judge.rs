@@ -136,7 +136,7 @@ impl Judge<'_> {
                     && one.sent.order != rejected.sent.order
                     && (window(one.sent.redis_us) <= own && own <= charged_last || settled)
             };
-            let most: u64 = self.on(*counter).filter(counts).map(|one| self.most_hits(one, rule, rejected)).sum();
+            let most: u64 = self.on(*counter).filter(counts).map(|one| self.most_hits(one, *counter, rejected)).sum();
             let (limit, _) = plan.limits_in_force(counter.0, rule.limit, rejected.sent.at_ms, answered.at_ms);
             if most + rule.estimate_of(rejected.plan.hits) > limit {
                 return None;
@@ -147,7 +147,8 @@ impl Judge<'_> {
     }
 
     /// Most hits of a request that count when another one is decided.
-    fn most_hits(&self, one: &Attempt, rule: &ReservationRule, other: &Attempt) -> u64 {
+    fn most_hits(&self, one: &Attempt, counter: CounterId, other: &Attempt) -> u64 {
+        let rule = self.rule_of(counter);
         let estimate = rule.estimate_of(one.plan.hits);
         let is_settled = one.released.is_some_and(|released| released.order < other.sent.order);
         let in_time = one.released.is_some_and(|at| at.at_ms + CLOSE_MS < one.sent.at_ms + rule.settle_within_s * 1000);
@@ -155,6 +156,7 @@ impl Judge<'_> {
         match one.outcome {
             Outcome::Rejected if one.release == "-" && one.plan.counters.len() == 1 => 0,
             _ if is_settled && in_time && one.released.is_some_and(|at| same_window(at.redis_us)) => one.plan.cost,
+            _ if self.may_be_forgotten(one, counter) => estimate + one.plan.cost,
             _ => estimate.max(one.plan.cost),
         }
     }
@@ -164,10 +166,9 @@ impl Judge<'_> {
         if !self.fleet.losses.borrow().is_empty() {
             return None;
         }
-        let rule = self.rule_of(counter);
         let (mut least, mut most) = (0, 0);
         for one in self.on(counter) {
-            let (of_least, of_most) = self.charged_hits(one, rule);
+            let (of_least, of_most) = self.charged_hits(one, counter);
             (least, most) = (least + of_least, most + of_most);
         }
         assert!(most < LARGE_LIMIT, "the limit is large enough");
@@ -176,13 +177,12 @@ impl Judge<'_> {
     }
 
     /// Least and most hits that a request leaves charged when all is quiet.
-    fn charged_hits(&self, one: &Attempt, rule: &ReservationRule) -> (u64, u64) {
+    fn charged_hits(&self, one: &Attempt, counter: CounterId) -> (u64, u64) {
+        let rule = self.rule_of(counter);
         let (estimate, cost) = (rule.estimate_of(one.plan.hits), one.plan.cost);
         if let (Outcome::Rejected, "-") = (one.outcome, &*one.release) {
             return (0, 0);
         }
-        let (least, most) = (estimate.min(cost), estimate.max(cost));
-        let least = if rule.returns_unsettled { 0 } else { least };
         // A settlement without an answer is remembered for 15 s; one that is repeated longer may count twice.
         let is_repeated = one.release == "?"
             && one
@@ -190,16 +190,20 @@ impl Judge<'_> {
                 .zip(one.released)
                 .is_none_or(|(sent, at)| self.run.plan.is_disturbed(sent.at_ms, at.at_ms + LATE_MS));
         let end_ms = one.sent.at_ms + rule.settle_within_s * 1000;
+        let is_late = one.released.is_none_or(|at| at.at_ms + CLOSE_MS >= end_ms);
+        let counts_twice = self.may_be_forgotten(one, counter) || is_repeated && is_late;
+        let most = if counts_twice { estimate + cost } else { estimate.max(cost) };
+        let least = if rule.returns_unsettled { 0 } else { estimate.min(cost) };
         let Some((sent, released)) = one.release_sent.zip(one.released) else { return (0, most.max(2 * cost)) };
         if !self.run.plan.envoy.names_streams && one.outcome != Outcome::Admitted {
             return (0, most);
         }
         match one.is_redirection() || self.is_redirected(one) {
             // The first settlement counts, unless the second request renewed the reservation before.
-            true => (0, most.max(cost)),
-            false if is_repeated => (least.min(cost), most.max(2 * cost)),
+            true => (0, most),
+            false if is_repeated => (least, most.max(2 * cost)),
             false if self.may_be_dead(one, released.at_ms) => (least, most),
-            false if released.at_ms + CLOSE_MS < end_ms => (cost, cost),
+            false if !is_late => (cost, cost),
             false if sent.at_ms > end_ms + CLOSE_MS && one.outcome == Outcome::Admitted => match rule.returns_unsettled
             {
                 true => (0, estimate),
@@ -207,6 +211,28 @@ impl Judge<'_> {
             },
             false => (least, most),
         }
+    }
+
+    /// Returns true if Redis may have forgotten a reservation when it was settled without an answer: the cost is charged
+    /// beside the estimate. Those that are over are kept while others are written in time: no walk removes them without
+    /// giving back what they charged.
+    fn may_be_forgotten(&self, one: &Attempt, counter: CounterId) -> bool {
+        let rule = self.rule_of(counter);
+        let kept_ms = rule.settle_within_s * 1000 + if rule.returns_unsettled { rule.period_s * 1000 } else { 0 };
+        // What was certainly written: the latest time of it, and the time until which it keeps all reservations.
+        let reserved = self.on(counter).filter(|other| other.outcome == Outcome::Admitted);
+        let reserved = reserved.filter_map(|other| Some((other.answered?.at_ms, other.sent.at_ms + kept_ms)));
+        let unanswered = self.on(counter).filter(|other| other.release == "?");
+        let unanswered =
+            unanswered.filter_map(|other| Some((other.released?.at_ms, other.release_sent?.at_ms + LATE_MS)));
+        let mut writes: Vec<(u64, u64)> = reserved.chain(unanswered).collect();
+        writes.sort_unstable();
+        let kept_until_ms = writes.iter().fold(one.sent.at_ms + kept_ms, |kept_until_ms, (written_ms, until_ms)| {
+            if *written_ms <= kept_until_ms { kept_until_ms.max(*until_ms) } else { kept_until_ms }
+        });
+        self.run.plan.envoy.names_streams
+            && one.release == "?"
+            && one.released.is_none_or(|released| kept_until_ms < released.at_ms)
     }
 
     fn is_redirected(&self, first: &Attempt) -> bool {

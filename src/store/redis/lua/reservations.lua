@@ -122,6 +122,8 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
     ttl_us = 15000000
     return string.rep('\0', 8) .. holder .. pack('<I8I8I8I8', now + 15000000, 0, 0, 0)
   end
+  -- The estimate of a reservation that is over stands for its cost. A settlement without an answer leaves a tombstone
+  -- then too, so that one that is repeated finds it.
   local function settle()
     local cost = -hits - 1
     if kind == 1 and (is_unanswered or own_token == token) then
@@ -138,8 +140,8 @@ local function with_reservations(counter, index, key, now, period, life_us, kept
       else
         gone[#gone + 1], fields = id, fields - 1
       end
-    elseif kind == 0 and is_unanswered then
-      if cost > 0 then change(cost, 2) end
+    elseif kind ~= 2 and is_unanswered then
+      if kind == 0 and cost > 0 then change(cost, 2) end
       if fields < 100000 then
         fields, dirty, kind, value = fields + 1, true, 2, tombstone()
       end

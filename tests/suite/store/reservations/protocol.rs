@@ -192,8 +192,11 @@ fn settlement_without_an_answer_after_its_time_charges_nothing(server: Option<&S
     for (key, expected) in [("k=a", 50), ("returns=a", 100)] {
         reserve(&service, key, "1", 50).unwrap();
         service.advance_us(600 * SECOND);
-        settle(&service, key, "1", "?", 30);
-        assert_eq!(left(&service, key), expected, "{key}");
+        for _ in 0..2 {
+            settle(&service, key, "1", "?", 30);
+            assert_eq!(left(&service, key), expected, "{key}: also if it is repeated");
+        }
+        assert_eq!(reserve(&service, key, "1", 1), None, "{key}: its stream is gone");
     }
 }
 
