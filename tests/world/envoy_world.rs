@@ -197,9 +197,25 @@ impl EnvoyWorld {
         }
     }
 
-    /// Begins tasks that let all faults happen but those of rules.
-    pub fn let_faults_happen(self: &Rc<Self>) -> Vec<JoinHandle<()>> {
-        self.plan.faults.iter().map(|fault| spawn_local(Rc::clone(self).let_happen(*fault))).collect()
+    /// Begins tasks that let all faults happen. The first limits of the rules are these; `rule_file` writes the rules with
+    /// others.
+    pub fn let_faults_happen(
+        self: &Rc<Self>,
+        limits: &[u64],
+        rule_file: impl Fn(&[u64]) -> String + 'static,
+    ) -> Vec<JoinHandle<()>> {
+        let rule_file = Rc::new(rule_file);
+        let faults = self.plan.faults.iter().map(|fault| spawn_local(Rc::clone(self).let_happen(*fault)));
+        let changes = self.plan.limit_changes().into_iter().map(|change| {
+            let (world, rule_file) = (Rc::clone(self), Rc::clone(&rule_file));
+            let limits = self.plan.limits_at(limits, change.from_ms);
+            spawn_local(async move {
+                world.fleet.wait_until(change.from_ms).await;
+                world.fleet.trace.count("a limit changed");
+                world.fleet.load_rules(rule_file(&limits));
+            })
+        });
+        faults.chain(changes).collect()
     }
 
     async fn let_happen(self: Rc<Self>, timed: TimedFault) {

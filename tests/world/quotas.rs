@@ -64,14 +64,8 @@ impl Simulation for QuotaPlan {
         })
     }
 
-    fn faults(&self) -> &[TimedFault] {
-        &self.faults
-    }
-
-    fn without_fault(&self, index: usize) -> Self {
-        let mut plan = self.clone();
-        plan.faults.remove(index);
-        plan
+    fn faults_mut(&mut self) -> &mut Vec<TimedFault> {
+        &mut self.faults
     }
 }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use kit::seeded_random::Chance;
 use kit::test_service::TestRequest;
-use tokio::task::spawn_local;
 use tokio::time::sleep;
 use tollkeeper::limit::algorithm::Algorithm;
 
@@ -109,18 +108,12 @@ impl Simulation for ReservationsRun {
         run_in_virtual_time(self.fleet.seed, async move {
             let limits: Vec<u64> = run.rules.iter().map(|rule| rule.limit).collect();
             let world = EnvoyWorld::start(&run.fleet, &run.plan, run.rule_file(&limits));
-            run.play(&world, limits).await
+            run.play(&world, &limits).await
         })
     }
 
-    fn faults(&self) -> &[TimedFault] {
-        &self.plan.faults
-    }
-
-    fn without_fault(&self, index: usize) -> Self {
-        let mut run = self.clone();
-        run.plan.faults.remove(index);
-        run
+    fn faults_mut(&mut self) -> &mut Vec<TimedFault> {
+        &mut self.plan.faults
     }
 }
 
@@ -155,16 +148,9 @@ impl ReservationsRun {
         text
     }
 
-    async fn play(&self, world: &Rc<EnvoyWorld>, limits: Vec<u64>) -> Outcome {
-        let mut tasks = world.let_faults_happen();
-        for change in self.plan.limit_changes() {
-            let (run, world, limits) = (self.clone(), Rc::clone(world), limits.clone());
-            tasks.push(spawn_local(async move {
-                world.fleet.wait_until(change.from_ms).await;
-                world.fleet.trace.count("a limit changed");
-                world.fleet.load_rules(run.rule_file(&run.plan.limits_at(&limits, change.from_ms)));
-            }));
-        }
+    async fn play(&self, world: &Rc<EnvoyWorld>, limits: &[u64]) -> Outcome {
+        let run = self.clone();
+        let tasks = world.let_faults_happen(limits, move |limits| run.rule_file(limits));
         self.make_streams(world).await;
         for task in tasks {
             task.await.unwrap();

@@ -19,7 +19,7 @@ pub struct Outcome {
 }
 
 /// A kind of runs. Its text tells all but the faults.
-pub trait Simulation: Display + Sized {
+pub trait Simulation: Clone + Display {
     /// Draws a run.
     fn draw(seed: u64) -> Self;
 
@@ -27,11 +27,7 @@ pub trait Simulation: Display + Sized {
     fn run(&self) -> Outcome;
 
     /// What goes wrong in it.
-    fn faults(&self) -> &[TimedFault];
-
-    /// The same run without one of its faults.
-    #[must_use]
-    fn without_fault(&self, index: usize) -> Self;
+    fn faults_mut(&mut self) -> &mut Vec<TimedFault>;
 }
 
 /// Draws and runs a seed. If a promise is broken, runs it again without faults that are not needed for that, and returns
@@ -41,8 +37,9 @@ pub fn run_seed<S: Simulation>(seed: u64) -> (Outcome, Option<String>) {
     let outcome = plan.run();
     let mut breaches = outcome.breaches.clone();
     let mut index = 0;
-    while !breaches.is_empty() && index < plan.faults().len() {
-        let smaller = plan.without_fault(index);
+    while !breaches.is_empty() && index < plan.faults_mut().len() {
+        let mut smaller = plan.clone();
+        smaller.faults_mut().remove(index);
         let found = smaller.run().breaches;
         if found.is_empty() {
             index += 1;
@@ -51,7 +48,7 @@ pub fn run_seed<S: Simulation>(seed: u64) -> (Outcome, Option<String>) {
         }
     }
     let text = (!breaches.is_empty()).then(|| {
-        let faults: Vec<String> = plan.faults().iter().map(TimedFault::to_string).collect();
+        let faults: Vec<String> = plan.faults_mut().iter().map(TimedFault::to_string).collect();
         format!("seed {seed}: {plan}\n  {}\n  {}", faults.join("\n  "), breaches.join("\n  "))
     });
     (outcome, text)

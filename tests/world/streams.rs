@@ -7,7 +7,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use kit::seeded_random::Chance;
-use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 use self::judge::Judge;
@@ -71,18 +70,12 @@ impl Simulation for StreamsRun {
         run_in_virtual_time(self.fleet.seed, async move {
             let limits: Vec<u64> = run.rules.iter().map(|rule| rule.limit).collect();
             let world = EnvoyWorld::start(&run.fleet, &run.plan, rule_file(&run.rules, &limits));
-            run.play(&world, limits).await
+            run.play(&world, &limits).await
         })
     }
 
-    fn faults(&self) -> &[TimedFault] {
-        &self.plan.faults
-    }
-
-    fn without_fault(&self, index: usize) -> Self {
-        let mut run = self.clone();
-        run.plan.faults.remove(index);
-        run
+    fn faults_mut(&mut self) -> &mut Vec<TimedFault> {
+        &mut self.plan.faults
     }
 }
 
@@ -107,16 +100,9 @@ fn rule_file(rules: &[StreamRule], limits: &[u64]) -> String {
 }
 
 impl StreamsRun {
-    async fn play(&self, world: &Rc<EnvoyWorld>, limits: Vec<u64>) -> Outcome {
-        let mut tasks = world.let_faults_happen();
-        for change in self.plan.limit_changes() {
-            let (run, world, limits) = (self.clone(), Rc::clone(world), limits.clone());
-            tasks.push(spawn_local(async move {
-                world.fleet.wait_until(change.from_ms).await;
-                world.fleet.trace.count("a limit changed");
-                world.fleet.load_rules(rule_file(&run.rules, &run.plan.limits_at(&limits, change.from_ms)));
-            }));
-        }
+    async fn play(&self, world: &Rc<EnvoyWorld>, limits: &[u64]) -> Outcome {
+        let rules = self.rules.clone();
+        let tasks = world.let_faults_happen(limits, move |limits| rule_file(&rules, limits));
         self.make_streams(world).await;
         for task in tasks {
             task.await.unwrap();
@@ -127,7 +113,7 @@ impl StreamsRun {
         // All streams end, and slots that were never released.
         let longest_s = self.rules.iter().map(|rule| rule.max_duration_s).max().unwrap_or(0);
         sleep(Duration::from_millis(longest_s * 1000 + self.plan.time_set_back_ms())).await;
-        self.fill_all_limits(world, &self.plan.limits_at(&limits, u64::MAX)).await;
+        self.fill_all_limits(world, &self.plan.limits_at(limits, u64::MAX)).await;
         sleep(Duration::from_millis(REMEMBERED_MS)).await;
         let judge = self.judge(world);
         breaches.extend(judge.find_breaches());
