@@ -137,10 +137,10 @@ impl EnvoysPlan {
 fn draw_envoy_fault(chance: &mut Chance, envoys: usize, replicas: usize, duration_ms: u64) -> TimedFault {
     let envoy = chance.place(envoys);
     let fault = match chance.below(5) {
-        0..2 => Fault::EnvoyIsKilled(envoy, !chance.one_in(4)),
-        2 => Fault::EnvoyIsFrozen(envoy),
-        3 => Fault::EnvoyIsCutOff(envoy, None),
-        _ => Fault::EnvoyIsCutOff(envoy, Some(chance.place(replicas))),
+        0..2 => Fault::ProxyIsKilled(envoy, !chance.one_in(4)),
+        2 => Fault::ProxyStandsStill(envoy),
+        3 => Fault::ProxyIsCutOff(envoy, None),
+        _ => Fault::ProxyIsCutOff(envoy, Some(chance.place(replicas))),
     };
     let for_ms = chance.pick(&[50, 1000, 4000, 12_000]);
     TimedFault { at_ms: chance.between(1500, duration_ms), for_ms, server: 0, fault }
@@ -221,10 +221,10 @@ impl EnvoyWorld {
     async fn let_happen(self: Rc<Self>, timed: TimedFault) {
         let for_ms = Duration::from_millis(timed.for_ms);
         let (index, what) = match timed.fault {
-            Fault::EnvoyIsKilled(index, _) => (index, "an envoy was killed"),
-            Fault::EnvoyIsFrozen(index) => (index, "an envoy was frozen"),
-            Fault::EnvoyIsCutOff(index, None) => (index, "an envoy was cut off"),
-            Fault::EnvoyIsCutOff(index, Some(_)) => (index, "an envoy was cut off from a replica"),
+            Fault::ProxyIsKilled(index, _) => (index, "a proxy was killed"),
+            Fault::ProxyStandsStill(index) => (index, "a proxy stood still"),
+            Fault::ProxyIsCutOff(index, None) => (index, "a proxy was cut off"),
+            Fault::ProxyIsCutOff(index, Some(_)) => (index, "a proxy was cut off from a replica"),
             _ => return Rc::clone(&self.fleet).let_happen(timed).await,
         };
         self.fleet.wait_until(timed.at_ms).await;
@@ -232,7 +232,7 @@ impl EnvoyWorld {
         self.fleet.trace.record(|| timed.to_string());
         self.fleet.trace.count(what);
         match timed.fault {
-            Fault::EnvoyIsKilled(_, has_new_name) => {
+            Fault::ProxyIsKilled(_, has_new_name) => {
                 self.envoys.borrow_mut()[index] = None;
                 envoy.kill();
                 sleep(for_ms).await;
@@ -241,12 +241,12 @@ impl EnvoyWorld {
                 let new = Envoy::start(self.plan.envoy, name, &self.fleet, &self.journal);
                 self.envoys.borrow_mut()[index] = Some(new);
             }
-            Fault::EnvoyIsFrozen(_) => {
+            Fault::ProxyStandsStill(_) => {
                 envoy.set_frozen(true);
                 sleep(for_ms).await;
                 envoy.set_frozen(false);
             }
-            Fault::EnvoyIsCutOff(_, replica) => {
+            Fault::ProxyIsCutOff(_, replica) => {
                 envoy.set_cut_off(replica, true);
                 sleep(for_ms).await;
                 envoy.set_cut_off(replica, false);

@@ -66,15 +66,13 @@ impl Fleet {
                 sleep(for_ms).await;
                 self.start_replica(index);
             }
-            // What operators do, and what happens to Envoys, depends on the kind of run.
+            // What operators do, and what happens to proxies, depends on the kind of run.
             Fault::LimitChanges(..)
             | Fault::CountersAreReset(_)
-            | Fault::EnvoyIsKilled(..)
-            | Fault::EnvoyIsFrozen(_)
-            | Fault::EnvoyIsCutOff(..)
             | Fault::ReplicaStandsStill(_)
-            | Fault::ProxyIsKilled(_)
+            | Fault::ProxyIsKilled(..)
             | Fault::ProxyStandsStill(_)
+            | Fault::ProxyIsCutOff(..)
             | Fault::ProxyLinkIsCut(..)
             | Fault::ProxyLinkIsSlow(..)
             | Fault::ProxyStreamIsReset(_) => {}

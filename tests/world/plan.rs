@@ -116,18 +116,15 @@ pub enum Fault {
     LimitChanges(usize, u64),
     /// All counters of a rule are reset.
     CountersAreReset(usize),
-    /// An Envoy is killed, and another one starts in its place after a while: under a new name, or the same.
-    EnvoyIsKilled(usize, bool),
-    /// An Envoy does not run for a while, as after SIGSTOP.
-    EnvoyIsFrozen(usize),
-    /// Nothing passes between an Envoy and a replica for a while; `None`: all of them.
-    EnvoyIsCutOff(usize, Option<usize>),
     /// A replica does not run for a while, as after SIGSTOP.
     ReplicaStandsStill(usize),
-    /// A proxy is killed, and starts anew after a while.
-    ProxyIsKilled(usize),
+    /// A proxy is killed, and another process starts in its place after a while: under a new name, or the same. One with
+    /// quotas has no name.
+    ProxyIsKilled(usize, bool),
     /// A proxy does not run for a while, as after SIGSTOP.
     ProxyStandsStill(usize),
+    /// Nothing passes between a proxy and a replica for a while, in both directions; `None`: all of them.
+    ProxyIsCutOff(usize, Option<usize>),
     /// Nothing passes between a proxy and all replicas for a while: to the replicas, to the proxy, or both.
     ProxyLinkIsCut(usize, bool, bool),
     /// Each direction between a proxy and all replicas takes so many milliseconds longer for a while.

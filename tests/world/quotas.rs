@@ -314,7 +314,7 @@ impl World {
                 sleep(for_ms).await;
                 self.set_replica_running(index, true);
             }
-            Fault::ProxyIsKilled(index) => {
+            Fault::ProxyIsKilled(index, _) => {
                 self.fleet.trace.count("a proxy was killed");
                 self.end_proxy(index);
                 sleep(for_ms).await;

@@ -226,14 +226,12 @@ const fn fails_the_store(timed: &TimedFault) -> bool {
         | Fault::ReplicaStops(_)
         | Fault::LimitChanges(..)
         | Fault::CountersAreReset(_)
-        | Fault::ProxyIsKilled(_)
+        | Fault::ProxyIsKilled(..)
         | Fault::ProxyStandsStill(_)
+        | Fault::ProxyIsCutOff(..)
         | Fault::ProxyLinkIsCut(..)
         | Fault::ProxyLinkIsSlow(..)
-        | Fault::ProxyStreamIsReset(_)
-        | Fault::EnvoyIsKilled(..)
-        | Fault::EnvoyIsFrozen(_)
-        | Fault::EnvoyIsCutOff(..) => false,
+        | Fault::ProxyStreamIsReset(_) => false,
     }
 }
 

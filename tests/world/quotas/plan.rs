@@ -242,7 +242,7 @@ fn draw_timed_fault(
         4 => Fault::LimitChanges(rule, chance.between(1, 2 * rules[rule].limit)),
         5 => Fault::LimitChanges(rule, chance.between(rules[rule].limit / 2, rules[rule].limit * 3 / 2)),
         6 => Fault::ReplicaStandsStill(replica),
-        7 => Fault::ProxyIsKilled(proxy),
+        7 => Fault::ProxyIsKilled(proxy, true),
         8 | 9 => Fault::ProxyStandsStill(proxy),
         10 | 11 => {
             let (to_server, to_host) = chance.pick(&[(true, false), (false, true), (true, true)]);

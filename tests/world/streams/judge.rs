@@ -239,7 +239,7 @@ impl Judge<'_> {
         // Two checks, and an exchange between replicas.
         let known_ms = envoy.checks_ms.first()? + 3 * interval_ms + timeout_ms / 6 + 1000;
         let has_old_name =
-            |fault: &TimedFault| matches!(fault.fault, Fault::EnvoyIsKilled(_, false)) && fault.at_ms == killed_ms;
+            |fault: &TimedFault| matches!(fault.fault, Fault::ProxyIsKilled(_, false)) && fault.at_ms == killed_ms;
         if killed_ms < known_ms || self.plan.is_disturbed(0, known_ms) || self.plan.faults.iter().any(has_old_name) {
             return None;
         }
@@ -247,7 +247,10 @@ impl Judge<'_> {
         let is_of_hosts = |fault: &&TimedFault| {
             !matches!(
                 fault.fault,
-                Fault::LimitChanges(..) | Fault::EnvoyIsKilled(..) | Fault::EnvoyIsFrozen(_) | Fault::EnvoyIsCutOff(..)
+                Fault::LimitChanges(..)
+                    | Fault::ProxyIsKilled(..)
+                    | Fault::ProxyStandsStill(_)
+                    | Fault::ProxyIsCutOff(..)
             )
         };
         let mut faults: Vec<&TimedFault> = self.plan.faults.iter().filter(is_of_hosts).collect();
