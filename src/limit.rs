@@ -34,7 +34,6 @@ use std::num::{NonZeroU16, NonZeroU32};
 use self::algorithm::{Algorithm, AlgorithmProperties, CapacityRuleKey, DelayPolicy, RejectedHitsPolicy};
 use self::ban::Ban;
 use self::period::{Period, Unit, period_in_words};
-use self::region_parts::RegionConnection;
 use self::reservation::ReservationPolicy;
 use self::window::{CalendarWindows, WindowSpec};
 use crate::base::named_enum::{named_enum, serialize_by_name};
@@ -274,6 +273,15 @@ impl LimitError {
     }
 }
 
+/// Whether a region reaches the global Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionConnection {
+    /// It answered a moment ago.
+    Connected,
+    /// It has not answered for some seconds.
+    CutOff,
+}
+
 /// Valid limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -399,9 +407,7 @@ impl Limit {
         Self { on_store_error, ..*self }
     }
 
-    /// Returns the limit with its period extended by `by_us` microseconds.
-    ///
-    /// The extension is rounded down to whole milliseconds and is at most 10 s.
+    /// Returns the limit with its period extended by `by_us` microseconds, in whole milliseconds and by 10 s at most.
     pub fn with_longer_period(&self, by_us: u64) -> Self {
         const MAX_EXTENSION_MS: u16 = 10_000;
         Self { extension_ms: u16::try_from(by_us / 1000).unwrap_or(MAX_EXTENSION_MS).min(MAX_EXTENSION_MS), ..*self }

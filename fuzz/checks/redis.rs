@@ -4,10 +4,10 @@ use std::num::NonZeroU16;
 
 use bytes::BytesMut;
 use smallvec::SmallVec;
+use tollkeeper::limit::RegionConnection;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::region_parts::RegionConnection;
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 use tollkeeper::settings::address::Endpoint;

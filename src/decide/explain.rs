@@ -14,8 +14,8 @@ use super::selection::{RequestWithSelections, RulesAtTime, SelectedLimit, Select
 use super::slot_entries::RequestAndSlotUses;
 use super::store_failures::FailurePolicies;
 use crate::base::clock::Time;
+use crate::limit::RegionConnection;
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult};
-use crate::limit::region_parts::RegionConnection;
 use crate::limit::request::{Descriptor, Entry, Hits, Request};
 use crate::limit::reservation::ReservationPolicy;
 use crate::limit::slot::SlotCaller;

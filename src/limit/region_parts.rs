@@ -10,22 +10,13 @@ use std::fmt;
 use std::num::NonZeroU16;
 
 use super::algorithm::{Algorithm, CountingMethod};
-use super::{GlobalScope, Limit, LimitError, Overshoot, RegionLossPolicy, Scope};
+use super::{GlobalScope, Limit, LimitError, Overshoot, RegionConnection, RegionLossPolicy, Scope};
 
 /// Allowance of a region that admits everything while it is cut off, in hits.
 const UNLIMITED_ALLOWANCE: u64 = 1 << 40;
 
 /// 100 % in thousandths of a percent.
 const WHOLE_MILLI_PERCENT: u64 = 100_000;
-
-/// Whether a region reaches the global Redis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RegionConnection {
-    /// It answered a moment ago.
-    Connected,
-    /// It has not answered for some seconds.
-    CutOff,
-}
 
 impl Limit {
     /// Keys of a global limit; `None` for a limit of one region.

@@ -13,6 +13,8 @@
 //! Decides: how long the end waits for returned leases (`RETURN_LEASES_TIMEOUT`).
 
 pub mod eventual;
+mod hold_call;
+mod global_answers;
 mod calls;
 mod prepared_call;
 mod deployments;
@@ -130,7 +132,7 @@ impl Redis {
         Self {
             deployments,
             _holder_exchange: holder_exchange,
-            keys: KeyScheme::new(settings, region.clone()),
+            keys: KeyScheme::new(settings, region.as_ref().map(|region| Arc::clone(region.answers()))),
             region,
             calls,
             heartbeat,

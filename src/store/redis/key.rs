@@ -25,12 +25,13 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use crate::limit::charge::{Charge, Counter};
 use crate::limit::counter_path::CounterPath;
 use crate::limit::local_budget::log_extension_us;
 
-use super::regions::RegionClient;
+use super::global_answers::GlobalAnswers;
 use super::script::script_for_limits;
 use crate::base::clock::Time;
 use crate::limit::{Consistency, Limit};
@@ -48,8 +49,8 @@ pub(super) struct KeyScheme {
     prefix: String,
     format: KeyFormat,
     jitter: ExpiryJitter,
-    /// Client of the global Redis, if this Redis is that of a region; `None`: there is only one region.
-    region: Option<Arc<RegionClient>>,
+    /// Answers of the global Redis, if this Redis is that of a region; `None`: there is only one region.
+    global_answers: Option<Arc<GlobalAnswers>>,
 }
 
 /// Hashes that identify the counters of a descriptor in this process.
@@ -86,25 +87,27 @@ impl CountCommand {
 }
 
 impl KeyScheme {
-    /// Creates the scheme of a Redis, which is that of a region if there is a client of the global one.
-    pub(super) fn new(settings: &RedisSettings, region: Option<Arc<RegionClient>>) -> Self {
+    /// Creates the scheme of a Redis, which is that of a region if there is a global one.
+    pub(super) fn new(settings: &RedisSettings, global_answers: Option<Arc<GlobalAnswers>>) -> Self {
         Self {
             prefix: settings.key_prefix.clone(),
             format: settings.key_format,
             jitter: ExpiryJitter::up_to(settings.expiration_jitter),
-            region,
+            global_answers,
         }
     }
 
     /// Returns the limit as this Redis counts it.
     pub(super) fn limit_as_counted(&self, limit: &Limit) -> Limit {
         let limit = limit.with_longer_period(eventual_log_extension_us(limit));
-        self.region.as_ref().map_or(limit, |region| limit.as_counted_in_region(region.connection()))
+        self.global_answers
+            .as_ref()
+            .map_or(limit, |answers| limit.as_counted_in_region(answers.connection(Instant::now())))
     }
 
     /// Returns true if this Redis counts a part of a limit of the charge.
     pub(super) fn has_region_part(&self, charge: &Charge<'_>) -> bool {
-        self.region.is_some() && charge.counters.iter().any(|counter| counter.limit.global_scope().is_some())
+        self.global_answers.is_some() && charge.counters.iter().any(|counter| counter.limit.global_scope().is_some())
     }
 
     /// Returns `CACHE_KEY_PREFIX`.
@@ -124,7 +127,7 @@ impl KeyScheme {
         let tags = charge.counters.iter().fold(0_u128, |tags, Counter { limit, tag, .. }| {
             // Calls with other bans have other scripts or arguments.
             let ban = limit.ban().map_or(0, |ban| ban.length_us() << 18 | ban.rejections_before_ban() << 1);
-            let is_granted = self.region.is_some() && limit.global_scope().is_some();
+            let is_granted = self.global_answers.is_some() && limit.global_scope().is_some();
             let mark = eventual_log_extension_us(limit) + u64::from(is_granted) + ban;
             tags.rotate_left(1) ^ tag ^ u128::from(mark).wrapping_mul(BIT_SPREAD_MULTIPLIER)
         });

@@ -29,10 +29,11 @@ use tokio::time::Instant;
 use self::calls::{GLOBAL_REDIS_TIMEOUT, GlobalRedisHealthCheck};
 use self::exchange::{OpenRequest, PoolExchange};
 use self::heartbeat::RegionHeartbeat;
+use super::global_answers::GlobalAnswers;
 use super::key::{global_key, holds_key};
 use super::script::PoolEffects;
+use crate::limit::RegionConnection;
 use crate::limit::algorithm::state::State;
-use crate::limit::region_parts::RegionConnection;
 use crate::settings::redis::RedisSettings;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::charge::OwnedCharge;
@@ -50,6 +51,7 @@ pub struct RegionClient {
     settings: RegionSettings,
     /// Client of the global Redis.
     pub(super) client: Arc<Deployment>,
+    answers: Arc<GlobalAnswers>,
     exchange: Arc<PoolExchange>,
     heartbeat: Arc<RegionHeartbeat>,
     tasks: [AbortHandle; 3],
@@ -66,13 +68,11 @@ impl RegionClient {
     pub(super) fn start(settings: &RedisSettings, deployments: &Deployments, network: &Network) -> Option<Arc<Self>> {
         let regions = settings.regions.clone()?;
         let client = Arc::new(connect_to_global_redis(settings, &regions, network));
-        let heartbeat = Arc::new(RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&client)));
-        let (exchange, requests) = PoolExchange::new(
-            &regions,
-            Arc::clone(&client),
-            Arc::clone(&deployments.main.client),
-            Arc::clone(&heartbeat),
-        );
+        let answers = Arc::new(GlobalAnswers::new());
+        let heartbeat = RegionHeartbeat::new(&regions, &settings.key_prefix, Arc::clone(&client), Arc::clone(&answers));
+        let heartbeat = Arc::new(heartbeat);
+        let region = Arc::clone(&deployments.main.client);
+        let (exchange, requests) = PoolExchange::new(&regions, Arc::clone(&client), region, Arc::clone(&answers));
         let exchange = Arc::new(exchange);
         let (reporting, answering, looking) = (Arc::clone(&heartbeat), Arc::clone(&exchange), Arc::clone(&exchange));
         let tasks = [
@@ -80,12 +80,12 @@ impl RegionClient {
             tokio::spawn(async move { answering.run_requests(requests).await }).abort_handle(),
             tokio::spawn(async move { looking.run_looks().await }).abort_handle(),
         ];
-        Some(Arc::new(Self { settings: regions, client, exchange, heartbeat, tasks }))
+        Some(Arc::new(Self { settings: regions, client, answers, exchange, heartbeat, tasks }))
     }
 
-    /// Whether the global Redis has answered lately.
-    pub(super) fn connection(&self) -> RegionConnection {
-        self.heartbeat.connection(Instant::now())
+    /// Answers of the global Redis.
+    pub(super) const fn answers(&self) -> &Arc<GlobalAnswers> {
+        &self.answers
     }
 
     /// Records the effects of a call, and sends the requests that it opened, in the background.
@@ -135,8 +135,8 @@ impl RegionClient {
         RegionStats {
             region: self.settings.own_region_name().to_owned(),
             regions: self.settings.names.clone(),
-            connected: self.heartbeat.connection(at) == RegionConnection::Connected,
-            us_since_answer: self.heartbeat.us_since_answer(at),
+            connected: self.answers.connection(at) == RegionConnection::Connected,
+            us_since_answer: self.answers.us_since_answer(at),
             grants: self.exchange.counts().totals(at),
             notices: self.heartbeat.notices(at),
             misconfiguration: self.client.misconfiguration().map(|text| text.to_string()),

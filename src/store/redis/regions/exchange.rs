@@ -21,7 +21,6 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 use super::calls::{BreakerRecording, GLOBAL_REDIS_TIMEOUT, REGION_REDIS_TIMEOUT, ScriptOnKeys};
-use super::heartbeat::RegionHeartbeat;
 use crate::base::clock::Time;
 use crate::base::random::random_u64;
 use crate::base::sharded::lock_ignoring_poison;
@@ -35,8 +34,9 @@ use crate::store::charge::OwnedCounter;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::resp::reply_bytes;
+use crate::store::redis::global_answers::GlobalAnswers;
+use crate::store::redis::hold_call::{decode_hold_answer, encode_hold_request};
 use crate::store::redis::key::{counter_key_of_pool, global_key, holds_key};
-use crate::store::redis::prepared_call::{decode_hold_answer, encode_hold_request};
 use crate::store::redis::script::{CallTime, hold_script, pool_exchange_script, put_time};
 use crate::store::stats::GrantCounts;
 
@@ -85,7 +85,7 @@ pub struct PoolReply {
 pub(super) struct PoolExchange {
     global: Arc<Deployment>,
     region: Arc<Deployment>,
-    heartbeat: Arc<RegionHeartbeat>,
+    answers: Arc<GlobalAnswers>,
     region_number: u32,
     wait_replicas: u32,
     counts: GrantCounts,
@@ -100,13 +100,13 @@ impl PoolExchange {
         settings: &RegionSettings,
         global: Arc<Deployment>,
         region: Arc<Deployment>,
-        heartbeat: Arc<RegionHeartbeat>,
+        answers: Arc<GlobalAnswers>,
     ) -> (Self, mpsc::Receiver<OpenRequest>) {
         let (requests, opened) = mpsc::channel(MAX_WAITING_REQUESTS);
         let exchange = Self {
             global,
             region,
-            heartbeat,
+            answers,
             region_number: settings.own_region_number(),
             wait_replicas: settings.wait_replicas,
             counts: GrantCounts::default(),
@@ -160,7 +160,7 @@ impl PoolExchange {
         let reply = call.run(&self.global, BreakerRecording::Replicated(self.wait_replicas), deadline).await?;
         let answer = reply_bytes(&reply).and_then(|reply| decode_hold_answer(reply, &counter.limit).ok());
         let answer = answer.ok_or(RedisError::BadReply)?;
-        self.heartbeat.record_answer(Instant::now());
+        self.answers.record(Instant::now());
         // Regions that ask at equal distances would keep their order, and the first gets most of what becomes free.
         let interval_us = request_interval_us(limit);
         let pause_us = interval_us / 4 * 3 + interval_us / 2 * (random_u64() % 1001) / 1000;

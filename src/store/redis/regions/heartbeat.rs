@@ -2,9 +2,8 @@
 //!
 //! Each region writes its list of regions under its name and reads those of the others. No decision waits for this.
 //!
-//! Decides: when a region is cut off (`CUT_OFF_AFTER_US`), and when another one is missing (`SILENT_AFTER_MS`).
+//! Decides: when another region is missing (`SILENT_AFTER_MS`).
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,20 +12,18 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::calls::GLOBAL_REDIS_TIMEOUT;
-use crate::base::clock::to_micros;
 use crate::base::sharded::lock_ignoring_poison;
-use crate::limit::region_parts::RegionConnection;
+use crate::limit::RegionConnection;
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::resp::{Reply, reply_bytes};
+use crate::store::redis::global_answers::GlobalAnswers;
 use crate::store::redis::key::region_list_key;
 use crate::store::stats::RegionNotice;
 
 /// Time from one heartbeat to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Time without an answer of the global Redis after which a region is cut off, in microseconds.
-const CUT_OFF_AFTER_US: u64 = 5_000_000;
 /// Time without a heartbeat after which a region is missing, in milliseconds.
 const SILENT_AFTER_MS: &[u8] = b"60000";
 
@@ -39,9 +36,7 @@ pub(super) struct RegionHeartbeat {
     list: String,
     /// Name of each region, and the key of its list.
     keys: Vec<(String, Bytes)>,
-    started: Instant,
-    /// Time of the last answer in microseconds since the start; 0: there was none.
-    answered_us: AtomicU64,
+    answers: Arc<GlobalAnswers>,
     found: Mutex<Found>,
 }
 
@@ -58,42 +53,25 @@ struct Found {
 
 impl RegionHeartbeat {
     /// Creates the heartbeat of a process; `prefix` is `CACHE_KEY_PREFIX`.
-    pub(super) fn new(regions: &RegionSettings, prefix: &str, global: Arc<Deployment>) -> Self {
+    pub(super) fn new(
+        regions: &RegionSettings,
+        prefix: &str,
+        global: Arc<Deployment>,
+        answers: Arc<GlobalAnswers>,
+    ) -> Self {
         Self {
             global,
             region: regions.own_region_name().to_owned(),
             list: regions.names.join(","),
             keys: regions.names.iter().map(|name| (name.clone(), region_list_key(prefix, name))).collect(),
-            started: Instant::now(),
-            answered_us: AtomicU64::new(0),
+            answers,
             found: Mutex::default(),
         }
     }
 
-    /// Whether the global Redis has answered lately. At the start it has time for its first answer.
-    pub(super) fn connection(&self, at: Instant) -> RegionConnection {
-        let since_us = self.us_since_start(at).saturating_sub(self.answered_us.load(Ordering::Relaxed));
-        if since_us < CUT_OFF_AFTER_US { RegionConnection::Connected } else { RegionConnection::CutOff }
-    }
-
-    /// Microseconds since the last answer; `None` before the first.
-    pub(super) fn us_since_answer(&self, at: Instant) -> Option<u64> {
-        let answered_us = self.answered_us.load(Ordering::Relaxed);
-        (answered_us > 0).then(|| self.us_since_start(at).saturating_sub(answered_us))
-    }
-
-    /// Records that the global Redis answered.
-    pub(super) fn record_answer(&self, at: Instant) {
-        self.answered_us.fetch_max(self.us_since_start(at).max(1), Ordering::Relaxed);
-    }
-
-    fn us_since_start(&self, at: Instant) -> u64 {
-        to_micros(at.saturating_duration_since(self.started))
-    }
-
     /// Returns the notices that hold at `at`.
     pub(super) fn notices(&self, at: Instant) -> Vec<RegionNotice> {
-        if self.connection(at) == RegionConnection::CutOff {
+        if self.answers.connection(at) == RegionConnection::CutOff {
             return vec![RegionNotice::CutOff];
         }
         let found = lock_ignoring_poison(&self.found);
@@ -139,7 +117,7 @@ impl RegionHeartbeat {
         };
         let mut found = lock_ignoring_poison(&self.found);
         // Regions that start together have a minute to report.
-        let is_new = self.started.elapsed() < Duration::from_secs(60);
+        let is_new = self.answers.us_since_start(Instant::now()) < 60_000_000;
         found.silent = if is_new { Vec::new() } else { names_with(None) };
         found.other_lists = names_with(Some(false));
     }
@@ -150,7 +128,7 @@ impl RegionHeartbeat {
         loop {
             match target.node.call(words, target.asking, deadline).await {
                 Ok(reply) => {
-                    self.record_answer(Instant::now());
+                    self.answers.record(Instant::now());
                     return Ok(reply);
                 }
                 Err(error) => target.follow_redirection(error)?,

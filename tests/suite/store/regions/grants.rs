@@ -175,8 +175,14 @@ fn charged_and_held(global: &Server, key: &str) -> [u64; 2] {
     [word(1), word(2) & 0xffff_ffff]
 }
 
-fn wait_for_grant(region: &Region, key: &str) {
-    wait_for("granted hits", || region.pool(key).filter(|pool| pool.left > 0).map(|_| ()));
+/// Charges until hits are granted and not used yet; returns how many were admitted.
+fn charge_until_granted(region: &Region, key: &str) -> u64 {
+    let mut admitted = 0;
+    wait_for("granted hits", || {
+        admitted += region.charge(key, 5);
+        region.pool(key).filter(|pool| pool.left > 0).map(|_| ())
+    });
+    admitted
 }
 
 #[test]
@@ -300,8 +306,7 @@ fn cut_off_region_admits_its_reserve_and_what_the_policy_says() {
 fn region_that_loses_its_redis_admits_what_its_loss_policy_says() {
     let global = servers::options().start();
     let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
-    let mut total = eu.charge("share", 60);
-    wait_for_grant(&eu, "share");
+    let mut total = charge_until_granted(&eu, "share");
     eu.redis.kill();
     // Its processes decide by `on_store_error: local`, the default.
     let alone = eu.charge("share", 300);
@@ -428,8 +433,7 @@ fn reset_empties_the_counter_of_a_region_and_the_one_above() {
     let global = servers::options().start();
     let [eu, us] = ["eu", "us"].map(|name| Region::start(name, "eu,us", &global, 2));
     for region in [&eu, &us] {
-        assert!(region.charge("share", 60) >= RESERVE);
-        wait_for_grant(region, "share");
+        assert!(charge_until_granted(region, "share") >= RESERVE);
         assert!(region.charge("share", 5) > 0);
     }
     reset(&eu, "share", 200);
