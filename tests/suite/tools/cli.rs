@@ -607,7 +607,7 @@ fn explain_shows_the_promise_of_a_global_limit() {
     );
     assert!(text.contains("all 3 regions together admit at most 5 % more than one region with this limit"), "{text}");
     assert!(text.contains("reserve of a region: 200; "), "{text}");
-    assert!(text.contains("beyond its grants and reserve: 25 per period (on_region_loss: share)"), "{text}");
+    assert!(text.contains("beyond what it holds: 225 per period (on_region_loss: share)"), "{text}");
     let text = explained("allow.yaml", &regions);
     assert!(text.contains("no bound over all 3 regions while one is cut off"), "{text}");
     assert!(text.contains("any number (on_region_loss: allow)"), "{text}");
