@@ -71,7 +71,7 @@ pub struct HoldRequest {
     pub number: u64,
     /// Number of the request that told these used hits first, and whose answer was lost; 0: this one tells them first.
     /// They are not charged again. A request with the number of the last one repeats it too.
-    pub repeats: u64,
+    pub first_number: u64,
     /// What to hold from now on. What is still held, up to this, is always granted; the rest if it fits.
     pub wanted: HeldAmount,
     /// Time from the store's now for which to hold it, in microseconds, at most [`MAX_HOLD_US`]. A call renews the
@@ -368,7 +368,7 @@ impl CounterHolds {
             demand: last.demand,
             ..request
         });
-        let first = if request.repeats > 0 { request.repeats } else { request.number };
+        let first = if request.first_number > 0 { request.first_number } else { request.number };
         let is_repeated = first > 0 && last.is_some_and(|last| last.number >= first);
         let used = own.subtract_used_hits(limit, if is_repeated { 0 } else { request.used });
         // The bucket was refilled by what the holds left of the refill until now.

@@ -16,7 +16,7 @@ pub struct NumberedHits {
     /// Number of the request.
     pub number: u64,
     /// Number of the request that told them first; 0: this one does.
-    pub repeats: u64,
+    pub first_number: u64,
 }
 
 /// Hits of one counter that this process may hand out until its hold ends; hits per period if it holds a rate.
@@ -80,15 +80,15 @@ impl Pool {
         self.number += 1;
         let number = self.number;
         match self.unanswered.take() {
-            Some(NumberedHits { used, repeats, .. }) => NumberedHits { used, number, repeats },
-            None => NumberedHits { used: std::mem::take(&mut self.used), number, repeats: 0 },
+            Some(NumberedHits { used, first_number, .. }) => NumberedHits { used, number, first_number },
+            None => NumberedHits { used: std::mem::take(&mut self.used), number, first_number: 0 },
         }
     }
 
     /// Records that a request was not answered.
     pub fn record_unanswered(&mut self, request: &HoldRequest) {
-        let repeats = if request.repeats > 0 { request.repeats } else { request.number };
-        self.unanswered = Some(NumberedHits { used: request.used, number: request.number, repeats });
+        let first_number = if request.first_number > 0 { request.first_number } else { request.number };
+        self.unanswered = Some(NumberedHits { used: request.used, number: request.number, first_number });
     }
 
     /// Records an answer, with times by this process's clock: `held` and `room` are what it grants of a limit, until

@@ -6,7 +6,7 @@
 
 use super::Limit;
 use super::algorithm::Algorithm;
-use super::algorithm::region_pool::{LastAnswer, PoolGrant, RegionPool, shorten_us};
+use super::algorithm::region_pool::{LastAnswer, PoolGrant, RegionPool, less_drift_us};
 use super::charge::MAX_COUNT;
 use super::division::fair_share::FillLevel;
 use super::hold::{HeldAmount, HoldAnswer, HoldRequest, windows_until_hold_end};
@@ -43,12 +43,12 @@ impl RegionPool {
         let period_us = limit.period_us();
         let demand = self.hits_asked_for_in(period_us);
         if demand == 0 {
-            return self.lacking;
+            return self.unmet;
         }
-        let is_contended = self.answer.level < MAX_COUNT;
-        let LastAnswer { room, level, others, held_by_others, window_end } = self.answer;
-        let level = if self.until == Time::default() { MAX_COUNT } else { level };
-        let fair = demand.min(level);
+        let is_contended = self.answer.fair_share < MAX_COUNT;
+        let LastAnswer { room, fair_share, others_share, held_by_others, window_end } = self.answer;
+        let fair_share = if self.until == Time::default() { MAX_COUNT } else { fair_share };
+        let fair = demand.min(fair_share);
         let scale = |hits: u64, part: u64, whole: u64| {
             u64::try_from(u128::from(hits) * u128::from(part) / u128::from(whole.max(1))).unwrap_or(u64::MAX)
         };
@@ -61,7 +61,7 @@ impl RegionPool {
                 true => asked,
                 false => {
                     let refilled = scale(fair.saturating_mul(13), lasts_us, 10 * period_us) + 1;
-                    refilled.max(scale(self.left + room + held_by_others, fair, fair + others)).min(asked)
+                    refilled.max(scale(self.left + room + held_by_others, fair, fair + others_share)).min(asked)
                 }
             }
         } else {
@@ -70,50 +70,50 @@ impl RegionPool {
                 true => (window_end.since_us(self.last), self.left + room + held_by_others),
                 false => (period_us, u64::from(limit.without_region_parts().requests_per_unit())),
             };
-            let part = scale(available, fair, fair + others);
+            let part = scale(available, fair, fair + others_share);
             let until_end = self.hits_asked_for_in(rest_us + NEXT_WINDOW_US);
             // Where all get what they ask for, half as much again makes requests rare; what is too much goes back.
             let until_end = if is_contended { until_end } else { until_end + until_end / 2 + 4 };
             until_end.min(part.max(1))
         };
-        (wanted + 1).max(self.lacking)
+        (wanted + 1).max(self.unmet)
     }
 
-    /// Hits to keep when a process looks at the pool, for [`Self::open_to_keep`]; `None`: there is nothing to tell.
+    /// Hits to keep when a process checks the pool, for [`Self::start_request_keeping`]; `None`: there is nothing to report.
     ///
     /// At the end of the window or of the hold all that are not wanted go back. Before it they do where others get less
     /// than they ask for and a fourth more than wanted is left, or where nobody does and four times as much is. Where
     /// little is left beside the holds, a region asks every sixth of a period how much the others ask for.
     pub fn hits_to_keep(&self, limit: &Limit) -> Option<u64> {
         let wanted = self.hits_wanted(limit);
-        let LastAnswer { room, level, held_by_others, .. } = self.answer;
-        let ends_soon = self.last_look_at() <= self.last && self.left + self.untold > 0;
-        let most = if level < MAX_COUNT { wanted + wanted / 4 + 2 } else { 4 * wanted + 10 };
-        let is_outdated = self.last > self.opened_at.plus_us(limit.period_us() / 6)
+        let LastAnswer { room, fair_share, held_by_others, .. } = self.answer;
+        let ends_soon = self.final_check_at() <= self.last && self.left + self.unreported > 0;
+        let most = if fair_share < MAX_COUNT { wanted + wanted / 4 + 2 } else { 4 * wanted + 10 };
+        let is_outdated = self.last > self.requested_at.plus_us(limit.period_us() / 6)
             && self.left > 0
             && room < self.left + held_by_others;
         (self.first_number == 0 && (ends_soon || self.left > most || is_outdated)).then_some(wanted)
     }
 
     /// Time at which a region tells what it used and gives back what it does not need: the first after the last request.
-    pub fn last_look_at(&self) -> Time {
+    pub fn final_check_at(&self) -> Time {
         let before = |end: Time| Time::from_micros(end.as_micros().saturating_sub(LAST_REQUEST_LEAD_US));
         let in_window = before(self.answer.window_end);
-        if in_window > self.opened_at { in_window } else { before(self.until).max(self.opened_at) }
+        if in_window > self.requested_at { in_window } else { before(self.until).max(self.requested_at) }
     }
 
     /// The request that the global Redis gets, for a pool whose request is open.
     pub fn hold_request(&self, limit: &Limit) -> HoldRequest {
         // What was used and is not in this request stays held until it is in one.
-        let wanted = self.hits_wanted(limit).max(self.left).saturating_add(self.untold);
+        let wanted = self.hits_wanted(limit).max(self.left).saturating_add(self.unreported);
         let wanted = match limit.holds_take_capacity() {
             true => HeldAmount { hits: 0, capacity: wanted },
             false => HeldAmount { hits: wanted, capacity: 0 },
         };
         HoldRequest {
-            used: self.told,
+            used: self.reported,
             number: self.number,
-            repeats: self.first_number,
+            first_number: self.first_number,
             wanted,
             lasts_us: hold_length_us(limit),
             demand: self.hits_asked_for_in(limit.period_us()),
@@ -125,7 +125,7 @@ impl RegionPool {
     /// All times count from when the request was opened, which was before the global Redis answered, and are shorter by
     /// a thousandth: clocks drift by 500 ppm at most.
     pub fn grant_of(&self, limit: &Limit, answer: &HoldAnswer, pause_us: u64) -> PoolGrant {
-        let after_us = |us: u64| self.opened_at.plus_us(shorten_us(us));
+        let after_us = |us: u64| self.requested_at.plus_us(less_drift_us(us));
         // The last window of a hold is for hits that were used just before it.
         let last_windows_us = windows_until_hold_end(limit).saturating_sub(1) * limit.period_us();
         let usable_us = answer.until.since_us(answer.now).saturating_sub(last_windows_us);
@@ -135,17 +135,21 @@ impl RegionPool {
         let mut wants: Vec<u64> = others.clone().map(|other| other.demand).collect();
         wants.push(self.hits_asked_for_in(limit.period_us()));
         let whole = u64::from(limit.without_region_parts().requests_per_unit());
-        let level = FillLevel::fill(whole, &mut wants, 0).level.min(MAX_COUNT);
+        let fair_share = FillLevel::fill(whole, &mut wants, 0).level.min(MAX_COUNT);
         PoolGrant {
             number: self.number,
             held,
             until: after_us(usable_us),
             low: self.hits_asked_for_in(LOOKAHEAD_US).min(held / 2).max(1),
-            next_request_at: self.opened_at.plus_us(pause_us),
+            next_request_at: self.requested_at.plus_us(pause_us),
             answer: LastAnswer {
                 room: amount(answer.room).min(MAX_COUNT),
-                level,
-                others: others.clone().map(|other| other.demand.min(level)).fold(0, u64::saturating_add).min(MAX_COUNT),
+                fair_share,
+                others_share: others
+                    .clone()
+                    .map(|other| other.demand.min(fair_share))
+                    .fold(0, u64::saturating_add)
+                    .min(MAX_COUNT),
                 held_by_others: others.map(|other| amount(other.held)).fold(0, u64::saturating_add).min(MAX_COUNT),
                 window_end: answer.window_end.map_or(Time::default(), |end| after_us(end.since_us(answer.now))),
             },
@@ -169,7 +173,7 @@ pub fn request_interval_us(limit: &Limit) -> u64 {
     (limit.period_us() / divisor).clamp(MIN_REQUEST_INTERVAL_US / 4, MIN_REQUEST_INTERVAL_US)
 }
 
-/// Longest time between two looks at a pool, whether it has more than it needs, in microseconds.
-pub fn look_interval_us(limit: &Limit) -> u64 {
+/// Longest time between two checks of a pool, whether it has more than it needs, in microseconds.
+pub fn check_interval_us(limit: &Limit) -> u64 {
     (limit.period_us() / 20).clamp(500_000, 5_000_000)
 }

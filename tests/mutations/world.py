@@ -47,11 +47,11 @@ RUST = [
     (CALLS, "        while self.armed && self.take_followers().is_some() {}",
      "        while self.armed && !$0 && self.take_followers().is_some() {}",
      [("recovery", "calls that wait for one that was given up are left")]),
-    (REQUESTS, "max(self.left).saturating_add(self.untold);", "max(self.left).saturating_add(if $0 { 0 } else { self.untold });",
+    (REQUESTS, "max(self.left).saturating_add(self.unreported);", "max(self.left).saturating_add(if $0 { 0 } else { self.unreported });",
      [("pool", "hits that were used and are in no request are not held any more")]),
-    (POOL, "let left = held.saturating_sub(self.untold);", "let left = if $0 { held } else { held.saturating_sub(self.untold) };",
+    (POOL, "let left = held.saturating_sub(self.unreported);", "let left = if $0 { held } else { held.saturating_sub(self.unreported) };",
      [("pool", "hits that were used since a request are handed out again")]),
-    (REQUESTS, "used: self.told,", "used: if $0 { 0 } else { self.told },", [("pool", "no used hits are told")]),
+    (REQUESTS, "used: self.reported,", "used: if $0 { 0 } else { self.reported },", [("pool", "no used hits are told")]),
     (REDIS, "            self.heartbeat.start();\n", "            if !$0 { self.heartbeat.start(); }\n",
      [("share", "no slot is ever claimed")]),
 ]
@@ -85,8 +85,8 @@ LUA = {
     ],
     "pool": [
         ("pool: hits are handed out after their end", "if last >= ends then left = 0 end", ""),
-        ("pool: hits are handed out again and again", "left, untold = left - of_pool, min(untold + of_pool, 9007199254740992)",
-         "untold = min(untold + of_pool, 9007199254740992)"),
+        ("pool: hits are handed out again and again", "left, unreported = left - of_pool, min(unreported + of_pool, 9007199254740992)",
+         "unreported = min(unreported + of_pool, 9007199254740992)"),
     ],
     "leaky_bucket": [
         ("leaky bucket: one more waits", "local room = capacity - level_whole - hits",

@@ -3,7 +3,7 @@
 //! Decides: from what a region admits a hit (part, then pool); how long its hits can be leased (`lease_time_left_us`).
 
 use super::fixed_window::window_bounds;
-use super::region_pool::{RegionPool, TakenHits, shorten_us};
+use super::region_pool::{RegionPool, TakenHits, less_drift_us};
 use super::state::{CounterWithPool, State};
 use crate::base::clock::Time;
 use crate::limit::Limit;
@@ -54,8 +54,8 @@ impl CounterWithPool {
         match request.hits {
             Hits::Peek => {}
             Hits::Refund(hits) => {
-                let back = hits.min(pool.untold.saturating_sub(request.lent));
-                pool.untold -= back;
+                let back = hits.min(pool.unreported.saturating_sub(request.lent));
+                pool.unreported -= back;
                 if pool.last < pool.until {
                     pool.left += back;
                 }
@@ -70,17 +70,17 @@ impl CounterWithPool {
                 pool.demand = pool.demand.saturating_add(asked_of_pool).min(MAX_COUNT);
                 if fits {
                     pool.left -= of_pool;
-                    pool.untold = pool.untold.saturating_add(of_pool).min(MAX_COUNT);
+                    pool.unreported = pool.unreported.saturating_add(of_pool).min(MAX_COUNT);
                     self.taken.pool += of_pool;
                     if let Some(own) = of_part {
                         self.taken.part += own.required_hits();
                         self.part.charge(&part_limit, now, own);
                     }
                 } else {
-                    pool.lacking = pool.lacking.max(hits.min(MAX_COUNT));
+                    pool.unmet = pool.unmet.max(hits.min(MAX_COUNT));
                 }
                 if asked_of_pool > 0 && pool.left <= pool.low {
-                    pool.open_if_due();
+                    pool.start_request_if_due();
                 }
             }
         }
@@ -108,7 +108,7 @@ impl CounterWithPool {
 }
 
 impl CounterWithPool {
-    /// Microseconds after `now` until which hits charged then are surely told in the window, or used within the hold, in
+    /// Microseconds after `now` until which hits charged then are surely reported in the window, or used within the hold, in
     /// which they were charged: a lease of them ends before. `u64::MAX`: they were taken from the part of a bucket.
     pub fn lease_time_left_us(&self, limit: &Limit, now: Time) -> u64 {
         let pool = self.pool.at(limit, now);
@@ -116,10 +116,10 @@ impl CounterWithPool {
             true => u64::MAX,
             false => window_bounds(limit, self.part.effective_charge_time(limit, now)).1.since_us(now),
         };
-        if pool.untold == 0 {
+        if pool.unreported == 0 {
             return of_part;
         }
-        let period_us = shorten_us(limit.period_us());
+        let period_us = less_drift_us(limit.period_us());
         let window_end = match pool.answer.window_end {
             end if end == Time::default() => pool.until,
             end if end > pool.last => end,

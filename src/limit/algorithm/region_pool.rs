@@ -6,10 +6,10 @@
 //!
 //! # Requests
 //!
-//! A charge that leaves little in the pool opens a request: it numbers the hits that were used and not told yet. The
+//! A charge that leaves little in the pool opens a request: it numbers the hits that were used and not reported yet. The
 //! process that made the charge sends them to the global Redis, and what it wants. An answer to the last request
 //! replaces what is left. If none comes for [`ANSWER_TIMEOUT_US`], another charge opens a request with the same hits,
-//! which names the first one that told them: so the global Redis charges them once, whatever was lost.
+//! which names the first one that reported them: so the global Redis charges them once, whatever was lost.
 //!
 //! # Why regions together keep the limit
 //!
@@ -27,7 +27,7 @@
 //! [`region_requests`](crate::limit::region_requests) says what a request asks for, and `store::redis::regions` sends
 //! it; `pool_charge` and `lua/pool.lua` do the arithmetic of charges.
 //!
-//! Decides: when a region asks the global Redis (`open_if_due`); which answers its pool takes (`accept`).
+//! Decides: when a region asks the global Redis (`start_request_if_due`); which answers its pool takes (`accept`).
 
 use std::iter::Sum;
 
@@ -46,9 +46,9 @@ pub struct LastAnswer {
     /// Hits that could be held beside all holds.
     pub room: u64,
     /// Most hits in a period that a region gets, by a max-min division; [`MAX_COUNT`](crate::limit::charge::MAX_COUNT): as many as it wants.
-    pub level: u64,
+    pub fair_share: u64,
     /// Hits in a period that all other regions get by it.
-    pub others: u64,
+    pub others_share: u64,
     /// Hits that they held.
     pub held_by_others: u64,
     /// End of the window by the clock of the region's Redis, not later than the true one; 0 for a bucket.
@@ -66,16 +66,16 @@ pub struct RegionPool {
     pub left: u64,
     /// Time at which they end.
     pub until: Time,
-    /// Hits that were handed out, and that no request has told.
-    pub untold: u64,
+    /// Hits that were handed out, and that no request has reported.
+    pub unreported: u64,
     /// Number of the last request: higher than all before it, and about its time in microseconds.
     pub number: u64,
-    /// Number of the request that told [`Self::told`] first; 0: no request is open.
+    /// Number of the request that reported [`Self::reported`] first; 0: no request is open.
     pub first_number: u64,
     /// Hits that the open request tells.
-    pub told: u64,
+    pub reported: u64,
     /// Time at which the last request was opened.
-    pub opened_at: Time,
+    pub requested_at: Time,
     /// Time from which the next request may be opened, or the open one again.
     pub next_request_at: Time,
     /// Most hits left at which a charge opens a request.
@@ -85,7 +85,7 @@ pub struct RegionPool {
     /// Start of the time over which demand is counted.
     pub demand_since: Time,
     /// Most hits of one charge that did not fit, since the last request was opened.
-    pub lacking: u64,
+    pub unmet: u64,
     /// What the last answer told.
     pub answer: LastAnswer,
 }
@@ -121,20 +121,20 @@ impl RegionPool {
             id: reply.read_number()?,
             left: reply.read_number()?,
             until: reply.read_time()?,
-            untold: reply.read_number()?,
+            unreported: reply.read_number()?,
             number: reply.read_number()?,
             first_number: reply.read_number()?,
-            told: reply.read_number()?,
-            opened_at: reply.read_time()?,
+            reported: reply.read_number()?,
+            requested_at: reply.read_time()?,
             next_request_at: reply.read_time()?,
             low: reply.read_number()?,
             demand: reply.read_number()?,
             demand_since: reply.read_time()?,
-            lacking: reply.read_number()?,
+            unmet: reply.read_number()?,
             answer: LastAnswer {
                 room: reply.read_number()?,
-                level: reply.read_number()?,
-                others: reply.read_number()?,
+                fair_share: reply.read_number()?,
+                others_share: reply.read_number()?,
                 held_by_others: reply.read_number()?,
                 window_end: reply.read_time()?,
             },
@@ -166,25 +166,25 @@ impl RegionPool {
     }
 
     /// Opens a request if the next one is due: numbers what was used, or repeats the open request.
-    pub fn open_if_due(&mut self) {
+    pub fn start_request_if_due(&mut self) {
         let due = self.next_request_at;
         if due <= self.last || due > self.last.plus_us(2 * ANSWER_TIMEOUT_US) {
-            self.open();
+            self.start_request();
         }
     }
 
     /// Opens a request that gives back what is left above `kept` hits.
-    pub fn open_to_keep(&mut self, kept: u64) {
+    pub fn start_request_keeping(&mut self, kept: u64) {
         self.left = self.left.min(kept);
-        self.open();
+        self.start_request();
     }
 
-    fn open(&mut self) {
+    fn start_request(&mut self) {
         self.number = self.last.as_micros().max(self.number + 1);
         if self.first_number == 0 {
-            (self.first_number, self.told, self.untold) = (self.number, self.untold, 0);
+            (self.first_number, self.reported, self.unreported) = (self.number, self.unreported, 0);
         }
-        self.opened_at = self.last;
+        self.requested_at = self.last;
         self.next_request_at = self.last.plus_us(ANSWER_TIMEOUT_US);
     }
 
@@ -194,14 +194,14 @@ impl RegionPool {
             return false;
         }
         let PoolGrant { held, until, low, next_request_at, answer, .. } = *grant;
-        let left = held.saturating_sub(self.untold);
-        *self = Self { left, until, low, next_request_at, answer, first_number: 0, told: 0, lacking: 0, ..*self };
+        let left = held.saturating_sub(self.unreported);
+        *self = Self { left, until, low, next_request_at, answer, first_number: 0, reported: 0, unmet: 0, ..*self };
         true
     }
 
     /// Hits that are in use, as far as the region knows: those of all regions if the last answer still holds.
     pub(super) fn used(&self, limit: &Limit) -> u64 {
-        let own = self.untold + self.told;
+        let own = self.unreported + self.reported;
         let window_is_over = self.answer.window_end != Time::default() && self.last >= self.answer.window_end;
         if self.until == Time::default() || window_is_over {
             return own;
@@ -225,7 +225,7 @@ fn demand_span_us(limit: &Limit) -> u64 {
 }
 
 /// Returns a thousandth less of a time in microseconds: two clocks that drift by 500 ppm measure at least that.
-pub const fn shorten_us(us: u64) -> u64 {
+pub const fn less_drift_us(us: u64) -> u64 {
     us - us.div_ceil(1000)
 }
 

@@ -510,11 +510,11 @@ impl<K> Division<K> {
         pool.hits.asked = Some(now);
         // What is given back is not handed out any more, whether or not the answer comes.
         pool.hits.held = pool.hits.held.min(wanted);
-        let NumberedHits { used, number, repeats } = pool.hits.take_used();
+        let NumberedHits { used, number, first_number } = pool.hits.take_used();
         // What is used and not in this request stays held until it is in one.
         let wanted = pool.limit.held_amount(wanted.saturating_add(pool.hits.used));
         self.lower_unowned_refill();
-        Some(HoldRequest { used, number, repeats, wanted, lasts_us: renewal.lasts_us, demand })
+        Some(HoldRequest { used, number, first_number, wanted, lasts_us: renewal.lasts_us, demand })
     }
 
     /// Records the answer to a request that was sent at `asked`, with times by this process's clock.

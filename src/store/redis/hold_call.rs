@@ -50,7 +50,7 @@ pub(super) fn encode_hold_request(
         request.demand.min(MAX_AMOUNT),
         // Numbers begin with the time in microseconds. If they were cut, the next would be taken for a repetition.
         request.number.min(MAX_LUA_INTEGER),
-        (if request.repeats > 0 { request.repeats } else { request.number }).min(MAX_LUA_INTEGER),
+        (if request.first_number > 0 { request.first_number } else { request.number }).min(MAX_LUA_INTEGER),
         limit.capacity_for_scripts(),
         encode_flags_word(counter).unsigned_abs(),
     ];

@@ -27,7 +27,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use self::calls::{GLOBAL_REDIS_TIMEOUT, GlobalRedisHealthCheck};
-use self::exchange::{OpenRequest, PoolExchange};
+use self::exchange::{PendingRequest, PoolExchange};
 use self::heartbeat::RegionHeartbeat;
 use super::global_answers::GlobalAnswers;
 use super::key::{global_key, holds_key};
@@ -74,11 +74,11 @@ impl RegionClient {
         let region = Arc::clone(&deployments.main.client);
         let (exchange, requests) = PoolExchange::new(&regions, Arc::clone(&client), region, Arc::clone(&answers));
         let exchange = Arc::new(exchange);
-        let (reporting, answering, looking) = (Arc::clone(&heartbeat), Arc::clone(&exchange), Arc::clone(&exchange));
+        let (reporting, answering, checking) = (Arc::clone(&heartbeat), Arc::clone(&exchange), Arc::clone(&exchange));
         let tasks = [
             tokio::spawn(async move { reporting.run().await }).abort_handle(),
             tokio::spawn(async move { answering.run_requests(requests).await }).abort_handle(),
-            tokio::spawn(async move { looking.run_looks().await }).abort_handle(),
+            tokio::spawn(async move { checking.run_checks().await }).abort_handle(),
         ];
         Some(Arc::new(Self { settings: regions, client, answers, exchange, heartbeat, tasks }))
     }
@@ -96,7 +96,7 @@ impl RegionClient {
         for &index in &effects.requesting {
             if let Some(counter) = states[index].pool() {
                 let pool_key = pool_key_of(keys, charge, index);
-                let request = OpenRequest { pool_key, limit: charge.counters[index].limit, pool: counter.pool };
+                let request = PendingRequest { pool_key, limit: charge.counters[index].limit, pool: counter.pool };
                 self.exchange.push(request);
             }
         }
@@ -126,7 +126,7 @@ impl RegionClient {
 
     /// Tells what was used and gives back what is not needed, because the process stops.
     pub(super) async fn tell_used_hits(&self) {
-        self.exchange.look_at_all_now().await;
+        self.exchange.check_all_now().await;
     }
 
     /// Returns statistics of the regions.

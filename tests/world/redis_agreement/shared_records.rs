@@ -6,7 +6,7 @@ use std::slice;
 use bytes::{BufMut, Bytes, BytesMut};
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::region_pool::{LastAnswer, PoolGrant};
-use tollkeeper::store::redis::regions::exchange::{PoolChange, encode_pool_change};
+use tollkeeper::store::redis::regions::exchange::{PoolOperation, encode_pool_operation};
 use tollkeeper::store::redis::replicas::{ClaimAction, OwnerId, encode_claim_argument};
 use tollkeeper::store::redis::script::{self, put_time};
 
@@ -23,7 +23,7 @@ impl ScriptCalls {
         match self.chance.below(6) {
             0 => self.claim_replica_slot(),
             1 => self.exchange_holders(),
-            2 | 3 => self.change_pool(descriptors),
+            2 | 3 => self.operate_on_pool(descriptors),
             4 => self.charge_window_in_ratelimit_format(),
             _ => {
                 self.call("global probe", script::global_probe_script(), &[key("probe")], &[Bytes::new()]);
@@ -55,8 +55,8 @@ impl ScriptCalls {
         self.call("holders", script::holders_script(), &[key("holders")], &[argument.freeze()]);
     }
 
-    /// Gives an answer to a pool of a region, looks at it, or opens a request that gives hits back.
-    fn change_pool(&mut self, descriptors: &[Descriptor]) {
+    /// Gives an answer to a pool of a region, checks at it, or opens a request that gives hits back.
+    fn operate_on_pool(&mut self, descriptors: &[Descriptor]) {
         let pools: Vec<(Bytes, Limit)> = descriptors.iter().flat_map(Descriptor::pools).collect();
         if pools.is_empty() {
             return;
@@ -73,11 +73,11 @@ impl ScriptCalls {
             answer: LastAnswer { room: self.chance.below(100), window_end: self.now(), ..LastAnswer::default() },
         };
         let change = match self.chance.below(4) {
-            0 => PoolChange::Look,
-            1 => PoolChange::OpenToKeep(self.chance.below(10)),
-            _ => PoolChange::Accept(&grant),
+            0 => PoolOperation::Read,
+            1 => PoolOperation::RequestKeeping(self.chance.below(10)),
+            _ => PoolOperation::Accept(&grant),
         };
-        let argument = Bytes::from(encode_pool_change(self.given_time(), number, change));
+        let argument = Bytes::from(encode_pool_operation(self.given_time(), number, change));
         self.call("pool of a region", script::pool_exchange_script(), slice::from_ref(key), &[argument]);
     }
 

@@ -4,8 +4,8 @@
 --
 -- KEYS: the counters, the bans and the reservations, then the pool of each counter that has one. ARGV[1] has `place`
 -- (index of the pool's key, 0: none) after the numbers of each counter. The counter has the limit of the region's part.
--- State, 152 bytes: last, id, left, ends, untold, number, first_number, told, opened_at, next_request_at, low, demand,
--- demand_since, lacking, then 40 bytes that only Rust reads. Reply: the state follows that of its counter.
+-- State, 152 bytes: last, id, left, ends, unreported, number, first_number, reported, requested_at, next_request_at, low, demand,
+-- demand_since, unmet, then 40 bytes that only Rust reads. Reply: the state follows that of its counter.
 -- Writes: one SET with PX for a pool that changed: not for a charge that the part admits. TTL: a minute after its end.
 --
 -- Decides: in Redis: from what a region admits a hit, and when it asks the global Redis.
@@ -51,8 +51,8 @@ local function with_pool(counter, key, now, period)
   counter.apply = function(rejected)
     if hits < 0 then
       if void_from > 0 and part_at >= void_from then return false end
-      local back = min(-hits, max(untold - lent, 0))
-      untold = untold - back
+      local back = min(-hits, max(unreported - lent, 0))
+      unreported = unreported - back
       if last < ends then left = left + back end
       if -hits > back then
         counts.rejects(hits + back)
@@ -66,13 +66,13 @@ local function with_pool(counter, key, now, period)
     local asked, done = fits and of_pool or hits, false
     demand = min(demand + asked, 9007199254740992)
     if fits then
-      left, untold = left - of_pool, min(untold + of_pool, 9007199254740992)
+      left, unreported = left - of_pool, min(unreported + of_pool, 9007199254740992)
       done = of_part > 0 and counts.apply(false)
     else
-      lacking = max(lacking, min(hits, 9007199254740992))
+      unmet = max(unmet, min(hits, 9007199254740992))
     end
     if asked > 0 and left <= low and (next_request_at <= last or next_request_at > last + 6000000) then
-      --> open_request
+      --> start_request
     end
     changed = changed or asked > 0
     return done or asked > 0
@@ -94,30 +94,30 @@ if pool_place > 0 then
 end
 
 --: read_pool
-local id, left, ends, untold, number, first_number, told, opened_at, next_request_at, low, demand, demand_since, lacking
-last, id, left, ends, untold, number, first_number, told, opened_at, next_request_at, low, demand, demand_since, lacking =
+local id, left, ends, unreported, number, first_number, reported, requested_at, next_request_at, low, demand, demand_since, unmet
+last, id, left, ends, unreported, number, first_number, reported, requested_at, next_request_at, low, demand, demand_since, unmet =
   unpack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8', before)
-if max(last, id, left, ends, untold, number, first_number, told, opened_at, next_request_at, low, demand, demand_since,
-  lacking) > 9007199254740992 then
+if max(last, id, left, ends, unreported, number, first_number, reported, requested_at, next_request_at, low, demand, demand_since,
+  unmet) > 9007199254740992 then
   --> wrong_type
 end
 local answer = string.sub(before, 113)
 
---: open_request
+--: start_request
 number = max(last, number + 1)
-if first_number == 0 then first_number, told, untold = number, untold, 0 end
-opened_at, next_request_at = last, last + 3000000
+if first_number == 0 then first_number, reported, unreported = number, unreported, 0 end
+requested_at, next_request_at = last, last + 3000000
 
 --: write_pool
 local ttl_ms = math.ceil(max(ends - now, 0) / 1000) + 60000
-local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, id, left, ends, untold, number, first_number, told, opened_at,
-  next_request_at, low, demand, demand_since, lacking) .. answer
+local value = pack('<I8I8I8I8I8I8I8I8I8I8I8I8I8I8', last, id, left, ends, unreported, number, first_number, reported, requested_at,
+  next_request_at, low, demand, demand_since, unmet) .. answer
 --> set
 
 --: exchange
 -- KEYS: the pool. ARGV[1]: signed numbers: now as in driver.lua, number (of the pool's last request) and purpose; 0: an
 -- answer to it, then
--- held, ends, low and next_request_at and the 40 bytes that only Rust reads; 1: a look; 2: a request that gives hits
+-- held, ends, low and next_request_at and the 40 bytes that only Rust reads; 1: only a read; 2: a request that gives hits
 -- back, then how many to keep.
 -- Returns: the time, then the pool, after the change if the number is that of its last request; nothing without a pool.
 -- An answer to a request that is not open changes nothing, and returns nothing.
@@ -129,11 +129,11 @@ local key, bytes, now, of_number, purpose, held = KEYS[1], 152, unpack('<i8i8i8'
 if last == 0 or number ~= of_number or purpose == 0 and first_number == 0 then return '' end
 if purpose == 0 then
   held, ends, low, next_request_at = unpack('<i8i8i8i8', ARGV[1], 25)
-  left, first_number, told, lacking, answer = max(held - untold, 0), 0, 0, 0, string.sub(ARGV[1], 57)
+  left, first_number, reported, unmet, answer = max(held - unreported, 0), 0, 0, 0, string.sub(ARGV[1], 57)
 elseif purpose == 2 then
   last = last > now + 1000000 and now or max(last, now)
   left = last < ends and min(left, (unpack('<i8', ARGV[1], 25))) or 0
-  --> open_request
+  --> start_request
 end
 if purpose ~= 1 then
   --> write_pool

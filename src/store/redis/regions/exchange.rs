@@ -1,14 +1,14 @@
-//! Requests of a region's pools to the global Redis, and looks at pools that may have too much.
+//! Requests of a region's pools to the global Redis, and checks of pools that may have too much.
 //!
 //! A charge opens a request, and the process that made the charge sends it here, in the background: an adjustment of
 //! the hold in the global Redis, whose answer the pool takes in the region's Redis. A pool takes only the answer to its
 //! last request, so one that is lost or late wastes time and no hits: the next request tells the same hits again.
 //!
-//! The process that got an answer looks at the pool again, until the hold ends: it gives back what the region does not
+//! The process that got an answer checks the pool again, until the hold ends: it gives back what the region does not
 //! need, and tells what was used before the window ends.
 //!
 //! Decides: which process of a region asks; how many requests wait.
-//! Decides: when a process looks at a pool (`look_interval_us`).
+//! Decides: when a process checks a pool (`check_interval_us`).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -28,7 +28,7 @@ use crate::limit::Limit;
 use crate::limit::algorithm::region_pool::{LastAnswer, PoolGrant, RegionPool};
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
 use crate::limit::hold::ReplicaId;
-use crate::limit::region_requests::{look_interval_us, request_interval_us};
+use crate::limit::region_requests::{check_interval_us, request_interval_us};
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::charge::OwnedCounter;
 use crate::store::client::redis::deployment::Deployment;
@@ -44,14 +44,14 @@ use crate::store::stats::GrantCounts;
 const MAX_WAITING_REQUESTS: usize = 65_536;
 /// Upper bound on requests that wait for answers.
 const MAX_REQUESTS_IN_FLIGHT: usize = 1024;
-/// Upper bound on pools that this process looks at; what others do not need stays held until the hold ends.
-const MAX_LOOKS: usize = 100_000;
-/// Upper bound on looks that wait for answers.
-const MAX_LOOKS_IN_FLIGHT: usize = 256;
+/// Upper bound on pools that this process checks; what others do not need stays held until the hold ends.
+const MAX_CHECKS: usize = 100_000;
+/// Upper bound on checks that wait for answers.
+const MAX_CHECKS_IN_FLIGHT: usize = 256;
 
 /// Open request of a pool.
 #[derive(Clone, Debug)]
-pub(super) struct OpenRequest {
+pub(super) struct PendingRequest {
     /// Key of the pool.
     pub(super) pool_key: Bytes,
     /// Limit of its counter.
@@ -62,13 +62,13 @@ pub(super) struct OpenRequest {
 
 /// What a process does to a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolChange<'g> {
+pub enum PoolOperation<'g> {
     /// Gives it an answer.
     Accept(&'g PoolGrant),
     /// Only reads it.
-    Look,
+    Read,
     /// Opens a request that gives back what is left above so many hits.
-    OpenToKeep(u64),
+    RequestKeeping(u64),
 }
 
 /// A pool in a script's reply.
@@ -80,7 +80,7 @@ pub struct PoolReply {
     pub pool: RegionPool,
 }
 
-/// Sender of the requests of this process, and of its looks.
+/// Sender of the requests of this process, and of its checks.
 #[derive(Debug)]
 pub(super) struct PoolExchange {
     global: Arc<Deployment>,
@@ -89,8 +89,8 @@ pub(super) struct PoolExchange {
     region_number: u32,
     wait_replicas: u32,
     counts: GrantCounts,
-    requests: mpsc::Sender<OpenRequest>,
-    looks: Mutex<LookSchedule>,
+    requests: mpsc::Sender<PendingRequest>,
+    checks: Mutex<CheckSchedule>,
     added: Notify,
 }
 
@@ -101,7 +101,7 @@ impl PoolExchange {
         global: Arc<Deployment>,
         region: Arc<Deployment>,
         answers: Arc<GlobalAnswers>,
-    ) -> (Self, mpsc::Receiver<OpenRequest>) {
+    ) -> (Self, mpsc::Receiver<PendingRequest>) {
         let (requests, opened) = mpsc::channel(MAX_WAITING_REQUESTS);
         let exchange = Self {
             global,
@@ -111,7 +111,7 @@ impl PoolExchange {
             wait_replicas: settings.wait_replicas,
             counts: GrantCounts::default(),
             requests,
-            looks: Mutex::default(),
+            checks: Mutex::default(),
             added: Notify::new(),
         };
         (exchange, opened)
@@ -123,20 +123,20 @@ impl PoolExchange {
     }
 
     /// Sends a request in the background; drops it if too many wait.
-    pub(super) fn push(&self, request: OpenRequest) {
+    pub(super) fn push(&self, request: PendingRequest) {
         if self.requests.try_send(request).is_err() {
             self.counts.count_dropped_request();
         }
     }
 
     /// Sends requests until it is dropped.
-    pub(super) async fn run_requests(&self, requests: mpsc::Receiver<OpenRequest>) {
+    pub(super) async fn run_requests(&self, requests: mpsc::Receiver<PendingRequest>) {
         let requests = stream::unfold(requests, |mut requests| async move { Some((requests.recv().await?, requests)) });
         requests.for_each_concurrent(MAX_REQUESTS_IN_FLIGHT, |request| self.send_request(request)).await;
     }
 
     /// Sends a request, and gives its answer to the pool.
-    async fn send_request(&self, request: OpenRequest) {
+    async fn send_request(&self, request: PendingRequest) {
         self.counts.count_request();
         match self.ask_global_redis(&request).await {
             Ok(grant) => self.give_answer(&request, &grant).await,
@@ -147,8 +147,8 @@ impl PoolExchange {
         }
     }
 
-    async fn ask_global_redis(&self, request: &OpenRequest) -> Result<PoolGrant, RedisError> {
-        let OpenRequest { pool_key, limit, pool } = request;
+    async fn ask_global_redis(&self, request: &PendingRequest) -> Result<PoolGrant, RedisError> {
+        let PendingRequest { pool_key, limit, pool } = request;
         let counter = OwnedCounter { limit: limit.without_region_parts(), shadow: false, quota: false, tag: 0 };
         let key = global_key(counter_key_of_pool(pool_key));
         let keys = [key.clone(), holds_key(&key)];
@@ -175,13 +175,13 @@ impl PoolExchange {
         ReplicaId(id)
     }
 
-    async fn give_answer(&self, request: &OpenRequest, grant: &PoolGrant) {
-        let OpenRequest { pool_key, limit, pool } = request;
+    async fn give_answer(&self, request: &PendingRequest, grant: &PoolGrant) {
+        let PendingRequest { pool_key, limit, pool } = request;
         let added = grant.held.saturating_sub(pool.left);
-        match self.change_pool(pool_key, grant.number, PoolChange::Accept(grant)).await {
+        match self.operate_on_pool(pool_key, grant.number, PoolOperation::Accept(grant)).await {
             Ok(Some(reply)) => {
                 self.counts.add_granted_hits(added, Instant::now());
-                self.schedule_look(pool_key, limit, &reply);
+                self.schedule_check(pool_key, limit, &reply);
             }
             // Another request was opened since: it tells the same hits, and what is held stays held.
             Ok(None) => self.counts.add_wasted_hits(added),
@@ -193,13 +193,13 @@ impl PoolExchange {
     }
 
     /// Runs the script on a pool in the region's Redis; `None` if `number` is not that of its last request.
-    async fn change_pool(
+    async fn operate_on_pool(
         &self,
         pool_key: &Bytes,
         number: u64,
-        change: PoolChange<'_>,
+        operation: PoolOperation<'_>,
     ) -> Result<Option<PoolReply>, RedisError> {
-        let argument = encode_pool_change(None, number, change);
+        let argument = encode_pool_operation(None, number, operation);
         let call =
             ScriptOnKeys { script: pool_exchange_script(), keys: std::slice::from_ref(pool_key), argument: &argument };
         let deadline = Instant::now() + REGION_REDIS_TIMEOUT;
@@ -208,78 +208,78 @@ impl PoolExchange {
         decode_pool_reply(bytes).map_err(|_| RedisError::BadReply)
     }
 
-    fn schedule_look(&self, pool_key: &Bytes, limit: &Limit, reply: &PoolReply) {
+    fn schedule_check(&self, pool_key: &Bytes, limit: &Limit, reply: &PoolReply) {
         let PoolReply { now, pool } = reply;
-        if pool.left + pool.untold == 0 || *now >= pool.until {
+        if pool.left + pool.unreported == 0 || *now >= pool.until {
             return;
         }
-        let after_us = pool.last_look_at().since_us(*now).clamp(MIN_LOOK_INTERVAL_US, look_interval_us(limit));
+        let after_us = pool.final_check_at().since_us(*now).clamp(MIN_CHECK_INTERVAL_US, check_interval_us(limit));
         let at = Instant::now() + Duration::from_micros(after_us);
-        self.lock_looks().add(pool_key.clone(), Look { limit: *limit, number: pool.number }, at);
+        self.lock_checks().add(pool_key.clone(), PoolCheck { limit: *limit, number: pool.number }, at);
         self.added.notify_one();
     }
 
-    /// Makes each look at its time; runs until it is dropped.
-    pub(super) async fn run_looks(&self) {
+    /// Makes each check at its time; runs until it is dropped.
+    pub(super) async fn run_checks(&self) {
         loop {
-            let next = self.lock_looks().next_due_at();
+            let next = self.lock_checks().next_due_at();
             tokio::select! {
                 () = self.added.notified() => {}
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
-                    let due = self.lock_looks().take_due(Some(Instant::now()));
-                    self.look_at_all(due).await;
+                    let due = self.lock_checks().take_due(Some(Instant::now()));
+                    self.check_all(due).await;
                 }
             }
         }
     }
 
-    /// Makes all looks now, because the process stops.
-    pub(super) async fn look_at_all_now(&self) {
-        let due = self.lock_looks().take_due(None);
-        self.look_at_all(due).await;
+    /// Makes all checks now, because the process stops.
+    pub(super) async fn check_all_now(&self) {
+        let due = self.lock_checks().take_due(None);
+        self.check_all(due).await;
     }
 
-    async fn look_at_all(&self, due: Vec<(Bytes, Look)>) {
-        stream::iter(due).for_each_concurrent(MAX_LOOKS_IN_FLIGHT, |(key, look)| self.look(key, look)).await;
+    async fn check_all(&self, due: Vec<(Bytes, PoolCheck)>) {
+        stream::iter(due).for_each_concurrent(MAX_CHECKS_IN_FLIGHT, |(key, check)| self.check_pool(key, check)).await;
     }
 
     /// Looks at a pool whose last request is still the one that this process sent, and gives back what it does not
     /// need.
-    async fn look(&self, pool_key: Bytes, look: Look) {
-        let Look { limit, number } = look;
-        let Ok(Some(reply)) = self.change_pool(&pool_key, number, PoolChange::Look).await else { return };
+    async fn check_pool(&self, pool_key: Bytes, check: PoolCheck) {
+        let PoolCheck { limit, number } = check;
+        let Ok(Some(reply)) = self.operate_on_pool(&pool_key, number, PoolOperation::Read).await else { return };
         let pool = reply.pool.at(&limit, reply.now);
         let Some(kept) = pool.hits_to_keep(&limit) else {
-            return self.schedule_look(&pool_key, &limit, &reply);
+            return self.schedule_check(&pool_key, &limit, &reply);
         };
-        if let Ok(Some(opened)) = self.change_pool(&pool_key, number, PoolChange::OpenToKeep(kept)).await {
+        if let Ok(Some(opened)) = self.operate_on_pool(&pool_key, number, PoolOperation::RequestKeeping(kept)).await {
             self.counts.add_returned_hits(pool.left.saturating_sub(opened.pool.left));
-            self.send_request(OpenRequest { pool_key, limit, pool: opened.pool.at(&limit, opened.now) }).await;
+            self.send_request(PendingRequest { pool_key, limit, pool: opened.pool.at(&limit, opened.now) }).await;
         }
     }
 
-    fn lock_looks(&self) -> MutexGuard<'_, LookSchedule> {
-        lock_ignoring_poison(&self.looks)
+    fn lock_checks(&self) -> MutexGuard<'_, CheckSchedule> {
+        lock_ignoring_poison(&self.checks)
     }
 }
 
-/// Shortest time between two looks at a pool, in microseconds.
-const MIN_LOOK_INTERVAL_US: u64 = 10_000;
+/// Shortest time between two checks of a pool, in microseconds.
+const MIN_CHECK_INTERVAL_US: u64 = 10_000;
 
 /// Encodes the argument of the script `exchange` in `lua/pool.lua`, for `now`, or the server's own time if it is `None`.
-pub fn encode_pool_change(now: Option<Time>, number: u64, change: PoolChange<'_>) -> Vec<u8> {
+pub fn encode_pool_operation(now: Option<Time>, number: u64, operation: PoolOperation<'_>) -> Vec<u8> {
     let mut argument = BytesMut::new();
     put_time(&mut argument, now);
     let mut numbers = vec![number];
-    match change {
-        PoolChange::Accept(grant) => {
+    match operation {
+        PoolOperation::Accept(grant) => {
             let PoolGrant { held, until, low, next_request_at, answer, .. } = *grant;
-            let LastAnswer { room, level, others, held_by_others, window_end } = answer;
+            let LastAnswer { room, fair_share, others_share, held_by_others, window_end } = answer;
             numbers.extend([0, held, until.as_micros(), low, next_request_at.as_micros()]);
-            numbers.extend([room, level, others, held_by_others, window_end.as_micros()]);
+            numbers.extend([room, fair_share, others_share, held_by_others, window_end.as_micros()]);
         }
-        PoolChange::Look => numbers.push(1),
-        PoolChange::OpenToKeep(kept) => numbers.extend([2, kept]),
+        PoolOperation::Read => numbers.push(1),
+        PoolOperation::RequestKeeping(kept) => numbers.extend([2, kept]),
     }
     numbers.iter().for_each(|number| argument.put_u64_le(*number));
     argument.into()
@@ -298,9 +298,9 @@ pub fn decode_pool_reply(reply: &[u8]) -> Result<Option<PoolReply>, MalformedRep
     if reader.is_empty() { Ok(Some(PoolReply { now, pool })) } else { Err(MalformedReply) }
 }
 
-/// A look at a pool.
+/// A check of a pool.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct PoolCheck {
     limit: Limit,
     /// Number of the last request that this process sent.
     number: u64,
@@ -308,19 +308,19 @@ struct Look {
 
 /// Looks in the order of their times, one for each pool.
 #[derive(Debug, Default)]
-struct LookSchedule {
+struct CheckSchedule {
     by_time: BinaryHeap<Reverse<(Instant, Bytes)>>,
-    looks: HashMap<Bytes, Look>,
+    checks: HashMap<Bytes, PoolCheck>,
 }
 
-impl LookSchedule {
-    /// Adds a look; one at the same pool that is due before takes its place.
-    fn add(&mut self, pool_key: Bytes, look: Look, at: Instant) {
-        let is_full = self.looks.len() >= MAX_LOOKS;
-        if let Some(scheduled) = self.looks.get_mut(&pool_key) {
-            *scheduled = look;
+impl CheckSchedule {
+    /// Adds a check; one of the same pool that is due before takes its place.
+    fn add(&mut self, pool_key: Bytes, check: PoolCheck, at: Instant) {
+        let is_full = self.checks.len() >= MAX_CHECKS;
+        if let Some(scheduled) = self.checks.get_mut(&pool_key) {
+            *scheduled = check;
         } else if !is_full {
-            self.looks.insert(pool_key.clone(), look);
+            self.checks.insert(pool_key.clone(), check);
             self.by_time.push(Reverse((at, pool_key)));
         }
     }
@@ -329,12 +329,12 @@ impl LookSchedule {
         self.by_time.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Removes the looks that are due at `now`; all if it is `None`.
-    fn take_due(&mut self, now: Option<Instant>) -> Vec<(Bytes, Look)> {
+    /// Removes the checks that are due at `now`; all if it is `None`.
+    fn take_due(&mut self, now: Option<Instant>) -> Vec<(Bytes, PoolCheck)> {
         let mut due = Vec::new();
         while self.next_due_at().is_some_and(|at| now.is_none_or(|now| at <= now)) {
             let Some(Reverse((_, key))) = self.by_time.pop() else { break };
-            due.extend(self.looks.remove(&key).map(|look| (key, look)));
+            due.extend(self.checks.remove(&key).map(|check| (key, check)));
         }
         due
     }

@@ -247,7 +247,7 @@ fn division_without_holders_is_forgotten_after_a_lost_answer() {
     assert_eq!(division.next_event(at(62)), Some(at(72)));
     division.expire(at(72));
     let again = request_and_grant_all(&mut division, at(72)).expect("it is told again");
-    assert_eq!((again.used, again.repeats), (part, request.number));
+    assert_eq!((again.used, again.first_number), (part, request.number));
     assert!(division.is_empty());
     assert_eq!(division.next_event(at(72)), None);
 }
@@ -406,11 +406,11 @@ fn failed_request_is_repeated() {
     division.record_unanswered_request(0, &request);
     division.record_report(0, usage(3, 0, at(10)), at(10));
     let again = division.next_pool_request(0, at(10)).expect("it is told again");
-    assert_eq!((again.used, again.repeats), (10, request.number));
+    assert_eq!((again.used, again.first_number), (10, request.number));
     let grant = HoldAnswer { granted: again.wanted, ..HoldAnswer::default() };
     division.record_answer(0, &again, grant, at(10));
     let next = division.next_pool_request(0, at(10)).expect("three more were used");
-    assert_eq!((next.used, next.number, next.repeats), (3, again.number + 1, 0));
+    assert_eq!((next.used, next.number, next.first_number), (3, again.number + 1, 0));
 }
 
 #[test]

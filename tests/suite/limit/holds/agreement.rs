@@ -93,10 +93,10 @@ fn call() -> impl Strategy<Value = Call> {
     // Numbers as divisions give them: they begin with the time in microseconds.
     let number = prop_oneof![1 => Just(0), 3 => FIRST_NUMBER..FIRST_NUMBER + 3];
     let request = (0..30_u64, number.clone(), number, amount, lasts_us, 0..3_u64).prop_map(
-        |(used, number, repeats, wanted, lasts_us, demand)| HoldRequest {
+        |(used, number, first_number, wanted, lasts_us, demand)| HoldRequest {
             used,
             number,
-            repeats,
+            first_number,
             wanted,
             lasts_us,
             demand,

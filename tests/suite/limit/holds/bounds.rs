@@ -404,7 +404,7 @@ fn wild_numbers_are_bounded() {
         let wild = HoldRequest {
             used: u64::MAX,
             number: u64::MAX,
-            repeats: 0,
+            first_number: 0,
             wanted: all,
             lasts_us: u64::MAX,
             demand: u64::MAX,

@@ -20,7 +20,7 @@ use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Overshoot, RegionLossPolicy, Scope};
 use tollkeeper::store::charge::{OwnedCharge, OwnedCounter};
 use tollkeeper::store::redis::eventual::StoredLease;
-use tollkeeper::store::redis::regions::exchange::{PoolChange, decode_pool_reply, encode_pool_change};
+use tollkeeper::store::redis::regions::exchange::{PoolOperation, decode_pool_reply, encode_pool_operation};
 use tollkeeper::store::redis::script::{pool_exchange_script, replay_charges};
 
 use super::agreement::{Redis, ScriptForm, expected};
@@ -58,7 +58,7 @@ enum Change {
         next_request: u64,
         is_late: bool,
     },
-    Look,
+    PoolCheck,
     /// Gives back all but hundredths of the limit.
     Keep(u64),
 }
@@ -154,7 +154,7 @@ fn call() -> impl Strategy<Value = Call> {
     let answer = (0..120_u64, 0..3000_u64, 0..40_u64, 0..500_u64, proptest::bool::weighted(0.1)).prop_map(
         |(held, lasts, low, next_request, is_late)| Change::Answer { held, lasts, low, next_request, is_late },
     );
-    let change = prop_oneof![5 => answer, 1 => Just(Change::Look), 2 => (0..60_u64).prop_map(Change::Keep)];
+    let change = prop_oneof![5 => answer, 1 => Just(Change::PoolCheck), 2 => (0..60_u64).prop_map(Change::Keep)];
     let steps = proptest::collection::vec(step(), 1..6);
     let lent = proptest::option::weighted(0.3, 0..200_u64);
     (after, proptest::option::weighted(0.5, change), lent, steps).prop_map(|(after, change, lent, steps)| Call {
@@ -222,15 +222,15 @@ impl Change {
                     next_request_at: now.plus_us(span(next_request)),
                     answer: LastAnswer { room: held, window_end: now, ..Default::default() },
                 };
-                let argument = encode_pool_change(Some(now), grant.number, PoolChange::Accept(&grant));
+                let argument = encode_pool_operation(Some(now), grant.number, PoolOperation::Accept(&grant));
                 (argument, expected.accept(&grant))
             }
-            Self::Look => (encode_pool_change(Some(now), pool.number, PoolChange::Look), true),
+            Self::PoolCheck => (encode_pool_operation(Some(now), pool.number, PoolOperation::Read), true),
             Self::Keep(kept) => {
                 expected.last = if pool.last > now.plus_us(1_000_000) { now } else { pool.last.max(now) };
                 expected.left = if expected.last < pool.until { pool.left } else { 0 };
-                expected.open_to_keep(part(kept));
-                (encode_pool_change(Some(now), pool.number, PoolChange::OpenToKeep(part(kept))), true)
+                expected.start_request_keeping(part(kept));
+                (encode_pool_operation(Some(now), pool.number, PoolOperation::RequestKeeping(part(kept))), true)
             }
         };
         let is_taken = is_taken && *pool != RegionPool::default();

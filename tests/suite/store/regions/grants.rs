@@ -441,7 +441,7 @@ fn reset_empties_the_counter_of_a_region_and_the_one_above() {
     assert_eq!(charged_and_held(&global, "share"), [0, 0]);
     assert_eq!(us.used_of_part("share"), Some(RESERVE), "that of another region stays until its window ends");
     assert_eq!(eu.charge("share", usize::try_from(RESERVE).expect("it is small")), RESERVE);
-    // What the other region used since its last request is told after the reset.
+    // What the other region used since its last request is reported after the reset.
     wait_for("hits that another region tells", || {
         us.charge("share", 5);
         (charged_and_held(&global, "share")[0] > 0).then_some(())

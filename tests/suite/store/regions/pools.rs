@@ -18,7 +18,7 @@ use tollkeeper::limit::algorithm::state::{CounterWithPool, State};
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::hold::{CounterHolds, HoldAnswer, HoldRequest, ReplicaId, StateWithLimit};
 use tollkeeper::limit::period::{Period, Unit};
-use tollkeeper::limit::region_requests::{MIN_REQUEST_INTERVAL_US, look_interval_us, request_interval_us};
+use tollkeeper::limit::region_requests::{MIN_REQUEST_INTERVAL_US, check_interval_us, request_interval_us};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{GlobalScope, Limit, LimitSpec, Scope};
 
@@ -52,7 +52,7 @@ enum Breakage {
     ForgetsUntold,
     /// Pools last for a minute longer than the hold.
     LastsTooLong,
-    /// Half of the used hits are not told.
+    /// Half of the used hits are not reported.
     TellsHalf,
     /// The global Redis takes a request that a later one has overtaken.
     TakesLateRequests,
@@ -103,8 +103,8 @@ enum Message {
         asked: RegionPool,
         answer: HoldAnswer,
     },
-    /// The process that got the answer to a request looks at the pool again.
-    Look {
+    /// The process that got the answer to a request checks the pool again.
+    PoolCheck {
         region: usize,
         number: u64,
     },
@@ -263,7 +263,7 @@ impl Simulation {
             request.used /= 2;
         }
         if self.demand.breakage == Some(Breakage::TakesLateRequests) {
-            (request.number, request.repeats) = (0, 0);
+            (request.number, request.first_number) = (0, 0);
         }
         self.requests.push(self.now_us);
         self.send_far(region, Message::Request { region, asked, request });
@@ -283,15 +283,15 @@ impl Simulation {
                     self.send_far(region, Message::Answer { region, asked, answer });
                 }
                 // Its processes died too.
-                Message::Answer { region, .. } | Message::Look { region, .. } if self.is_dead(region) => {}
+                Message::Answer { region, .. } | Message::PoolCheck { region, .. } if self.is_dead(region) => {}
                 Message::Answer { region, asked, answer } => self.accept(region, &asked, &answer),
-                Message::Look { region, number } => self.look(region, number),
+                Message::PoolCheck { region, number } => self.check_pool(region, number),
             }
         }
     }
 
-    /// Gives back what a region does not need, and looks again later, until another request is answered.
-    fn look(&mut self, region: usize, number: u64) {
+    /// Gives back what a region does not need, and checks again later, until another request is answered.
+    fn check_pool(&mut self, region: usize, number: u64) {
         let Region { counter: CounterWithPool { pool, .. }, clock } = &mut self.regions[region];
         let mut now = pool.at(&self.limit, clock.at(self.now_us));
         if pool.number != number {
@@ -299,21 +299,21 @@ impl Simulation {
         }
         match now.hits_to_keep(&self.limit) {
             Some(kept) => {
-                now.open_to_keep(kept);
+                now.start_request_keeping(kept);
                 *pool = now;
                 self.ask(region);
             }
-            None => self.send_look(region),
+            None => self.send_check(region),
         }
     }
 
-    fn send_look(&mut self, region: usize) {
+    fn send_check(&mut self, region: usize) {
         let Region { counter: CounterWithPool { pool, .. }, clock } = &self.regions[region];
         let now = clock.at(self.now_us);
-        if pool.left + pool.untold > 0 && now < pool.until {
-            let after_us = pool.last_look_at().since_us(now).clamp(STEP_US, look_interval_us(&self.limit));
+        if pool.left + pool.unreported > 0 && now < pool.until {
+            let after_us = pool.final_check_at().since_us(now).clamp(STEP_US, check_interval_us(&self.limit));
             let number = pool.number;
-            self.send(after_us, Message::Look { region, number });
+            self.send(after_us, Message::PoolCheck { region, number });
         }
     }
 
@@ -325,15 +325,15 @@ impl Simulation {
         if self.demand.breakage == Some(Breakage::LastsTooLong) {
             grant.until = grant.until.plus_us(MINUTE_US);
         }
-        let untold = pool.untold;
+        let unreported = pool.unreported;
         if self.demand.breakage == Some(Breakage::TakesLateAnswers) {
             (pool.number, pool.first_number) = (grant.number, grant.number);
         }
         if pool.accept(&grant) {
             if self.demand.breakage == Some(Breakage::ForgetsUntold) {
-                pool.left += untold;
+                pool.left += unreported;
             }
-            self.send_look(region);
+            self.send_check(region);
         }
     }
 
