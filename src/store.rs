@@ -46,7 +46,7 @@ use self::stats::StoreStats;
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeRequest};
-use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, PoolId};
 use crate::limit::request::Hits;
 use crate::limit::slot_table::SlotSummary;
 use crate::settings::counters::KeyFormat;
@@ -156,7 +156,7 @@ impl Store {
         // Before heartbeats are exchanged, as often as the timeout demands.
         fallback.slot_holders().set_timeout(holder_timeout);
         let redis = Redis::start_on_host(settings, fallback, host);
-        redis.claim_replica_slot();
+        redis.claim_replica_place();
         redis.into()
     }
 
@@ -359,7 +359,7 @@ impl Store {
         }
     }
 
-    /// Adjusts what a holder holds on the only counter of the charge, whose hits are ignored: charges what it used, and
+    /// Adjusts what a pool holds on the only counter of the charge, whose hits are ignored: charges what it used, and
     /// grants what it wants as far as that fits. The memory store answers without waiting, any other by the deadline of
     /// `context`. A limit that cannot be held ([`Store::reason_against_holds`]) is neither charged nor granted.
     ///
@@ -368,7 +368,7 @@ impl Store {
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: ReplicaId,
+        pool: PoolId,
         request: HoldRequest,
         context: StoreContext<'_>,
     ) -> impl Future<Output = Result<HoldAnswer, ChargeError>> + Send + use<> {
@@ -378,12 +378,12 @@ impl Store {
         let pending = match &self.backend {
             _ if is_refused => Either::Left(Ok(HoldAnswer::nothing_granted(now))),
             StoreBackend::Memory(memory) => {
-                Either::Left(memory.adjust_hold(charge, holder, request, now).map_err(ChargeError::from))
+                Either::Left(memory.adjust_hold(charge, pool, request, now).map_err(ChargeError::from))
             }
             StoreBackend::Redis(redis) => match context.deadline {
                 Some(deadline) => {
                     let context = ChargeContext { now, deadline, span_ref: context.span_ref };
-                    Either::Right(redis.adjust_hold(charge, holder, request, context))
+                    Either::Right(redis.adjust_hold(charge, pool, request, context))
                 }
                 None => Either::Left(Err(RedisError::NoTime.into())),
             },
@@ -405,16 +405,16 @@ impl Store {
     pub fn adjust_fallback_hold(
         &self,
         charge: &Charge<'_>,
-        holder: ReplicaId,
+        pool: PoolId,
         request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, ChargeError> {
         let is_refused = charge.counters.first().is_none_or(|counter| counter.limit.reason_against_holds().is_some());
         let answer = match &self.backend {
             _ if is_refused => Ok(HoldAnswer::nothing_granted(now)),
-            StoreBackend::Memory(memory) => memory.adjust_hold(charge, holder, request, now),
-            StoreBackend::Redis(redis) => redis.fallback().adjust_hold(charge, holder, request, now),
-            StoreBackend::Memcache(memcache) => memcache.fallback().adjust_hold(charge, holder, request, now),
+            StoreBackend::Memory(memory) => memory.adjust_hold(charge, pool, request, now),
+            StoreBackend::Redis(redis) => redis.fallback().adjust_hold(charge, pool, request, now),
+            StoreBackend::Memcache(memcache) => memcache.fallback().adjust_hold(charge, pool, request, now),
         };
         Ok(answer?)
     }

@@ -44,6 +44,12 @@ pub fn random_u64_pair() -> (u64, u64) {
     (random_u64(), random_u64())
 }
 
+/// Returns 16 random bytes: an identity that nothing else has.
+pub fn random_id() -> [u8; 16] {
+    let (first, second) = random_u64_pair();
+    (u128::from(first) << 64 | u128::from(second)).to_be_bytes()
+}
+
 /// Returns a random number from 0 to below 1.
 pub fn random_fraction() -> f64 {
     (random_u64() >> 11) as f64 / (1_u64 << 53) as f64

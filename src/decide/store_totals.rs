@@ -162,15 +162,15 @@ impl From<GrantTotals> for RegionGrantsReport {
 
 impl From<EventualSharingStats> for EventualLimitsReport {
     fn from(sharing: EventualSharingStats) -> Self {
-        let EventualSharingStats { hits, descriptors, slot, slots, live_replicas } = sharing;
+        let EventualSharingStats { hits, descriptors, place, max_replicas, live_replicas } = sharing;
         Self {
             admitted_from_shares: hits.shared,
-            admitted_from_leases: hits.leased,
-            leased_hits: hits.lent,
+            admitted_from_leases: hits.from_leases,
+            leased_hits: hits.leased,
             lease_hits_left: hits.returned,
             eventual_descriptors: descriptors,
-            slot,
-            slots,
+            slot: place,
+            slots: max_replicas,
             live_replicas,
         }
     }

@@ -84,7 +84,7 @@ pub struct ChargeRequest {
     /// Another limit of the descriptor rejects these hits: count them only where rejected hits count.
     pub rejected_elsewhere: bool,
     /// Hits that replicas may still admit from leases; a refund leaves at least these charged.
-    pub lent: u64,
+    pub leased: u64,
     /// The refund gives back reserved hits: a log drops its oldest hits in place of its newest.
     pub gives_back: bool,
     /// A client asks: if this is a peek, its rejection may begin a ban.
@@ -94,7 +94,7 @@ pub struct ChargeRequest {
 impl ChargeRequest {
     /// Creates a request that no other limit has rejected.
     pub const fn new(hits: Hits, max_delay_us: u64) -> Self {
-        Self { hits, max_delay_us, rejected_elsewhere: false, lent: 0, gives_back: false, is_sent_by_client: false }
+        Self { hits, max_delay_us, rejected_elsewhere: false, leased: 0, gives_back: false, is_sent_by_client: false }
     }
 
     /// Creates the request of a client.

@@ -1,20 +1,20 @@
-//! Holds: hits of a limit that a holder may admit without asking, which every decision on the counter leaves out.
+//! Holds: hits of a limit that a pool may admit without asking, which every decision on the counter leaves out.
 //!
-//! A holder (a replica that answers quota streams, or a region) asks for hits for a time. Until then the limit of all other
-//! decisions is lower by them, and only what the holder reports as used is counted. Hits that were not reported by the
-//! end count as used at the end, so that a holder that dies costs its hits once.
+//! A pool (a replica that answers quota streams, or a region) asks for hits for a time. Until then the limit of all other
+//! decisions is lower by them, and only what the pool reports as used is counted. Hits that were not reported by the
+//! end count as used at the end, so that a pool that dies costs its hits once.
 //!
 //! What a hold takes depends on the algorithm ([`HeldAmount`]). In windows it takes hits of each window, and ends with
 //! the window of its last moment, in a sliding_window_counter with the window after that: hits used just before its end
-//! count until then. In a bucket it takes capacity, and refill if the holder has a rate of its own; at its end the
+//! count until then. In a bucket it takes capacity, and refill if the pool has a rate of its own; at its end the
 //! capacity is charged.
 //!
 //! Everything here is pure. `store::memory` keeps [`CounterHolds`] beside a counter; in Redis `lua/hold.lua` does the
 //! same arithmetic, and [`TotalHold`] follows the state of the counter.
 //!
-//! Decides: which hits may be held; hits of a holder that dies.
+//! Decides: which hits may be held; hits of a pool that dies.
 //! Decides: which limits cannot be divided among proxies (`reason_against_holds`).
-//! Decides: how many replicas may hold hits of a counter (`MAX_HOLDING_REPLICAS`).
+//! Decides: how many pools may hold hits of a counter (`MAX_POOLS`).
 //! Decides: the life of a hold without renewal (`MAX_HOLD_US`).
 
 use smallvec::SmallVec;
@@ -27,44 +27,43 @@ use super::algorithm::{Algorithm, CountingMethod, fixed_window, token_bucket};
 use super::charge::{ChargeRequest, ChargeResult, clamp_to_u32, effective_time};
 use super::request::Hits;
 use crate::base::clock::Time;
-use crate::base::random::random_u64_pair;
+use crate::base::random::random_id;
 
 /// Longest time for which hits can be held without a renewal, in microseconds: an hour.
 pub const MAX_HOLD_US: u64 = 3_600_000_000;
 
-/// Maximum number of holders of a counter; a further one is granted nothing.
-pub const MAX_HOLDING_REPLICAS: usize = 128;
+/// Maximum number of pools of a counter; a further one is granted nothing.
+pub const MAX_POOLS: usize = 128;
 
-/// Identity of a replica that holds hits: random, and the same for all counters of a process.
+/// Identity of a pool among those with hits of a counter: random, or made from the names of a region and its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReplicaId(pub [u8; 16]);
+pub struct PoolId(pub [u8; 16]);
 
-impl ReplicaId {
+impl PoolId {
     /// Creates an identity that no other process has.
     pub fn random() -> Self {
-        let (first, second) = random_u64_pair();
-        Self((u128::from(first) << 64 | u128::from(second)).to_le_bytes())
+        Self(random_id())
     }
 }
 
 /// Hits that a hold takes from a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldAmount {
-    /// Hits taken from each window; of a token_bucket, hits per period taken from its refill, which only a holder with
+    /// Hits taken from each window; of a token_bucket, hits per period taken from its refill, which only a pool with
     /// a rate of its own needs.
     pub hits: u64,
     /// Hits taken from the capacity of a token_bucket: those that can pass at once. Always 0 for windows.
     pub capacity: u64,
 }
 
-/// What a holder asks of one counter.
+/// What a pool asks of one counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoldRequest {
     /// Hits admitted since the last call: they are charged, and what is held falls by them. Hits beyond what is held
     /// are charged as debt, up to the limit and the capacity. Hits used before the end of a hold are reported after it
     /// too: in windows the rest of the hold lasts longer, and would be granted again.
     ///
-    /// A holder that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
+    /// A pool that shrinks its hold and cannot prove that the rest is unused, counts the rest as used here.
     pub used: u64,
     /// Number of the request, above those of all requests before it; 0: it has none. A request that arrives after one
     /// with a higher number is late, and changes nothing.
@@ -77,7 +76,7 @@ pub struct HoldRequest {
     /// Time from the store's now for which to hold it, in microseconds, at most [`MAX_HOLD_US`]. A call renews the
     /// whole hold.
     pub lasts_us: u64,
-    /// Hits in a period that the holder could use, for the other holders to see.
+    /// Hits in a period that the pool could use, for the other pools to see.
     pub demand: u64,
 }
 
@@ -92,8 +91,8 @@ pub struct HoldAnswer {
     pub until: Time,
     /// What would still fit beside all holds.
     pub room: HeldAmount,
-    /// The other holders, at most [`MAX_HOLDING_REPLICAS`].
-    pub others: Vec<OtherHolder>,
+    /// The other pools, at most [`MAX_POOLS`].
+    pub others: Vec<OtherPool>,
     /// End of the current window; `None` for a bucket.
     pub window_end: Option<Time>,
 }
@@ -114,11 +113,11 @@ impl HoldAnswer {
     }
 }
 
-/// Another holder of the counter.
+/// Another pool of the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OtherHolder {
+pub struct OtherPool {
     /// Its identity.
-    pub holder: ReplicaId,
+    pub pool: PoolId,
     /// What it holds; nothing if there was no room for it.
     pub held: HeldAmount,
     /// Time of the store at which its hold ends.
@@ -308,17 +307,17 @@ pub struct StateWithLimit<'s> {
 /// All holds on a counter in memory.
 #[derive(Clone, Debug, Default)]
 pub struct CounterHolds {
-    holders: SmallVec<[HoldingReplica; 1]>,
+    pools: SmallVec<[HoldRow; 1]>,
     /// Sum of what is held; `None` once that has ended.
     total: Option<TotalHold>,
     /// Time from which on the hold changes nothing, even if nobody settles it: a bucket is full again by then.
     refilled: Time,
 }
 
-/// One holder of a counter.
+/// One pool of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct HoldingReplica {
-    id: ReplicaId,
+struct HoldRow {
+    id: PoolId,
     held: HeldAmount,
     until: Time,
     demand: u64,
@@ -336,12 +335,12 @@ impl CounterHolds {
         self.total = None;
     }
 
-    /// Returns true if no holder is left at `now`, and no hold that would change a state.
+    /// Returns true if no pool is left at `now`, and no hold that would change a state.
     pub fn is_over(&self, now: Time) -> bool {
-        (self.total.is_none() || self.refilled <= now) && self.holders.iter().all(|holder| holder.until <= now)
+        (self.total.is_none() || self.refilled <= now) && self.pools.iter().all(|pool| pool.until <= now)
     }
 
-    /// Charges what a holder used, and grants what it wants as far as that fits.
+    /// Charges what a pool used, and grants what it wants as far as that fits.
     ///
     /// In order: holds that have ended are charged; what is held falls by what was used, then to what is wanted; the
     /// rest of what is wanted is granted up to the room that the limit has beside all holds. The limit must be one that
@@ -349,7 +348,7 @@ impl CounterHolds {
     pub fn charge_used_and_grant(
         &mut self,
         counter: StateWithLimit<'_>,
-        holder: ReplicaId,
+        pool: PoolId,
         request: HoldRequest,
         now: Time,
     ) -> HoldAnswer {
@@ -357,7 +356,7 @@ impl CounterHolds {
         let lasting = self.total.and_then(|hold| hold.keep_or_settle(limit, state, now));
         let is_settled = self.total.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
-        let RemovedHolds { last, ended_capacity } = self.remove_own_and_ended(limit, holder, at);
+        let RemovedHolds { last, ended_capacity } = self.remove_own_and_ended(limit, pool, at);
         let ended = if is_settled { 0 } else { ended_capacity };
         let late = last.filter(|last| request.number > 0 && request.number < last.number);
         let mut own = last.map_or(HeldAmount::default(), |last| last.held);
@@ -377,9 +376,9 @@ impl CounterHolds {
         let refill = Limit { never_cuts_level, ..limit.lowered_by(held_refill, 0) };
         let _result = state.charge(&refill.counting_all_hits(), now, ChargeRequest::new(Hits::Charge(ended + used), 0));
 
-        let has_place = self.holders.len() < MAX_HOLDING_REPLICAS;
+        let has_place = self.pools.len() < MAX_POOLS;
         let wanted = if has_place { request.wanted.clamp_to_grantable(limit) } else { HeldAmount::default() };
-        let others = self.holders.iter().fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));
+        let others = self.pools.iter().fold(HeldAmount::default(), |sum, pool| sum.plus(pool.held));
         let kept = own.min(wanted);
         let fitting = find_grantable_amount(limit, state, others.plus(kept), now);
         let added = wanted.minus(kept).min(fitting);
@@ -390,51 +389,51 @@ impl CounterHolds {
             now,
             until,
             room: fitting.minus(granted.minus(kept)),
-            others: self.holders.iter().copied().map(HoldingReplica::to_other_holder).collect(),
+            others: self.pools.iter().copied().map(HoldRow::to_other_pool).collect(),
             window_end: window_end(limit, now),
         };
-        // A holder without room is kept too, so that the others learn of its demand; one that leaves, so that its last
+        // A pool without room is kept too, so that the others learn of its demand; one that leaves, so that its last
         // call can be repeated.
         if has_place && (granted != HeldAmount::default() || request.demand > 0 || request.used > 0) {
             let HoldRequest { demand, number, .. } = request;
-            self.holders.push(HoldingReplica { id: holder, held: granted, until, demand, number });
+            self.pools.push(HoldRow { id: pool, held: granted, until, demand, number });
         }
-        self.total = sum_holds(limit, &self.holders);
+        self.total = sum_holds(limit, &self.pools);
         self.refilled = self.total.map_or(now, |hold| hold.until.plus_us(hold.max_refill_time_us(limit)));
         answer
     }
 
-    /// Takes out the holder, and those whose hold has ended; returns what the holder held, and the sum of what ended.
-    fn remove_own_and_ended(&mut self, limit: &Limit, id: ReplicaId, at: Time) -> RemovedHolds {
-        let mut standing = RemovedHolds { last: None, ended_capacity: 0 };
-        self.holders.retain(|holder| {
-            if holder.until <= at {
-                standing.ended_capacity += holder.held.capacity;
+    /// Takes out the pool, and those whose hold has ended; returns what the pool held, and the sum of what ended.
+    fn remove_own_and_ended(&mut self, limit: &Limit, id: PoolId, at: Time) -> RemovedHolds {
+        let mut removed = RemovedHolds { last: None, ended_capacity: 0 };
+        self.pools.retain(|pool| {
+            if pool.until <= at {
+                removed.ended_capacity += pool.held.capacity;
                 return false;
             }
             // A hold beyond this was made before the clock was set back.
-            let lasts = holder.until.since_us(at) <= longest_hold_us(limit);
-            if lasts && holder.id == id {
-                standing.last = Some(*holder);
+            let lasts = pool.until.since_us(at) <= longest_hold_us(limit);
+            if lasts && pool.id == id {
+                removed.last = Some(*pool);
             }
-            lasts && holder.id != id
+            lasts && pool.id != id
         });
-        standing
+        removed
     }
 }
 
-/// What a call takes out of the holds on a counter: that of its own holder, and those that have ended.
+/// What a call takes out of the holds on a counter: that of its own pool, and those that have ended.
 struct RemovedHolds {
-    /// What the last request of the holder left.
-    last: Option<HoldingReplica>,
+    /// What the last request of the pool left.
+    last: Option<HoldRow>,
     /// Capacity of holds that have ended and were not charged.
     ended_capacity: u64,
 }
 
-impl HoldingReplica {
-    fn to_other_holder(self) -> OtherHolder {
+impl HoldRow {
+    fn to_other_pool(self) -> OtherPool {
         let Self { id, held, until, demand, .. } = self;
-        OtherHolder { holder: id, held, until, demand }
+        OtherPool { pool: id, held, until, demand }
     }
 }
 
@@ -534,10 +533,10 @@ pub fn window_end(limit: &Limit, at: Time) -> Option<Time> {
 }
 
 /// Returns the sum of what is held; `None` if nothing is.
-fn sum_holds(limit: &Limit, holders: &[HoldingReplica]) -> Option<TotalHold> {
-    let holding = holders.iter().filter(|holder| holder.held != HeldAmount::default());
-    let until = holding.clone().map(|holder| holder.until).max()?;
-    let sum = holding.fold(HeldAmount::default(), |sum, holder| sum.plus(holder.held));
+fn sum_holds(limit: &Limit, pools: &[HoldRow]) -> Option<TotalHold> {
+    let holding = pools.iter().filter(|pool| pool.held != HeldAmount::default());
+    let until = holding.clone().map(|pool| pool.until).max()?;
+    let sum = holding.fold(HeldAmount::default(), |sum, pool| sum.plus(pool.held));
     Some(TotalHold {
         hits: clamp_to_u32(sum.hits),
         capacity: clamp_to_u32(sum.capacity),

@@ -30,8 +30,8 @@ pub struct LocalBudget {
 }
 
 impl LocalBudget {
-    /// Computes the budget of a descriptor for one of `slots` slots; `None` if one of its limits is strict.
-    pub fn for_limits<'l>(limits: impl Iterator<Item = &'l Limit>, slots: NonZeroU32) -> Option<Self> {
+    /// Computes the budget of a descriptor for one of so many replicas; `None` if one of its limits is strict.
+    pub fn for_limits<'l>(limits: impl Iterator<Item = &'l Limit>, max_replicas: NonZeroU32) -> Option<Self> {
         let mut budget = Self { share: u64::MAX, period_us: 0, life_us: MAX_LEASE_LIFE_US };
         for limit in limits {
             let Consistency::Eventual(overshoot) = limit.consistency() else { return None };
@@ -50,7 +50,7 @@ impl LocalBudget {
             };
             // The overshoot of a global limit is for regions.
             let for_shares = if is_global { 0 } else { for_shares };
-            budget.share = budget.share.min(for_shares / 1000 / (2 * u64::from(slots.get())));
+            budget.share = budget.share.min(for_shares / 1000 / (2 * u64::from(max_replicas.get())));
             budget.period_us = budget.period_us.max(longest_window_us(limit));
             budget.life_us = budget.life_us.min(life_us);
         }

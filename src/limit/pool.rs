@@ -1,11 +1,11 @@
-//! Pool: what the holder of a hold may hand out without asking, by its own clock.
+//! Pool: what the replica that has a hold may hand out without asking, by its own clock.
 //!
 //! It is what the counter granted ([`HoldAnswer`]), less what was used since. Used hits are told with the next request.
 //! A request whose answer was lost is repeated alone, and says which one it repeats, so that its hits are charged once.
 //!
 //! Decides: which used hits a request tells, and which of them again.
 
-use super::hold::{HeldAmount, HoldAnswer, HoldRequest, OtherHolder};
+use super::hold::{HeldAmount, HoldAnswer, HoldRequest, OtherPool};
 use crate::base::clock::Time;
 
 /// Hits that were used, with the numbers of the request that tells the counter: see [`HoldRequest`].
@@ -30,8 +30,8 @@ pub struct Pool {
     pub used: u64,
     /// What could be held beside that.
     pub room: u64,
-    /// The other holders that hold or want something, with times by this process's clock.
-    pub others: Vec<OtherHolder>,
+    /// The other pools that hold or want something, with times by this process's clock.
+    pub others: Vec<OtherPool>,
     /// End of the current window; `None` if there are no windows.
     pub window_end: Option<Time>,
     /// Time of the last request.
@@ -100,8 +100,8 @@ impl Pool {
         self.others.retain(|other| other.demand > 0 || other.held != HeldAmount::default());
     }
 
-    /// The other holders whose holds have not ended at `now`.
-    pub fn others_at(&self, now: Time) -> impl Iterator<Item = &OtherHolder> {
+    /// The other pools whose holds have not ended at `now`.
+    pub fn others_at(&self, now: Time) -> impl Iterator<Item = &OtherPool> {
         self.others.iter().filter(move |other| other.until > now)
     }
 }

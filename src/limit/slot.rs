@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::base::random::random_u64_pair;
+use crate::base::random::{random_id, random_u64_pair};
 
 /// Key of the trailing entries that identify a stream.
 pub const SLOT_KEY: &[u8] = b"slot";
@@ -72,8 +72,7 @@ impl SlotId {
 
     /// Identity of a slot that nothing names: only its token frees it.
     pub fn random() -> Self {
-        let (high, low) = random_u64_pair();
-        Self(u128::from(high) << 64 | u128::from(low))
+        Self(u128::from_be_bytes(random_id()))
     }
 }
 

@@ -35,7 +35,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
-use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, PoolId};
 use crate::limit::request::Hits;
 use crate::limit::slot::FULL_LIMIT_RETRY_AFTER_US;
 use crate::store::error::MemoryFull;
@@ -117,11 +117,11 @@ impl Fallback {
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: ReplicaId,
+        pool: PoolId,
         request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, MemoryFull> {
-        self.with_charge_under_shares(charge, |charge| self.memory.adjust_hold(charge, holder, request, now))
+        self.with_charge_under_shares(charge, |charge| self.memory.adjust_hold(charge, pool, request, now))
     }
 
     /// Stores the states that Redis reported for counters of a path, each given by its limit and tag. Times later than

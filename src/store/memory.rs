@@ -30,7 +30,7 @@ use crate::base::sharded::{Sharded, lock_ignoring_poison, upper_half};
 use crate::limit::Limit;
 use crate::limit::algorithm::state::State;
 use crate::limit::charge::{Charge, ChargeResult, Counter};
-use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, PoolId};
 use crate::limit::slot::SlotUse;
 use crate::limit::slot_table::SlotSummary;
 use crate::store::error::MemoryFull;
@@ -162,15 +162,15 @@ impl MemoryStore {
         self.lock_shard(charge.path_hash).peek_admissions(charge, now)
     }
 
-    /// Adjusts the hold of a holder on the only counter of the charge. A reset of the counter leaves its holds.
+    /// Adjusts the hold of a pool on the only counter of the charge. A reset of the counter leaves its holds.
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: ReplicaId,
+        pool: PoolId,
         request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, MemoryFull> {
-        self.lock_shard(charge.path_hash).adjust_hold(charge, holder, request, now)
+        self.lock_shard(charge.path_hash).adjust_hold(charge, pool, request, now)
     }
 
     /// Replaces the states of counters of a path. `each` is called once, with a function that takes limit, tag and

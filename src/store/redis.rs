@@ -53,7 +53,7 @@ use super::charge::{CallDeadlines, DecidedBy, StoreOutcome};
 use crate::base::clock::Time;
 use crate::limit::Consistency;
 use crate::limit::charge::{Charge, ChargeRequest};
-use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, PoolId};
 use crate::settings::redis::RedisSettings;
 use crate::store::charge::{ChargeBatch, ChargeContext, CommitMode, MAX_CHARGES_PER_CALL, OwnedCharge, OwnedCounter};
 use crate::store::client::connect::Host;
@@ -152,7 +152,7 @@ impl Redis {
         self.keys.uses_own_format()
     }
 
-    /// Returns the slot of this replica and the number of live replicas.
+    /// Returns the place of this replica and the number of live replicas.
     pub fn replica_membership(&self) -> &ReplicaMembership {
         self.heartbeat.replica_membership()
     }
@@ -162,10 +162,10 @@ impl Redis {
         self.calls.timeout()
     }
 
-    /// Claims a slot for shares of eventual limits, now and from then on, and counts live replicas. Called again, it
+    /// Claims a place for shares of eventual limits, now and from then on, and counts live replicas. Called again, it
     /// renews the claim at once. Needs scripts, so it does nothing in the key format of envoyproxy/ratelimit. Must be
     /// called within a tokio runtime.
-    pub fn claim_replica_slot(&self) {
+    pub fn claim_replica_place(&self) {
         if self.keys.uses_own_format() {
             self.heartbeat.start();
         }
@@ -327,14 +327,14 @@ impl Redis {
         }
     }
 
-    /// Adjusts the hold of a holder on the only counter of a charge: see [`CounterHolds::charge_used_and_grant`]. The
+    /// Adjusts the hold of a pool on the only counter of a charge: see [`CounterHolds::charge_used_and_grant`]. The
     /// time is that of Redis. The call is sent when the future is first polled.
     ///
     /// [`CounterHolds::charge_used_and_grant`]: crate::limit::hold::CounterHolds::charge_used_and_grant
     pub fn adjust_hold(
         &self,
         charge: &Charge<'_>,
-        holder: ReplicaId,
+        pool: PoolId,
         request: HoldRequest,
         context: ChargeContext<'_>,
     ) -> impl Future<Output = Result<HoldAnswer, RedisError>> + Send + use<> {
@@ -346,7 +346,7 @@ impl Redis {
         async move {
             let counter = counter.ok_or(RedisError::Misconfigured)?;
             calls.count_sent_call();
-            call.adjust_hold(&counter, holder, request, context.deadline).await
+            call.adjust_hold(&counter, pool, request, context.deadline).await
         }
     }
 
@@ -407,8 +407,8 @@ impl Redis {
             eventual: Some(EventualSharingStats {
                 hits: table.stats(),
                 descriptors: table.descriptor_count(),
-                slot: replica_membership.slot(),
-                slots: replica_membership.slot_count().get(),
+                place: replica_membership.place(),
+                max_replicas: replica_membership.max_replicas().get(),
                 live_replicas: replica_membership.live_replicas().map(NonZeroU32::get),
             }),
             regions: self.region.as_ref().map(|region| region.stats()),
@@ -440,8 +440,8 @@ impl Redis {
         health.record_repeatedly(read).await;
     }
 
-    /// Returns leased hits, and hits of the region that it does not need, and releases the slot of this process; takes up to 1 s. Later
-    /// charges use neither the slot nor these leases; what they lease themselves is not returned.
+    /// Returns leased hits, and hits of the region that it does not need, and releases the place of this process; takes up to 1 s. Later
+    /// charges use neither the place nor these leases; what they lease themselves is not returned.
     pub async fn shutdown(&self) {
         let return_leases = async {
             if timeout(RETURN_LEASES_TIMEOUT, self.calls.return_leases()).await.is_err() {

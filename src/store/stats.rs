@@ -76,10 +76,10 @@ pub struct EventualSharingStats {
     pub hits: EventualHitTotals,
     /// Descriptors of eventual rules that are tracked now.
     pub descriptors: usize,
-    /// Slot whose free share this process may use; `None`: it has no slot.
-    pub slot: Option<u32>,
-    /// Number of slots.
-    pub slots: u32,
+    /// Place among the replicas, whose share this process may use; `None`: it has none.
+    pub place: Option<u32>,
+    /// Number of places (`TOLLKEEPER_MAX_REPLICAS`).
+    pub max_replicas: u32,
     /// Processes that share the store, at the last count; `None`: unknown.
     pub live_replicas: Option<u32>,
 }
@@ -90,9 +90,9 @@ pub struct EventualHitTotals {
     /// Admitted from shares.
     pub shared: u64,
     /// Admitted from leases.
-    pub leased: u64,
+    pub from_leases: u64,
     /// Charged in Redis for leases.
-    pub lent: u64,
+    pub leased: u64,
     /// Left of leases when they ended.
     pub returned: u64,
 }

@@ -81,9 +81,9 @@ pub struct HistorySize {
 
 #[derive(Debug, Default)]
 struct Rings {
-    /// Minutes since the Unix epoch in the order of their slots; at most [`KEPT_HISTORY_MINUTES`].
+    /// Minutes since the Unix epoch in the order of their positions; at most [`KEPT_HISTORY_MINUTES`].
     minutes: Vec<u64>,
-    /// Slot that is written next.
+    /// Position that is written next.
     next: usize,
     requests: Vec<RequestMinute>,
     last_requests: RequestTotals,
@@ -108,10 +108,10 @@ impl DecisionHistory {
             Some(last) if ended < last => rings.clear_minutes(),
             _ => {}
         }
-        let slot = rings.begin_minute(ended);
-        rings.requests[slot] = RequestMinute::between(&rings.last_requests, &requests);
+        let position = rings.begin_minute(ended);
+        rings.requests[position] = RequestMinute::between(&rings.last_requests, &requests);
         rings.last_requests = requests;
-        rings.record_limits(slot, limits);
+        rings.record_limits(position, limits);
     }
 
     /// Sums the counts of these limits by minute, the oldest first, and last the minute of `now`, which runs.
@@ -119,8 +119,10 @@ impl DecisionHistory {
         let rings = self.lock();
         let of_limits: Vec<_> = limits.iter().filter_map(|limit| rings.by_limit.get(&limit.id())).collect();
         let mut minutes: Vec<(u64, MinuteCounts)> = rings
-            .filled_slots()
-            .map(|slot| (rings.minutes[slot], of_limits.iter().map(|ring| ring.counts[slot]).sum_minute_counts()))
+            .filled_positions()
+            .map(|position| {
+                (rings.minutes[position], of_limits.iter().map(|ring| ring.counts[position]).sum_minute_counts())
+            })
             .collect();
         // Of a limit that was left out it is not known what it had before this minute.
         let running = limits.iter().filter(|limit| !rings.left_out.contains(&limit.id())).map(|limit| {
@@ -140,11 +142,12 @@ impl DecisionHistory {
     ) -> Vec<MinuteCounts> {
         let rings = self.lock();
         let first = (minute_of(now) + 1).saturating_sub(minutes);
-        let slots: Vec<usize> = rings.filled_slots().filter(|slot| rings.minutes[*slot] >= first).collect();
+        let positions: Vec<usize> =
+            rings.filled_positions().filter(|position| rings.minutes[*position] >= first).collect();
         limits
             .map(|limit| {
                 let ring = rings.by_limit.get(&limit.id());
-                let ended = ring.into_iter().flat_map(|ring| slots.iter().map(|slot| ring.counts[*slot]));
+                let ended = ring.into_iter().flat_map(|ring| positions.iter().map(|position| ring.counts[*position]));
                 // Of a limit that was left out it is not known what it had before this minute.
                 let running = (!rings.left_out.contains(&limit.id())).then(|| {
                     let last = ring.map_or(DecisionsByResult::default(), |ring| ring.last);
@@ -159,7 +162,7 @@ impl DecisionHistory {
     pub fn requests_by_minute(&self, now: Time, requests: &RequestTotals) -> Vec<(u64, RequestMinute)> {
         let rings = self.lock();
         let mut minutes: Vec<_> =
-            rings.filled_slots().map(|slot| (rings.minutes[slot], rings.requests[slot])).collect();
+            rings.filled_positions().map(|position| (rings.minutes[position], rings.requests[position])).collect();
         minutes.push((minute_of(now), RequestMinute::between(&rings.last_requests, requests)));
         minutes
     }
@@ -183,11 +186,11 @@ impl DecisionHistory {
 
 impl Rings {
     fn newest_minute(&self) -> Option<u64> {
-        self.filled_slots().last().map(|slot| self.minutes[slot])
+        self.filled_positions().last().map(|position| self.minutes[position])
     }
 
-    /// Slots with a minute, the oldest first.
-    fn filled_slots(&self) -> impl Iterator<Item = usize> {
+    /// Positions with a minute, the oldest first.
+    fn filled_positions(&self) -> impl Iterator<Item = usize> {
         let (count, next) = (self.minutes.len(), self.next);
         let oldest = if count < KEPT_HISTORY_MINUTES { 0 } else { next };
         (0..count).map(move |at| (oldest + at) % KEPT_HISTORY_MINUTES)
@@ -199,21 +202,21 @@ impl Rings {
         self.by_limit.values_mut().for_each(|ring| ring.counts.fill(MinuteCounts::default()));
     }
 
-    /// Returns the slot of the next minute.
+    /// Returns the position of the next minute.
     fn begin_minute(&mut self, minute: u64) -> usize {
-        let slot = self.next;
-        self.next = (slot + 1) % KEPT_HISTORY_MINUTES;
-        match self.minutes.get_mut(slot) {
+        let position = self.next;
+        self.next = (position + 1) % KEPT_HISTORY_MINUTES;
+        match self.minutes.get_mut(position) {
             Some(oldest) => *oldest = minute,
             None => {
                 self.minutes.push(minute);
                 self.requests.push(RequestMinute::default());
             }
         }
-        slot
+        position
     }
 
-    fn record_limits(&mut self, slot: usize, limits: &[Arc<LimitStats>]) {
+    fn record_limits(&mut self, position: usize, limits: &[Arc<LimitStats>]) {
         let mut kept = HashMap::with_capacity(self.by_limit.len());
         let mut left_out = HashSet::new();
         for limit in limits {
@@ -228,7 +231,7 @@ impl Rings {
                 None if self.left_out.contains(&limit.id()) => LimitRing::beginning_with(totals),
                 None => LimitRing::beginning_with(DecisionsByResult::default()),
             };
-            ring.counts[slot] = MinuteCounts::between(ring.last, totals);
+            ring.counts[position] = MinuteCounts::between(ring.last, totals);
             ring.last = totals;
             kept.insert(limit.id(), ring);
         }

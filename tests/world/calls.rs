@@ -175,7 +175,7 @@ impl World {
             trace.count_many("rejections came from the cache", shared.rejected_locally);
             trace.count_many("charges were abandoned", shared.abandoned);
             if let Some(eventual) = shared.eventual {
-                trace.count_many("hits came from leases", eventual.hits.leased);
+                trace.count_many("hits came from leases", eventual.hits.from_leases);
                 trace.count_many("hits came from shares", eventual.hits.shared);
             }
             if let Some(regions) = shared.regions {

@@ -112,7 +112,7 @@ impl CurrentWindow {
             StateChange::Charge(hits) | StateChange::ChargeRejected(hits) => {
                 self.count.saturating_add(hits).min(MAX_COUNT)
             }
-            StateChange::Refund(hits) => self.count.saturating_sub(hits).max(self.count.min(request.lent)),
+            StateChange::Refund(hits) => self.count.saturating_sub(hits).max(self.count.min(request.leased)),
         };
         let ends_us = self.ahead_us + self.end.since_us(self.at);
         // In the next window the count is 0: a request that could not pass then never will.

@@ -54,7 +54,7 @@ impl CounterWithPool {
         match request.hits {
             Hits::Peek => {}
             Hits::Refund(hits) => {
-                let back = hits.min(pool.unreported.saturating_sub(request.lent));
+                let back = hits.min(pool.unreported.saturating_sub(request.leased));
                 pool.unreported -= back;
                 if pool.last < pool.until {
                     pool.left += back;

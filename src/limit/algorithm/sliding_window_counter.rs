@@ -66,7 +66,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
         StateChange::ChargeRejected(hits) => counts.current = counts.current.max((2 * max).min(counts.current + hits)),
         StateChange::Refund(hits) => {
             let beyond = hits.saturating_sub(counts.current);
-            counts.current = counts.current.saturating_sub(hits).max(counts.current.min(request.lent));
+            counts.current = counts.current.saturating_sub(hits).max(counts.current.min(request.leased));
             counts.previous = counts.previous.saturating_sub(beyond);
         }
     }

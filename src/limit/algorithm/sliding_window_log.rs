@@ -137,10 +137,10 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
             state.append_hits(window.at, hits.min(keep));
             state.drop_oldest_hits(state.held.saturating_sub(keep));
         }
-        StateChange::Refund(hits) if request.lent == 0 && !request.gives_back => state.drop_newest_hits(hits),
-        // The newest hits may be lent, and must then stay for a period. Those of a reservation may be followed by
+        StateChange::Refund(hits) if request.leased == 0 && !request.gives_back => state.drop_newest_hits(hits),
+        // The newest hits may be leased, and must then stay for a period. Those of a reservation may be followed by
         // others.
-        StateChange::Refund(hits) => state.drop_oldest_hits(hits.min(state.held.saturating_sub(request.lent))),
+        StateChange::Refund(hits) => state.drop_oldest_hits(hits.min(state.held.saturating_sub(request.leased))),
     }
     let after = if effect == StateChange::None { before } else { state.held };
     let until_expired =

@@ -119,7 +119,7 @@ pub fn charge(limit: &Limit, state: &mut State, now: Time, request: ChargeReques
             used.units = used.units.max(max.min(used.units + used.hits_to_units(hits)));
         }
         StateChange::Refund(hits) => {
-            let min = used.units.min(used.hits_to_units(request.lent));
+            let min = used.units.min(used.hits_to_units(request.leased));
             used.units = used.units.saturating_sub(used.hits_to_units(hits)).max(min);
         }
     }

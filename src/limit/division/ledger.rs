@@ -17,7 +17,7 @@ use super::holder::{
     Demand, HolderReport, MARGIN_US, MIN_ELAPSED_US, Part, RateShare, ReleasedShare, ShareHolder, Usage, note_earliest,
 };
 use crate::base::clock::Time;
-use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder};
+use crate::limit::hold::{HoldAnswer, HoldRequest, MAX_HOLD_US, OtherPool};
 use crate::limit::pool::{NumberedHits, Pool};
 
 /// Divisor of a demand: the quotient is added to it, so that a holder can want more.
@@ -263,7 +263,7 @@ impl DividedPool {
         if others().next().is_none() {
             return u64::MAX;
         }
-        let held = |other: &OtherHolder| self.limit.share_of_amount(other.held);
+        let held = |other: &OtherPool| self.limit.share_of_amount(other.held);
         let total = others().map(held).fold(self.hits.held.saturating_add(self.hits.room), u64::saturating_add);
         let mut wants: Vec<u64> = others().map(|other| other.demand).chain([own_demand]).collect();
         FillLevel::fill(total, &mut wants, SPARE_EIGHTHS_HANDED_OUT).share(own_demand)

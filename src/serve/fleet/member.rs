@@ -24,7 +24,7 @@ use super::reset_announcements::ResetReader;
 use super::summary::{PublishedKeyForm, ReplicaSummary};
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Clock, Time, shorten_in_tests, to_micros};
-use crate::base::random::random_u64_pair;
+use crate::base::random::{random_id, random_u64_pair};
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::limit::request::Request;
@@ -159,8 +159,7 @@ async fn record_decision_totals_periodically(collector: Weak<Mutex<ReplicaSummar
 
 /// Random id of this process.
 fn make_incarnation_id() -> String {
-    let (high, low) = random_u64_pair();
-    format!("{high:016x}{low:016x}")
+    format!("{:032x}", u128::from_be_bytes(random_id()))
 }
 
 /// Name of this host; in Kubernetes the name of the pod.

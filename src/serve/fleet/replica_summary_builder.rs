@@ -175,7 +175,7 @@ impl ReplicaSummaryBuilder {
         let stats = self.service.decider.store.stats();
         let shared = stats.shared.as_ref();
         let servers = shared.map(|shared| &*shared.servers).unwrap_or_default();
-        summary.slot = shared.and_then(|shared| shared.eventual?.slot);
+        summary.slot = shared.and_then(|shared| shared.eventual?.place);
         summary.store = StoreSummary {
             kind: stats.store.to_owned(),
             available: !self.health.is_store_lost(),

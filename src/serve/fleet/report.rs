@@ -450,7 +450,7 @@ impl FleetReport {
         if let Some(problem) = &self.problem {
             let _ = writeln!(page, "This replica only: {}\n", escape_unprintable(problem));
         }
-        let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "SLOT", "UPTIME", "AGE", "REPLICA"];
+        let headings = ["CALLS/S", "REJECTED/S", "P99", "STORE", "RULES", "PLACE", "UPTIME", "AGE", "REPLICA"];
         let running = self.replicas.iter().filter(|replica| replica.gone_since.is_none()).count();
         let total = (running > 1).then(|| self.format_total_row(running));
         page += &format_table(

@@ -154,18 +154,18 @@ fn emit_breakers(servers: Vec<ServerStatus>, emit: &mut dyn FnMut(Family)) {
 fn emit_eventual_sharing(sharing: &EventualSharingStats, emit: &mut dyn FnMut(Family)) {
     let usage = sharing.hits;
     let help = "Total number of hits that eventual rules admitted in this process, by source.";
-    let counts = [("share", usage.shared), ("lease", usage.leased)];
+    let counts = [("share", usage.shared), ("lease", usage.from_leases)];
     emit(Family::counter_by_label("tollkeeper_eventual_hits_total", help, "from", counts));
-    emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.lent));
+    emit(Family::counter("tollkeeper_leased_hits_total", "Total number of hits leased from Redis.", usage.leased));
     let help = "Total number of leased hits that were unused when their lease ended.";
     emit(Family::counter("tollkeeper_lease_hits_left_total", help, usage.returned));
     if let Some(live) = sharing.live_replicas {
         let help = "Number of processes that share this Redis, as last counted.";
         emit(Family::gauge("tollkeeper_live_replicas", help, live));
     }
-    if let Some(slot) = sharing.slot {
-        let help = "Slot whose share of eventual limits this process may use.";
-        emit(Family::gauge("tollkeeper_slot", help, slot));
+    if let Some(place) = sharing.place {
+        let help = "Place among the replicas whose share of eventual limits this process may use.";
+        emit(Family::gauge("tollkeeper_slot", help, place));
     }
 }
 

@@ -28,7 +28,7 @@ use crate::limit::division::assignment::{Assignment, Retirement, Strategy};
 use crate::limit::division::divided_limit::DividedLimit;
 use crate::limit::division::holder::Usage;
 use crate::limit::division::ledger::{Division, RATE_TTL_S};
-use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, PoolId};
 use crate::serve::grpc::service::RateLimitService;
 use crate::store::StoreContext;
 
@@ -56,8 +56,8 @@ impl BucketOfStream {
 #[derive(Debug)]
 pub(super) struct Divisions {
     service: Arc<RateLimitService>,
-    /// Identity of this replica among the holders of counters.
-    holder: ReplicaId,
+    /// Identity of this replica's pools at the counters.
+    pool: PoolId,
     /// Requests to the store that failed.
     pub(super) store_failures: Count,
     keys: Sharded<HashMap<u128, KeyDivision>>,
@@ -91,7 +91,7 @@ impl Divisions {
     pub(super) fn new(service: Arc<RateLimitService>) -> Self {
         Self {
             service,
-            holder: ReplicaId::random(),
+            pool: PoolId::random(),
             store_failures: Count::default(),
             keys: Sharded::new(DEFAULT_SHARDS, HashMap::default),
             wakes: Mutex::default(),
@@ -386,8 +386,7 @@ impl Divisions {
         let now = self.service.clock.now();
         let deadline = Instant::now() + store.timeout();
         let context = StoreContext { now, deadline: Some(deadline), span_ref: None, charge_times: &[] };
-        let answer =
-            counters.call_with_charge(index, |charge| store.adjust_hold(charge, self.holder, *request, context));
+        let answer = counters.call_with_charge(index, |charge| store.adjust_hold(charge, self.pool, *request, context));
         let Some(answer) = answer else { return HoldOutcome::Failed };
         match answer.await {
             Ok(answer) => HoldOutcome::Held(answer),
@@ -396,7 +395,7 @@ impl Divisions {
                 if counters.strictest_failure_policy() != StoreFailurePolicy::Local {
                     return HoldOutcome::Failed;
                 }
-                let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, self.holder, *request, now);
+                let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, self.pool, *request, now);
                 match counters.call_with_charge(index, ask) {
                     Some(Ok(answer)) => HoldOutcome::HeldLocally(answer),
                     Some(Err(_)) | None => HoldOutcome::Failed,

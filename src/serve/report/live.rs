@@ -151,7 +151,7 @@ impl LiveReport {
             latency_us: LatencyPercentiles::new(&decisions),
             store: LiveStoreReport::new(collector, requests.failed_charges().saturating_sub(earlier.failed_charges())),
             rules: LoadedRulesReport::new(collector),
-            replicas: sharing.map(|sharing| LiveReplicasReport { live: sharing.live_replicas, slot: sharing.slot }),
+            replicas: sharing.map(|sharing| LiveReplicasReport { live: sharing.live_replicas, slot: sharing.place }),
             ready: not_ready_reason.is_none(),
             not_ready_reason,
             draining: health.is_draining(),

@@ -298,12 +298,12 @@ impl UrlLogin {
     }
 }
 
-/// Sets `slot`, which must be empty or equal.
-fn set_once<T: PartialEq>(slot: &mut Option<T>, value: T, what: &str) -> Result<(), InvalidSetting> {
-    if slot.as_ref().is_some_and(|other| *other != value) {
+/// Sets `target`, which must be empty or equal.
+fn set_once<T: PartialEq>(target: &mut Option<T>, value: T, what: &str) -> Result<(), InvalidSetting> {
+    if target.as_ref().is_some_and(|other| *other != value) {
         return Err(InvalidSetting::new(format!("it gives the {what} twice"), "give it once"));
     }
-    *slot = Some(value);
+    *target = Some(value);
     Ok(())
 }
 

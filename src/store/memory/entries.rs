@@ -4,10 +4,10 @@
 //! outside the entries, and the entry has their index. The remaining bytes are the inputs of expiry and eviction, so
 //! that neither needs the limit.
 //!
-//! The index has 32 bits per slot, about 5.3 bytes per entry; it grows by a quarter instead of doubling. Open
-//! addressing with linear probing: a slot has the index of an entry and eight bits of its hash, so that a probe reads
+//! The index has 32 bits per cell, about 5.3 bytes per entry; it grows by a quarter instead of doubling. Open
+//! addressing with linear probing: a cell has the index of an entry and eight bits of its hash, so that a probe reads
 //! the entry only if those bits agree. Library tables double, so that an entry costs up to twice as much, and they need
-//! one byte more per slot. A rebuild reads the hashes from the entries in order. The slots are in segments of one size.
+//! one byte more per cell. A rebuild reads the hashes from the entries in order. The cells are in segments of one size.
 //! One block that is replaced by a larger one leaves memory behind until the allocator reuses it: 2 to 12 bytes per
 //! entry with four threads.
 //!
@@ -179,36 +179,36 @@ const fn split_key(key: u128) -> [u64; 2] {
     [key as u64, (key >> 64) as u64]
 }
 
-/// A slot without an entry.
-const EMPTY_SLOT: u32 = u32::MAX;
-/// Bits of a slot for the entry's index; the rest is the tag.
+/// A cell without an entry.
+const EMPTY_CELL: u32 = u32::MAX;
+/// Bits of a cell for the entry's index; the rest is the tag.
 const INDEX_BITS: u32 = 24;
 /// Maximum number of entries in an index.
 pub(super) const MAX_ENTRIES: usize = (1 << INDEX_BITS) - 1;
-/// Slots of a segment: 1 KiB.
-const SEGMENT_SLOTS: usize = 256;
+/// Cells of a segment: 1 KiB.
+const SEGMENT_CELLS: usize = 256;
 /// Minimum number of entries that sparseness is judged by: an index of one segment is never sparse.
-const MIN_ENTRIES_FOR_SPARSENESS: usize = SEGMENT_SLOTS / SPARSE_FACTOR;
-/// Slots per entry beyond which an index is sparse.
+const MIN_ENTRIES_FOR_SPARSENESS: usize = SEGMENT_CELLS / SPARSE_FACTOR;
+/// Cells per entry beyond which an index is sparse.
 const SPARSE_FACTOR: usize = 8;
 
 /// Indices of entries by hash.
 #[derive(Debug, Default)]
 pub(super) struct EntryIndex {
     #[expect(clippy::vec_box, reason = "a vector of arrays would be one block that is replaced by a larger one")]
-    segments: Vec<Box<[u32; SEGMENT_SLOTS]>>,
+    segments: Vec<Box<[u32; SEGMENT_CELLS]>>,
     length: usize,
 }
 
 impl EntryIndex {
     /// Finds the index of the entry with this hash that `is_it` accepts.
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
-        self.find_slot(hash, is_it).map(|slot| entry_index(self.slot_value(slot)))
+        self.find_cell(hash, is_it).map(|cell| entry_index(self.cell_value(cell)))
     }
 
-    /// True if `more` insertions need [`EntryIndex::rebuild`] first: at most five of six slots may be occupied.
+    /// True if `more` insertions need [`EntryIndex::rebuild`] first: at most five of six cells may be occupied.
     pub(super) const fn needs_rebuild_for(&self, more: usize) -> bool {
-        (self.length + more) * 6 > self.slot_count() * 5
+        (self.length + more) * 6 > self.cell_count() * 5
     }
 
     /// Rebuilds the index from the hashes of all entries, in the order of their indices, with room for half as many
@@ -216,8 +216,8 @@ impl EntryIndex {
     pub(super) fn rebuild(&mut self, hashes: impl ExactSizeIterator<Item = u64>) {
         let segments = segments_for(hashes.len());
         self.segments.truncate(segments);
-        self.segments.iter_mut().for_each(|segment| segment.fill(EMPTY_SLOT));
-        self.segments.resize_with(segments, || Box::new([EMPTY_SLOT; SEGMENT_SLOTS]));
+        self.segments.iter_mut().for_each(|segment| segment.fill(EMPTY_CELL));
+        self.segments.resize_with(segments, || Box::new([EMPTY_CELL; SEGMENT_CELLS]));
         self.length = 0;
         for (index, hash) in hashes.enumerate() {
             self.insert(hash, index);
@@ -226,100 +226,100 @@ impl EntryIndex {
 
     /// Adds a new entry; the index must not be full.
     pub(super) fn insert(&mut self, hash: u64, index: usize) {
-        let mut slot = self.home_slot(hash);
-        while self.slot_value(slot) != EMPTY_SLOT {
-            slot = self.next_slot(slot);
+        let mut cell = self.home_cell(hash);
+        while self.cell_value(cell) != EMPTY_CELL {
+            cell = self.next_cell(cell);
         }
-        self.set_slot(slot, pack_slot(hash, index));
+        self.set_cell(cell, pack_cell(hash, index));
         self.length += 1;
     }
 
     /// Changes the index of an entry from `from` to `to`.
     pub(super) fn change_entry_index(&mut self, hash: u64, from: usize, to: usize) {
-        if let Some(slot) = self.find_slot(hash, |index| index == from) {
-            self.set_slot(slot, pack_slot(hash, to));
+        if let Some(cell) = self.find_cell(hash, |index| index == from) {
+            self.set_cell(cell, pack_cell(hash, to));
         }
     }
 
-    /// Removes an entry, and moves the ones behind it closer to their home slots, so that no probe ends early.
+    /// Removes an entry, and moves the ones behind it closer to their home cells, so that no probe ends early.
     pub(super) fn remove(&mut self, hash: u64, index: usize, hash_of: impl Fn(usize) -> u64) {
-        let Some(mut hole) = self.find_slot(hash, |other| other == index) else { return };
+        let Some(mut hole) = self.find_cell(hash, |other| other == index) else { return };
         self.length -= 1;
-        let mut slot = self.next_slot(hole);
-        while self.slot_value(slot) != EMPTY_SLOT {
-            let home = self.home_slot(hash_of(entry_index(self.slot_value(slot))));
-            // An entry may move if the hole lies between its home slot and its slot.
-            if self.probe_distance(home, slot) >= self.probe_distance(hole, slot) {
-                self.set_slot(hole, self.slot_value(slot));
-                hole = slot;
+        let mut cell = self.next_cell(hole);
+        while self.cell_value(cell) != EMPTY_CELL {
+            let home = self.home_cell(hash_of(entry_index(self.cell_value(cell))));
+            // An entry may move if the hole lies between its home cell and its cell.
+            if self.probe_distance(home, cell) >= self.probe_distance(hole, cell) {
+                self.set_cell(hole, self.cell_value(cell));
+                hole = cell;
             }
-            slot = self.next_slot(slot);
+            cell = self.next_cell(cell);
         }
-        self.set_slot(hole, EMPTY_SLOT);
+        self.set_cell(hole, EMPTY_CELL);
     }
 
-    /// True if the index has many times the slots that its entries need.
+    /// True if the index has many times the cells that its entries need.
     pub(super) fn is_sparse(&self) -> bool {
-        self.slot_count() > SPARSE_FACTOR * self.length.max(MIN_ENTRIES_FOR_SPARSENESS)
+        self.cell_count() > SPARSE_FACTOR * self.length.max(MIN_ENTRIES_FOR_SPARSENESS)
     }
 
     /// Size in bytes.
     pub(super) const fn bytes(&self) -> usize {
-        self.slot_count() * size_of::<u32>()
+        self.cell_count() * size_of::<u32>()
     }
 
     /// Additional bytes after a rebuild for `more` entries.
     pub(super) const fn growth_bytes(&self, more: usize) -> usize {
-        (segments_for(self.length + more) * SEGMENT_SLOTS * size_of::<u32>()).saturating_sub(self.bytes())
+        (segments_for(self.length + more) * SEGMENT_CELLS * size_of::<u32>()).saturating_sub(self.bytes())
     }
 
-    fn find_slot(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
+    fn find_cell(&self, hash: u64, is_it: impl Fn(usize) -> bool) -> Option<usize> {
         if self.segments.is_empty() {
             return None;
         }
-        let mut slot = self.home_slot(hash);
+        let mut cell = self.home_cell(hash);
         loop {
-            let found = self.slot_value(slot);
-            if found == EMPTY_SLOT {
+            let found = self.cell_value(cell);
+            if found == EMPTY_CELL {
                 return None;
             }
             if found >> INDEX_BITS == tag_of_hash(hash) && is_it(entry_index(found)) {
-                return Some(slot);
+                return Some(cell);
             }
-            slot = self.next_slot(slot);
+            cell = self.next_cell(cell);
         }
     }
 
-    const fn slot_count(&self) -> usize {
-        self.segments.len() * SEGMENT_SLOTS
+    const fn cell_count(&self) -> usize {
+        self.segments.len() * SEGMENT_CELLS
     }
 
-    fn slot_value(&self, slot: usize) -> u32 {
-        self.segments[slot / SEGMENT_SLOTS][slot % SEGMENT_SLOTS]
+    fn cell_value(&self, cell: usize) -> u32 {
+        self.segments[cell / SEGMENT_CELLS][cell % SEGMENT_CELLS]
     }
 
-    fn set_slot(&mut self, slot: usize, value: u32) {
-        self.segments[slot / SEGMENT_SLOTS][slot % SEGMENT_SLOTS] = value;
+    fn set_cell(&mut self, cell: usize, value: u32) {
+        self.segments[cell / SEGMENT_CELLS][cell % SEGMENT_CELLS] = value;
     }
 
-    /// Home slot of a hash: its upper half, scaled to the number of slots.
-    const fn home_slot(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.slot_count() as u64) >> 32) as usize
+    /// Home cell of a hash: its upper half, scaled to the number of cells.
+    const fn home_cell(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.cell_count() as u64) >> 32) as usize
     }
 
-    const fn next_slot(&self, slot: usize) -> usize {
-        if slot + 1 == self.slot_count() { 0 } else { slot + 1 }
+    const fn next_cell(&self, cell: usize) -> usize {
+        if cell + 1 == self.cell_count() { 0 } else { cell + 1 }
     }
 
-    /// Number of slots from `from` to `to`, wrapping around.
+    /// Number of cells from `from` to `to`, wrapping around.
     const fn probe_distance(&self, from: usize, to: usize) -> usize {
-        if to >= from { to - from } else { to + self.slot_count() - from }
+        if to >= from { to - from } else { to + self.cell_count() - from }
     }
 }
 
 /// Number of segments with room for half as many more entries; at least one.
 const fn segments_for(entries: usize) -> usize {
-    (entries + entries / 2) / SEGMENT_SLOTS + 1
+    (entries + entries / 2) / SEGMENT_CELLS + 1
 }
 
 /// Returns the tag of a hash: its lowest eight bits.
@@ -327,13 +327,13 @@ const fn tag_of_hash(hash: u64) -> u32 {
     (hash & 0xff) as u32
 }
 
-/// Packs the tag of a hash and the index of an entry into a slot.
-fn pack_slot(hash: u64, index: usize) -> u32 {
+/// Packs the tag of a hash and the index of an entry into a cell.
+fn pack_cell(hash: u64, index: usize) -> u32 {
     let index = u32::try_from(index).expect("a shard has at most MAX_ENTRIES");
     tag_of_hash(hash) << INDEX_BITS | index
 }
 
-/// Unpacks the index of the entry from a slot.
-const fn entry_index(slot: u32) -> usize {
-    (slot & ((1 << INDEX_BITS) - 1)) as usize
+/// Unpacks the index of the entry from a cell.
+const fn entry_index(cell: u32) -> usize {
+    (cell & ((1 << INDEX_BITS) - 1)) as usize
 }

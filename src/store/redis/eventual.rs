@@ -7,8 +7,8 @@
 //! - *Descriptor*: a set of limits that are charged together. It is eventual if all its limits are; one strict limit
 //!   makes it strict.
 //! - *Limit* L per *period* P, with *overshoot* O = L x `max_overshoot`, in hits.
-//! - *Replica*: a process that shares the limits through one Redis. *Slot*: one of R numbers that Redis assigns to
-//!   replicas (see [`replicas`](super::replicas)). At no time do two replicas hold one slot.
+//! - *Replica*: a process that shares the limits through one Redis. *Place*: one of R numbers that Redis assigns to
+//!   replicas (see [`replicas`](super::replicas)). At no time do two replicas have one place.
 //! - *Share*: hits that a replica may admit without a call to Redis. They are never charged in Redis.
 //! - *Lease*: hits that were charged in Redis as one charge before any of them is admitted here. Its *life* T is the
 //!   time from *sending* that charge until no hit of the lease is admitted any more.
@@ -25,10 +25,10 @@
 //!
 //! # Proof
 //!
-//! 1. *Shares add at most O, or O/2 for token_bucket.* A replica that holds a slot admits at most `floor(S / 2R)` hits
+//! 1. *Shares add at most O, or O/2 for token_bucket.* A replica that has a place admits at most `floor(S / 2R)` hits
 //!    of its share in a tumbling period that starts with the first of them; S is O, for token_bucket O/2. A span of one
-//!    period overlaps at most two tumbling periods, so a slot admits at most S/R in the span, and R slots S. A new
-//!    holder of a slot uses no share of a limit until one period after the claim before its own ended, so a change of
+//!    period overlaps at most two tumbling periods, so a place admits at most S/R in the span, and R places S. A new
+//!    owner of a place uses no share of a limit until one period after the claim before its own ended, so a change of
 //!    holders adds nothing. A used share is remembered until its period is over; if there is no memory for that, no
 //!    share is used.
 //! 2. *Each leased hit was charged at most T before it is admitted, and never after.* The strict algorithm admitted the
@@ -40,11 +40,11 @@
 //!      charged within P + T, and the log holds at most L hits of such a span.
 //!    - token_bucket: what refills within T, at most L x T / P. T is chosen so that this is at most O/2.
 //! 3. *Sum.* For token_bucket O/2 + O/2, for the others O + 0.
-//! 4. *Refunds and resets keep the invariant `used >= admitted + lent`*: `used` is the level in Redis, `admitted` the
+//! 4. *Refunds and resets keep the invariant `used >= admitted + leased`*: `used` is the level in Redis, `admitted` the
 //!    level that the strict algorithm has after the charged hits admitted so far, the refunds and the resets (for
 //!    token_bucket less what refills within T). So what Redis admits, the strict algorithm admits too.
 //!
-//!    | step | used | admitted | lent |
+//!    | step | used | admitted | leased |
 //!    |---|---|---|---|
 //!    | charge of n, if it fits | + n | + n | |
 //!    | lease of n, if it fits | + n | | + n |
@@ -54,9 +54,9 @@
 //!    | refund of n | - n, but at least min(used, record) | - n, at least 0 | |
 //!    | reset | min(used, record) | 0 | ends the caller's leases |
 //!
-//!    The record is at least the lent hits: a call names the leases of its own process, so that hits admitted from
+//!    The record is at least the leased hits: a call names the leases of its own process, so that hits admitted from
 //!    these do not count, but those that other replicas admitted from theirs do. So less than requested may be refunded
-//!    for up to 1.2 s. A log drops its oldest hits for a refund while hits are lent, as the newest may be lent.
+//!    for up to 1.2 s. A log drops its oldest hits for a refund while hits are leased, as the newest may be leased.
 //! 5. *Returns keep steps 1 and 2 true.* A return has no effect from a stated time of Redis on, so a late one cannot
 //!    refund hits of another window, nor unless the lease is in the record, so none refunds hits that a reset has
 //!    deleted. What it refunds is still in the state:
@@ -73,7 +73,7 @@
 //!    window ends or they have refilled, and recorded until their time is over.
 //!
 //! A build before 0.2.0 knows no record. While such replicas run beside newer ones, their leases are not recorded, and
-//! their refunds and resets do not leave lent hits charged.
+//! their refunds and resets do not leave leased hits charged.
 //!
 //! Calls to Redis carry leases as [`LeaseArguments`]; `lua/leases.lua` documents the record of a descriptor's leases. A
 //! call names the record only if it concerns leases: it requests or returns one, it has a refund, or it is a reset. All

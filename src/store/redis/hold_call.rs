@@ -11,7 +11,7 @@ use crate::limit::algorithm::fixed_window::window_bounds;
 use crate::limit::algorithm::stored_state::{MAX_LUA_INTEGER, MalformedReply, ReplyReader};
 use crate::limit::charge::ChargeRequest;
 use crate::limit::hold::{
-    HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherHolder, ReplicaId, window_end, windows_until_hold_end,
+    HeldAmount, HoldAnswer, HoldRequest, MAX_HOLD_US, OtherPool, PoolId, window_end, windows_until_hold_end,
 };
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter};
@@ -19,13 +19,8 @@ use crate::store::charge::{OwnedCharge, OwnedCounter};
 /// Largest amount that a request is sent with: a script holds sums of them exactly.
 const MAX_AMOUNT: u64 = 1 << 40;
 
-/// Encodes a request of a holder on one counter, at about `time`.
-pub(super) fn encode_hold_request(
-    counter: &OwnedCounter,
-    holder: ReplicaId,
-    request: HoldRequest,
-    time: CallTime,
-) -> Bytes {
+/// Encodes a request of a pool on one counter, at about `time`.
+pub(super) fn encode_hold_request(counter: &OwnedCounter, pool: PoolId, request: HoldRequest, time: CallTime) -> Bytes {
     let limit = &counter.limit;
     // A peek has the numbers of its counter, and no charges.
     let peek = OwnedCharge::new([*counter].into_iter().collect(), ChargeRequest::new(Hits::Peek, 0));
@@ -55,7 +50,7 @@ pub(super) fn encode_hold_request(
         encode_flags_word(counter).unsigned_abs(),
     ];
     numbers.iter().for_each(|number| argument.extend_from_slice(&number.to_le_bytes()));
-    argument.extend_from_slice(&holder.0);
+    argument.extend_from_slice(&pool.0);
     argument.into()
 }
 
@@ -82,7 +77,7 @@ pub(super) fn decode_hold_answer(reply: &[u8], limit: &Limit) -> Result<HoldAnsw
     let mut others = Vec::new();
     while let Some(id) = reader.read_bytes_if(|_| true) {
         let (held, until) = (read_amount(&mut reader)?, reader.read_time()?);
-        others.push(OtherHolder { holder: ReplicaId(id), held, until, demand: reader.read_number()? });
+        others.push(OtherPool { pool: PoolId(id), held, until, demand: reader.read_number()? });
         let _number = reader.read_number()?;
     }
     if !reader.is_empty() {

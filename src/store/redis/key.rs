@@ -12,7 +12,7 @@
 //! - `<key of a counter>:ban` is the ban beside it, `<key of a counter>:reservations` its open reservations.
 //! - `<prefix>tk1:{<path>}:leases` is the record of leases of a descriptor, `...}:candidate=<name>:leases` that of a
 //!   candidate.
-//! - `<key of a counter>:holds` is the record of the holders of its hits.
+//! - `<key of a counter>:holds` is the record of the holds on its hits.
 //!
 //! The format is public: other programs read it, and counters survive an upgrade. An incompatible format becomes `tk2`.
 //!
@@ -271,15 +271,15 @@ fn find_region_mark(key: &[u8]) -> Option<usize> {
     memmem::find(&key[path_end..], REGION_MARK).map(|at| path_end + at)
 }
 
-/// End of the key of a record of holders.
+/// End of the key of a record of holds.
 const HOLDS_SUFFIX: &[u8] = b":holds";
 
-/// Returns the key of the record of holders beside a counter, in the same slot.
+/// Returns the key of the record of holds beside a counter, in the same slot.
 pub fn holds_key(counter_key: &[u8]) -> Bytes {
     [counter_key, HOLDS_SUFFIX].concat().into()
 }
 
-/// Returns true for the key of a record of leases, of holders or of reservations.
+/// Returns true for the key of a record of leases, of holds or of reservations.
 pub(super) fn is_record_key(key: &[u8]) -> bool {
     [LEASES_SUFFIX, HOLDS_SUFFIX, RESERVATIONS_SUFFIX].iter().any(|suffix| key.ends_with(suffix))
 }

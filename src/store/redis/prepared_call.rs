@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::deployments::CounterDeployment;
-use super::eventual::descriptor::{EventualDescriptor, can_be_lent};
+use super::eventual::descriptor::{EventualDescriptor, can_be_leased};
 use super::eventual::{LeaseArguments, LeasePurpose, OwnLease};
 use super::hold_call::{decode_hold_answer, encode_hold_request};
 use super::incrby::WindowChargeBatch;
@@ -28,7 +28,7 @@ use super::script::{CallTime, ScriptOutcome, encode_charges, hold_script, replay
 use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::charge::ChargeRequest;
-use crate::limit::hold::{HoldAnswer, HoldRequest, ReplicaId};
+use crate::limit::hold::{HoldAnswer, HoldRequest, PoolId};
 use crate::limit::request::Hits;
 use crate::store::charge::{OwnedCharge, OwnedCounter, set_span_server, start_call_span};
 use crate::store::client::redis::connection::{MergeableScriptCall, Script};
@@ -128,10 +128,10 @@ impl PreparedCall {
         }
         // Counters with a ban or reservations have no leases.
         let has_own_keys = |limit: &Limit| limit.ban().is_some() || limit.reservations().is_some();
-        let in_script = |limit: &Limit| can_be_lent(limit) && !limit.is_counted_in_region() && !has_own_keys(limit);
-        let can_be_lent = refund.counters.iter().all(|counter| in_script(&counter.limit));
+        let in_script = |limit: &Limit| can_be_leased(limit) && !limit.is_counted_in_region() && !has_own_keys(limit);
+        let can_be_leased = refund.counters.iter().all(|counter| in_script(&counter.limit));
         let script = match &self.command {
-            CountCommand::Script { script, keys } if can_be_lent => {
+            CountCommand::Script { script, keys } if can_be_leased => {
                 let arguments = encode_charges(slice::from_ref(refund), self.call_time());
                 let leases = LeaseArguments { purpose: LeasePurpose::Reset, own };
                 Some(ScriptCall::new(
@@ -163,19 +163,19 @@ impl PreparedCall {
         }
     }
 
-    /// Adjusts the hold of a holder on the counter of the call, by one script. It is sent again only if the reply
+    /// Adjusts the hold of a pool on the counter of the call, by one script. It is sent again only if the reply
     /// proves that it did not run.
     pub(super) async fn adjust_hold(
         &self,
         counter: &OwnedCounter,
-        holder: ReplicaId,
+        pool: PoolId,
         request: HoldRequest,
         deadline: Instant,
     ) -> Result<HoldAnswer, RedisError> {
         let mut span = self.start_span(1);
         let keys = [self.command.keys()[0].clone(), holds_key(self.first_key())];
         let command = ScriptCommand { script: hold_script(counter.limit.counting_method()), keys: &keys };
-        let arguments = encode_hold_request(counter, holder, request, self.call_time());
+        let arguments = encode_hold_request(counter, pool, request, self.call_time());
         let call = ScriptCall::new(command, arguments, None, ScriptSendMode::Separate);
         let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
         loop {

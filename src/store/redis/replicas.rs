@@ -1,26 +1,26 @@
-//! Slots and number of the replicas that share the limits: what this replica knows of them, the argument and reply of
+//! Places and number of the replicas that share the limits: what this replica knows of them, the argument and reply of
 //! `lua/replicas.lua`, and the heartbeat that calls it.
 //!
-//! A replica that holds one of R slots may use a share of eventual limits. Redis assigns slots by its own clock, for
+//! A replica that has one of R places may use a share of eventual limits. Redis assigns places by its own clock, for
 //! 30 s from each renewal; no replica's wall clock matters. Claim: **in any span of one period, at most one replica
-//! uses a share by a given slot**, so all replicas use at most R shares. Proof:
+//! uses a share by a given place**, so all replicas use at most R shares. Proof:
 //!
-//! 1. A replica uses its slot until 30 s after it *sent* the last renewal that was answered. Redis ran the renewal
-//!    later, so the claim in Redis ends no sooner, and no other replica gets the slot before.
-//! 2. The next holder uses its share of a limit only when, by Redis, a period of that limit has passed since the end of
+//! 1. A replica uses its place until 30 s after it *sent* the last renewal that was answered. Redis ran the renewal
+//!    later, so the claim in Redis ends no sooner, and no other replica gets the place before.
+//! 2. The next owner uses its share of a limit only when, by Redis, a period of that limit has passed since the end of
 //!    the claim before its own. At the local instant t, the time of Redis is at least the time in its last reply plus t
 //!    minus the instant at which that reply was *received*, because Redis wrote it before.
-//! 3. Losses err on the safe side: a lost reply ends the use of the slot sooner; a renewal that Redis runs late keeps
-//!    others from the slot longer.
+//! 3. Losses err on the safe side: a lost reply ends the use of the place sooner; a renewal that Redis runs late keeps
+//!    others from the place longer.
 //!
 //! Assumptions: clocks run at one rate, the clock of Redis does not jump ahead, and Redis does not lose a claim. The
 //! number of live replicas tunes the size of leases; no promise depends on it.
 //!
-//! The heartbeat renews the claim on a slot every 10 s. No charge waits for it. A failure only lets the slot expire; it
+//! The heartbeat renews the claim on a place every 10 s. No charge waits for it. A failure only lets the place expire; it
 //! opens no breaker. The script is always sent as text, because it is sent too rarely for its size to matter.
 //!
-//! Decides: which replica slot and share this replica has (`OwnerId`).
-//! Decides: when a slot of a dead replica is free (`CLAIM_DURATION`), and its share usable (`may_use_share`).
+//! Decides: which replica place and share this replica has (`ProcessId`).
+//! Decides: when a place of a dead replica is free (`CLAIM_DURATION`), and its share usable (`may_use_share`).
 //! Decides: the number of replicas that divides `local` (without `TOLLKEEPER_REPLICAS`).
 
 use std::num::NonZeroU32;
@@ -36,7 +36,7 @@ use tokio::time::{Instant, timeout};
 use super::key;
 use super::script::{put_time, replicas_script};
 use crate::base::clock::{Clock, Time, to_micros};
-use crate::base::random::random_u64_pair;
+use crate::base::random::random_id;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::algorithm::stored_state::MalformedReply;
 use crate::store::client::redis::deployment::Deployment;
@@ -51,48 +51,48 @@ pub const CLAIM_DURATION: Duration = Duration::from_secs(30);
 /// Time for which the last reply tells the number of live replicas.
 const LIVE_COUNT_VALIDITY: Duration = Duration::from_secs(60);
 
-/// Slot of this replica and number of live replicas, by the last reply of Redis. Reading takes no lock.
+/// Place of this replica and number of live replicas, by the last reply of Redis. Reading takes no lock.
 #[derive(Debug)]
 pub struct ReplicaMembership {
-    slots: NonZeroU32,
+    max_replicas: NonZeroU32,
     last_reply: ArcSwapOption<LastReply>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct LastReply {
-    slot: Option<HeldSlot>,
+    held: Option<HeldPlace>,
     live: Option<NonZeroU32>,
     /// Time of Redis in the reply.
     now: Time,
     received: Instant,
 }
 
-/// Slot that Redis assigned to this replica.
+/// Place that Redis assigned to this replica.
 #[derive(Clone, Copy, Debug)]
-struct HeldSlot {
+struct HeldPlace {
     number: u32,
     previous_end: Time,
     /// Arrival of the first reply about this claim.
     received: Instant,
-    /// Time for which the slot had been free then; `u64::MAX` if it never had a holder.
+    /// Time for which the place had been free then; `u64::MAX` if it never had an owner.
     free_us: u64,
     /// End of its use.
     until: Instant,
 }
 
 impl ReplicaMembership {
-    /// Creates the state of a replica without a slot; `slots` is `TOLLKEEPER_MAX_REPLICAS`.
-    pub const fn new(slots: NonZeroU32) -> Self {
-        Self { slots, last_reply: ArcSwapOption::const_empty() }
+    /// Creates the state of a replica without a place; `max_replicas` is `TOLLKEEPER_MAX_REPLICAS`.
+    pub const fn new(max_replicas: NonZeroU32) -> Self {
+        Self { max_replicas, last_reply: ArcSwapOption::const_empty() }
     }
 
     /// Returns true if a share of a limit with this period may be used at `at`.
     pub fn may_use_share(&self, period_us: u64, at: Instant) -> bool {
         let last_reply = self.last_reply.load();
-        let Some(slot) = last_reply.as_ref().and_then(|reply| reply.slot.as_ref()) else { return false };
-        // An instant before the reply proves nothing: the slot may have been assigned after it.
-        let is_held = slot.received <= at && at < slot.until;
-        is_held && slot.free_us.saturating_add(to_micros(at - slot.received)) >= period_us
+        let Some(held) = last_reply.as_ref().and_then(|reply| reply.held.as_ref()) else { return false };
+        // An instant before the reply proves nothing: the place may have been assigned after it.
+        let is_held = held.received <= at && at < held.until;
+        is_held && held.free_us.saturating_add(to_micros(at - held.received)) >= period_us
     }
 
     /// Returns the number of live replicas, this one included; `None` if the last reply is older than a minute.
@@ -100,14 +100,14 @@ impl ReplicaMembership {
         self.last_reply.load().as_ref().filter(|reply| reply.received.elapsed() <= LIVE_COUNT_VALIDITY)?.live
     }
 
-    /// Returns R, the number of slots that this replica is configured with: 1 to 1000.
-    pub const fn slot_count(&self) -> NonZeroU32 {
-        self.slots
+    /// Returns R, the number of places that this replica is configured with: 1 to 1000.
+    pub const fn max_replicas(&self) -> NonZeroU32 {
+        self.max_replicas
     }
 
-    /// Returns the slot that Redis last assigned, below R; the claim may have ended since.
-    pub fn slot(&self) -> Option<u32> {
-        self.last_reply.load().as_ref()?.slot.map(|slot| slot.number)
+    /// Returns the place that Redis last assigned, below R; the claim may have ended since.
+    pub fn place(&self) -> Option<u32> {
+        self.last_reply.load().as_ref()?.held.map(|held| held.number)
     }
 
     /// Returns the time of Redis at `at` by the last reply, however old; it is late by the reply's time on the network.
@@ -122,46 +122,42 @@ impl ReplicaMembership {
     /// Records a reply, with the times at which its request was sent and it was received. Replies must be recorded in
     /// the order of their requests.
     pub fn record_claim_reply(&self, reply: &ClaimReply, sent: Instant, received: Instant) {
-        let known = self.last_reply.load().as_ref().and_then(|last| last.slot);
-        let slot = reply.slot.map(|number| {
+        let known = self.last_reply.load().as_ref().and_then(|last| last.held);
+        let held = reply.place.map(|number| {
             let until = sent + CLAIM_DURATION;
             match known {
                 // A renewal: the start of the claim stays.
-                Some(slot) if (slot.number, slot.previous_end) == (number, reply.previous_end) => {
-                    HeldSlot { until, ..slot }
+                Some(held) if (held.number, held.previous_end) == (number, reply.previous_end) => {
+                    HeldPlace { until, ..held }
                 }
                 Some(_) | None => {
                     let had_holder = reply.previous_end > Time::default();
                     let free_us = if had_holder { reply.now.since_us(reply.previous_end) } else { u64::MAX };
-                    HeldSlot { number, previous_end: reply.previous_end, received, free_us, until }
+                    HeldPlace { number, previous_end: reply.previous_end, received, free_us, until }
                 }
             }
         });
-        let last_reply = LastReply { slot, live: NonZeroU32::new(reply.live), now: reply.now, received };
+        let last_reply = LastReply { held, live: NonZeroU32::new(reply.live), now: reply.now, received };
         self.last_reply.store(Some(last_reply.into()));
     }
 
-    /// Ends the use of the slot.
-    pub fn end_slot_use(&self) {
+    /// Ends the use of the place.
+    pub fn end_place_use(&self) {
         let last_reply = self.last_reply.load();
         if let Some(reply) = &*last_reply {
-            self.last_reply.store(Some(LastReply { slot: None, ..**reply }.into()));
+            self.last_reply.store(Some(LastReply { held: None, ..**reply }.into()));
         }
     }
 }
 
 /// Random identity of a process, different from all others, earlier ones included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OwnerId(pub [u8; 16]);
+pub struct ProcessId(pub [u8; 16]);
 
-impl OwnerId {
+impl ProcessId {
     /// Creates a new identity.
     pub fn random() -> Self {
-        let (first, second) = random_u64_pair();
-        let mut id = [0; 16];
-        id[..8].copy_from_slice(&first.to_le_bytes());
-        id[8..].copy_from_slice(&second.to_le_bytes());
-        Self(id)
+        Self(random_id())
     }
 }
 
@@ -179,14 +175,14 @@ pub enum ClaimAction {
 pub struct ClaimReply {
     /// Time of Redis.
     pub now: Time,
-    /// Slot of the process, from 0 on; `None`: all are taken, or claims under another number of slots still run.
-    pub slot: Option<u32>,
+    /// Place of the process, from 0 on; `None`: all are taken, or claims under another number of places still run.
+    pub place: Option<u32>,
     /// End of the claim before the process's own; 0 if there was none.
     pub previous_end: Time,
-    /// Number of live processes, with and without a slot.
+    /// Number of live processes, with and without a place.
     pub live: u32,
-    /// Number of slots that applies in Redis.
-    pub slots: u32,
+    /// Number of places that applies in Redis.
+    pub max_replicas: u32,
 }
 
 /// Returns the key of the registry. `prefix` is `CACHE_KEY_PREFIX`. No counter's key ends in a brace.
@@ -197,10 +193,10 @@ pub fn replica_registry_key(prefix: &str) -> Bytes {
 }
 
 /// Encodes the argument of the script. The claim is made at `now`, or at the server's own time if `now` is `None`.
-pub fn encode_claim_argument(owner: OwnerId, slots: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
+pub fn encode_claim_argument(owner: ProcessId, max_replicas: u32, action: ClaimAction, now: Option<Time>) -> Bytes {
     let mut argument = BytesMut::with_capacity(40);
     put_time(&mut argument, now);
-    argument.put_i64_le(i64::from(slots));
+    argument.put_i64_le(i64::from(max_replicas));
     argument.put_i64_le(i64::from(action == ClaimAction::Release));
     argument.put_slice(&owner.0);
     argument.freeze()
@@ -212,16 +208,16 @@ pub fn encode_claim_argument(owner: OwnerId, slots: u32, action: ClaimAction, no
 /// The script cannot have returned this reply.
 pub fn decode_claim_reply(reply: &[u8]) -> Result<ClaimReply, MalformedReply> {
     let (words, []) = reply.as_chunks::<8>() else { return Err(MalformedReply) };
-    let &[now, slot, previous_end, live, slots] = words else { return Err(MalformedReply) };
+    let &[now, place, previous_end, live, max_replicas] = words else { return Err(MalformedReply) };
     let time = |word| u64::try_from(i64::from_le_bytes(word)).map(Time::from_micros).map_err(|_| MalformedReply);
     let count = |word| u32::try_from(i64::from_le_bytes(word)).map_err(|_| MalformedReply);
-    let slot = if i64::from_le_bytes(slot) == -1 { None } else { Some(count(slot)?) };
+    let place = if i64::from_le_bytes(place) == -1 { None } else { Some(count(place)?) };
     Ok(ClaimReply {
         now: time(now)?,
-        slot,
+        place,
         previous_end: time(previous_end)?,
         live: count(live)?,
-        slots: count(slots)?,
+        max_replicas: count(max_replicas)?,
     })
 }
 
@@ -248,7 +244,7 @@ struct HeartbeatState {
     renew_now: Notify,
     deployment: Arc<Deployment>,
     key: Bytes,
-    owner: OwnerId,
+    owner: ProcessId,
     /// Receives the number of live replicas.
     live_count: Option<ReplicaCount>,
     mismatch_log: LogThrottle,
@@ -269,7 +265,7 @@ impl ReplicaHeartbeat {
             renew_now: Notify::new(),
             deployment: Arc::clone(deployment),
             key: replica_registry_key(prefix),
-            owner: OwnerId::random(),
+            owner: ProcessId::random(),
             live_count,
             mismatch_log: LogThrottle::every(LOG_INTERVAL),
             failure_log: LogThrottle::every(LOG_INTERVAL),
@@ -282,7 +278,7 @@ impl ReplicaHeartbeat {
         &self.state.replicas
     }
 
-    /// Claims a slot now and from then on; renews the claim now if it is started. Must be called within a tokio
+    /// Claims a place now and from then on; renews the claim now if it is started. Must be called within a tokio
     /// runtime.
     pub(crate) fn start(&self) {
         let mut task = lock_ignoring_poison(&self.task);
@@ -294,14 +290,14 @@ impl ReplicaHeartbeat {
         }
     }
 
-    /// Stops the heartbeat and releases the slot. Takes up to 500 ms; does nothing if it is not started.
+    /// Stops the heartbeat and releases the place. Takes up to 500 ms; does nothing if it is not started.
     pub(crate) async fn stop(&self) {
         let task = lock_ignoring_poison(&self.task).take();
         if let Some(task) = task {
             task.abort();
             // No reply is recorded once the task has ended.
             let _aborted = task.await;
-            self.state.replicas.end_slot_use();
+            self.state.replicas.end_place_use();
             // If this fails, the claim expires.
             let _failed = self.state.send_claim(ClaimAction::Release).await;
         }
@@ -337,7 +333,7 @@ impl HeartbeatState {
 
     async fn send_claim(&self, action: ClaimAction) -> Result<ClaimReply, RedisError> {
         let deadline = Instant::now() + REPLY_TIMEOUT;
-        let argument = encode_claim_argument(self.owner, self.replicas.slot_count().get(), action, None);
+        let argument = encode_claim_argument(self.owner, self.replicas.max_replicas().get(), action, None);
         let script = replicas_script();
         let words: [&[u8]; 5] = [b"EVAL", script.text.as_bytes(), b"1", &self.key, &argument];
         let reply = self.deployment.call_key_unrecorded(&self.key, &words, deadline).await?;
@@ -345,25 +341,25 @@ impl HeartbeatState {
     }
 
     fn record_reply(&self, reply: &ClaimReply, sent: Instant) {
-        let previous_slot = self.replicas.slot();
+        let previous_place = self.replicas.place();
         self.replicas.record_claim_reply(reply, sent, Instant::now());
         if let (Some(live_count), Some(live)) = (&self.live_count, NonZeroU32::new(reply.live)) {
             live_count.set_count(live);
         }
-        let configured = self.replicas.slot_count().get();
-        if reply.slots != configured {
+        let configured = self.replicas.max_replicas().get();
+        if reply.max_replicas != configured {
             if let Some(suppressed) = self.mismatch_log.allow(Clock::System.now()) {
                 tracing::warn!(
                     configured,
-                    other_replicas = reply.slots,
+                    other_replicas = reply.max_replicas,
                     suppressed,
                     "TOLLKEEPER_MAX_REPLICAS differs between replicas: {configured} here, {} in running replicas; this \
                      replica uses no share of eventual limits until they have stopped",
-                    reply.slots
+                    reply.max_replicas
                 );
             }
-        } else if reply.slot != previous_slot {
-            tracing::info!(slot = reply.slot, live = reply.live, "replica slot changed");
+        } else if reply.place != previous_place {
+            tracing::info!(place = reply.place, live = reply.live, "replica place changed");
         }
     }
 
@@ -373,7 +369,7 @@ impl HeartbeatState {
             matches!(error, RedisError::WrongType | RedisError::BadReply | RedisError::Misconfigured);
         if is_reported_here && let Some(suppressed) = self.failure_log.allow(Clock::System.now()) {
             let key = String::from_utf8_lossy(&self.key);
-            tracing::warn!(%key, %error, suppressed, "cannot claim a replica slot: replicas are not counted");
+            tracing::warn!(%key, %error, suppressed, "cannot claim a place: replicas are not counted");
         }
     }
 }

@@ -490,7 +490,7 @@ pub struct PoolEffects {
     pub taken: TakenHits,
 }
 
-/// Repeats the charges of a call on the states in its script's reply, which ends with the lent hits if the call concerns
+/// Repeats the charges of a call on the states in its script's reply, which ends with the leased hits if the call concerns
 /// leases.
 ///
 /// # Errors
@@ -520,12 +520,12 @@ pub fn replay_charges(
         }
         states.push(state);
     }
-    let lent = if has_leases { reader.read_number()? } else { 0 };
+    let leased = if has_leases { reader.read_number()? } else { 0 };
     if !reader.is_empty() {
         return Err(MalformedReply);
     }
     let numbers_before: SmallVec<[Option<u64>; 1]> = states.iter().map(pool_request_number).collect();
-    let terms = ReplayInputs { now, lent };
+    let terms = ReplayInputs { now, leased };
     holds.retain(|(index, hold)| hold.keep_or_settle(&counters[*index].limit, &mut states[*index], now).is_some());
     let results = match holds.is_empty() {
         true => charges.iter().map(|charge| replay_charge(charge, &mut states, terms)).collect(),
@@ -545,17 +545,17 @@ fn pool_request_number(state: &State) -> Option<u64> {
     state.pool().map(|counter| counter.pool.number)
 }
 
-/// Time of a call, and the hits that are lent at it.
+/// Time of a call, and the hits that are leased at it.
 #[derive(Clone, Copy)]
 struct ReplayInputs {
     now: Time,
-    lent: u64,
+    leased: u64,
 }
 
 fn replay_charge(charge: &OwnedCharge, states: &mut [State], terms: ReplayInputs) -> SmallVec<[ChargeResult; 1]> {
-    let ReplayInputs { now, lent } = terms;
+    let ReplayInputs { now, leased } = terms;
     let limits = charge.joint_limits();
-    let request = ChargeRequest { lent, ..charge.request_with_bounded_delay() };
+    let request = ChargeRequest { leased, ..charge.request_with_bounded_delay() };
     if charge.dry_run {
         charge_together(&limits, &mut states.to_vec(), now, request)
     } else if let Some(void_from) = charge.void_from {

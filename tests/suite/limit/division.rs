@@ -19,7 +19,7 @@ use tollkeeper::limit::division::assignment::{Assignment, Strategy};
 use tollkeeper::limit::division::divided_limit::DividedLimit;
 use tollkeeper::limit::division::holder::Usage;
 use tollkeeper::limit::division::ledger::Division;
-use tollkeeper::limit::hold::{CounterHolds, ReplicaId, StateWithLimit};
+use tollkeeper::limit::hold::{CounterHolds, PoolId, StateWithLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::Hits;
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -66,7 +66,7 @@ struct Proxy {
 
 struct Replica {
     division: Division<usize>,
-    id: ReplicaId,
+    id: PoolId,
     frozen_until: u64,
     is_dead: bool,
     last_tick: u64,
@@ -195,7 +195,7 @@ impl Model {
         let proxies = (0..proxies).map(|index| Proxy::new(index % replicas, now, &mut random)).collect();
         let replicas = (0..replicas).map(|index| Replica {
             division: Division::new([DividedLimit::new(&limit)], Time::from_micros(now)),
-            id: ReplicaId([u8::try_from(index).expect("there are few replicas") + 1; 16]),
+            id: PoolId([u8::try_from(index).expect("there are few replicas") + 1; 16]),
             frozen_until: 0,
             is_dead: false,
             last_tick: now,
@@ -287,7 +287,7 @@ impl Model {
 
     /// Another process takes its place, with another identity.
     fn kill_replica(&mut self, index: usize) {
-        let id = ReplicaId(self.random.random());
+        let id = PoolId(self.random.random());
         let division = Division::new(self.divided_limits(), Time::from_micros(self.now));
         let replica = &mut self.replicas[index];
         (replica.division, replica.id, replica.frozen_until) = (division, id, 0);

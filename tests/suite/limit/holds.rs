@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::charge::{Charge, ChargeRequest, Counter};
 use tollkeeper::limit::counter_path::CounterPath;
-use tollkeeper::limit::hold::{HeldAmount, HoldRequest, ReplicaId};
+use tollkeeper::limit::hold::{HeldAmount, HoldRequest, PoolId};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::request::{Entry, Hits};
 use tollkeeper::limit::{Limit, LimitSpec};
@@ -31,8 +31,8 @@ fn limit(algorithm: Algorithm, requests_per_unit: u32, unit: Unit) -> Limit {
     Limit::new(&spec(algorithm, requests_per_unit, unit)).unwrap()
 }
 
-fn holder(number: u8) -> ReplicaId {
-    ReplicaId([number; 16])
+fn holder(number: u8) -> PoolId {
+    PoolId([number; 16])
 }
 
 /// Hits of windows, or capacity of a bucket.

@@ -122,7 +122,7 @@ fn shutdown_ends_within_its_timeout() {
 }
 
 #[test]
-fn shutdown_that_reaches_its_timeout_releases_the_replica_slot() {
+fn shutdown_that_reaches_its_timeout_releases_the_replica_place() {
     let redis = redis::options().start();
     let replica = || {
         let setup = server()

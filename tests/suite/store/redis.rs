@@ -13,7 +13,7 @@ mod lease_record;
 mod over_limit_cache;
 mod ratelimit_key_format;
 mod pool_agreement;
-mod replica_slots;
+mod replica_places;
 mod replicas;
 mod replies;
 mod merged_calls;

@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tollkeeper::limit::Limit;
 use tollkeeper::limit::algorithm::region_pool::{LastAnswer, PoolGrant};
 use tollkeeper::store::redis::regions::exchange::{PoolOperation, encode_pool_operation};
-use tollkeeper::store::redis::replicas::{ClaimAction, OwnerId, encode_claim_argument};
+use tollkeeper::store::redis::replicas::{ClaimAction, ProcessId, encode_claim_argument};
 use tollkeeper::store::redis::script::{self, put_time};
 
 use super::charges::Descriptor;
@@ -21,7 +21,7 @@ impl ScriptCalls {
     /// Makes a random call of a script that charges by no counting method.
     pub(crate) fn call_shared_record(&mut self, descriptors: &[Descriptor]) {
         match self.chance.below(6) {
-            0 => self.claim_replica_slot(),
+            0 => self.claim_replica_place(),
             1 => self.exchange_holders(),
             2 | 3 => self.operate_on_pool(descriptors),
             4 => self.charge_window_in_ratelimit_format(),
@@ -35,11 +35,11 @@ impl ScriptCalls {
         [u8::try_from(self.chance.below(count)).expect("a small number"); BYTES]
     }
 
-    fn claim_replica_slot(&mut self) {
-        let owner = OwnerId(self.small_id(5));
-        let slots = self.chance.pick(&[3, 3, 3, 1, 8]);
+    fn claim_replica_place(&mut self) {
+        let owner = ProcessId(self.small_id(5));
+        let places = self.chance.pick(&[3, 3, 3, 1, 8]);
         let action = if self.chance.one_in(6) { ClaimAction::Release } else { ClaimAction::Claim };
-        let argument = encode_claim_argument(owner, slots, action, self.given_time());
+        let argument = encode_claim_argument(owner, places, action, self.given_time());
         self.call("replicas", script::replicas_script(), &[key("replicas")], &[argument]);
     }
 

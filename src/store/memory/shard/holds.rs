@@ -11,7 +11,7 @@ use crate::base::clock::Time;
 use crate::limit::Limit;
 use crate::limit::algorithm::state::{State, charge_together};
 use crate::limit::charge::{Charge, ChargeRequest, ChargeResult, Counter, JointLimit};
-use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, ReplicaId, StateWithLimit, TotalHold};
+use crate::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, PoolId, StateWithLimit, TotalHold};
 use crate::limit::request::Hits;
 use crate::store::charge::LimitAdmissions;
 use crate::store::error::MemoryFull;
@@ -79,12 +79,12 @@ impl MemoryShard {
         admits
     }
 
-    /// Adjusts the hold of a holder on the only counter of the charge: see
+    /// Adjusts the hold of a pool on the only counter of the charge: see
     /// [`CounterHolds::charge_used_and_grant`](crate::limit::hold::CounterHolds::charge_used_and_grant).
     pub(in crate::store::memory) fn adjust_hold(
         &mut self,
         charge: &Charge<'_>,
-        holder: ReplicaId,
+        pool: PoolId,
         mut request: HoldRequest,
         now: Time,
     ) -> Result<HoldAnswer, MemoryFull> {
@@ -98,7 +98,7 @@ impl MemoryShard {
         }
         let mut held = known.unwrap_or_default();
         let mut state = self.take_state(&slots[0]);
-        let answer = held.charge_used_and_grant(StateWithLimit { limit, state: &mut state }, holder, request, now);
+        let answer = held.charge_used_and_grant(StateWithLimit { limit, state: &mut state }, pool, request, now);
         let result = state.charge(limit, now, ChargeRequest::new(Hits::Peek, 0));
         self.put_state(&slots[0], state, &result_for_expiry(result, held.total_hold(), limit, now), now);
         if !held.is_over(now) {

@@ -106,8 +106,8 @@ impl EventualDescriptor {
     }
 }
 
-/// Returns true if hits of the counter may be lent to a process, now or under the rules of a moment ago.
-pub fn can_be_lent(limit: &Limit) -> bool {
+/// Returns true if hits of the counter may be leased to a process, now or under the rules of a moment ago.
+pub fn can_be_leased(limit: &Limit) -> bool {
     limit.algorithm().properties().can_be_eventual()
 }
 

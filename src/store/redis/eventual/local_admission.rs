@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 use tokio::time::{Instant, sleep};
 
-use super::descriptor::{DescriptorId, EventualDescriptor, can_be_lent};
+use super::descriptor::{DescriptorId, EventualDescriptor, can_be_leased};
 use super::table::EventualTable;
 use super::{AdmitContext, DescriptorStateReport, LeaseArguments, LeasePurpose, LeaseTicket, LocalDecision, OwnLease};
 use crate::base::clock::Time;
@@ -59,7 +59,7 @@ impl LocalAdmission {
     pub(crate) fn build_eventual_descriptor(&self, path: u128, charge: &OwnedCharge) -> Option<EventualDescriptor> {
         let counters = &charge.counters;
         let limits = counters.iter().map(|counter| &counter.limit);
-        let budget = LocalBudget::for_limits(limits, self.replicas.slot_count()).filter(|_| self.is_enabled)?;
+        let budget = LocalBudget::for_limits(limits, self.replicas.max_replicas()).filter(|_| self.is_enabled)?;
         Some(EventualDescriptor { id: DescriptorId::new(path, counters), budget, counters: counters.clone() })
     }
 
@@ -108,8 +108,8 @@ impl LocalAdmission {
         requested: u64,
     ) -> Option<LeaseArguments> {
         let is_refund = |charge: &OwnedCharge| {
-            let can_be_lent = || charge.counters.iter().any(|counter| can_be_lent(&counter.limit));
-            matches!(charge.request.hits, Hits::Refund(_)) && !charge.dry_run && can_be_lent()
+            let can_be_leased = || charge.counters.iter().any(|counter| can_be_leased(&counter.limit));
+            matches!(charge.request.hits, Hits::Refund(_)) && !charge.dry_run && can_be_leased()
         };
         let has_refund = charges.iter().any(is_refund);
         (requested > 0 || has_refund).then(|| LeaseArguments {

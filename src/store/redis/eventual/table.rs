@@ -49,8 +49,8 @@ struct EventualShard {
 #[derive(Debug, Default)]
 struct EventualHitCounts {
     shared: AtomicU64,
+    from_leases: AtomicU64,
     leased: AtomicU64,
-    lent: AtomicU64,
     returned: AtomicU64,
 }
 
@@ -84,7 +84,7 @@ impl EventualTable {
                 entry.demand.record_hits(hits, context.at);
             }
             if let Some(results) = entry.admit_from_lease(hits, charge, context) {
-                self.counts.leased.fetch_add(hits, Ordering::Relaxed);
+                self.counts.from_leases.fetch_add(hits, Ordering::Relaxed);
                 let outcome = StoreOutcome { results, decided_by: DecidedBy::Lease, now: context.now };
                 return LocalDecision::Local {
                     outcome,
@@ -130,7 +130,7 @@ impl EventualTable {
         let mut shard = self.shards.lock_shard(upper_half(id.path));
         let (sent, leased) = (report.sent, report.leased);
         let ticket = (leased > 0).then(|| {
-            self.counts.lent.fetch_add(leased, Ordering::Relaxed);
+            self.counts.leased.fetch_add(leased, Ordering::Relaxed);
             descriptor.issue_ticket(self.next_serial.fetch_add(1, Ordering::Relaxed), &report)
         });
         let is_known = shard.entries.contains_key(&id.path);
@@ -175,8 +175,13 @@ impl EventualTable {
     /// Returns statistics since the start.
     pub fn stats(&self) -> EventualHitTotals {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let EventualHitCounts { shared, leased, lent, returned } = &self.counts;
-        EventualHitTotals { shared: read(shared), leased: read(leased), lent: read(lent), returned: read(returned) }
+        let EventualHitCounts { shared, from_leases, leased, returned } = &self.counts;
+        EventualHitTotals {
+            shared: read(shared),
+            from_leases: read(from_leases),
+            leased: read(leased),
+            returned: read(returned),
+        }
     }
 
     /// Returns the number of descriptors in the table.

@@ -43,7 +43,7 @@ local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, ma
 --> helpers
 local args, key = ARGV[1], KEYS[1]
 local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
-local lent, is_server_time = 0, now < 0
+local leased, is_server_time = 0, now < 0
 --> clock
 --> leases
 --> load
@@ -58,12 +58,12 @@ if changed then
 end
 if not record then return pack('<i8', now) .. before end
 if purpose == 2 then return 1 end
-return pack('<i8', now) .. before .. pack('<i8', lent)
+return pack('<i8', now) .. before .. pack('<i8', leased)
 
 --: merged
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local now, lent, is_server_time = -1, 0, true
+local now, leased, is_server_time = -1, 0, true
 --> clock
 local args, period, a, b, period_ms, times, hits, limit, capacity, wait, flags
 local function charge(key, times, hits, limit, capacity, wait, flags, position)

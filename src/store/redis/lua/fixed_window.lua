@@ -42,7 +42,7 @@ admitted = hits < 0 or count + hits <= limit
 --: apply
 count, last = count + hits, at
 if hits < 0 then
-  count = max(count, min(count - hits, lent))
+  count = max(count, min(count - hits, leased))
 elseif count > 9007199254740992 then
   count = 9007199254740992
 end

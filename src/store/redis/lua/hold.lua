@@ -1,4 +1,4 @@
--- Holds on a counter: hits that holders may admit without asking, and that all decisions leave out. Parts of the
+-- Holds on a counter: hits that pools may admit without asking, and that all decisions leave out. Parts of the
 -- scripts of fixed_window, calendar_window, sliding_window_counter and token_bucket, and `adjust_hold`, the script that
 -- changes a hold. src/limit/hold.rs says what holds are, and does the same arithmetic.
 --
@@ -33,26 +33,26 @@ if hold then limit, capacity = max(limit - held_hits, 0), max(capacity - held_ca
 if hold then value, ttl_ms = value .. hold, ttl_ms + math.ceil((held_until - now) / 1000) end
 
 --: adjust_hold
--- Charges what a holder used, and grants what it wants as far as that fits.
+-- Charges what a pool used, and grants what it wants as far as that fits.
 --
--- KEYS: the counter, and the record of its holders.
+-- KEYS: the counter, and the record of its pools.
 -- ARGV[1]: the time and the numbers of the counter as in driver.lua, then signed numbers: limit, capacity, by_capacity
 -- (1: holds take capacity, 0: hits of windows), windows (after how many ends of windows a hold ends, 0: at its time),
 -- first_end and second_end (the next two ends of windows of a calendar at the end of the hold, by the caller's clock,
 -- in microseconds; 0: windows have the period's length), used, wanted_hits, wanted_capacity, lasts_us, demand, number
--- (below the holder's last one, the request is late and changes nothing; 0: none), first (number of the request that told
+-- (below the pool's last one, the request is late and changes nothing; 0: none), first (number of the request that told
 -- `used` first: it is charged unless that one or a later one came), charged_capacity and charged_flags (as charges have
--- them); then 16 bytes: the holder.
+-- them); then 16 bytes: the pool.
 -- Returns: numbers as above: now, granted hits and capacity, the end of the hold, hits and capacity that would still
--- fit; then the record of the other holders.
--- Record: for each holder 16 bytes, its identity, and as unsigned numbers the hits and the capacity that it holds, the
--- end of its hold, its demand, and its last number; at most 128 holders.
--- Writes: one SET with PX for each key. TTL of the record: ten seconds after the last hold ends. O(holders).
+-- fit; then the record of the other pools.
+-- Record: for each pool 16 bytes, its identity, and as unsigned numbers the hits and the capacity that it holds, the
+-- end of its hold, its demand, and its last number; at most 128 pools.
+-- Writes: one SET with PX for each key. TTL of the record: ten seconds after the last hold ends. O(pools).
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
 local args, key, record_key = ARGV[1], KEYS[1], KEYS[2]
 local now, algorithm_id, period, a, b, period_ms, position = unpack('<i8i8i8i8i8Bc0', args)
-local lent, is_server_time = 0, false
+local leased, is_server_time = 0, false
 --> clock
 --> load
 local hits, limit, capacity, wait, flags, admitted
@@ -65,7 +65,7 @@ if type(recorded) == 'table' then
 elseif #recorded % 56 ~= 0 then
   --> wrong_type
 end
--- The other holders, what they hold, and what the caller holds. What has ended is charged, unless `load` did that.
+-- The other pools, what they hold, and what the caller holds. What has ended is charged, unless `load` did that.
 local told, rows, sum_hits, sum_capacity, own_hits, own_capacity, ended = used, {}, 0, 0, 0, 0, 0
 local sum_until, record_until, late_ends = 0, 0, nil
 for i = 1, #recorded, 56 do

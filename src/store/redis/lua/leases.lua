@@ -8,8 +8,8 @@
 -- admit any more.
 -- State: unsigned numbers, two for each lease: the time at which its record ends, and its hits; at most 256 leases. The
 -- last one stands for all above that.
--- Variables: lent (hits that may still be admitted, so that a refund leaves them charged).
--- A return takes effect only if its lease is recorded. A reset deletes the counters, or leaves them with the lent hits
+-- Variables: leased (hits that may still be admitted, so that a refund leaves them charged).
+-- A return takes effect only if its lease is recorded. A reset deletes the counters, or leaves them with the leased hits
 -- and with what is held.
 -- Writes: one SET with PX, if the record changes; UNLINK for a reset. TTL: until the last lease ends, at least 1 s.
 --
@@ -36,14 +36,14 @@ if ARGV[2] and ARGV[2] ~= '' then
     if ends > now then
       local done = known[lease]
       known[lease], is_known = nil, is_known or done
-      lent = lent + hits - (done or 0)
+      leased = leased + hits - (done or 0)
       if purpose == 0 or not done then record[#record + 1] = lease end
     end
   end
   if purpose == 1 then
     -- Leaves the counters as they are, or returns all hits.
-    lent = is_known and 0 or 9007199254740992
-  elseif purpose == 2 and lent == 0 then
+    leased = is_known and 0 or 9007199254740992
+  elseif purpose == 2 and leased == 0 then
     local deleted, is_held = 0, false
     for i = 1, #KEYS - 1 do
       -- What is held outlasts a reset: see hold.lua. All hits are then refunded.

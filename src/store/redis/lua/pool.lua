@@ -51,7 +51,7 @@ local function with_pool(counter, key, now, period)
   counter.apply = function(rejected)
     if hits < 0 then
       if void_from > 0 and part_at >= void_from then return false end
-      local back = min(-hits, max(unreported - lent, 0))
+      local back = min(-hits, max(unreported - leased, 0))
       unreported = unreported - back
       if last < ends then left = left + back end
       if -hits > back then

@@ -34,7 +34,7 @@ admitted = hits < 0 or current + divide(left_us, min(previous, capacity), period
 --: apply
 if hits < 0 then
   previous = max(previous + min(current + hits, 0), 0)
-  current = max(current + hits, min(current, lent))
+  current = max(current + hits, min(current, leased))
 elseif admitted then
   current = current + hits
 else

@@ -40,9 +40,9 @@ end
 admitted = hits < 0 or kept - dropped + new + hits <= limit
 
 --: apply
-if hits < 0 and (lent > 0 or flags >= 4) then
-  -- The newest hits may be lent, and must then stay for a period. Those of a reservation may be followed by others.
-  dropped = dropped + min(-hits, max(kept - dropped + new - lent, 0))
+if hits < 0 and (leased > 0 or flags >= 4) then
+  -- The newest hits may be leased, and must then stay for a period. Those of a reservation may be followed by others.
+  dropped = dropped + min(-hits, max(kept - dropped + new - leased, 0))
   if dropped > kept then new, dropped = new - (dropped - kept), kept end
 elseif hits < 0 then
   kept = max(kept + min(new + hits, 0), dropped)

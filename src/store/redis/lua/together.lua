@@ -10,7 +10,7 @@
 
 local unpack, pack, floor, max, min = struct.unpack, struct.pack, math.floor, math.max, math.min
 --> helpers
-local args, constructors, lent, rejected, is_server_time = ARGV[1], {}, 0
+local args, constructors, leased, rejected, is_server_time = ARGV[1], {}, 0
 --> constructors
 --> ban_functions
 --> pool_functions
@@ -61,5 +61,5 @@ for _, counter in ipairs(counters) do
   if err then return err end
 end
 if purpose == 2 then return #counters end
-if record then reply[#reply + 1] = pack('<i8', lent) end
+if record then reply[#reply + 1] = pack('<i8', leased) end
 return table.concat(reply)

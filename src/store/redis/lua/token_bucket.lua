@@ -56,9 +56,9 @@ end
 
 --: apply
 local entered = hits
-if hits < 0 and level_whole + hits < lent then
+if hits < 0 and level_whole + hits < leased then
   entered = 0
-  if level_whole >= lent then entered, level_part = lent - level_whole, 0 end
+  if level_whole >= leased then entered, level_part = leased - level_whole, 0 end
 elseif not admitted then
   -- Debt ends one period's worth of tokens below an empty bucket, and never lowers the used tokens.
   local room = capacity + limit - level_whole

@@ -27,7 +27,7 @@ use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::Limit;
 use crate::limit::algorithm::region_pool::{LastAnswer, PoolGrant, RegionPool};
 use crate::limit::algorithm::stored_state::{MalformedReply, ReplyReader};
-use crate::limit::hold::ReplicaId;
+use crate::limit::hold::PoolId;
 use crate::limit::region_requests::{check_interval_us, request_interval_us};
 use crate::settings::redis::regions::RegionSettings;
 use crate::store::charge::OwnedCounter;
@@ -153,7 +153,7 @@ impl PoolExchange {
         let key = global_key(counter_key_of_pool(pool_key));
         let keys = [key.clone(), holds_key(&key)];
         let hold = pool.hold_request(limit);
-        let argument = encode_hold_request(&counter, self.holder(pool), hold, CallTime::Server { about: pool.last });
+        let argument = encode_hold_request(&counter, self.pool_id(pool), hold, CallTime::Server { about: pool.last });
         let call =
             ScriptOnKeys { script: hold_script(counter.limit.counting_method()), keys: &keys, argument: &argument };
         let deadline = Instant::now() + GLOBAL_REDIS_TIMEOUT;
@@ -167,12 +167,12 @@ impl PoolExchange {
         Ok(pool.grant_of(limit, &answer, pause_us))
     }
 
-    /// Identity of a pool at the global Redis: a pool that replaces a lost one is another holder.
-    fn holder(&self, pool: &RegionPool) -> ReplicaId {
+    /// Identity of a pool at the global Redis; a pool that replaces a lost one has another.
+    fn pool_id(&self, pool: &RegionPool) -> PoolId {
         let mut id = [0; 16];
         id[..4].copy_from_slice(&self.region_number.to_le_bytes());
         id[8..].copy_from_slice(&pool.id.to_le_bytes());
-        ReplicaId(id)
+        PoolId(id)
     }
 
     async fn give_answer(&self, request: &PendingRequest, grant: &PoolGrant) {

@@ -25,7 +25,7 @@ fn with_redis(file: &Path, env: &[(&str, &str)]) -> TestService {
     let redis = start_store(env, TimeSource::Redis);
     wait_until_connected(&redis);
     let _within = store_runtime().enter();
-    redis.claim_replica_slot();
+    redis.claim_replica_place();
     logging_service(file, &[&[ALL], env].concat(), RULES).with_store(Store::from(redis))
 }
 

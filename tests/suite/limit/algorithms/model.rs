@@ -57,8 +57,9 @@ impl Model {
                 after = self.count(limit, now, |model, at| model.charge_rejected(limit, at, i128::from(hits)));
             }
             Hits::Refund(hits) => {
-                after = self
-                    .count(limit, now, |model, at| model.refund(limit, at, i128::from(hits), i128::from(request.lent)));
+                after = self.count(limit, now, |model, at| {
+                    model.refund(limit, at, i128::from(hits), i128::from(request.leased));
+                });
             }
             Hits::Charge(_) | Hits::Peek => {}
         }
@@ -256,17 +257,17 @@ impl Model {
         }
     }
 
-    fn refund(&mut self, limit: &Limit, at: i128, hits: i128, lent: i128) {
+    fn refund(&mut self, limit: &Limit, at: i128, hits: i128, leased: i128) {
         match limit.algorithm() {
             Algorithm::Concurrent => unreachable!("slots have a model of their own"),
             Algorithm::TokenBucket => {
-                self.used = self.used.min(Ratio::whole(lent)).max(self.used.minus(Ratio::whole(hits)));
+                self.used = self.used.min(Ratio::whole(leased)).max(self.used.minus(Ratio::whole(hits)));
             }
             Algorithm::LeakyBucket => self.used = self.promised.max(self.used.minus(Ratio::whole(hits))),
             Algorithm::SlidingWindowLog => {
                 let held = i128::try_from(self.log.len()).expect("fits");
-                let kept = usize::try_from((held - hits).max(lent.min(held))).expect("fits");
-                match lent {
+                let kept = usize::try_from((held - hits).max(leased.min(held))).expect("fits");
+                match leased {
                     0 => self.log.truncate(kept),
                     _ => drop(self.log.drain(..self.log.len() - kept)),
                 }
@@ -274,7 +275,7 @@ impl Model {
             Algorithm::FixedWindow | Algorithm::SlidingWindowCounter => {
                 let start = window(limit, at).0;
                 let current = self.in_window(start);
-                self.windows.insert(start, (current - hits).max(lent.min(current)));
+                self.windows.insert(start, (current - hits).max(leased.min(current)));
                 if limit.algorithm() == Algorithm::SlidingWindowCounter {
                     let previous = start - period(limit);
                     let rest = (hits - current).max(0);

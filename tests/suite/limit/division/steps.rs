@@ -6,7 +6,7 @@ use tollkeeper::limit::division::assignment::Retirement;
 use tollkeeper::limit::division::empty_buckets::{EmptyBuckets, RecentlyUsedRefill};
 use tollkeeper::limit::division::holder::Part;
 use tollkeeper::limit::division::ledger::{LENT_TTL_S, RATE_TTL_S};
-use tollkeeper::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, OtherHolder};
+use tollkeeper::limit::hold::{HeldAmount, HoldAnswer, HoldRequest, OtherPool};
 
 const SECOND_US: u64 = 1_000_000;
 const START: Time = Time::from_micros(1_800_000_000_000_000);
@@ -106,8 +106,7 @@ fn what_is_given_back_is_not_handed_out_while_the_store_is_asked() {
     let (mut division, _) = division_with_one_proxy(Unit::Second);
     // The proxy gives up most, and that has rested.
     division.record_report(0, usage(5, 0, at(5)), at(5));
-    let others =
-        vec![OtherHolder { holder: ReplicaId([2; 16]), demand: 100, held: HeldAmount::default(), until: at(100) }];
+    let others = vec![OtherPool { pool: PoolId([2; 16]), demand: 100, held: HeldAmount::default(), until: at(100) }];
     let request = HoldRequest { lasts_us: 16 * SECOND_US, ..HoldRequest::default() };
     let held = HeldAmount { hits: division.pools[0].hits.held, capacity: 0 };
     division.record_answer(0, &request, HoldAnswer { granted: held, others, ..HoldAnswer::default() }, at(5));
@@ -269,7 +268,7 @@ fn last_hits_are_charged_once_and_those_of_the_next_division_too() {
     let (mut held, mut state) = (CounterHolds::default(), State::empty_for(&limit));
     let mut room_after = |request: HoldRequest, second: u64| {
         let counter = StateWithLimit { limit: &limit, state: &mut state };
-        held.charge_used_and_grant(counter, ReplicaId([1; 16]), request, at(second)).room.hits
+        held.charge_used_and_grant(counter, PoolId([1; 16]), request, at(second)).room.hits
     };
     let told = |second: u64, hits: u64| {
         let mut division: Division<u32> = Division::new([DividedLimit::new(&limit)], at(second));
@@ -491,7 +490,7 @@ fn replica_that_was_granted_nothing_of_a_bucket_asks_again() {
     division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
     let request = division.next_pool_request(0, START).expect("it has a proxy");
     let all = HeldAmount { hits: 0, capacity: 10 };
-    let others = vec![OtherHolder { holder: ReplicaId([2; 16]), demand: 10, held: all, until: at(60) }];
+    let others = vec![OtherPool { pool: PoolId([2; 16]), demand: 10, held: all, until: at(60) }];
     division.record_answer(0, &request, HoldAnswer { others, ..HoldAnswer::default() }, START);
     assert_eq!(division.assign(0, START).map(|assignment| assignment.strategy), Some(Strategy::Deny));
     division.record_report(0, usage(0, 5, at(5)), at(5));
@@ -553,8 +552,7 @@ fn smaller_limit_leaves_no_more_than_it_free() {
 fn refill_is_given_back_to_the_store_after_a_rest() {
     let (mut division, _) = division_with_one_proxy(Unit::Second);
     division.record_report(0, usage(5, 0, at(5)), at(5));
-    let others =
-        vec![OtherHolder { holder: ReplicaId([2; 16]), demand: 100, held: HeldAmount::default(), until: at(100) }];
+    let others = vec![OtherPool { pool: PoolId([2; 16]), demand: 100, held: HeldAmount::default(), until: at(100) }];
     let request = HoldRequest { lasts_us: 16 * SECOND_US, ..HoldRequest::default() };
     let held = HeldAmount { hits: division.pools[0].hits.held, capacity: 0 };
     division.record_answer(0, &request, HoldAnswer { granted: held, others, ..HoldAnswer::default() }, at(5));

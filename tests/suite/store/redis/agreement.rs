@@ -396,16 +396,16 @@ impl Redis {
         Ok(replay_charges(charges, &reply?, false).expect("a script's reply can be read"))
     }
 
-    /// Calls the script at `now` while hits are lent.
-    pub(super) fn call_while_lent(
+    /// Calls the script at `now` while hits are leased.
+    pub(super) fn call_while_leased(
         &mut self,
         keys: &[String],
         charges: &[OwnedCharge],
-        lent: StoredLease,
+        leased: StoredLease,
         now: Time,
     ) -> ScriptOutcome {
         let record = format!("{}:leases", keys[0]);
-        let state: Vec<u8> = [lent.end.as_micros(), lent.hits].into_iter().flat_map(u64::to_le_bytes).collect();
+        let state: Vec<u8> = [leased.end.as_micros(), leased.hits].into_iter().flat_map(u64::to_le_bytes).collect();
         self.query::<()>(&[b"SET", record.as_bytes(), &state]);
         let script = script_for_limits(charges[0].counters.iter().map(|counter| &counter.limit));
         let purpose = LeasePurpose::Charge { requested: 0, kept_us: 0 };

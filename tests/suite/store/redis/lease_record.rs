@@ -131,12 +131,12 @@ fn run(redis: &mut Redis, counters: Vec<OwnedCounter>, calls: &[Call]) -> TestCa
         now = now.plus_us(*after_us);
         let (commands, leases) = kind.of(&counters, &granted, now);
         let reply = eval(redis, &keys, &commands, &leases, now);
-        let (results, lent) = model.call(&commands, Some(&leases), now);
+        let (results, leased) = model.call(&commands, Some(&leases), now);
         if leases.purpose == LeasePurpose::Reset {
             prop_assert!(matches!(reply, Value::Int(_)), "{:?}", reply);
         } else {
             let outcome = replay_charges(&commands, &from_redis_value::<Vec<u8>>(reply).unwrap(), true).unwrap();
-            prop_assert_eq!(&outcome.results, &results, "{:?}, {} lent", kind, lent);
+            prop_assert_eq!(&outcome.results, &results, "{:?}, {} leased", kind, leased);
         }
         if let LeasePurpose::Charge { requested: 1.., .. } = leases.purpose {
             granted.extend(model.record.last());
@@ -148,7 +148,7 @@ fn run(redis: &mut Redis, counters: Vec<OwnedCounter>, calls: &[Call]) -> TestCa
         for (index, key) in counter_keys.iter().enumerate() {
             let found = redis.state(key, counters[index].limit.algorithm());
             let state = found.unwrap_or_else(|| State::empty(counters[index].limit.algorithm()));
-            prop_assert_eq!(&state, &model.states[index], "{:?}, {} lent", kind, lent);
+            prop_assert_eq!(&state, &model.states[index], "{:?}, {} leased", kind, leased);
         }
     }
     Ok(())

@@ -41,8 +41,8 @@ struct Call {
     /// Time since the call before, in thousandths of the first period; negative: the clock stepped back.
     after: i64,
     change: Option<Change>,
-    /// Hits that are lent meanwhile.
-    lent: Option<u64>,
+    /// Hits that are leased meanwhile.
+    leased: Option<u64>,
     steps: Vec<Step>,
 }
 
@@ -156,11 +156,11 @@ fn call() -> impl Strategy<Value = Call> {
     );
     let change = prop_oneof![5 => answer, 1 => Just(Change::PoolCheck), 2 => (0..60_u64).prop_map(Change::Keep)];
     let steps = proptest::collection::vec(step(), 1..6);
-    let lent = proptest::option::weighted(0.3, 0..200_u64);
-    (after, proptest::option::weighted(0.5, change), lent, steps).prop_map(|(after, change, lent, steps)| Call {
+    let leased = proptest::option::weighted(0.3, 0..200_u64);
+    (after, proptest::option::weighted(0.5, change), leased, steps).prop_map(|(after, change, leased, steps)| Call {
         after,
         change,
-        lent,
+        leased,
         steps,
     })
 }
@@ -271,10 +271,10 @@ impl History {
             let number = |state: &State| state.pool().map(|counter| counter.pool.number);
             let numbers_before: Vec<_> = states.iter().map(number).collect();
             let mut charges: Vec<_> = call.steps.iter().flat_map(|step| step.charges(&self.keys, now)).collect();
-            let outcome = if let Some(hits) = call.lent {
-                charges.iter_mut().for_each(|charge| charge.request.lent = hits);
-                let lent = StoredLease { end: now.plus_us(1_000_000), hits };
-                redis.call_while_lent(&names, &charges, lent, now)
+            let outcome = if let Some(hits) = call.leased {
+                charges.iter_mut().for_each(|charge| charge.request.leased = hits);
+                let leased = StoredLease { end: now.plus_us(1_000_000), hits };
+                redis.call_while_leased(&names, &charges, leased, now)
             } else {
                 redis.call(&names, &charges, Some(now)).expect("a script that fails has a mistake")
             };

@@ -16,7 +16,7 @@ use tollkeeper::limit::algorithm::Algorithm;
 use tollkeeper::limit::algorithm::region_pool::RegionPool;
 use tollkeeper::limit::algorithm::state::{CounterWithPool, State};
 use tollkeeper::limit::charge::ChargeRequest;
-use tollkeeper::limit::hold::{CounterHolds, HoldAnswer, HoldRequest, ReplicaId, StateWithLimit};
+use tollkeeper::limit::hold::{CounterHolds, HoldAnswer, HoldRequest, PoolId, StateWithLimit};
 use tollkeeper::limit::period::{Period, Unit};
 use tollkeeper::limit::region_requests::{MIN_REQUEST_INTERVAL_US, check_interval_us, request_interval_us};
 use tollkeeper::limit::request::Hits;
@@ -279,7 +279,7 @@ impl Simulation {
                     holder[8..].copy_from_slice(&asked.id.to_le_bytes());
                     let counter = StateWithLimit { limit: &limit, state: &mut self.global };
                     let now = self.global_clock.at(self.now_us);
-                    let answer = self.holds.charge_used_and_grant(counter, ReplicaId(holder), request, now);
+                    let answer = self.holds.charge_used_and_grant(counter, PoolId(holder), request, now);
                     self.send_far(region, Message::Answer { region, asked, answer });
                 }
                 // Its processes died too.

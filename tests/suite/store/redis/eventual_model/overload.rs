@@ -28,7 +28,7 @@ fn calm(limit: Limit, replicas: usize, periods: u64) -> Plan {
     let start = 1_700_000_000 * S / period * period;
     Plan {
         replicas,
-        slots: 16,
+        places: 16,
         live: Some(replicas as u64),
         keys: vec![SmallVec::from_iter([counted(limit, true, 1)])],
         network: Network::quick((200, 2 * MS), 15 * MS),

@@ -1,4 +1,4 @@
-//! Redis in the simulation: counters that the algorithms charge, and the slots that replicas claim.
+//! Redis in the simulation: counters that the algorithms charge, and the places that replicas claim.
 //!
 //! A call runs at one instant. Refunded hits are void from the time given with them. The record of leases follows
 //! `src/store/redis/lua/leases.lua`.
@@ -20,14 +20,14 @@ pub(in crate::store::redis) type States = SmallVec<[State; 1]>;
 #[derive(Debug)]
 pub(super) struct Redis {
     counters: Vec<StoredCounters>,
-    pub(super) slots: Slots,
+    pub(super) places: Places,
 }
 
 impl Redis {
     /// Creates empty counters for these descriptors.
     pub(super) fn new(descriptors: &[SmallVec<[OwnedCounter; 1]>]) -> Self {
         let counters = descriptors.iter().map(|counters| StoredCounters::new(counters)).collect();
-        Self { counters, slots: Slots::default() }
+        Self { counters, places: Places::default() }
     }
 
     /// Makes a call; returns the results of its charges and the states after them.
@@ -64,33 +64,33 @@ impl StoredCounters {
         leases: Option<&LeaseArguments>,
         now: Time,
     ) -> (Vec<ChargeResults>, u64) {
-        let lent = leases.map_or(0, |leases| self.lent(leases, now));
-        if lent == 0 && leases.is_some_and(|leases| leases.purpose == LeasePurpose::Reset) {
+        let leased = leases.map_or(0, |leases| self.leased(leases, now));
+        if leased == 0 && leases.is_some_and(|leases| leases.purpose == LeasePurpose::Reset) {
             for (state, counter) in self.states.iter_mut().zip(&commands[0].counters) {
                 *state = State::empty(counter.limit.algorithm());
             }
             return (Vec::new(), 0);
         }
-        let results: Vec<_> = commands.iter().map(|command| charge(command, &mut self.states, now, lent)).collect();
+        let results: Vec<_> = commands.iter().map(|command| charge(command, &mut self.states, now, leased)).collect();
         if let Some(&LeaseArguments { purpose: LeasePurpose::Charge { requested: hits @ 1.., kept_us }, .. }) = leases {
             let (charge, results) = (commands.last().unwrap(), results.last().unwrap());
             if results.iter().zip(&charge.counters).all(|(result, it)| result.admitted || it.shadow) {
                 self.record.push(StoredLease { end: now.plus_us(kept_us), hits });
             }
         }
-        (results, lent)
+        (results, leased)
     }
 
     /// Drops the leases that have ended or that the call ends; returns the hits that refunds leave charged.
-    fn lent(&mut self, leases: &LeaseArguments, now: Time) -> u64 {
-        let (mut own, mut lent, mut is_known) = (leases.own.to_vec(), 0, false);
+    fn leased(&mut self, leases: &LeaseArguments, now: Time) -> u64 {
+        let (mut own, mut leased, mut is_known) = (leases.own.to_vec(), 0, false);
         let ends = matches!(leases.purpose, LeasePurpose::Return | LeasePurpose::Reset);
         self.record.retain(|lease| {
             if lease.end <= now {
                 return false;
             }
             let found = own.iter().position(|it| it.lease == *lease).map(|index| own.remove(index));
-            lent += lease.hits - found.map_or(0, |it| it.done);
+            leased += lease.hits - found.map_or(0, |it| it.done);
             is_known |= found.is_some();
             found.is_none() || !ends
         });
@@ -102,14 +102,14 @@ impl StoredCounters {
                     MAX_COUNT
                 }
             }
-            LeasePurpose::Charge { .. } | LeasePurpose::Reset => lent,
+            LeasePurpose::Charge { .. } | LeasePurpose::Reset => leased,
         }
     }
 }
 
-fn charge(command: &OwnedCharge, states: &mut States, now: Time, lent: u64) -> ChargeResults {
+fn charge(command: &OwnedCharge, states: &mut States, now: Time, leased: u64) -> ChargeResults {
     let limits = command.joint_limits();
-    let request = ChargeRequest { lent, ..command.request };
+    let request = ChargeRequest { leased, ..command.request };
     let Some(until) = command.void_from else { return charge_together(&limits, states, now, request) };
     let refund = |(limit, state): (&JointLimit<'_>, &mut State)| {
         let is_void = state.effective_charge_time(limit.limit, now) >= until;
@@ -118,43 +118,43 @@ fn charge(command: &OwnedCharge, states: &mut States, now: Time, lent: u64) -> C
     limits.iter().zip(states.iter_mut()).map(refund).collect()
 }
 
-/// Slot claims: each slot has one holder at a time, which knows the end of the claim before its own.
+/// Place claims: each place has one holder at a time, which knows the end of the claim before its own.
 #[derive(Debug, Default)]
-pub(super) struct Slots(Vec<Slot>);
+pub(super) struct Places(Vec<Place>);
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct Place {
     owner: u64,
     end: Time,
     /// End of the claim before the owner's.
     before: Time,
 }
 
-impl Slots {
-    /// Claims one of `count` slots, or renews the claim; returns the end of the claim before it.
+impl Places {
+    /// Claims one of `count` places, or renews the claim; returns the end of the claim before it.
     pub(super) fn claim(&mut self, owner: u64, count: usize, (now, life_us): (Time, u64)) -> Option<Time> {
         if self.0.len() != count {
             // Claims under another count must end first; that counts as the end of all claims.
-            if self.0.iter().any(|slot| slot.end > now) {
+            if self.0.iter().any(|place| place.end > now) {
                 return None;
             }
             let ended = if self.0.is_empty() { Time::default() } else { now };
-            self.0 = vec![Slot { owner: 0, end: ended, before: ended }; count];
+            self.0 = vec![Place { owner: 0, end: ended, before: ended }; count];
         }
-        let runs = |slot: &&mut Slot| slot.end > now;
-        if let Some(own) = self.0.iter_mut().filter(runs).find(|slot| slot.owner == owner) {
+        let runs = |place: &&mut Place| place.end > now;
+        if let Some(own) = self.0.iter_mut().filter(runs).find(|place| place.owner == owner) {
             own.end = now.plus_us(life_us);
             return Some(own.before);
         }
-        let free = self.0.iter_mut().find(|slot| slot.end <= now)?;
-        *free = Slot { owner, end: now.plus_us(life_us), before: free.end };
+        let free = self.0.iter_mut().find(|place| place.end <= now)?;
+        *free = Place { owner, end: now.plus_us(life_us), before: free.end };
         Some(free.before)
     }
 
-    /// Releases a slot.
+    /// Releases a place.
     pub(super) fn leave(&mut self, owner: u64, now: Time) {
-        for slot in self.0.iter_mut().filter(|slot| slot.owner == owner) {
-            slot.end = slot.end.min(now);
+        for place in self.0.iter_mut().filter(|place| place.owner == owner) {
+            place.end = place.end.min(now);
         }
     }
 }

@@ -12,7 +12,7 @@ use tollkeeper::store::redis::eventual::LeaseTicket;
 use tollkeeper::store::redis::eventual::descriptor::{DescriptorId, EventualDescriptor};
 use tollkeeper::store::redis::eventual::table::EventualTable;
 
-use super::scenario::{Plan, slots};
+use super::scenario::{Plan, places};
 
 /// Process of a replica.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(super) struct Replica {
     /// Number of processes that this replica has had.
     pub(super) life: u32,
     pub(super) alive: bool,
-    pub(super) slots: u32,
+    pub(super) places: u32,
     /// Its monotonic clock at the start of the run.
     pub(super) base: Instant,
     /// Offset of its wall clock, in microseconds.
@@ -30,7 +30,7 @@ pub(super) struct Replica {
     /// Descriptors with the limits that a reload replaces or brings.
     pub(super) others: Vec<EventualDescriptor>,
     pub(super) keys: Vec<Queue>,
-    pub(super) slot_claim: Option<SlotClaim>,
+    pub(super) place_claim: Option<PlaceClaim>,
     /// Outstanding leases.
     pub(super) out: Vec<(usize, LeaseTicket)>,
 }
@@ -44,9 +44,9 @@ pub(super) struct Queue {
     pub(super) waiting: VecDeque<(OwnedCharge, u64)>,
 }
 
-/// Claimed slot.
+/// Claimed place.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SlotClaim {
+pub(super) struct PlaceClaim {
     /// Time at which the claim was sent.
     pub(super) sent: Instant,
     /// End of the previous claim, by the clock of Redis.
@@ -60,14 +60,14 @@ impl Replica {
         Self {
             life: 0,
             alive: false,
-            slots: 1,
+            places: 1,
             base,
             ahead: 0,
             eventual: EventualTable::new(bytes),
             descriptors: Vec::new(),
             others: Vec::new(),
             keys: (0..keys).map(|_| Queue::default()).collect(),
-            slot_claim: None,
+            place_claim: None,
             out: Vec::new(),
         }
     }
@@ -75,13 +75,13 @@ impl Replica {
     /// Starts a new process without any state.
     pub(super) fn begin(&mut self, plan: &Plan, count: u32) {
         self.life += 1;
-        (self.alive, self.slots, self.slot_claim) = (true, count, None);
+        (self.alive, self.places, self.place_claim) = (true, count, None);
         self.eventual = EventualTable::new(plan.bytes);
         self.out.clear();
         let lend = |(path, counters): (u128, &SmallVec<[OwnedCounter; 1]>)| EventualDescriptor {
             // All in one shard of the table.
             id: DescriptorId::new(path + 1, counters),
-            budget: LocalBudget::for_limits(counters.iter().map(|counter| &counter.limit), slots(count)).unwrap(),
+            budget: LocalBudget::for_limits(counters.iter().map(|counter| &counter.limit), places(count)).unwrap(),
             counters: counters.clone(),
         };
         self.descriptors = (0..).zip(&plan.keys).map(lend).collect();
@@ -89,10 +89,10 @@ impl Replica {
         self.keys = plan.keys.iter().map(|_| Queue::default()).collect();
     }
 
-    /// Returns true if a share may be used: the slot is certainly its own, and one period has passed since the previous
+    /// Returns true if a share may be used: the place is certainly its own, and one period has passed since the previous
     /// claim.
     pub(super) fn may_use_share(&self, key: usize, at: Instant, claim: u64) -> bool {
-        let Some(SlotClaim { sent, before, reply_time: (reply_time, came) }) = self.slot_claim else { return false };
+        let Some(PlaceClaim { sent, before, reply_time: (reply_time, came) }) = self.place_claim else { return false };
         let now = reply_time.plus_us(u64::try_from(at.duration_since(came).as_micros()).unwrap());
         let from = before.plus_us(self.descriptors[key].budget.period_us);
         at < sent + Duration::from_micros(claim) && (before == Time::default() || now >= from)

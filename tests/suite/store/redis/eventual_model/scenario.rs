@@ -46,10 +46,10 @@ impl ScenarioKind {
             Self::Skewed => "all load on one replica",
             Self::Boundary => "around the end of a window",
             Self::Churn => "replicas join, leave and crash",
-            Self::Crowded => "more replicas than slots",
+            Self::Crowded => "more replicas than places",
             Self::Frozen => "Redis frozen",
             Self::Unreachable => "Redis unreachable, back with its data",
-            Self::Resized => "the number of slots changed in a roll",
+            Self::Resized => "the number of places changed in a roll",
             Self::Slow => "slow and lost replies",
             Self::Unused => "leases that are left unused",
             Self::Adjusted => "hits refunded, counters reset",
@@ -77,10 +77,10 @@ pub(super) struct Arrival {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReplicaEvent {
     Joins,
-    /// Returns its leases, and releases its slot.
+    /// Returns its leases, and releases its place.
     Leaves,
     Crashes,
-    /// Stops, and restarts at once with another number of slots.
+    /// Stops, and restarts at once with another number of places.
     Rolls(u32),
 }
 
@@ -117,7 +117,7 @@ impl Network {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) replicas: usize,
-    pub(super) slots: u32,
+    pub(super) places: u32,
     /// Number of live replicas that each replica assumes; `None`: random.
     pub(super) live: Option<u64>,
     pub(super) keys: Vec<SmallVec<[OwnedCounter; 1]>>,
@@ -134,7 +134,7 @@ pub(super) struct Plan {
     pub(super) reloads: Vec<(u64, usize, usize)>,
     /// Time, replica and key of refunds and resets.
     pub(super) adjustments: Vec<(u64, usize, usize, Adjustment)>,
-    /// Lifetime of a slot's claim.
+    /// Lifetime of a place's claim.
     pub(super) claim: u64,
     /// Memory bound of a replica, in bytes.
     pub(super) bytes: usize,
@@ -153,8 +153,8 @@ pub(super) fn counted(limit: Limit, enforced: bool, tag: u128) -> OwnedCounter {
     OwnedCounter { limit: limit.with_longer_period(log_extension_us(&limit)), shadow: !enforced, quota: false, tag }
 }
 
-/// Share of one of `count` slots.
-pub(super) fn slots(count: u32) -> NonZeroU32 {
+/// Share of one of `count` places.
+pub(super) fn places(count: u32) -> NonZeroU32 {
     NonZeroU32::new(count).unwrap()
 }
 
@@ -218,7 +218,7 @@ impl Plan {
         };
         let period = keys[0][0].limit.period().micros();
         let count = replicas as u64;
-        let slots = if kind.is(ScenarioKind::Crowded) {
+        let places = if kind.is(ScenarioKind::Crowded) {
             chance.between(1, (count - 1).max(1))
         } else {
             chance.pick(&[count, if worst { count } else { 16 }, count + 1])
@@ -229,7 +229,7 @@ impl Plan {
         let end = start + if comes_and_goes { 6 * period } else { 7 * period / 2 };
         let mut plan = Self {
             replicas,
-            slots: u32::try_from(slots).unwrap(),
+            places: u32::try_from(places).unwrap(),
             live: chance.one_in(2).then_some(count),
             keys,
             network: network(kind, period, chance),
@@ -334,7 +334,7 @@ impl Plan {
             }
         }
         if kind.is(ScenarioKind::Resized) {
-            let next = u32::try_from(chance.between(1, 2 * u64::from(self.slots))).unwrap();
+            let next = u32::try_from(chance.between(1, 2 * u64::from(self.places))).unwrap();
             let (mut at, step) = (chance.between(self.start, self.start + period), chance.pick(&[10 * MS, period / 4]));
             for replica in 0..self.replicas {
                 self.replica_changes.push((at, replica, ReplicaEvent::Rolls(next)));
@@ -396,7 +396,7 @@ impl Plan {
     fn use_shares_up(&mut self, chance: &mut Chance) {
         let limit = self.keys[0][0].limit;
         let period = limit.period().micros();
-        let share = replica_share(&self.keys[0], self.slots);
+        let share = replica_share(&self.keys[0], self.places);
         let late = chance.between(MS, period / 20);
         // The end of a window, or a random time.
         let window = (self.start / period + 1) * period;
@@ -442,7 +442,7 @@ impl Plan {
         let start = window + if chance.one_in(2) { 0 } else { chance.below(period) };
         let mut plan = Self {
             replicas,
-            slots: 16,
+            places: 16,
             live: Some(1),
             keys: vec![SmallVec::from_iter([counted(limit, true, 1)])],
             network: Network { returns, ..Network::quick((100, 300), S) },
@@ -516,7 +516,7 @@ fn replica_share(counters: &[OwnedCounter], count: u32) -> u64 {
 }
 
 fn local_budget(counters: &[OwnedCounter], count: u32) -> LocalBudget {
-    LocalBudget::for_limits(counters.iter().map(|counter| &counter.limit), slots(count)).unwrap()
+    LocalBudget::for_limits(counters.iter().map(|counter| &counter.limit), places(count)).unwrap()
 }
 
 fn network(kind: ScenarioKind, period: u64, chance: &mut Chance) -> Network {

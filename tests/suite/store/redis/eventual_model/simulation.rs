@@ -21,7 +21,7 @@ use tollkeeper::store::stats::EventualHitTotals;
 
 use super::ledger::{By, Use};
 use super::redis::{ChargeResults, Redis, States};
-use super::replica::{Replica, SlotClaim};
+use super::replica::{PlaceClaim, Replica};
 use super::scenario::{Adjustment, Plan, ReplicaEvent};
 use kit::seeded_random::Chance;
 use tokio::time::Instant;
@@ -163,7 +163,7 @@ impl<'p> World<'p> {
             usage: EventualHitTotals::default(),
         };
         for replica in 0..plan.replicas {
-            world.begin(replica, plan.slots);
+            world.begin(replica, plan.places);
         }
         for (number, arrival) in plan.arrivals.iter().enumerate() {
             world.at(arrival.at, Event::Arrives(number));
@@ -291,7 +291,7 @@ impl<'p> World<'p> {
         let after = it.eventual.stats();
         let Hits::Charge(hits) = command.request.hits else { unreachable!("all take") };
         let by = if after.shared > before.shared { By::Share } else { By::Lease };
-        assert_eq!(after.shared - before.shared + after.leased - before.leased, hits, "what is counted");
+        assert_eq!(after.shared - before.shared + after.from_leases - before.from_leases, hits, "what is counted");
         self.outcome.uses[key].push(Use { at: self.now, hits, by });
         Some(lease_ahead)
     }
@@ -357,9 +357,9 @@ impl<'p> World<'p> {
             Reply::Call(call, (results, states), now) => self.hears_of_call(who, call, (results, states), now),
             Reply::Claim { sent, before, now } => {
                 let at = self.instant(who.replica);
-                let slot_claim = &mut self.replicas[who.replica].slot_claim;
-                if slot_claim.is_none_or(|slot_claim| slot_claim.sent < sent) {
-                    *slot_claim = before.map(|before| SlotClaim { sent, before, reply_time: (now, at) });
+                let place_claim = &mut self.replicas[who.replica].place_claim;
+                if place_claim.is_none_or(|place_claim| place_claim.sent < sent) {
+                    *place_claim = before.map(|before| PlaceClaim { sent, before, reply_time: (now, at) });
                 }
             }
         }
@@ -445,7 +445,7 @@ impl<'p> World<'p> {
 
     fn apply(&mut self, replica: usize, event: ReplicaEvent) {
         match (event, self.replicas[replica].alive) {
-            (ReplicaEvent::Joins, false) => self.begin(replica, self.replicas[replica].slots),
+            (ReplicaEvent::Joins, false) => self.begin(replica, self.replicas[replica].places),
             (ReplicaEvent::Crashes, true) => self.gone(replica),
             (ReplicaEvent::Leaves, true) => self.leaves(replica),
             (ReplicaEvent::Rolls(count), alive) => {
@@ -481,8 +481,8 @@ impl<'p> World<'p> {
         if std::mem::replace(&mut it.alive, false) {
             let usage = it.eventual.stats();
             self.usage.shared += usage.shared;
+            self.usage.from_leases += usage.from_leases;
             self.usage.leased += usage.leased;
-            self.usage.lent += usage.lent;
             self.usage.returned += usage.returned;
         }
     }
@@ -543,12 +543,12 @@ impl<'p> World<'p> {
                 None
             }
             Message::Claim { sent } => {
-                let slots = &mut self.redis.slots;
-                let count = usize::try_from(self.replicas[who.replica].slots).unwrap();
-                Some(Reply::Claim { sent, before: slots.claim(owner, count, (now, self.plan.claim)), now })
+                let places = &mut self.redis.places;
+                let count = usize::try_from(self.replicas[who.replica].places).unwrap();
+                Some(Reply::Claim { sent, before: places.claim(owner, count, (now, self.plan.claim)), now })
             }
             Message::Leave => {
-                self.redis.slots.leave(owner, now);
+                self.redis.places.leave(owner, now);
                 None
             }
         };

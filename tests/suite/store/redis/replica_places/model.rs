@@ -1,7 +1,7 @@
-//! No slot is usable by two processes within one period, under any faults of processes and messages.
+//! No place is usable by two processes within one period, under any faults of processes and messages.
 //!
 //! Random lives: processes claim, wait for replies that come late or never, renew, crash, stop and restart, some with
-//! another number of slots, while time passes and the clock of Redis is set back now and then. Abandoned requests
+//! another number of places, while time passes and the clock of Redis is set back now and then. Abandoned requests
 //! still run, later. The possible uses of each process are recorded here by an independent rule; the invariant is
 //! checked against that record, to the microsecond.
 
@@ -39,7 +39,7 @@ enum Event {
     GivesUpWaiting(usize),
     /// Redis runs the oldest abandoned request.
     RunsLate,
-    /// Crashes; another process with this number of slots replaces it.
+    /// Crashes; another process with this number of places replaces it.
     Crashes(usize, u32),
     /// Stops in order; Redis runs the release after these microseconds, or late.
     Stops(usize, Option<u64>, u32),
@@ -51,7 +51,7 @@ fn event() -> impl Strategy<Value = Event> {
     let who = 0..PROCESSES;
     let edge = Just(30 * SECOND);
     let passes = prop_oneof![0..SECOND, 8 * SECOND..12 * SECOND, 18 * SECOND..35 * SECOND, edge, 0..200 * SECOND];
-    let slots = || prop_oneof![4 => Just(2_u32), 1 => 1..4_u32];
+    let places = || prop_oneof![4 => Just(2_u32), 1 => 1..4_u32];
     let way = prop_oneof![2 => Just(0), 3 => 0..SECOND / 5, 1 => 0..40 * SECOND];
     prop_oneof![
         6 => passes.prop_map(Event::Passes),
@@ -61,8 +61,8 @@ fn event() -> impl Strategy<Value = Event> {
         2 => who.clone().prop_map(Event::Hears),
         1 => who.clone().prop_map(Event::GivesUpWaiting),
         1 => Just(Event::RunsLate),
-        1 => (who.clone(), slots()).prop_map(|(who, slots)| Event::Crashes(who, slots)),
-        1 => (who, proptest::option::of(0..SECOND), slots()).prop_map(|(who, at, slots)| Event::Stops(who, at, slots)),
+        1 => (who.clone(), places()).prop_map(|(who, places)| Event::Crashes(who, places)),
+        1 => (who, proptest::option::of(0..SECOND), places()).prop_map(|(who, at, places)| Event::Stops(who, at, places)),
         1 => (0..100 * SECOND).prop_map(Event::Back),
     ]
 }
@@ -76,12 +76,12 @@ struct Process {
     flight: Option<(u64, Option<ClaimReply>)>,
 }
 
-/// Time span in which a process may have used a slot.
+/// Time span in which a process may have used a place.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     owner: u8,
-    slots: u32,
-    slot: u32,
+    places: u32,
+    place: u32,
     until: u64,
 }
 
@@ -96,7 +96,7 @@ struct World<'t> {
     born: u8,
     uses: Vec<Use>,
     late: Vec<(u8, u32, ClaimAction)>,
-    /// Number of shares used after another process had the slot.
+    /// Number of shares used after another process had the place.
     inherited: usize,
 }
 
@@ -120,19 +120,19 @@ impl<'t> World<'t> {
         world
     }
 
-    fn birth(&mut self, slots: u32) -> Process {
+    fn birth(&mut self, places: u32) -> Process {
         self.born += 1;
-        Process { owner: self.born, replicas: ReplicaMembership::new(NonZeroU32::new(slots).unwrap()), flight: None }
+        Process { owner: self.born, replicas: ReplicaMembership::new(NonZeroU32::new(places).unwrap()), flight: None }
     }
 
     fn at(&self, now: u64) -> Instant {
         self.began + Duration::from_micros(now)
     }
 
-    fn run(&mut self, owner: u8, slots: u32, action: ClaimAction) -> ClaimReply {
+    fn run(&mut self, owner: u8, places: u32, action: ClaimAction) -> ClaimReply {
         // Long after the epoch, so that the clock can be set back.
         self.table.now.set(START.plus_us((self.now + (1 << 40)).saturating_sub(self.behind)));
-        self.table.claim(owner, slots, action)
+        self.table.claim(owner, places, action)
     }
 
     fn happens(&mut self, event: &Event) {
@@ -156,22 +156,22 @@ impl<'t> World<'t> {
             Event::GivesUpWaiting(who) => self.gives_up_waiting(who),
             Event::RunsLate => {
                 if !self.late.is_empty() {
-                    let (owner, slots, action) = self.late.remove(0);
-                    self.run(owner, slots, action);
+                    let (owner, places, action) = self.late.remove(0);
+                    self.run(owner, places, action);
                 }
             }
-            Event::Crashes(who, slots) => {
+            Event::Crashes(who, places) => {
                 self.gives_up_waiting(who);
-                self.processes[who] = self.birth(slots);
+                self.processes[who] = self.birth(places);
             }
-            Event::Stops(who, run, slots) => self.stops(who, run, slots),
+            Event::Stops(who, run, places) => self.stops(who, run, places),
         }
     }
 
     fn runs(&mut self, who: usize) {
         let process = &self.processes[who];
         if let Some((sent, None)) = process.flight {
-            let reply = self.run(process.owner, process.replicas.slot_count().get(), ClaimAction::Claim);
+            let reply = self.run(process.owner, process.replicas.max_replicas().get(), ClaimAction::Claim);
             self.processes[who].flight = Some((sent, Some(reply)));
         }
     }
@@ -183,25 +183,25 @@ impl<'t> World<'t> {
         let process = &mut self.processes[who];
         process.flight = None;
         process.replicas.record_claim_reply(&reply, sent_at, received);
-        if let Some(slot) = reply.slot {
+        if let Some(place) = reply.place {
             let until = sent + u64::try_from(CLAIM_DURATION.as_micros()).unwrap();
-            let slots = process.replicas.slot_count().get();
-            self.uses.push(Use { owner: process.owner, slots, slot, until });
+            let places = process.replicas.max_replicas().get();
+            self.uses.push(Use { owner: process.owner, places, place, until });
         }
     }
 
     fn gives_up_waiting(&mut self, who: usize) {
         let process = &mut self.processes[who];
         if let Some((_, None)) = process.flight.take() {
-            self.late.push((process.owner, process.replicas.slot_count().get(), ClaimAction::Claim));
+            self.late.push((process.owner, process.replicas.max_replicas().get(), ClaimAction::Claim));
         }
     }
 
-    fn stops(&mut self, who: usize, run: Option<u64>, slots: u32) {
+    fn stops(&mut self, who: usize, run: Option<u64>, places: u32) {
         self.gives_up_waiting(who);
         let process = &self.processes[who];
-        process.replicas.end_slot_use();
-        let (owner, of) = (process.owner, process.replicas.slot_count().get());
+        process.replicas.end_place_use();
+        let (owner, of) = (process.owner, process.replicas.max_replicas().get());
         for used in self.uses.iter_mut().filter(|used| used.owner == owner) {
             used.until = used.until.min(self.now);
         }
@@ -212,21 +212,23 @@ impl<'t> World<'t> {
             }
             None => self.late.push((owner, of, ClaimAction::Release)),
         }
-        self.processes[who] = self.birth(slots);
+        self.processes[who] = self.birth(places);
     }
 
-    /// Checks that a share is usable only one period after all earlier owners of the slot.
+    /// Checks that a share is usable only one period after all earlier owners of the place.
     fn check(&mut self) -> TestCaseResult {
         for process in &self.processes {
-            let (Some(slot), slots) = (process.replicas.slot(), process.replicas.slot_count().get()) else { continue };
-            let same = |used: &&Use| used.owner != process.owner && (used.slots != slots || used.slot == slot);
+            let (Some(place), places) = (process.replicas.place(), process.replicas.max_replicas().get()) else {
+                continue;
+            };
+            let same = |used: &&Use| used.owner != process.owner && (used.places != places || used.place == place);
             let before: Vec<_> = self.uses.iter().filter(same).collect();
             for period in PERIODS {
                 let edges = before.iter().map(|used| used.until + period - 1).filter(|edge| *edge > self.now);
                 for at in edges.chain([self.now]) {
                     if process.replicas.may_use_share(period, self.at(at)) {
                         let early = before.iter().find(|used| used.until + period > at);
-                        prop_assert!(early.is_none(), "{}: {slot} of {slots} at {at} after {early:?}", process.owner);
+                        prop_assert!(early.is_none(), "{}: {place} of {places} at {at} after {early:?}", process.owner);
                         self.inherited += usize::from(!before.is_empty());
                     }
                 }
@@ -263,5 +265,5 @@ fn slot_is_usable_by_one_process_within_a_period() {
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
-    assert!(*inherited.borrow() > 100, "slots pass from one to the next");
+    assert!(*inherited.borrow() > 100, "places pass from one to the next");
 }

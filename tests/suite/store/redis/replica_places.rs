@@ -1,4 +1,4 @@
-//! Replica slots: claims, the time in which a share may be spent, the replica count, and its effect on `local`.
+//! Replica places: claims, the time in which a share may be spent, the replica count, and its effect on `local`.
 //!
 //! Most tests send the script's requests as processes would, at chosen times; `model` checks the invariants over
 //! random lives. The others watch processes, through their keys in Redis and their responses.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use redis::{Connection, RedisResult, cmd};
 use tollkeeper::base::clock::Time;
-use tollkeeper::store::redis::replicas::{self, CLAIM_DURATION, ClaimAction, ClaimReply, OwnerId, ReplicaMembership};
+use tollkeeper::store::redis::replicas::{self, CLAIM_DURATION, ClaimAction, ClaimReply, ProcessId, ReplicaMembership};
 use tollkeeper::store::redis::{Redis, script};
 
 use kit::fixtures::{load_shop_rules, shop_request};
@@ -28,7 +28,7 @@ mod model;
 const START: Time = Time::from_secs(1_783_512_000);
 const SECOND: u64 = 1_000_000;
 
-/// Registry of slots in a Redis, called at chosen times.
+/// Registry of places in a Redis, called at chosen times.
 struct Table {
     connection: Connection,
     key: String,
@@ -50,24 +50,25 @@ impl Table {
         self.now.set(self.now.get().plus_us(u64::try_from(span.as_micros()).unwrap()));
     }
 
-    fn try_claim(&mut self, owner: u8, slots: u32, action: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
-        let argument = replicas::encode_claim_argument(OwnerId([owner + 1; 16]), slots, action, now);
+    fn try_claim(&mut self, owner: u8, places: u32, action: ClaimAction, now: Option<Time>) -> RedisResult<ClaimReply> {
+        let argument = replicas::encode_claim_argument(ProcessId([owner + 1; 16]), places, action, now);
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&self.key).arg(&argument[..]);
         let reply: Vec<u8> = command.query(&mut self.connection)?;
         Ok(replicas::decode_claim_reply(&reply).expect("the reply can be read"))
     }
 
-    fn claim(&mut self, owner: u8, slots: u32, action: ClaimAction) -> ClaimReply {
-        let reply = self.try_claim(owner, slots, action, Some(self.now.get())).expect("the script has no mistake");
+    fn claim(&mut self, owner: u8, places: u32, action: ClaimAction) -> ClaimReply {
+        let reply =
+            self.try_claim(owner, places, action, Some(self.now.get())).expect("the script has no mistake");
         assert_eq!(reply.now, self.now.get());
         reply
     }
 
-    /// Claims or renews a slot; returns it and the end of the previous claim.
-    fn claim_or_renew(&mut self, owner: u8, slots: u32) -> (Option<u32>, Time) {
-        let reply = self.claim(owner, slots, ClaimAction::Claim);
-        (reply.slot, reply.previous_end)
+    /// Claims or renews a place; returns it and the end of the previous claim.
+    fn claim_or_renew(&mut self, owner: u8, places: u32) -> (Option<u32>, Time) {
+        let reply = self.claim(owner, places, ClaimAction::Claim);
+        (reply.place, reply.previous_end)
     }
 }
 
@@ -76,22 +77,23 @@ fn never() -> Time {
 }
 
 #[test]
-fn each_process_gets_its_own_slot_and_keeps_it() {
+fn each_process_gets_its_own_place_and_keeps_it() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     for owner in 0..3 {
-        let expected = ClaimReply { now: START, slot: Some(owner.into()), previous_end: never(), live: 1, slots: 3 };
+        let expected =
+            ClaimReply { now: START, place: Some(owner.into()), previous_end: never(), live: 1, max_replicas: 3 };
         assert_eq!(table.claim(owner, 3, ClaimAction::Claim), ClaimReply { live: u32::from(owner) + 1, ..expected });
     }
-    // Processes beyond the slots wait, and are counted.
-    assert_eq!(table.claim(3, 3, ClaimAction::Claim).slot, None);
+    // Processes beyond the places wait, and are counted.
+    assert_eq!(table.claim(3, 3, ClaimAction::Claim).place, None);
     assert_eq!(table.claim(4, 3, ClaimAction::Claim).live, 5);
     for _ in 0..10 {
         table.pass(Duration::from_secs(29));
         for owner in 0..3 {
             assert_eq!(table.claim_or_renew(owner, 3), (Some(owner.into()), never()));
         }
-        assert_eq!(table.claim(3, 3, ClaimAction::Claim).slot, None);
+        assert_eq!(table.claim(3, 3, ClaimAction::Claim).place, None);
     }
     assert_eq!(table.claim(0, 3, ClaimAction::Claim).live, 4, "one of those that waited has gone");
     let life: i64 = server.query(&["PTTL", "tk1:{replicas}"]);
@@ -100,7 +102,7 @@ fn each_process_gets_its_own_slot_and_keeps_it() {
 }
 
 #[test]
-fn claim_expires_after_30_seconds_and_the_longest_free_slot_is_next() {
+fn claim_expires_after_30_seconds_and_the_longest_free_place_is_next() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.claim_or_renew(0, 2);
@@ -115,11 +117,11 @@ fn claim_expires_after_30_seconds_and_the_longest_free_slot_is_next() {
     table.pass(Duration::from_secs(10));
     assert_eq!(table.claim_or_renew(2, 2), (Some(0), end));
     assert_eq!(table.claim_or_renew(3, 2), (Some(1), START.plus_us(31 * SECOND)));
-    // A process that lost its slot gets another.
+    // A process that lost its place gets another.
     table.pass(Duration::from_secs(31));
     assert_eq!(table.claim_or_renew(3, 2).0, Some(1), "its own, though the other is free for longer");
     assert_eq!(table.claim_or_renew(0, 2), (Some(0), START.plus_us(70 * SECOND)));
-    // A process that regains its slot has not used it meanwhile.
+    // A process that regains its place has not used it meanwhile.
     table.pass(Duration::from_secs(100));
     assert_eq!(table.claim_or_renew(0, 2), (Some(0), START.plus_us(101 * SECOND)));
 }
@@ -144,7 +146,7 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
         Some(Time::from_secs(START.as_micros() / SECOND - 1))
     );
 
-    // Ten seconds after its end another process has the slot, and learns it a second later.
+    // Ten seconds after its end another process has the place, and learns it a second later.
     table.pass(CLAIM_DURATION + Duration::from_secs(10));
     let received = sent + CLAIM_DURATION + Duration::from_secs(11);
     let mut renewed = received - Duration::from_secs(1);
@@ -163,30 +165,30 @@ fn share_is_usable_one_period_after_the_previous_claim_for_30_seconds() {
     }
     assert!(!second.may_use_share(period, due - micro));
     assert!(second.may_use_share(period, due));
-    second.end_slot_use();
+    second.end_place_use();
     assert!(!second.may_use_share(0, due));
 }
 
 #[test]
-fn released_slot_is_free_at_once() {
+fn released_place_is_free_at_once() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.claim_or_renew(0, 1);
     table.pass(Duration::from_secs(3));
     assert_eq!(table.claim(1, 1, ClaimAction::Claim).live, 2);
     let ended = table.claim(0, 1, ClaimAction::Release);
-    assert_eq!((ended.slot, ended.live), (None, 1));
+    assert_eq!((ended.place, ended.live), (None, 1));
     let end = table.now.get();
     table.pass(Duration::from_secs(2));
     assert_eq!(table.claim_or_renew(1, 1), (Some(0), end));
-    // A process without a slot releases no slot of others.
+    // A process without a place releases no place of others.
     assert_eq!(table.claim(0, 1, ClaimAction::Release).live, 1);
     assert_eq!(table.claim(2, 1, ClaimAction::Release).live, 1);
     assert_eq!(table.claim_or_renew(1, 1), (Some(0), end));
 }
 
 #[test]
-fn new_slot_count_waits_for_old_claims_to_end() {
+fn new_place_count_waits_for_old_claims_to_end() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.claim_or_renew(0, 2);
@@ -195,25 +197,25 @@ fn new_slot_count_waits_for_old_claims_to_end() {
         table.pass(Duration::from_secs(20));
         table.claim_or_renew(0, 2);
         let rejected = table.claim(7, 4, ClaimAction::Claim);
-        assert_eq!((rejected.slot, rejected.slots, rejected.previous_end), (None, 2, never()));
-        assert_eq!(table.claim(7, 4, ClaimAction::Release).slots, 2);
+        assert_eq!((rejected.place, rejected.max_replicas, rejected.previous_end), (None, 2, never()));
+        assert_eq!(table.claim(7, 4, ClaimAction::Release).max_replicas, 2);
         table.claim(7, 4, ClaimAction::Claim);
     }
     table.claim(0, 2, ClaimAction::Release);
-    // That counts as the end of every claim, also of slots that never had a holder.
+    // That counts as the end of every claim, also of places that never had a holder.
     let end = table.now.get();
     let first = table.claim(7, 4, ClaimAction::Claim);
-    assert_eq!((first.slot, first.slots, first.previous_end, first.live), (Some(0), 4, end, 1));
+    assert_eq!((first.place, first.max_replicas, first.previous_end, first.live), (Some(0), 4, end, 1));
     table.pass(Duration::from_secs(1));
-    for (slot, owner) in [8, 9, 10].into_iter().enumerate() {
-        assert_eq!(table.claim_or_renew(owner, 4), (u32::try_from(slot + 1).ok(), end));
+    for (place, owner) in [8, 9, 10].into_iter().enumerate() {
+        assert_eq!(table.claim_or_renew(owner, 4), (u32::try_from(place + 1).ok(), end));
     }
-    assert_eq!(table.claim(0, 2, ClaimAction::Claim).slots, 4);
+    assert_eq!(table.claim(0, 2, ClaimAction::Claim).max_replicas, 4);
     assert_eq!(table.claim_or_renew(11, 4).0, None);
 }
 
 #[test]
-fn clock_set_back_keeps_no_slot_for_long() {
+fn clock_set_back_keeps_no_place_for_long() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.pass(Duration::from_secs(400 * 86_400));
@@ -225,7 +227,7 @@ fn clock_set_back_keeps_no_slot_for_long() {
 }
 
 #[test]
-fn slots_are_claimed_again_after_a_flush() {
+fn places_are_claimed_again_after_a_flush() {
     let server = servers::options().start();
     let mut table = Table::new(&server);
     table.claim_or_renew(0, 3);
@@ -244,7 +246,7 @@ fn waiting_processes_are_counted_up_to_a_thousand() {
     let claim_live = |table: &mut Table, number: u16| {
         let mut owner = [0xff; 16];
         owner[..2].copy_from_slice(&number.to_le_bytes());
-        let argument = replicas::encode_claim_argument(OwnerId(owner), 1, ClaimAction::Claim, Some(START));
+        let argument = replicas::encode_claim_argument(ProcessId(owner), 1, ClaimAction::Claim, Some(START));
         let mut command = cmd("EVAL");
         command.arg(&script::replicas_script().text).arg(1).arg(&table.key).arg(&argument[..]);
         replicas::decode_claim_reply(&command.query::<Vec<u8>>(&mut table.connection).unwrap()).unwrap().live
@@ -291,13 +293,13 @@ fn registry_key_differs_from_all_counter_keys() {
 fn wait_until_live(redis: &Redis, live: u32) {
     wait_for("the others to be counted", || {
         let _within = store_runtime().enter();
-        redis.claim_replica_slot();
+        redis.claim_replica_place();
         (redis.replica_membership().live_replicas() == NonZeroU32::new(live)).then_some(())
     });
 }
 
 #[test]
-fn store_claims_a_slot_on_single_and_cluster() {
+fn store_claims_a_place_on_single_and_cluster() {
     let server = servers::options().start();
     let cluster = Cluster::start();
     let (single, nodes) = (server.address(), cluster.addresses().join(","));
@@ -306,11 +308,14 @@ fn store_claims_a_slot_on_single_and_cluster() {
         vec![("REDIS_TYPE", "cluster"), ("REDIS_URL", nodes.as_str())],
     ] {
         let [one, other] = [(); 2].map(|()| redis_counters::start_store(&env, TimeSource::Redis));
-        assert_eq!((one.replica_membership().live_replicas(), one.replica_membership().slot_count().get()), (None, 16));
+        assert_eq!(
+            (one.replica_membership().live_replicas(), one.replica_membership().max_replicas().get()),
+            (None, 16)
+        );
         wait_until_live(&one, 1);
         wait_until_live(&other, 2);
         wait_until_live(&one, 2);
-        assert_eq!([&one, &other].map(|store| store.replica_membership().slot()), [Some(0), Some(1)]);
+        assert_eq!([&one, &other].map(|store| store.replica_membership().place()), [Some(0), Some(1)]);
         assert!(other.replica_membership().may_use_share(u64::MAX, Instant::now()));
         store_runtime().block_on(other.shutdown());
         assert!(!other.replica_membership().may_use_share(0, Instant::now()));
@@ -319,13 +324,13 @@ fn store_claims_a_slot_on_single_and_cluster() {
 }
 
 #[test]
-fn ratelimit_key_format_claims_no_slot() {
+fn ratelimit_key_format_claims_no_place() {
     let server = servers::options().start();
     let address = server.address();
     let env = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", address.as_str()), ("TOLLKEEPER_KEY_FORMAT", "ratelimit")];
     let store = redis_counters::start_store(&env, TimeSource::Redis);
     let _within = store_runtime().enter();
-    store.claim_replica_slot();
+    store.claim_replica_place();
     redis_counters::wait_until_connected(&store);
     assert_eq!(server.query::<u64>(&["EXISTS", "tk1:{replicas}"]), 0);
     assert_eq!(store.replica_membership().live_replicas(), None);
@@ -378,24 +383,24 @@ fn wait_for_the_registry(server: &Server) {
 }
 
 #[test]
-fn process_claims_a_slot_and_releases_it_on_shutdown() {
+fn process_claims_a_place_and_releases_it_on_shutdown() {
     let server = servers::options().start();
     let mut process = process(&server, DOCUMENTED).start();
     wait_for_the_registry(&server);
     let mut table = Table::new(&server);
     let other = table.try_claim(1, 16, ClaimAction::Claim, None).unwrap();
-    assert_eq!((other.slot, other.previous_end, other.live), (Some(1), never(), 2));
+    assert_eq!((other.place, other.previous_end, other.live), (Some(1), never(), 2));
     process.signal("TERM");
     assert!(process.wait().success());
     let alone = table.try_claim(1, 16, ClaimAction::Claim, None).unwrap();
     assert_eq!(alone.live, 1);
     table.try_claim(1, 16, ClaimAction::Release, None).unwrap();
     let next = table.try_claim(2, 16, ClaimAction::Claim, None).unwrap();
-    assert_eq!(next.slot, Some(2), "a slot without an earlier holder has been free for longest");
+    assert_eq!(next.place, Some(2), "a place without an earlier holder has been free for longest");
 }
 
 #[test]
-fn disagreement_about_the_slot_count_is_logged_once() {
+fn disagreement_about_the_place_count_is_logged_once() {
     let server = servers::options().start();
     let _first = process(&server, DOCUMENTED).start();
     wait_for_the_registry(&server);
@@ -425,7 +430,7 @@ fn unusable_registry_does_no_other_harm() {
     for keys in [DOCUMENTED, &["resetkeys", "~tk1:{[0-9]*", "~tk1:{shop*"]] {
         let process = process(&server, keys).start();
         wait_for("a warning", || {
-            process.stderr().contains("cannot claim a replica slot: replicas are not counted").then_some(())
+            process.stderr().contains("cannot claim a place: replicas are not counted").then_some(())
         });
         let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "x"}]}]}"#;
         let before = script_calls(&server);
@@ -433,6 +438,6 @@ fn unusable_registry_does_no_other_harm() {
         assert_eq!(process.post_json(body).status, 200);
         let ready = http::get(process.http_port(), "/readyz").send();
         assert_eq!(ready.status, 200, "{}", ready.text());
-        assert_eq!(process.stderr().matches("cannot claim a replica slot").count(), 1);
+        assert_eq!(process.stderr().matches("cannot claim a place").count(), 1);
     }
 }
