@@ -161,10 +161,7 @@ impl ReservationTable {
 
     /// Sums of the reservations that are not over at `now`: as slots with their hits as seats.
     pub fn summarize(&self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> SlotSummary {
-        let one = |one: &Reservation| {
-            let seats = u32::try_from(one.hits).unwrap_or(u32::MAX);
-            SummarizedSlot { holder: one.holder, expires: one.expires, seats }
-        };
+        let one = |one: &Reservation| SummarizedSlot { holder: one.holder, expires: one.expires, seats: one.hits };
         SlotSummary::new(self.open.values().map(one), now, is_dead)
     }
 

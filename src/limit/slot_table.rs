@@ -92,8 +92,8 @@ pub struct SummarizedSlot {
     pub holder: HolderId,
     /// End of its life.
     pub expires: Time,
-    /// Seats; 0 marks a release that came first.
-    pub seats: u32,
+    /// Seats or reserved hits; 0 marks a release that came first.
+    pub seats: u64,
 }
 
 impl SlotSummary {
@@ -111,7 +111,7 @@ impl SlotSummary {
                 sum.tombstones += 1;
             } else if !is_dead(slot.holder) {
                 sum.slots += 1;
-                sum.seats += u64::from(slot.seats);
+                sum.seats = sum.seats.saturating_add(slot.seats);
                 sum.expires = Some(sum.expires.map_or(slot.expires, |first| first.min(slot.expires)));
                 *holders.entry(slot.holder).or_insert(0) += 1;
             }
@@ -226,7 +226,8 @@ impl SlotTable {
 
     /// Sums of the slots that are not over at `now`.
     pub fn summarize(&self, now: Time, is_dead: &dyn Fn(HolderId) -> bool) -> SlotSummary {
-        let slot = |slot: &Slot| SummarizedSlot { holder: slot.holder, expires: slot.expires, seats: slot.seats };
+        let slot =
+            |slot: &Slot| SummarizedSlot { holder: slot.holder, expires: slot.expires, seats: slot.seats.into() };
         SlotSummary::new(self.slots.values().map(slot), now, is_dead)
     }
 

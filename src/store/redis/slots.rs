@@ -188,8 +188,10 @@ fn decode_slot_page(reply: &Reply, slots: &mut Vec<SummarizedSlot>) -> Option<Ve
         let (field, value) = (reply_bytes(field)?, reply_bytes(value)?);
         if field.len() == 16 {
             let word = |at: usize| Some(u64::from_le_bytes(*value.get(at..)?.first_chunk()?));
-            let seats = u32::from_le_bytes(*value.get(24..)?.first_chunk()?);
-            slots.push(SummarizedSlot { holder: HolderId(word(8)?), expires: Time::from_micros(word(16)?), seats });
+            // Seats have four bytes, reserved hits eight.
+            let seats = || Some(u64::from(u32::from_le_bytes(*value.get(24..)?.first_chunk()?)));
+            let (holder, expires) = (HolderId(word(8)?), Time::from_micros(word(16)?));
+            slots.push(SummarizedSlot { holder, expires, seats: word(24).or_else(seats)? });
         }
     }
     Some(reply_bytes(cursor)?.to_vec())

@@ -59,8 +59,7 @@ impl Table {
     }
 
     fn claim(&mut self, owner: u8, places: u32, action: ClaimAction) -> ClaimReply {
-        let reply =
-            self.try_claim(owner, places, action, Some(self.now.get())).expect("the script has no mistake");
+        let reply = self.try_claim(owner, places, action, Some(self.now.get())).expect("the script has no mistake");
         assert_eq!(reply.now, self.now.get());
         reply
     }
