@@ -11,7 +11,8 @@
 //! Lent hits: a holder's `outstanding` is at least what its proxy may still admit, with what it admitted and did not
 //! report. An assignment of G adds G, a report of A subtracts A. A report that was made under the last assignment, which
 //! the proxy acknowledged before it, proves that all earlier ones are over: at most what the last one admits is
-//! outstanding (`holder::Sent::most_left`), nothing if a request was denied between two such reports. A bucket of M
+//! outstanding (`holder::Sent::most_left`), nothing if a request was denied between two such reports. Of a bucket that is
+//! refilled, all that it admits until its end, and in the five seconds before a renewal, stays outstanding. A bucket of M
 //! tokens that changes to M x T / R leaves at most T to a proxy that keeps its ratio and has at most R. A report does not
 //! tell what passed before a change from what passed after it, so a change waits until the one before it is confirmed
 //! (`holder::ShareHolder::can_be_changed`). What is outstanding stays held until the assignment ends, also if its stream

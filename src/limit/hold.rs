@@ -35,6 +35,10 @@ pub const MAX_HOLD_US: u64 = 3_600_000_000;
 /// Maximum number of pools of a counter; a further one is granted nothing.
 pub const MAX_POOLS: usize = 128;
 
+/// Time for which the number of a pool's last request is known after the end of its hold, in microseconds: a request that is
+/// late or repeated is then recognized.
+const NUMBER_KEPT_US: u64 = 10_000_000;
+
 /// Identity of a pool among those with hits of a counter: random, or made from the names of a region and its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub [u8; 16]);
@@ -43,6 +47,12 @@ impl PoolId {
     /// Creates an identity that no other process has.
     pub fn random() -> Self {
         Self(random_id())
+    }
+
+    /// Identity of another pool of the same process, by the hash of what it is for.
+    #[must_use]
+    pub fn with_purpose(self, hash: u128) -> Self {
+        Self((u128::from_be_bytes(self.0) ^ hash).to_be_bytes())
     }
 }
 
@@ -204,6 +214,18 @@ impl TotalHold {
     /// # Errors
     /// The script cannot have returned these numbers.
     pub fn read_from_reply(reply: &mut ReplyReader<'_>, state: &mut State) -> Result<Option<Self>, MalformedReply> {
+        let Some(first) = Self::read_record(reply)? else { return Ok(None) };
+        // A held bucket has the mark of its size too.
+        let second = if first.until == Time::default() { None } else { Self::read_record(reply)? };
+        let [hold, mark] = if first.until == Time::default() { [None, Some(first)] } else { [Some(first), second] };
+        if let (State::TokenBucket(bucket), Some(Self { hits, requests_per_unit, .. })) = (state, mark) {
+            bucket.mark = Some(RememberedSize { size: requests_per_unit, was_resized: hits > 0 });
+        }
+        Ok(hold)
+    }
+
+    /// Reads a hold, or what has its form.
+    fn read_record(reply: &mut ReplyReader<'_>) -> Result<Option<Self>, MalformedReply> {
         let Some(bytes) = reply.read_bytes_if(|bytes: &[u8; 24]| &bytes[4..8] == HOLD_MARK) else { return Ok(None) };
         let mut numbers =
             bytes.chunks_exact(4).map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
@@ -212,12 +234,6 @@ impl TotalHold {
         let until = Time::from_micros(u64::from(next()?) | u64::from(next()?) << 32);
         if until.as_micros() > MAX_LUA_INTEGER {
             return Err(MalformedReply);
-        }
-        if let State::TokenBucket(bucket) = state
-            && until == Time::default()
-        {
-            bucket.mark = Some(RememberedSize { size: requests_per_unit, was_resized: hits > 0 });
-            return Ok(None);
         }
         Ok(Some(Self { hits, capacity, requests_per_unit, until }))
     }
@@ -241,10 +257,11 @@ impl TotalHold {
             let refill = Limit { requests_per_unit, never_cuts_level: true, ..*limit };
             let token_bucket::State { used, part, .. } = bucket.refilled(&refill, self.until);
             let used = used.saturating_add(u64::from(self.capacity));
-            // More than the size is debt, if the limit is still the same.
+            // More than the size is debt, if the limit is still the same. A level that was fitted to a size stays so.
             let size = limit.size_without_holds();
             let is_debt = self.is_under(limit) && (used, part) > (u64::from(size), 0);
-            let mark = is_debt.then_some(RememberedSize { size, was_resized: false });
+            let debt = is_debt.then_some(RememberedSize { size, was_resized: false });
+            let mark = bucket.mark.filter(|mark| mark.was_resized).or(debt);
             *bucket = token_bucket::State { used, part, mark, last: bucket.last.max(self.until) };
         }
         None
@@ -335,9 +352,10 @@ impl CounterHolds {
         self.total = None;
     }
 
-    /// Returns true if no pool is left at `now`, and no hold that would change a state.
+    /// Returns true if no number of a pool is known any more at `now`, and no hold would change a state.
     pub fn is_over(&self, now: Time) -> bool {
-        (self.total.is_none() || self.refilled <= now) && self.pools.iter().all(|pool| pool.until <= now)
+        let is_forgotten = |pool: &HoldRow| pool.until.plus_us(NUMBER_KEPT_US) <= now;
+        (self.total.is_none() || self.refilled <= now) && self.pools.iter().all(is_forgotten)
     }
 
     /// Charges what a pool used, and grants what it wants as far as that fits.
@@ -354,10 +372,10 @@ impl CounterHolds {
     ) -> HoldAnswer {
         let StateWithLimit { limit, state } = counter;
         let lasting = self.total.and_then(|hold| hold.keep_or_settle(limit, state, now));
-        let is_settled = self.total.is_some() && lasting.is_none();
         let at = state.effective_charge_time(limit, now);
         let RemovedHolds { last, ended_capacity } = self.remove_own_and_ended(limit, pool, at);
-        let ended = if is_settled { 0 } else { ended_capacity };
+        // Without a hold that lasts, what has ended was settled with it.
+        let ended = if lasting.is_some() { ended_capacity } else { 0 };
         let late = last.filter(|last| request.number > 0 && request.number < last.number);
         let mut own = last.map_or(HeldAmount::default(), |last| last.held);
         let request = late.map_or(request, |last| HoldRequest {
@@ -394,7 +412,8 @@ impl CounterHolds {
         };
         // A pool without room is kept too, so that the others learn of its demand; one that leaves, so that its last
         // call can be repeated.
-        if has_place && (granted != HeldAmount::default() || request.demand > 0 || request.used > 0) {
+        let is_known = granted != HeldAmount::default() || request.demand > 0 || request.used > 0 || late.is_some();
+        if has_place && is_known {
             let HoldRequest { demand, number, .. } = request;
             self.pools.push(HoldRow { id: pool, held: granted, until, demand, number });
         }
@@ -409,10 +428,10 @@ impl CounterHolds {
         self.pools.retain(|pool| {
             if pool.until <= at {
                 removed.ended_capacity += pool.held.capacity;
-                return false;
+                (pool.held, pool.demand) = (HeldAmount::default(), 0);
             }
-            // A hold beyond this was made before the clock was set back.
-            let lasts = pool.until.since_us(at) <= longest_hold_us(limit);
+            // A hold beyond the longest was made before the clock was set back.
+            let lasts = pool.until.since_us(at) <= longest_hold_us(limit) && pool.until.plus_us(NUMBER_KEPT_US) > at;
             if lasts && pool.id == id {
                 removed.last = Some(*pool);
             }

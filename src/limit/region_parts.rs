@@ -74,6 +74,11 @@ impl Limit {
         Self { requests_per_unit, scope: Scope::Region, in_region: None, ..*self }.with_capacity(capacity)
     }
 
+    /// Returns the most hits that a charge in a region can have to pass ever.
+    pub fn most_hits_in_region(&self) -> u64 {
+        u64::from(self.without_region_parts().capacity()) + u64::from(self.region_part().capacity())
+    }
+
     /// Checks that the reserve gives each region a hit, and a token of the bucket.
     pub(super) fn check_reserve(&self) -> Result<(), LimitError> {
         match self.scope {

@@ -50,6 +50,7 @@ impl CounterWithPool {
         let mut pool = self.pool.at(limit, now);
         let before = pool.used(limit) + self.part.clone().charge(&part_limit, now, PEEK).before;
         let Split { of_pool, of_part, fits } = self.split(&part_limit, &pool, now, request);
+        let most = limit.most_hits_in_region();
         let mut retry_after_us = None;
         match request.hits {
             Hits::Peek => {}
@@ -66,7 +67,12 @@ impl CounterWithPool {
             }
             Hits::Charge(_) if fits && request.rejected_elsewhere => {}
             Hits::Charge(hits) => {
-                let asked_of_pool = if fits { of_pool } else { hits };
+                // A charge that can never pass says nothing of what the region needs.
+                let asked_of_pool = match fits {
+                    true => of_pool,
+                    false if hits > most => 0,
+                    false => hits,
+                };
                 pool.demand = pool.demand.saturating_add(asked_of_pool).min(MAX_COUNT);
                 if fits {
                     pool.left -= of_pool;
@@ -77,7 +83,7 @@ impl CounterWithPool {
                         self.part.charge(&part_limit, now, own);
                     }
                 } else {
-                    pool.unmet = pool.unmet.max(hits.min(MAX_COUNT));
+                    pool.unmet = pool.unmet.max(asked_of_pool.min(MAX_COUNT));
                 }
                 if asked_of_pool > 0 && pool.left <= pool.low {
                     pool.start_request_if_due();
@@ -86,7 +92,6 @@ impl CounterWithPool {
         }
         let of_part_now = self.part.clone().charge(&part_limit, now, PEEK);
         if !fits {
-            let most = u64::from(limit.without_region_parts().capacity()) + u64::from(part_limit.capacity());
             let of_part = of_part.and_then(|own| self.part.clone().charge(&part_limit, now, own).retry_after_us);
             let of_pool = (request.required_hits() <= most).then(|| pool.retry_after_us(limit));
             retry_after_us = [of_part, of_pool].into_iter().flatten().min();
@@ -116,7 +121,8 @@ impl CounterWithPool {
             true => u64::MAX,
             false => window_bounds(limit, self.part.effective_charge_time(limit, now)).1.since_us(now),
         };
-        if pool.unreported == 0 {
+        // A charge that opens a request counts among the reported hits at once.
+        if pool.unreported + pool.reported == 0 {
             return of_part;
         }
         let period_us = less_drift_us(limit.period_us());

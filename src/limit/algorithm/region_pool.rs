@@ -9,7 +9,8 @@
 //! A charge that leaves little in the pool opens a request: it numbers the hits that were used and not reported yet. The
 //! process that made the charge sends them to the global Redis, and what it wants. An answer to the last request
 //! replaces what is left. If none comes for [`ANSWER_TIMEOUT_US`], another charge opens a request with the same hits,
-//! which names the first one that reported them: so the global Redis charges them once, whatever was lost.
+//! which names the first one that reported them: so the global Redis charges them once, whatever was lost. Only if all
+//! answers are lost until ten seconds after the end of the hold, it charges them again.
 //!
 //! # Why regions together keep the limit
 //!

@@ -328,7 +328,9 @@ impl<K> ShareHolder<K> {
 
     /// Maximum number of lent hits that the proxy can have left once the last assignment is in force.
     pub(super) fn most_left(&self) -> u64 {
-        self.sent.map_or(self.outstanding, |sent| self.outstanding.min(sent.most_left()))
+        // A bucket that is refilled may admit as much again after each renewal.
+        let sent = self.sent.filter(Sent::never_refills);
+        sent.map_or(self.outstanding, |sent| self.outstanding.min(sent.most_left()))
     }
 
     /// True if the proxy has nothing, or denied hits.

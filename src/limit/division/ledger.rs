@@ -369,8 +369,7 @@ impl<K> Division<K> {
             // A request that was denied found the bucket empty, and nothing refills it.
             let is_empty = was_filled && usage.denied > 0 && sent.never_refills();
             holder.may_have_more_left &= !is_empty;
-            let most_left = if is_empty { 0 } else { sent.most_left() };
-            holder.outstanding = holder.outstanding.min(most_left);
+            holder.outstanding = if is_empty { 0 } else { holder.most_left() };
         }
         for pool in self.pools.iter_mut().filter(|pool| pool.limit.form == AssignmentForm::Lent) {
             pool.hits.record_used_hits(charged);

@@ -56,7 +56,7 @@ impl BucketOfStream {
 #[derive(Debug)]
 pub(super) struct Divisions {
     service: Arc<RateLimitService>,
-    /// Identity of this replica's pools at the counters.
+    /// Base of the identities of this replica's pools at the counters.
     pool: PoolId,
     /// Requests to the store that failed.
     pub(super) store_failures: Count,
@@ -383,10 +383,12 @@ impl Divisions {
     /// Changes what this replica holds of a counter.
     async fn adjust_hold(&self, counters: &BucketCounters, index: usize, request: &HoldRequest) -> HoldOutcome {
         let store = &self.service.decider.store;
+        // A counter may be in several divisions, each with a pool of its own.
+        let pool = self.pool.with_purpose(division_key(counters));
         let now = self.service.clock.now();
         let deadline = Instant::now() + store.timeout();
         let context = StoreContext { now, deadline: Some(deadline), span_ref: None, charge_times: &[] };
-        let answer = counters.call_with_charge(index, |charge| store.adjust_hold(charge, self.pool, *request, context));
+        let answer = counters.call_with_charge(index, |charge| store.adjust_hold(charge, pool, *request, context));
         let Some(answer) = answer else { return HoldOutcome::Failed };
         match answer.await {
             Ok(answer) => HoldOutcome::Held(answer),
@@ -395,7 +397,7 @@ impl Divisions {
                 if counters.strictest_failure_policy() != StoreFailurePolicy::Local {
                     return HoldOutcome::Failed;
                 }
-                let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, self.pool, *request, now);
+                let ask = |charge: &Charge<'_>| store.adjust_fallback_hold(charge, pool, *request, now);
                 match counters.call_with_charge(index, ask) {
                     Some(Ok(answer)) => HoldOutcome::HeldLocally(answer),
                     Some(Err(_)) | None => HoldOutcome::Failed,

@@ -143,8 +143,10 @@ impl PreparedCall {
             }
             CountCommand::Script { .. } | CountCommand::Incrby(_) => None,
         };
-        let unlink: CallWords<'_> =
-            [&b"UNLINK"[..]].into_iter().chain(self.command.keys().iter().map(|key| &**key)).collect();
+        // Without the record of leases, none refunds hits that the reset has deleted.
+        let leases = self.region.as_ref().map(|_| leases_key(&self.command.keys()[0]));
+        let keys = self.command.keys().iter().chain(&leases).map(|key| &**key);
+        let unlink: CallWords<'_> = [&b"UNLINK"[..]].into_iter().chain(keys).collect();
         let mut target = self.deployment.client.target_node(self.first_key(), deadline).await?;
         loop {
             let reply = match &script {

@@ -331,12 +331,13 @@ fn encode_signed_hits(charge: &OwnedCharge) -> Option<i64> {
 }
 
 /// Returns the word of a limit that scripts call `wait`: for a refund the time from which it is void, 0 if it never is;
-/// for a charge its longest delay in microseconds.
+/// for a charge its longest delay in microseconds, or under a global limit the most hits that could ever pass.
 fn encode_wait_word(charge: &OwnedCharge, limit: &Limit) -> i64 {
     let void_from = || charge.void_from.map_or(0, time_word);
     let longest_delay_us = || signed_word(charge.request_with_bounded_delay().longest_delay_us(limit));
     match charge.request.hits {
         Hits::Refund(_) => void_from(),
+        Hits::Charge(_) if limit.is_counted_in_region() => signed_word(limit.most_hits_in_region()),
         Hits::Charge(_) | Hits::Peek => longest_delay_us(),
     }
 }

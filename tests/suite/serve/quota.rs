@@ -195,6 +195,28 @@ fn changed_rule_takes_back_at_once() {
     assert!(matches!(less, Assigned::Tokens { max: less, .. } if less < max && less <= 20), "{less:?} after {max}");
 }
 
+#[test]
+fn added_limit_shares_the_counter_with_what_proxies_still_have() {
+    let rules = |more: &str| {
+        format!(
+            "domain: quota\ndescriptors:\n- key: fast\n  rate_limit:\n  - {{unit: hour, requests_per_unit: 600}}\n{more}"
+        )
+    };
+    let server = start(&rules(""));
+    let mut proxy = Proxy::connect(server.grpc_port(), "quota");
+    let fast = [("fast", "x")];
+    proxy.report(&[(&fast, 1, 0)]);
+    let Assigned::Tokens { max: first, .. } = proxy.next(&fast) else { panic!("{proxy:?}") };
+    assert!(first > 300, "{first}");
+    std::fs::write(server.rules_path(), rules("  - {unit: day, requests_per_unit: 10000}\n")).unwrap();
+    // The counter of the hour is in two divisions now. All of the first part may have been used.
+    match proxy.next(&fast) {
+        Assigned::Tokens { max: second, .. } => assert!(first + second <= 600, "{first} and {second}"),
+        Assigned::Deny => {}
+        Assigned::Allow => panic!("{proxy:?}"),
+    }
+}
+
 /// Two proxies report each 200 ms. One asks for 100 a second, the other for 5, and then it is the other way round.
 #[test]
 fn reports_below_a_second_move_the_share_of_a_rate() {

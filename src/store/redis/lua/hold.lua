@@ -6,7 +6,7 @@
 -- hits (held of each window, or of the refill of a bucket), the four letters "hold", capacity (held of a bucket), limit
 -- (the limit at the time of the hold), and the time at which the last hold ends, in microseconds. Without them a
 -- counter costs nothing more: a read of the right length does not look for them. They stay after the end until the next
--- SET. A SETRANGE leaves them as they are.
+-- SET. A SETRANGE leaves them as they are. A token bucket has its mark after them.
 -- Variables: hold (these bytes; nil if nothing is held now), held_hits, held_capacity, held_limit, held_until.
 -- At the end of a hold on a bucket, its capacity is charged: see token_bucket.lua.
 --
@@ -16,11 +16,14 @@
 if #before ~= bytes + 24 then
   --> wrong_type
 end
+--> read_hold
+
+--: read_hold
 held_hits, hold, held_capacity, held_limit, held_until = unpack('<I4c4I4I4I8', before, bytes + 1)
 if hold ~= 'hold' or held_until > 9007199254740992 then
   --> wrong_type
 end
-hold = string.sub(before, bytes + 1)
+hold = string.sub(before, bytes + 1, bytes + 24)
 
 --: end_hold
 -- A hold that ends later than any can was made before the clock was set back.
@@ -70,9 +73,13 @@ local told, rows, sum_hits, sum_capacity, own_hits, own_capacity, ended = used, 
 local sum_until, record_until, late_ends = 0, 0, nil
 for i = 1, #recorded, 56 do
   local id, row_hits, row_capacity, ends, row_demand, row_number = unpack('<c16I8I8I8I8I8', recorded, i)
+  local row = string.sub(recorded, i, i + 55)
   if ends <= at then
-    ended = ended + row_capacity
-  elseif ends - at <= 3600000000 + 2 * period then
+    ended, row_hits, row_capacity, row_demand = ended + row_capacity, 0, 0, 0
+    row = pack('<c16I8I8I8I8I8', id, 0, 0, ends, 0, row_number)
+  end
+  -- The number of an ended row is known for ten seconds: NUMBER_KEPT_US.
+  if ends > at - 10000000 and ends - at <= 3600000000 + 2 * period then
     if id == me then
       own_hits, own_capacity = row_hits, row_capacity
       if number > 0 and number < row_number then
@@ -82,20 +89,21 @@ for i = 1, #recorded, 56 do
         used = 0
       end
     else
-      rows[#rows + 1] = string.sub(recorded, i, i + 55)
+      rows[#rows + 1] = row
       sum_hits, sum_capacity, record_until = sum_hits + row_hits, sum_capacity + row_capacity, max(record_until, ends)
       if row_hits + row_capacity > 0 then sum_until = max(sum_until, ends) end
     end
   end
 end
-if #before > bytes and not hold and string.find(before, '[^%z]', -8) then ended = 0 end
+-- Without a hold that lasts, what has ended was settled with it.
+if not hold then ended = 0 end
 -- Used hits are charged whatever the room, the refill of a bucket being what holds left of it until now.
 local own, debt = own_hits, full_limit + full_capacity
 hits, limit, capacity, wait, flags = 0, 4294967295, charged_capacity, 0, 3 + charged_flags - charged_flags % 8
 if by_capacity == 1 then
   own, limit, capacity = own_capacity, max(full_limit - (hold and held_hits or 0), 0), 4294967295
   bucket, never_cuts_level = full_capacity, hold and held_limit == full_limit
-  if settled_limit == full_limit and (whole > bucket or whole == bucket and part > 0) then size = bucket end
+  if settled_limit == full_limit and not was_resized and (whole > bucket or whole == bucket and part > 0) then size = bucket end
 end
 hits = ended + min(used, own + debt)
 --> decide
@@ -138,7 +146,7 @@ end
 ends = late_ends or ends
 local others = table.concat(rows)
 recorded = others
-if has_place and granted_hits + granted_capacity + demand + told > 0 then
+if has_place and (late_ends or granted_hits + granted_capacity + demand + told > 0) then
   recorded = others .. pack('<c16I8I8I8I8I8', me, granted_hits, granted_capacity, ends, demand, number)
   record_until = max(record_until, ends)
   if granted_hits + granted_capacity > 0 then sum_until = max(sum_until, ends) end

@@ -3,7 +3,8 @@
 -- arithmetic.
 --
 -- KEYS: the counters, the bans and the reservations, then the pool of each counter that has one. ARGV[1] has `place`
--- (index of the pool's key, 0: none) after the numbers of each counter. The counter has the limit of the region's part.
+-- (index of the pool's key, 0: none) after the numbers of each counter. The counter has the limit of the region's part; `wait`
+-- is the most hits that could ever pass at once, of a refund the time from which it is void.
 -- State, 152 bytes: last, id, left, ends, unreported, number, first_number, reported, requested_at, next_request_at, low, demand,
 -- demand_since, unmet, then 40 bytes that only Rust reads. Reply: the state follows that of its counter.
 -- Writes: one SET with PX for a pool that changed: not for a charge that the part admits. TTL: a minute after its end.
@@ -28,15 +29,15 @@ local function with_pool(counter, key, now, period)
   elseif elapsed > span then
     demand, demand_since = floor(demand / 2), last - floor(span / 2)
   end
-  local hits, of_pool, of_part, fits, flags, void_from, changed
+  local hits, of_pool, of_part, fits, flags, most_or_void_from, changed
   local part_last, counts = unpack('<I8', counter.before), {}
   local part_at = part_last - now <= period and max(now, part_last) or now
   for name, value in pairs(counter) do counts[name] = value end
   counter.before = counter.before .. before
   counter.set_limit = function(limit, capacity, wait, limit_flags)
-    flags, void_from = limit_flags, wait
+    flags, most_or_void_from = limit_flags, wait
     -- An odd flag: `rejects` then tells whether the hits fit, in shadow mode too.
-    counts.set_limit(limit, capacity, wait, limit_flags - limit_flags % 2 + 1)
+    counts.set_limit(limit, capacity, 0, limit_flags - limit_flags % 2 + 1)
   end
   counter.rejects = function(charged)
     hits, of_pool, of_part = charged, 0, charged
@@ -50,7 +51,7 @@ local function with_pool(counter, key, now, period)
   end
   counter.apply = function(rejected)
     if hits < 0 then
-      if void_from > 0 and part_at >= void_from then return false end
+      if most_or_void_from > 0 and part_at >= most_or_void_from then return false end
       local back = min(-hits, max(unreported - leased, 0))
       unreported = unreported - back
       if last < ends then left = left + back end
@@ -63,13 +64,13 @@ local function with_pool(counter, key, now, period)
     elseif fits and rejected then
       return false
     end
-    local asked, done = fits and of_pool or hits, false
+    local asked, done = fits and of_pool or hits <= most_or_void_from and hits or 0, false
     demand = min(demand + asked, 9007199254740992)
     if fits then
       left, unreported = left - of_pool, min(unreported + of_pool, 9007199254740992)
       done = of_part > 0 and counts.apply(false)
     else
-      unmet = max(unmet, min(hits, 9007199254740992))
+      unmet = max(unmet, min(asked, 9007199254740992))
     end
     if asked > 0 and left <= low and (next_request_at <= last or next_request_at > last + 6000000) then
       --> start_request

@@ -1,7 +1,7 @@
 -- token_bucket: used tokens refill at `limit` per period.
 --
 -- KEYS: the counter. a, b: unused. State, 24 bytes: last, used (whole tokens), part (see leaky_level.lua). A mark
--- follows in the form of a hold that takes nothing and ended at 0, which older versions skip: 1 if it is cut, its size as limit.
+-- follows, after a hold, in the form of a hold that takes nothing and ended at 0: 1 if it is cut, its size as limit.
 -- Charges: limit, capacity (tokens in a full bucket), wait (longest delay for missing tokens, in microseconds).
 -- Rounding: none. Writes: one SET with PX or SETRANGE. TTL: see leaky_level.lua.
 --
@@ -9,8 +9,8 @@
 
 --: load
 local bytes, hold, held_hits, held_capacity, held_limit, held_until = 24
---> read
 local whole, part, size, was_resized, bucket, never_cuts_level, settled_limit
+--> read
 last, whole, part = unpack('<I8I8I8', before)
 if whole >= 9007199254740992 or part >= period then
   --> wrong_type
@@ -27,13 +27,24 @@ if hold then
   bucket, never_cuts_level = capacity, limit == held_limit
   limit, capacity = max(limit - held_hits, 0), max(capacity - held_capacity, 0)
 elseif settled_limit then
-  if settled_limit == limit and (whole > capacity or whole == capacity and part > 0) then size = capacity end
+  if settled_limit == limit and not was_resized and (whole > capacity or whole == capacity and part > 0) then size = capacity end
   settled_limit = nil
 end
 
+--: wrong_size
+-- A hold, a mark, or both.
+if #before == bytes + 48 then
+  local is_cut, _, _, cut_size = unpack('<I4c4I4I4', before, bytes + 25)
+  size, was_resized = cut_size, is_cut > 0
+elseif #before ~= bytes + 24 then
+  --> wrong_type
+end
+--> read_hold
+
 --: end_hold
 if hold and held_until - at > 3600000000 + 2 * period then
-  hold = nil
+  -- Its bytes go with the next SET.
+  hold, found = nil, 0
 elseif hold and at >= held_until then
   -- The held capacity counts as used at the end of the hold. Until then the bucket was refilled by what holds left.
   local at, limit = held_until, held_limit - held_hits
@@ -41,6 +52,7 @@ elseif hold and at >= held_until then
   --> drain
   whole, part, last, found, hold = level_whole + held_capacity, level_part, max(last, held_until), 0
   settled_limit = held_limit
+  if not was_resized then size = nil end
 end
 
 --: decide
@@ -75,7 +87,8 @@ end
 if hold then
   local refill_ms = math.ceil((whole + held_capacity + 1) * period / max(held_limit, 1) / 1000)
   value, ttl_ms = value .. hold, min(ttl_ms + math.ceil((held_until - now) / 1000) + refill_ms, 9007199254740)
-elseif size then
+end
+if size then
   value = value .. pack('<I4c4I4I4I8', was_resized and 1 or 0, 'hold', 0, size, 0)
 end
 

@@ -66,6 +66,32 @@ fn assignment_that_ends_without_a_report_counts_as_used() {
 }
 
 #[test]
+fn refilled_bucket_may_use_lent_hits_as_long_as_it_is_renewed() {
+    let limits =
+        [(50, Unit::Second), (100_000, Unit::Day)].map(|(hits, unit)| limit(Algorithm::FixedWindow, hits, unit, None));
+    let mut division = Division::new(limits.iter().map(DividedLimit::new), START);
+    division.join(1, true, START);
+    division.record_report(0, Usage { allowed: 0, denied: 1, elapsed_us: 0, received: START }, START);
+    for second in (0..100).step_by(5) {
+        let now = at(second);
+        if second > 0 {
+            division.record_report(0, usage(125, 0, now), now);
+            assert!(division.reserved(1) >= 125, "at {second} s: {}", division.reserved(1));
+        }
+        division.expire(now);
+        for pool in 0..2 {
+            let Some(request) = division.next_pool_request(pool, now) else { continue };
+            let until = now.plus_us(request.lasts_us);
+            let answer = HoldAnswer { granted: request.wanted, now, until, ..HoldAnswer::default() };
+            division.record_answer(pool, &request, answer, now);
+        }
+        if division.assign(0, now).is_some() {
+            division.record_ping_ack(0, now.plus_us(1), now);
+        }
+    }
+}
+
+#[test]
 fn report_that_may_have_waited_confirms_nothing() {
     // Requests were denied: if the report was made under the assignment, its bucket is empty.
     let (mut division, part) = division_with_one_proxy(Unit::Day);

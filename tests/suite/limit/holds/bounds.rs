@@ -394,6 +394,109 @@ fn repeated_call_charges_its_hits_once() {
     }
 }
 
+/// Holds of pool 1 on a counter of 100 a minute.
+struct Held {
+    algorithm: Algorithm,
+    limit: Limit,
+    state: State,
+    held: CounterHolds,
+}
+
+impl Held {
+    fn of(algorithm: Algorithm) -> Self {
+        let limit = limit(algorithm, 100, Unit::Minute);
+        Self { algorithm, limit, state: State::empty(limit.counting_method()), held: CounterHolds::default() }
+    }
+
+    /// Asks for `wanted` hits for 2 s; returns how many are granted.
+    fn ask(&mut self, number: u64, used: u64, wanted: u64, second: u64) -> u64 {
+        let counter = StateWithLimit { limit: &self.limit, state: &mut self.state };
+        let request = super::hold(used, lent(self.algorithm, wanted));
+        let request = HoldRequest { number, first_number: number, lasts_us: 2 * SECOND_US, ..request };
+        let now = Time::from_micros(START_US).plus_us(second * SECOND_US);
+        super::size(self.held.charge_used_and_grant(counter, holder(1), request, now).granted)
+    }
+
+    fn ask_again(&mut self, [number, first_number]: [u64; 2], used: u64, second: u64) {
+        let counter = StateWithLimit { limit: &self.limit, state: &mut self.state };
+        let request = super::hold(used, HeldAmount::default());
+        let request = HoldRequest { number, first_number, demand: 0, lasts_us: 2 * SECOND_US, ..request };
+        let now = Time::from_micros(START_US).plus_us(second * SECOND_US);
+        self.held.charge_used_and_grant(counter, holder(1), request, now);
+    }
+
+    /// Hits that are charged.
+    fn charged(&self, second: u64) -> u64 {
+        let now = Time::from_micros(START_US).plus_us(second * SECOND_US);
+        self.state.clone().charge(&self.limit, now, ChargeRequest::new(Hits::Peek, 0)).before
+    }
+}
+
+#[test]
+fn request_repeated_after_the_end_of_a_hold_is_charged_once() {
+    for algorithm in HELD {
+        let mut held = Held::of(algorithm);
+        held.ask(1, 0, 60, 0);
+        held.ask(2, 30, 10, 1);
+        // The answers are lost. The hold of a bucket ends at 3 s.
+        for (second, number) in [(4, 3), (7, 4), (10, 5), (14, 6)] {
+            held.ask_again([number, 2], 30, second);
+        }
+        let refilled = if algorithm == Algorithm::TokenBucket { 14 * 100 / 60 } else { 0 };
+        let charged = held.charged(14);
+        assert!((30 - refilled..=40).contains(&charged), "{algorithm}: {charged} charged");
+    }
+}
+
+#[test]
+fn late_request_forgets_nothing_of_a_later_one() {
+    for algorithm in HELD {
+        let mut held = Held::of(algorithm);
+        held.ask(1, 0, 60, 0);
+        // The third repeats the second; its answer is lost, the second arrives late, and the fourth repeats both.
+        held.ask_again([3, 2], 30, 1);
+        held.ask_again([2, 2], 30, 1);
+        held.ask_again([4, 2], 30, 1);
+        let charged = held.charged(1);
+        assert!((28..=30).contains(&charged), "{algorithm}: {charged} charged");
+    }
+}
+
+#[test]
+fn capacity_of_an_ended_hold_is_charged_once() {
+    let mut held = Held::of(Algorithm::TokenBucket);
+    assert_eq!(held.ask(1, 0, 60, 0), 60);
+    // A decision finds the end of the hold, and settles it.
+    let later = Time::from_micros(START_US).plus_us(3 * SECOND_US);
+    let total = held.held.total_hold().expect("it holds something");
+    assert_eq!(total.keep_or_settle(&held.limit, &mut held.state, later), None);
+    held.held.clear_total();
+    let before = held.charged(3);
+    held.ask(2, 0, 0, 3);
+    assert_eq!(held.charged(3), before);
+}
+
+#[test]
+fn bucket_that_was_fitted_to_a_size_stays_so_while_hits_are_held() {
+    // 1000 of 1000 are used, then the limit is 100, then 1000 again.
+    let [large, small] = [1000, 100].map(|requests| limit(Algorithm::TokenBucket, requests, Unit::Hour));
+    for is_held in [false, true] {
+        let (mut state, mut held) = (State::empty(large.counting_method()), CounterHolds::default());
+        let at = |second| Time::from_micros(START_US).plus_us(second * SECOND_US);
+        state.charge(&large, at(0), ChargeRequest::new(Hits::Charge(1000), 0));
+        state.charge(&small, at(400), ChargeRequest::new(Hits::Charge(1), 0));
+        if is_held {
+            for (number, wanted, second) in [(1, 10, 400), (2, 0, 430)] {
+                let counter = StateWithLimit { limit: &small, state: &mut state };
+                let request = HoldRequest { number, ..super::hold(0, lent(Algorithm::TokenBucket, wanted)) };
+                held.charge_used_and_grant(counter, holder(1), request, at(second));
+            }
+        }
+        let result = state.charge(&large, at(430), ChargeRequest::new(Hits::Peek, 0));
+        assert!(result.remaining < 150, "held: {is_held}, {result:?}");
+    }
+}
+
 #[test]
 fn wild_numbers_are_bounded() {
     for algorithm in HELD {

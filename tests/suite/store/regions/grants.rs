@@ -452,3 +452,19 @@ fn reset_empties_the_counter_of_a_region_and_the_one_above() {
     reset(&eu, "share", 502);
     assert_eq!(eu.used_of_part("share"), used);
 }
+
+#[test]
+fn reset_of_an_eventual_global_limit_leaves_no_lease_to_return() {
+    let global = servers::options().start();
+    let eu = Region::start("eu", "eu,us", &global, 2);
+    let records = || {
+        let keys: Vec<String> = eu.redis.query(&["KEYS", "tk1:*:leases"]);
+        keys.len()
+    };
+    wait_for("a lease", || {
+        eu.charge("lent_much", 100);
+        (records() > 0).then_some(())
+    });
+    reset(&eu, "lent_much", 200);
+    assert_eq!(records(), 0);
+}

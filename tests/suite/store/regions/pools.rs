@@ -479,6 +479,25 @@ fn count_hits_over(breakage: Option<Breakage>, algorithm: Algorithm, seed: u64) 
 }
 
 #[test]
+fn charge_that_can_never_pass_holds_nothing() {
+    for algorithm in ALGORITHMS {
+        let Simulation { limit, mut regions, .. } =
+            Simulation::new(PER_MINUTE, algorithm, 150, Demand::over_limit(|_| [34, 33, 33]), 1);
+        let counter = &mut regions[0].counter;
+        for (hits, is_wanted) in [(5000, false), (1000, true)] {
+            for second in 0..5 {
+                let request = ChargeRequest::new(Hits::Charge(hits), 0);
+                let at = Time::from_micros(START_US + second * SECOND_US);
+                assert!(!counter.charge(&limit, at, request).admitted, "{algorithm}: {hits}");
+            }
+            let wanted = counter.pool.hits_wanted(&limit);
+            assert_eq!(wanted >= hits, is_wanted, "{algorithm}: {wanted} wanted for {hits}");
+            assert!(is_wanted || wanted == 0, "{algorithm}: {wanted} wanted for {hits}");
+        }
+    }
+}
+
+#[test]
 fn no_hit_of_a_pool_exceeds_a_strict_counter() {
     let seeds: u64 = std::env::var("POOL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(10);
     for (seed, algorithm) in (0..seeds).flat_map(|seed| ALGORITHMS.map(|algorithm| (seed, algorithm))) {
