@@ -17,11 +17,11 @@ PREPARED, POOL = "src/store/redis/prepared_call.rs", "src/limit/algorithm/region
 REQUESTS = "src/limit/region_requests.rs"
 
 RUST = [
-    (REPLICAS, "let is_held = slot.received <= at && at < slot.until;",
-     "let is_held = slot.received <= at && (at < slot.until || $0);",
+    (REPLICAS, "let is_held = held.received <= at && at < held.until;",
+     "let is_held = held.received <= at && (at < held.until || $0);",
      [("share", "it is used after the claim on the slot has ended")]),
-    (REPLICAS, "is_held && slot.free_us.saturating_add(to_micros(at - slot.received)) >= period_us",
-     "is_held && (slot.free_us.saturating_add(to_micros(at - slot.received)) >= period_us || $0)",
+    (REPLICAS, "is_held && held.free_us.saturating_add(to_micros(at - held.received)) >= period_us",
+     "is_held && (held.free_us.saturating_add(to_micros(at - held.received)) >= period_us || $0)",
      [("share", "a new holder uses it within a period of the one before")]),
     (TABLE, "if used + hits > budget.share {", "if used + hits > budget.share && !$0 {",
      [("share", "it has no end")]),
