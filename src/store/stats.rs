@@ -1,5 +1,5 @@
 //! Statistics of a store for metrics, `/store` and health: plain values, the counters behind some of them, and notices
-//! about what a region may do.
+//! about what a region may do. As JSON they are what `/store` shows.
 //!
 //! Decides: the latency of the store: from the charge to its outcome, waiting included.
 //! Decides: not of answers that this process gives alone; which charges are abandoned.
@@ -8,12 +8,14 @@
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use super::charge::{DecidedBy, StoreOutcome};
 use super::client::server_status::ServerStatus;
-use crate::base::clock::to_micros;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::limit::algorithm::region_pool::TakenHits;
 use crate::telemetry::metrics::histogram::{Histogram, HistogramSnapshot};
@@ -30,29 +32,37 @@ pub struct StoreStats {
 }
 
 /// Statistics of a store that all replicas share, since the start of the process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct SharedStoreStats {
-    /// Charges requested.
-    pub charges: u64,
     /// Calls that count charges; coalesced charges share one.
     pub calls: u64,
-    /// Charges whose caller gave up or timed out; the store may have counted them.
-    pub abandoned: u64,
-    /// Refunds dropped because Redis rejects scripts; `None` if the store never drops one.
-    pub refunds_dropped: Option<u64>,
     /// Charges rejected by the over-limit cache.
     pub rejected_locally: u64,
-    /// Latency of charges that needed a round trip to the store.
-    pub latency: HistogramSnapshot,
-    /// Sharing of eventual limits; `None` if the store has no such limits.
-    pub eventual: Option<EventualSharingStats>,
-    /// Membership of this region; `None` if there is only one.
-    pub regions: Option<RegionStats>,
     /// Servers in use, each once, by address.
     pub servers: Vec<ServerStatus>,
+    /// Sharing of eventual limits; `None` if the store has no such limits.
+    #[serde(flatten)]
+    pub eventual: Option<EventualSharingStats>,
+    /// Membership of this region; `None` if there is only one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regions: Option<RegionStats>,
+    /// Charges requested.
+    #[serde(skip)]
+    pub charges: u64,
+    /// Charges whose caller gave up or timed out; the store may have counted them.
+    #[serde(skip)]
+    pub abandoned: u64,
+    /// Refunds dropped because Redis rejects scripts; `None` if the store never drops one.
+    #[serde(skip)]
+    pub refunds_dropped: Option<u64>,
+    /// Latency of charges that needed a round trip to the store.
+    #[serde(skip)]
+    pub latency: HistogramSnapshot,
     /// Connections, by the settings that name their servers.
+    #[serde(skip)]
     pub pools: Vec<PoolStats>,
     /// Commands sent, as envoyproxy/ratelimit counts them.
+    #[serde(skip)]
     pub commands: Vec<CommandCount>,
 }
 
@@ -70,54 +80,67 @@ pub struct MemoryUsage {
 }
 
 /// Sharing of eventual limits between replicas.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct EventualSharingStats {
     /// Hits of eventual rules.
+    #[serde(flatten)]
     pub hits: EventualHitTotals,
     /// Descriptors of eventual rules that are tracked now.
+    #[serde(rename = "eventual_descriptors")]
     pub descriptors: usize,
     /// Place among the replicas, whose share this process may use; `None`: it has none.
+    #[serde(rename = "slot")]
     pub place: Option<u32>,
     /// Number of places (`TOLLKEEPER_MAX_REPLICAS`).
+    #[serde(rename = "slots")]
     pub max_replicas: u32,
     /// Processes that share the store, at the last count; `None`: unknown.
     pub live_replicas: Option<u32>,
 }
 
 /// Hits of eventual rules since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EventualHitTotals {
     /// Admitted from shares.
+    #[serde(rename = "admitted_from_shares")]
     pub shared: u64,
     /// Admitted from leases.
+    #[serde(rename = "admitted_from_leases")]
     pub from_leases: u64,
     /// Charged in Redis for leases.
+    #[serde(rename = "leased_hits")]
     pub leased: u64,
     /// Left of leases when they ended.
+    #[serde(rename = "lease_hits_left")]
     pub returned: u64,
 }
 
 /// A region among others.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct RegionStats {
     /// Name of this region.
     pub region: String,
     /// Names of all regions.
+    #[serde(rename = "names")]
     pub regions: Vec<String>,
     /// True if the global Redis has answered within 5 s.
     pub connected: bool,
-    /// Microseconds since its last answer; `None` before the first.
-    pub us_since_answer: Option<u64>,
+    /// Time since its last answer; `None` before the first.
+    #[serde(rename = "unanswered_s", serialize_with = "serialize_seconds")]
+    pub since_answer: Option<Duration>,
     /// Grants from the global Redis.
     pub grants: GrantTotals,
-    /// What restricts the region now.
+    /// What an operator should know.
     pub notices: Vec<RegionNotice>,
-    /// Configuration error of the global Redis, free of secrets.
-    pub misconfiguration: Option<String>,
+}
+
+/// Writes a number of seconds, or `null`.
+fn serialize_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64()).serialize(serializer)
 }
 
 /// Grant requests and hits of a region's counters, since the start of this process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GrantTotals {
     /// Requests to the global Redis.
     pub requested: u64,
@@ -126,15 +149,23 @@ pub struct GrantTotals {
     /// Requests that were not sent, because too many were in progress.
     pub dropped: u64,
     /// Hits that the region's counters took.
+    #[serde(rename = "granted_hits")]
     pub granted: u64,
     /// Hits that came too late, or whose fate is not known: they stay unused.
+    #[serde(rename = "wasted_hits")]
     pub wasted: u64,
     /// Unused hits that went back to the global Redis.
+    #[serde(rename = "returned_hits")]
     pub returned: u64,
-    /// Hits that the region's counters admitted for this process, by what they were admitted from.
-    pub used: TakenHits,
-    /// Microseconds since the last grant; `None` before the first.
-    pub last_grant_us: Option<u64>,
+    /// Hits that this process admitted from what the region holds.
+    #[serde(rename = "admitted_from_grants")]
+    pub used_of_pools: u64,
+    /// Hits that this process admitted from the region's own part: its reserve, and what a cut-off region has more.
+    #[serde(rename = "admitted_from_reserves")]
+    pub used_of_parts: u64,
+    /// Time since the last grant; `None` before the first.
+    #[serde(rename = "last_grant_s", serialize_with = "serialize_seconds")]
+    pub since_grant: Option<Duration>,
 }
 
 /// Connections to servers.
@@ -274,8 +305,9 @@ impl GrantCounts {
             granted: load(&self.granted),
             wasted: load(&self.wasted),
             returned: load(&self.returned),
-            used: TakenHits { pool: load(&self.taken_of_pools), part: load(&self.taken_of_parts) },
-            last_grant_us: last.map(|last| to_micros(at.duration_since(last))),
+            used_of_pools: load(&self.taken_of_pools),
+            used_of_parts: load(&self.taken_of_parts),
+            since_grant: last.map(|last| at.duration_since(last)),
         }
     }
 }
@@ -289,10 +321,22 @@ pub enum RegionNotice {
     OtherLists(Vec<String>),
     /// These regions have not reported for a minute.
     NotSeen(Vec<String>),
+    /// The global Redis refuses commands; the text is free of secrets.
+    Misconfigured(String),
+}
+
+/// As `{"notice": NAME, "text": MEANING}`.
+impl Serialize for RegionNotice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut notice = serializer.serialize_struct("RegionNotice", 2)?;
+        notice.serialize_field("notice", self.name())?;
+        notice.serialize_field("text", &self.to_string())?;
+        notice.end()
+    }
 }
 
 impl RegionNotice {
-    /// Names in metrics and pages.
+    /// Names in metrics.
     pub const NAMES: [&'static str; 3] = ["cut_off", "other_lists", "not_seen"];
 
     /// Name in metrics and pages.
@@ -301,6 +345,7 @@ impl RegionNotice {
             Self::CutOff => Self::NAMES[0],
             Self::OtherLists(_) => Self::NAMES[1],
             Self::NotSeen(_) => Self::NAMES[2],
+            Self::Misconfigured(_) => "misconfigured",
         }
     }
 
@@ -310,6 +355,7 @@ impl RegionNotice {
             Self::CutOff => "the global Redis answers again",
             Self::OtherLists(_) => "all regions have the same TOLLKEEPER_REGIONS again",
             Self::NotSeen(_) => "all regions report again",
+            Self::Misconfigured(_) => "the global Redis takes all commands again",
         }
     }
 }
@@ -333,6 +379,7 @@ impl fmt::Display for RegionNotice {
                  take it from TOLLKEEPER_REGIONS in all regions)",
                 regions.join(", ")
             ),
+            Self::Misconfigured(text) => f.write_str(text),
         }
     }
 }

@@ -2,8 +2,6 @@
 //!
 //! Decides: metrics of the store, Redis and memcached.
 
-use std::time::Duration;
-
 use crate::decide::Decider;
 use crate::limit::StoreFailurePolicy;
 use crate::serve::health::Health;
@@ -118,7 +116,7 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
         Series::new(MetricValue::gauge_from(u8::from(holds))).with_label("notice", name)
     }));
     emit(notices);
-    let GrantTotals { requested, failed, dropped, granted, wasted, returned, used, last_grant_us } = stats.grants;
+    let GrantTotals { requested, failed, dropped, granted, wasted, returned, .. } = stats.grants;
     let help = "Total number of grant requests to the global Redis, by outcome.";
     let outcomes = [("answered", requested - failed.min(requested)), ("failed", failed), ("dropped", dropped)];
     emit(Family::counter_by_label("tollkeeper_grant_requests_total", help, "outcome", outcomes));
@@ -126,11 +124,11 @@ fn emit_region(stats: &RegionStats, emit: &mut dyn FnMut(Family)) {
     let hits = [("granted", granted), ("returned", returned), ("wasted", wasted)];
     emit(Family::counter_by_label("tollkeeper_grant_hits_total", help, "kind", hits));
     let help = "Total number of hits of global limits that this process admitted, by what they were admitted from.";
-    let sources = [("grant", used.pool), ("reserve", used.part)];
+    let sources = [("grant", stats.grants.used_of_pools), ("reserve", stats.grants.used_of_parts)];
     emit(Family::counter_by_label("tollkeeper_region_hits_total", help, "from", sources));
-    if let Some(age_us) = last_grant_us {
+    if let Some(age) = stats.grants.since_grant {
         let help = "Time since the last grant to this process, in seconds.";
-        let age_s = Duration::from_micros(age_us).as_secs_f64();
+        let age_s = age.as_secs_f64();
         emit(
             Family::new("tollkeeper_grant_age_seconds", MetricKind::Gauge, help)
                 .add_series(Series::new(MetricValue::Gauge(age_s))),

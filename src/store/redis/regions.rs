@@ -21,6 +21,7 @@ pub mod exchange;
 mod heartbeat;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::task::AbortHandle;
@@ -43,7 +44,7 @@ use crate::store::client::redis::deployment::Deployment;
 use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::redis::deployments::Deployments;
-use crate::store::stats::RegionStats;
+use crate::store::stats::{RegionNotice, RegionStats};
 
 /// Client of the global Redis. Dropping it ends its tasks.
 #[derive(Debug)]
@@ -132,14 +133,14 @@ impl RegionClient {
     /// Returns statistics of the regions.
     pub(super) fn stats(&self) -> RegionStats {
         let at = Instant::now();
+        let misconfigured = self.client.misconfiguration().map(|text| RegionNotice::Misconfigured(text.to_string()));
         RegionStats {
             region: self.settings.own_region_name().to_owned(),
             regions: self.settings.names.clone(),
             connected: self.answers.connection(at) == RegionConnection::Connected,
-            us_since_answer: self.answers.us_since_answer(at),
+            since_answer: self.answers.us_since_answer(at).map(Duration::from_micros),
             grants: self.exchange.counts().totals(at),
-            notices: self.heartbeat.notices(at),
-            misconfiguration: self.client.misconfiguration().map(|text| text.to_string()),
+            notices: self.heartbeat.notices(at).into_iter().chain(misconfigured).collect(),
         }
     }
 }
