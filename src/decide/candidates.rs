@@ -12,11 +12,12 @@ use std::sync::Arc;
 use super::decision::DecisionContext;
 use super::key_text::{key_text, write_entries_text};
 use super::metrics::{
-    ChargeResultToRecord, LimitStatsRef, MetricsRecorder, hash_distinct_key, hits_in_keys, near_limit_threshold,
-    record_hits, record_slot_or_reservation_change,
+    ChargeResultToRecord, LimitStatsRef, MetricsRecorder, hits_in_keys, near_limit_threshold, record_hits,
+    record_slot_or_reservation_change,
 };
 use super::selection::{RequestWithSelections, SelectedLimit};
 use crate::base::clock::Time;
+use crate::base::sharded::upper_half;
 use crate::limit::Limit;
 use crate::limit::charge::{Charge, ChargeResult};
 use crate::limit::counter_path::CounterPath;
@@ -160,8 +161,6 @@ struct UnrecordedCandidateCharge {
     hits: Hits,
     is_release: bool,
     key: u128,
-    /// Hash of the key among the distinct keys.
-    distinct_hash: u64,
     now: Time,
     /// Span of the decision, if the request is sampled.
     span_ref: Option<SpanRef>,
@@ -192,7 +191,6 @@ impl UnrecordedCandidateCharge {
             hits: sent.hits,
             is_release: selection.is_release(),
             key,
-            distinct_hash: hash_distinct_key(recorder.metrics, &path, key),
             now: context.store.now,
             span_ref: context.store.span_ref.cloned(),
             of_rule: limit.stats.filter(|_| is_on).map(Arc::clone),
@@ -210,7 +208,7 @@ impl UnrecordedCandidateCharge {
         outcome: &Result<StoreOutcome, ChargeError>,
         push_text: impl FnOnce(&mut Vec<u8>),
     ) {
-        let Self { limit, near, hits, is_release, key, distinct_hash, now, span_ref, of_rule, of_request } = self;
+        let Self { limit, near, hits, is_release, key, now, span_ref, of_rule, of_request } = self;
         let Some(of_rule) = of_rule else { return };
         let stats = of_request.as_ref().unwrap_or(&of_rule);
         let result = outcome.as_ref().ok().and_then(|outcome| Some((outcome.results.first()?, outcome.decided_by)));
@@ -247,7 +245,7 @@ impl UnrecordedCandidateCharge {
             of_rule.record_decision_under_request_name(is_rejected);
         }
         if let (true, Some(hits)) = (is_rejected, hits_in_keys(hits)) {
-            of_rule.rejected_keys.add_hash(distinct_hash);
+            of_rule.rejected_keys.add_hash(upper_half(key));
             let id = of_rule.combine_id_with_key(key);
             metrics.top_keys.record_rejection(KeyRejection { id, limit: &of_rule, hits }, now, push_text);
         }

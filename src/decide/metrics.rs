@@ -183,7 +183,8 @@ impl<'d> MetricsRecorder<'d> {
         let Some(hits) = hits_in_keys(descriptor.hits) else { return };
         let adds_key = is_charged && descriptor.hits != Hits::Peek && self.records_recent_keys;
         let key = selection.key;
-        let hash = hash_distinct_key(self.metrics, &path, key);
+        // The lower half chooses the shard of the rejected keys.
+        let hash = upper_half(key);
         if let Some(weight) = self.metrics.busiest_keys.weight_if_sampled() {
             self.record_busy_key(now, decided, hits.saturating_mul(weight));
         }
@@ -321,12 +322,6 @@ pub(super) const fn hits_in_keys(hits: Hits) -> Option<u64> {
         Hits::Peek => Some(1),
         Hits::Refund(_) => None,
     }
-}
-
-/// Hash of a path among the distinct keys; `key` is its hash in this process.
-pub(super) fn hash_distinct_key(metrics: &ServiceMetrics, path: &CounterPath<'_>, key: u128) -> u64 {
-    // The lower half chooses the shard of the rejected keys.
-    metrics.distinct_key_seed().map_or_else(|| upper_half(key), |seed| path.hash_with_seed(seed))
 }
 
 /// Returns true if a hard limit of the descriptor, other than that at `at`, rejects the hits.

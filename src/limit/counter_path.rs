@@ -15,7 +15,6 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use crate::base::random::random_u64_pair;
 use crate::base::sharded::upper_half;
 use crate::limit::request::Entry;
-use crate::telemetry::service_metrics::HashSeed;
 
 /// Path of counters: the domain and the matched entries of a descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -45,11 +44,6 @@ impl CounterPath<'_> {
     /// Hashes the path to a number that is the same in all processes and versions, for samples of keys.
     pub fn hash_for_sampling(&self) -> u64 {
         upper_half(self.hash_parts(SipHasher13::new_with_keys(0, 0)))
-    }
-
-    /// Hashes the path to a number that is the same in all processes with this seed.
-    pub fn hash_with_seed(&self, seed: HashSeed) -> u64 {
-        upper_half(self.hash_parts(SipHasher13::new_with_keys(seed.0, seed.1)))
     }
 
     /// Hashes the parts. Each part is preceded by its length, and a shared value by a mark, so that no two paths hash

@@ -40,63 +40,10 @@ impl HyperLogLog {
 
     /// Estimates the number of distinct keys.
     pub fn estimate(&self) -> u64 {
-        self.snapshot().estimate()
-    }
-
-    /// Returns the current state.
-    pub fn snapshot(&self) -> DistinctKeySketch {
-        let Some(registers) = self.registers.get() else { return DistinctKeySketch::default() };
-        DistinctKeySketch { registers: std::array::from_fn(|index| registers[index].load(Ordering::Relaxed)) }
-    }
-
-    /// Forgets all keys.
-    pub fn forget_all_keys(&self) {
-        let registers = self.registers.get().into_iter().flat_map(|registers| registers.iter());
-        registers.for_each(|register| register.store(0, Ordering::Relaxed));
-    }
-}
-
-/// State of a sketch at one time, or of several sketches of one hash function together.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DistinctKeySketch {
-    registers: [u8; REGISTER_COUNT],
-}
-
-impl Default for DistinctKeySketch {
-    fn default() -> Self {
-        Self { registers: [0; REGISTER_COUNT] }
-    }
-}
-
-impl DistinctKeySketch {
-    /// Number of registers.
-    pub const REGISTER_COUNT: usize = REGISTER_COUNT;
-
-    /// Adds the keys of another sketch of the same hash function.
-    pub fn merge(&mut self, other: &Self) {
-        self.registers.iter_mut().zip(&other.registers).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
-    }
-
-    /// Registers that are not zero, each as its index and its value.
-    pub fn nonzero_registers(&self) -> impl Iterator<Item = (u16, u8)> {
-        (0..).zip(self.registers).filter(|(_, value)| *value > 0)
-    }
-
-    /// Restores a sketch from its registers that are not zero; `None` if an index or a value is out of range.
-    pub fn from_nonzero_registers(set: impl IntoIterator<Item = (u16, u8)>) -> Option<Self> {
-        let mut sketch = Self::default();
-        for (index, value) in set {
-            let register = sketch.registers.get_mut(usize::from(index))?;
-            *register = Some(value).filter(|value| u32::from(*value) <= MAX_ZEROS + 1)?;
-        }
-        Some(sketch)
-    }
-
-    /// Estimates the number of distinct keys.
-    pub fn estimate(&self) -> u64 {
+        let Some(registers) = self.registers.get() else { return 0 };
         let mut counts = [0.0_f64; MAX_ZEROS as usize + 2];
-        for register in self.registers {
-            counts[usize::from(register)] += 1.0;
+        for register in &**registers {
+            counts[usize::from(register.load(Ordering::Relaxed))] += 1.0;
         }
         #[expect(clippy::cast_precision_loss, reason = "it is 512")]
         let all = REGISTER_COUNT as f64;

@@ -3,10 +3,7 @@
 //! A decision adds to counters that were looked up when its rules were loaded; all other work is done when metrics are
 //! collected. Statistics of other parts stay with them and are read from there: failed charges (`redis_error`) with the
 //! store. `serve::grpc::service` says what is a `service_error`.
-//!
-//! Decides: the seed of distinct keys, which the fleet shares (`set_distinct_key_seed`).
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::Instant;
@@ -18,19 +15,6 @@ use super::metrics::striped_counters::StripedCounters;
 use super::recently_created_keys::RecentlyCreatedKeys;
 use super::top_keys::TopKeys;
 use super::unmatched_descriptors::UnmatchedDescriptors;
-use crate::base::text::to_hex;
-
-/// Secret keys of a hash function that all replicas use, so that their numbers of distinct keys can be merged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HashSeed(pub u64, pub u64);
-
-impl HashSeed {
-    /// Hash of the seed, by which replicas see that they use the same.
-    pub fn fingerprint(self) -> String {
-        let bytes = [self.0.to_le_bytes(), self.1.to_le_bytes()].concat();
-        to_hex(&blake3::derive_key("tollkeeper fleet v1 seed", &bytes)[..8])
-    }
-}
 
 /// Divisor of the number of keys tracked as rejected, which gives the number of keys tracked as busy.
 const BUSIEST_KEYS_DIVISOR: usize = 4;
@@ -56,7 +40,6 @@ pub struct ServiceMetrics {
     pub unmatched: UnmatchedDescriptors,
     /// Keys whose counters were created last.
     pub recently_created_keys: RecentlyCreatedKeys,
-    distinct_key_seed: OnceLock<HashSeed>,
     service_error_count: AtomicU64,
     rejected_request_count: StripedCounters<1>,
     global_shadow_mode_count: AtomicU64,
@@ -84,7 +67,6 @@ impl ServiceMetrics {
             busiest_keys: TopKeys::new(top_keys.div_ceil(BUSIEST_KEYS_DIVISOR)),
             unmatched: UnmatchedDescriptors::new(top_keys > 0),
             recently_created_keys: RecentlyCreatedKeys::default(),
-            distinct_key_seed: OnceLock::new(),
             service_error_count: AtomicU64::new(0),
             rejected_request_count: StripedCounters::default(),
             global_shadow_mode_count: AtomicU64::new(0),
@@ -107,21 +89,6 @@ impl ServiceMetrics {
     /// Returns the current time for [`Histogram::observe_since`]; `None` if timing is off.
     pub fn start_timer(&self) -> Option<Instant> {
         (!self.is_off).then(Instant::now)
-    }
-
-    /// Seed that distinct keys are hashed with; `None`: their hashes are those of this process.
-    pub fn distinct_key_seed(&self) -> Option<HashSeed> {
-        self.distinct_key_seed.get().copied()
-    }
-
-    /// Sets the seed of distinct keys and counts them from zero; does nothing if it is set.
-    pub fn set_distinct_key_seed(&self, seed: HashSeed) {
-        if self.distinct_key_seed.set(seed).is_ok() {
-            for limit in self.limits.all_limit_stats() {
-                limit.keys.forget_all_keys();
-                limit.rejected_keys.forget_all_keys();
-            }
-        }
     }
 
     /// Counts a request that failed for a reason other than the store.

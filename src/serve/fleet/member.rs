@@ -24,7 +24,7 @@ use super::reset_announcements::ResetReader;
 use super::summary::{PublishedKeyForm, ReplicaSummary};
 use super::view::{FleetView, FleetViewBuilder};
 use crate::base::clock::{Clock, Time, shorten_in_tests, to_micros};
-use crate::base::random::{random_id, random_u64_pair};
+use crate::base::random::random_id;
 use crate::base::sharded::lock_ignoring_poison;
 use crate::base::threads;
 use crate::limit::request::Request;
@@ -34,7 +34,7 @@ use crate::serve::quota::service::QuotaService;
 use crate::settings::fleet::{FleetRedis, FleetSettings, TopKeyValueForm};
 use crate::store::client::redis::error::RedisError;
 use crate::telemetry::log_throttle::LogThrottle;
-use crate::telemetry::service_metrics::{HashSeed, ServiceMetrics};
+use crate::telemetry::service_metrics::ServiceMetrics;
 
 /// Time for which a view of the fleet is cached.
 const VIEW_LIFETIME: Duration = Duration::from_secs(5);
@@ -332,9 +332,6 @@ impl FleetWorker {
     async fn publish_summary(&mut self) -> Result<(), RedisError> {
         let now = self.synchronize_clock().await?;
         let is_cleanup = self.publications.is_multiple_of(PUBLICATIONS_PER_CLEANUP);
-        if is_cleanup {
-            self.agree_on_distinct_key_seed().await?;
-        }
         let mut summary = build_own_summary(&self.collector, self.clock_offset_us);
         if is_cleanup {
             self.publish_brief_summary(&summary).await?;
@@ -366,22 +363,6 @@ impl FleetWorker {
             Some(sealed) => self.exchange.publish_brief_summary(&self.incarnation, &sealed).await,
             None => Ok(()),
         }
-    }
-
-    /// Takes the seed of distinct keys from Redis, or restores it there if Redis lost it.
-    async fn agree_on_distinct_key_seed(&mut self) -> Result<(), RedisError> {
-        let own = self.lock_collector().metrics().distinct_key_seed();
-        let proposal = own.unwrap_or_else(|| {
-            let (first, second) = random_u64_pair();
-            HashSeed(first, second)
-        });
-        match self.exchange.get_or_set_distinct_key_seed(proposal).await {
-            Ok(seed) => self.with_metrics(|metrics| metrics.set_distinct_key_seed(seed)),
-            // Another program wrote the key. Everything but the numbers of distinct keys adds up without it.
-            Err(RedisError::WrongType | RedisError::BadReply) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
     }
 
     /// Asks Redis for its time, and sets the minutes of rejected keys by it.

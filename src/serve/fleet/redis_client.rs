@@ -23,7 +23,6 @@ use crate::store::client::redis::deployment_context::DeploymentOptions;
 use crate::store::client::redis::error::RedisError;
 use crate::store::client::redis::health_check::{CommandWords, HealthCheck};
 use crate::store::client::redis::resp::{Reply, reply_bytes, reply_text, time_in_reply};
-use crate::telemetry::service_metrics::HashSeed;
 
 /// Interval between two summaries of a replica.
 pub(super) const PUBLISH_INTERVAL: Duration = Duration::from_secs(5);
@@ -59,7 +58,6 @@ pub(super) struct FleetRedisClient {
 #[derive(Clone, Debug)]
 pub(super) struct FleetRedisKeys {
     index: Bytes,
-    seed: Bytes,
     pub(super) resets: Bytes,
     summary_prefix: Vec<u8>,
     brief_prefix: Vec<u8>,
@@ -91,7 +89,6 @@ impl FleetRedisKeys {
         let key = |name: &str| Bytes::from(format!("{prefix}tk1:{{fleet}}:{name}"));
         Self {
             index: key("replicas"),
-            seed: key("seed"),
             resets: key("resets"),
             summary_prefix: key("replica:").to_vec(),
             brief_prefix: key("brief:").to_vec(),
@@ -133,20 +130,6 @@ impl FleetRedisClient {
         let uncertainty = sent.elapsed() / 2;
         let redis = time_in_reply(&reply).ok_or(RedisError::BadReply)?;
         Ok(RedisTime { redis, uncertainty })
-    }
-
-    /// Returns the seed of distinct keys that all replicas use; `proposal` becomes it if there is none.
-    ///
-    /// # Errors
-    /// Redis failed, or another program wrote the key.
-    pub(super) async fn get_or_set_distinct_key_seed(&self, proposal: HashSeed) -> Result<HashSeed, RedisError> {
-        let text = format!("{:016x}{:016x}", proposal.0, proposal.1);
-        self.send_command(&[b"SET", &self.keys.seed, text.as_bytes(), b"NX"]).await?;
-        let reply = self.send_command(&[b"GETRANGE", &self.keys.seed, b"0", b"31"]).await?;
-        let text = reply_bytes(&reply).and_then(|text| std::str::from_utf8(text).ok()).filter(|text| text.len() == 32);
-        let part = |part: Option<&str>| part.and_then(|part| u64::from_str_radix(part, 16).ok());
-        let seed = text.and_then(|text| Some(HashSeed(part(text.get(..16))?, part(text.get(16..))?)));
-        seed.ok_or(RedisError::BadReply)
     }
 
     /// Publishes the summary of the process `incarnation`; `now` is the time of Redis.

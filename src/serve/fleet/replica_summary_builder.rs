@@ -31,12 +31,10 @@ const MAX_KEPT_DECISION_TOTALS: usize = 12;
 const SUMMARY_LISTS_ROOM_BYTES: usize = MAX_SUMMARY_BYTES - 2048;
 /// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for rejected keys.
 const MAX_KEYS_BYTES: usize = 30 << 10;
-/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for limits, their names and sketches.
+/// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for limits and their names.
 const MAX_LIMITS_BYTES: usize = SUMMARY_LISTS_ROOM_BYTES - MAX_KEYS_BYTES - MAX_BUSY_KEYS_BYTES;
 /// Part of [`SUMMARY_LISTS_ROOM_BYTES`] for the busiest keys, and names of limits that only these have.
 const MAX_BUSY_KEYS_BYTES: usize = 4 << 10;
-/// Part of [`MAX_LIMITS_BYTES`] for sketches.
-const MAX_SKETCHES_BYTES: usize = 16 << 10;
 /// JSON punctuation and names of fields of one count, key, limit, in bytes.
 const COUNT_JSON_OVERHEAD_BYTES: usize = r#"{"k":,"l":,"u":,"r":},"#.len();
 const BUSY_KEY_JSON_OVERHEAD_BYTES: usize = r#"{"n":,"t":,"h":},"#.len();
@@ -121,7 +119,6 @@ impl ReplicaSummaryBuilder {
             recent: self.summarize_recent_decisions(),
             blocks: self.summarize_blocks(now),
             quota: self.quota.as_ref().map(|quota| quota.compute_totals()),
-            distinct_seed: metrics.distinct_key_seed().map(|seed| seed.fingerprint()),
             values: self.facts.values,
             ..ReplicaSummary::default()
         };
@@ -137,19 +134,9 @@ impl ReplicaSummaryBuilder {
             let busiest = metrics.busiest_keys.snapshot(now, KEPT_MINUTES, |_| true);
             add_busiest_keys(&mut summary, &busiest.keys, &mut names);
         }
-        add_limit_summaries(&mut summary, metrics, &self.map_later_to_first_limits(), &mut names);
+        add_limit_summaries(&mut summary, metrics, &mut names);
         (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
         summary
-    }
-
-    /// Maps each limit but the first of a rule to the first, whose statistics hold the distinct keys of all.
-    fn map_later_to_first_limits(&self) -> HashMap<*const LimitStats, Arc<LimitStats>> {
-        let Some(loaded) = self.service.rules.current_rules_owned() else { return HashMap::new() };
-        let later = loaded.rules.rules().flat_map(|rule| {
-            let first = rule.limits.first();
-            rule.limits.iter().skip(1).filter_map(move |limit| Some((limit, first?)))
-        });
-        later.map(|(limit, first)| (Arc::as_ptr(&limit.stats), Arc::clone(&first.stats))).collect()
     }
 
     fn summarize_rules(&self) -> RulesSummary {
@@ -376,14 +363,7 @@ fn add_busiest_keys(summary: &mut ReplicaSummary, keys: &[RejectedKey], names: &
 }
 
 /// Adds the limits that rejected most, then those that matched most, as far as there is room.
-///
-/// The distinct keys of a rule are counted with its first limit; `keyed` has that of each later limit.
-pub fn add_limit_summaries(
-    summary: &mut ReplicaSummary,
-    metrics: &ServiceMetrics,
-    keyed: &HashMap<*const LimitStats, Arc<LimitStats>>,
-    names: &mut ListedLimitNames,
-) {
+pub fn add_limit_summaries(summary: &mut ReplicaSummary, metrics: &ServiceMetrics, names: &mut ListedLimitNames) {
     let mut limits: Vec<(Arc<LimitStats>, u64, u64)> = metrics
         .limits
         .all_limit_stats()
@@ -396,7 +376,7 @@ pub fn add_limit_summaries(
     limits.sort_by(|(a, a_rejected, a_total), (b, b_rejected, b_total)| {
         (b_rejected, b_total, a.name().as_str()).cmp(&(a_rejected, a_total, b.name().as_str()))
     });
-    let (mut room, mut sketches) = (MAX_LIMITS_BYTES - MAX_SKETCHES_BYTES, MAX_SKETCHES_BYTES);
+    let mut room = MAX_LIMITS_BYTES;
     for (limit, rejected, matched) in &limits {
         let near_limit_hits = limit.counter_value(LimitStat::NearLimit);
         let of_counts: usize = [*matched, *rejected, near_limit_hits].into_iter().map(count_digits).sum();
@@ -414,19 +394,12 @@ pub fn add_limit_summaries(
             break;
         }
         room -= cost;
-        let mut sketch = |keys: String| {
-            let cost = keys.len() + "\"k\":\"\",".len();
-            sketches = sketches.checked_sub(cost)?;
-            Some(keys)
-        };
         summary.limits.push(LimitSummary {
             name: names.find_or_add_name_index(limit.name()),
             matched: *matched,
             rejected: *rejected,
             near_limit_hits,
             slots,
-            keys: sketch(encode_sketch(&keyed.get(&Arc::as_ptr(limit)).unwrap_or(limit).keys.snapshot())),
-            rejected_keys: sketch(encode_sketch(&limit.rejected_keys.snapshot())),
         });
     }
     summary.limits_left_out = limits.len() - summary.limits.len();

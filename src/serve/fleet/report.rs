@@ -25,7 +25,6 @@ use crate::serve::quota::page::QuotaTotals;
 use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::{TopQuery, TopReport, TopTextContent};
 use crate::serve::report::{DomainsByMetricName, Format, SearchWords};
-use crate::telemetry::hyperloglog::RELATIVE_STANDARD_ERROR;
 use crate::telemetry::metrics::histogram::quantile_bound_us;
 use crate::telemetry::metrics::limit_stats::{DecisionCounts, LimitStat, LimitStats, is_at_or_below_prefix};
 
@@ -110,8 +109,6 @@ pub struct FleetReport {
     pub limits: usize,
     /// Number of times that a replica had no room for a limit in its summary.
     pub limits_left_out: usize,
-    /// Relative standard error of the numbers of distinct keys.
-    pub distinct_standard_error: f64,
     /// Limits, ordered by rejected and then by matched decisions.
     pub rules: Vec<FleetLimitReport>,
 }
@@ -230,10 +227,6 @@ pub struct FleetLimitReport {
     pub rejected: u64,
     /// Hits within the limit and above NEAR_LIMIT_RATIO of it.
     pub near_limit_hits: u64,
-    /// Estimated number of distinct keys; null if a replica published no sketch.
-    pub distinct_keys: Option<u64>,
-    /// Estimated number of distinct keys that were rejected; null if a replica published no sketch.
-    pub distinct_rejected_keys: Option<u64>,
     /// Slots of a concurrent limit; absent of others, and before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<SlotCounts>,
@@ -289,7 +282,6 @@ impl FleetReport {
             top: TopReport::from_snapshot(snapshot, &domains, &top).with_busiest_keys(&busiest, &domains, &top),
             limits: all_limits,
             limits_left_out: view.limits.left_out,
-            distinct_standard_error: RELATIVE_STANDARD_ERROR,
             rules: limits,
         }
     }
@@ -373,8 +365,6 @@ impl FleetLimitReport {
             matched: limit.matched,
             rejected: limit.rejected,
             near_limit_hits: limit.near_limit_hits,
-            distinct_keys: limit.distinct_keys(),
-            distinct_rejected_keys: limit.distinct_rejected_keys(),
             slots: limit.slots,
         }
     }
@@ -394,8 +384,6 @@ impl FleetLimitReport {
             matched,
             rejected,
             near_limit_hits: stats.counter_value(LimitStat::NearLimit),
-            distinct_keys: None,
-            distinct_rejected_keys: None,
             slots,
         }
     }
@@ -479,7 +467,7 @@ impl FleetReport {
             FleetTextContent::Busiest => page += &self.top.format_text(TopTextContent::Busiest),
             FleetTextContent::Rules if self.rules.is_empty() => page += "no limit matches\n",
             FleetTextContent::Rules => {
-                let headings = ["MATCHED", "REJECTED", "NEAR", "KEYS", "REJECTED KEYS", "REPLICAS", "RULE"];
+                let headings = ["MATCHED", "REJECTED", "NEAR", "REPLICAS", "RULE"];
                 page += &format_table(
                     &headings,
                     self.rules.iter().map(FleetLimitReport::format_row),
@@ -598,8 +586,7 @@ impl ReplicaReport {
 
 impl FleetLimitReport {
     /// Formats the cells of the text form.
-    fn format_row(&self) -> [String; 7] {
-        let estimate = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+    fn format_row(&self) -> [String; 5] {
         let mode = match (self.candidate, self.shadow_mode) {
             (true, _) => " (candidate)",
             (false, true) => " (shadow mode)",
@@ -609,8 +596,6 @@ impl FleetLimitReport {
             self.matched.to_string(),
             self.rejected.to_string(),
             self.near_limit_hits.to_string(),
-            estimate(self.distinct_keys),
-            estimate(self.distinct_rejected_keys),
             self.replicas.to_string(),
             format!("{}{mode}", escape_unprintable(&self.rule)),
         ]

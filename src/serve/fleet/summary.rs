@@ -6,14 +6,11 @@
 //!
 //! Decides: fields and size of the summary that a replica publishes.
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD_NO_PAD;
 use serde::{Deserialize, Serialize};
 
 use crate::serve::quota::page::QuotaTotals;
 use crate::serve::report::rules::SlotCounts;
 use crate::serve::report::top::is_zero;
-use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
 
 /// Version of the format.
@@ -54,8 +51,6 @@ pub struct ReplicaSummary {
     /// Quota streams, and what the replica holds for them; `None` if the service is off, or from older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<QuotaTotals>,
-    /// Hash of the seed of distinct keys; only sketches of one seed can be merged.
-    pub distinct_seed: Option<String>,
     /// Names of limits.
     pub names: Vec<String>,
     /// Length of the domain at the start of each name, in bytes; empty from older versions.
@@ -179,12 +174,6 @@ pub struct LimitSummary {
     /// Slots of a concurrent limit that was asked for any; `None` from older versions.
     #[serde(rename = "s", default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<PublishedSlotCounts>,
-    /// Sketch of the distinct keys, if there was room.
-    #[serde(rename = "k", default, skip_serializing_if = "Option::is_none")]
-    pub keys: Option<String>,
-    /// Sketch of the distinct rejected keys, if there was room.
-    #[serde(rename = "j", default, skip_serializing_if = "Option::is_none")]
-    pub rejected_keys: Option<String>,
 }
 
 /// [`SlotCounts`], in the order of their fields. Another version may have fewer or more.
@@ -358,48 +347,5 @@ impl LatencySummary {
         self.counts.resize(other.counts.len(), 0);
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum = sum.saturating_add(*count));
         Some(self)
-    }
-}
-
-/// First character of an encoded sketch that lists the set registers, three bytes each.
-const SPARSE_SKETCH_MARK: char = 's';
-/// First character of an encoded sketch with one byte for each register.
-const DENSE_SKETCH_MARK: char = 'd';
-/// Number of bytes of a set register in the sparse form.
-const BYTES_PER_SPARSE_REGISTER: usize = 3;
-
-/// Encodes a sketch as text: the registers that are set, or all of them if that is shorter, in base64.
-pub fn encode_sketch(sketch: &DistinctKeySketch) -> String {
-    let sparse: Vec<u8> = sketch
-        .nonzero_registers()
-        .flat_map(|(index, value)| {
-            let [low, high] = index.to_le_bytes();
-            [low, high, value]
-        })
-        .collect();
-    if sparse.len() < DistinctKeySketch::REGISTER_COUNT {
-        return format!("{SPARSE_SKETCH_MARK}{}", BASE64_STANDARD_NO_PAD.encode(sparse));
-    }
-    let mut dense = [0; DistinctKeySketch::REGISTER_COUNT];
-    sketch.nonzero_registers().for_each(|(index, value)| dense[usize::from(index)] = value);
-    format!("{DENSE_SKETCH_MARK}{}", BASE64_STANDARD_NO_PAD.encode(dense))
-}
-
-/// Decodes a sketch; `None` if the text is not one.
-pub fn decode_sketch(text: &str) -> Option<DistinctKeySketch> {
-    let bytes = BASE64_STANDARD_NO_PAD.decode(text.get(1..)?).ok()?;
-    match text.chars().next()? {
-        SPARSE_SKETCH_MARK
-            if bytes.len() % BYTES_PER_SPARSE_REGISTER == 0
-                && bytes.len() <= DistinctKeySketch::REGISTER_COUNT * BYTES_PER_SPARSE_REGISTER =>
-        {
-            let set =
-                bytes.chunks_exact(BYTES_PER_SPARSE_REGISTER).map(|set| (u16::from_le_bytes([set[0], set[1]]), set[2]));
-            DistinctKeySketch::from_nonzero_registers(set)
-        }
-        DENSE_SKETCH_MARK if bytes.len() == DistinctKeySketch::REGISTER_COUNT => {
-            DistinctKeySketch::from_nonzero_registers((0..).zip(bytes))
-        }
-        _ => None,
     }
 }

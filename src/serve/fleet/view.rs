@@ -4,7 +4,7 @@
 //! silent replica is gone, and the maximum number of replicas; `merge_keys` merges rejected and busiest keys.
 //!
 //! Decides: which replicas `/fleet` shows, in which order; two with one name.
-//! Decides: limits and distinct keys over replicas (`MergedCountsByLimit`).
+//! Decides: limits over replicas (`MergedCountsByLimit`).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -12,10 +12,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::authentication::{AuthenticationKey, SummaryError, decode_summary};
 use super::merge_keys::{MergedBusiestKeys, MergedRejectedKeys};
 use super::redis_client::{GoneSummary, SUMMARY_LIFETIME};
-use super::summary::{LimitSummary, ReplicaSummary, decode_sketch};
+use super::summary::{LimitSummary, ReplicaSummary};
 use crate::base::clock::{Time, shorten_in_tests, to_micros};
 use crate::serve::report::rules::SlotCounts;
-use crate::telemetry::hyperloglog::DistinctKeySketch;
 use crate::telemetry::metrics::limit_stats::LimitName;
 
 /// Tolerated difference between the time in a summary and that of Redis, in microseconds.
@@ -61,7 +60,6 @@ pub struct GoneReplica {
 #[derive(Debug)]
 pub struct FleetViewBuilder {
     view: FleetView,
-    distinct_seed: Option<String>,
     known: HashSet<String>,
 }
 
@@ -85,7 +83,7 @@ impl FleetViewBuilder {
             limits: MergedCountsByLimit::default(),
             left_out: BTreeMap::new(),
         };
-        let mut builder = Self { view, distinct_seed: own.distinct_seed.clone(), known: HashSet::new() };
+        let mut builder = Self { view, known: HashSet::new() };
         builder.known.insert(own.incarnation.clone());
         builder.merge_summary(own);
         builder
@@ -134,7 +132,7 @@ impl FleetViewBuilder {
             *self.view.left_out.entry(SummaryError::Contradictory).or_default() += 1;
         }
         self.view.busiest.add_summary(&summary);
-        self.view.limits.add_summary(&summary, self.distinct_seed.as_deref());
+        self.view.limits.add_summary(&summary);
         // Only what is shown for each replica is kept.
         summary.names = Vec::new();
         summary.domain_bytes = Vec::new();
@@ -175,7 +173,6 @@ fn check_identity(id: &str, summary: ReplicaSummary) -> Result<ReplicaSummary, S
         Some(&summary.build),
         Some(&summary.rules.hash),
         summary.rules.version.as_ref(),
-        summary.distinct_seed.as_ref(),
         Some(&summary.store.kind),
     ];
     let is_short = texts.into_iter().flatten().all(|text| text.len() <= MAX_SHOWN_TEXT_BYTES);
@@ -244,23 +241,11 @@ pub struct MergedLimitCounts {
     pub near_limit_hits: u64,
     /// Slots of a concurrent limit; `None` of others.
     pub slots: Option<SlotCounts>,
-    /// Distinct keys.
-    pub keys: MergedDistinctKeys,
-    /// Distinct keys that were rejected.
-    pub rejected_keys: MergedDistinctKeys,
-}
-
-/// Distinct keys over all replicas: union of their HyperLogLog sketches.
-#[derive(Debug, Default)]
-pub struct MergedDistinctKeys {
-    union: DistinctKeySketch,
-    merged: usize,
 }
 
 impl MergedCountsByLimit {
-    /// Adds the limits of a summary; its sketches count if they have the seed `distinct_seed`.
-    pub fn add_summary(&mut self, summary: &ReplicaSummary, distinct_seed: Option<&str>) {
-        let has_seed = distinct_seed.is_some() && summary.distinct_seed.as_deref() == distinct_seed;
+    /// Adds the limits of a summary.
+    pub fn add_summary(&mut self, summary: &ReplicaSummary) {
         self.left_out = self.left_out.saturating_add(summary.limits_left_out);
         for limit in &summary.limits {
             let name = summary.names.get(limit.name).filter(|name| name.len() <= MAX_LIMIT_NAME_BYTES);
@@ -271,7 +256,7 @@ impl MergedCountsByLimit {
                     let published = LimitName::from_published(name, domain_bytes);
                     let merged = self.by_name.entry(name.clone()).or_default();
                     merged.keep_domain_if_agreed(published.known_domain());
-                    merged.add_limit_summary(limit, has_seed);
+                    merged.add_limit_summary(limit);
                 }
                 None => self.left_out = self.left_out.saturating_add(1),
             }
@@ -290,7 +275,7 @@ impl MergedLimitCounts {
         }
     }
 
-    fn add_limit_summary(&mut self, limit: &LimitSummary, has_seed: bool) {
+    fn add_limit_summary(&mut self, limit: &LimitSummary) {
         self.replicas += 1;
         self.matched = self.matched.saturating_add(limit.matched);
         self.rejected = self.rejected.saturating_add(limit.rejected);
@@ -298,32 +283,5 @@ impl MergedLimitCounts {
         if let Some(counts) = limit.slots {
             self.slots = Some(self.slots.unwrap_or_default().saturating_add(counts.into()));
         }
-        if has_seed {
-            self.keys.merge_sketch(limit.keys.as_deref());
-            self.rejected_keys.merge_sketch(limit.rejected_keys.as_deref());
-        }
-    }
-
-    /// Estimated number of distinct keys; `None` unless the sketches of all replicas were merged.
-    pub fn distinct_keys(&self) -> Option<u64> {
-        self.keys.estimate_distinct_keys(self.replicas)
-    }
-
-    /// Estimated number of distinct rejected keys; `None` unless the sketches of all replicas were merged.
-    pub fn distinct_rejected_keys(&self) -> Option<u64> {
-        self.rejected_keys.estimate_distinct_keys(self.replicas)
-    }
-}
-
-impl MergedDistinctKeys {
-    fn merge_sketch(&mut self, sketch: Option<&str>) {
-        if let Some(sketch) = sketch.and_then(decode_sketch) {
-            self.union.merge(&sketch);
-            self.merged += 1;
-        }
-    }
-
-    fn estimate_distinct_keys(&self, replicas: usize) -> Option<u64> {
-        (self.merged == replicas).then(|| self.union.estimate())
     }
 }

@@ -58,7 +58,7 @@ mod counter_path {
     use tollkeeper::limit::counter_path::CounterPath;
     use tollkeeper::limit::request::Entry;
 
-    /// Other versions, which share the log's sample and the counts of distinct keys, hash the parts one by one.
+    /// Other versions, which share the log's sample, hash the parts one by one.
     #[test]
     fn hash_of_a_path_is_that_of_its_parts() {
         let text: Vec<u8> = (0..=255).cycle().take(1000).collect();

@@ -133,8 +133,6 @@ export function fleet(main, { alarms, hasAlarms }) {
       countColumn('Matched', 'matched'),
       countColumn('Rejected', 'rejected'),
       countColumn('Near', 'near_limit_hits'),
-      countColumn('Keys', 'distinct_keys'),
-      countColumn('Rejected keys', 'distinct_rejected_keys'),
       { title: 'Slots', cell: (limit) => (limit.slots ? `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released` : '') },
       countColumn('Replicas', 'replicas'),
     ], report.rules, { key: (limit) => limit.rule }));

@@ -1,9 +1,7 @@
 //! Published summaries: their size, and those of other versions.
 
-use proptest::prelude::*;
-use tollkeeper::serve::fleet::summary::{PublishedSlotCounts, ReplicaSummary, decode_sketch, encode_sketch};
+use tollkeeper::serve::fleet::summary::{PublishedSlotCounts, ReplicaSummary};
 use tollkeeper::serve::quota::page::QuotaTotals;
-use tollkeeper::telemetry::hyperloglog::DistinctKeySketch;
 
 #[test]
 fn slot_counts_of_other_versions_are_read() {
@@ -29,21 +27,7 @@ fn quotas_of_other_versions_are_read() {
     assert!(!serde_json::to_string(&ReplicaSummary::default()).unwrap().contains("quota"));
 }
 
-proptest! {
-    #[test]
-    fn encoded_sketch_is_restored(set in prop::collection::vec((0_u16..512, 1_u8..56), 0..600)) {
-        let sketch = DistinctKeySketch::from_nonzero_registers(set).expect("all are in range");
-        prop_assert_eq!(decode_sketch(&encode_sketch(&sketch)), Some(sketch));
-    }
-
-    #[test]
-    fn any_text_is_decoded_or_refused(text in ".{0,900}") {
-        let _ = decode_sketch(&text);
-    }
-}
-
 mod size {
-    use std::collections::HashMap;
     use std::sync::Arc;
 
     use tollkeeper::base::clock::Time;
@@ -88,7 +72,7 @@ mod size {
             add_rejected_keys(&mut summary, &minutes(&limits, text), &mut names, MAX_KEYS_BYTES);
             let keys_bytes = serde_json::to_vec(&(&summary.keys, &summary.minutes, &names.listed)).unwrap().len();
             assert!(keys_bytes <= MAX_KEYS_BYTES + 1024, "{keys_bytes}");
-            add_limit_summaries(&mut summary, &metrics, &HashMap::new(), &mut names);
+            add_limit_summaries(&mut summary, &metrics, &mut names);
             (summary.names, summary.domain_bytes) = (names.listed, names.domain_bytes);
             let sealed = encode_summary(&summary, None).map(|sealed| sealed.len());
             assert!(

@@ -5,11 +5,10 @@ use tollkeeper::serve::fleet::authentication::{SummaryError, encode_summary};
 use tollkeeper::serve::fleet::redis_client::GoneSummary;
 use tollkeeper::serve::fleet::report::FleetReport;
 use tollkeeper::serve::fleet::summary::{
-    BlocksSummary, LATENCY_BOUNDS_VERSION, LatencySummary, LimitSummary, ReplicaSummary, SUMMARY_VERSION, encode_sketch,
+    BlocksSummary, LATENCY_BOUNDS_VERSION, LatencySummary, LimitSummary, ReplicaSummary, SUMMARY_VERSION,
 };
 use tollkeeper::serve::fleet::view::{FleetViewBuilder, MergedCountsByLimit};
 use tollkeeper::serve::quota::page::QuotaTotals;
-use tollkeeper::telemetry::hyperloglog::DistinctKeySketch;
 use tollkeeper::telemetry::metrics::histogram::BUCKET_BOUNDS_US;
 
 const MAX_LIMITS: usize = 20_000;
@@ -114,9 +113,9 @@ fn what_a_gone_replica_holds_is_listed_until_it_ends() {
 }
 
 #[test]
-fn long_seed_is_not_kept() {
+fn long_text_is_not_kept() {
     let mut other = summary("1");
-    other.distinct_seed = Some("x".repeat(60_000));
+    other.build = "x".repeat(60_000);
     let view = view(&[other]);
     assert_eq!((view.replicas.len(), view.left_out[&SummaryError::Malformed]), (1, 1));
 }
@@ -129,36 +128,13 @@ fn rates_of_the_first_moment_are_not_multiplied() {
     assert!(report.recent.calls_per_s <= 5.0, "{}", report.recent.calls_per_s);
 }
 
-fn with_sketch(seed: &str) -> ReplicaSummary {
-    let keys = DistinctKeySketch::from_nonzero_registers([(1, 1), (2, 3)]).expect("both are in range");
-    ReplicaSummary {
-        distinct_seed: Some(seed.to_owned()),
-        names: vec!["shop.a".to_owned()],
-        limits: vec![LimitSummary { matched: 2, keys: Some(encode_sketch(&keys)), ..LimitSummary::default() }],
-        ..ReplicaSummary::default()
-    }
-}
-
-#[test]
-fn distinct_keys_of_another_seed_are_not_merged() {
-    let mut merged = MergedCountsByLimit::default();
-    merged.add_summary(&with_sketch("a"), Some("a"));
-    assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
-    // The same sketch is the same keys.
-    merged.add_summary(&with_sketch("a"), Some("a"));
-    assert_eq!(merged.by_name["shop.a"].distinct_keys(), Some(2));
-    merged.add_summary(&with_sketch("b"), Some("a"));
-    assert_eq!(merged.by_name["shop.a"].distinct_keys(), None);
-    assert_eq!(merged.by_name["shop.a"].matched, 6);
-}
-
 #[test]
 fn limits_without_room_are_counted() {
     let mut merged = MergedCountsByLimit::default();
     for part in 0..3 {
         let names: Vec<String> = (0..MAX_LIMITS / 2).map(|name| format!("{part}.{name}")).collect();
         let limits = (0..names.len()).map(|name| LimitSummary { name, ..LimitSummary::default() }).collect();
-        merged.add_summary(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() }, None);
+        merged.add_summary(&ReplicaSummary { names, limits, limits_left_out: 7, ..ReplicaSummary::default() });
     }
     assert_eq!((merged.by_name.len(), merged.left_out), (MAX_LIMITS, MAX_LIMITS / 2 + 3 * 7));
 }
