@@ -67,7 +67,7 @@ pub fn build_debug_router(state: AppState) -> Router {
         .route("/history", get(report_pages::show_history))
         .route("/alarms", get(report_pages::show_alarms))
         .route("/rule_text", get(report_pages::show_rule_text))
-        .route("/what_if", get(report_pages::show_what_if))
+        .route("/what_if", get(respond_what_if_was_removed))
         .route("/quota", get(report_pages::show_quota))
         .route("/settings", get(admin_pages::show_settings))
         .route("/counters", get(admin_pages::show_counters))
@@ -93,6 +93,12 @@ fn build_probe_router() -> Router<AppState> {
 
 async fn respond_not_found() -> Response {
     respond_error(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// For one version: a page that is no more.
+async fn respond_what_if_was_removed() -> Response {
+    let what = "/what_if was removed (`tollkeeper simulate --rules NEW.yaml` decides on a decision log what other limits reject)\n";
+    respond_error(StatusCode::GONE, what)
 }
 
 /// Maximum time to read a request and answer it. A client that sends its body slowly occupies memory.

@@ -14,7 +14,6 @@ pub mod rules;
 pub mod rule_text;
 pub mod top;
 pub mod rejections;
-pub mod what_if;
 pub mod unmatched;
 
 use std::collections::HashMap;

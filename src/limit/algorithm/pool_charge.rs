@@ -51,7 +51,6 @@ impl CounterWithPool {
         let before = pool.used(limit) + self.part.clone().charge(&part_limit, now, PEEK).before;
         let Split { of_pool, of_part, fits } = self.split(&part_limit, &pool, now, request);
         let most = limit.most_hits_in_region();
-        let mut retry_after_us = None;
         match request.hits {
             Hits::Peek => {}
             Hits::Refund(hits) => {
@@ -91,11 +90,12 @@ impl CounterWithPool {
             }
         }
         let of_part_now = self.part.clone().charge(&part_limit, now, PEEK);
-        if !fits {
+        let retry_after_us = || {
             let of_part = of_part.and_then(|own| self.part.clone().charge(&part_limit, now, own).retry_after_us);
             let of_pool = (request.required_hits() <= most).then(|| pool.retry_after_us(limit));
-            retry_after_us = [of_part, of_pool].into_iter().flatten().min();
-        }
+            [of_part, of_pool].into_iter().flatten().min()
+        };
+        let retry_after_us = if fits { None } else { retry_after_us() };
         if request.hits != Hits::Peek {
             self.pool = pool;
         }

@@ -244,8 +244,8 @@ pub fn format_limit_on_one_line(keys: LimitKeys) -> String {
     format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
 }
 
-/// Formats the rule file with these limits of a rule, and `added` as one more item of the list. Other keys are absent.
-pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[RuleLimit], added: Option<String>) -> String {
+/// Formats the rule file with these limits of a rule. Other keys are absent.
+pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[RuleLimit]) -> String {
     let (mut text, indent) = format_descriptors(entries);
     // A named limit in shadow mode would become a candidate of one without a name.
     let is_of_rule = limits.iter().all(|limit| limit.shadow);
@@ -258,7 +258,7 @@ pub fn format_rule_file_with_limits(entries: &RulePath, limits: &[RuleLimit], ad
         keys.retain(|(key, _)| !is_of_rule || limit.candidate || *key != "shadow_mode");
         format_limit_on_one_line(keys)
     };
-    LimitPlace::of_limits(limits).map(line).chain(added).for_each(|line| text += &format!("{indent}- {line}\n"));
+    LimitPlace::of_limits(limits).map(line).for_each(|line| text += &format!("{indent}- {line}\n"));
     text
 }
 

@@ -38,7 +38,7 @@ const CONSOLE_MODULES: [(&str, &str); 6] = [
 ];
 
 /// Pages of the debug listener with their descriptions, by path.
-const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 26] = [
+const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 25] = [
     ("/", "the console in a browser, this list elsewhere"),
     ("/alarms", "what is wrong now, with this process and between replicas, as JSON"),
     ("/counters?domain=D&rule=R", "counters of a rule as JSON; `most=N` (default 100); needs the token"),
@@ -62,7 +62,7 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 26] = [
     ("/reset", "POST a request (as for /json) to delete its counters; needs the token"),
     ("/rlconfig", "print out the currently loaded configuration for debugging"),
     ("/rlconfig/status", "version, files and last error of the configuration as JSON"),
-    ("/rule_text?origin=FILE:LINE:COLUMN", "lines of a rule in its file, and its limits, as JSON"),
+    ("/rule_text?origin=FILE:LINE:COLUMN", "limits of a loaded rule as a rule file has them, as JSON"),
     (
         "/rules",
         "decisions and findings by limit as JSON; `format=text`, `rule=NAME`, `search=WORDS`, `rejecting=true`, `finding=KIND`, `order=recent|rejected|matched|share|near|keys|name|file`, `most=N`, `offset=N`",
@@ -79,7 +79,6 @@ const DEBUG_PAGE_DESCRIPTIONS: [(&str, &str); 26] = [
         "most rejected and busiest keys as JSON; `format=text` (`show=busiest`), `minutes=1..10`, `rule=NAME`, `most=N`",
     ),
     ("/unmatched", "descriptors without a rule and the nearest rule, as JSON; `format=text`, `domain=NAME`, `most=N`"),
-    ("/what_if?rule=NAME&limit=YAML", "busy keys that another limit would have rejected in ten minutes, as JSON"),
 ];
 
 /// `/`: the console for a browser, otherwise the list of pages.

@@ -1,5 +1,5 @@
 //! Pages of reports: `/top`, `/rejections`, `/unmatched`, `/rules`, `/fleet`, `/quota`, `/history`, `/alarms`, `/rule_text`,
-//! `/what_if`, and `/live` as server-sent events. They charge and change nothing.
+//! and `/live` as server-sent events. They charge and change nothing.
 //!
 //! They are JSON; the first six are text with `format=text`. A report reads the statistics of every limit, so it is
 //! built by the page builder like metrics. The parameters of a page, with their defaults and maxima, are in the
@@ -44,7 +44,6 @@ use crate::serve::report::rule_text::{RuleTextQuery, RuleTextReport};
 use crate::serve::report::rules::{RuleUsageReport, RulesQuery};
 use crate::serve::report::top::{TopQuery, TopReport};
 use crate::serve::report::unmatched::{UnmatchedQuery, UnmatchedReport};
-use crate::serve::report::what_if::{WhatIfQuery, WhatIfReport, WhatIfSources};
 use crate::serve::report::{DomainsByMetricName, Format};
 
 /// `/top`
@@ -284,31 +283,6 @@ pub(super) async fn show_rule_text(
         None => {
             let what = "no loaded rule has this origin: file:line:column, as in /rules (the rules may have changed)\n";
             Some(Page::error(StatusCode::NOT_FOUND, what.to_owned()))
-        }
-    };
-    state.pages.respond_with_page(&uri, build).await
-}
-
-/// `/what_if`
-pub(super) async fn show_what_if(
-    State(state): State<AppState>,
-    uri: Uri,
-    CountsPageQuery(query): CountsPageQuery<WhatIfQuery>,
-) -> Response {
-    let service = Arc::clone(&state.collector.service);
-    if !service.decider.metrics.top_keys.is_tracking() {
-        let what = "TOLLKEEPER_TOP_KEYS=0: busy keys are not tracked (unset it and restart)\n";
-        return respond_text(StatusCode::SERVICE_UNAVAILABLE, what);
-    }
-    let Some(loaded) = service.rules.current_rules_owned() else { return respond_no_rules() };
-    let build = move || {
-        let has_values = matches!(service.decider.key_values, ValueForm::Plain);
-        let busiest = &service.decider.metrics.busiest_keys;
-        let replicas = service.decider.store.stats().shared.and_then(|shared| shared.eventual?.live_replicas);
-        let sources = WhatIfSources { loaded: &loaded, replicas, busiest, has_values };
-        match WhatIfReport::new(sources, service.clock.now(), &query) {
-            Ok(report) => to_pretty_json(&report).ok().map(Page::json),
-            Err(error) => Some(Page::error(StatusCode::BAD_REQUEST, format!("{error}\n"))),
         }
     };
     state.pages.respond_with_page(&uri, build).await

@@ -53,7 +53,7 @@ fn assert_texts_compile_to_equal_limits(text: &str) -> Option<BTreeSet<&'static 
     let rules = load(text)?;
     let limits = limits(&rules);
     let entries = rules.find_rule_path("shop.user").expect("a rule");
-    let file = format_rule_file_with_limits(&entries, &limits, None);
+    let file = format_rule_file_with_limits(&entries, &limits);
     let again = load(&file).unwrap_or_else(|| panic!("does not compile:\n{file}\nfrom:\n{text}"));
     assert_eq!(describe(&self::limits(&again)), describe(&limits), "{file}\nfrom:\n{text}");
     assert_eq!(format_rlconfig(&again), format_rlconfig(&rules), "{file}");

@@ -90,7 +90,6 @@ fn every_page_is_isolated_from_other_sites() {
         "/alarms",
         "/history",
         "/rule_text",
-        "/what_if",
         "/console/dom.js",
         "/nowhere",
         "/healthcheck",

@@ -402,7 +402,7 @@ mod page_builder {
                     Some(Page::error(status, "a page\n".to_owned()))
                 };
                 // What removes a kept page runs on this thread too, so not yet.
-                let response = pages.respond_with_page(&Uri::from_static("/what_if"), build).await;
+                let response = pages.respond_with_page(&Uri::from_static("/top"), build).await;
                 assert_eq!(response.status(), status);
             }
             assert_eq!(built.load(Ordering::Relaxed), expected, "{status}");
@@ -411,7 +411,7 @@ mod page_builder {
 
     #[tokio::test]
     async fn more_requests_than_may_wait_are_told_to_come_back() {
-        let (pages, uri) = (PageBuilder::default(), Uri::from_static("/what_if"));
+        let (pages, uri) = (PageBuilder::default(), Uri::from_static("/top"));
         let (release, held) = mpsc::channel::<()>();
         let mut first = pin!(pages.respond_with_page(&uri, move || held.recv().ok().and(None)));
         assert!(poll!(first.as_mut()).is_pending());

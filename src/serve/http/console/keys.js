@@ -108,18 +108,8 @@ export function verdict(counter, isShadow = false) {
   return span(isShadow ? 'warn' : 'bad', `${isShadow ? 'would reject' : 'rejects'}; passes ${wait}${by}`);
 }
 
-/** Lines of a rule in its file, that of its limits marked. */
-export function ruleLines(text) {
-  if (!text) return null;
-  if (text.lines.length === 0) return text.yaml ? pre('YAML', printable(text.yaml).replaceAll('\\u{a}', '\n')) : null;
-  const lines = text.lines.map(({ number: at, text: line }) => {
-    const shown = `${String(at).padStart(5)}  ${printable(line)}\n`;
-    return at === text.line ? element('mark', {}, shown) : shown;
-  });
-  return pre(`Lines of ${text.file} from ${text.lines[0].number}`, lines, text.is_cut ? '       …' : null);
-}
-
-export const yamlOf = (text) => (text.lines.length > 0 ? text.lines.map((line) => line.text).join('\n') : text.yaml ?? '');
+/** The limits of a rule as a rule file. */
+export const ruleYaml = (text) => (text?.yaml ? pre('YAML', printable(text.yaml).replaceAll('\\u{a}', '\n')) : null);
 
 /** Texts of the rules that an explanation names, by their origin. */
 async function loadRuleTexts(explained) {
@@ -166,9 +156,7 @@ function explanation(explained, texts) {
       descriptor.limits?.length > 0 ? counterTable(descriptor.descriptor, descriptor.limits) : null,
       (descriptor.slots ?? []).flatMap(slotsInUse),
       descriptor.quota ? [element('h3', {}, 'Held by proxies'), sharesOf(descriptor.descriptor, descriptor.quota)] : null,
-      text ? element('h3', {}, 'The rule, as it was loaded') : null,
-      ruleLines(text),
-      text ? tools(copyButton('Copy YAML', () => yamlOf(text))) : null,
+      text?.yaml ? [element('h3', {}, 'The rule, as it was loaded'), ruleYaml(text), tools(copyButton('Copy YAML', () => text.yaml))] : null,
       element('details', {}, element('summary', {}, 'How it was matched'), element('ol', {}, descriptor.steps.map((step) => element('li', {},
         code(printable(step.entry)),
         step.matched ? ` matched ${printable(step.matched.join(' '))}` : ' matched nothing',

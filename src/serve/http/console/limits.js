@@ -2,7 +2,7 @@
 
 import { badge, box, button, card, clock, code, copyButton, copyLink, countColumn, curlOf, details, duration, element, heading, label, link, modeBadge, nameColumn, notice, number, numberColumn, para, pre, printable, problemNotice, select, share, soft, span, table, timeOf, tools, update } from './dom.js';
 import { hourChart, limitSeries } from './charts.js';
-import { busiestTable, keyLink, rejectedTable, ruleLines, ruleLink, verdict, yamlOf } from './keys.js';
+import { busiestTable, keyLink, rejectedTable, ruleLink, ruleYaml, verdict } from './keys.js';
 import { adminRequest, getJson, readAddress, searchInput, tell, withQuery, writeState } from './server.js';
 
 const LIMITS_PER_PAGE = 100;
@@ -73,8 +73,7 @@ function ruleDetails(main, name) {
   const facts = element('div');
   const chart = hourChart('The last hour', 'decisions a minute');
   const rest = element('div');
-  const tried = whatIf(name);
-  main.append(para(link('#/rules', '← All rules')), element('h1', { class: 'mono' }, printable(name)), facts, chart.node, tried.node, rest);
+  main.append(para(link('#/rules', '← All rules')), element('h1', { class: 'mono' }, printable(name)), facts, chart.node, rest);
   const refresh = async () => {
     const [report, top, history] = await Promise.all([
       getJson(withQuery('rules', { rule: name, exact: true })),
@@ -89,14 +88,12 @@ function ruleDetails(main, name) {
   };
   const draw = ({ limit, top, history, text, siblings }) => {
     chart.node.hidden = !limit;
-    tried.node.hidden = !limit;
     if (!limit) {
       update(facts, problemNotice('No limit of the loaded rules has this name.'));
       update(rest);
       return;
     }
     chart.update(limitSeries(history));
-    tried.begin(text?.limits.find(({ rule }) => rule === name)?.yaml);
     update(facts,
       box(details([
         ['Limit', [limit.limit, modeBadge(limit)]],
@@ -109,9 +106,9 @@ function ruleDetails(main, name) {
         limit.slots && ['Slots', `${number(limit.slots.taken)} taken, ${number(limit.slots.freed)} freed, ${number(limit.slots.expired_seats)} never released`],
       ]),
       tools(copyLink(), copyButton('Copy curl', () => curlOf(withQuery('rules', { rule: name, exact: true }))),
-        text ? copyButton('Copy YAML', () => yamlOf(text)) : null)),
+        text?.yaml ? copyButton('Copy YAML', () => text.yaml) : null)),
       limit.findings.map((finding) => notice(element('strong', {}, finding.kind.replaceAll('_', ' ')), `: ${finding.advice}`)),
-      text ? card('The rule, as it was loaded', ruleLines(text)) : null,
+      text?.yaml ? card('The rule, as it was loaded', ruleYaml(text)) : null,
       siblings.length > 1 ? box(table('Limits of the same rule', limitColumns.slice(0, 6), siblings, { key: (row) => row.rule })) : null);
     const parts = top instanceof Error ? [problemNotice(top.message)] : [
       box(rejectedTable('Keys rejected most in ten minutes', top.overall, false)),
@@ -121,50 +118,6 @@ function ruleDetails(main, name) {
       button('List counters', () => listCounters(limit))));
   };
   return { refresh, every: 5 };
-}
-
-/** A form in which another limit is tried on the keys of the last minutes. */
-function whatIf(name) {
-  const input = element('textarea', { id: 'tried', rows: 2, spellcheck: 'false' });
-  input.value = readAddress().state.get('limit') ?? '';
-  const result = element('div', { role: 'status' });
-  const show = async () => {
-    try {
-      const report = await getJson(withQuery('what_if', { rule: name, limit: input.value.trim() }));
-      const columns = [
-        nameColumn('Key', keyLink),
-        countColumn('Would reject, about', 'rejected_tried_about'),
-        countColumn('Rejects now, about', 'rejected_now_about'),
-        countColumn('Hits, about', 'hits_about')];
-      update(result,
-        para(element('strong', {}, `${number(report.rejected_keys)} of ${number(report.keys.length)} keys`), ` would be rejected, ${number(report.newly_rejected_keys)} of them are not rejected now. Tried at ${clock(Date.now() / 1000, true)} UTC.`),
-        report.keys.length > 0 ? table(`${report.tried}, instead of ${report.now}`, columns, report.keys.slice(0, 20), { key: (row) => row.key }) : null,
-        soft(`Based on ${number(report.minutes)} minutes: ${report.basis}.${report.replicas > 1 ? ` ${number(report.replicas)} replicas share the limit: all together have more hits.` : ''} "simulate" decides it exactly, on a decision log.`),
-        report.candidate_yaml ? [element('h3', {}, 'As a candidate beside the limits of the rule'), pre('A candidate', report.candidate_yaml), tools(copyButton('Copy the candidate', () => report.candidate_yaml))] : null);
-    } catch (error) {
-      update(result, problemNotice(error.message));
-    }
-  };
-  const submit = (event) => {
-    event.preventDefault();
-    writeState({ limit: input.value.trim() });
-    return show();
-  };
-  const node = card('What if',
-    element('form', { onsubmit: submit },
-      para(element('label', { for: 'tried' }, 'Another limit, as in a rule file')), input,
-      element('div', { class: 'buttons' }, element('button', { type: 'submit', class: 'primary' }, 'Try it on the last ten minutes'))),
-    result);
-  let begun = false;
-  return {
-    node,
-    begin: (yaml) => {
-      if (begun) return;
-      begun = true;
-      if (input.value) show();
-      else input.value = yaml ?? '{unit: minute, requests_per_unit: 100}';
-    },
-  };
 }
 
 async function listCounters(limit) {

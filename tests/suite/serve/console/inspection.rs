@@ -1,4 +1,4 @@
-//! `/history`, `/alarms`, `/rule_text` and `/what_if`: what the console shows beside the reports.
+//! `/history`, `/alarms` and `/rule_text`: what the console shows beside the reports.
 
 use std::fs;
 
@@ -95,13 +95,10 @@ fn alarms_name_the_replica_and_what_is_wrong() {
 }
 
 #[test]
-fn text_of_a_rule_is_that_of_its_file_and_its_limits_can_be_loaded() {
+fn limits_of_a_rule_can_be_loaded() {
     let server = server();
     let origin = get(&server, "/rules?rule=shop.user&exact=true")["rules"][0]["origin"].clone();
     let text = get(&server, &format!("/rule_text?origin={}", origin.as_str().unwrap()));
-    let lines: Vec<_> = text["lines"].as_array().unwrap().iter().map(|line| line["text"].as_str().unwrap()).collect();
-    assert_eq!(lines, ["- key: user", "  rate_limit:", "    unit: day", "    requests_per_unit: 20"], "{text}");
-    assert_eq!(text["lines"][0]["number"], 4);
     assert_eq!(text["limits"][0]["yaml"], "{unit: day, requests_per_unit: 20, algorithm: fixed_window}");
     let other = with_rules(text["yaml"].as_str().unwrap()).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
     assert_eq!(get(&other, "/rules")["rules"][0]["limit"], get(&server, "/rules?order=file")["rules"][0]["limit"]);
@@ -115,60 +112,9 @@ fn text_of_a_rule_is_that_of_its_file_and_its_limits_can_be_loaded() {
 }
 
 #[test]
-fn what_if_counts_the_keys_that_another_limit_would_reject_and_writes_a_candidate() {
-    let server = server();
-    charge(&server, "ann", 30);
-    charge(&server, "bob", 12);
-    charge(&server, "eve", 3);
-    let ask = |limit: &str| {
-        let query: String = limit.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        http::get(server.debug_port(), &format!("/what_if?rule=shop.user&limit={query}")).send()
-    };
-    let report: Value = serde_json::from_slice(&ask("{unit: day, requests_per_unit: 10}").body).unwrap();
-    let rows: Vec<_> = report["keys"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|key| (&key["key"], &key["hits_about"], &key["rejected_now_about"], &key["rejected_tried_about"]))
-        .collect();
-    let row = |key: &'static str, counts: [u64; 3]| (json!(key), counts.map(Value::from));
-    let expected = [row("user=ann", [30, 10, 20]), row("user=bob", [12, 0, 2]), row("user=eve", [3, 0, 0])];
-    let expected: Vec<_> = expected.iter().map(|(key, [hits, now, tried])| (key, hits, now, tried)).collect();
-    assert_eq!(rows, expected, "{report:#}");
-    assert_eq!((&report["rejected_keys"], &report["newly_rejected_keys"]), (&json!(2), &json!(1)));
-    // Nothing was charged by it.
-    assert_eq!(get(&server, "/rules?rule=shop.user&exact=true")["rules"][0]["matched"], 45);
-
-    let candidate = report["candidate_yaml"].as_str().unwrap();
-    let other = with_rules(candidate).env("TOLLKEEPER_DRAIN_PERIOD", "0s").start();
-    let limits = get(&other, "/rules?order=file");
-    assert_eq!(limits["rules"][1]["rule"], "shop.user.candidate", "{candidate}");
-    assert_eq!((&limits["rules"][0]["candidate"], &limits["rules"][1]["candidate"]), (&json!(false), &json!(true)));
-
-    // The process runs since this minute or the last one, and alone.
-    assert!((1..=2).contains(&report["minutes"].as_u64().unwrap()) && report["replicas"].is_null(), "{report:#}");
-    for (limit, expected) in [
-        ("{unit: days, requests_per_unit: 1}", "days"),
-        ("", "1 to 2000 bytes"),
-        ("x: [", "limit: "),
-        ("{unit: day, requests_per_unit: 1}\r- {key: other}", "U+000D cannot be in it"),
-    ] {
-        let refused = ask(limit);
-        assert!(refused.status == 400 && refused.text().contains(expected), "{limit}: {refused:?}");
-    }
-    let unknown = http::get(server.debug_port(), "/what_if?rule=shop.none&limit=x").send();
-    assert!(unknown.status == 400 && unknown.text().contains("shop.none"), "{unknown:?}");
-}
-
-#[test]
-fn values_that_are_hidden_elsewhere_are_hidden_in_what_if() {
-    let server =
-        with_rules(RULES).env("TOLLKEEPER_DRAIN_PERIOD", "0s").env("TOLLKEEPER_DECISION_LOG_VALUES", "none").start();
-    charge(&server, "secret-ann", 30);
-    let report =
-        http::get(server.debug_port(), "/what_if?rule=shop.user&limit=%7Bunit:%20day,%20requests_per_unit:%201%7D");
-    let report = report.send().text();
-    assert!(report.contains("rejected_tried_about") && !report.contains("secret-ann"), "{report}");
+fn removed_page_names_what_to_use_in_its_place() {
+    let response = http::get(server().debug_port(), "/what_if?rule=shop.user&limit=x").send();
+    assert!(response.status == 410 && response.text().contains("tollkeeper simulate"), "{response:?}");
 }
 
 #[test]

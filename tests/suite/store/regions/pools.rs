@@ -13,7 +13,7 @@ use std::num::NonZeroU16;
 use kit::seeded_random::Chance;
 use tollkeeper::base::clock::Time;
 use tollkeeper::limit::algorithm::Algorithm;
-use tollkeeper::limit::algorithm::region_pool::RegionPool;
+use tollkeeper::limit::algorithm::region_pool::{LastAnswer, RegionPool};
 use tollkeeper::limit::algorithm::state::{CounterWithPool, State};
 use tollkeeper::limit::charge::ChargeRequest;
 use tollkeeper::limit::hold::{CounterHolds, HoldAnswer, HoldRequest, PoolId, StateWithLimit};
@@ -495,6 +495,24 @@ fn charge_that_can_never_pass_holds_nothing() {
             assert!(is_wanted || wanted == 0, "{algorithm}: {wanted} wanted for {hits}");
         }
     }
+}
+
+#[test]
+fn lease_that_opens_a_request_ends_with_the_global_window() {
+    let now = Time::from_micros(START_US);
+    let demand = Demand::over_limit(|_| [34, 33, 33]);
+    let Simulation { limit, mut regions, .. } = Simulation::new(PER_MINUTE, Algorithm::FixedWindow, 150, demand, 1);
+    let counter = &mut regions[0].counter;
+    let charge = |counter: &mut CounterWithPool, hits| {
+        assert!(counter.charge(&limit, now, ChargeRequest::new(Hits::Charge(hits), 0)).admitted, "{hits}");
+    };
+    charge(counter, u64::from(limit.region_part().requests_per_unit()));
+    let answer = LastAnswer { window_end: now.plus_us(SECOND_US / 4), ..LastAnswer::default() };
+    let until = now.plus_us(MINUTE_US);
+    counter.pool = RegionPool { last: now, id: 1, left: 500, low: 500, until, answer, ..RegionPool::default() };
+    charge(counter, 100);
+    assert!(counter.pool.first_number > 0, "the charge opened a request");
+    assert_eq!(counter.lease_time_left_us(&limit, now), SECOND_US / 4);
 }
 
 #[test]
