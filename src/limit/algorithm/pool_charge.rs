@@ -54,14 +54,9 @@ impl CounterWithPool {
         match request.hits {
             Hits::Peek => {}
             Hits::Refund(hits) => {
-                let back = hits.min(pool.unreported.saturating_sub(request.leased));
-                pool.unreported -= back;
-                if pool.last < pool.until {
-                    pool.left += back;
-                }
-                if hits > back {
-                    let rest = ChargeRequest { hits: Hits::Refund(hits - back), ..request };
-                    self.part.charge(&part_limit, now, rest);
+                let rest = hits - pool.take_back(hits, request.leased);
+                if rest > 0 {
+                    self.part.charge(&part_limit, now, ChargeRequest { hits: Hits::Refund(rest), ..request });
                 }
             }
             Hits::Charge(_) if fits && request.rejected_elsewhere => {}
@@ -109,6 +104,18 @@ impl CounterWithPool {
             retry_after_us,
             ..ChargeResult::default()
         }
+    }
+}
+
+impl RegionPool {
+    /// Takes back hits that were used and not reported yet, and are not leased; returns how many.
+    fn take_back(&mut self, hits: u64, leased: u64) -> u64 {
+        let back = hits.min(self.unreported.saturating_sub(leased));
+        self.unreported -= back;
+        if self.last < self.until {
+            self.left += back;
+        }
+        back
     }
 }
 
